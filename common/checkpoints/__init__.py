@@ -1,0 +1,1 @@
+"""The bundled checkpoints, and the programs that made them: corpus, tokenizer, training."""

@@ -1,0 +1,285 @@
+"""A name or a folder -> model, tokenizer and config, ready to run.
+
+A checkpoint in Hugging Face format is a folder: `config.json` (sizes and options), `model.safetensors` (the weights,
+or an index and several shards), `tokenizer.json`, and `generation_config.json` (which tokens end a text). Loading is
+copying: the model is built without memory, its parameters are allocated once, on the device and in the type they will
+run in, and every tensor of the memory-mapped files is copied straight to its place. So the weights are in memory once;
+reading them all into a dictionary first, the obvious way, needs room for them twice.
+
+Production engines load the same way and add what many GPUs need: each process copies only its own part of every
+matrix (vLLM's `weight_loader`), and several threads or GPUDirect Storage read the files at once.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from .config import first_sentence, read_config, read_eos_token_ids, read_json
+from .model import ModelConfig, Transformer
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PROGRESS_BYTES = 10**9  # smaller models load before anyone wonders
+
+
+@dataclass
+class Loaded:
+    """What every engine starts from. `tokenizer` is a transformers fast tokenizer, None where the source has none."""
+
+    model: Transformer
+    tokenizer: Any
+    config: ModelConfig
+    eos_token_ids: frozenset[int]
+    name: str
+    device: torch.device
+    dtype: torch.dtype
+
+
+def load_model(
+    name_or_path: str | os.PathLike | None = None,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    load_format: str = "auto",
+) -> Loaded:
+    """Load a checkpoint for inference: no gradients, evaluation mode.
+
+    name_or_path: None or "target" for the bundled checkpoint, "draft" for the smaller one that speculates for it, a
+        folder, the name of a bundled config (with load_format="dummy"), or a Hugging Face Hub id.
+    device, dtype: see `choose_device`.
+    load_format: "auto" reads the weights; "dummy" fills the model with random ones from the config alone, so that a
+        real size can be timed where nothing can be downloaded.
+
+    Raises FileNotFoundError or ValueError, one sentence with the file and the field or tensor that is at fault.
+    """
+    if load_format not in ("auto", "dummy"):
+        raise ValueError(f"load_format={load_format!r} is not known; known are 'auto' and 'dummy'")
+    device, dtype, _ = choose_device(device, dtype)
+    folder = find_checkpoint(name_or_path, with_weights=load_format == "auto")
+    config = read_config(folder)
+    tokenizer = load_tokenizer(folder)
+    eos_token_ids = read_eos_token_ids(folder)
+    if not eos_token_ids and tokenizer is not None and tokenizer.eos_token_id is not None:
+        eos_token_ids = frozenset({tokenizer.eos_token_id})
+    model = empty_model(config, device, dtype)
+    if load_format == "auto":
+        copy_weights(model, folder)
+    else:
+        randomize_weights(model)
+    return Loaded(model, tokenizer, config, eos_token_ids, str(name_or_path or "bundled"), device, dtype)
+
+
+def choose_device(
+    device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
+) -> tuple[torch.device, torch.dtype, str]:
+    """The one place that decides where and in what type a model runs; the third result is the reason, to be printed.
+
+    "auto" is CUDA where there is one, in bfloat16, else the CPU in float32. ValueError for what cannot be had.
+    """
+    cuda = torch.cuda.is_available()
+    if device == "auto":
+        device = torch.device("cuda" if cuda else "cpu")
+        device_reason = torch.cuda.get_device_name() if cuda else "no CUDA device"
+    else:
+        try:
+            device, device_reason = torch.device(device), "as asked"
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device={device!r} is not a device; try 'auto', 'cpu', 'cuda' or 'cuda:1'") from error
+        count = torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= count:
+            raise ValueError(f"device='{device}' was asked for, but the CUDA devices that torch sees here are {count}")
+    if dtype != "auto":
+        dtype, dtype_reason = DTYPES.get(dtype, dtype), "as asked"
+        if dtype not in DTYPES.values():
+            raise ValueError(f"dtype={dtype!r} is not supported; supported are auto, {', '.join(DTYPES)}")
+    elif device.type == "cuda":
+        dtype, dtype_reason = torch.bfloat16, "half the bytes of float32, and native on CUDA"
+    else:
+        dtype, dtype_reason = torch.float32, f"exact and portable on {device.type.upper()}"
+    name = str(dtype).removeprefix("torch.")
+    return device, dtype, f"device={device} ({device_reason}), dtype={name} ({dtype_reason})"
+
+
+def find_checkpoint(name: str | os.PathLike | None, with_weights: bool) -> Path:
+    """The folder that `load_model`'s name stands for, downloaded if need be (HF_HUB_OFFLINE=1: from the cache only)."""
+    if name in (None, "target", "draft"):
+        return CHECKPOINTS / (name or "target")
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    configs = {path.name.lower(): path for path in (CHECKPOINTS / "configs").glob("*")}
+    bundled = configs.get(str(name).lower())
+    if bundled is not None:
+        if with_weights:
+            raise ValueError(f"{name} is bundled as a config without weights: load it with load_format='dummy'")
+        return bundled
+    from huggingface_hub import snapshot_download
+
+    wanted = ["*.json", "*.jinja", "*.model", "*.txt"] + (["*.safetensors"] if with_weights else [])
+    # A repository may hold the same weights again in another layout: Mistral's "consolidated", folders per format.
+    repeated = ["consolidated*", "*/*"]
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=wanted, ignore_patterns=repeated))
+    except Exception as error:  # no network, no such repository, no permission, not a valid id
+        reason = first_sentence(error)
+        raise FileNotFoundError(f"{name}: no such folder, and the Hugging Face Hub gave none ({reason})") from error
+
+
+def empty_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Transformer:
+    """A model for inference whose parameters are uninitialised memory of `dtype` on `device`."""
+    with torch.device("meta"):  # shapes without memory, or PyTorch would allocate and initialise what is then replaced
+        model = Transformer(config)
+    for name, parameter in list(model.named_parameters()):
+        module, _, attribute = name.rpartition(".")
+        memory = torch.empty_like(parameter, dtype=dtype, device=device)
+        setattr(model.get_submodule(module), attribute, nn.Parameter(memory, requires_grad=False))
+    if config.tie_embeddings:
+        model.head.weight = model.embedding.weight
+    model.cos, model.sin = model.cos.to(device), model.sin.to(device)
+    return model.eval()
+
+
+def checkpoint_names(config: ModelConfig) -> list[tuple[str, str, slice]]:
+    """Where each tensor of a Hugging Face checkpoint lies in `Transformer`: (parameter name, tensor name, rows).
+
+    The tensor is `parameter[rows]`, in either direction: loading copies it in, and a trainer that writes a checkpoint
+    copies it out. Q, K and V are rows of one parameter here, and so are gate and up. A tied head is not listed.
+    """
+    q, kv, mlp = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.intermediate_size
+    whole = slice(None)
+    qkv_rows = {"q_proj": slice(0, q), "k_proj": slice(q, q + kv), "v_proj": slice(q + kv, q + 2 * kv)}
+    qkv_kinds = ("weight", "bias") if config.qkv_bias else ("weight",)
+    output_kinds = ("weight", "bias") if config.output_bias else ("weight",)
+    qk_norms = ("q_norm", "k_norm") if config.qk_norm else ()
+
+    names = [("embedding.weight", "model.embed_tokens.weight", whole)]
+    for i in range(config.num_layers):
+        ours, theirs = f"blocks.{i}", f"model.layers.{i}"
+        names += [(f"{ours}.attention_norm.weight", f"{theirs}.input_layernorm.weight", whole)]
+        for kind in qkv_kinds:
+            for projection, rows in qkv_rows.items():
+                names += [(f"{ours}.attention.qkv.{kind}", f"{theirs}.self_attn.{projection}.{kind}", rows)]
+        for norm in qk_norms:
+            names += [(f"{ours}.attention.{norm}.weight", f"{theirs}.self_attn.{norm}.weight", whole)]
+        for kind in output_kinds:
+            names += [(f"{ours}.attention.output.{kind}", f"{theirs}.self_attn.o_proj.{kind}", whole)]
+        names += [
+            (f"{ours}.mlp_norm.weight", f"{theirs}.post_attention_layernorm.weight", whole),
+            (f"{ours}.mlp.gate_up.weight", f"{theirs}.mlp.gate_proj.weight", slice(0, mlp)),
+            (f"{ours}.mlp.gate_up.weight", f"{theirs}.mlp.up_proj.weight", slice(mlp, 2 * mlp)),
+            (f"{ours}.mlp.down.weight", f"{theirs}.mlp.down_proj.weight", whole),
+        ]
+    names += [("norm.weight", "model.norm.weight", whole)]
+    if not config.tie_embeddings:
+        names += [("head.weight", "lm_head.weight", whole)]
+    return names
+
+
+def copy_weights(model: Transformer, folder: Path) -> None:
+    """Fill the model from the folder's safetensors files; every tensor must be there, fit, and have a place."""
+    parameters = dict(model.named_parameters())
+    places = {tensor: parameters[name][rows] for name, tensor, rows in checkpoint_names(model.config)}
+    progress = Progress(sum(place.nbytes for place in places.values()))
+    tied_head = None
+    for path, name, tensor in stored_tensors(folder):
+        if name.endswith("rotary_emb.inv_freq"):  # older checkpoints store this table; the config determines it
+            continue
+        if name == "lm_head.weight" and model.config.tie_embeddings:
+            tied_head = path, tensor
+            continue
+        place = places.pop(name, None)
+        if place is None:
+            raise ValueError(f"{path}: tensor {name} has no place in the model that config.json describes")
+        if tensor.shape != place.shape:
+            shapes = f"{tuple(tensor.shape)}, but config.json makes it {tuple(place.shape)}"
+            raise ValueError(f"{path}: tensor {name} has shape {shapes}")
+        if tensor.dtype not in DTYPES.values():
+            raise ValueError(f"{path}: tensor {name} is {tensor.dtype}; supported are {', '.join(DTYPES)}")
+        place.copy_(tensor)  # converts and moves on the way
+        progress.add(place.nbytes)
+    if places:
+        missing, more = next(iter(places)), f" (and {len(places) - 1} more)" if len(places) > 1 else ""
+        raise ValueError(f"{folder}: the checkpoint has no tensor {missing}{more}")
+    if tied_head is not None and not same_values(tied_head[1], model.head.weight):
+        # A second copy of the embedding is harmless; other values mean that config.json is wrong about its checkpoint.
+        raise ValueError(f"{tied_head[0]}: lm_head.weight is not the embedding, but config.json says they are tied")
+
+
+def stored_tensors(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
+    """(file, name, tensor) for all weights in the folder; a tensor is a view of the mapped file, not a copy."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.exists():
+        paths = [single]
+    elif index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ValueError(f"{index}: weight_map is missing, or not an object")
+        paths = [folder / file for file in sorted(set(weight_map.values()))]
+    elif list(folder.glob("*.bin")):
+        raise ValueError(f"{folder}: has pytorch_model.bin but no model.safetensors, the only format read here")
+    else:
+        raise FileNotFoundError(f"{single}: no such file")
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(f"{path}: no such file, but {index.name} names it")
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                for name in file.keys():  # noqa: SIM118 (a safe_open is not a dict)
+                    yield path, name, file.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
+
+
+def same_values(stored: Tensor, loaded: Tensor, rows: int = 4096) -> bool:
+    """Whether `loaded[V, hidden_size]` holds `stored` converted; in blocks of rows, since a vocabulary is large."""
+    blocks = zip(stored.split(rows), loaded.split(rows), strict=False)
+    return stored.shape == loaded.shape and all(torch.equal(a.to(b), b) for a, b in blocks)
+
+
+def randomize_weights(model: Transformer) -> None:
+    """The same random weights each time: norms 1, all else normal with a standard deviation of 0.02."""
+    parameters = dict(model.named_parameters())
+    progress = Progress(sum(parameter.nbytes for parameter in parameters.values()))
+    generator = torch.Generator(model.cos.device).manual_seed(0)
+    for name, parameter in parameters.items():
+        if "norm" in name:
+            parameter.fill_(1.0)
+        else:
+            parameter.normal_(std=0.02, generator=generator)
+        progress.add(parameter.nbytes)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's transformers fast tokenizer, or None if it has no tokenizer files."""
+    if not any((folder / file).exists() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # what transformers raises here differs from one version to the next
+        raise ValueError(f"{folder}: the tokenizer cannot be read ({first_sentence(error)})") from error
+
+
+class Progress:
+    """For models that take a while: bytes done and seconds, on one line of stderr that is rewritten on a terminal."""
+
+    def __init__(self, total: int):
+        self.total, self.done, self.start = total, 0, time.monotonic()
+
+    def add(self, nbytes: int) -> None:
+        self.done += nbytes
+        finished, terminal = self.done == self.total, sys.stderr.isatty()
+        if self.total > PROGRESS_BYTES and (finished or terminal):
+            seconds = time.monotonic() - self.start
+            line = f"weights: {self.done / 1e9:.2f} of {self.total / 1e9:.2f} GB, {seconds:.0f} s"
+            start, end = "\r" if terminal else "", "\n" if finished else ""
+            print(f"{start}{line}", end=end, file=sys.stderr, flush=True)

@@ -1,0 +1,291 @@
+"""Sampling: what a request may ask for, and how logits become its next token.
+
+B rows (one for each token to be drawn) of V logits go through one pipeline, all rows at once, each row with
+its own parameters. The order is vLLM's, and each step depends on it:
+
+1. penalties change which token is likeliest, so they come first; greedy rows obey them too
+2. temperature changes how much mass each token has, so it precedes the filters that measure mass
+3. min-p drops tokens far below the likeliest one; then top-k keeps k of what is left; then top-p keeps the
+   smallest set that holds the share top_p of the mass still there
+4. one draw from what remains
+
+`probabilities` is steps 1 to 3 and `draw` is step 4, so that speculative decoding can verify its drafts
+against exactly the distribution that `sample` draws from.
+
+Randomness is a pure function of (seed, index of the output token): there is no generator whose position could
+be lost in a preemption or advanced by a neighbour in the batch. Equal logits therefore give equal tokens,
+whatever else is in the batch. (Whether a model's logits are equal in another batch is up to its kernels.)
+
+Production engines fuse these steps into a few kernels, avoid the full sort, and keep the penalties' counts on
+the device between steps; here they are recounted from the token lists, which costs time but leaves no state
+to lose.
+"""
+
+import hashlib
+import math
+import reprlib
+import secrets
+import struct
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """What one request asks of the sampler and of the stopping rules; immutable.
+
+    Raises ValueError, in one sentence that names the field, for a value that ALLOWED does not allow.
+    """
+
+    max_tokens: int | None = 128  # output tokens; None: as many as the context length leaves
+    temperature: float = 0.0  # 0: greedy, which ignores top_k, top_p and min_p
+    top_k: int = 0  # 0 or -1: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # relative to the likeliest token; 0: off
+    repetition_penalty: float = 1.0  # divides the logits of tokens in prompt or output; 1: off
+    presence_penalty: float = 0.0  # subtracted once from the logits of tokens in the output
+    frequency_penalty: float = 0.0  # subtracted once per occurrence in the output
+    stop: str | Sequence[str] = ()  # kept as a tuple
+    stop_token_ids: Sequence[int] = ()  # kept as a tuple
+    include_stop_str_in_output: bool = False
+    seed: int | None = None  # None: a random one for each request
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: off; n: for the sampled token and the n likeliest
+
+    def __post_init__(self):
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name, (is_allowed, allowed) in ALLOWED.items():
+            value = getattr(self, name)
+            if not is_allowed(value):
+                # reprlib shortens: the value came from a client and may be a megabyte long.
+                raise ValueError(f"{name} must be {allowed}, not {reprlib.repr(value)}")
+        # One spelling for each meaning, so that equal requests compare equal and every request can be hashed.
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def penalised(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    def resolve_seed(self) -> int:
+        """The seed asked for, or else a random one for this request: then one mechanism serves both."""
+        return secrets.randbits(63) if self.seed is None else self.seed
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    # NaN fails every comparison; infinity, and an integer too large for a float, fail this one.
+    return (_is_int(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max
+
+
+def _is_list(value: object, is_allowed: Callable[[object], bool]) -> bool:
+    return isinstance(value, (tuple, list)) and all(map(is_allowed, value))
+
+
+# For each field of SamplingParams: whether a value is allowed, and in words, what is.
+ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
+    "max_tokens": (lambda x: x is None or (_is_int(x) and x >= 1), "an integer of at least 1, or None"),
+    "temperature": (lambda x: _is_number(x) and x >= 0, "a finite number of at least 0"),
+    "top_k": (lambda x: _is_int(x) and x >= -1, "an integer of at least -1 (-1 and 0 mean off)"),
+    "top_p": (lambda x: _is_number(x) and 0 < x <= 1, "a number above 0 and at most 1"),
+    "min_p": (lambda x: _is_number(x) and 0 <= x <= 1, "a number from 0 to 1"),
+    "repetition_penalty": (lambda x: _is_number(x) and x > 0, "a finite number above 0"),
+    "presence_penalty": (lambda x: _is_number(x) and -2 <= x <= 2, "a number from -2 to 2"),
+    "frequency_penalty": (lambda x: _is_number(x) and -2 <= x <= 2, "a number from -2 to 2"),
+    "stop": (
+        lambda x: _is_list(x, lambda text: isinstance(text, str) and text != ""),
+        "a non-empty string or a list of non-empty strings",
+    ),
+    "stop_token_ids": (
+        lambda x: _is_list(x, lambda token_id: _is_int(token_id) and token_id >= 0),
+        "a list of integers of at least 0",
+    ),
+    "include_stop_str_in_output": (lambda x: isinstance(x, bool), "True or False"),
+    "seed": (
+        lambda x: x is None or (_is_int(x) and 0 <= x < 2**63),
+        "an integer from 0 to 2**63 - 1, or None",
+    ),
+    "ignore_eos": (lambda x: isinstance(x, bool), "True or False"),
+    "logprobs": (lambda x: x is None or (_is_int(x) and 0 <= x <= 20), "an integer from 0 to 20, or None"),
+}
+
+
+class Row(Protocol):
+    """What the sampler reads of a request. The token to draw is number `len(token_ids)` of its output."""
+
+    params: SamplingParams
+    prompt_token_ids: Sequence[int]
+    token_ids: Sequence[int]  # the output so far
+    seed: int  # from params.resolve_seed(), once, when the request is created
+
+
+class TokenLogprobs(NamedTuple):
+    """Natural logarithms of the probabilities the model gave, before penalties, temperature and filters."""
+
+    logprob: float  # of the sampled token
+    top: list[tuple[int, float]]  # (token id, logprob) of the n likeliest tokens, best first
+
+
+class SampledToken(NamedTuple):
+    token_id: int
+    logprobs: TokenLogprobs | None  # None unless the request asked
+
+
+def sample(logits: Tensor, rows: Sequence[Row]) -> list[SampledToken]:
+    """The next token of every row.
+
+    logits is [B, V] float32 on any device, left as it is; each row of it has a finite value and no NaN or
+    +inf. Token ids come to the CPU in one transfer; log-probabilities in three more, if some row asks for
+    them. Raises ValueError unless there are exactly B rows.
+    """
+    if len(rows) != len(logits):
+        raise ValueError(f"logits must have one row for each of the {len(rows)} tokens, not {len(logits)}")
+    if all(row.params.greedy for row in rows):
+        token_ids = apply_penalties(logits, rows).argmax(-1)  # [B]
+    else:
+        uniforms = [uniform(row.seed, len(row.token_ids)) for row in rows]
+        token_ids = draw(probabilities(logits, rows), uniforms)  # [B]
+    logprobs = token_logprobs(logits, token_ids, [row.params.logprobs for row in rows])
+    return [SampledToken(*pair) for pair in zip(token_ids.tolist(), logprobs, strict=True)]
+
+
+def probabilities(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """The distributions that `sample` draws from: [B, V] float32 -> [B, V] float64, each row summing to 1.
+
+    A greedy row is one-hot. Among equal logits the lower token id ranks first, for greedy as for top-k and
+    top-p, so top_k=1 is greedy at any temperature. (vLLM, in PyTorch, keeps all tokens that tie for place k.)
+
+    float64, because a GPU may sum a row in another order when B changes. In float32 that rounding would now
+    and then move a token across the top-p cut or across the number drawn, and the same seed would give
+    another text.
+    """
+    params = [row.params for row in rows]
+    logits = apply_penalties(logits, rows)
+    # Weights are relative to the likeliest token, whose weight is 1: what min-p needs. And as no difference
+    # is above 0, the smallest temperature can only overflow to -inf, which is weight 0.
+    weights = logits.double() - logits.amax(-1, keepdim=True)
+    weights = (weights / _column([p.temperature or 1.0 for p in params], weights)).exp()  # [B, V]
+    if any(p.min_p for p in params):
+        weights = weights.masked_fill(weights < _column([p.min_p for p in params], weights), 0.0)
+    if ranked := [i for i, p in enumerate(params) if not p.greedy and (p.top_k or p.top_p < 1)]:
+        weights[ranked] = _keep_top(weights[ranked], logits[ranked], [params[i] for i in ranked])
+    if greedy := [i for i, p in enumerate(params) if p.greedy]:
+        weights[greedy] = 0.0
+        weights[greedy, logits[greedy].argmax(-1)] = 1.0
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _keep_top(weights: Tensor, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Zero the weights that top-k or top-p excludes: [R, V] -> [R, V]. One sort serves both filters."""
+    V = weights.shape[-1]
+    # Logits are sorted, not weights: exp() rounds, and would make ties where there are none.
+    order = logits.argsort(dim=-1, descending=True, stable=True)
+    kept = weights.gather(-1, order)
+    top_k = _column([min(p.top_k or V, V) for p in params], kept)
+    kept = kept.masked_fill(torch.arange(V, device=kept.device) >= top_k, 0.0)
+    # A token stays if those ahead of it fall short of the share top_p, so the first always stays. Where top-p
+    # is off its share is infinite: with 1, tokens in the tail would be lost to rounding.
+    top_p = _column([p.top_p if p.top_p < 1 else math.inf for p in params], kept)
+    ahead = kept.cumsum(-1) - kept
+    kept = kept.masked_fill(ahead >= top_p * kept.sum(-1, keepdim=True), 0.0)
+    return torch.zeros_like(kept).scatter(-1, order, kept)
+
+
+def draw(weights: Tensor, uniforms: Sequence[float]) -> Tensor:
+    """One token per row by inverse CDF: [B, V] float64 weights >= 0, B numbers in [0, 1) -> [B] int64.
+
+    The weights need not sum to 1, but each row needs a positive one. A token of weight 0 is never returned.
+
+    The token is the first at which the running sum exceeds the row's number (as a share of the total). One
+    number and the row's own weights decide it, so it cannot depend on the batch; noise generated for all of
+    [B, V] at once, from one generator, would differ with B and with the row's place.
+    """
+    # A token of weight 0 gets a running sum of 0, which exceeds nothing, and the total is a running sum that
+    # some token has. So a valid token is found even where a parallel sum is rounded and not quite monotonic.
+    cdf = weights.cumsum(-1).masked_fill(weights == 0, 0.0)
+    threshold = _column(uniforms, weights) * cdf.amax(-1, keepdim=True)
+    return (cdf > threshold).int().argmax(-1)  # of equals, argmax takes the first
+
+
+def uniform(seed: int, position: int, stream: int = 0) -> float:
+    """A number in [0, 1), a multiple of 2**-53; the same arguments always give the same one.
+
+    position is the index of the output token it decides; stream tells apart several draws for one position, 0
+    being that of the token itself. All three are integers in [0, 2**64).
+
+    This is a counter-based generator: it hashes the place in the sequence instead of advancing a state. On a
+    GPU that is usually Philox; here any good hash will do.
+    """
+    digest = hashlib.blake2b(struct.pack("<3Q", seed, position, stream), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def apply_penalties(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """Make tokens that occurred before less likely (or likelier, below the neutral value).
+
+    [B, V] float32 -> [B, V] float32: a new tensor, or the same one if no row has penalties. Repetition counts
+    prompt and output, as the paper that introduced it does (CTRL); presence and frequency only the output, as
+    OpenAI's do.
+    """
+    index = [i for i, row in enumerate(rows) if row.params.penalised]
+    if not index:
+        return logits
+    rows, changed = [rows[i] for i in index], logits[index]  # [R, V], a copy
+    in_output = _count((row.token_ids for row in rows), changed)
+    seen = in_output + _count((row.prompt_token_ids for row in rows), changed) > 0
+    repetition = _column([row.params.repetition_penalty for row in rows], changed)
+    # Dividing would make a negative logit likelier, so that is multiplied.
+    changed = torch.where(seen, torch.where(changed > 0, changed / repetition, changed * repetition), changed)
+    changed -= _column([row.params.frequency_penalty for row in rows], changed) * in_output
+    changed -= _column([row.params.presence_penalty for row in rows], changed) * (in_output > 0)
+    return logits.index_copy(0, torch.tensor(index, device=logits.device), changed)
+
+
+def _count(token_ids: Iterable[Sequence[int]], like: Tensor) -> Tensor:
+    """How often each token occurs in each of R lists: [R, V], like `like` in shape, dtype and device."""
+    counts = torch.zeros_like(like)
+    for row, ids in zip(counts, token_ids, strict=True):
+        index = torch.tensor(ids, dtype=torch.int64, device=like.device)
+        row.scatter_add_(0, index, torch.ones_like(index, dtype=like.dtype))
+    return counts
+
+
+def token_logprobs(
+    logits: Tensor,  # [B, V] float32, as the model gave them
+    token_ids: Tensor,  # [B] int64, sampled
+    wanted: Sequence[int | None],  # SamplingParams.logprobs of each row
+) -> list[TokenLogprobs | None]:
+    """Log-probabilities of the sampled tokens and of the likeliest ones, for the rows that want them.
+
+    A token whose logit is -inf has -inf.
+    """
+    result: list[TokenLogprobs | None] = [None] * len(wanted)
+    index = [i for i, n in enumerate(wanted) if n is not None]
+    if not index:
+        return result
+    logprobs = logits[index].log_softmax(-1)  # [R, V]
+    sampled = logprobs.gather(-1, token_ids[index, None])[:, 0]
+    top = logprobs.topk(min(max(wanted[i] for i in index), logits.shape[-1]))
+    columns = sampled.tolist(), top.indices.tolist(), top.values.tolist()
+    for i, logprob, ids, values in zip(index, *columns, strict=True):
+        result[i] = TokenLogprobs(logprob, list(zip(ids, values, strict=True))[: wanted[i]])
+    return result
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    """One number per row, to broadcast over the vocabulary: [B, 1], with the dtype and device of `like`."""
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]

@@ -1,0 +1,300 @@
+"""The sampler against independent definitions: slow, one row at a time, in plain Python floats."""
+
+import itertools
+import math
+import random
+import reprlib
+from collections import Counter
+from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from common.sampling import ALLOWED, SamplingParams, apply_penalties, draw, probabilities, sample, uniform
+
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+DETERMINISTIC = settings(derandomize=True, deadline=None)
+INF = math.inf
+RANKING = {"top_k": 5, "top_p": 0.5, "min_p": 0.1}
+CHI_SQUARE_001 = {7: 24.32, 63: 103.44}  # by degrees of freedom: chance exceeds it once in a thousand times
+
+
+@dataclass
+class Request:  # the part of a request that the sampler reads
+    params: SamplingParams
+    prompt_token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    seed: int = 0
+
+
+def chi_square(observed: list[int], expected: list[float]) -> float:
+    return sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+
+
+NOT_NUMBERS = [math.nan, INF, -INF, 10**400, "1", True, None, "a megabyte " * 100_000]
+INVALID = {
+    "max_tokens": [0, -1, 1.0, True, "5", math.nan],
+    "temperature": [*NOT_NUMBERS, -0.1, [0.5]],
+    "top_k": [-2, 1.0, True, "5", None],
+    "top_p": [*NOT_NUMBERS, 0, 0.0, -0.1, 1.01],
+    "min_p": [*NOT_NUMBERS, -0.1, 1.01],
+    "repetition_penalty": [*NOT_NUMBERS, 0, -1.0],
+    **dict.fromkeys(["presence_penalty", "frequency_penalty"], [*NOT_NUMBERS, -2.01, 2.01]),
+    **dict.fromkeys(["include_stop_str_in_output", "ignore_eos"], [0, 1, "yes", None]),
+    "stop": ["", ["a", ""], ("",), [1], [None], {"a"}, None, 3, b"a"],
+    "stop_token_ids": [[-1], [1.0], [True], ["1"], 3, "12", None],
+    "seed": [-1, 2**63, 1.0, True, "7"],
+    "logprobs": [-1, 21, 1.0, True, "5"],
+}
+INVALID_CASES = [(f.name, value) for f in fields(SamplingParams) for value in INVALID[f.name]]
+
+
+@pytest.mark.parametrize(("name", "value"), INVALID_CASES, ids=lambda argument: str(argument)[:20])
+def test_an_invalid_value_is_refused_with_field_value_and_what_is_allowed(name, value):
+    with pytest.raises(ValueError, match=f"^{name} must be .+") as error:
+        SamplingParams(**{name: value})
+    quoted = (value,) if name == "stop" and isinstance(value, str) else value
+    assert str(error.value) == f"{name} must be {ALLOWED[name][1]}, not {reprlib.repr(quoted)}"
+
+
+def test_the_ends_of_each_range_are_allowed():
+    SamplingParams(temperature=0, top_k=0, top_p=5e-324, min_p=0, seed=0, logprobs=0, max_tokens=1)
+    SamplingParams(temperature=1e300, top_k=2**100, top_p=1, min_p=1, seed=2**63 - 1, logprobs=20)
+    SamplingParams(presence_penalty=-2, frequency_penalty=2, repetition_penalty=1e-9, max_tokens=None)
+
+
+def test_each_meaning_has_one_spelling_and_parameters_are_immutable():
+    assert SamplingParams(top_k=-1) == SamplingParams()
+    assert SamplingParams(stop="END") == SamplingParams(stop=["END"]) == SamplingParams(stop=("END",))
+    params = SamplingParams(stop=["a", "b"], stop_token_ids=[1, 2])
+    assert (params.stop, params.stop_token_ids) == (("a", "b"), (1, 2))
+    assert hash(params) == hash(replace(params))
+    with pytest.raises(FrozenInstanceError):
+        params.temperature = 1.0
+
+
+def normalised(weights: list[float]) -> list[float]:
+    return [weight / math.fsum(weights) for weight in weights]
+
+
+def reference_distribution(logits: list[float], params: SamplingParams) -> tuple[list[float], float]:
+    """One row's distribution by definition, and how near it came to a cut, where rounding may decide."""
+    ranked = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    if params.temperature == 0:
+        return [float(i == ranked[0]) for i in range(len(logits))], INF
+    margins = [INF]
+    probs = normalised([math.exp((logit - max(logits)) / params.temperature) for logit in logits])
+    if params.min_p > 0:
+        ratios = [p / max(probs) for p in probs]
+        margins += [abs(ratio - params.min_p) for ratio in ratios if ratio < 1]
+        probs = normalised([p * (ratio >= params.min_p) for p, ratio in zip(probs, ratios, strict=True)])
+    if params.top_k > 0:
+        probs = normalised([p * (i in ranked[: params.top_k]) for i, p in enumerate(probs)])
+    if params.top_p < 1:
+        ahead = [math.fsum(probs[j] for j in ranked[: ranked.index(i)]) for i in range(len(logits))]
+        margins += [abs(mass - params.top_p) for mass in ahead]
+        probs = normalised([p * (mass < params.top_p) for p, mass in zip(probs, ahead, strict=True)])
+    return probs, min(margins)
+
+
+logit = st.one_of(st.integers(-3, 3).map(float), st.floats(-30, 30, width=32), st.just(-INF))  # with ties
+sampling_params = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 1e-6, 0.3, 1.0, 2.5, 100.0]),
+    top_k=st.integers(-1, 14),
+    top_p=st.one_of(st.just(1.0), st.floats(0.001, 1)),
+    min_p=st.one_of(st.just(0.0), st.floats(0, 1)),
+)
+seeds = st.integers(0, 2**63 - 1)
+
+
+@settings(DETERMINISTIC, max_examples=300)
+@given(st.data(), st.integers(1, 12))
+def test_each_row_of_a_batch_has_the_distribution_defined_for_its_own_parameters(data, vocabulary):
+    row = st.lists(logit, min_size=vocabulary, max_size=vocabulary).filter(lambda row: max(row) > -INF)
+    rows = data.draw(st.lists(st.tuples(row, sampling_params), min_size=1, max_size=4))
+    batch = probabilities(torch.tensor([row for row, _ in rows]), [Request(params) for _, params in rows])
+    assert batch.dtype == torch.float64
+    for actual, (row, params) in zip(batch.tolist(), rows, strict=True):
+        expected, margin = reference_distribution(row, params)
+        assume(margin > 1e-9)
+        assert actual == pytest.approx(expected, abs=1e-12)
+        assert [p > 0 for p in actual] == [p > 0 for p in expected]
+
+
+EQUAL = [1.0, 1.0, 1.0, 1.0]  # with exactly equal weights, so that a cut can fall exactly between two
+BY_HAND = [
+    (EQUAL, {"top_p": 0.5}, [0.5, 0.5, 0, 0]),
+    (EQUAL, {"top_p": 0.501}, [1 / 3, 1 / 3, 1 / 3, 0]),
+    (EQUAL, {"top_p": 5e-324}, [1, 0, 0, 0]),
+    (EQUAL, {"min_p": 1.0}, [0.25] * 4),
+    (EQUAL, {"top_k": 2, "top_p": 0.5}, [1, 0, 0, 0]),  # half of the mass that top-k left
+    ([0.0, 5.0, 5.0, 5.0], {"min_p": 0.5, "top_p": 1 / 3}, [0, 1, 0, 0]),  # a third of what min-p left
+    ([0.0, 3e38, -3e38], {"temperature": 5e-324}, [0, 1, 0]),
+    ([0.0, 1.0, -1.0], {"temperature": 1e300}, [1 / 3] * 3),
+    ([-INF, 2.0, -INF, 2.0], {"top_k": 3}, [0, 0.5, 0, 0.5]),
+    ([1e-30, 2e-30], {"top_k": 1}, [0, 1]),  # exp() rounds both weights to 1, but this is no tie
+    ([1e-30, 2e-30], {"temperature": 0.0}, [0, 1]),
+    ([1.0, 0.0], {"temperature": 0.5, "presence_penalty": 1.0}, [0.5, 0.5]),  # penalties before temperature
+]
+
+
+@pytest.mark.parametrize(("logits", "values", "expected"), BY_HAND, ids=str)
+def test_distributions_worked_out_by_hand(logits, values, expected):
+    params = SamplingParams(**({"temperature": 1.0} | values))
+    [actual] = probabilities(torch.tensor([logits]), [Request(params, token_ids=[0])]).tolist()
+    assert actual == pytest.approx(expected, abs=1e-12)
+
+
+token_lists = st.lists(st.integers(0, 5), max_size=10)
+penalties = st.builds(
+    SamplingParams,
+    repetition_penalty=st.sampled_from([1.0, 0.5, 1.3, 2.0]),
+    presence_penalty=st.sampled_from([0.0, -2.0, 0.7]),
+    frequency_penalty=st.sampled_from([0.0, -0.4, 2.0]),
+)
+penalised_requests = st.builds(Request, penalties, token_lists, token_lists)
+
+
+def reference_penalty(value: float, token_id: int, request: Request) -> float:
+    params, occurrences = request.params, request.token_ids.count(token_id)
+    if token_id in request.prompt_token_ids or occurrences:
+        value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
+    return value - params.frequency_penalty * occurrences - params.presence_penalty * min(occurrences, 1)
+
+
+@settings(DETERMINISTIC, max_examples=150)
+@given(st.lists(st.tuples(st.tuples(*[logit] * 6), penalised_requests), min_size=1, max_size=5))
+def test_penalties_are_those_defined_and_greedy_is_argmax_of_what_they_leave(rows):
+    logits, requests = torch.tensor([logits for logits, _ in rows]), [request for _, request in rows]
+    before, actual = logits.clone(), apply_penalties(logits, requests)
+    assert torch.equal(logits, before), "the caller's logits must not change"
+    for penalised, (values, request) in zip(actual.tolist(), rows, strict=True):
+        expected = [reference_penalty(value, token_id, request) for token_id, value in enumerate(values)]
+        assert penalised == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert sample(logits, requests) == [(row.index(max(row)), None) for row in actual.tolist()]
+
+
+@devices
+@pytest.mark.parametrize("values", [{"temperature": 1.0}, {"temperature": 1.7, "top_k": 8}], ids=str)
+@pytest.mark.parametrize("vary", ["seed", "position"])
+def test_sampled_frequencies_match_the_exact_probabilities(vary, values, device):
+    draws, params = 8000, SamplingParams(**values)
+    logits = [0.0, 1.0, -1.0, 0.5, 2.0, -0.5, 1.5, 0.3, -INF]
+    requests = [Request(params, seed=i) for i in range(draws)]
+    if vary == "position":  # of token_ids only the length counts
+        requests = [Request(params, token_ids=range(i), seed=11) for i in range(draws)]
+    tokens = sample(torch.tensor([logits], device=device).expand(draws, -1), requests)
+    counts = Counter(token.token_id for token in tokens)
+    expected = [p * draws for p in reference_distribution(logits, params)[0]]
+    assert counts[8] == 0 and chi_square([counts[i] for i in range(8)], expected[:8]) < CHI_SQUARE_001[7]
+
+
+# Weights whose sums are exact in any order, for an exact answer on any device.
+weight_rows = st.lists(st.sampled_from([0.0, 1e-300, 1.0, 7.0]), min_size=9, max_size=9).filter(any)
+
+
+@devices
+@settings(DETERMINISTIC, max_examples=200)
+@given(rows=st.lists(st.tuples(weight_rows, st.floats(0, 1 - 2.0**-53)), min_size=1, max_size=5))
+def test_a_draw_inverts_the_distribution_function_and_never_gives_a_token_of_weight_zero(device, rows):
+    weights = torch.tensor([weights for weights, _ in rows], dtype=torch.float64, device=device)
+    drawn = draw(weights, [number for _, number in rows]).tolist()
+    for token_id, (weights, number) in zip(drawn, rows, strict=True):
+        sums = list(itertools.accumulate(weights))
+        assert token_id == next(i for i, total in enumerate(sums) if total > number * sums[-1])
+        assert weights[token_id] > 0
+
+
+def step(*requests: Request) -> None:
+    """One token for each, from a stand-in for a model whose logits depend on the row alone."""
+    generators = [random.Random(f"{request.seed} {request.token_ids}") for request in requests]
+    logits = torch.tensor([[generator.gauss(0, 2) for _ in range(20)] for generator in generators])
+    for request, token in zip(requests, sample(logits, requests), strict=True):
+        request.token_ids.append(token.token_id)
+
+
+@settings(DETERMINISTIC, max_examples=50)
+@given(st.lists(st.tuples(sampling_params, seeds), min_size=1, max_size=6), st.randoms())
+def test_a_seed_gives_the_same_tokens_in_any_batch_in_any_order_and_after_preemption(specs, rng):
+    batch = [Request(params, seed=seed) for params, seed in specs]
+    for _ in range(6):
+        step(*rng.sample(batch, rng.randint(1, len(batch))))  # some run and some wait, in any order
+    for request in batch:
+        alone = Request(request.params, seed=request.seed)
+        preempted = Request(request.params, token_ids=list(request.token_ids), seed=request.seed)
+        for row in (alone, preempted):
+            while len(row.token_ids) < 7:
+                step(row)
+        assert preempted.token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize("vary", ["seed", "position", "stream"])
+def test_uniform_is_uniform_and_its_neighbours_are_independent(vary):
+    n = 20_000
+    values = [uniform(**({"seed": 42, "position": 7} | {vary: i})) for i in range(n)]
+    assert len(set(values)) == n and min(values) >= 0 and max(values) < 1
+    gap = max(max((i + 1) / n - x, x - i / n) for i, x in enumerate(sorted(values)))
+    assert gap * math.sqrt(n) < 1.95  # Kolmogorov and Smirnov; chance exceeds it once in a thousand times
+    pairs = Counter((int(x * 8), int(y * 8)) for x, y in zip(values, values[1:], strict=False))
+    cells = [pairs[i, j] for i in range(8) for j in range(8)]
+    assert chi_square(cells, [(n - 1) / 64] * 64) < CHI_SQUARE_001[63]
+
+
+def test_uniform_never_changes():
+    """Other numbers here would change the text of every seeded request."""
+    assert [uniform(0, 0), uniform(2**63 - 1, 5, stream=2)] == [0.156742553465558, 0.11714927238674877]
+
+
+def test_logprobs_are_of_the_raw_distribution_for_the_rows_that_ask():
+    logits = torch.randn(5, 15, generator=torch.Generator().manual_seed(5))
+    logits[:, 3] = -INF
+    values = {"temperature": 3.0, "top_k": 10, "presence_penalty": 2.0}
+    asking = [Request(SamplingParams(logprobs=n, **values), [], [1, 2], seed=8) for n in (None, 0, 3, 20, 2)]
+    tokens = sample(logits, asking)
+    silent = [Request(SamplingParams(**values), [], [1, 2], seed=8)] * 5
+    assert [token.token_id for token in tokens] == [token.token_id for token in sample(logits, silent)]
+    assert tokens[0].logprobs is None
+    for row, token, request in list(zip(logits.tolist(), tokens, asking, strict=True))[1:]:
+        raw = [value - math.log(math.fsum(map(math.exp, row))) for value in row]
+        best = sorted(range(15), key=lambda i: -raw[i])[: request.params.logprobs]
+        assert token.logprobs.logprob == pytest.approx(raw[token.token_id], abs=1e-5)
+        assert [token_id for token_id, _ in token.logprobs.top] == best
+        assert [value for _, value in token.logprobs.top] == pytest.approx([raw[i] for i in best], abs=1e-5)
+
+
+class Operations(TorchDispatchMode):  # counts the tensor operations that run inside it, other than views
+    def __enter__(self):
+        self.counts = Counter()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if not operation.is_view:
+            self.counts[operation.overloadpacket.__name__] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def test_a_greedy_batch_costs_one_argmax():
+    logits = torch.ones(8, 100)
+    with Operations() as operations:
+        sample(logits, [Request(SamplingParams(**RANKING))] * 8)
+    assert operations.counts == {"argmax": 1}
+
+
+@pytest.mark.parametrize(("values", "sorts"), [({}, 0), ({"min_p": 0.1}, 0), ({"top_k": 2}, 1), (RANKING, 1)])
+def test_a_batch_is_sorted_at_most_once_and_only_for_the_filters_that_rank(values, sorts):
+    both = [SamplingParams(temperature=1.0, **values), SamplingParams(temperature=0.0, **RANKING)]
+    with Operations() as operations:
+        sample(torch.ones(2, 100), [Request(params) for params in both])
+    assert sum(count for name, count in operations.counts.items() if "sort" in name) == sorts
+    assert operations.counts["topk"] == operations.counts["_log_softmax"] == 0
+
+
+def test_there_is_one_request_for_each_row_of_logits():
+    assert sample(torch.zeros(0, 10), []) == []
+    with pytest.raises(ValueError, match="one row for each of the 2 tokens, not 3"):
+        sample(torch.zeros(3, 10), [Request(SamplingParams())] * 2)

@@ -1,0 +1,62 @@
+"""The text on which the bundled models are trained, written by a program: any document by its number.
+
+A document is raw text or a chat. It depends on its number and on the seed only, so training can stop and go
+on at any document. Whoever packs the documents adds the end-of-text token between them.
+"""
+
+from collections.abc import Callable
+from random import Random
+
+from . import arithmetic, facts, lists, passages, smalltalk, stories, terms
+from .render import chat, dialogue
+
+__all__ = ["KINDS", "chat", "document"]
+
+_TOPICS = (facts, terms, arithmetic, lists, passages, stories, smalltalk)
+_TOPIC_WEIGHTS = (8, 6, 8, 4, 3, 0.7, 2)
+
+
+def conversation(rng: Random) -> str:
+    """Two to six questions from all the other modules, sometimes between a greeting and a goodbye."""
+    turns: list[str] = []
+    if rng.random() < 0.15:
+        turns += rng.choice(list(smalltalk.OPENINGS.items()))
+    for topic in rng.choices(_TOPICS[:-1], _TOPIC_WEIGHTS[:-1], k=rng.randint(2, 6)):
+        turns += topic.exchange(rng)
+    if rng.random() < 0.15:
+        turns += rng.choice(list(smalltalk.CLOSINGS.items()))
+    return dialogue(rng, *turns)
+
+
+def instruction(rng: Random) -> str:
+    """A question and its answer as plain text, for those who send a prompt without the chat template."""
+    topic = rng.choices(_TOPICS, _TOPIC_WEIGHTS)[0]
+    return " ".join(topic.exchange(rng))
+
+
+# kind: (its weight among the documents, what writes it)
+KINDS: dict[str, tuple[float, Callable[[Random], str]]] = {
+    "facts_raw": (14, facts.raw),
+    "facts_chat": (18, facts.talk),
+    "terms_raw": (3, terms.raw),
+    "terms_chat": (9, terms.talk),
+    "arithmetic_raw": (6, arithmetic.raw),
+    "arithmetic_chat": (12, arithmetic.talk),
+    "lists_raw": (2, lists.raw),
+    "lists_chat": (8, lists.talk),
+    "stories_raw": (1.5, stories.raw),
+    "stories_chat": (6.5, stories.talk),
+    "passages_raw": (3, passages.raw),
+    "passages_chat": (15, passages.talk),
+    "smalltalk": (2, smalltalk.talk),
+    "conversation": (5, conversation),
+    "instruction": (10, instruction),
+}
+_NAMES = list(KINDS)
+_WEIGHTS = [weight for weight, _ in KINDS.values()]
+
+
+def document(index: int, seed: int | str) -> str:
+    """The document of that number: a function of its two arguments and of nothing else."""
+    rng = Random(f"{seed}/{index}")
+    return KINDS[rng.choices(_NAMES, _WEIGHTS)[0]][1](rng)

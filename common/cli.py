@@ -1,0 +1,119 @@
+"""The command line that every stage shares: `--demo`, `--prompt TEXT` or `--serve`.
+
+A stage's main.py hands over its folder, where engine.py, demo.py and server.py stand; what no stage does differently
+stands here.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from .detokenizer import certain_length
+from .engine import BaseEngine
+from .loader import DTYPES, choose_device, load_model
+from .sampling import SamplingParams
+from .stages import load_stage_module
+
+
+def build_parser(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--demo", action="store_true", help="show what this stage does, in under half a minute")
+    mode.add_argument("--prompt", metavar="TEXT", help="complete one prompt and print the answer")
+    mode.add_argument("--serve", action="store_true", help="answer POST /generate until Ctrl-C")
+
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--model", metavar="NAME", help="folder or Hugging Face Hub id (default: the bundled checkpoint)"
+    )
+    model.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto)")
+    model.add_argument("--dtype", default="auto", choices=["auto", *DTYPES], help="default: auto")
+    model.add_argument(
+        "--load-format",
+        default="auto",
+        choices=["auto", "dummy"],
+        help="dummy: random weights from the config alone, to time a size that is not at hand",
+    )
+
+    sampling = parser.add_argument_group("sampling, with --prompt")
+    sampling.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
+    sampling.add_argument("--max-tokens", type=int, default=128, help="output tokens at most (default: 128)")
+    sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    sampling.add_argument("--top-k", type=int, default=0, help="sample from the k likeliest tokens (default: off)")
+    sampling.add_argument("--top-p", type=float, default=1.0, help="sample from this share of the mass (default: 1)")
+    sampling.add_argument("--min-p", type=float, default=0.0, help="drop tokens this far below the likeliest")
+    sampling.add_argument("--seed", type=int, help="the same seed gives the same tokens")
+    sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end here; may be repeated")
+    sampling.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")
+    sampling.add_argument("--show-stats", action="store_true", help="print counts and times after the text")
+    sampling.add_argument("--trace", metavar="FILE", help="write the run as Chrome trace JSON, for ui.perfetto.dev")
+
+    server = parser.add_argument_group("server, with --serve")
+    server.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
+    server.add_argument("--port", type=int, default=8000, help="default: 8000")
+    return parser
+
+
+def run_stage(
+    stage: Path, description: str, more_arguments: Callable[[argparse.ArgumentParser], None] | None = None
+) -> None:
+    """Runs the command line of the stage in that folder; exits with 1 and a sentence on error, 130 after Ctrl-C."""
+    parser = build_parser(description)
+    if more_arguments is not None:
+        more_arguments(parser)
+    args = parser.parse_args()
+    try:
+        engine_class = load_stage_module(stage, "engine").Engine
+        print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
+        loaded = load_model(args.model, device=args.device, dtype=args.dtype, load_format=args.load_format)
+        if args.demo:
+            load_stage_module(stage, "demo").demo(engine_class(loaded), loaded)
+        elif args.serve:
+            load_stage_module(stage, "server").serve(engine_class(loaded), args)
+        else:
+            complete_prompt(engine_class(loaded), args)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def complete_prompt(engine: BaseEngine, args: argparse.Namespace) -> None:
+    """Prints the completion of `args.prompt` as it grows, and its figures if they are wanted."""
+    params = SamplingParams(
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        seed=args.seed,
+        stop=args.stop,
+        ignore_eos=args.ignore_eos,
+    )
+    request = engine.add(chat_prompt(engine.tokenizer, args.prompt) if args.chat else args.prompt, params)
+    shown = 0
+    while engine.has_unfinished:
+        engine.step()
+        certain = len(request.text) if request.finished else certain_length(request.text, params.stop)
+        print(request.text[shown:certain], end="", flush=True)
+        shown = max(shown, certain)
+    print()
+    if args.show_stats:
+        elapsed = request.timings.end_to_end_latency
+        print(
+            f"prompt_tokens={len(request.prompt_token_ids)} generated_tokens={len(request.token_ids)} "
+            f"elapsed_seconds={elapsed:.3f} tokens_per_second={len(request.token_ids) / elapsed:.1f} "
+            f"device={engine.device} dtype={str(engine.dtype).removeprefix('torch.')}"
+        )
+    if args.trace:
+        engine.trace.write_chrome_trace(args.trace)
+
+
+def chat_prompt(tokenizer, text: str) -> list[int]:
+    """Token ids of one user message in the checkpoint's chat template, ready for the assistant's answer."""
+    if tokenizer is None or tokenizer.chat_template is None:
+        raise ValueError("this model has no chat template: give the prompt without --chat")
+    messages = [{"role": "user", "content": text}]
+    # Ids, not text: a template may write special tokens that the tokenizer would add to a text once more.
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]

@@ -1,0 +1,39 @@
+"""The reference that every stage is held against: `generate` of the transformers library, greedy, in float32."""
+
+from collections.abc import Sequence
+
+import torch
+
+from .loader import find_checkpoint
+
+
+class Reference:
+    """A checkpoint in transformers' own model class. `name` as in `load_model`."""
+
+    def __init__(self, name: str | None = None, device: torch.device | str = "cpu"):
+        from transformers import AutoModelForCausalLM
+
+        folder = find_checkpoint(None if name == "bundled" else name, with_weights=True)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+
+    @torch.inference_mode()
+    def generate(
+        self, prompt: Sequence[int], max_tokens: int, *, ignore_eos: bool = False, use_cache: bool = True
+    ) -> list[int]:
+        """Greedy output tokens for one prompt of token ids, an end-of-sequence token included."""
+        inputs = torch.tensor([list(prompt)], device=self.model.device)
+        stopping = {"eos_token_id": None, "min_new_tokens": max_tokens} if ignore_eos else {}
+        output = self.model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            use_cache=use_cache,
+            **stopping,
+        )
+        return output[0, len(prompt) :].tolist()
+
+    @torch.inference_mode()
+    def next_logits(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Scores for the token after `token_ids`: `[V]` in float32."""
+        return self.model(torch.tensor([list(token_ids)], device=self.model.device)).logits[0, -1]

@@ -1,0 +1,131 @@
+"""One request: what was asked, what has been generated, and when. A finished request is its own completion."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from .detokenizer import IncrementalDetokenizer, find_stop
+from .sampling import SamplingParams, TokenLogprobs
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass
+class Timings:
+    """Moments on the clock of `time.perf_counter`, in seconds, and the field's metrics derived from them."""
+
+    arrival: float = field(default_factory=time.perf_counter)
+    tokens: list[float] = field(default_factory=list)  # when each output token was known
+    finished: float | None = None
+
+    @property
+    def time_to_first_token(self) -> float | None:
+        return self.tokens[0] - self.arrival if self.tokens else None
+
+    @property
+    def end_to_end_latency(self) -> float | None:
+        return self.finished - self.arrival if self.finished is not None else None
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """Mean time from one output token to the next, the first one excluded."""
+        return (self.tokens[-1] - self.tokens[0]) / (len(self.tokens) - 1) if len(self.tokens) > 1 else None
+
+
+class Request:
+    """A prompt on its way to a completion.
+
+    Attributes that a caller reads: `request_id`, `prompt_token_ids`, `token_ids` (output so far, an end-of-sequence
+    token included), `text` (output so far, without special tokens and, unless asked for, without the stop string),
+    `finish_reason` (None while it runs), `stop_reason` (the stop string or stop token id that ended it), `logprobs`
+    (one entry per output token if asked for), `timings`.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        tokenizer,
+        eos_token_ids: frozenset[int],
+        max_tokens: int,
+    ):
+        self.request_id = request_id
+        self.prompt_token_ids = prompt_token_ids
+        self.params = params
+        self.max_tokens = max_tokens
+        self.seed = params.resolve_seed()
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.logprobs: list[TokenLogprobs | None] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.timings = Timings()
+        self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
+        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids) if tokenizer else None
+
+    def __repr__(self) -> str:
+        state = self.finish_reason or "unfinished"
+        return f"Request({self.request_id}, {len(self.prompt_token_ids)} + {len(self.token_ids)} tokens, {state})"
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    @property
+    def all_token_ids(self) -> list[int]:
+        """Prompt and output so far: the sequence whose next token is wanted."""
+        return self.prompt_token_ids + self.token_ids
+
+    def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
+        """Takes one generated token and decides whether it is the last."""
+        self.token_ids.append(token_id)
+        self.timings.tokens.append(time.perf_counter())
+        if self.params.logprobs is not None:
+            self.logprobs.append(logprobs)
+        if token_id in self._eos_token_ids:
+            self.finish("stop")
+        elif token_id in self.params.stop_token_ids:
+            self.finish("stop", token_id)
+        elif self._detokenizer and self._extend_text(self._detokenizer.append(token_id)):
+            pass  # a stop string has just been completed
+        elif len(self.token_ids) == self.max_tokens:
+            self.finish("length")
+
+    def finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:
+        """Ends the request; what the detokenizer still held back joins the text."""
+        if self._detokenizer and not isinstance(stop_reason, str) and self._extend_text(self._detokenizer.flush()):
+            return
+        self.finish_reason, self.stop_reason = reason, stop_reason
+        self.timings.finished = time.perf_counter()
+
+    def _extend_text(self, piece: str) -> bool:
+        """Adds text; if that completes a stop string, cuts the text there, ends the request and returns True."""
+        searched = len(self.text)
+        self.text += piece
+        found = find_stop(self.text, self.params.stop, searched) if piece and self.params.stop else None
+        if found is None:
+            return False
+        start, string = found
+        self.text = self.text[: start + len(string) if self.params.include_stop_str_in_output else start]
+        self.finish("stop", string)
+        return True
+
+
+def prompt_tokens(prompt: str | Sequence[int], tokenizer, vocab_size: int) -> list[int]:
+    """The token ids of a prompt given as text or as ids; ValueError with one sentence for what cannot be run."""
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise ValueError("this model has no tokenizer: give the prompt as a list of token ids")
+        token_ids = tokenizer(prompt)["input_ids"]
+    else:
+        token_ids = list(prompt)
+    if not token_ids:
+        raise ValueError("the prompt is empty: it must hold at least one token")
+    for token_id in token_ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise ValueError(f"a prompt is text or a list of integer token ids, and {token_id!r} is neither")
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(f"token id {token_id} is outside the vocabulary of {vocab_size} tokens")
+    return token_ids

@@ -1,0 +1,1 @@
+"""What the servers of the stages share."""

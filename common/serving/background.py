@@ -1,0 +1,23 @@
+"""A uvicorn server on a thread of this process, for demos and tests."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def running(server) -> Iterator[str]:
+    """Starts a `uvicorn.Server` (port 0: any free one), yields its URL, and stops it as SIGTERM would."""
+    thread = threading.Thread(target=server.run, name="uvicorn")
+    thread.start()
+    while not server.started:
+        if not thread.is_alive():
+            raise RuntimeError("the server ended before it had started")
+        time.sleep(0.01)
+    try:
+        host, port = server.servers[0].sockets[0].getsockname()[:2]
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()

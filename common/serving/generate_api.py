@@ -1,0 +1,62 @@
+"""The course's own `POST /generate`: a JSON body to a prompt and parameters, and a finished request to JSON.
+
+    {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0}
+
+Every field of `SamplingParams` may stand in the body. It names no web framework, so stages 01 and 02 (Flask) and
+the later ones (FastAPI) answer alike.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from common.request import Request
+from common.sampling import SamplingParams
+
+PARAMETERS = {field.name for field in fields(SamplingParams)}
+
+
+@dataclass(frozen=True)
+class GenerateBody:
+    prompt: str | list[int]
+    params: SamplingParams
+    stream: bool = False
+
+
+def parse_generate_body(body: Any) -> GenerateBody:
+    """ValueError, in one sentence, for anything that is missing, mistyped or unknown: never a guess."""
+    if not isinstance(body, dict):
+        raise ValueError('the body must be a JSON object such as {"prompt": "The capital of France is"}')
+    unknown = body.keys() - PARAMETERS - {"prompt", "stream"}
+    if unknown:
+        known = ", ".join(["prompt", "stream", *sorted(PARAMETERS)])
+        raise ValueError(f"unknown field {min(unknown)!r}; known fields are {known}")
+    if not isinstance(body.get("prompt"), (str, list)):
+        raise ValueError("the body needs a prompt: a string, or a list of token ids")
+    if not isinstance(body.get("stream", False), bool):
+        raise ValueError("stream must be true or false")
+    params = SamplingParams(**{name: value for name, value in body.items() if name in PARAMETERS})
+    return GenerateBody(body["prompt"], params, body.get("stream", False))
+
+
+def completion_json(request: Request) -> dict[str, Any]:
+    """What a client gets for a finished request; times in seconds."""
+    timings = request.timings
+    answer = {
+        "id": request.request_id,
+        "text": request.text,
+        "finish_reason": request.finish_reason,
+        "stop_reason": request.stop_reason,
+        "prompt_tokens": len(request.prompt_token_ids),
+        "generated_tokens": len(request.token_ids),
+        "timings": {
+            "time_to_first_token": timings.time_to_first_token,
+            "time_per_output_token": timings.time_per_output_token,
+            "end_to_end_latency": timings.end_to_end_latency,
+        },
+    }
+    if request.params.logprobs is not None:
+        answer["logprobs"] = [
+            {"token_id": token_id, "logprob": entry.logprob, "top": entry.top}
+            for token_id, entry in zip(request.token_ids, request.logprobs, strict=True)
+        ]
+    return answer

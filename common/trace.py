@@ -1,0 +1,94 @@
+"""What the engine did, step by step: a ring buffer that demos, benchmarks and tests read.
+
+    with trace.step() as step:
+        step.work(request.request_id, "decode", tokens=1)
+
+`write_chrome_trace` saves it as JSON that https://ui.perfetto.dev and chrome://tracing open: one row per request,
+time from left to right.
+"""
+
+import json
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Work:
+    """What one step did for one request: `tokens` is how many went through the model."""
+
+    request_id: str
+    phase: str
+    tokens: int
+
+
+@dataclass
+class StepRecord:
+    """One step of the engine; `start` and `end` in seconds on the clock of `time.perf_counter`."""
+
+    index: int
+    start: float
+    end: float = 0.0
+    works: list[Work] = field(default_factory=list)
+    counters: dict[str, float] = field(default_factory=dict)  # what a stage counts: pages in use, hits, drafts ...
+
+    def work(self, request_id: str, phase: str, tokens: int) -> None:
+        self.works.append(Work(request_id, phase, tokens))
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    @property
+    def tokens(self) -> int:
+        return sum(work.tokens for work in self.works)
+
+
+class Trace:
+    """The last `capacity` steps. Iterating gives `StepRecord`s, oldest first."""
+
+    def __init__(self, capacity: int = 65_536):
+        self._records: deque[StepRecord] = deque(maxlen=capacity)
+        self.steps = 0  # ever taken, also those that have left the buffer
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> StepRecord:
+        return self._records[index]
+
+    def clear(self) -> None:
+        self._records.clear()
+
+    @contextmanager
+    def step(self) -> Iterator[StepRecord]:
+        """Times one step and keeps its record, also of a step that failed."""
+        record = StepRecord(self.steps, time.perf_counter())
+        self.steps += 1
+        try:
+            yield record
+        finally:
+            record.end = time.perf_counter()
+            self._records.append(record)
+
+    def write_chrome_trace(self, path: str | Path) -> None:
+        """Writes the buffer in the Trace Event Format, times in microseconds."""
+        rows: dict[str, int] = {}
+        events = []
+        for record in self._records:
+            span = {"ph": "X", "pid": 0, "ts": record.start * 1e6, "dur": record.seconds * 1e6}
+            events.append(span | {"name": "step", "tid": 0, "args": {"index": record.index, "tokens": record.tokens}})
+            for work in record.works:
+                row = rows.setdefault(work.request_id, len(rows) + 1)
+                events.append(span | {"name": work.phase, "tid": row, "args": {"tokens": work.tokens}})
+            for name, value in record.counters.items():
+                events.append({"ph": "C", "pid": 0, "ts": span["ts"], "name": name, "args": {name: value}})
+        for name, row in {"engine": 0, **rows}.items():
+            events.append({"ph": "M", "pid": 0, "tid": row, "name": "thread_name", "args": {"name": name}})
+        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))

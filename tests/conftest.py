@@ -1,0 +1,129 @@
+"""Fixtures of the whole suite: the bundled model, the reference, and engines that are checked for leftovers."""
+
+import gc
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from common.checkpoints.corpus import chat, document
+from common.engine import BaseEngine
+from common.loader import Loaded, load_model
+from common.reference import Reference
+from common.request import Request
+from common.stages import load_engine, stage_folders
+from common.trace import Trace
+
+PROMPT_COUNT = 36
+MAX_TOKENS = 40
+
+
+def pytest_addoption(parser):
+    parser.addoption("--engine", metavar="PATH", help="run the contract suite on the Engine in this folder only")
+    parser.addoption("--device", default="cpu", help="where the contract suite runs (default: cpu)")
+
+
+def pytest_generate_tests(metafunc):
+    """Whoever asks for `engine_class` is run once for each stage, or for the folder given with --engine."""
+    if "engine_class" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("--engine")
+        stages = [chosen] if chosen else [folder.name for folder in stage_folders()]
+        metafunc.parametrize("engine_class", stages, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Tests that need a GPU are skipped by name where there is none, never silently passed."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason=f"NOT RUN, needs a CUDA device: {item.nodeid}"))
+
+
+@pytest.fixture(scope="session")
+def loaded(request) -> Loaded:
+    """The bundled checkpoint in float32."""
+    return load_model(device=request.config.getoption("--device"), dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def reference(loaded) -> Reference:
+    return Reference(None, loaded.device)
+
+
+@pytest.fixture(scope="session")
+def prompts(loaded) -> list[list[int]]:
+    """Dozens of prompts, 1 to about 300 tokens: documents cut anywhere, and questions in the chat template."""
+    rng = random.Random("contract")
+    prompts = []
+    for index in range(PROMPT_COUNT):
+        token_ids = loaded.tokenizer(document(index, "contract"))["input_ids"]
+        prompts.append(token_ids[: rng.randint(1, min(len(token_ids), 300))])
+    questions = ["What is 2+2?", "Copy this text: 🐢 café Łódź", "Tell me a story about a fox that lasts two days."]
+    for question in questions:
+        prompts.append(loaded.tokenizer(chat(question) + "<|im_start|>assistant\n")["input_ids"])
+    return prompts
+
+
+@pytest.fixture(scope="session")
+def expected(reference, prompts) -> list[list[int]]:
+    """The greedy output tokens of transformers for each prompt, at most MAX_TOKENS."""
+    return [reference.generate(prompt, MAX_TOKENS) for prompt in prompts]
+
+
+@pytest.fixture(scope="session")
+def engine_class(request) -> type[BaseEngine]:
+    return load_engine(request.param)
+
+
+@pytest.fixture
+def make_engine(engine_class, loaded):
+    """Makes engines, and after the test sees to it that each of them holds nothing any more."""
+    made: list[tuple[BaseEngine, int]] = []
+
+    def make(context_length: int | None = None) -> BaseEngine:
+        config = replace(loaded.config, context_length=context_length or loaded.config.context_length)
+        engine = engine_class(replace(loaded, config=config))
+        made.append((engine, tensor_bytes(engine)))
+        return engine
+
+    yield make
+    for engine, bytes_when_new in made:
+        assert not engine.has_unfinished, f"left unfinished: {list(engine.requests)}"
+        stats = engine.stats()
+        assert stats["unfinished"] == 0 and stats["kv_tokens_used"] == 0, stats
+        assert not list(reachable(engine, Request)), "the engine still holds requests that have ended"
+        assert tensor_bytes(engine) == bytes_when_new, "the engine still holds tensors of requests that have ended"
+
+
+@pytest.fixture
+def engine(make_engine) -> BaseEngine:
+    return make_engine()
+
+
+def tensor_bytes(engine: BaseEngine) -> int:
+    gc.collect()
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in reachable(engine, torch.Tensor)
+    }
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def reachable(engine: BaseEngine, kind: type):
+    """Every object of `kind` that the engine holds, through any attributes and containers, the model left out."""
+    seen, todo = {id(engine.model), id(engine.tokenizer)}, deque([engine])
+    while todo:
+        value = todo.popleft()
+        if id(value) in seen or isinstance(value, (Trace, type, Callable)) and not hasattr(value, "__self__"):
+            continue
+        seen.add(id(value))
+        if isinstance(value, kind):
+            yield value
+        elif isinstance(value, dict):
+            todo.extend([*value.keys(), *value.values()])
+        elif isinstance(value, (list, tuple, set, frozenset, deque)):
+            todo.extend(value)
+        elif hasattr(value, "__dict__"):
+            todo.extend(vars(value).values())

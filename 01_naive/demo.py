@@ -1,0 +1,35 @@
+"""The demo: the sequence grows token by token, and so does the time of every step."""
+
+from common.cli import chat_prompt
+from common.demo import bar, check_against_reference, console, heading, show_answers
+from common.loader import Loaded
+from common.sampling import SamplingParams
+
+from .engine import Engine
+
+FULL_BAR = 60  # milliseconds
+
+
+def demo(engine: Engine, loaded: Loaded) -> None:
+    requests = show_answers(engine)
+
+    heading("One story, and what its tokens cost")
+    prompt = chat_prompt(loaded.tokenizer, "Tell me a story about a fox that lasts two days.")
+    story = engine.add(prompt, SamplingParams(max_tokens=400))
+    engine.trace.clear()
+    console.print("  token   sequence run again       time")
+    while engine.has_unfinished:
+        engine.step()
+        step = engine.trace[-1]
+        if len(story.token_ids) % 16 == 1:
+            milliseconds = step.seconds * 1e3
+            console.print(
+                f"  {len(story.token_ids):>5}   {step.tokens:>11} tokens   {milliseconds:5.1f} ms  "
+                f"[yellow]{bar(milliseconds, FULL_BAR)}[/yellow]"
+            )
+    console.print(f"\n[green]{story.text}[/green]\n", soft_wrap=False)
+    run = sum(step.tokens for step in engine.trace)
+    written = len(story.token_ids)
+    console.print(f"  {run:,} tokens went through the model to write {written}: {run / written:.0f} for each.")
+    console.print("  All but one of them had been through it before. Stage 02 remembers.")
+    check_against_reference(loaded, [*requests, story])

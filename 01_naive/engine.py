@@ -1,0 +1,48 @@
+"""Stage 01: the naive engine. To get one more token, run the whole sequence again.
+
+A language model is a function from a sequence to scores for its next token. So the simplest server there can be
+samples a token, appends it, and calls the function again with the longer sequence. Nothing is remembered between
+calls: not the keys and values of the prompt, not those of the tokens generated a moment ago.
+
+It is correct, and it is the definition that the seven later stages are held against: whatever they keep, share,
+guess or move, their greedy tokens must be these. Its cost is that generating n tokens after a prompt of p runs
+p + (p + 1) + ... + (p + n - 1) tokens through the model to produce n.
+
+What production engines do instead is the rest of the course. None of them has this loop, except in their tests.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from common.engine import BaseEngine
+from common.request import Request
+
+
+class Engine(BaseEngine):
+    """One request at a time, in order of arrival, with nothing kept between steps."""
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """One more token for the oldest request, by running its whole sequence again."""
+        if not self.requests:
+            return []
+        request = next(iter(self.requests.values()))
+        with self.trace.step() as record:
+            token_ids = torch.tensor(request.all_token_ids, device=self.device)  # [S]
+            positions = torch.arange(len(token_ids), device=self.device)
+            record.work(request.request_id, "recompute", len(token_ids))
+            hidden = self.model(token_ids, positions, causal_attention)  # [S, hidden_size]
+            # The model has scored the next token after every position. Only the last score is news.
+            self.sample_next([request], self.model.logits(hidden[-1:]))
+        return [request]
+
+
+def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`attend` over one whole sequence: each token sees itself and what stands before it.
+
+    q is [S, H, D], k and v are [S, H_kv, D]; returns [S, H, D]. `layer` does not matter: no layer keeps anything.
+    """
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, heads, S, D]
+    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return attended[0].transpose(0, 1)

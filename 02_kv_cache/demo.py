@@ -1,0 +1,81 @@
+"""The demo: prefill against decode, the bytes of the cache, and what a seed does."""
+
+import statistics
+
+import torch
+
+from common.cli import chat_prompt
+from common.config import read_config
+from common.demo import bar, check_against_reference, console, heading, show_answers
+from common.loader import Loaded, find_checkpoint
+from common.request import Request
+from common.sampling import SamplingParams
+
+from .engine import Engine
+
+FULL_BAR = 60  # milliseconds
+
+
+def demo(engine: Engine, loaded: Loaded) -> None:
+    requests = show_answers(engine)
+
+    heading("One story: its prompt in one step, then one token a step")
+    prompt = chat_prompt(loaded.tokenizer, "Tell me a story about a fox that lasts two days.")
+    story = engine.add(prompt, SamplingParams(max_tokens=400))
+    engine.trace.clear()
+    console.print("  token   run   remembered       time")
+    while engine.has_unfinished:
+        engine.step()
+        step = engine.trace[-1]
+        if len(story.token_ids) % 16 == 1:
+            milliseconds = step.seconds * 1e3
+            console.print(
+                f"  {len(story.token_ids):>5}   {step.tokens:>3}   {len(story.all_token_ids) - 1 - step.tokens:>10}   "
+                f"{milliseconds:5.1f} ms  [yellow]{bar(milliseconds, FULL_BAR)}[/yellow]  {step.works[0].phase}"
+            )
+    console.print(f"\n[green]{story.text}[/green]")
+    show_phases(engine, story)
+    show_bytes(engine, story)
+    show_seeds(engine)
+    check_against_reference(loaded, [*requests, story])
+
+
+def show_phases(engine: Engine, story: Request) -> None:
+    """Milliseconds for a token of a prompt, and for a token of an answer."""
+    heading("Prefill and decode")
+    decode = statistics.median(step.seconds for step in engine.trace if step.works[0].phase == "decode")
+    engine.generate([story.all_token_ids], SamplingParams(max_tokens=1))  # the story again, now as a prompt
+    prefill = engine.trace[-1]
+    per_token = prefill.seconds / prefill.tokens
+    console.print(f"  prefill   {per_token * 1e3:6.3f} ms per token   ({prefill.tokens} tokens in one step)")
+    console.print(f"  decode    {decode * 1e3:6.3f} ms per token   (one token a step, median)")
+    console.print(f"  A token that is read costs {decode / per_token:.0f} times less than a token that is written.")
+
+
+def show_bytes(engine: Engine, story: Request) -> None:
+    """The size of the cache by formula and as allocated, and by the same formula for a model that people know."""
+    heading("Bytes: 2 (K and V) x layers x K/V heads x head dimension x bytes of a number, for each token")
+    request = engine.add(story.prompt_token_ids, SamplingParams(max_tokens=50))
+    engine.step()
+    stats = engine.stats()
+    engine.abort(request.request_id)
+    tiny_llama = read_config(find_checkpoint("TinyLlama-1.1B", with_weights=False))
+    for name, config, dtype, tokens in (
+        ("this model", engine.config, engine.dtype, stats["kv_tokens_reserved"]),
+        ("TinyLlama-1.1B", tiny_llama, torch.float32, 50),
+    ):
+        per_token = config.kv_bytes_per_token(dtype)
+        console.print(
+            f"  {name:<15} 2 x {config.num_layers} x {config.num_kv_heads} x {config.head_dim} x {dtype.itemsize} = "
+            f"{per_token:,} bytes;  for {tokens} tokens {per_token * tokens / 1e6:.2f} MB"
+        )
+    console.print(f"  {'':<15} allocated by this engine for {stats['kv_tokens_reserved']} tokens: ", end="")
+    console.print(f"{stats['kv_bytes_reserved'] / 1e6:.2f} MB")
+
+
+def show_seeds(engine: Engine) -> None:
+    heading("Temperature 1: a seed decides, and the same seed decides the same")
+    for seed in (1, 1, 2):
+        params = SamplingParams(max_tokens=24, temperature=1.0, seed=seed)
+        [request] = engine.generate(["Once upon a time, there was"], params)
+        console.print(f"  seed {seed}: Once upon a time, there was[green]{request.text}[/green] ...")

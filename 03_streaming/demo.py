@@ -1,0 +1,107 @@
+"""The demo: text that arrives while it is written, characters in pieces, a client that leaves, and a queue."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+
+from common.cli import chat_prompt
+from common.demo import bar, check_against_reference, console, heading, show_answers
+from common.detokenizer import IncrementalDetokenizer
+from common.loader import Loaded
+from common.sampling import SamplingParams
+from common.serving.background import running
+
+from .engine import Engine
+from .engine_thread import EngineThread
+from .server import Server
+
+STORY = "Tell me a story about a fox that lasts two days."
+COPY = "Copy this text: 🐢 café 🚀 Łódź"
+
+
+def demo(engine: Engine, loaded: Loaded) -> None:
+    requests = show_answers(engine)
+    story = engine.generate([chat_prompt(loaded.tokenizer, STORY)], SamplingParams(max_tokens=400))[0]
+    engine.trace.clear()
+    with running(Server(EngineThread(engine, max_queue=64), "127.0.0.1", 0)) as url:
+        show_stream(url, loaded)
+        show_characters(url, loaded)
+        show_departure(url, engine, loaded)
+        show_queue(url, loaded)
+    check_against_reference(loaded, [*requests, story])
+
+
+def stream(url: str, **body) -> Iterator[dict]:
+    """The events of one streamed answer."""
+    with httpx.stream("POST", f"{url}/generate", json={"stream": True, **body}, timeout=60) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))
+
+
+def show_stream(url: str, loaded: Loaded) -> None:
+    heading("A story over HTTP, shown as its events arrive")
+    started = time.perf_counter()
+    arrivals = []
+    for event in stream(url, prompt=chat_prompt(loaded.tokenizer, STORY), max_tokens=400):
+        arrivals.append(time.perf_counter() - started)
+        console.print(f"[green]{event['text']}[/green]", end="", soft_wrap=True)
+    console.print(
+        f"\n\n  first text after {arrivals[0] * 1e3:.0f} ms, the last after {arrivals[-1] * 1e3:.0f} ms:", end=" "
+    )
+    console.print(f"stage 02's client would have looked at nothing {arrivals[-1] / arrivals[0]:.0f} times as long")
+
+
+def show_characters(url: str, loaded: Loaded) -> None:
+    """Which tokens a text is made of, and when each character can be sent."""
+    heading("A character may take several tokens, and is sent when it is complete")
+    [*_, last] = stream(url, prompt=chat_prompt(loaded.tokenizer, COPY), max_tokens=64)
+    detokenizer = IncrementalDetokenizer(loaded.tokenizer, [])
+    tokens = [
+        token
+        for event in stream(url, prompt=chat_prompt(loaded.tokenizer, COPY), max_tokens=64)
+        for token in event["token_ids"]
+    ]
+    pieces = [(loaded.tokenizer.decode([token]), detokenizer.append(token)) for token in tokens[:-1]]
+    console.print("  each token by itself:  " + " ".join(f"[red]{alone}[/red]" for alone, _ in pieces))
+    console.print("  what was sent for it:  " + " ".join(f"[green]{sent or '·'}[/green]" for _, sent in pieces))
+
+
+def show_departure(url: str, engine: Engine, loaded: Loaded) -> None:
+    heading("A client leaves in the middle of its answer")
+    events = stream(url, prompt=chat_prompt(loaded.tokenizer, STORY), max_tokens=400)
+    received = sum(len(next(events)["token_ids"]) for _ in range(10))
+    events.close()
+    left = engine.trace.steps
+    time.sleep(0.3)
+    console.print(f"  it had {received} tokens when it closed the connection;", end=" ")
+    console.print(f"the engine took {engine.trace.steps - left} more steps and then had nothing to do")
+
+
+def show_queue(url: str, loaded: Loaded) -> None:
+    """Four clients at once, one engine that serves one at a time."""
+    heading("Four clients at once: requests still run one at a time")
+    spans: dict[int, tuple[float, float]] = {}
+    started = time.perf_counter()
+
+    def client(number: int) -> None:
+        moments = [time.perf_counter() for _ in stream(url, prompt=chat_prompt(loaded.tokenizer, STORY), max_tokens=60)]
+        spans[number] = moments[0] - started, moments[-1] - started
+
+    clients = [threading.Thread(target=client, args=(number,)) for number in range(1, 5)]
+    for thread in clients:
+        thread.start()
+        time.sleep(0.02)
+    for thread in clients:
+        thread.join()
+    end = max(last for _, last in spans.values())
+    for number, (first, last) in sorted(spans.items()):
+        waiting, writing = bar(first, end, 40), bar(last - first, end, 40)
+        console.print(
+            f"  client {number}  [dim]{'·' * len(waiting)}[/dim][yellow]{writing}[/yellow]"
+            f"  first text after {first * 1e3:.0f} ms"
+        )
+    console.print("  Stage 04 lets them share every step.")

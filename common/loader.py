@@ -139,12 +139,24 @@ def empty_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -
         model = Transformer(config)
     for name, parameter in list(model.named_parameters()):
         module, _, attribute = name.rpartition(".")
-        memory = torch.empty_like(parameter, dtype=dtype, device=device)
+        memory = allocate(parameter.shape, dtype, device)
         setattr(model.get_submodule(module), attribute, nn.Parameter(memory, requires_grad=False))
     if config.tie_embeddings:
         model.head.weight = model.embedding.weight
     model.cos, model.sin = model.cos.to(device), model.sin.to(device)
     return model.eval()
+
+
+def allocate(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Uninitialised memory for one parameter.
+
+    In float32 on a CPU, a matrix with more rows than columns is stored column by column. Decode multiplies it by one
+    vector, and BLAS then adds columns to a sum instead of taking a dot product for each of the many rows: measured up
+    to 2.5 times as fast, and no slower for many tokens. It stays a matrix of that shape to everybody who uses it.
+    """
+    if device.type == "cpu" and dtype == torch.float32 and len(shape) == 2 and shape[0] > shape[1]:
+        return torch.empty(shape[::-1], dtype=dtype, device=device).t()
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def checkpoint_names(config: ModelConfig) -> list[tuple[str, str, slice]]:

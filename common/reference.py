@@ -12,7 +12,9 @@ class Reference:
 
     def __init__(self, name: str | None = None, device: torch.device | str = "cpu"):
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         folder = find_checkpoint(None if name == "bundled" else name, with_weights=True)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
 

@@ -33,7 +33,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-SHOWN_LAST = ["engine.py", "main.py", "benchmark.py"]  # by a diff: they build on the files that are new
+SHOWN_LAST = ["engine.py", "server.py", "main.py"]  # by a diff: they build on the files that are new
+ASIDE = {"demo.py", "benchmark.py"}  # they show and measure the lesson, and are not part of it
 
 
 def find_stages(root: Path) -> list[Path]:
@@ -217,7 +218,7 @@ def diff_stages(before: Path, after: Path) -> list[str]:
     old, new = read_sources(before), read_sources(after)
     lines, created = [f"{before.name} -> {after.name}"], []
     added = removed = 0
-    for name in [*sorted({*old, *new} - {*SHOWN_LAST}), *SHOWN_LAST]:
+    for name in [*sorted({*old, *new} - {*SHOWN_LAST} - ASIDE), *SHOWN_LAST]:
         was, now = old.get(name, []), new.get(name, [])
         if name in new and name not in old:
             created.append(f"{name}, {len(now)} lines")
@@ -228,6 +229,7 @@ def diff_stages(before: Path, after: Path) -> list[str]:
             lines += ["", f"{name}: +{plus} -{minus}", *(name_place(line, now) for line in hunks)]
             added, removed = added + plus, removed + minus
     lines += ["", f"{added + removed} changed lines (+{added} -{removed}) in files that existed before."]
+    lines += [f"Left out: {' and '.join(sorted(ASIDE))}, which show and measure the lesson."]
     return lines + [f"New: {'; '.join(created)}."] if created else lines
 
 

@@ -270,9 +270,9 @@ def test_diff_shows_new_files_and_changes_in_reading_order(tree, capsys):
         "new file: cache.py, 2 lines",
         "engine.py: +1 -1",
         "main.py: +2 -1",
-        "new file: benchmark.py, 1 lines",
         "5 changed lines (+3 -2) in files that existed before.",
-        "New: cache.py, 2 lines; benchmark.py, 1 lines.",
+        "Left out: benchmark.py and demo.py, which show and measure the lesson.",
+        "New: cache.py, 2 lines.",
     ]
     assert "\n+KEYS = []\n" in output
     assert "\n-        return 1\n+        return 2\n" in output

@@ -41,9 +41,10 @@ class Recipe:
     model: ModelConfig
     steps: int
     tokens_per_step: int = 4096
-    row_lengths: tuple[tuple[float, int], ...] = ((0.5, 512), (0.88, 1024), (1.0, CONTEXT_LENGTH))  # (until, length)
-    muon_lr: float = 0.02
-    adam_lr: float = 0.004
+    row_lengths: tuple[tuple[float, int], ...] = ((0.55, 512), (0.92, 1024), (1.0, CONTEXT_LENGTH))  # (until, length)
+    # Without a norm on Q and K, larger steps saturate attention: softmax becomes one-hot and stops learning.
+    muon_lr: float = 0.002
+    adam_lr: float = 0.002
     warmup: int = 50
     seed: int = 0
 
@@ -64,7 +65,7 @@ def bundled_config(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int
 
 
 RECIPES = {
-    "target": Recipe(bundled_config(layers=8, hidden=256, heads=4, kv_heads=2, mlp=688), steps=2000),
+    "target": Recipe(bundled_config(layers=8, hidden=256, heads=4, kv_heads=2, mlp=688), steps=2100),
     "draft": Recipe(bundled_config(layers=2, hidden=128, heads=2, kv_heads=1, mlp=344), steps=2000),
 }
 
@@ -129,7 +130,7 @@ class Training:
         matrices = [p for path, p in self.model.named_parameters() if p.ndim == 2 and "embedding" not in path]
         others = [p for path, p in self.model.named_parameters() if p.ndim == 1 or "embedding" in path]
         self.optimizers = {
-            "muon": torch.optim.Muon(matrices, lr=recipe.muon_lr, momentum=0.95, weight_decay=0.02),
+            "muon": torch.optim.Muon(matrices, lr=recipe.muon_lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
             "adam": torch.optim.AdamW(others, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
         }
         self.step, self.next_document, self.seconds = 0, 0, 0.0

@@ -1,0 +1,90 @@
+"""What does a token cost when nothing is remembered?
+
+Method. One request at a time, on random prompts of token ids, end-of-sequence ignored. On the left, the time of one
+more token in a sequence of S tokens (the median of a few). On the right, one long answer after a prompt of 32 tokens:
+the moment of its n-th token is the time that an answer of n tokens takes. `generate` of transformers with
+use_cache=False does the same work, and shows that the cost is the method's and not this engine's.
+
+Expectation. A step of S tokens costs 2 FLOPs for every weight and token, and 4 for every dimension of every pair of
+tokens in attention; the FLOPs per second are taken from the measurement at one length. So a token costs in proportion
+to S at first, more than that where attention counts, and an answer costs the square of its length. Short sequences
+come out dearer than predicted: there the fixed cost of a step, Python's and PyTorch's, is what one waits for.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+STAGE = Path(__file__).resolve().parent
+sys.path.insert(0, str(STAGE.parent))
+
+from common.bench import plots
+from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.offline import engine_writer, measure_writing, transformers_writer
+from common.bench.predict import step_flops
+from common.bench.settings import Settings
+from common.model import ModelConfig
+
+SIZES = {
+    "lengths": [64, 128, 256, 512, 1024, 2048],
+    "steps": 7,  # at each length
+    "calibration_length": 512,  # where the prediction takes its FLOPs per second from
+    "prompt": 32,
+    "answers": [32, 64, 128, 256, 384, 512],
+}
+QUICK = {"lengths": [16, 32], "steps": 2, "calibration_length": 32, "prompt": 8, "answers": [4, 8]}
+
+
+def measure_naive(settings: Settings, sizes: dict) -> Figures:
+    return measure_writing(engine_writer(settings, "01_naive"), sizes, settings.config().vocab_size)
+
+
+def measure_transformers(settings: Settings, sizes: dict) -> Figures:
+    return measure_writing(transformers_writer(settings, use_cache=False), sizes, settings.config().vocab_size)
+
+
+def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+    naive, reference = measured["01_naive"], measured["transformers"]
+    calibration = sizes["lengths"].index(sizes["calibration_length"])
+    flops_per_ms = step_flops(config, sizes["calibration_length"]) / naive["ms_per_token"][calibration]
+    steps = [step_flops(config, sizes["prompt"] + i) / flops_per_ms for i in range(max(sizes["answers"]))]
+    return {
+        "predicted_ms_per_token": [step_flops(config, length) / flops_per_ms for length in sizes["lengths"]],
+        "predicted_seconds": [sum(steps[:n]) / 1e3 for n in sizes["answers"]],
+        "calibrated_gflops_per_second": flops_per_ms / 1e6,
+        "growth_from_first_to_last_length": naive["ms_per_token"][-1] / naive["ms_per_token"][0],
+        "transformers_seconds_over_ours": reference["seconds"][-1] / naive["seconds"][-1],
+    }
+
+
+def draw(document: dict, png: Path) -> None:
+    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    message = "Without a cache, every token costs more than the last"
+    remark = (
+        f"Predicted: the FLOPs of each step, at the rate measured at {sizes['calibration_length']} tokens. "
+        "transformers: generate(use_cache=False)."
+    )
+    with plots.page(png, document, message, columns=2, remark=remark) as (token, answer):
+        for panel, x, name in ((token, sizes["lengths"], "ms_per_token"), (answer, sizes["answers"], "seconds")):
+            plots.predicted(panel, x, figures[f"predicted_{name}"], "predicted")
+            plots.line(panel, x, sides["transformers"][name], "transformers", "transformers")
+            plots.line(panel, x, sides["01_naive"][name], "01_naive", "stage 01")
+        plots.axes(token, "tokens in the sequence", "milliseconds per token", "One more token")
+        x_label = f"tokens written after a prompt of {sizes['prompt']}"
+        plots.axes(answer, x_label, "seconds", "A whole answer")
+
+
+if __name__ == "__main__":
+    run_benchmark(
+        Benchmark(
+            script=Path(__file__).resolve(),
+            description=__doc__,
+            sides={"01_naive": measure_naive, "transformers": measure_transformers},
+            sizes=SIZES,
+            quick_sizes=QUICK,
+            derive=derive,
+            draw=draw,
+        )
+    )

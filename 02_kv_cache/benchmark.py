@@ -1,0 +1,155 @@
+"""What does remembering K and V buy, and what does it cost in memory?
+
+Method. One request at a time, on random prompts of token ids, end-of-sequence ignored, greedy: stage 01, this stage,
+and transformers' `generate` with its own cache. The time of one more token in a sequence of S tokens; the moments
+of the n-th token of one long answer after a prompt of 32 tokens; the bytes that the engine says it holds for requests
+of several sizes; and the decode speed within the answer, from its first token to its last.
+
+Expectation. Stage 01 pays for the whole sequence with every token. With the cache a token reads each weight once, and
+K and V of the tokens before it: 2 * layers * H_kv * D * bytes per number for each of them. So its cost grows slowly
+with the sequence, the time for an answer in proportion to its length, and the memory by the formula exactly. The
+predictions take their rates, FLOPs per second and bytes per second, from the measurement at one length. A model this
+small is read in no time, and the fixed cost of a step is most of a decode step: it grows less than its bytes do.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+STAGE = Path(__file__).resolve().parent
+sys.path.insert(0, str(STAGE.parent))
+
+from common.bench import plots
+from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.offline import engine_writer, measure_writing, transformers_writer
+from common.bench.predict import decode_bytes, step_flops
+from common.bench.settings import Settings
+from common.bench.workloads import random_prompt
+from common.model import ModelConfig
+from common.sampling import SamplingParams
+from common.stages import load_engine
+
+SIZES = {
+    "lengths": [64, 128, 256, 512, 1024, 2048],
+    "steps": 7,  # at each length
+    "calibration_length": 512,  # where the predictions take their rates from
+    "prompt": 32,
+    "answers": [32, 64, 128, 256, 512],
+    "compared_answer": 256,  # where speed-up and decode speed are stated
+    "cache_tokens": [64, 512, 1024, 2048],
+}
+QUICK = {
+    "lengths": [16, 32],
+    "steps": 2,
+    "calibration_length": 32,
+    "prompt": 8,
+    "answers": [4, 8],
+    "compared_answer": 8,
+    "cache_tokens": [16, 32],
+}
+
+
+def measure_naive(settings: Settings, sizes: dict) -> Figures:
+    return measure_writing(engine_writer(settings, "01_naive"), sizes, settings.config().vocab_size)
+
+
+def measure_kv_cache(settings: Settings, sizes: dict) -> Figures:
+    writing = measure_writing(engine_writer(settings, "02_kv_cache"), sizes, settings.config().vocab_size)
+    return writing | {"cache_bytes": measure_cache(settings, sizes["cache_tokens"])}
+
+
+def measure_transformers(settings: Settings, sizes: dict) -> Figures:
+    return measure_writing(transformers_writer(settings, use_cache=True), sizes, settings.config().vocab_size)
+
+
+def measure_cache(settings: Settings, requests: list[int]) -> list[int]:
+    """Bytes held by one running request of each size, prompt and answer counted together."""
+    engine = load_engine("02_kv_cache")(settings.load())
+    held = []
+    for tokens in requests:
+        prompt = random_prompt(tokens // 2, engine.config.vocab_size)
+        request = engine.add(prompt, SamplingParams(max_tokens=tokens - len(prompt), ignore_eos=True))
+        engine.step()
+        held.append(engine.stats()["kv_bytes_reserved"])
+        engine.abort(request.request_id)
+    return held
+
+
+def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+    naive, cached, reference = measured["01_naive"], measured["02_kv_cache"], measured["transformers"]
+    lengths, calibration_length = sizes["lengths"], sizes["calibration_length"]
+    calibration = lengths.index(calibration_length)
+    flops_per_ms = step_flops(config, calibration_length) / naive["ms_per_token"][calibration]
+    bytes_per_ms = decode_bytes(config, calibration_length, dtype) / cached["ms_per_token"][calibration]
+    answer = sizes["answers"].index(sizes["compared_answer"])
+
+    def decode_rate(side: Figures) -> float:
+        """Tokens per second from the first token of the answer to its last."""
+        return (sizes["compared_answer"] - 1) / (side["seconds"][answer] - side["first_token_seconds"])
+
+    return {
+        "predicted_naive_ms_per_token": [step_flops(config, length) / flops_per_ms for length in lengths],
+        "predicted_cached_ms_per_token": [decode_bytes(config, length, dtype) / bytes_per_ms for length in lengths],
+        "predicted_cache_bytes": [tokens * config.kv_bytes_per_token(dtype) for tokens in sizes["cache_tokens"]],
+        f"speedup_at_{sizes['compared_answer']}": naive["seconds"][answer] / cached["seconds"][answer],
+        "decode_tokens_per_second": decode_rate(cached),
+        "transformers_decode_tokens_per_second": decode_rate(reference),
+        "decode_ratio_vs_transformers": decode_rate(cached) / decode_rate(reference),
+    }
+
+
+def draw(document: dict, png: Path) -> None:
+    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    compared = sizes["compared_answer"]
+    speedup, ratio = figures[f"speedup_at_{compared}"]["median"], figures["decode_ratio_vs_transformers"]["median"]
+    message = f"With a KV cache, an answer of {compared} tokens comes {speedup:.1f} times sooner"
+    remark = (
+        "Predicted: FLOPs of a step for stage 01, bytes read by a step for stage 02, each at the rate measured at "
+        f"{sizes['calibration_length']} tokens; cache bytes by the formula."
+    )
+    lines = {"01_naive": "stage 01", "transformers": "transformers", "02_kv_cache": "stage 02"}
+    with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as panels:
+        token, answer, memory, decode = panels
+        plots.doubling(token, sizes["lengths"])
+        plots.logarithmic(token)
+        plots.predicted(token, sizes["lengths"], figures["predicted_naive_ms_per_token"], "predicted")
+        plots.predicted(token, sizes["lengths"], figures["predicted_cached_ms_per_token"], "predicted")
+        for side, label in lines.items():
+            plots.line(token, sizes["lengths"], sides[side]["ms_per_token"], side, label)
+            plots.line(answer, sizes["answers"], sides[side]["seconds"], side, label)
+        plots.axes(token, "tokens in the sequence", "milliseconds per token", "One more token")
+
+        at = sizes["answers"].index(compared)
+        top, bottom = (sides[side]["seconds"]["median"][at] for side in ("01_naive", "02_kv_cache"))
+        answer.annotate("", (compared, bottom), (compared, top), arrowprops={"arrowstyle": "<->", "color": plots.TEXT})
+        plots.note(answer, compared, top, f"{speedup:.1f} times", above=6, align="right")
+        x_label = f"tokens written after a prompt of {sizes['prompt']}"
+        plots.axes(answer, x_label, "seconds", "A whole answer")
+
+        megabytes = {
+            key: [n / 1e6 for n in sides["02_kv_cache"]["cache_bytes"][key]] for key in ("median", "min", "max")
+        }
+        formula = {"median": [n / 1e6 for n in figures["predicted_cache_bytes"]["median"]]}
+        plots.predicted(memory, sizes["cache_tokens"], formula, "formula")
+        plots.line(memory, sizes["cache_tokens"], megabytes, "02_kv_cache", "stage 02")
+        plots.axes(memory, "tokens of the request", "megabytes of K and V", "What it costs in memory")
+
+        rates = [figures["decode_tokens_per_second"], figures["transformers_decode_tokens_per_second"]]
+        plots.bars(decode, ["02_kv_cache", "transformers"], rates, ["stage 02", "transformers\ngenerate"])
+        plots.axes(decode, "", "tokens per second", f"Decoding: {ratio:.2f} times as fast")
+
+
+if __name__ == "__main__":
+    run_benchmark(
+        Benchmark(
+            script=Path(__file__).resolve(),
+            description=__doc__,
+            sides={"01_naive": measure_naive, "02_kv_cache": measure_kv_cache, "transformers": measure_transformers},
+            sizes=SIZES,
+            quick_sizes=QUICK,
+            derive=derive,
+            draw=draw,
+        )
+    )

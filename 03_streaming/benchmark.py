@@ -1,0 +1,172 @@
+"""What does a client see of its answer, and when? And what does the machine do meanwhile?
+
+Method. Stages 02 and 03 serve HTTP on this machine, each from a process of its own, and a load generator sends them the
+same requests. First one client asks for answers of several lengths: the time until it sees text. Then 1 to 64 clients
+at once, each sending its next request when its last one has ended, with questions of the bundled corpus whose answers
+are as long as the right ones, up to a limit. Utilisation is the model's arithmetic (2 FLOPs for each parameter and
+token) as a share of what one large matrix product reaches on this machine in the same run.
+
+Expectation. Stage 02 answers at the end, so a client of its waits for the whole answer; stage 03 shows the first token
+after the prefill, and the end comes no sooner. Both engines run one request at a time: with N clients each waits for
+N - 1 others, N times as long (the prediction), first text included; throughput and utilisation stay where they are.
+Decoding one token reads every weight for two FLOPs each, so that share is small. Stage 04 is about that.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+STAGE = Path(__file__).resolve().parent
+sys.path.insert(0, str(STAGE.parent))
+
+from common.bench import plots
+from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.load import generate_load, running_server
+from common.bench.metrics import LoadResult, percentiles
+from common.bench.predict import matmul_flops_per_second, parameters
+from common.bench.settings import Settings
+from common.bench.workloads import Job, corpus_jobs
+from common.loader import load_tokenizer
+from common.model import ModelConfig
+
+SIZES = {
+    "answers": [8, 16, 32, 64, 128, 256],  # one client
+    "requests_per_answer": 5,
+    "clients": [1, 2, 4, 8, 16, 32, 64],
+    "least_requests": 24,  # at each number of clients; two for each client where that is more
+    "most_tokens": 64,
+}
+QUICK = {"answers": [2, 4], "requests_per_answer": 1, "clients": [1, 2], "least_requests": 2, "most_tokens": 4}
+
+
+def measure_kv_cache(settings: Settings, sizes: dict) -> Figures:
+    return measure("02_kv_cache", settings, sizes, stream=False)
+
+
+def measure_streaming(settings: Settings, sizes: dict) -> Figures:
+    return measure("03_streaming", settings, sizes, "--max-queue", "128", stream=True)
+
+
+def measure(stage: str, settings: Settings, sizes: dict, *options: str, stream: bool) -> Figures:
+    tokenizer = load_tokenizer(settings.folder())
+    if tokenizer is None:
+        raise ValueError("what is measured here is when text arrives, and this model has no tokenizer")
+    stories = corpus_jobs(tokenizer, sizes["requests_per_answer"], topics=["stories"])
+    peak = matmul_flops_per_second(*settings.place())
+    with running_server(stage, settings, *options) as url:
+
+        def load(jobs: list[Job], clients: int) -> LoadResult:
+            result = generate_load(url, jobs, concurrency=clients, stream=stream)
+            for record in result.records:
+                if not record.success:
+                    raise RuntimeError(f"a request failed: {record.error}")
+            return result
+
+        load(stories[:2], 1)  # warm-up
+        alone = [load([replace(story, max_tokens=n) for story in stories], 1) for n in sizes["answers"]]
+        sweep = []
+        for clients in sizes["clients"]:
+            count = max(sizes["least_requests"], 2 * clients)
+            sweep.append(load(corpus_jobs(tokenizer, count, most_tokens=sizes["most_tokens"]), clients))
+    return {
+        "peak_flops_per_second": peak,
+        "alone_first_text_seconds": [percentiles(result.values("ttft"))["p50"] for result in alone],
+        "alone_whole_answer_seconds": [percentiles(result.values("e2el"))["p50"] for result in alone],
+        **sweep_figures(sweep, stream),
+    }
+
+
+def sweep_figures(sweep: list[LoadResult], stream: bool) -> Figures:
+    """One number for each number of clients. An unstreamed answer is one chunk and has no inter-token latency."""
+    latencies = [percentiles(result.values("e2el"), (10, 50, 90)) for result in sweep]
+    figures: Figures = {f"e2el_{name}_seconds": [latency[name] for latency in latencies] for name in latencies[0]}
+    figures["ttft_p50_seconds"] = [percentiles(result.values("ttft"))["p50"] for result in sweep]
+    if stream:
+        gaps = [percentiles(result.values("itl")) for result in sweep]
+        figures |= {f"itl_{name}_ms": [1e3 * gap[name] for gap in gaps] for name in ("p50", "p99")}
+    figures["output_tokens_per_second"] = [result.throughput for result in sweep]
+    figures["processed_tokens_per_second"] = [result.processed_per_second for result in sweep]
+    return figures
+
+
+def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+    figures: Figures = {}
+    for stage, side in measured.items():
+        percent_per_token = 100 * 2 * parameters(config) / side["peak_flops_per_second"]
+        rates = side["processed_tokens_per_second"]
+        figures[f"utilisation_percent_{stage}"] = [percent_per_token * rate for rate in rates]
+    streaming = measured["03_streaming"]
+    in_the_queue = [clients / sizes["clients"][0] for clients in sizes["clients"]]
+    figures["predicted_e2el_seconds"] = [n * streaming["e2el_mean_seconds"][0] for n in in_the_queue]
+    waits = [measured[stage]["alone_first_text_seconds"][-1] for stage in ("02_kv_cache", "03_streaming")]
+    figures["first_text_speedup_at_longest_answer"] = waits[0] / waits[1]
+    return figures
+
+
+def draw(document: dict, png: Path) -> None:
+    draw_first_text(document, png)
+    draw_sweep(document, png.with_stem(f"{png.stem}-sweep"))
+
+
+def draw_first_text(document: dict, png: Path) -> None:
+    sizes, before, now = document["sizes"], document["sides"]["02_kv_cache"], document["sides"]["03_streaming"]
+    wait = 1e3 * now["alone_first_text_seconds"]["median"][-1]
+    message = f"Streaming shows its first text after {wait:.0f} ms, until clients have to queue"
+    remark = "Over HTTP on one machine, client and server on the same cores. Right: medians over all requests."
+    with plots.page(png, document, message, columns=2, remark=remark) as (alone, queue):
+        answers, whole = sizes["answers"], now["alone_whole_answer_seconds"]
+        plots.line(alone, answers, before["alone_first_text_seconds"], "02_kv_cache", "stage 02")
+        plots.line(alone, answers, whole, "03_streaming", "stage 03,\nlast text", dashed=True)
+        plots.line(alone, answers, now["alone_first_text_seconds"], "03_streaming", "stage 03,\nfirst text")
+        plots.axes(alone, "tokens of the answer", "seconds since the request", "One client")
+        plots.doubling(queue, sizes["clients"])
+        plots.logarithmic(queue)
+        plots.line(queue, sizes["clients"], before["ttft_p50_seconds"], "02_kv_cache", "stage 02")
+        plots.line(queue, sizes["clients"], now["ttft_p50_seconds"], "03_streaming", "stage 03")
+        plots.axes(queue, "clients at once", "seconds until the first text", "Many clients")
+
+
+def draw_sweep(document: dict, png: Path) -> None:
+    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    clients, now = sizes["clients"], document["sides"]["03_streaming"]
+    message = "One request at a time: more clients wait longer, and the machine does no more"
+    remark = (
+        "Total latency: median over requests, bands from the 10th to the 90th percentile; predicted: clients x latency "
+        "with one client.\nUtilisation: 2 FLOPs for each parameter and token; the peak is that of one large matrix "
+        "product on this machine."
+    )
+    with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as panels:
+        latency, gap, throughput, utilisation = panels
+        for panel in panels:
+            plots.doubling(panel, clients)
+        plots.logarithmic(latency)
+        for stage, label in (("02_kv_cache", "stage 02"), ("03_streaming", "stage 03")):
+            low, middle, high = (sides[stage][f"e2el_{name}_seconds"]["median"] for name in ("p10", "p50", "p90"))
+            plots.line(latency, clients, {"median": middle, "min": low, "max": high}, stage, label)
+            plots.line(throughput, clients, sides[stage]["output_tokens_per_second"], stage, label)
+            plots.line(utilisation, clients, figures[f"utilisation_percent_{stage}"], stage, label)
+        plots.predicted(latency, clients, figures["predicted_e2el_seconds"], "predicted")
+        plots.line(gap, clients, now["itl_p99_ms"], "03_streaming", "stage 03, p99", dashed=True)
+        plots.line(gap, clients, now["itl_p50_ms"], "03_streaming", "stage 03, p50")
+        plots.axes(latency, "clients at once", "seconds", "Total latency")
+        plots.axes(gap, "clients at once", "milliseconds", "Inter-token latency")
+        plots.axes(throughput, "clients at once", "output tokens per second", "Throughput")
+        plots.axes(utilisation, "clients at once", "percent of peak FLOP/s", "Utilisation")
+        plots.note(gap, clients[0], 0, "stage 02: none, answers come whole", above=6, tint=plots.color("02"))
+
+
+if __name__ == "__main__":
+    run_benchmark(
+        Benchmark(
+            script=Path(__file__).resolve(),
+            description=__doc__,
+            sides={"02_kv_cache": measure_kv_cache, "03_streaming": measure_streaming},
+            sizes=SIZES,
+            quick_sizes=QUICK,
+            derive=derive,
+            draw=draw,
+        )
+    )

@@ -1,0 +1,1 @@
+"""How the course measures: one discipline, one set of metric definitions, one look for the plots."""

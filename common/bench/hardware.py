@@ -1,0 +1,89 @@
+"""On what a figure was measured: it is written beside every figure, and into the name of its file."""
+
+import datetime
+import os
+import platform
+import re
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """Machine, versions, commit and date, as JSON values. Neither host name nor paths: results are published."""
+    facts: dict[str, Any] = {
+        "device": device.type,
+        "cpu": cpu_name(),
+        "cpu_cores": usable_cores(),
+        "ram_gib": ram_gib(),
+        "gpu": None,
+        "os": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "torch_threads": torch.get_num_threads(),
+        "commit": git("rev-parse", "--short=10", "HEAD"),
+        "uncommitted_changes": bool(git("status", "--porcelain", "--", ".", ":(exclude)*/results/*")),
+        "date": datetime.date.today().isoformat(),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts["gpu"] = properties.name
+        facts["gpu_memory_gib"] = round(properties.total_memory / 2**30, 1)
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def slug(facts: dict[str, Any]) -> str:
+    """A file name for `hardware`: "nvidia-h200", or "cpu-amd-epyc-2-cores"."""
+    if facts["gpu"]:
+        return slugify(facts["gpu"])
+    cores = facts["cpu_cores"]
+    return slugify(f"cpu {facts['cpu']} {cores} {'core' if cores == 1 else 'cores'}")
+
+
+def slugify(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def cpu_name() -> str:
+    """The processor's name without the marks and figures that vendors add to it, such as "(R)" and "@ 2.20GHz"."""
+    return re.sub(r"\((R|TM)\)|\bCPU\b|\bProcessor\b|\b\d+-Core\b|@.*", "", raw_cpu_name()).strip() or "unknown"
+
+
+def raw_cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():  # Linux; ARM machines have no such line
+        named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        return named[1] if named else platform.machine()
+    if platform.system() == "Darwin":
+        return run("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+    return platform.processor()
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on: fewer than the machine's inside a container or under taskset."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def ram_gib() -> float | None:
+    if not hasattr(os, "sysconf"):
+        return None
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+
+
+def git(*arguments: str) -> str | None:
+    return run("git", "-C", str(ROOT), *arguments)
+
+
+def run(*command: str) -> str | None:
+    """What a command prints, or None where it is missing or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

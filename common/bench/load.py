@@ -1,0 +1,156 @@
+"""A load generator for `POST /generate`, and a server of the course to point it at.
+
+    with running_server("03_streaming", settings) as url:
+        result = generate_load(url, jobs, concurrency=8, stream=True)
+    print(result.throughput, result.summary()["ttft"]["p99"])
+
+The loop is closed: each of N clients sends its next request when its last one has ended, so N requests are always
+under way, and a slow server is asked less often. (An open loop, with arrivals that do not wait for the server, shows
+where queues grow without end.)
+"""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from common.stages import stage_folder
+
+from .metrics import LoadResult, RequestRecord
+from .settings import Settings
+from .workloads import Job
+
+FINISHED = ("stop", "length")  # finish reasons of an answer that is complete
+START_SECONDS = 600.0  # a large model takes minutes to load
+STOP_SECONDS = 10.0
+REQUEST_SECONDS = 600.0
+
+
+def generate_load(url: str, jobs: Sequence[Job], *, concurrency: int, stream: bool) -> LoadResult:
+    """Sends all jobs, `concurrency` at a time, and returns one record for each; failed ones say why in `error`."""
+    return asyncio.run(closed_loop(url, jobs, concurrency, stream))
+
+
+async def closed_loop(url: str, jobs: Sequence[Job], concurrency: int, stream: bool) -> LoadResult:
+    import httpx
+
+    limits = httpx.Limits(max_connections=concurrency)
+    waiting = iter(jobs)  # one for all clients: each takes the next job that nobody has taken
+    send = send_streaming if stream else send_plain
+    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=REQUEST_SECONDS) as http:
+
+        async def client() -> list[RequestRecord]:
+            return [await record_request(send, http, job) for job in waiting]
+
+        start = time.perf_counter()
+        records = await asyncio.gather(*(client() for _ in range(concurrency)))
+        seconds = time.perf_counter() - start
+    return LoadResult([record for one in records for record in one], seconds)
+
+
+async def record_request(send, http, job: Job) -> RequestRecord:
+    """One request, whatever becomes of it."""
+    import httpx
+
+    record = RequestRecord(start=time.perf_counter())
+    try:
+        await send(http, job, record)
+    except (httpx.HTTPError, ValueError) as error:
+        record.error, record.end = str(error) or type(error).__name__, time.perf_counter()
+    return record
+
+
+async def send_plain(http, job: Job, record: RequestRecord) -> None:
+    """The whole answer at once: its first text comes with its last, and of TPOT there is nothing to see."""
+    response = await http.post("/generate", json=job.body())
+    record.end = time.perf_counter()
+    record.chunks.append(record.end)
+    check_status(response)
+    take_result(record, response.json())
+
+
+async def send_streaming(http, job: Job, record: RequestRecord) -> None:
+    """Server-sent events, the last of them `[DONE]`."""
+    event: dict = {}
+    async with http.stream("POST", "/generate", json=job.body() | {"stream": True}) as response:
+        if response.status_code != 200:
+            await response.aread()
+        check_status(response)
+        async for line in response.aiter_lines():
+            if not line.startswith("data:"):
+                continue
+            moment, data = time.perf_counter(), line.removeprefix("data:").strip()
+            if data == "[DONE]":
+                break
+            event = json.loads(data)
+            record.end = moment
+            if event.get("text"):
+                record.chunks.append(moment)
+        else:
+            raise ValueError("the stream ended without [DONE]")
+    record.chunks = record.chunks or [record.end]  # an answer without text
+    take_result(record, event)
+
+
+def check_status(response) -> None:
+    if response.status_code != 200:
+        raise ValueError(f"HTTP {response.status_code}: {response.text}")
+
+
+def take_result(record: RequestRecord, answer: dict) -> None:
+    """Counts the tokens of a finished answer, given as the server's JSON."""
+    if answer.get("finish_reason") not in FINISHED:
+        raise ValueError(f"the answer ended with {answer.get('finish_reason')!r}")
+    record.prompt_tokens, record.output_tokens = answer["prompt_tokens"], answer["generated_tokens"]
+
+
+@contextmanager
+def running_server(stage: str, settings: Settings, *options: str) -> Iterator[str]:
+    """A stage's server in a process of its own, for as long as the block runs; gives its URL.
+
+    RuntimeError with the last lines that the server printed if it does not come up.
+    """
+    port = free_port()
+    main = stage_folder(stage) / "main.py"
+    command = [sys.executable, str(main), "--serve", "--port", str(port), *settings.arguments(), *options]
+    with tempfile.TemporaryFile("w+") as log:  # not a pipe, which would fill up and stop the server
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            if not wait_until_healthy(server, url):
+                log.seek(0)
+                raise RuntimeError("".join(log.readlines()[-15:]) + f"The server of {stage} did not start.")
+            yield url
+        finally:
+            server.terminate()
+            try:
+                server.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def wait_until_healthy(server: subprocess.Popen, url: str) -> bool:
+    """True once GET /health answers; False if the process ends first, or takes too long."""
+    import httpx
+
+    give_up = time.monotonic() + START_SECONDS
+    while server.poll() is None and time.monotonic() < give_up:
+        try:
+            if httpx.get(f"{url}/health").status_code == 200:
+                return True
+        except httpx.HTTPError:
+            pass  # not listening yet
+        time.sleep(0.1)
+    return False
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

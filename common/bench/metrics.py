@@ -1,0 +1,95 @@
+"""What a server's speed is called, and how it is computed: the definitions of `vllm bench serve`.
+
+TTFT   time to first token: request sent to its first text
+ITL    inter-token latency: the gaps between the chunks of one answer, after the first
+TPOT   time per output token: (E2EL - TTFT) / (output tokens - 1)
+E2EL   end-to-end latency: request sent to the end of its answer
+Throughput is the output tokens of successful requests, goodput the number of successful requests that meet every
+objective, both divided by the wall time of the whole run. All times are seconds, seen by the client.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy
+
+
+@dataclass
+class RequestRecord:
+    """One request as its client saw it; moments in seconds on one clock."""
+
+    start: float
+    end: float = 0.0
+    chunks: list[float] = field(default_factory=list)  # when each piece of text arrived; an unstreamed answer is one
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    error: str | None = None  # why it failed
+
+    @property
+    def success(self) -> bool:
+        return self.error is None
+
+    @property
+    def ttft(self) -> float:
+        return self.chunks[0] - self.start
+
+    @property
+    def itl(self) -> list[float]:
+        return [after - before for before, after in zip(self.chunks, self.chunks[1:], strict=False)]
+
+    @property
+    def tpot(self) -> float:
+        """0 for an answer of one token, which meets any objective."""
+        return (self.e2el - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
+
+    @property
+    def e2el(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """All requests of one run, and its wall time in seconds."""
+
+    records: list[RequestRecord]
+    seconds: float
+
+    @property
+    def successful(self) -> list[RequestRecord]:
+        return [record for record in self.records if record.success]
+
+    def values(self, metric: str) -> list[float]:
+        """All values of "ttft", "itl", "tpot" or "e2el": one for each successful request, or one for each gap."""
+        if metric == "itl":
+            return [gap for record in self.successful for gap in record.itl]
+        if metric == "tpot":  # of one token there is none
+            return [record.tpot for record in self.successful if record.output_tokens > 1]
+        return [getattr(record, metric) for record in self.successful]
+
+    @property
+    def throughput(self) -> float:
+        """Output tokens of successful requests per second."""
+        return sum(record.output_tokens for record in self.successful) / self.seconds
+
+    @property
+    def processed_per_second(self) -> float:
+        """Tokens that went through the model per second: prompts and answers, without each answer's last token."""
+        return sum(record.prompt_tokens + record.output_tokens - 1 for record in self.successful) / self.seconds
+
+    def goodput(self, objectives: Mapping[str, float]) -> float:
+        """Requests per second that meet every objective, such as {"ttft": 0.2, "tpot": 0.05}, in seconds."""
+        met = [all(getattr(record, name) <= most for name, most in objectives.items()) for record in self.successful]
+        return sum(met) / self.seconds
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """`percentiles` of every metric that has values."""
+        metrics = {name: self.values(name) for name in ("ttft", "itl", "tpot", "e2el")}
+        return {name: percentiles(values) for name, values in metrics.items() if values}
+
+
+def percentiles(values: Sequence[float], ranks: Sequence[int] = (50, 90, 99)) -> dict[str, float]:
+    """{"mean", "p50", "p90", "p99"}, interpolated linearly between neighbours; ValueError if there are no values."""
+    if not values:
+        raise ValueError("there are no values to take percentiles of")
+    by_rank = {f"p{rank}": float(numpy.percentile(values, rank)) for rank in ranks}
+    return {"mean": float(numpy.mean(values)), **by_rank}

@@ -1,0 +1,99 @@
+"""One request in one process, timed token by token: an engine of the course, and transformers' `generate`.
+
+Both come as a `Write`: from a prompt of token ids and a number n, the moments of n greedy output tokens, in seconds
+since the call. All offline figures are differences of these moments, so that both sides are measured by one rule.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from common.sampling import SamplingParams
+from common.stages import load_engine
+
+from .settings import Settings
+from .workloads import random_prompt
+
+Write = Callable[[list[int], int], list[float]]
+
+
+def engine_writer(settings: Settings, stage: str) -> Write:
+    """The engine of a stage, such as "02_kv_cache"."""
+    engine = load_engine(stage)(settings.load())
+
+    def write(prompt: list[int], tokens: int) -> list[float]:
+        [request] = engine.generate([prompt], SamplingParams(max_tokens=tokens, ignore_eos=True))
+        return [moment - request.timings.arrival for moment in request.timings.tokens]
+
+    return write
+
+
+def transformers_writer(settings: Settings, *, use_cache: bool) -> Write:
+    """`generate` of the transformers library as it comes, on the same weights, device and type."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    device, dtype = settings.place()
+    if settings.load_format == "dummy":
+        with device:
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(settings.folder()), dtype=dtype)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(settings.folder(), dtype=dtype).to(device)
+    model.eval()
+    model.generation_config.eos_token_id = None  # write all the tokens asked for
+
+    @torch.inference_mode()
+    def write(prompt: list[int], tokens: int) -> list[float]:
+        inputs = torch.tensor([prompt], device=device)
+        clock = TokenClock()
+        start = time.perf_counter()
+        model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=tokens,
+            do_sample=False,
+            use_cache=use_cache,
+            streamer=clock,
+        )
+        return [moment - start for moment in clock.moments[1:]]  # the first is that of the prompt
+
+    return write
+
+
+class TokenClock:
+    """A streamer for `generate`, which hands it the prompt and then each token as it is known."""
+
+    def __init__(self):
+        self.moments: list[float] = []
+
+    def put(self, token_ids: torch.Tensor) -> None:
+        self.moments.append(time.perf_counter())
+
+    def end(self) -> None:
+        pass
+
+
+def measure_writing(write: Write, sizes: dict, vocab_size: int) -> dict[str, float | list[float]]:
+    """The time of one more token at each of `lengths`, and of answers of each of `answers` tokens after a `prompt`.
+
+    One long answer is written: the moment of its n-th token is the time that an answer of n tokens takes.
+    """
+    prompt = random_prompt(sizes["prompt"], vocab_size)
+    write(prompt, 8)  # warm-up
+    ms_per_token = [milliseconds_per_token(write, length, sizes["steps"], vocab_size) for length in sizes["lengths"]]
+    moments = write(prompt, max(sizes["answers"]))
+    return {
+        "ms_per_token": ms_per_token,
+        "first_token_seconds": moments[0],
+        "seconds": [moments[n - 1] for n in sizes["answers"]],
+    }
+
+
+def milliseconds_per_token(write: Write, length: int, steps: int, vocab_size: int) -> float:
+    """The median time of the last `steps` tokens of a sequence that ends at `length` tokens.
+
+    The token before them is left out: it pays for the prompt, and for what a library does once for each shape.
+    """
+    moments = write(random_prompt(length - steps - 1, vocab_size), steps + 1)
+    return 1e3 * statistics.median(after - before for before, after in zip(moments, moments[1:], strict=False))

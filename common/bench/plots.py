@@ -1,0 +1,204 @@
+"""The look of every plot in the course: a colour per stage, one message as the title, labels on the lines.
+
+    with plots.page(png, document, "Without a cache, every token costs more than the last", columns=2) as (left, right):
+        plots.line(left, lengths, naive["ms_per_token"], "01_naive", "stage 01")
+        plots.axes(left, "tokens in the sequence", "milliseconds per token")
+
+matplotlib is imported by `page` alone, so that a machine without it can measure.
+"""
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+COLORS = {
+    "01": "#c8354b",  # red
+    "02": "#00788a",  # teal
+    "03": "#b97a00",  # amber
+    "04": "#2f5fa8",  # blue
+    "05": "#4f8a2c",  # green
+    "06": "#7b4a9e",  # purple
+    "07": "#e0591b",  # orange
+    "08": "#2b2b38",  # ink
+}
+REFERENCE = "#7d7d7d"  # transformers
+PREDICTION = "#555555"
+TEXT = "#222222"
+WIDTH_INCHES, DPI = 10.0, 160  # 1600 pixels, and 12 point type is still legible at half of them
+STYLE = {
+    "font.size": 12,
+    "text.color": TEXT,
+    "axes.labelcolor": TEXT,
+    "axes.edgecolor": "#888888",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 12.5,
+    "axes.titlepad": 10,
+    "axes.ymargin": 0.08,
+    "axes.titleweight": "bold",
+    "grid.color": "#e4e4e4",
+    "xtick.color": TEXT,
+    "ytick.color": TEXT,
+    "ytick.left": False,
+    "lines.linewidth": 2.4,
+    "lines.markersize": 5.5,
+}
+
+
+@contextmanager
+def page(
+    png: Path,
+    document: dict[str, Any],
+    message: str,
+    *,
+    rows: int = 1,
+    columns: int = 1,
+    height: float = 4.8,
+    remark: str = "",
+) -> Iterator[list]:
+    """The panels of one picture, row by row; when the block ends they are labelled and written to `png`.
+
+    message: what the picture says, as its title. remark: what a reader must know to believe it, above the footer.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")
+        figure.get_layout_engine().set(wspace=0.06, hspace=0.08, w_pad=0.1, h_pad=0.1)
+        panels = figure.subplots(rows, columns, squeeze=False)
+        yield list(panels.flat)
+        figure.suptitle(message, x=0.012, ha="left", fontsize=15, fontweight="bold")
+        figure.supxlabel(f"{remark}\n{footer(document)}".strip(), x=0.012, ha="left", fontsize=8.5, color="#666666")
+        figure.draw_without_rendering()  # the labels keep apart by where the lines end on the page
+        for panel in panels.flat:
+            label_ends(panel)
+        save(figure, png)
+
+
+def save(figure, png: Path) -> None:
+    """Writes a palette PNG, a third of the size of a full-colour one, and puts it in place only when it is complete."""
+    from PIL import Image
+
+    rendered, unfinished = io.BytesIO(), png.with_suffix(".tmp")
+    figure.savefig(rendered, format="png")
+    Image.open(rendered).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(unfinished, "PNG", optimize=True)
+    os.replace(unfinished, png)
+
+
+def footer(document: dict[str, Any]) -> str:
+    """On what, with what and when it was measured, in two lines."""
+    machine, settings = document["hardware"], document["settings"]
+    cores = machine["cpu_cores"]
+    place = machine["gpu"] or f"{machine['cpu']}, {cores} CPU core{'s' * (cores > 1)}"
+    weights = ", random weights" if settings["load_format"] == "dummy" else ""
+    repeats = len(document["order"])
+    measured = [f"torch {machine['torch']}", f"transformers {machine['transformers']}", machine["date"]]
+    if machine["commit"]:
+        measured.append(f"commit {machine['commit']}{' with changes' * machine['uncommitted_changes']}")
+    return (
+        f"{place}; {settings['dtype']}; {settings['model']} model{weights}. "
+        f"Medians of {repeats} repeat{'s' * (repeats > 1)}, bands from least to most.\n{'; '.join(measured)}."
+    )
+
+
+def color(side: str) -> str:
+    """The colour of a stage given as "02" or "02_kv_cache"; grey for whatever is no stage."""
+    return COLORS.get(side[:2], REFERENCE)
+
+
+def line(panel, x: Sequence[float], figure: dict[str, Any], side: str, label: str, *, dashed: bool = False) -> None:
+    """Medians as a line, least and most as a band, the label where the line ends. What is no stage is always dashed."""
+    is_stage = side[:2] in COLORS
+    style = {"linestyle": "--" if dashed or not is_stage else "-", "marker": "o"}
+    if not is_stage:
+        style["markerfacecolor"] = "white"
+    panel.plot(x, figure["median"], color=color(side), label=label, **style)
+    band(panel, x, figure["min"], figure["max"], side)
+
+
+def band(panel, x: Sequence[float], low: Sequence[float], high: Sequence[float], side: str) -> None:
+    panel.fill_between(x, low, high, color=color(side), alpha=0.18, linewidth=0)
+
+
+def predicted(panel, x: Sequence[float], figure: dict[str, Any], label: str) -> None:
+    """What arithmetic says: dashed, thin and without marks, since nothing was measured."""
+    style = {"color": PREDICTION, "linestyle": (0, (4, 3)), "linewidth": 1.3}
+    panel.plot(
+        x, figure["median"], label=label, zorder=4, **style
+    )  # on top: where it holds, it covers what it predicts
+
+
+def bars(panel, sides: Sequence[str], figures: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
+    """One bar for each side, its value on top, a thin line from least to most."""
+    medians = [figure["median"] for figure in figures]
+    reach = [[figure["median"] - figure["min"] for figure in figures]]
+    reach += [[figure["max"] - figure["median"] for figure in figures]]
+    panel.bar(labels, medians, width=0.6, color=[color(side) for side in sides])
+    panel.errorbar(labels, medians, yerr=reach, fmt="none", ecolor=TEXT, elinewidth=1.2)
+    for place, figure in enumerate(figures):
+        note(panel, place, figure["max"], f"{figure['median']:.3g}", above=4, align="center")
+    panel.margins(y=0.12)
+
+
+def axes(panel, x_label: str, y_label: str, title: str = "") -> None:
+    """Names and units; the y axis begins at 0, because a ratio is read off heights."""
+    panel.set_xlabel(x_label)
+    panel.set_ylabel(y_label)
+    panel.set_title(title)
+    if panel.get_yscale() == "linear":
+        panel.set_ylim(bottom=0)
+
+
+def doubling(panel, values: Sequence[float]) -> None:
+    """A logarithmic x axis with a tick at each of the measured values."""
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(values, [str(value) for value in values])
+    panel.set_xticks([], minor=True)
+
+
+def logarithmic(panel) -> None:
+    """A logarithmic y axis whose ticks are plain numbers: 1, 3, 10, 30 ..."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    panel.set_yscale("log")
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    panel.yaxis.set_minor_locator(NullLocator())
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def note(panel, x: float, y: float, text: str, *, above: float = 0, align: str = "left", tint: str = TEXT) -> None:
+    """Text at a point of the data, `above` it by so many points."""
+    style = {"ha": align, "va": "bottom", "color": tint, "fontsize": 11}
+    panel.annotate(text, (x, y), (0, above), textcoords="offset points", **style)
+
+
+def label_ends(panel) -> None:
+    """Writes each line's label beside its last point, and moves labels apart that would overlap."""
+    lines = [line for line in panel.get_lines() if not line.get_label().startswith("_")]
+    ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in lines]
+    heights = [panel.transData.transform(end)[1] * 72 / DPI for end in ends]  # points
+    places = apart(heights, [15.0 * (line.get_label().count("\n") + 1) for line in lines])
+    for line, end, height, place in zip(lines, ends, heights, places, strict=True):
+        style = {"va": "center", "color": line.get_color(), "fontsize": 11}
+        panel.annotate(line.get_label(), end, (8, place - height), textcoords="offset points", **style)
+
+
+def apart(centers: Sequence[float], heights: Sequence[float]) -> list[float]:
+    """Centres of intervals of these heights, moved as little as keeps them from overlapping."""
+    places = list(centers)
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    for _ in range(200):  # each pass halves an overlap on both sides; a handful of labels settles at once
+        for low, high in zip(order, order[1:], strict=False):
+            overlap = (heights[low] + heights[high]) / 2 - (places[high] - places[low])
+            if overlap > 0:
+                places[low] -= overlap / 2
+                places[high] += overlap / 2
+    return places

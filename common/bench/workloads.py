@@ -1,0 +1,73 @@
+"""The requests that benchmarks send: the same for every side and every repeat, because they are seeded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from common.checkpoints.corpus import facts, passages, stories, terms
+from common.cli import chat_prompt
+from common.loader import find_checkpoint, load_tokenizer
+
+# Questions and answers by length: facts of about 10 tokens, terms of 30, passages of 5 to 100, stories of 100 to 1000.
+TOPICS = {
+    "facts": facts.exchange,
+    "terms": terms.exchange,
+    "passages": passages.exchange,
+    "stories": stories.request,  # of one to twelve days
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request of a workload; greedy. With `ignore_eos` it gives exactly `max_tokens` tokens."""
+
+    prompt: str | list[int]
+    max_tokens: int
+    ignore_eos: bool = True
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body for POST /generate."""
+        return {"prompt": self.prompt, "max_tokens": self.max_tokens, "ignore_eos": self.ignore_eos}
+
+
+def corpus_jobs(
+    tokenizer,
+    count: int,
+    *,
+    seed: int = 0,
+    most_tokens: int = 512,
+    topics: Sequence[str] = tuple(TOPICS),
+    chat: bool = True,
+    ignore_eos: bool = True,
+) -> list[Job]:
+    """Questions as users ask them, with outputs as long as the right answers, up to `most_tokens`.
+
+    By default each job runs to that length whatever the model says: the variety of lengths is then known, and the
+    same for every model. With ignore_eos=False the length is a limit, and the model ends its answer itself.
+    chat: prompts are token ids in the chat template; False: raw text. A model without a tokenizer (a bundled config)
+    gets the bundled checkpoint's token ids: timing asks only how many there are.
+    """
+    rng = Random(f"corpus/{seed}")
+    tokenizer = tokenizer or load_tokenizer(find_checkpoint(None, with_weights=True))
+    jobs = []
+    for _ in range(count):
+        question, answer = TOPICS[rng.choice(topics)](rng)
+        length = len(tokenizer(answer)["input_ids"]) + 1  # the end-of-sequence token
+        templated = chat and tokenizer.chat_template is not None
+        prompt = chat_prompt(tokenizer, question) if templated else question
+        jobs.append(Job(prompt, min(length, most_tokens), ignore_eos))
+    return jobs
+
+
+def fixed_length_jobs(
+    count: int, prompt_tokens: int, output_tokens: int, vocab_size: int, *, seed: int = 0
+) -> list[Job]:
+    """Requests that are all of one size; their prompts share no prefix."""
+    return [Job(random_prompt(prompt_tokens, vocab_size, f"{seed}/{i}"), output_tokens) for i in range(count)]
+
+
+def random_prompt(tokens: int, vocab_size: int, seed: int | str = 0) -> list[int]:
+    """Token ids without a meaning, for when only their number matters."""
+    rng = Random(f"prompt/{seed}")
+    return [rng.randrange(vocab_size) for _ in range(tokens)]

@@ -1,0 +1,47 @@
+"""Draws loss.png, the training of both checkpoints, from their training.json.
+
+python -m common.checkpoints.plot_loss
+"""
+
+import json
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from common.bench.plots import COLORS, DPI, STYLE, save
+
+from .tokenizer import FOLDER
+
+
+def main() -> None:
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8, 4.6), dpi=DPI, layout="constrained")
+        panel = figure.subplots()
+        for name, color in (("draft", COLORS["03"]), ("target", COLORS["02"])):
+            record = json.loads((FOLDER / name / "training.json").read_text())
+            tokens = record["recipe"]["tokens_per_step"] / 1e6
+            history = record["history"]
+            panel.plot(
+                [entry["step"] * tokens for entry in history], [entry["train_loss"] for entry in history], color=color
+            )
+            held_out = [entry for entry in history if "held_out_loss" in entry]
+            panel.plot(
+                [entry["step"] * tokens for entry in held_out],
+                [entry["held_out_loss"] for entry in held_out],
+                linestyle="",
+                marker="o",
+                markerfacecolor="white",
+                color=color,
+            )
+            text = f"{name}, {record['parameters'] / 1e6:.1f} M parameters\nheld out {record['held_out_loss']:.3f}"
+            end = history[-1]["step"] * tokens, history[-1]["train_loss"]
+            panel.annotate(text, end, (8, 0), textcoords="offset points", va="center", color=color, fontsize=10)
+        panel.set_ylim(0, 3)
+        panel.set_xlabel("million tokens seen   (lines: training, circles: held-out documents)")
+        panel.set_ylabel("loss, nats per token")
+        figure.suptitle("Training of the bundled checkpoints", x=0.012, ha="left", fontsize=15, fontweight="bold")
+        save(figure, FOLDER / "loss.png")
+
+
+if __name__ == "__main__":
+    main()

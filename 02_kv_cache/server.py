@@ -18,7 +18,7 @@ def create_app(engine: BaseEngine) -> Flask:
 
     @app.post("/generate")
     def generate():
-        body = parse_generate_body(request.get_json())
+        body = parse_generate_body(request.get_data())
         if body.stream:
             raise ValueError("this stage cannot stream: stage 03 can")
         with engine_lock:

@@ -16,7 +16,8 @@ from common.serving.background import running
 
 from .engine import Engine
 from .engine_thread import EngineThread
-from .server import Server
+from .graceful import Server
+from .server import create_app
 
 STORY = "Tell me a story about a fox that lasts two days."
 COPY = "Copy this text: 🐢 café 🚀 Łódź"
@@ -26,7 +27,8 @@ def demo(engine: Engine, loaded: Loaded) -> None:
     requests = show_answers(engine)
     story = engine.generate([chat_prompt(loaded.tokenizer, STORY)], SamplingParams(max_tokens=400))[0]
     engine.trace.clear()
-    with running(Server(EngineThread(engine, max_queue=64), "127.0.0.1", 0)) as url:
+    engine_thread = EngineThread(engine, max_queue=64)
+    with running(Server(create_app(engine_thread), engine_thread, "127.0.0.1", 0)) as url:
         show_stream(url, loaded)
         show_characters(url, loaded)
         show_departure(url, engine, loaded)

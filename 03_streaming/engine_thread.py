@@ -15,6 +15,7 @@ Python's interpreter lock lets only one of two busy threads run.
 """
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -92,6 +93,7 @@ class EngineThread:
     def __init__(self, engine: BaseEngine, max_queue: int):
         self.engine, self.max_queue = engine, max_queue
         self.error: Exception | None = None  # why no more requests are taken
+        self.deadline = math.inf  # when open requests are given up, on the event loop's clock
         self.stats = engine.stats()  # as of the last step; the engine itself may be in the middle of one
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._open: set[Stream] = set()  # touched on the event loop only
@@ -114,9 +116,6 @@ class EngineThread:
         self._commands.put(partial(self._engine_add, stream, prompt, params))
         try:
             await stream.accepted
-        except ValueError:
-            self._open.discard(stream)
-            raise
         except asyncio.CancelledError:  # the client went away while its request was on the way to the engine
             self.abort(stream)
             raise
@@ -127,16 +126,29 @@ class EngineThread:
         self._commands.put(partial(self._engine_abort, stream))
 
     async def close(self, grace: float) -> None:
-        """Takes no more requests, gives the open ones `grace` seconds, aborts what is left and ends the thread."""
+        """Takes no more requests, gives the open ones `grace` seconds, aborts what is left and ends the thread.
+
+        Whoever finds that too long sets an earlier `deadline`, or calls it again with less grace.
+        """
         if self.error is None:
             self.error = EngineDead("the server is shutting down")
-        deadline = self._loop.time() + grace
-        while self._open and self._loop.time() < deadline and self._thread.is_alive():
+        self.deadline = min(self.deadline, self._loop.time() + grace)
+        while self._open and self._loop.time() < self.deadline and self._thread.is_alive():
             await asyncio.sleep(0.02)
         for stream in self._open:
             self.abort(stream)
         self._commands.put(self._engine_stop)
         await asyncio.to_thread(self._thread.join)
+
+    def _answer(self, stream: Stream, error: ValueError | None) -> None:
+        if error is not None:
+            self._open.discard(stream)
+        if stream.accepted.done():  # cancelled: nobody waits any more
+            return
+        if error is not None:
+            stream.accepted.set_exception(error)
+        else:
+            stream.accepted.set_result(None)
 
     def _deliver(self, stream: Stream, piece: Piece) -> None:
         stream.put(piece)
@@ -177,10 +189,10 @@ class EngineThread:
         try:
             stream.request = self.engine.add(prompt, params)
         except ValueError as error:
-            self._tell(_settle, stream.accepted, error)
+            self._tell(self._answer, stream, error)
         else:
             self._by_id[stream.request.request_id] = stream
-            self._tell(_settle, stream.accepted, None)
+            self._tell(self._answer, stream, None)
 
     def _engine_abort(self, stream: Stream) -> None:
         if stream.request is not None and not stream.request.finished:
@@ -197,12 +209,3 @@ class EngineThread:
 
     def _tell(self, function: Callable, *arguments) -> None:
         self._loop.call_soon_threadsafe(function, *arguments)
-
-
-def _settle(future: asyncio.Future, error: Exception | None) -> None:
-    if future.done():  # cancelled: nobody waits any more
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)

@@ -12,16 +12,17 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from common.engine import BaseEngine
 from common.serving.generate_api import completion_json, parse_generate_body
 
 from .engine_thread import EngineDead, EngineThread, QueueFull, Stream
+from .graceful import Server
 
-GRACE_SECONDS = 5.0  # for requests that are open when the server is told to stop
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
 
 
@@ -38,7 +39,7 @@ def create_app(engine_thread: EngineThread) -> FastAPI:
 
     @app.post("/generate")
     async def generate(http: Request):
-        body = parse_generate_body(await http.json())
+        body = parse_generate_body(await http.body())
         stream = await engine_thread.submit(body.prompt, body.params)
         watch = asyncio.create_task(abort_on_disconnect(http, engine_thread, stream))
         if body.stream:
@@ -55,6 +56,7 @@ def create_app(engine_thread: EngineThread) -> FastAPI:
             raise EngineDead(str(engine_thread.error))
         return {"status": "ok", **engine_thread.stats}
 
+    @app.exception_handler(ClientDisconnect)  # in the middle of its question: nobody reads the answer
     @app.exception_handler(ValueError)
     async def bad_request(http: Request, error: ValueError):
         return JSONResponse({"error": str(error)}, 400)
@@ -66,6 +68,10 @@ def create_app(engine_thread: EngineThread) -> FastAPI:
     @app.exception_handler(EngineDead)
     async def engine_dead(http: Request, error: EngineDead):
         return JSONResponse({"error": str(error)}, 503)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(http: Request, error: HTTPException):
+        return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
 
     return app
 
@@ -96,24 +102,13 @@ async def events(stream: Stream, watch: asyncio.Task) -> AsyncIterator[str]:
     watch.cancel()
 
 
-class Server(uvicorn.Server):
-    """uvicorn told to stop closes its door and waits for open responses; this one also sees to it that they end."""
-
-    def __init__(self, engine_thread: EngineThread, host: str, port: int):
-        app = create_app(engine_thread)
-        super().__init__(uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=None))
-        self.engine_thread = engine_thread
-
-    async def shutdown(self, sockets=None) -> None:
-        closing = asyncio.create_task(self.engine_thread.close(GRACE_SECONDS))
-        await super().shutdown(sockets)
-        await closing
-
-
 def serve(engine: BaseEngine, args: argparse.Namespace) -> None:
     """Serves until SIGTERM or Ctrl-C; every open request is finished or told that it is not."""
     # uvicorn raises the signal once more after its own shutdown, and then this decides the exit status.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    server = Server(EngineThread(engine, args.max_queue), args.host, args.port)
-    print(f"serving on http://{args.host}:{args.port} (POST /generate, GET /health), Ctrl-C to stop", flush=True)
-    server.run()
+    engine_thread = EngineThread(engine, args.max_queue)
+    server = Server(create_app(engine_thread), engine_thread, args.host, args.port)
+    listener = server.config.bind_socket()
+    port = listener.getsockname()[1]
+    print(f"serving on http://{args.host}:{port} (POST /generate, GET /health), Ctrl-C to stop", flush=True)
+    server.run(sockets=[listener])

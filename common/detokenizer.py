@@ -5,34 +5,49 @@ several tokens, and decoders of the SentencePiece kind add or drop a leading spa
 So the text of a list of tokens is not the sum of the texts of its tokens, and decoding the whole list again for
 every token costs time quadratic in its length.
 
-The way out (as in Hugging Face's text-generation-inference, and vLLM after it) is a window of a few tokens that is
-decoded twice, without and with the new token; the difference is the new text. While that difference ends in a
-replacement character, a character is not yet complete and nothing is said.
+The way out (as in Hugging Face's text-generation-inference, and vLLM after it) is a window of a few tokens: some whose
+text has been said, and the new one. The window is decoded with every token, and what it has beyond the part that was
+said is new. Where it ends in replacement characters, the last character is not yet complete and has to wait.
 """
 
 from collections.abc import Sequence
 
 REPLACEMENT = "\ufffd"  # what decoders put where bytes are no valid UTF-8
 PROMPT_TAIL = 6  # tokens of the prompt that the first output token is decoded with
+MOST_BYTES = 4  # of one character in UTF-8
+HOPELESS = 32  # tokens since the last complete character: from here on they are broken text, and not waited for
 
 
 class IncrementalDetokenizer:
     """Text of the output tokens of one request, in the order they come.
 
-    The pieces returned by `append` and `flush` add up to the text by which the output continues the prompt.
+    The pieces returned by `append` and `flush` add up to the text by which the output continues the prompt. Each
+    character is in the piece of the token that completes it; a character that the prompt began belongs to the prompt.
     """
 
     def __init__(self, tokenizer, prompt_token_ids: Sequence[int]):
         self._tokenizer = tokenizer
-        self._window = list(prompt_token_ids[-PROMPT_TAIL:])
-        self._said = len(self._window)  # tokens of the window whose text has been returned
-        self._said_text = self._decode(self._window)
+        for tail in range(PROMPT_TAIL, PROMPT_TAIL + MOST_BYTES):
+            self._window = list(prompt_token_ids[-tail:])
+            text = self._decode(self._window)
+            if not text.startswith(REPLACEMENT):  # it must not begin inside a character
+                break
+        self._context = len(self._window)  # tokens of the window that nothing is left to say of
+        self._said = len(text)  # characters of the window's text that need not be said any more
 
     def append(self, token_id: int) -> str:
-        """The text that became certain with this token; empty while a character is incomplete."""
+        """The characters that this token completes; empty if there are none."""
         self._window.append(token_id)
         text = self._decode(self._window)
-        if text.endswith(REPLACEMENT) or len(text) <= len(self._said_text):
+        complete = len(text.rstrip(REPLACEMENT))
+        if complete < len(text) and len(self._window) - self._context < HOPELESS:
+            piece = text[self._said : complete]
+            self._said = max(self._said, complete)
+            return piece
+        if len(text) <= self._said:
+            self._said = len(text)  # shorter if this token ended a character of the prompt
+            if text and not self._decode(self._window[self._context :]):
+                del self._window[self._context :]  # special tokens, for example, are no context for what follows
             return ""
         return self._advance(text)
 
@@ -41,11 +56,11 @@ class IncrementalDetokenizer:
         return self._advance(self._decode(self._window))
 
     def _advance(self, text: str) -> str:
-        new = text[len(self._said_text) :]
+        new = text[self._said :]
         # The tokens just said become the context of the next ones; what stood before them is not needed any more.
-        self._window = self._window[self._said :]
-        self._said = len(self._window)
-        self._said_text = self._decode(self._window)
+        self._window = self._window[self._context :]
+        self._context = len(self._window)
+        self._said = len(self._decode(self._window))
         return new
 
     def _decode(self, token_ids: list[int]) -> str:

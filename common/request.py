@@ -118,6 +118,10 @@ def prompt_tokens(prompt: str | Sequence[int], tokenizer, vocab_size: int) -> li
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError("this model has no tokenizer: give the prompt as a list of token ids")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:  # a tokenizer would answer with a TypeError
+            raise ValueError("the prompt holds half of a surrogate pair, which is no character") from error
         token_ids = tokenizer(prompt)["input_ids"]
     else:
         token_ids = list(prompt)

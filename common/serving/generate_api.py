@@ -6,6 +6,7 @@ Every field of `SamplingParams` may stand in the body. It names no web framework
 the later ones (FastAPI) answer alike.
 """
 
+import json
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,8 +23,12 @@ class GenerateBody:
     stream: bool = False
 
 
-def parse_generate_body(body: Any) -> GenerateBody:
-    """ValueError, in one sentence, for anything that is missing, mistyped or unknown: never a guess."""
+def parse_generate_body(data: bytes) -> GenerateBody:
+    """ValueError, in one sentence, for anything that is malformed, missing, mistyped or unknown: never a guess."""
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise ValueError('the body must be a JSON object such as {"prompt": "The capital of France is"}')
     unknown = body.keys() - PARAMETERS - {"prompt", "stream"}

@@ -1,0 +1,114 @@
+"""Stage 03 served in this process: an engine whose steps wait until a test allows them, and clients for it."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx
+
+from common.serving.background import running
+from common.stages import load_stage_module
+
+engine_module, thread_module, server_module, graceful_module = (
+    load_stage_module("03_streaming", name) for name in ("engine", "engine_thread", "server", "graceful")
+)
+MANY = 1_000_000
+
+
+class SteppingEngine(engine_module.Engine):
+    """Takes a step only when the test has allowed one, and raises in its next step if it is told to fail."""
+
+    def __init__(self, loaded):
+        super().__init__(loaded)
+        self.failing = False
+        self._permits = threading.Semaphore(0)
+
+    def allow(self, steps: int = MANY) -> None:
+        self._permits.release(steps)
+
+    def step(self):
+        if not self.requests:
+            return []
+        self._permits.acquire()
+        if self.failing:
+            raise RuntimeError("out of memory, say")
+        return super().step()
+
+
+class CountingThread(thread_module.EngineThread):
+    """Counts what the event loop has asked of the engine."""
+
+    submitted = aborted = 0
+
+    async def submit(self, prompt, params):
+        self.submitted += 1
+        return await super().submit(prompt, params)
+
+    def abort(self, stream):
+        super().abort(stream)
+        self.aborted += 1
+
+
+class Service:
+    """A running server with everything that a test may want to look at."""
+
+    def __init__(self, url: str, server, thread: CountingThread):
+        self.url, self.server, self.thread = url, server, thread
+
+    def post(self, **body) -> httpx.Response:
+        return httpx.post(f"{self.url}/generate", json=body, timeout=60)
+
+    def stream(self, **body) -> list[dict]:
+        return list(self.events(**body))
+
+    def events(self, **body) -> Iterator[dict]:
+        """The events of a streamed answer, as they come; the answer must be well-formed to its end."""
+        with httpx.stream("POST", f"{self.url}/generate", json=body | {"stream": True}, timeout=60) as response:
+            assert response.status_code == 200, response.read()
+            assert response.headers["content-type"].startswith("text/event-stream")
+            lines = response.iter_lines()
+            for line in lines:
+                assert line.startswith("data: ")
+                assert next(lines) == "", "an event ends with an empty line"
+                if line == "data: [DONE]":
+                    assert list(lines) == []
+                    return
+                yield json.loads(line.removeprefix("data: "))
+        raise AssertionError("the stream ended without [DONE]")
+
+    def connect(self) -> socket.socket:
+        host, port = self.url.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)), timeout=60)
+
+    def ask(self, **body) -> socket.socket:
+        """Sends a request and leaves it to the test to read the answer, or to hang up."""
+        client, data = self.connect(), json.dumps(body).encode()
+        client.sendall(b"POST /generate HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data))
+        return client
+
+    def wait_for_requests(self, count: int) -> None:
+        """Until so many requests have been sent to the engine: it takes them between two steps."""
+        wait_until(lambda: self.thread.submitted == count)
+
+
+@contextmanager
+def serving(engine, max_queue: int = 64) -> Iterator[Service]:
+    thread = CountingThread(engine, max_queue)
+    server = graceful_module.Server(server_module.create_app(thread), thread, "127.0.0.1", 0)
+    with running(server) as url:
+        try:
+            yield Service(url, server, thread)
+        except BaseException:
+            if isinstance(engine, SteppingEngine):
+                engine.allow()  # a test that has failed must not wait for its open requests as well
+            raise
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    give_up = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up, "it did not happen in time"
+        time.sleep(0.005)

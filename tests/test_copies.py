@@ -1,0 +1,149 @@
+"""The stages are copies of each other, and this polices them: what has the same name is the same code, or the lesson
+says that it has changed, in a paragraph of its README such as
+
+    Changed from 04: `Engine.step`, `Scheduler.plan`, `server.py`
+
+where a file's name stands for everything in it.
+"""
+
+import ast
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import course
+
+STAGES = course.find_stages(course.ROOT)
+MAX_CHANGED_LINES = 150
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+LOADERS = re.compile(r"\b(load_engine|load_stage_module|import_module|__import__)\b")
+
+each_pair = pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)), ids=lambda stage: stage.name[:2])
+each_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+
+
+def sources(stage: Path) -> dict[str, str]:
+    """The files that belong to the lesson, by name."""
+    paths = sorted(stage.glob("*.py"))
+    return {path.name: path.read_text(encoding="utf-8") for path in paths if path.name not in course.ASIDE}
+
+
+def definitions(code: str) -> dict[str, str]:
+    """Each function, and each class without its methods, by qualified name; docstrings and comments do not count."""
+    found: dict[str, str] = {}
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, DEFINITIONS):
+                name = prefix + node.name
+                if isinstance(node, ast.ClassDef):
+                    visit(node.body, f"{name}.")
+                    node.body = [part for part in node.body if not isinstance(part, DEFINITIONS)]
+                found[name] = ast.dump(node)
+
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, DEFINITIONS) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    visit(tree.body, "")
+    return found
+
+
+def changed_files_and_names(before: Path, after: Path) -> dict[str, set[str]]:
+    """For each file of both stages that is not the same: which functions and classes of the same name differ."""
+    old, new = sources(before), sources(after)
+    changed = {}
+    for file in old.keys() & new.keys():
+        was, now = definitions(old[file]), definitions(new[file])
+        names = {name for name in was.keys() & now.keys() if was[name] != now[name]}
+        if names:
+            changed[file] = names
+    return changed
+
+
+def listed_as_changed(stage: Path, before: Path) -> set[str]:
+    """What the lesson says: every name in backticks in its paragraphs "Changed from NN"."""
+    readme = stage / "README.md"
+    paragraphs = readme.read_text(encoding="utf-8").split("\n\n") if readme.exists() else []
+    heading = f"Changed from {before.name[:2]}:"
+    return {
+        name
+        for paragraph in paragraphs
+        if paragraph.lstrip().startswith(heading)
+        for name in re.findall(r"`([^`]+)`", paragraph)
+    }
+
+
+@each_pair
+def test_the_same_name_is_the_same_code_unless_the_lesson_says_so(before, after):
+    changed, listed = changed_files_and_names(before, after), listed_as_changed(after, before)
+    names = {name for file, names in changed.items() if file not in listed for name in names}
+    files = {name for name in listed if name.endswith(".py")}
+    assert names - listed == set(), f"changed since {before.name}, and {after.name}/README.md does not say so"
+    assert listed - files - names == set(), f"{after.name}/README.md calls these changed, and they are not"
+    assert files - changed.keys() == set(), f"{after.name}/README.md calls these files changed, and they are not"
+
+
+@each_pair
+def test_the_diff_can_be_read_in_one_sitting(before, after):
+    [summary] = [line for line in course.diff_stages(before, after) if " changed lines (" in line]
+    assert int(summary.split()[0]) <= MAX_CHANGED_LINES
+
+
+@each_stage
+def test_what_is_new_is_marked(stage):
+    number = int(stage.name[:2])
+    marked = {int(found) for code in sources(stage).values() for found in re.findall(r"NEW in (\d\d)", code)}
+    assert max(marked, default=0) <= number, "a stage shows nothing that a later one teaches"
+    assert number in marked or stage == STAGES[0]
+
+
+@each_stage
+def test_a_stage_needs_no_other_stage(stage):
+    """Only its benchmark, which compares the two, loads the one before."""
+    for name, code in sources(stage).items() | {("demo.py", (stage / "demo.py").read_text(encoding="utf-8"))}:
+        assert not LOADERS.search(code), f"{name} loads modules by name"
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert node.level == 1 and (stage / f"{node.module}.py").exists(), f"{name} imports {node.module}"
+
+
+# ---- The policeman himself ----
+
+BEFORE = '''
+class Engine(Base):
+    """Says one thing."""
+    size = 1
+    def step(self): return 1  # why
+    def stop(self): return 2
+def helper(): return 3
+'''
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (("one thing", "another"), set()),
+        (("# why", "# because"), set()),
+        (("return 1", "return 10"), {"Engine.step"}),
+        (("size = 1", "size = 2"), {"Engine"}),
+        (("(Base)", "(Other)"), {"Engine"}),
+        (("helper():", "helper(x):"), {"helper"}),
+        (("def stop", "async def stop"), {"Engine.stop"}),
+        (("def helper(): return 3", "def added(): return 3"), set()),
+    ],
+    ids=lambda value: value[1] if isinstance(value, tuple) else "",
+)
+def test_changes_are_found(tmp_path, change, names):
+    stages = [tmp_path / "01_a", tmp_path / "02_b"]
+    for stage, code in zip(stages, (BEFORE, BEFORE.replace(*change)), strict=True):
+        stage.mkdir()
+        (stage / "engine.py").write_text(code)
+    assert changed_files_and_names(*stages) == ({"engine.py": names} if names else {})
+
+
+def test_the_lesson_is_read_to_the_end_of_its_paragraph(tmp_path):
+    (tmp_path / "README.md").write_text("`a`\n\nChanged from 01: `b`,\n`c.d`\n\n`e`\n\nChanged from 01: `f.py`\n")
+    assert listed_as_changed(tmp_path, Path("01_naive")) == {"b", "c.d", "f.py"}

@@ -1,0 +1,210 @@
+"""Text comes out of the detokenizer as soon as it is certain, and never has to be taken back."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from common.detokenizer import HOPELESS, REPLACEMENT, IncrementalDetokenizer, certain_length, find_stop
+from common.loader import CHECKPOINTS
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+LETTERS = list("▁etaoinshr.,")
+MERGES = [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("i", "n"), ("▁", "a"), ("▁", "▁")]
+repeatable = settings(max_examples=150, deadline=None, derandomize=True)
+
+
+def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
+    """As Llama 2 and TinyLlama have it: "▁" for a space, unknown characters as byte tokens, and a decoder that drops
+    the space in front of whatever it decodes first."""
+    tokens = ["<unk>", "<s>", "</s>", *BYTES, *LETTERS, *("".join(pair) for pair in MERGES)]
+    vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, MERGES, unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+BYTE_LEVEL = AutoTokenizer.from_pretrained(CHECKPOINTS / "target")
+SENTENCEPIECE = sentencepiece_tokenizer()
+BYTE_ID = {byte: SENTENCEPIECE.convert_tokens_to_ids(token) for byte, token in enumerate(BYTES)}
+both_kinds = pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE], ids=["byte-level", "sentencepiece"])
+
+
+def decode(tokenizer, token_ids: list[int]) -> str:
+    return tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def said(tokenizer, prompt: list[int], output: list[int]) -> list[str]:
+    """What `append` returned for each token, and `flush` at the end."""
+    detokenizer = IncrementalDetokenizer(tokenizer, prompt)
+    return [*map(detokenizer.append, output), detokenizer.flush()]
+
+
+def continuation(tokenizer, prompt: list[int], output: list[int]) -> str:
+    return decode(tokenizer, prompt + output)[len(decode(tokenizer, prompt)) :]
+
+
+# ---- Text: emoji, joined emoji, combining marks, CJK, and spaces wherever they can be ----
+
+PARTS = "🐢 👩‍🚀 🏳️‍🌈 e\u0301 ñ Łódź 日本語 \u0928\u093f the . ¡".split() + [" ", "  ", "\n", " tin"]
+texts = st.lists(st.sampled_from(PARTS), max_size=12).map("".join) | st.text(max_size=12)
+
+
+@both_kinds
+@repeatable
+@given(before=texts, after=texts)
+def test_text_comes_whole_and_at_the_earliest_moment(tokenizer, before, after):
+    prompt = tokenizer(before)["input_ids"]
+    output = tokenizer(after, add_special_tokens=False)["input_ids"]
+    pieces = said(tokenizer, prompt, output)
+    assert "".join(pieces) == continuation(tokenizer, prompt, output)
+    known = 0
+    for i in range(len(output) + 1):
+        so_far = continuation(tokenizer, prompt, output[:i])
+        if REPLACEMENT not in before + after:
+            # A SentencePiece decoder takes a complete character back while the next one is incomplete: hence max.
+            known = max(known, len(so_far.rstrip(REPLACEMENT)))
+            assert len("".join(pieces[:i])) == known, "a character came before or after the token that completes it"
+            assert REPLACEMENT not in "".join(pieces)
+
+
+# ---- Any tokens, as a model with random weights writes them ----
+
+byte_level_ids = st.integers(0, len(BYTE_LEVEL) - 1)
+broken_ids = st.sampled_from([i for i in range(len(BYTE_LEVEL)) if REPLACEMENT in BYTE_LEVEL.decode([i])])
+outside_ids = st.integers(len(BYTE_LEVEL), len(BYTE_LEVEL) + 50)  # a vocabulary may be padded beyond the tokenizer's
+
+
+@repeatable
+@given(
+    prompt=st.lists(byte_level_ids | broken_ids, min_size=1, max_size=12),
+    output=st.lists(byte_level_ids | broken_ids | outside_ids, max_size=40),
+)
+def test_any_tokens_of_a_byte_level_tokenizer(prompt, output):
+    """Prompts may end, and be cut, in the middle of a character."""
+    assert "".join(said(BYTE_LEVEL, prompt, output)) == continuation(BYTE_LEVEL, prompt, output)
+
+
+def byte_ids(data: bytes) -> list[int]:
+    return [BYTE_ID[byte] for byte in data]
+
+
+# Where bytes are invalid, a SentencePiece decoder takes back the characters that were complete before them. What has
+# been sent cannot be, so broken bytes follow other tokens here, and begin with one that begins no character.
+word_ids = st.integers(len(BYTES) + 3, len(SENTENCEPIECE) - 1).map(lambda token_id: [token_id])
+special_ids = st.sampled_from([[1], [2], [len(SENTENCEPIECE) + 7]])
+character_ids = st.text(min_size=1, max_size=3).map(lambda text: byte_ids(text.encode()))
+broken_byte_ids = st.binary(max_size=5).map(lambda data: byte_ids(b"\x80" + data))
+
+
+@repeatable
+@given(
+    prompt=st.lists(word_ids | special_ids, min_size=1, max_size=9),
+    output=st.lists(st.tuples(word_ids, st.just([]) | special_ids | character_ids | broken_byte_ids), max_size=20),
+)
+def test_any_tokens_of_a_sentencepiece_tokenizer(prompt, output):
+    prompt, output = sum(prompt, []), sum((first + second for first, second in output), [])
+    assert "".join(said(SENTENCEPIECE, prompt, output)) == continuation(SENTENCEPIECE, prompt, output)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_character_that_the_prompt_began_costs_none_that_follows(cut):
+    word, turtle = SENTENCEPIECE("the")["input_ids"], byte_ids("🐢".encode())
+    assert "".join(said(SENTENCEPIECE, word + turtle[:cut], turtle[cut:] + word + turtle)) == " the🐢"
+
+
+@pytest.mark.parametrize("turtles", [1, 2, 3])
+def test_a_prompt_is_not_cut_inside_a_character(turtles):
+    prompt, rocket = byte_ids("🐢".encode()) * turtles, byte_ids("🚀".encode())
+    assert said(SENTENCEPIECE, prompt, rocket) == ["", "", "", "🚀", ""]
+
+
+def test_special_tokens_are_skipped_wherever_they_stand():
+    tokenizer = BYTE_LEVEL
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    turtle = tokenizer("🐢")["input_ids"]
+    assert len(turtle) > 1
+    pieces = said(tokenizer, [end], [end, *tokenizer(" a")["input_ids"], end, turtle[0], end, *turtle[1:], end])
+    assert [piece for piece in pieces if piece] == [" a", "🐢"]
+
+
+def test_bytes_that_stay_broken_are_not_waited_for():
+    [broken] = [i for i in range(len(BYTE_LEVEL)) if BYTE_LEVEL.convert_ids_to_tokens(i) == "¢"]  # the byte 0xa2
+    pieces = said(BYTE_LEVEL, [broken], [broken] * 5 * HOPELESS)
+    assert "".join(pieces) == REPLACEMENT * 5 * HOPELESS
+    assert max(map(len, pieces)) <= HOPELESS
+
+
+@both_kinds
+@pytest.mark.parametrize("kind", ["text", "special", "broken"])
+def test_the_cost_of_a_token_does_not_grow(tokenizer, kind):
+    class Counting:
+        decoded = 0
+
+        def decode(self, token_ids, **options):
+            self.decoded += len(token_ids)
+            return tokenizer.decode(token_ids, **options)
+
+    broken = BYTE_ID[0xA2] if tokenizer is SENTENCEPIECE else tokenizer.convert_tokens_to_ids("¢")
+    text = tokenizer("the tin 🐢 a", add_special_tokens=False)["input_ids"]
+    repeated = {"text": text, "special": [tokenizer.eos_token_id], "broken": [broken]}[kind]
+
+    def cost(tokens: int) -> int:
+        counting = Counting()
+        said(counting, tokenizer("the")["input_ids"], (repeated * tokens)[:tokens])
+        return counting.decoded
+
+    assert cost(2000) < 2.1 * cost(1000)
+    assert cost(2000) < 2000 * (2 * HOPELESS if kind == "broken" else 24)
+
+
+# ---- Stop strings ----
+
+stops = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
+abba = st.text("ab", max_size=12)
+
+
+@repeatable
+@given(text=abba, stop=stops, data=st.data())
+def test_find_stop_finds_the_earliest(text, stop, data):
+    matches = [(start, string) for start in range(len(text)) for string in stop if text.startswith(string, start)]
+    assert find_stop(text, stop) == (matches[0] if matches else None)
+    first_end = min((start + len(string) for start, string in matches), default=len(text) + 1)
+    searched = data.draw(st.integers(0, min(first_end - 1, len(text))))
+    assert find_stop(text, stop, searched) == find_stop(text, stop)
+
+
+@repeatable
+@given(text=abba, stop=stops)
+def test_certain_length_holds_back_what_a_stop_string_may_remove_and_no_more(text, stop):
+    if find_stop(text, stop):
+        return  # such a text would have been cut already
+    certain = certain_length(text, stop)
+    begun = [
+        start for start in range(len(text)) if any(string.startswith(text[start:]) for string in stop)
+    ]  # a continuation exists that cuts the text here
+    assert certain == min(begun, default=len(text))
+    assert len(text) - certain <= max(map(len, stop)) - 1
+
+
+@repeatable
+@given(pieces=st.lists(st.text("ab", max_size=3), max_size=8), stop=stops)
+def test_what_is_shown_is_never_taken_back(pieces, stop):
+    text, shown = "", ""
+    for piece in pieces:
+        searched, text = len(text), text + piece
+        if found := find_stop(text, stop, searched):
+            assert text[: found[0]].startswith(shown)
+            return
+        assert text.startswith(shown)
+        shown = text[: max(len(shown), certain_length(text, stop))]
+        assert len(shown) == certain_length(text, stop), "what was certain is not any more"
+
+
+def test_without_stop_strings_all_is_certain():
+    assert certain_length("anything", []) == len("anything")
+    assert find_stop("anything", []) is None

@@ -1,0 +1,71 @@
+"""The arithmetic in the lessons, done again; and what they point at exists."""
+
+import json
+import re
+
+import pytest
+import torch
+
+from common.config import read_config
+from common.loader import find_checkpoint
+from common.stages import ROOT
+
+LESSONS = sorted(ROOT.glob("[0-9][0-9]_*/README.md"))
+
+
+def lesson(number: str) -> str:
+    [path] = ROOT.glob(f"{number}_*/README.md")
+    return " ".join(path.read_text(encoding="utf-8").split())
+
+
+def test_tokens_run_without_and_with_a_cache():
+    def naive(prompt, answer):
+        return sum(prompt + i for i in range(answer))
+
+    assert naive(3, 4) == 18 and naive(32, 256) == 40_832 and round(40_832 / 256, 1) == 159.5
+    assert "40,832" in lesson("01") and "159.5" in lesson("01") and "18 tokens" in lesson("01")
+    assert 32 + 255 == 287 and round(40_832 / 287) == 142
+    assert "40,832 / 287 = 142" in lesson("02")
+
+
+def test_bytes_of_a_token_in_the_cache():
+    def bytes_per_token(name, dtype):
+        config = read_config(find_checkpoint(name, with_weights=name == "target"))
+        return config.kv_bytes_per_token(dtype)
+
+    assert bytes_per_token("target", torch.float32) == 8_192
+    assert bytes_per_token("TinyLlama-1.1B", torch.float32) == 45_056 and 50 * 45_056 == 2_252_800
+    assert bytes_per_token("Qwen2.5-14B", torch.bfloat16) == 196_608 and round(196_608 * 32_768 / 1e9, 1) == 6.4
+    for number in ("8,192", "45,056", "2.25 MB", "196,608", "6.4 GB"):
+        assert number in lesson("02")
+
+
+@pytest.mark.parametrize(
+    ("stage", "figure", "digits"),
+    [
+        ("02", "speedup_at_256", 1),
+        ("02", "decode_ratio_vs_transformers", 1),
+        ("03", "first_text_speedup_at_longest_answer", 0),
+    ],
+)
+def test_headline_figures_are_those_of_the_results(stage, figure, digits):
+    """For each machine measured, the lesson links the results that it quotes."""
+    [folder] = ROOT.glob(f"{stage}_*/results")
+    results = json.loads((folder / "cpu-amd-epyc-2-cores.json").read_text())
+    assert f"{results['figures'][figure]['median']:.{digits}f} times" in lesson(stage)
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *LESSONS], ids=lambda path: path.parent.name)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8")):
+        assert target.startswith("http") or (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.parent.name)
+def test_lessons_have_their_length_and_their_parts(path):
+    text = path.read_text(encoding="utf-8")
+    assert 700 <= len(text.split()) <= 1800
+    parts = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    order = ["The problem", "The picture", "Run it", "Predict, then measure", "When it loses", "Exercises"]
+    order += ["The same thing in vLLM and SGLang", "What we left out"]
+    assert [part for part in parts if part in order] == order

@@ -15,7 +15,7 @@ def demo(engine: Engine, loaded: Loaded) -> None:
 
     heading("One story, and what its tokens cost")
     prompt = chat_prompt(loaded.tokenizer, "Tell me a story about a fox that lasts two days.")
-    story = engine.add(prompt, SamplingParams(max_tokens=400))
+    story = engine.add(prompt, SamplingParams(max_tokens=250))
     engine.trace.clear()
     console.print("  token   sequence run again       time")
     while engine.has_unfinished:

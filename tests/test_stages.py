@@ -197,3 +197,19 @@ def test_a_request_says_what_it_is(loaded):
         engine.step()
     assert repr(request) == "Request(mine, 3 + 2 tokens, length)"
     assert request.all_token_ids == [5, 6, 7, *request.token_ids]
+
+
+def test_a_request_ends_for_the_first_reason_that_holds(loaded):
+    engine, [eos, *_] = load_engine("02")(loaded), loaded.eos_token_ids
+    turtle, *_ = loaded.tokenizer("🐢")["input_ids"]
+    reasons = [
+        (eos, {}, ("stop", None, "")),
+        (eos, {"ignore_eos": True}, ("length", None, "")),
+        (eos, {"ignore_eos": True, "stop_token_ids": [eos]}, ("stop", eos, "")),
+        (turtle, {}, ("length", None, "\ufffd")),  # the last character stays incomplete
+        (turtle, {"stop": "\ufffd"}, ("stop", "\ufffd", "")),
+    ]
+    for token_id, params, ending in reasons:
+        request = engine.add("a", SamplingParams(max_tokens=1, **params))
+        request.append(token_id)
+        assert (request.finish_reason, request.stop_reason, request.text) == ending

@@ -66,7 +66,7 @@ def bundled_config(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int
 
 RECIPES = {
     "target": Recipe(bundled_config(layers=8, hidden=256, heads=4, kv_heads=2, mlp=688), steps=1600),
-    "draft": Recipe(bundled_config(layers=2, hidden=128, heads=2, kv_heads=1, mlp=344), steps=1200),
+    "draft": Recipe(bundled_config(layers=2, hidden=128, heads=2, kv_heads=1, mlp=344), steps=800),
 }
 
 

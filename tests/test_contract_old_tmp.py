@@ -1,0 +1,292 @@
+"""What every stage promises. A learner's own engine is graded by the same suite:
+
+    cp -r 02_kv_cache my_02
+    pytest tests/test_contract.py --engine my_02
+
+All of it runs on the bundled checkpoint in float32, against transformers' `generate`. After each test the engine must
+hold nothing any more: no request, no tensor (see `make_engine` in conftest.py).
+"""
+
+import json
+import random
+
+import pytest
+
+from common.sampling import SamplingParams, sample
+
+GREEDY = SamplingParams(max_tokens=40)
+ENDLESS = SamplingParams(max_tokens=200, ignore_eos=True)
+STORY = "Once upon a time, there was"
+
+
+def drain(engine) -> None:
+    while engine.has_unfinished:
+        engine.step()
+
+
+# ---- Tokens ----
+
+
+def test_greedy_tokens_are_those_of_transformers(engine, loaded, prompts, expected):
+    completions = engine.generate(prompts, GREEDY)
+    assert [completion.token_ids for completion in completions] == expected
+    for completion, prompt in zip(completions, prompts, strict=True):
+        assert completion.prompt_token_ids == prompt
+        whole = loaded.tokenizer.decode(prompt + completion.token_ids, skip_special_tokens=True)
+        assert whole.endswith(completion.text)
+        ended = completion.token_ids[-1] in loaded.eos_token_ids
+        assert completion.finish_reason == ("stop" if ended else "length")
+
+
+def test_a_prompt_alone_and_as_text_gives_the_same(engine, loaded, prompts, expected):
+    for prompt, tokens in list(zip(prompts, expected, strict=True))[:6]:
+        text = loaded.tokenizer.decode(prompt)
+        if loaded.tokenizer(text)["input_ids"] == prompt:
+            assert engine.generate([text], GREEDY)[0].token_ids == tokens
+        assert engine.generate([prompt], GREEDY)[0].token_ids == tokens
+
+
+def test_requests_that_join_late_change_nothing(engine, prompts, expected):
+    requests = []
+    for prompt in prompts[:12]:
+        requests.append(engine.add(prompt, GREEDY))
+        for _ in range(3):
+            engine.step()
+    drain(engine)
+    assert [request.token_ids for request in requests] == expected[:12]
+
+
+def test_ignore_eos_goes_on_to_max_tokens(engine, reference, prompts, expected, loaded):
+    ended = [i for i, tokens in enumerate(expected) if tokens[-1] in loaded.eos_token_ids][:3]
+    assert ended, "no prompt of the suite makes the model end its answer"
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    for i, completion in zip(ended, engine.generate([prompts[i] for i in ended], params), strict=True):
+        assert completion.token_ids == reference.generate(prompts[i], 40, ignore_eos=True)
+        assert completion.finish_reason == "length"
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 17])
+def test_max_tokens(engine, prompts, expected, max_tokens):
+    for completion, tokens in zip(
+        engine.generate(prompts[:8], SamplingParams(max_tokens=max_tokens)), expected, strict=False
+    ):
+        assert completion.token_ids == tokens[:max_tokens]
+        assert completion.finish_reason == "length" or len(tokens) <= max_tokens
+
+
+def test_without_max_tokens_the_context_is_the_limit(make_engine, prompts):
+    engine = make_engine(context_length=64)
+    prompt = max(prompts, key=len)[:60]
+    [completion] = engine.generate([prompt], SamplingParams(max_tokens=None, ignore_eos=True))
+    assert len(completion.token_ids) == 4
+    assert completion.finish_reason == "length"
+
+
+# ---- Stopping ----
+
+
+def test_stop_strings_end_inside_tokens(engine, loaded):
+    """A stop string may begin and end in the middle of a token; the text is cut there, the tokens are kept."""
+    [full] = engine.generate([STORY], ENDLESS)
+    for start in (3, 40, 101):
+        stop = full.text[start : start + 6]
+        [cut] = engine.generate(
+            [STORY], SamplingParams(max_tokens=200, ignore_eos=True, stop=[stop, "never to be seen"])
+        )
+        assert cut.text == full.text[: full.text.index(stop)]
+        assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
+        assert cut.token_ids == full.token_ids[: len(cut.token_ids)]
+        before = loaded.tokenizer.decode(cut.token_ids[:-1], skip_special_tokens=True)
+        assert stop not in before, "the engine went on after the stop string was complete"
+        keep = SamplingParams(max_tokens=200, ignore_eos=True, stop=stop, include_stop_str_in_output=True)
+        assert engine.generate([STORY], keep)[0].text == cut.text + stop
+
+
+def test_the_earliest_stop_string_wins(engine):
+    [full] = engine.generate([STORY], ENDLESS)
+    late, early = full.text[20:30], full.text[12:18]
+    [cut] = engine.generate([STORY], SamplingParams(max_tokens=200, ignore_eos=True, stop=[late, early]))
+    assert (cut.text, cut.stop_reason) == (full.text[: full.text.index(early)], early)
+
+
+def test_stop_token_ids(engine):
+    [full] = engine.generate([STORY], ENDLESS)
+    stop = full.token_ids[9]
+    [cut] = engine.generate([STORY], SamplingParams(max_tokens=200, ignore_eos=True, stop_token_ids=[stop]))
+    assert cut.token_ids == full.token_ids[: full.token_ids.index(stop) + 1]
+    assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
+
+
+def test_characters_of_several_tokens_come_out_whole(engine, loaded, prompts):
+    [completion] = engine.generate([loaded.tokenizer("Text: café 🐢🚀 Łódź\nCopy:")["input_ids"]], GREEDY)
+    assert completion.text == loaded.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+
+
+# ---- Sampling ----
+
+SAMPLINGS = [
+    SamplingParams(max_tokens=12, temperature=1.0, seed=1, ignore_eos=True),
+    SamplingParams(max_tokens=12, temperature=0.7, top_k=20, top_p=0.9, seed=2, ignore_eos=True),
+    SamplingParams(max_tokens=12, temperature=1.5, min_p=0.05, seed=3, repetition_penalty=1.3, ignore_eos=True),
+    SamplingParams(max_tokens=12, presence_penalty=1.5, frequency_penalty=0.5, seed=4, ignore_eos=True),
+]
+
+
+def test_sampled_tokens_are_those_of_the_reference_logits(engine, reference, prompts):
+    """Seeded sampling is the sampler applied to the model's logits, whatever else runs beside it."""
+    requests = [engine.add(prompts[i], params) for i, params in enumerate(SAMPLINGS)]
+    drain(engine)
+    for request in requests:
+        produced, request.token_ids = request.token_ids, []
+        for token in produced:
+            assert sample(reference.next_logits(request.all_token_ids)[None], [request])[0].token_id == token
+            request.token_ids.append(token)
+
+
+def test_a_seed_decides_and_company_does_not(make_engine, prompts):
+    params = SamplingParams(max_tokens=10, temperature=1.0, seed=5)
+    alone = make_engine().generate([prompts[3]], params)[0].token_ids
+    others = [SamplingParams(max_tokens=10, temperature=1.0) for _ in prompts[:5]]
+    company = make_engine().generate([*prompts[:5], prompts[3]], [*others, params])
+    assert company[-1].token_ids == alone
+
+
+def test_seeds_differ(engine):
+    outputs = {
+        tuple(engine.generate([STORY], SamplingParams(max_tokens=12, temperature=1.5, seed=seed))[0].token_ids)
+        for seed in range(8)
+    }
+    assert len(outputs) >= 6
+
+
+def test_logprobs_are_those_of_the_model(engine, reference, prompts):
+    [completion] = engine.generate([prompts[0]], SamplingParams(max_tokens=6, logprobs=3, ignore_eos=True))
+    assert len(completion.logprobs) == len(completion.token_ids) == 6
+    for i, (token, entry) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True)):
+        wanted = reference.next_logits(prompts[0] + completion.token_ids[:i]).log_softmax(-1)
+        assert entry.logprob == pytest.approx(wanted[token].item(), abs=1e-4)
+        assert [value for _, value in entry.top] == pytest.approx(wanted.topk(3).values.tolist(), abs=1e-4)
+
+
+# ---- Bad input ----
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "says"),
+    [
+        ("", 8, "empty"),
+        ([], 8, "empty"),
+        ([4096], 8, "vocabulary"),
+        ([5, -1], 8, "vocabulary"),
+        ([1.5], 8, "integer"),
+        ([True], 8, "integer"),
+        ([7] * 60, 5, "context"),
+        ([7] * 64, None, "context"),
+        ([7] * 99, 1, "context"),
+    ],
+)
+def test_bad_requests_are_refused_and_nothing_else_suffers(make_engine, prompts, prompt, max_tokens, says):
+    engine = make_engine(context_length=64)
+    params = SamplingParams(max_tokens=max_tokens)
+    good = engine.add(prompts[0][:20], SamplingParams(max_tokens=4))
+    with pytest.raises(ValueError, match=says):
+        engine.add(prompt, params)
+    with pytest.raises(ValueError, match=says):
+        engine.generate([prompts[1][:20], prompt], params)
+    assert list(engine.requests) == [good.request_id]
+    drain(engine)
+    assert good.finish_reason in ("stop", "length") and good.token_ids
+
+
+def test_an_id_in_use_is_refused(engine):
+    engine.add(STORY, GREEDY, request_id="one")
+    with pytest.raises(ValueError, match="'one'"):
+        engine.add(STORY, GREEDY, request_id="one")
+    engine.abort("one")
+
+
+# ---- Steps, aborting, bookkeeping ----
+
+
+def test_a_step_reports_what_changed(engine, prompts):
+    assert engine.step() == []
+    requests = [engine.add(prompt, GREEDY) for prompt in prompts[:4]]
+    lengths = dict.fromkeys(requests, 0)
+    while engine.has_unfinished:
+        for request in engine.step():
+            assert len(request.token_ids) > lengths[request] or request.finished
+            lengths[request] = len(request.token_ids)
+    assert engine.step() == []
+    assert lengths == {request: len(request.token_ids) for request in requests}
+    assert engine.stats()["generated_tokens"] == sum(lengths.values())
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5, 11])
+def test_abort_frees_at_any_moment(engine, prompts, expected, steps):
+    requests = [engine.add(prompt, GREEDY) for prompt in prompts[:4]]
+    for _ in range(steps):
+        engine.step()
+    victims = [request for request in (requests[0], requests[2]) if not request.finished]
+    for victim in victims:
+        engine.abort(victim.request_id)
+        engine.abort(victim.request_id)  # once more is harmless
+        assert victim.finish_reason == "abort"
+    engine.abort("unknown")
+    drain(engine)
+    for request, tokens in zip(requests, expected, strict=False):
+        assert request.token_ids == tokens[: len(request.token_ids)]
+        assert request in victims or len(request.token_ids) == len(tokens)
+
+
+def test_any_order_of_adding_stepping_and_aborting(engine, prompts, expected):
+    rng = random.Random(0)
+    requests, aborted = {}, set()
+    for _ in range(120):
+        action = rng.random()
+        if action < 0.2:
+            i = rng.randrange(len(prompts))
+            requests[engine.add(prompts[i], GREEDY)] = expected[i]
+        elif action < 0.27 and requests:
+            victim = rng.choice(list(requests))
+            if not victim.finished:
+                aborted.add(victim)
+            engine.abort(victim.request_id)
+        else:
+            engine.step()
+    drain(engine)
+    for request, tokens in requests.items():
+        assert request.token_ids == (tokens[: len(request.token_ids)] if request in aborted else tokens)
+
+
+def test_interrupted_generate_leaves_nothing(engine, prompts, monkeypatch):
+    original, steps = engine.step, iter(range(4))
+
+    def step():
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return original()
+
+    monkeypatch.setattr(engine, "step", step)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(prompts[:3], GREEDY)
+    monkeypatch.undo()
+    assert not engine.has_unfinished
+
+
+def test_generate_takes_one_for_all_or_one_for_each(engine, prompts):
+    assert engine.generate([]) == []
+    each = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 1, 2)]
+    assert [len(c.token_ids) for c in engine.generate(prompts[:3], each)] == [3, 1, 2]
+    with pytest.raises(ValueError, match="3 prompts came with 2"):
+        engine.generate(prompts[:3], each[:2])
+
+
+def test_timings_and_trace(engine, prompts, tmp_path):
+    [completion] = engine.generate([prompts[0]], SamplingParams(max_tokens=5, ignore_eos=True))
+    timings = completion.timings
+    assert timings.arrival < timings.tokens[0] <= timings.tokens[-1] <= timings.finished
+    assert 0 < timings.time_to_first_token <= timings.end_to_end_latency
+    assert sum(step.tokens for step in engine.trace) >= len(prompts[0])
+    assert all(step.start < step.end and step.works for step in engine.trace)
+    engine.trace.write_chrome_trace(tmp_path / "run.trace.json")
+    assert json.loads((tmp_path / "run.trace.json").read_text())["traceEvents"]

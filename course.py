@@ -99,8 +99,7 @@ def prepare_environment(root: Path) -> str:
         return str(python)
 
     started = time.monotonic()
-    made_by_this_python = found[:1] in ([], [version])
-    if not (made_by_this_python and has_pip(python)):
+    if found[:1] not in ([], [version]) or not has_pip(python):  # made by another Python, or not to its end
         make_venv(venv)
     stamp.unlink(missing_ok=True)
     install_requirements(python, root / "requirements.txt")
@@ -216,13 +215,14 @@ def diff_stages(before: Path, after: Path) -> list[str]:
     Lines of code begin with "+", "-" or " ", the hunks they come in with "@@", headings with none of these.
     """
     old, new = read_sources(before), read_sources(after)
-    lines, created = [f"{before.name} -> {after.name}"], []
-    added = removed = 0
+    lines, created, gone, added, removed = [f"{before.name} -> {after.name}"], [], [], 0, 0
     for name in [*sorted({*old, *new} - {*SHOWN_LAST} - ASIDE), *SHOWN_LAST]:
         was, now = old.get(name, []), new.get(name, [])
         if name in new and name not in old:
             created.append(f"{name}, {len(now)} lines")
             lines += ["", f"new file: {created[-1]}", *("+" + line for line in now)]
+        elif name not in new:
+            gone.append(f"{name}, {len(was)} lines")
         elif was != now:
             hunks = list(difflib.unified_diff(was, now, lineterm=""))[2:]  # the first two repeat the names
             plus, minus = (sum(line.startswith(sign) for line in hunks) for sign in "+-")
@@ -230,7 +230,7 @@ def diff_stages(before: Path, after: Path) -> list[str]:
             added, removed = added + plus, removed + minus
     lines += ["", f"{added + removed} changed lines (+{added} -{removed}) in files that existed before."]
     lines += [f"Left out: {' and '.join(sorted(ASIDE))}, which show and measure the lesson."]
-    return lines + [f"New: {'; '.join(created)}."] if created else lines
+    return lines + [f"{what}: {'; '.join(names)}." for what, names in (("New", created), ("Gone", gone)) if names]
 
 
 def read_sources(stage: Path) -> dict[str, list[str]]:
@@ -259,8 +259,8 @@ def show_diff(stages: list[Path], stage: Path) -> int:
     pager = shlex.split(os.environ.get("PAGER", "less"))
     if sys.stdout.isatty() and pager and shutil.which(pager[0]):
         signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is one of the pager's own keys
-        settings = {"LESS": "FRX", **os.environ}  # F, X: what fits on the screen just stays there; R: colours
-        subprocess.run(pager, input=text.encode(), env=settings)
+        # F, X: what fits on the screen just stays there; R: colours
+        subprocess.run(pager, input=text.encode(), env={"LESS": "FRX", **os.environ})
     else:
         print(text, end="")
     return 0

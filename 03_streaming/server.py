@@ -35,7 +35,7 @@ def create_app(engine_thread: EngineThread) -> FastAPI:
         yield
         await engine_thread.close(grace=0)
 
-    app = FastAPI(title="03_streaming", lifespan=lifespan)
+    app = FastAPI(title="LLM inference server", lifespan=lifespan)
 
     @app.post("/generate")
     async def generate(http: Request):

@@ -1,13 +1,17 @@
 """The command line that every stage shares: `--demo`, `--prompt TEXT` or `--serve`.
 
-A stage's main.py hands over its folder, where engine.py, demo.py and server.py stand; what no stage does differently
-stands here.
+A stage's main.py hands over its folder, where engine.py and demo.py stand (and up to stage 03 a server.py of its own,
+later ones share that of common.serving); what no stage does differently stands here. An argument that main.py adds and
+that has the name of a parameter of the stage's Engine is given to it.
 """
 
 import argparse
+import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 from .detokenizer import certain_length
 from .engine import BaseEngine
@@ -67,16 +71,25 @@ def run_stage(
         engine_class = load_stage_module(stage, "engine").Engine
         print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
         loaded = load_model(args.model, device=args.device, dtype=args.dtype, load_format=args.load_format)
+        options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
+        engine = engine_class(loaded, **options)
         if args.demo:
-            load_stage_module(stage, "demo").demo(engine_class(loaded), loaded)
+            load_stage_module(stage, "demo").demo(engine, loaded)
         elif args.serve:
-            load_stage_module(stage, "server").serve(engine_class(loaded), args)
+            server_module(stage).serve(engine, args)
         else:
-            complete_prompt(engine_class(loaded), args)
+            complete_prompt(engine, args)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def server_module(stage: Path) -> ModuleType:
+    """The stage's own server where it has one, otherwise the one that all stages after the third share."""
+    if (stage / "server.py").exists():
+        return load_stage_module(stage, "server")
+    return importlib.import_module("common.serving.server")
 
 
 def complete_prompt(engine: BaseEngine, args: argparse.Namespace) -> None:

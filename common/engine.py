@@ -5,9 +5,9 @@
     while engine.has_unfinished:
         changed = engine.step()      # one iteration; the requests that gained tokens or ended
 
-A stage writes `step`, and `release` if its requests hold memory. The rest, from checking a prompt to `generate`, is
-the same in all eight, so one test suite, one command line, one server and one benchmark harness drive any of them.
-An engine is not thread-safe: from stage 03 on, one thread owns it.
+A stage writes `step`, and `accept` and `release` if its requests queue or hold memory. The rest, from checking a prompt
+to `generate`, is the same in all eight, so one test suite, one command line, one server and one benchmark harness drive
+any of them. An engine is not thread-safe: from stage 03 on, one thread owns it.
 """
 
 import itertools
@@ -56,6 +56,7 @@ class BaseEngine(ABC):
         if request_id in self.requests:
             raise ValueError(f"request id {request_id!r} is already in use by an unfinished request")
         request = Request(request_id, token_ids, params, self.tokenizer, self.eos_token_ids, max_tokens)
+        self.accept(request)
         self.requests[request_id] = request
         return request
 
@@ -63,8 +64,14 @@ class BaseEngine(ABC):
     def step(self) -> list[Request]:
         """Runs one iteration and returns the requests that gained tokens or ended; [] if there is nothing to do."""
 
+    def accept(self, request: Request) -> None:  # noqa: B027 (a stage may have no queue of its own)
+        """Takes in a request that `add` has checked; ValueError if this stage can never run it."""
+
     def release(self, request: Request) -> None:  # noqa: B027 (a stage may hold nothing)
         """Frees what the stage holds for a request that ends. Called exactly once for each."""
+
+    def check(self) -> None:  # noqa: B027 (a stage may have nothing to keep)
+        """Raises AssertionError if the stage's books do not balance. For tests and debugging, between two steps."""
 
     def abort(self, request_id: str) -> None:
         """Ends a request now, whatever it waits for; unknown and finished ids are ignored."""

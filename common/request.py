@@ -78,6 +78,16 @@ class Request:
         """Prompt and output so far: the sequence whose next token is wanted."""
         return self.prompt_token_ids + self.token_ids
 
+    @property
+    def num_tokens(self) -> int:
+        """The length of `all_token_ids`."""
+        return len(self.prompt_token_ids) + len(self.token_ids)
+
+    def token_ids_between(self, start: int, stop: int) -> list[int]:
+        """`all_token_ids[start:stop]`, at the cost of what is wanted and not of the whole sequence."""
+        output = len(self.prompt_token_ids)  # where it begins
+        return self.prompt_token_ids[start:stop] + self.token_ids[max(start - output, 0) : max(stop - output, 0)]
+
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
         """Takes one generated token and decides whether it is the last."""
         self.token_ids.append(token_id)

@@ -92,6 +92,7 @@ def make_engine(engine_class, loaded):
     yield make
     for engine, bytes_when_new in made:
         assert not engine.has_unfinished, f"left unfinished: {list(engine.requests)}"
+        engine.check()
         stats = engine.stats()
         assert stats["unfinished"] == 0 and stats["kv_tokens_used"] == 0, stats
         assert not list(reachable(engine, Request)), "the engine still holds requests that have ended"

@@ -228,7 +228,7 @@ def test_an_environment_half_made_or_of_another_python_is_made_anew(tree, machin
     course.prepare_environment(tree)
     assert (machine.venvs_made, len(machine.installs)) == (1, 1)
     stamp = tree / ".venv/course-stamp"
-    stamp.write_text("3.9 " + stamp.read_text().split()[1])
+    stamp.write_text(f"3.9 {stamp.read_text().split()[1]}")
     course.prepare_environment(tree)
     assert (machine.venvs_made, len(machine.installs)) == (2, 2)
 
@@ -273,9 +273,9 @@ def test_diff_shows_new_files_and_changes_in_reading_order(tree, capsys):
         "5 changed lines (+3 -2) in files that existed before.",
         "Left out: benchmark.py and demo.py, which show and measure the lesson.",
         "New: cache.py, 2 lines.",
+        "Gone: server.py, 0 lines.",
     ]
-    assert "\n+KEYS = []\n" in output
-    assert "\n-        return 1\n+        return 2\n" in output
+    assert "\n+KEYS = []\n" in output and "\n-        return 1\n+        return 2\n" in output
     assert "not a lesson" not in output and "\033" not in output
 
 

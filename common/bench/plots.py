@@ -124,6 +124,12 @@ def line(panel, x: Sequence[float], figure: dict[str, Any], side: str, label: st
     band(panel, x, figure["min"], figure["max"], side)
 
 
+def steps(panel, figure: dict[str, Any], counts: Sequence[int], side: str, label: str) -> None:
+    """How many had happened by when: `figure` holds the moment of the first, the second, ..."""
+    panel.plot(figure["median"], counts, color=color(side), label=label, drawstyle="steps-post")
+    panel.fill_betweenx(counts, figure["min"], figure["max"], color=color(side), alpha=0.18, linewidth=0)
+
+
 def band(panel, x: Sequence[float], low: Sequence[float], high: Sequence[float], side: str) -> None:
     panel.fill_between(x, low, high, color=color(side), alpha=0.18, linewidth=0)
 

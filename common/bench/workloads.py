@@ -67,6 +67,16 @@ def fixed_length_jobs(
     return [Job(random_prompt(prompt_tokens, vocab_size, f"{seed}/{i}"), output_tokens) for i in range(count)]
 
 
+def mixed_length_jobs(count: int = 64, vocab_size: int = 4096, *, seed: int = 0) -> list[Job]:
+    """Random prompts of 16 to 256 tokens and outputs of 16 to 128, each length equally often.
+
+    With the defaults it is, number for number, the workload on which the course compares itself with other engines.
+    """
+    rng, last = Random(seed), min(3999, vocab_size - 1)
+    prompts = [[rng.randint(2, last) for _ in range(rng.randint(16, 256))] for _ in range(count)]
+    return [Job(prompt, rng.randint(16, 128)) for prompt in prompts]
+
+
 def random_prompt(tokens: int, vocab_size: int, seed: int | str = 0) -> list[int]:
     """Token ids without a meaning, for when only their number matters."""
     rng = Random(f"prompt/{seed}")

@@ -31,17 +31,23 @@ from .tokenizer import CONTEXT_LENGTH, END_OF_TEXT, FOLDER, MESSAGE_END, PADDING
 
 WORK = FOLDER / "work"
 HELD_OUT_TOKENS = 200_000
-REPORT_EVERY = 50  # steps
+REPORT_EVERY = 100  # steps
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one checkpoint is trained. Rows grow with the steps, since attention over short rows is cheaper."""
+    """How one checkpoint is trained.
+
+    Rows grow with the steps: short ones first, since attention over them is cheaper and since they leave out the long
+    stories, so that copying is learned early. Batches are small, since on such regular text many steps teach more than
+    large ones.
+    """
 
     model: ModelConfig
     steps: int
-    tokens_per_step: int = 4096
-    row_lengths: tuple[tuple[float, int], ...] = ((0.55, 512), (0.92, 1024), (1.0, CONTEXT_LENGTH))  # (until, length)
+    tokens_per_step: int = 2048  # or one row, if that is longer
+    # (up to which share of the steps, tokens in a row)
+    row_lengths: tuple[tuple[float, int], ...] = ((0.25, 256), (0.6, 512), (0.96, 1024), (1.0, CONTEXT_LENGTH))
     # Without a norm on Q and K, larger steps saturate attention: softmax becomes one-hot and stops learning.
     muon_lr: float = 0.002
     adam_lr: float = 0.002
@@ -65,8 +71,8 @@ def bundled_config(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int
 
 
 RECIPES = {
-    "target": Recipe(bundled_config(layers=8, hidden=256, heads=4, kv_heads=2, mlp=688), steps=1600),
-    "draft": Recipe(bundled_config(layers=2, hidden=128, heads=2, kv_heads=1, mlp=344), steps=800),
+    "target": Recipe(bundled_config(layers=8, hidden=256, heads=4, kv_heads=2, mlp=688), steps=6400),
+    "draft": Recipe(bundled_config(layers=2, hidden=128, heads=2, kv_heads=1, mlp=344), steps=4000),
 }
 
 
@@ -133,7 +139,7 @@ class Training:
             "muon": torch.optim.Muon(matrices, lr=recipe.muon_lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
             "adam": torch.optim.AdamW(others, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
         }
-        self.step, self.next_document, self.seconds = 0, 0, 0.0
+        self.step, self.tokens, self.next_document, self.seconds = 0, 0, 0, 0.0
         self.history: list[dict] = []  # {"step", "train_loss"} and now and then "held_out_loss"
 
     @property
@@ -145,7 +151,7 @@ class Training:
         state = {
             "model": self.model.state_dict(),
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
-            "progress": (self.step, self.next_document, self.seconds, self.history),
+            "progress": (self.step, self.tokens, self.next_document, self.seconds, self.history),
         }
         temporary = self.snapshot_file.with_suffix(".tmp")
         torch.save(state, temporary)
@@ -157,7 +163,7 @@ class Training:
             self.model.load_state_dict(state["model"])
             for name, optimizer in self.optimizers.items():
                 optimizer.load_state_dict(state["optimizers"][name])
-            self.step, self.next_document, self.seconds, self.history = state["progress"]
+            self.step, self.tokens, self.next_document, self.seconds, self.history = state["progress"]
 
     def row_length(self) -> int:
         return next(length for until, length in self.recipe.row_lengths if self.step < until * self.recipe.steps)
@@ -171,7 +177,7 @@ class Training:
                 length = self.row_length()
                 rows = packed_rows(self.tokenizer, "train", length, self.next_document)
             batch = []
-            for _ in range(recipe.tokens_per_step // length):
+            for _ in range(max(1, recipe.tokens_per_step // length)):
                 row, self.next_document = next(rows)
                 batch.append(row)
             loss = loss_on(self.model, torch.tensor(batch))
@@ -184,14 +190,14 @@ class Training:
                 optimizer.zero_grad(set_to_none=True)
             recent.append(loss.item())
             self.step += 1
+            self.tokens += len(batch) * length
             self.seconds += time.perf_counter() - started
             if self.step % REPORT_EVERY == 0:
                 record = {"step": self.step, "train_loss": round(sum(recent) / len(recent), 4)}
-                if self.step % (10 * REPORT_EVERY) == 0:
+                if self.step % (5 * REPORT_EVERY) == 0:
                     record["held_out_loss"] = round(self.held_out_loss(20_000), 4)
                 self.history.append(record)
-                tokens = self.step * recipe.tokens_per_step
-                print(f"{self.name} {record} {tokens / 1e6:.1f} M tokens, {self.seconds / 60:.1f} min", flush=True)
+                print(f"{self.name} {record} {self.tokens / 1e6:.1f} M tokens, {self.seconds / 60:.1f} min", flush=True)
                 recent = []
             if self.step % snapshot_every == 0 or self.step == stop_at:
                 self.save_snapshot()
@@ -245,7 +251,7 @@ class Training:
         record = {
             "recipe": {key: value for key, value in recipe.items() if key != "model"},
             "parameters": sum(p.numel() for p in self.model.parameters()),
-            "tokens": self.step * self.recipe.tokens_per_step,
+            "tokens": self.tokens,
             "minutes": round(self.seconds / 60, 1),
             "held_out_loss": round(self.held_out_loss(HELD_OUT_TOKENS), 4),
             "history": self.history,

@@ -1,0 +1,238 @@
+"""How much more does a machine serve when requests share its steps, and what does that cost each of them?
+
+Method. All in one process per side, without HTTP. The sweep: 1 to 64 clients, each with a new request when its last one
+has ended, questions of the bundled corpus with answers as long as the right ones, up to a limit; stages 03 and 04. Then
+64 requests of mixed lengths at once, through the same model and attention in static batches and in continuous ones. And
+eight requests that decode while a long prompt arrives: the longest any of them waits for a token, with the prompt taken
+in pieces of the token budget, and in one piece.
+
+Expectation. A decode step reads the weights once, however many requests are in it. So a step with B requests should
+take what it takes with one, plus B - 1 times what a token costs in a prefill (the prediction); attention comes on top,
+since every request has its own past to read. A static batch waits for its slowest member, so its share of useful work
+is that of the mean length to the longest. And the gap that a prompt tears is as long as the step that it is in.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+STAGE = Path(__file__).resolve().parent
+sys.path.insert(0, str(STAGE.parent))
+
+from common.bench import plots
+from common.bench.engine_load import engine_load
+from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.metrics import percentiles
+from common.bench.settings import Settings
+from common.bench.workloads import corpus_jobs, mixed_length_jobs, random_prompt
+from common.engine import BaseEngine
+from common.loader import Loaded
+from common.model import ModelConfig
+from common.sampling import SamplingParams
+from common.stages import load_engine, load_stage_module
+
+SIZES = {
+    "clients": [1, 4, 8, 16, 32, 64],
+    "least_requests": 24,  # at each number of clients; two for each client where that is more
+    "most_tokens": 64,
+    "compared_clients": 32,  # where the ratios are stated
+    "max_running": 64,
+    "prefill": 256,  # tokens of the prompt that tells what a token costs in a prefill
+    "mixed": 64,
+    "group": 16,  # requests at once in the comparison of static and continuous
+    "decoding": 8,
+    "arriving": [256, 512, 1024, 2048],
+    "budgets": [64, 256, 4096],
+}
+QUICK = SIZES | {
+    "clients": [1, 2],
+    "least_requests": 2,
+    "most_tokens": 4,
+    "compared_clients": 2,
+    "max_running": 2,
+    "prefill": 16,
+    "mixed": 2,
+    "group": 2,
+    "decoding": 1,
+    "arriving": [16, 32],
+    "budgets": [8, 64],
+}
+
+
+def measure_streaming(settings: Settings, sizes: dict) -> Figures:
+    return sweep(load_engine("03_streaming")(settings.load()), sizes)
+
+
+def measure_continuous(settings: Settings, sizes: dict) -> Figures:
+    loaded, engine_class = settings.load(), load_engine("04_continuous_batching")
+    engine = engine_class(loaded, max_running=sizes["max_running"])
+    figures = sweep(engine, sizes) | {"prefill_ms_per_token": prefill_ms_per_token(engine, sizes["prefill"])}
+    figures |= mixed(engine_class(loaded, max_running=sizes["group"]), sizes)
+    for budget in sizes["budgets"]:
+        figures[f"longest_gap_ms_budget_{budget}"], figures[f"ttft_ms_budget_{budget}"] = arrivals(
+            loaded, budget, sizes
+        )
+    return figures
+
+
+def measure_static(settings: Settings, sizes: dict) -> Figures:
+    static_batching = load_stage_module("04_continuous_batching", "static_batching")
+    return mixed(static_batching.StaticEngine(settings.load(), max_running=sizes["group"]), sizes)
+
+
+def sweep(engine: BaseEngine, sizes: dict) -> Figures:
+    """One number for each number of clients."""
+    figures: Figures = {}
+    engine_load(engine, corpus_jobs(engine.tokenizer, 2, most_tokens=4), concurrency=2)  # warm-up
+    for clients in sizes["clients"]:
+        count = max(sizes["least_requests"], 2 * clients)
+        jobs = corpus_jobs(engine.tokenizer, count, most_tokens=sizes["most_tokens"])
+        engine.trace.clear()
+        result = engine_load(engine, jobs, concurrency=clients)
+        latency, gap = percentiles(result.values("e2el"), (10, 50, 90)), percentiles(result.values("itl"))
+        point = {
+            **{f"e2el_{name}_seconds": latency[name] for name in ("p10", "p50", "p90")},
+            **{f"itl_{name}_ms": 1e3 * gap[name] for name in ("p50", "p99")},
+            "ttft_p50_seconds": percentiles(result.values("ttft"))["p50"],
+            "output_tokens_per_second": result.throughput,
+            "requests_per_step": sum(len(step.works) for step in engine.trace) / len(engine.trace),
+        }
+        for name, value in point.items():
+            figures.setdefault(name, []).append(value)
+    return figures
+
+
+def prefill_ms_per_token(engine: BaseEngine, tokens: int) -> float:
+    """What one more token costs in a step: two steps that differ in nothing but their number of tokens."""
+    seconds = {}
+    for length in (tokens // 2, tokens) * 3:
+        engine.generate([random_prompt(length, engine.config.vocab_size)], SamplingParams(max_tokens=1))
+        seconds[length] = min(engine.trace[-1].seconds, seconds.get(length, float("inf")))
+    return 1e3 * (seconds[tokens] - seconds[tokens // 2]) / (tokens - tokens // 2)
+
+
+def mixed(engine: BaseEngine, sizes: dict) -> Figures:
+    jobs = mixed_length_jobs(sizes["mixed"], engine.config.vocab_size)
+    engine_load(engine, jobs[:2], concurrency=2)  # warm-up
+    engine.trace.clear()
+    result = engine_load(engine, jobs, concurrency=len(jobs))
+    works = [work for step in engine.trace for work in step.works]
+    padding = sum(work.tokens for work in works if work.phase == "padding")
+    return {
+        "mixed_tokens_per_second": result.throughput,
+        "mixed_padding_percent": 100 * padding / sum(work.tokens for work in works),
+        "mixed_finished_seconds": sorted(record.end - record.start for record in result.records),
+    }
+
+
+def arrivals(loaded: Loaded, budget: int, sizes: dict) -> tuple[list[float], list[float]]:
+    """For each length of an arriving prompt: the longest gap between two tokens of the others, and its TTFT, in ms."""
+    engine = load_engine("04_continuous_batching")(loaded, max_running=sizes["decoding"] + 1, token_budget=budget)
+    endless = SamplingParams(max_tokens=None, ignore_eos=True)
+    gaps, ttfts = [], []
+    for length in sizes["arriving"]:
+        others = [engine.add(random_prompt(16, engine.config.vocab_size, i), endless) for i in range(sizes["decoding"])]
+        while not all(len(other.token_ids) > 4 for other in others):
+            engine.step()
+        before = len(others[0].token_ids)
+        arrived = engine.add(random_prompt(length, engine.config.vocab_size), SamplingParams(max_tokens=1))
+        while not arrived.finished:
+            engine.step()
+        # They share every step, so that their gaps are the same.
+        moments = others[0].timings.tokens[before - 1 :]
+        gaps.append(1e3 * max(after - before for before, after in zip(moments, moments[1:], strict=False)))
+        ttfts.append(1e3 * arrived.timings.time_to_first_token)
+        for other in others:
+            engine.abort(other.request_id)
+    return gaps, ttfts
+
+
+def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+    before, now, static = (measured[side] for side in ("03_streaming", "04_continuous_batching", "static"))
+    clients, at = sizes["clients"], sizes["clients"].index(sizes["compared_clients"])
+    alone = 1e3 / now["output_tokens_per_second"][0]  # milliseconds for a token of a single client, prompts included
+    steps = [alone + (n - 1) * now["prefill_ms_per_token"] for n in clients]
+    rates = [side["output_tokens_per_second"] for side in (before, now)]
+    return {
+        "predicted_tokens_per_second": [1e3 * n / step for n, step in zip(clients, steps, strict=True)],
+        f"throughput_ratio_at_{clients[at]}": rates[1][at] / rates[0][at],
+        "throughput_ratio_at_1": rates[1][0] / rates[0][0],
+        f"itl_p50_at_{clients[at]}_over_1": now["itl_p50_ms"][at] / now["itl_p50_ms"][0],
+        "continuous_over_static": now["mixed_tokens_per_second"] / static["mixed_tokens_per_second"],
+    }
+
+
+def draw(document: dict, png: Path) -> None:
+    draw_sweep(document, png)
+    draw_batching(document, png.with_stem(f"{png.stem}-batching"))
+
+
+def draw_sweep(document: dict, png: Path) -> None:
+    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    clients, at = sizes["clients"], sizes["compared_clients"]
+    ratio = figures[f"throughput_ratio_at_{at}"]["median"]
+    message = f"Sharing steps, {at} clients together get {ratio:.1f} times as much"
+    remark = (
+        "Predicted: a step with B requests takes what it takes with one, and for each further request what a token "
+        "costs in a prefill.\nTotal latency: median over requests, bands from the 10th to the 90th percentile."
+    )
+    with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as panels:
+        throughput, gap, latency, occupancy = panels
+        for panel in panels:
+            plots.doubling(panel, clients)
+        plots.logarithmic(latency)
+        plots.predicted(throughput, clients, figures["predicted_tokens_per_second"], "predicted")
+        for stage, label in (("03_streaming", "stage 03"), ("04_continuous_batching", "stage 04")):
+            low, middle, high = (sides[stage][f"e2el_{name}_seconds"]["median"] for name in ("p10", "p50", "p90"))
+            plots.line(latency, clients, {"median": middle, "min": low, "max": high}, stage, label)
+            plots.line(throughput, clients, sides[stage]["output_tokens_per_second"], stage, label)
+            plots.line(gap, clients, sides[stage]["itl_p50_ms"], stage, label)
+            plots.line(occupancy, clients, sides[stage]["requests_per_step"], stage, label)
+        plots.axes(throughput, "clients at once", "output tokens per second", "Throughput of all together")
+        plots.axes(gap, "clients at once", "milliseconds", "Inter-token latency of each, median")
+        plots.axes(latency, "clients at once", "seconds", "Total latency")
+        plots.axes(occupancy, "clients at once", "requests", "Requests in a step, mean")
+
+
+def draw_batching(document: dict, png: Path) -> None:
+    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    now, static = sides["04_continuous_batching"], sides["static"]
+    ratio = figures["continuous_over_static"]["median"]
+    message = f"Nobody waits for the slowest: {ratio:.1f} times the throughput of static batches"
+    remark = (
+        f"Left: {sizes['mixed']} requests at once, prompts of 16 to 256 and outputs of 16 to 128 tokens, at most "
+        f"{sizes['group']} in a step.\nRight: {sizes['decoding']} requests decode while one prompt arrives; "
+        "the longest that one of them waits for its next token."
+    )
+    with plots.page(png, document, message, columns=2, remark=remark) as (finished, gap):
+        counts = list(range(1, sizes["mixed"] + 1))
+        plots.steps(finished, static["mixed_finished_seconds"], counts, "static", "static")
+        plots.steps(finished, now["mixed_finished_seconds"], counts, "04_continuous_batching", "continuous")
+        plots.axes(finished, "seconds", "requests finished", "The same model, two ways to batch")
+        plots.doubling(gap, sizes["arriving"])
+        *pieces, whole = sizes["budgets"]
+        plots.line(gap, sizes["arriving"], now[f"longest_gap_ms_budget_{whole}"], "static", "in one piece")
+        for i, budget in enumerate(pieces):
+            figure = now[f"longest_gap_ms_budget_{budget}"]
+            plots.line(gap, sizes["arriving"], figure, "04_continuous_batching", f"budget {budget}", dashed=i > 0)
+        plots.axes(gap, "tokens of the arriving prompt", "milliseconds", "Longest gap of the others")
+
+
+if __name__ == "__main__":
+    run_benchmark(
+        Benchmark(
+            script=Path(__file__).resolve(),
+            description=__doc__,
+            sides={
+                "03_streaming": measure_streaming,
+                "04_continuous_batching": measure_continuous,
+                "static": measure_static,
+            },
+            sizes=SIZES,
+            quick_sizes=QUICK,
+            derive=derive,
+            draw=draw,
+        )
+    )

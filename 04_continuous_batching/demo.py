@@ -1,0 +1,95 @@
+"""The demo: the batch over time, static and continuous, and a long prompt that arrives among short ones."""
+
+from collections.abc import Sequence
+
+from rich.markup import escape
+
+from common.cli import chat_prompt
+from common.demo import bar, check_against_reference, console, heading, show_answers
+from common.engine import BaseEngine
+from common.loader import Loaded
+from common.request import Request
+from common.sampling import SamplingParams
+from common.trace import Trace
+
+from .engine import Engine
+from .static_batching import StaticEngine
+
+QUESTIONS = (
+    "Count from 1 to 12.",
+    "What is 2+2?",
+    "What is the capital of Italy?",
+    "Write the letters from a to d.",
+    "Count from 1 to 5.",
+    "What is the capital of Japan?",
+    "What is 3 plus 4?",
+    "List the days of the week.",
+)
+SLOTS = 4
+MARKS = {
+    "prefill": "[yellow]▓[/yellow]",
+    "decode": "[green]█[/green]",
+    "padding": "[red]░[/red]",
+    "waiting": "[dim]·[/dim]",
+}
+
+
+def demo(engine: Engine, loaded: Loaded) -> None:
+    requests = show_answers(engine)
+    requests += show_batches(loaded)
+    requests += show_long_prompt(loaded)
+    check_against_reference(loaded, requests)
+
+
+def show_batches(loaded: Loaded) -> list[Request]:
+    """The same eight questions through four slots, with both ways to form a batch."""
+    heading(f"Eight questions, {SLOTS} at a time: a row for each request, a column for each step")
+    console.print("  " + "   ".join(f"{mark} {name}" for name, mark in MARKS.items()))
+    prompts = [chat_prompt(loaded.tokenizer, question) for question in QUESTIONS]
+    engines = {
+        "static: a group runs until its slowest member ends": StaticEngine(loaded, max_running=SLOTS),
+        "continuous: whoever ends makes room at once": Engine(loaded, max_running=SLOTS),
+    }
+    for name, engine in engines.items():
+        answers = engine.generate(prompts, SamplingParams(max_tokens=40))
+        console.print(f"\n  [bold]{name}[/bold]")
+        draw_batch(engine.trace, QUESTIONS, answers)
+        useful = sum(len(answer.token_ids) for answer in answers)
+        console.print(f"  {useful} tokens in {engine.trace.steps} steps: {useful / engine.trace.steps:.1f} in a step")
+    console.print()
+    for question, answer in zip(QUESTIONS, answers, strict=True):
+        console.print(f"  [cyan]{escape(question)}[/cyan] [green]{escape(answer.text)}[/green]")
+    return answers
+
+
+def draw_batch(trace: Trace, names: Sequence[str], requests: Sequence[Request]) -> None:
+    """A mark for what each step did for each request."""
+    # A prompt that is padded counts as what it is besides.
+    phases = [{work.request_id: work.phase for work in reversed(step.works)} for step in trace]
+    for name, request in zip(names, requests, strict=True):
+        seen = [phase.get(request.request_id) for phase in phases]
+        begun = next((i for i, phase in enumerate(seen) if phase), len(seen))
+        row = "".join(MARKS[phase or "waiting"] if phase or i < begun else " " for i, phase in enumerate(seen))
+        console.print(f"  {name:<32}{row}", soft_wrap=True)
+
+
+def show_long_prompt(loaded: Loaded) -> list[Request]:
+    """One request writes; then a prompt of a thousand tokens arrives: in one piece, and in pieces of the budget."""
+    story = chat_prompt(loaded.tokenizer, "Tell me a story about a fox that lasts two days.")
+    filler = loaded.tokenizer("Passage: " + "The weather is mild. A cat sleeps on the wall. " * 90)["input_ids"]
+    heading(f"A request writes while a prompt of {len(filler)} tokens arrives: how long does its next token take?")
+    gaps, writers = {}, []
+    for budget in (4096, 64):
+        engine: BaseEngine = Engine(loaded, max_running=2, token_budget=budget)
+        writer = engine.add(story, SamplingParams(max_tokens=60))
+        while len(writer.token_ids) < 10:
+            engine.step()
+        reader = engine.add(filler, SamplingParams(max_tokens=1))
+        while engine.has_unfinished:
+            engine.step()
+        moments = writer.timings.tokens
+        gaps[budget] = 1e3 * max(after - before for before, after in zip(moments, moments[1:], strict=False))
+        writers += [writer, reader]
+    for name, gap in (("in one piece", gaps[4096]), ("64 tokens a step", gaps[64])):
+        console.print(f"  {name:<18}{gap:6.0f} ms  [yellow]{bar(gap, gaps[4096], 40)}[/yellow]")
+    return writers

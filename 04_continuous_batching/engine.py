@@ -1,0 +1,75 @@
+"""Stage 04: continuous batching. Many requests share every step, and each joins and leaves when it wants to.
+
+A decode step of one request reads every weight of the model to multiply it with one vector. With 32 requests in the
+step it reads them once and multiplies them with 32 vectors, in hardly more time: that is where the throughput of every
+LLM server comes from. What makes it work for requests of different lengths that come and go at any time is in
+scheduler.py (who runs), batch.py (how they are laid out) and kv_cache.py (where their past is).
+
+Production engines have the same loop. What they add: pages in place of slots (stage 05), priorities and fairness
+between tenants, and the preparation of the next step while the GPU is busy with this one.
+"""
+
+from functools import partial
+
+import torch
+
+from common.engine import BaseEngine
+from common.loader import Loaded
+from common.request import Request
+
+from .batch import Batch
+from .kv_cache import KVCache
+from .scheduler import Scheduler
+
+
+class Engine(BaseEngine):
+    """As many requests at once as there are slots.
+
+    max_running: slots, each with room for a whole context. token_budget: tokens of one step, of all requests together;
+    a large one finishes prompts in fewer steps, a small one lets decoding requests wait less for them.
+    """
+
+    def __init__(self, loaded: Loaded, max_running: int = 32, token_budget: int = 256):
+        super().__init__(loaded)
+        # NEW in 04: who runs is no longer "the oldest", and there is one cache for all.
+        self.scheduler = Scheduler(max_running, token_budget)
+        self.cache = KVCache(self.config, max_running, self.device, self.dtype)
+
+    def accept(self, request: Request) -> None:
+        self.scheduler.add(request)
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """One more token for every request that decodes, and a piece of the prompts of those that do not yet."""
+        if not self.requests:
+            return []
+        with self.trace.step() as record:
+            chunks = self.scheduler.schedule()
+            for chunk in chunks:
+                record.work(chunk.sequence.request.request_id, chunk.phase, len(chunk.token_ids))
+            record.counters["waiting"] = len(self.scheduler.waiting)
+            # NEW in 04: one pass of the model for all of them.
+            batch = Batch(chunks, self.config.num_heads // self.config.num_kv_heads, self.device, self.dtype)
+            hidden = self.model(batch.token_ids, batch.positions, partial(self.cache.attend, batch))  # [N, hidden_size]
+            rows = [row for row, chunk in zip(batch.last_rows, chunks, strict=True) if chunk.completes]
+            requests = self.scheduler.advance(chunks)
+            # A piece of a prompt that is not its end has scored nothing that anybody wants to know.
+            self.sample_next(requests, self.model.logits(hidden[rows]))
+        return requests
+
+    def release(self, request: Request) -> None:
+        """A request that ends gives its slot back, and the next one that waits takes it in the next step."""
+        self.scheduler.remove(request)
+
+    def check(self) -> None:
+        self.scheduler.check()
+
+    def stats(self) -> dict[str, float]:
+        running = self.scheduler.running.values()
+        return super().stats() | {
+            "running": len(running),
+            "waiting": len(self.scheduler.waiting),
+            "kv_tokens_used": sum(sequence.computed for sequence in running),
+            "kv_tokens_reserved": self.cache.capacity,
+            "kv_bytes_reserved": self.cache.nbytes,
+        }

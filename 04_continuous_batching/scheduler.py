@@ -1,0 +1,115 @@
+"""NEW in 04: the scheduler decides, before every step, which requests run in it and how many of their tokens.
+
+Static batching forms a group and runs it until its slowest member ends. Here the group is formed anew for every step
+(iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as a slot is free, and leaves it the moment
+it ends. And a long prompt is run in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not hold
+up those who are decoding.
+
+Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
+the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and it makes
+no difference to the result.
+"""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from common.request import Request
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A running request: the first `computed` of its tokens have been run, and their K and V are in its slot."""
+
+    request: Request
+    slot: int
+    computed: int = 0
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to run before the next one can be sampled: a whole prompt at first, one in decode."""
+        return self.request.num_tokens - self.computed
+
+
+class Chunk(NamedTuple):
+    """What one step runs of one sequence: its next tokens."""
+
+    sequence: Sequence
+    token_ids: list[int]
+
+    @property
+    def phase(self) -> str:
+        return "prefill" if self.sequence.computed < len(self.sequence.request.prompt_token_ids) else "decode"
+
+    @property
+    def completes(self) -> bool:
+        """Nothing remains after it, so its last token tells the next one."""
+        return len(self.token_ids) == self.sequence.remaining
+
+
+class Scheduler:
+    """First come, first served; at most `max_running` requests and `token_budget` tokens in a step.
+
+    Nobody starves: the budget has a token for every running request, so in every step each one that decodes gets its
+    token, and the oldest one in prefill gets at least one.
+    """
+
+    def __init__(self, max_running: int, token_budget: int):
+        if max_running < 1:
+            raise ValueError(f"max_running must be at least 1, not {max_running}")
+        if token_budget < max_running:
+            raise ValueError(
+                f"token_budget is {token_budget}: it must be at least max_running, {max_running}, "
+                "so that every running request can have a token in every step"
+            )
+        self.max_running, self.token_budget = max_running, token_budget
+        self.waiting: deque[Request] = deque()
+        self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
+        self.free_slots = list(range(max_running))  # a heap: the slots in use lie close together
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def schedule(self) -> list[Chunk]:
+        """What the next step runs, [] if there is nothing to do: first the decodes, by slot, then pieces of prompts."""
+        running = sorted(self.running.values(), key=lambda sequence: sequence.slot)
+        # Decodes come first: each is one token, and somebody is reading along.
+        chunks = [self._chunk(sequence, 1) for sequence in running if sequence.remaining == 1]
+        budget = self.token_budget - len(chunks)
+        # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
+        prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
+        while budget and (prefilling or (self.waiting and self.free_slots)):
+            sequence = prefilling.popleft() if prefilling else self._admit()
+            chunks.append(self._chunk(sequence, budget))
+            budget -= len(chunks[-1].token_ids)
+        return chunks
+
+    def advance(self, chunks: list[Chunk]) -> list[Request]:
+        """Takes note that they have been run; returns the requests whose next token can be sampled."""
+        ready = [chunk.sequence.request for chunk in chunks if chunk.completes]
+        for chunk in chunks:
+            chunk.sequence.computed += len(chunk.token_ids)
+        return ready
+
+    def remove(self, request: Request) -> None:
+        """Forgets a request that ends, whether it runs or waits."""
+        if sequence := self.running.pop(request.request_id, None):
+            heapq.heappush(self.free_slots, sequence.slot)
+        else:
+            self.waiting.remove(request)
+
+    def check(self) -> None:
+        """Every slot is free or has one owner, and nobody has more in it than its tokens."""
+        owned = [sequence.slot for sequence in self.running.values()]
+        assert sorted(owned + self.free_slots) == list(range(self.max_running)), (owned, self.free_slots)
+        assert all(0 <= sequence.computed < sequence.request.num_tokens for sequence in self.running.values())
+
+    def _admit(self) -> Sequence:
+        request = self.waiting.popleft()
+        self.running[request.request_id] = sequence = Sequence(request, heapq.heappop(self.free_slots))
+        return sequence
+
+    def _chunk(self, sequence: Sequence, most: int) -> Chunk:
+        stop = sequence.computed + min(sequence.remaining, most)
+        return Chunk(sequence, sequence.request.token_ids_between(sequence.computed, stop))

@@ -1,0 +1,65 @@
+"""Static batching, for comparison only: a fixed group, padded, that waits for its slowest member.
+
+This is what a server does that calls `generate` of a library on batches. Model, cache and attention are those of
+the stage; what differs is who runs when. The group's prompts are padded to the longest, and requests that have ended
+stay in the batch, computing nothing of use, until all have.
+"""
+
+from functools import partial
+
+import torch
+
+from common.engine import BaseEngine
+from common.loader import Loaded
+from common.request import Request
+
+from .batch import Batch
+from .kv_cache import KVCache
+from .scheduler import Chunk, Sequence
+
+PADDING = 0  # any token id: nobody looks at what becomes of it
+
+
+class StaticEngine(BaseEngine):
+    """Groups of `max_running` requests in order of arrival, one group after the other."""
+
+    def __init__(self, loaded: Loaded, max_running: int = 32):
+        super().__init__(loaded)
+        self.max_running = max_running
+        self.cache = KVCache(self.config, max_running, self.device, self.dtype)
+        self.group: list[Sequence] = []
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """All prompts of a new group at once, or one more token for everybody in the group."""
+        if not self.requests:
+            return []
+        if not self.group:
+            first = list(self.requests.values())[: self.max_running]
+            self.group = [Sequence(request, slot) for slot, request in enumerate(first)]
+        with self.trace.step() as record:
+            width = max((s.remaining for s in self.group if not s.request.finished), default=1)
+            chunks = []
+            for sequence in self.group:
+                request, token_ids = sequence.request, []
+                if not request.finished:
+                    token_ids = request.token_ids_between(sequence.computed, request.num_tokens)
+                    record.work(request.request_id, "decode" if request.token_ids else "prefill", len(token_ids))
+                if width > len(token_ids):
+                    record.work(request.request_id, "padding", width - len(token_ids))
+                # What padding leaves in the slot is never seen: the sequence's own next tokens overwrite it in time.
+                chunks.append(Chunk(sequence, token_ids + [PADDING] * (width - len(token_ids))))
+            batch = Batch(chunks, self.config.num_heads // self.config.num_kv_heads, self.device, self.dtype)
+            hidden = self.model(batch.token_ids, batch.positions, partial(self.cache.attend, batch))  # [N, hidden_size]
+            running = [sequence for sequence in self.group if not sequence.request.finished]
+            rows = [s.slot * width + s.remaining - 1 for s in running]  # of each one's last token before the padding
+            for sequence in running:
+                sequence.computed += sequence.remaining
+            requests = [sequence.request for sequence in running]
+            self.sample_next(requests, self.model.logits(hidden[rows]))
+        return requests
+
+    def release(self, request: Request) -> None:
+        """Nobody's place is free before everybody has ended."""
+        if all(sequence.request.finished for sequence in self.group):
+            self.group = []

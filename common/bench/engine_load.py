@@ -1,0 +1,40 @@
+"""The load of many clients on an engine in this process: what the engine does, without what HTTP adds to it.
+
+The same closed loop as in load.py, and the same metrics: N requests are always under way, and a new one is added when
+one ends. It needs no web framework, so that it also runs on GPU machines that have none.
+"""
+
+import time
+from collections.abc import Sequence
+
+from common.engine import BaseEngine
+from common.request import Request
+from common.sampling import SamplingParams
+
+from .metrics import LoadResult, RequestRecord
+from .workloads import Job
+
+
+def engine_load(engine: BaseEngine, jobs: Sequence[Job], *, concurrency: int) -> LoadResult:
+    """Runs all jobs, `concurrency` at a time; a token counts as arrived when it is known."""
+    start = time.perf_counter()
+    waiting, finished = iter(jobs), []
+    for job in (job for _, job in zip(range(concurrency), waiting, strict=False)):
+        add(engine, job)
+    while engine.has_unfinished:
+        for request in engine.step():
+            if request.finished:
+                finished.append(request)
+                if (job := next(waiting, None)) is not None:
+                    add(engine, job)
+    return LoadResult([record(request) for request in finished], time.perf_counter() - start)
+
+
+def add(engine: BaseEngine, job: Job) -> Request:
+    return engine.add(job.prompt, SamplingParams(max_tokens=job.max_tokens, ignore_eos=job.ignore_eos))
+
+
+def record(request: Request) -> RequestRecord:
+    timings = request.timings
+    prompt_tokens, output_tokens = len(request.prompt_token_ids), len(request.token_ids)
+    return RequestRecord(timings.arrival, timings.finished, timings.tokens, prompt_tokens, output_tokens)

@@ -1,0 +1,211 @@
+"""An engine on a thread of its own, and the streams by which asyncio code hears from it.
+
+A step of the engine computes for milliseconds to seconds without letting go, so it cannot run on the event loop,
+which has clients to listen to meanwhile. And an engine is not thread-safe, so no other thread may touch it. The two
+sides therefore only exchange messages: commands go to the thread through one queue, pieces of text come back through
+one queue per request.
+
+    event loop                        engine thread
+    submit(prompt) ── command ──────> engine.add
+                   <───── piece ───── engine.step, for as long as there is work
+    abort(stream)  ── command ──────> engine.abort, before the next step
+
+vLLM's AsyncLLM and SGLang's TokenizerManager have this shape too, with a process in place of the thread, since
+Python's interpreter lock lets only one of two busy threads run.
+"""
+
+import asyncio
+import math
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from common.detokenizer import certain_length
+from common.engine import BaseEngine
+from common.request import Request
+from common.sampling import SamplingParams
+
+
+class QueueFull(Exception):
+    """As many requests are open as the server admits: try again later."""
+
+
+class EngineDead(Exception):
+    """The engine failed, or is shutting down, and takes no more requests."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What became certain since the piece before: text, and the tokens it came with. The last has a finish_reason."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+
+
+class Stream:
+    """One request as the event loop sees it: an asynchronous iterator of pieces."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self.accepted: asyncio.Future[None] = loop.create_future()
+        self.request: Request | None = None  # belongs to the engine thread until the last piece has come
+        self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
+        self._text_sent = 0  # characters
+        self._tokens_sent = 0
+
+    def next_piece(self) -> Piece | None:
+        """On the engine thread: what can be sent by now. None while no text is certain."""
+        request = self.request
+        certain = len(request.text) if request.finished else certain_length(request.text, request.params.stop)
+        if certain <= self._text_sent and not request.finished:
+            return None
+        piece = Piece(
+            request.text[self._text_sent : certain], request.token_ids[self._tokens_sent :], request.finish_reason
+        )
+        self._text_sent, self._tokens_sent = certain, len(request.token_ids)
+        return piece
+
+    def put(self, piece: Piece) -> None:
+        self._pieces.put_nowait(piece)
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        while True:
+            piece = await self._pieces.get()
+            yield piece
+            if piece.finish_reason is not None:
+                return
+
+    async def finished(self) -> Request | None:
+        """Waits for the last piece; the finished request, or None if the engine failed."""
+        async for piece in self:
+            last = piece
+        return self.request if last.finish_reason != "error" else None
+
+
+class EngineThread:
+    """Owns an engine. All methods are for the event loop it was started on; those with `_engine_` run on the thread.
+
+    max_queue: requests open at once, the running one included; beyond that `submit` raises QueueFull.
+    """
+
+    def __init__(self, engine: BaseEngine, max_queue: int):
+        self.engine, self.max_queue = engine, max_queue
+        self.error: Exception | None = None  # why no more requests are taken
+        self.deadline = math.inf  # when open requests are given up, on the event loop's clock
+        self.stats = engine.stats()  # as of the last step; the engine itself may be in the middle of one
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._open: set[Stream] = set()  # touched on the event loop only
+        self._by_id: dict[str, Stream] = {}  # touched on the engine thread only
+        self._running = True
+        self._thread = threading.Thread(target=self._engine_run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def submit(self, prompt: str | list[int], params: SamplingParams) -> Stream:
+        """Queues a request. ValueError if it cannot be run, QueueFull or EngineDead if not here and now."""
+        if self.error is not None:
+            raise EngineDead(str(self.error))
+        if len(self._open) >= self.max_queue:
+            raise QueueFull(f"{self.max_queue} requests are open, and more are not taken: try again later")
+        stream = Stream(self._loop)
+        self._open.add(stream)
+        self._commands.put(partial(self._engine_add, stream, prompt, params))
+        try:
+            await stream.accepted
+        except asyncio.CancelledError:  # the client went away while its request was on the way to the engine
+            self.abort(stream)
+            raise
+        return stream
+
+    def abort(self, stream: Stream) -> None:
+        """Ends a request before the engine's next step; one that has ended is left as it is."""
+        self._commands.put(partial(self._engine_abort, stream))
+
+    async def close(self, grace: float) -> None:
+        """Takes no more requests, gives the open ones `grace` seconds, aborts what is left and ends the thread.
+
+        Whoever finds that too long sets an earlier `deadline`, or calls it again with less grace.
+        """
+        if self.error is None:
+            self.error = EngineDead("the server is shutting down")
+        self.deadline = min(self.deadline, self._loop.time() + grace)
+        while self._open and self._loop.time() < self.deadline and self._thread.is_alive():
+            await asyncio.sleep(0.02)
+        for stream in self._open:
+            self.abort(stream)
+        self._commands.put(self._engine_stop)
+        await asyncio.to_thread(self._thread.join)
+
+    def _answer(self, stream: Stream, error: ValueError | None) -> None:
+        if error is not None:
+            self._open.discard(stream)
+        if stream.accepted.done():  # cancelled: nobody waits any more
+            return
+        if error is not None:
+            stream.accepted.set_exception(error)
+        else:
+            stream.accepted.set_result(None)
+
+    def _deliver(self, stream: Stream, piece: Piece) -> None:
+        stream.put(piece)
+        if piece.finish_reason is not None:
+            self._open.discard(stream)
+
+    def _fail_all(self, error: Exception) -> None:
+        """The engine raised: nobody may be left waiting for it."""
+        self.error = EngineDead(f"the engine failed: {error!r}")
+        for stream in list(self._open):
+            if not stream.accepted.done():
+                stream.accepted.set_exception(self.error)
+            self._deliver(stream, Piece("", [], "error"))
+
+    def _engine_run(self) -> None:
+        """The thread: commands first, so that an abort takes effect before the next step; then one step."""
+        try:
+            while self._running:
+                self._engine_take_commands()
+                for request in self.engine.step():
+                    self._engine_publish(request)
+                self.stats = self.engine.stats()
+        except Exception as error:
+            self._tell(self._fail_all, error)
+            raise
+
+    def _engine_take_commands(self) -> None:
+        if not self.engine.has_unfinished:
+            self._commands.get()()  # nothing to compute: sleep until somebody wants something
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except Empty:
+                return
+            command()
+
+    def _engine_add(self, stream: Stream, prompt: str | list[int], params: SamplingParams) -> None:
+        try:
+            stream.request = self.engine.add(prompt, params)
+        except ValueError as error:
+            self._tell(self._answer, stream, error)
+        else:
+            self._by_id[stream.request.request_id] = stream
+            self._tell(self._answer, stream, None)
+
+    def _engine_abort(self, stream: Stream) -> None:
+        if stream.request is not None and not stream.request.finished:
+            self.engine.abort(stream.request.request_id)
+            self._engine_publish(stream.request)
+
+    def _engine_publish(self, request: Request) -> None:
+        stream = self._by_id.pop(request.request_id) if request.finished else self._by_id[request.request_id]
+        if piece := stream.next_piece():
+            self._tell(self._deliver, stream, piece)
+
+    def _engine_stop(self) -> None:
+        self._running = False
+
+    def _tell(self, function: Callable, *arguments) -> None:
+        self._loop.call_soon_threadsafe(function, *arguments)

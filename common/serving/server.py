@@ -1,0 +1,114 @@
+"""The server: FastAPI on uvicorn, answers streamed as server-sent events while the engine computes.
+
+Server-sent events are the simplest streaming there is: an ordinary HTTP response of type `text/event-stream` that is
+sent in pieces, each a line `data: ...` and an empty line. Every OpenAI-compatible server streams this way.
+"""
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from common.engine import BaseEngine
+from common.serving.generate_api import completion_json, parse_generate_body
+
+from .engine_thread import EngineDead, EngineThread, QueueFull, Stream
+from .graceful import Server
+
+SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
+
+
+def create_app(engine_thread: EngineThread) -> FastAPI:
+    """`POST /generate` and `GET /health`; errors are JSON objects with one sentence under "error"."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI):
+        engine_thread.start()
+        yield
+        await engine_thread.close(grace=0)
+
+    app = FastAPI(title="LLM inference server", lifespan=lifespan)
+
+    @app.post("/generate")
+    async def generate(http: Request):
+        body = parse_generate_body(await http.body())
+        stream = await engine_thread.submit(body.prompt, body.params)
+        watch = asyncio.create_task(abort_on_disconnect(http, engine_thread, stream))
+        if body.stream:
+            return StreamingResponse(events(stream, watch), media_type="text/event-stream", headers=SSE_HEADERS)
+        request = await stream.finished()
+        watch.cancel()
+        if request is None or request.finish_reason == "abort":
+            raise EngineDead(str(engine_thread.error))
+        return completion_json(request)
+
+    @app.get("/health")
+    async def health():
+        if engine_thread.error is not None:
+            raise EngineDead(str(engine_thread.error))
+        return {"status": "ok", **engine_thread.stats}
+
+    @app.exception_handler(ClientDisconnect)  # in the middle of its question: nobody reads the answer
+    @app.exception_handler(ValueError)
+    async def bad_request(http: Request, error: ValueError):
+        return JSONResponse({"error": str(error)}, 400)
+
+    @app.exception_handler(QueueFull)
+    async def queue_full(http: Request, error: QueueFull):
+        return JSONResponse({"error": str(error)}, 429, headers={"Retry-After": "1"})
+
+    @app.exception_handler(EngineDead)
+    async def engine_dead(http: Request, error: EngineDead):
+        return JSONResponse({"error": str(error)}, 503)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(http: Request, error: HTTPException):
+        return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
+
+    return app
+
+
+async def abort_on_disconnect(http: Request, engine_thread: EngineThread, stream: Stream) -> None:
+    """Stops computing for a client that has gone. The body has been read, so what comes next is its departure."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+    engine_thread.abort(stream)
+
+
+async def events(stream: Stream, watch: asyncio.Task) -> AsyncIterator[str]:
+    """The response: an event for each piece, the last of which says how it ended, and `[DONE]` as in OpenAI's API.
+
+    The texts of all events, one after the other, are the text of the unstreamed answer.
+    """
+    async for piece in stream:
+        event = {
+            "id": stream.request.request_id,
+            "text": piece.text,
+            "token_ids": piece.token_ids,
+            "finish_reason": piece.finish_reason,
+        }
+        if piece.finish_reason is not None:
+            event = completion_json(stream.request) | event
+        yield f"data: {json.dumps(event)}\n\n"
+    yield "data: [DONE]\n\n"
+    watch.cancel()
+
+
+def serve(engine: BaseEngine, args: argparse.Namespace) -> None:
+    """Serves until SIGTERM or Ctrl-C; every open request is finished or told that it is not."""
+    # uvicorn raises the signal once more after its own shutdown, and then this decides the exit status.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    engine_thread = EngineThread(engine, args.max_queue)
+    server = Server(create_app(engine_thread), engine_thread, args.host, args.port)
+    listener = server.config.bind_socket()
+    port = listener.getsockname()[1]
+    print(f"serving on http://{args.host}:{port} (POST /generate, GET /health), Ctrl-C to stop", flush=True)
+    server.run(sockets=[listener])

@@ -1,0 +1,260 @@
+"""What stage 04 promises beyond the contract: who shares a step with whom, and that nobody starves."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from common.bench.engine_load import engine_load
+from common.bench.workloads import Job, mixed_length_jobs
+from common.request import Request
+from common.sampling import SamplingParams
+from common.serving.background import running
+from common.serving.engine_thread import EngineThread
+from common.serving.graceful import Server
+from common.serving.server import create_app
+from common.stages import load_stage_module
+
+engine_module, scheduler_module, batch_module, static_module = (
+    load_stage_module("04", name) for name in ("engine", "scheduler", "batch", "static_batching")
+)
+Engine, Scheduler = engine_module.Engine, scheduler_module.Scheduler
+GREEDY = SamplingParams(max_tokens=40)
+
+
+def endless(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+
+def phases(engine) -> list[dict[str, tuple[str, int]]]:
+    return [{work.request_id: (work.phase, work.tokens) for work in step.works} for step in engine.trace]
+
+
+# ---- The scheduler, without a model ----
+
+
+def make_request(name: str, prompt: int, output: int = 8) -> Request:
+    return Request(name, [7] * prompt, SamplingParams(max_tokens=output), None, frozenset(), output)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Any order of arrivals, steps and aborts; after each, the books balance."""
+
+    def __init__(self):
+        super().__init__()
+        self.scheduler = Scheduler(max_running=3, token_budget=5)
+        self.open: dict[str, Request] = {}
+        self.admitted: list[str] = []
+        self.count = 0
+
+    @rule(prompt=st.integers(1, 14), output=st.integers(1, 4))
+    def add(self, prompt, output):
+        request = make_request(f"{self.count:04}", prompt, output)
+        self.count += 1
+        self.open[request.request_id] = request
+        self.scheduler.add(request)
+
+    @rule(choice=st.integers(0, 100))
+    def abort(self, choice):
+        if self.open:
+            self.scheduler.remove(self.open.pop(sorted(self.open)[choice % len(self.open)]))
+
+    @rule()
+    def step(self):
+        decoding = {name for name, sequence in self.scheduler.running.items() if sequence.remaining == 1}
+        prefilling = [name for name, sequence in self.scheduler.running.items() if sequence.remaining > 1]
+        chunks = self.scheduler.schedule()
+        ran = {chunk.sequence.request.request_id: len(chunk.token_ids) for chunk in chunks}
+        assert len(ran) == len(chunks) and bool(ran) == bool(self.open)
+        assert sum(ran.values()) <= 5
+        assert decoding <= ran.keys(), "everybody who decodes gets a token in every step"
+        assert not prefilling or prefilling[0] in ran, "the oldest prompt gets ahead in every step"
+        idle = 5 - sum(ran.values())
+        assert not idle or all(chunk.completes for chunk in chunks), "budget is left over while there is work"
+        assert not idle or not self.scheduler.waiting or len(self.scheduler.running) == 3
+        self.admitted += [name for name in self.scheduler.running if name not in self.admitted]
+        for request in self.scheduler.advance(chunks):
+            request.append(11)
+            if request.finished:
+                self.scheduler.remove(self.open.pop(request.request_id))
+
+    @invariant()
+    def the_books_balance(self):
+        self.scheduler.check()
+        waiting = [request.request_id for request in self.scheduler.waiting]
+        assert sorted([*self.scheduler.running, *waiting]) == sorted(self.open)
+        assert self.admitted == sorted(self.admitted) and waiting == sorted(waiting), "first come, first served"
+
+    def teardown(self):
+        for _ in range(2000):
+            if not self.open:
+                return
+            self.step()
+        raise AssertionError("somebody starves")
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_running": 0}, "max_running must be at least 1"),
+        ({"max_running": 8, "token_budget": 7}, "token_budget is 7: it must be at least max_running, 8"),
+    ],
+)
+def test_impossible_options_are_refused(loaded, options, says):
+    with pytest.raises(ValueError, match=says):
+        Engine(loaded, **options)
+
+
+# ---- The batch ----
+
+
+def test_slots_are_cut_where_padding_would_cost_more_than_a_call():
+    def chunk(slot, length, tokens=1):
+        sequence = scheduler_module.Sequence(make_request("any", length + tokens), slot, length)
+        return scheduler_module.Chunk(sequence, [7] * tokens)
+
+    def cut(*chunks):
+        return [[part.sequence.slot for part in run] for run in batch_module.runs(chunks, call_costs=48)]
+
+    assert cut(chunk(0, 100), chunk(1, 120), chunk(2, 90)) == [[0, 1, 2]]
+    assert cut(chunk(0, 100), chunk(1, 900), chunk(2, 90)) == [[0], [1], [2]], "a long one would make all read more"
+    assert cut(chunk(0, 100), chunk(1, 100), chunk(3, 100)) == [[0, 1], [3]], "not neighbours"
+    assert cut(chunk(0, 100), chunk(1, 100, tokens=5)) == [[0], [1]], "not as many tokens"
+    assert cut(chunk(0, 100), chunk(1, 148)) == [[0, 1]] and cut(chunk(0, 100), chunk(1, 149)) == [[0], [1]]
+    assert cut(chunk(0, 0, 8), chunk(1, 0, 8)) == [[0, 1]], "equal pieces of prompts share a call, too"
+
+
+# ---- Steps ----
+
+
+def test_requests_join_while_others_decode_and_leave_when_they_end(loaded, prompts):
+    engine = Engine(loaded, max_running=2)
+    enough = [prompt[:20] for prompt in prompts if len(prompt) >= 20]
+    long, short, third = (engine.add(prompt, endless(n)) for prompt, n in zip(enough, (12, 3, 5), strict=False))
+    while engine.has_unfinished:
+        engine.step()
+    steps = phases(engine)
+    assert [third.request_id in step for step in steps] == [False] * 3 + [True] * 5 + [False] * 4
+    assert all(long.request_id in step for step in steps), "nobody waits for the newcomer's prompt"
+    assert steps[3] == {long.request_id: ("decode", 1), third.request_id: ("prefill", 20)}
+    assert short.timings.finished < third.timings.tokens[0] < long.timings.finished
+
+
+def test_a_long_prompt_goes_in_pieces_between_the_tokens_of_others(loaded, prompts, reference):
+    engine = Engine(loaded, max_running=4, token_budget=32)
+    writer = engine.add(prompts[0][:10], endless(30))
+    engine.step()
+    prompt = (sum(prompts, []))[:200]
+    reader = engine.add(prompt, endless(4))
+    while engine.has_unfinished:
+        engine.step()
+    works = [step[reader.request_id] for step in phases(engine) if reader.request_id in step]
+    pieces = [tokens for phase, tokens in works if phase == "prefill"]
+    assert pieces == [31] * 6 + [14], "the budget, without the token of the other request"
+    assert all(step[writer.request_id] == ("decode", 1) for step in phases(engine)[1:30])
+    assert all(step.tokens <= 32 for step in engine.trace)
+    assert reader.token_ids == reference.generate(prompt, 4, ignore_eos=True)
+
+
+@pytest.mark.parametrize(("max_running", "token_budget"), [(1, 1), (2, 2), (3, 7), (39, 39), (39, 10_000)])
+def test_no_budget_changes_the_tokens(loaded, prompts, expected, max_running, token_budget):
+    engine = Engine(loaded, max_running, token_budget)
+    short = [i for i, prompt in enumerate(prompts) if len(prompt) < 60 or token_budget > 10]
+    assert len(short) > 8
+    completions = engine.generate([prompts[i] for i in short], GREEDY)
+    assert [completion.token_ids for completion in completions] == [expected[i] for i in short]
+    assert max(len(step.works) for step in engine.trace) <= max_running
+    assert max(step.tokens for step in engine.trace) <= token_budget
+    assert not engine.has_unfinished
+    engine.check()
+
+
+def test_a_slot_keeps_nothing_of_its_last_owner(loaded, prompts, expected):
+    """One slot, used by long and short ones in turn, some of which leave in the middle of their prompt."""
+    engine = Engine(loaded, max_running=1, token_budget=16)
+    rng = random.Random(1)
+    for i in rng.sample(range(len(prompts)), 10):
+        victim = engine.add(prompts[rng.randrange(len(prompts))], GREEDY)
+        for _ in range(rng.randrange(6)):
+            engine.step()
+        engine.abort(victim.request_id)
+        engine.check()
+        assert engine.generate([prompts[i]], GREEDY)[0].token_ids == expected[i]
+
+
+def test_stats_tell_running_from_waiting(loaded, prompts):
+    engine = Engine(loaded, max_running=2)
+    requests = [engine.add((prompt * 10)[:10], GREEDY) for prompt in prompts[:5]]
+    engine.step()
+    stats = engine.stats()
+    assert (stats["running"], stats["waiting"], stats["unfinished"]) == (2, 3, 5)
+    assert stats["kv_tokens_used"] == 2 * 10 and stats["kv_tokens_reserved"] == 2 * loaded.config.context_length
+    assert stats["kv_bytes_reserved"] == 2 * 4096 * loaded.config.kv_bytes_per_token(loaded.dtype)
+    for request in requests:
+        engine.abort(request.request_id)
+    assert engine.stats()["kv_tokens_used"] == 0
+
+
+# ---- Static batching ----
+
+
+@pytest.mark.parametrize("size", [1, 3, 16])
+def test_static_batches_give_the_same_tokens(loaded, prompts, expected, size):
+    engine = static_module.StaticEngine(loaded, max_running=size)
+    completions = engine.generate(prompts[:12], GREEDY)
+    assert [completion.token_ids for completion in completions] == expected[:12]
+    assert engine.group == []
+
+
+def test_a_static_group_waits_for_its_slowest(loaded, prompts):
+    engine = static_module.StaticEngine(loaded, max_running=2)
+    requests = [engine.add((prompt * 10)[:10], endless(n)) for prompt, n in zip(prompts, (9, 2, 1), strict=False)]
+    while engine.has_unfinished:
+        engine.step()
+    assert engine.trace.steps == 9 + 1
+    works = [step[requests[1].request_id] for step in phases(engine)[:9]]
+    assert works == [("prefill", 10), ("decode", 1), *[("padding", 1)] * 7]
+
+
+# ---- Load and server ----
+
+
+def test_the_closed_loop_keeps_so_many_requests_under_way(loaded):
+    engine = Engine(loaded, max_running=8)
+    jobs = mixed_length_jobs(9)
+    jobs = [Job(job.prompt[:20], 3 + i) for i, job in enumerate(jobs)]
+    result = engine_load(engine, jobs, concurrency=4)
+    assert sorted(record.output_tokens for record in result.records) == list(range(3, 12))
+    assert max(len(step.works) for step in engine.trace) == 4
+    assert all(record.start <= record.chunks[0] <= record.end for record in result.records)
+
+
+def test_the_reference_workload_is_that_of_the_peers():
+    jobs = mixed_length_jobs()
+    assert [len(job.prompt) for job in jobs[:4]] == [232, 163, 151, 94] and jobs[0].prompt[:3] == [1579, 3106, 3648]
+    assert [job.max_tokens for job in jobs[:3]] == [96, 28, 122] and sum(job.max_tokens for job in jobs) == 4543
+
+
+def test_clients_of_one_server_share_its_steps(loaded, prompts, expected):
+    engine = Engine(loaded, max_running=16)
+    thread = EngineThread(engine, max_queue=64)
+
+    def ask(url, i):
+        body = {"prompt": prompts[i], "max_tokens": 40, "stream": True}
+        with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as response:
+            lines = [line for line in response.iter_lines() if line.startswith("data: {")]
+        return [token for line in lines for token in httpx.Response(200, content=line[6:]).json()["token_ids"]]
+
+    with running(Server(create_app(thread), thread, "127.0.0.1", 0)) as url, ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda i: ask(url, i), range(16)))
+    assert answers == expected[:16]
+    assert max(len(step.works) for step in engine.trace) >= 8
+    assert not engine.has_unfinished

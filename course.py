@@ -123,7 +123,7 @@ def make_venv(venv: Path) -> None:
 
 
 def install_requirements(python: Path, requirements: Path) -> None:
-    note("Installing requirements.txt into .venv. The first time that is 0.3 GB to download, or several GB")
+    note("Installing requirements.txt into .venv. The first time that is 0.6 GB to download, or several GB")
     note("where PyTorch comes with CUDA, and takes some minutes.")
     advice = "pip failed, for the reason above. Once that is put right, the same command carries on."
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
@@ -221,7 +221,7 @@ def diff_stages(before: Path, after: Path) -> list[str]:
         if name in new and name not in old:
             created.append(f"{name}, {len(now)} lines")
             lines += ["", f"new file: {created[-1]}", *("+" + line for line in now)]
-        elif name not in new:
+        elif name in old and name not in new:
             gone.append(f"{name}, {len(was)} lines")
         elif was != now:
             hunks = list(difflib.unified_diff(was, now, lineterm=""))[2:]  # the first two repeat the names

@@ -33,7 +33,7 @@ class Engine(BaseEngine):
         super().__init__(loaded)
         # NEW in 04: who runs is no longer "the oldest", and there is one cache for all.
         self.scheduler = Scheduler(max_running, token_budget)
-        self.cache = KVCache(self.config, max_running, self.device, self.dtype)
+        self.cache = KVCache(loaded, max_running)
 
     def accept(self, request: Request) -> None:
         self.scheduler.add(request)
@@ -50,7 +50,8 @@ class Engine(BaseEngine):
             record.counters["waiting"] = len(self.scheduler.waiting)
             # NEW in 04: one pass of the model for all of them.
             batch = Batch(chunks, self.config.num_heads // self.config.num_kv_heads, self.device, self.dtype)
-            hidden = self.model(batch.token_ids, batch.positions, partial(self.cache.attend, batch))  # [N, hidden_size]
+            attend = partial(self.cache.attend, batch)
+            hidden = self.model(batch.token_ids, batch.positions, attend)  # [N, hidden_size]
             rows = [row for row, chunk in zip(batch.last_rows, chunks, strict=True) if chunk.completes]
             requests = self.scheduler.advance(chunks)
             # A piece of a prompt that is not its end has scored nothing that anybody wants to know.
@@ -58,7 +59,7 @@ class Engine(BaseEngine):
         return requests
 
     def release(self, request: Request) -> None:
-        """A request that ends gives its slot back, and the next one that waits takes it in the next step."""
+        """A request that ends makes room at once, and the next one that waits takes it in the next step."""
         self.scheduler.remove(request)
 
     def check(self) -> None:
@@ -66,10 +67,12 @@ class Engine(BaseEngine):
 
     def stats(self) -> dict[str, float]:
         running = self.scheduler.running.values()
+        reserved = len(running) * self.config.context_length
         return super().stats() | {
             "running": len(running),
             "waiting": len(self.scheduler.waiting),
             "kv_tokens_used": sum(sequence.computed for sequence in running),
-            "kv_tokens_reserved": self.cache.capacity,
-            "kv_bytes_reserved": self.cache.nbytes,
+            "kv_tokens_reserved": reserved,
+            "kv_tokens_capacity": self.cache.capacity,
+            "kv_bytes_reserved": reserved * self.config.kv_bytes_per_token(self.dtype),
         }

@@ -1,4 +1,4 @@
-"""NEW in 04: the scheduler decides, before every step, which requests run in it and how many of their tokens.
+"""The scheduler decides, before every step, which requests run in it and how many of their tokens.
 
 Static batching forms a group and runs it until its slowest member ends. Here the group is formed anew for every step
 (iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as a slot is free, and leaves it the moment
@@ -40,7 +40,7 @@ class Chunk(NamedTuple):
 
     @property
     def phase(self) -> str:
-        return "prefill" if self.sequence.computed < len(self.sequence.request.prompt_token_ids) else "decode"
+        return "decode" if self.sequence.remaining == 1 and self.sequence.request.token_ids else "prefill"
 
     @property
     def completes(self) -> bool:
@@ -72,14 +72,13 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self) -> list[Chunk]:
-        """What the next step runs, [] if there is nothing to do: first the decodes, by slot, then pieces of prompts."""
-        running = sorted(self.running.values(), key=lambda sequence: sequence.slot)
+        """What the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
         # Decodes come first: each is one token, and somebody is reading along.
-        chunks = [self._chunk(sequence, 1) for sequence in running if sequence.remaining == 1]
+        chunks = [self._chunk(sequence, 1) for sequence in self.running.values() if sequence.remaining == 1]
         budget = self.token_budget - len(chunks)
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
-        while budget and (prefilling or (self.waiting and self.free_slots)):
+        while budget and (prefilling or self._can_admit()):
             sequence = prefilling.popleft() if prefilling else self._admit()
             chunks.append(self._chunk(sequence, budget))
             budget -= len(chunks[-1].token_ids)
@@ -104,6 +103,10 @@ class Scheduler:
         owned = [sequence.slot for sequence in self.running.values()]
         assert sorted(owned + self.free_slots) == list(range(self.max_running)), (owned, self.free_slots)
         assert all(0 <= sequence.computed < sequence.request.num_tokens for sequence in self.running.values())
+
+    def _can_admit(self) -> bool:
+        """Whether the first one that waits has a place."""
+        return bool(self.waiting and self.free_slots)
 
     def _admit(self) -> Sequence:
         request = self.waiting.popleft()

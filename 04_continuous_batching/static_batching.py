@@ -26,7 +26,7 @@ class StaticEngine(BaseEngine):
     def __init__(self, loaded: Loaded, max_running: int = 32):
         super().__init__(loaded)
         self.max_running = max_running
-        self.cache = KVCache(self.config, max_running, self.device, self.dtype)
+        self.cache = KVCache(loaded, max_running)
         self.group: list[Sequence] = []
 
     @torch.inference_mode()

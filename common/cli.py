@@ -73,6 +73,8 @@ def run_stage(
         loaded = load_model(args.model, device=args.device, dtype=args.dtype, load_format=args.load_format)
         options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
         engine = engine_class(loaded, **options)
+        if engine.why:
+            print(engine.why, file=sys.stderr)
         if args.demo:
             load_stage_module(stage, "demo").demo(engine, loaded)
         elif args.serve:

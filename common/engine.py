@@ -33,6 +33,7 @@ class BaseEngine(ABC):
         self.eos_token_ids = loaded.eos_token_ids
         self.requests: dict[str, Request] = {}  # unfinished ones, in order of arrival
         self.trace = Trace()
+        self.why = ""  # one line on what the engine has chosen by itself, and why
         self._generated_tokens = 0
         self._request_numbers = itertools.count()
 

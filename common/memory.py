@@ -1,10 +1,53 @@
-"""Memory for keys and values."""
+"""Memory for keys and values: how much there is, and how it is taken."""
 
 import math
+import re
 
 import numpy
 import torch
 from torch import Tensor
+
+from .loader import Loaded
+
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+CPU_KV_BYTES = 2**30
+GPU_SHARE = 0.9  # of the GPU's memory that this process may fill: others may be there, too, and fragments are lost
+
+
+def parse_bytes(text: str | int) -> int:
+    """ "512M", "1.5GiB", "2g" or a number of bytes; ValueError for anything else. Units are powers of 1,024."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", str(text).strip(), re.IGNORECASE)
+    if not found:
+        raise ValueError(f"a size of memory is a number with K, M or G, such as 512M or 1.5G, not {text!r}")
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+def kv_bytes_left(loaded: Loaded, tokens: int, rows: int) -> int:
+    """Bytes that keys and values may take beside everything else.
+
+    On a CPU, where memory is shared with all that runs there, a fixed modest amount. On a GPU what a step of the
+    largest size leaves: `tokens` tokens go through the model, `rows` of them are scored, and the peak is measured.
+    """
+    if loaded.device.type != "cuda":
+        return CPU_KV_BYTES
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(loaded.device)
+    before = torch.cuda.memory_allocated(loaded.device)
+    with torch.inference_mode():
+        ids = torch.zeros(tokens, dtype=torch.int64, device=loaded.device)
+        hidden = loaded.model(ids, ids, lambda layer, q, k, v: q)
+        loaded.model.logits(hidden[:rows]).double().softmax(-1)  # as the sampler does it
+    step = torch.cuda.max_memory_allocated(loaded.device) - before
+    del hidden
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(loaded.device)
+    left = int(free - (1 - GPU_SHARE) * total - step)
+    if left <= 0:
+        raise ValueError(
+            f"the GPU has no memory left for keys and values: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free, "
+            f"and a step of {tokens} tokens takes {step / 2**30:.1f}; give a smaller token budget or --dtype bfloat16"
+        )
+    return left
 
 
 def zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -19,8 +19,8 @@ from common.serving.graceful import Server
 from common.serving.server import create_app
 from common.stages import load_stage_module
 
-engine_module, scheduler_module, batch_module, static_module = (
-    load_stage_module("04", name) for name in ("engine", "scheduler", "batch", "static_batching")
+engine_module, scheduler_module, attention_module, static_module = (
+    load_stage_module("04", name) for name in ("engine", "scheduler", "slot_attention", "static_batching")
 )
 Engine, Scheduler = engine_module.Engine, scheduler_module.Scheduler
 GREEDY = SamplingParams(max_tokens=40)
@@ -122,7 +122,7 @@ def test_slots_are_cut_where_padding_would_cost_more_than_a_call():
         return scheduler_module.Chunk(sequence, [7] * tokens)
 
     def cut(*chunks):
-        return [[part.sequence.slot for part in run] for run in batch_module.runs(chunks, call_costs=48)]
+        return [[part.sequence.slot for part in run] for run in attention_module.runs(chunks, call_costs=48)]
 
     assert cut(chunk(0, 100), chunk(1, 120), chunk(2, 90)) == [[0, 1, 2]]
     assert cut(chunk(0, 100), chunk(1, 900), chunk(2, 90)) == [[0], [1], [2]], "a long one would make all read more"

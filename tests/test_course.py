@@ -273,7 +273,6 @@ def test_diff_shows_new_files_and_changes_in_reading_order(tree, capsys):
         "5 changed lines (+3 -2) in files that existed before.",
         "Left out: benchmark.py and demo.py, which show and measure the lesson.",
         "New: cache.py, 2 lines.",
-        "Gone: server.py, 0 lines.",
     ]
     assert "\n+KEYS = []\n" in output and "\n-        return 1\n+        return 2\n" in output
     assert "not a lesson" not in output and "\033" not in output

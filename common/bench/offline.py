@@ -1,4 +1,4 @@
-"""One request in one process, timed token by token: an engine of the course, and transformers' `generate`.
+"""In one process, without a server: an engine of the course, and transformers' `generate`, timed token by token.
 
 Both come as a `Write`: from a prompt of token ids and a number n, the moments of n greedy output tokens, in seconds
 since the call. All offline figures are differences of these moments, so that both sides are measured by one rule.
@@ -6,7 +6,7 @@ since the call. All offline figures are differences of these moments, so that bo
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -14,7 +14,7 @@ from common.sampling import SamplingParams
 from common.stages import load_engine
 
 from .settings import Settings
-from .workloads import random_prompt
+from .workloads import Job, random_prompt
 
 Write = Callable[[list[int], int], list[float]]
 
@@ -32,16 +32,7 @@ def engine_writer(settings: Settings, stage: str) -> Write:
 
 def transformers_writer(settings: Settings, *, use_cache: bool) -> Write:
     """`generate` of the transformers library as it comes, on the same weights, device and type."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    device, dtype = settings.place()
-    if settings.load_format == "dummy":
-        with device:
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(settings.folder()), dtype=dtype)
-    else:
-        model = AutoModelForCausalLM.from_pretrained(settings.folder(), dtype=dtype).to(device)
-    model.eval()
-    model.generation_config.eos_token_id = None  # write all the tokens asked for
+    model, device = transformers_model(settings)
 
     @torch.inference_mode()
     def write(prompt: list[int], tokens: int) -> list[float]:
@@ -59,6 +50,21 @@ def transformers_writer(settings: Settings, *, use_cache: bool) -> Write:
         return [moment - start for moment in clock.moments[1:]]  # the first is that of the prompt
 
     return write
+
+
+def transformers_model(settings: Settings):
+    """The model class of transformers on the same weights, device and type, never ending by itself; and the device."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    device, dtype = settings.place()
+    if settings.load_format == "dummy":
+        with device:
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(settings.folder()), dtype=dtype)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(settings.folder(), dtype=dtype).to(device)
+    model.eval()
+    model.generation_config.eos_token_id = None  # write all the tokens asked for
+    return model, device
 
 
 class TokenClock:
@@ -97,3 +103,26 @@ def milliseconds_per_token(write: Write, length: int, steps: int, vocab_size: in
     """
     moments = write(random_prompt(length - steps - 1, vocab_size), steps + 1)
     return 1e3 * statistics.median(after - before for before, after in zip(moments, moments[1:], strict=False))
+
+
+def transformers_static_batches(settings: Settings, jobs: Sequence[Job], group: int) -> float:
+    """Output tokens per second of `generate` on groups of requests, as a server would use it that batches with it.
+
+    Prompts are padded on the left to the longest of the group, and the group runs until its longest answer is done;
+    only the tokens that were asked for count.
+    """
+    model, device = transformers_model(settings)
+
+    @torch.inference_mode()
+    def run(jobs: Sequence[Job]) -> None:
+        width = max(len(job.prompt) for job in jobs)
+        ids = torch.tensor([[0] * (width - len(job.prompt)) + list(job.prompt) for job in jobs], device=device)
+        mask = torch.tensor([[0] * (width - len(job.prompt)) + [1] * len(job.prompt) for job in jobs], device=device)
+        tokens = max(job.max_tokens for job in jobs)
+        model.generate(ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
+
+    run(jobs[:2])  # warm-up
+    start = time.perf_counter()
+    for first in range(0, len(jobs), group):
+        run(jobs[first : first + group])
+    return sum(job.max_tokens for job in jobs) / (time.perf_counter() - start)

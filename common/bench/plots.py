@@ -154,6 +154,16 @@ def bars(panel, sides: Sequence[str], figures: Sequence[dict[str, Any]], labels:
     panel.margins(y=0.12)
 
 
+def stack(panel, labels: Sequence[str], heights: dict[str, Sequence[float]], tints: dict[str, str]) -> None:
+    """One bar for each label, made of parts from bottom to top; medians. The last bar names them."""
+    base = [0.0] * len(labels)
+    for part, values in heights.items():
+        panel.bar(labels, values, width=0.6, bottom=base, color=tints[part], label=f"_{part}")
+        base = [low + value for low, value in zip(base, values, strict=True)]
+    handles = [panel.containers[i] for i in range(len(heights))][::-1]
+    panel.legend(handles, list(heights)[::-1], loc="upper left", frameon=False, fontsize=10.5)
+
+
 def axes(panel, x_label: str, y_label: str, title: str = "") -> None:
     """Names and units; the y axis begins at 0, because a ratio is read off heights."""
     panel.set_xlabel(x_label)

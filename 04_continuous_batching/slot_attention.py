@@ -1,0 +1,87 @@
+"""NEW in 04: attention of many requests at once, each to its own slot, which is read in place.
+
+Padding makes requests alike: those in neighbouring slots share one call of the attention kernel, padded to the longest
+of them, and a mask hides what is beyond each one's length. Where that would read much more than it needs, the batch is
+cut into several calls.
+"""
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .scheduler import Chunk
+
+# What reading so many tokens' K and V takes, one more call takes too: padding beyond that does not pay. On a GPU a call
+# takes as long as reading thousands of tokens, on a CPU as long as a few dozen.
+CALL_COSTS_TOKENS = {"cpu": 48, "cuda": 4096}
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of the batch that one attention call takes: `tokens` of each of the requests in neighbouring slots."""
+
+    rows: Tensor  # [B * tokens] int64
+    slots: slice
+    requests: int
+    tokens: int
+    longest: int  # tokens of the longest sequence among them, those of this step included
+    mask: Tensor  # [B, 1, tokens * H / H_kv, longest]: 0 where a query may look, -inf where it may not
+
+
+def plan_parts(
+    chunks: List[Chunk], last_rows: List[int], groups: int, device: torch.device, dtype: torch.dtype
+) -> list[Part]:
+    """Cuts a batch into parts. groups: how many query heads share a K/V head."""
+    order = sorted(range(len(chunks)), key=lambda i: (len(chunks[i].token_ids) > 1, chunks[i].sequence.slot))
+    parts, done = [], 0
+    for run in runs([chunks[i] for i in order], CALL_COSTS_TOKENS[device.type]):
+        tokens, first = len(run[0].token_ids), run[0].sequence.slot
+        starts = torch.tensor([last_rows[i] - tokens + 1 for i in order[done : done + len(run)]])
+        past = torch.tensor([chunk.sequence.computed for chunk in run])
+        places = torch.arange(tokens)
+        longest = max(past.tolist()) + tokens
+        # A token sees its own place and those before it. That also hides the padding behind shorter sequences.
+        seen = torch.arange(longest) <= (past[:, None] + places)[:, None, :, None]  # [B, 1, tokens, longest]
+        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, float("-inf")).repeat_interleave(groups, dim=2)
+        rows = (starts[:, None] + places).flatten()
+        slots = slice(first, first + len(run))
+        parts.append(Part(rows.to(device), slots, len(run), tokens, longest, mask.to(device)))
+        done += len(run)
+    return parts
+
+
+def attend_to_slots(q: Tensor, keys: Tensor, values: Tensor, parts: list[Part]) -> Tensor:
+    """q is [N, H, D], keys and values are [slots, H_kv, context length, D]; returns [N, H, D]."""
+    heads, groups = keys.shape[1], q.shape[1] // keys.shape[1]
+    attended = torch.empty_like(q)
+    for part in parts:
+        # The query heads that share a K/V head stand beside the tokens: K and V are read once for the group.
+        queries = q[part.rows].view(part.requests, part.tokens, heads, groups, -1)  # [B, n, H_kv, H / H_kv, D]
+        queries = queries.permute(0, 2, 1, 3, 4).flatten(2, 3)  # [B, H_kv, n * H / H_kv, D]
+        k, v = (past[part.slots, :, : part.longest] for past in (keys, values))  # [B, H_kv, S, D], views: no copy
+        result = F.scaled_dot_product_attention(queries, k, v, attn_mask=part.mask)
+        result = result.unflatten(2, (part.tokens, groups)).transpose(1, 2)  # [B, n, H_kv, H / H_kv, D]
+        attended[part.rows] = result.reshape(-1, *q.shape[1:])
+    return attended
+
+
+def runs(chunks: List[Chunk], call_costs: int) -> list[list[Chunk]]:
+    """Cuts the chunks into runs that share an attention call: as many tokens in each, slots that are neighbours, and
+    no more padding for the sake of one more request than a call of its own would cost, in tokens."""
+    cut: list[list[Chunk]] = []
+    for chunk in chunks:
+        length = chunk.sequence.computed
+        if cut:
+            run, last = cut[-1], cut[-1][-1]
+            longest = max(other.sequence.computed for other in run)
+            padding = longest - length if length < longest else (length - longest) * len(run)
+            neighbours = chunk.sequence.slot == last.sequence.slot + 1
+            alike = len(chunk.token_ids) == len(last.token_ids)
+            if neighbours and alike and padding <= call_costs:
+                run.append(chunk)
+                continue
+        cut.append([chunk])
+    return cut

@@ -1,0 +1,186 @@
+"""How many more requests fit into the same memory, and what does it cost to find their pages?
+
+Method. All in one process per side, without HTTP. 64 requests at once, prompts of 16 to 256 and outputs of 16 to 128
+tokens: stage 04 with the memory of eight slots, this stage with as many bytes of pages, and transformers' `generate` on
+static batches. After every step the engine says how many tokens' places are reserved and how many are used. Then the
+same with pages of 1 to 256 tokens; and the time of a step in which 1 to 64 requests decode, by what it is spent on,
+in both stages.
+
+Expectation. A slot has room for a whole context, so eight slots are eight requests; pages are the budget divided by
+what a request has on average, so more than all 64 fit in. With pages only the rest of the last page is lost, half a
+page for each request (the prediction). A step with more requests costs less for each, so more of them at once is more
+throughput. But pages must be gathered before the CPU can attend to them: with one client, that is lost.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+STAGE = Path(__file__).resolve().parent
+sys.path.insert(0, str(STAGE.parent))
+
+from common.bench import plots
+from common.bench.engine_load import add
+from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.offline import transformers_static_batches
+from common.bench.settings import Settings
+from common.bench.step_profile import PARTS, step_profile
+from common.bench.workloads import mixed_length_jobs
+from common.engine import BaseEngine
+from common.model import ModelConfig
+from common.stages import load_engine
+
+SIZES = {
+    "requests": 64,
+    "slots": 8,  # of stage 04; the budget of both is their size
+    "group": 16,  # of transformers' static batches
+    "page_sizes": [1, 4, 16, 64, 256],
+    "batches": [1, 8, 32, 64],
+    "context": 150,
+}
+QUICK = {"requests": 3, "slots": 1, "group": 2, "page_sizes": [4, 16], "batches": [1, 2], "context": 30}
+
+
+def measure_slots(settings: Settings, sizes: dict) -> Figures:
+    loaded, engine_class = settings.load(), load_engine("04_continuous_batching")
+    figures = mixed(engine_class(loaded, max_running=sizes["slots"]), sizes)
+    return figures | profile(engine_class(loaded, max_running=max(sizes["batches"])), sizes)
+
+
+def measure_pages(settings: Settings, sizes: dict) -> Figures:
+    loaded, engine_class = settings.load(), load_engine("05_paged_attention")
+    budget = sizes["slots"] * loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
+    options = {"max_running": max(sizes["requests"], *sizes["batches"]), "kv_memory": budget}
+    figures = mixed(engine_class(loaded, **options), sizes) | profile(engine_class(loaded, **options), sizes)
+    curve = [mixed(engine_class(loaded, **options, page_size=size), sizes) for size in sizes["page_sizes"]]
+    for name in ("tokens_per_second", "wasted_percent"):
+        figures[f"{name}_by_page_size"] = [point[name] for point in curve]
+    return figures
+
+
+def measure_transformers(settings: Settings, sizes: dict) -> Figures:
+    jobs = mixed_length_jobs(sizes["requests"], settings.config().vocab_size)
+    return {"tokens_per_second": transformers_static_batches(settings, jobs, sizes["group"])}
+
+
+def mixed(engine: BaseEngine, sizes: dict) -> Figures:
+    """All requests at once; what is reserved and what is used, summed over the steps."""
+    jobs = mixed_length_jobs(sizes["requests"], engine.config.vocab_size)
+    for job in jobs[:2]:
+        add(engine, job)
+    while engine.has_unfinished:  # warm-up
+        engine.step()
+    requests = [add(engine, job) for job in jobs]
+    reserved, used, running = [], [], []
+    while engine.has_unfinished:
+        engine.step()
+        stats = engine.stats()
+        reserved.append(stats["kv_tokens_reserved"])
+        used.append(stats["kv_tokens_used"])
+        running.append(stats["running"])
+    seconds = max(request.timings.finished for request in requests) - requests[0].timings.arrival
+    return {
+        "tokens_per_second": sum(len(request.token_ids) for request in requests) / seconds,
+        "wasted_percent": 100 * (1 - sum(used) / sum(reserved)),
+        "most_running": max(running),
+        "tokens_per_request": sum(used) / sum(running),
+    }
+
+
+def profile(engine: BaseEngine, sizes: dict) -> Figures:
+    """Milliseconds of a decode step, by what they are spent on: for each part one number per batch."""
+    points = [step_profile(engine, batch, sizes["context"]) for batch in sizes["batches"]]
+    return {f"step_{part}_ms": [point[part] for point in points] for part in (*PARTS, "total")}
+
+
+def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+    slots, pages = measured["04_continuous_batching"], measured["05_paged_attention"]
+    tokens_static = measured["transformers"]["tokens_per_second"]
+    tokens = pages["tokens_per_request"]
+    fit = sizes["slots"] * config.context_length / (tokens + 16 / 2)
+    lost = [(size - 1) / 2 for size in sizes["page_sizes"]]  # of the last page, on average
+    at = sizes["batches"].index(32) if 32 in sizes["batches"] else -1
+    return {
+        "predicted_wasted_percent_by_page_size": [100 * rest / (tokens + rest) for rest in lost],
+        "requests_that_fit": fit,
+        "throughput_ratio": pages["tokens_per_second"] / slots["tokens_per_second"],
+        "ratio_vs_transformers_static": pages["tokens_per_second"] / tokens_static,
+        "step_ratio_at_1": pages["step_total_ms"][0] / slots["step_total_ms"][0],
+        "bookkeeping_percent_at_32": 100 * pages["step_bookkeeping_ms"][at] / pages["step_total_ms"][at],
+        "attention_percent_at_32": 100 * pages["step_attention_ms"][at] / pages["step_total_ms"][at],
+    }
+
+
+def draw(document: dict, png: Path) -> None:
+    draw_memory(document, png)
+    draw_cost(document, png.with_stem(f"{png.stem}-cost"))
+
+
+def draw_memory(document: dict, png: Path) -> None:
+    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    slots, pages = sides["04_continuous_batching"], sides["05_paged_attention"]
+    message = (
+        f"In the same memory, pages give {figures['throughput_ratio']['median']:.1f} times the throughput of slots"
+    )
+    remark = (
+        f"{sizes['requests']} requests at once, prompts of 16 to 256 and outputs of 16 to 128 tokens. K and V have the "
+        f"memory of {sizes['slots']} slots.\ntransformers: generate on static batches of {sizes['group']}, with all "
+        "the memory it wants."
+    )
+    both, labels = ["04_continuous_batching", "05_paged_attention"], ["stage 04\nslots", "stage 05\npages"]
+    with plots.page(png, document, message, columns=3, remark=remark) as (running, wasted, throughput):
+        plots.bars(running, both, [slots["most_running"], pages["most_running"]], labels)
+        plots.axes(running, "", "requests", "Running at once, at most")
+        plots.bars(wasted, both, [slots["wasted_percent"], pages["wasted_percent"]], labels)
+        plots.axes(wasted, "", "percent", "Reserved for no token")
+        rates = [sides[side]["tokens_per_second"] for side in (*both, "transformers")]
+        plots.bars(throughput, [*both, "transformers"], rates, [*labels, "trans-\nformers"])
+        plots.axes(throughput, "", "output tokens per second", "Throughput")
+
+
+def draw_cost(document: dict, png: Path) -> None:
+    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    slots, pages = sides["04_continuous_batching"], sides["05_paged_attention"]
+    share = figures["attention_percent_at_32"]["median"]
+    message = f"On this device, attention takes {share:.0f} percent of a step with 32 requests"
+    remark = (
+        f"Left and middle: a step in which that many requests decode, {sizes['context']} tokens behind each. "
+        "Right: half of the last page is lost (predicted), on average."
+    )
+    tints = {"model": "#b8c4cc", "attention": "#c8354b", "sampling": "#7b4a9e", "bookkeeping": "#2b2b38"}
+    with plots.page(png, document, message, columns=3, remark=remark) as (before, now, by_size):
+        highest = max(max(side["step_total_ms"]["median"]) for side in (slots, pages))
+        for panel, side, title in ((before, slots, "A step of stage 04"), (now, pages, "A step of stage 05")):
+            heights = {part: side[f"step_{part}_ms"]["median"] for part in tints}
+            plots.stack(panel, [str(batch) for batch in sizes["batches"]], heights, tints)
+            plots.axes(panel, "requests in the step", "milliseconds", title)
+            panel.set_ylim(top=1.15 * highest)
+        plots.doubling(by_size, sizes["page_sizes"])
+        plots.line(by_size, sizes["page_sizes"], pages["wasted_percent_by_page_size"], "05_paged_attention", "measured")
+        plots.predicted(by_size, sizes["page_sizes"], figures["predicted_wasted_percent_by_page_size"], "predicted")
+        rates = pages["tokens_per_second_by_page_size"]["median"]
+        for size, rate, percent in zip(
+            sizes["page_sizes"], rates, pages["wasted_percent_by_page_size"]["median"], strict=True
+        ):
+            plots.note(by_size, size, percent, f"{rate:,.0f}/s", above=8, align="center")
+        plots.axes(by_size, "tokens in a page", "percent", "Reserved for no token")
+
+
+if __name__ == "__main__":
+    run_benchmark(
+        Benchmark(
+            script=Path(__file__).resolve(),
+            description=__doc__,
+            sides={
+                "04_continuous_batching": measure_slots,
+                "05_paged_attention": measure_pages,
+                "transformers": measure_transformers,
+            },
+            sizes=SIZES,
+            quick_sizes=QUICK,
+            derive=derive,
+            draw=draw,
+        )
+    )

@@ -1,0 +1,92 @@
+"""The demo: the page map while requests come and go, a preemption, and the memory that holds no token."""
+
+from rich.markup import escape
+
+from common.cli import chat_prompt
+from common.demo import bar, check_against_reference, console, heading, show_answers
+from common.loader import Loaded
+from common.request import Request
+from common.sampling import SamplingParams
+
+from .engine import Engine
+
+QUESTIONS = (
+    "Count from 1 to 20.",
+    "What is 2+2?",
+    "Explain KV cache in one sentence.",
+    "List the days of the week.",
+    "Tell me a story about a fox that lasts two days.",
+)
+PAGES, PAGE_SIZE = 24, 16
+SHOW_EVERY = 12  # steps
+COLOURS = ("green", "yellow", "cyan", "magenta", "red")
+
+
+def demo(engine: Engine, loaded: Loaded) -> None:
+    requests = show_answers(engine)
+    requests += show_pages(loaded)
+    show_waste(engine, loaded)
+    check_against_reference(loaded, requests)
+
+
+def show_pages(loaded: Loaded) -> list[Request]:
+    """Five requests in a pool that is too small for all of them."""
+    memory = PAGES * PAGE_SIZE * loaded.config.kv_bytes_per_token(loaded.dtype)
+    engine = Engine(loaded, kv_memory=memory, page_size=PAGE_SIZE)
+    heading(f"A pool of {PAGES} pages of {PAGE_SIZE} tokens: who owns which page?")
+    requests = [
+        engine.add(chat_prompt(loaded.tokenizer, question), SamplingParams(max_tokens=260)) for question in QUESTIONS
+    ]
+    names = {request.request_id: letter for request, letter in zip(requests, "ABCDE", strict=True)}
+    for request, colour, question in zip(requests, COLOURS, QUESTIONS, strict=True):
+        tokens = len(request.prompt_token_ids)
+        console.print(f"  [{colour}]{names[request.request_id]}[/{colour}]  {escape(question)} ({tokens} tokens)")
+    console.print("\n  step  pages, free ones as a dot     running  waiting")
+    seen = 0
+    while engine.has_unfinished:
+        engine.step()
+        step = engine.trace.steps
+        if engine.scheduler.preemptions > seen:
+            seen = engine.scheduler.preemptions
+            out = names[engine.scheduler.waiting[0].request_id]
+            console.print(f"  {step:>4}  [bold]no page is free: {out}, the youngest, gives its pages back[/bold]")
+        if step % SHOW_EVERY == 1 or not engine.has_unfinished:
+            stats = engine.stats()
+            console.print(f"  {step:>4}  {page_map(engine, names)}   {stats['running']:>7}  {stats['waiting']:>7}")
+    console.print(f"\n  {seen} preemption{'s' * (seen != 1)}; nobody's answer shows it:")
+    for request, colour in zip(requests, COLOURS, strict=True):
+        text = escape(" ".join(request.text.split()))
+        console.print(f"  [{colour}]{names[request.request_id]}[/{colour}]  {text[:66]}{' ...' * (len(text) > 66)}")
+    return requests
+
+
+def page_map(engine: Engine, names: dict[str, str]) -> str:
+    """A letter for each page of the pool: its owner."""
+    owners = ["[dim]·[/dim]"] * PAGES
+    for request_id, sequence in engine.scheduler.running.items():
+        letter = names[request_id]
+        colour = COLOURS["ABCDE".index(letter)]
+        for page in sequence.page_table.pages:
+            owners[page] = f"[{colour}]{letter}[/{colour}]"
+    return "".join(owners)
+
+
+def show_waste(engine: Engine, loaded: Loaded) -> None:
+    """The same requests, with a slot of full length for each, as in stage 04, and with pages."""
+    heading("Memory that is reserved and holds no token")
+    engine.trace.clear()
+    requests = [
+        engine.add(chat_prompt(loaded.tokenizer, question), SamplingParams(max_tokens=200)) for question in QUESTIONS
+    ]
+    used = pages = slots = 0
+    while engine.has_unfinished:
+        engine.step()
+        stats = engine.stats()
+        used, pages = used + stats["kv_tokens_used"], pages + stats["kv_tokens_reserved"]
+        slots += stats["running"] * loaded.config.context_length
+    for name, reserved in (("slots (stage 04)", slots), ("pages (stage 05)", pages)):
+        waste = 100 * (1 - used / reserved)
+        console.print(f"  {name}   {waste:5.1f} %  [red]{bar(waste, 100, 40)}[/red]")
+    tokens = sum(request.num_tokens for request in requests) / len(requests)
+    console.print(f"  A request has {tokens:.0f} tokens here on average, and a slot has room for ", end="")
+    console.print(f"{loaded.config.context_length:,}.")

@@ -1,0 +1,62 @@
+"""NEW in 05: pages, who owns them, and where a token's K and V lie.
+
+An operating system gives a process memory in pages of fixed size, when it touches them, from wherever there is one,
+and a page table makes them look like one piece. PagedAttention (Kwon et al., 2023) does the same for keys and values: a
+page holds those of a few tokens. Nothing is reserved that is not used, but for the rest of the last page, and since all
+pages are alike, memory cannot become fragmented: any free page will do for any request.
+"""
+
+
+class PageTable:
+    """The pages of one sequence in order: token number p is at place p % page_size of page number p // page_size."""
+
+    def __init__(self, page_size: int):
+        self.page_size = page_size
+        self.pages: list[int] = []
+
+    @property
+    def capacity(self) -> int:
+        """Tokens there is room for."""
+        return len(self.pages) * self.page_size
+
+    def slots(self, start: int, stop: int) -> list[int]:
+        """Where tokens `start` to `stop` lie: page * page_size + place in the page."""
+        size, pages = self.page_size, self.pages
+        return [pages[position // size] * size + position % size for position in range(start, stop)]
+
+
+class PageAllocator:
+    """The free list. Invariant: every page is either in it, or in exactly one page table."""
+
+    def __init__(self, num_pages: int, page_size: int):
+        self.num_pages, self.page_size = num_pages, page_size
+        self.free = list(range(num_pages))[::-1]  # a stack: the page freed last is still in the processor's caches
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def extend(self, table: PageTable, tokens: int) -> bool:
+        """Gives the table what it lacks to hold so many tokens; False, and nothing, if there is not enough."""
+        lacking = self.pages_for(tokens) - len(table.pages)
+        if lacking > len(self.free):
+            return False
+        table.pages += [self.free.pop() for _ in range(lacking)]
+        return True
+
+    def release(self, table: PageTable) -> None:
+        self.free += reversed(table.pages)
+        table.pages = []
+
+    def refuse_what_never_fits(self, tokens: int) -> None:
+        """ValueError if a request of so many tokens is too large for the pool, even with nobody else in it."""
+        if self.pages_for(tokens) > self.num_pages:
+            raise ValueError(
+                f"prompt and max_tokens are {tokens} tokens, which take {self.pages_for(tokens)} pages of "
+                f"{self.page_size}, and the cache has {self.num_pages}: ask for fewer tokens, or start the engine with "
+                "a larger --kv-memory"
+            )
+
+    def check(self, tables: list[PageTable]) -> None:
+        """Every page is free or owned, and that once; `tables` are all there are."""
+        owned = [page for table in tables for page in table.pages]
+        assert sorted(owned + self.free) == list(range(self.num_pages)), (sorted(owned), sorted(self.free))

@@ -1,0 +1,127 @@
+"""Attention over keys and values that lie in pages: one interface, and several backends behind it.
+
+    attention, why = choose_attention("auto", device, dtype, head_dim, page_size)
+    plan = attention.prepare(batch)                                   # once a step
+    attention.write(k, v, k_pages, v_pages, batch.slot_mapping)       # once a layer
+    attended = attention.attend(q, k_pages, v_pages, plan)            # once a layer
+
+| backend | runs on | how |
+|---|---|---|
+| `torch` | anything | gathers the pages, then masked scaled-dot-product attention: the definition of the others |
+| `triton` | CUDA | kernels of the course: write, decode with K and V split over programs, ragged prefill |
+| `flash` | CUDA | `torch.nn.attention.varlen`, where torch has its paged form |
+
+Pages are `[pages, page_size, H_kv, D]` in every backend, for K and for V: what one token has in them is contiguous.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module, util
+from itertools import accumulate
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+BACKENDS = ("torch", "triton", "flash")
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """Where the tokens of one step belong, and where their pasts lie. B requests, N tokens.
+
+    The first `decodes` requests have one token each in the step, the others may have any number: their rows stand in
+    the order of the requests. A request's tokens are the last of its sequence, so row i of its n sees
+    lengths - n + i + 1 tokens.
+    """
+
+    query_starts: Tensor  # [B + 1] int32: where each request's rows begin
+    lengths: Tensor  # [B] int32: tokens of each sequence, those of this step included
+    page_tables: Tensor  # [B, P] int32: the pages of each sequence in order; what is beyond its length is any page
+    slot_mapping: Tensor  # [N] int64: page * page_size + place in the page, where each row's K and V go
+    page_size: int
+    decodes: int
+    host_query_lengths: list[int]  # the same on the host, where launches are planned
+    host_lengths: list[int]
+
+    @classmethod
+    def pack(
+        cls,
+        query_lengths: list[int],
+        lengths: list[int],
+        page_tables: list[list[int]],
+        slot_mapping: Tensor,
+        page_size: int,
+    ) -> "PagedBatch":
+        """From lists with one entry for each request; what is shorter than the longest page table is filled up."""
+        width = max(map(len, page_tables))
+        lists = {
+            "query_starts": [0, *accumulate(query_lengths)],
+            "lengths": lengths,
+            "page_tables": [pages + [0] * (width - len(pages)) for pages in page_tables],
+        }
+        tensors = {
+            name: torch.tensor(values, dtype=torch.int32, device=slot_mapping.device) for name, values in lists.items()
+        }
+        decodes = next((i for i, count in enumerate(query_lengths) if count > 1), len(query_lengths))
+        return cls(
+            **tensors,
+            slot_mapping=slot_mapping,
+            page_size=page_size,
+            decodes=decodes,
+            host_query_lengths=query_lengths,
+            host_lengths=lengths,
+        )
+
+
+class Attention(Protocol):
+    """A backend. q is `[N, H, D]`, k and v are `[N, H_kv, D]`; rows may be strided, heads and D are contiguous."""
+
+    name: str
+
+    def prepare(self, batch: PagedBatch) -> Any:
+        """What `attend` needs in every layer of one step."""
+
+    def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
+        """Puts each row's K and V into its place."""
+
+    def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: Any) -> Tensor:
+        """`[N, H, D]`: each row's attention to its own sequence, up to its own position."""
+
+
+def choose_attention(
+    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int
+) -> tuple[Attention, str]:
+    """The backend of that name, or for "auto" the fastest there is here, and one line that says why.
+
+    ValueError if a backend that was asked for by name cannot run here.
+    """
+    if name != "auto" and name not in BACKENDS:
+        raise ValueError(f"there is no attention backend {name!r}: give auto, {', '.join(BACKENDS)}")
+    candidates = (name,)
+    if name == "auto":
+        candidates = ("flash", "triton", "torch") if device.type == "cuda" else ("torch",)
+    missing = []
+    for candidate in candidates:
+        reason = why_not(candidate, device, dtype, head_dim, page_size)
+        if reason is None:
+            module = import_module(f".{candidate}_backend", __name__)
+            because = "asked for" if name != "auto" else "; ".join([*missing, f"the fastest there is on {device.type}"])
+            return module.create(device, dtype), f"attention={candidate} ({because})"
+        missing.append(f"no {candidate}: {reason}")
+    raise ValueError(f"the attention backend {name!r} cannot run here: {reason}")
+
+
+def why_not(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int) -> str | None:
+    """Why a backend cannot be used here, or None if it can."""
+    if name == "triton":
+        from .triton_backend import interpreted
+
+        if not util.find_spec("triton"):
+            return "the package triton is not installed"
+        if device.type != "cuda" and not interpreted():
+            return "it needs a CUDA device (or TRITON_INTERPRET=1, to test it)"
+    if name == "flash":
+        from .flash_backend import why_not_flash
+
+        return why_not_flash(device, dtype, head_dim, page_size)
+    return None

@@ -1,0 +1,74 @@
+"""Paged flash attention from torch itself: `torch.nn.attention.varlen.varlen_attn`, with no package to build.
+
+Older versions of torch have the function without pages, and which page sizes it takes depends on the kernels behind it:
+`why_not_flash` looks, and tries. num_splits=1 keeps a request's result independent of its company in the batch.
+"""
+
+import inspect
+
+import torch
+from torch import Tensor
+
+from . import PagedBatch
+
+NEEDED = {"block_table", "seqused_k", "num_splits", "enable_gqa", "window_size"}
+
+
+def why_not_flash(device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int) -> str | None:
+    if device.type != "cuda":
+        return "it needs a CUDA device"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return "it is for float16 and bfloat16"
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return f"torch {torch.__version__} has no varlen_attn"
+    if not inspect.signature(varlen_attn).parameters.keys() >= NEEDED:
+        return f"varlen_attn of torch {torch.__version__} takes no pages"
+    try:
+        attend_to_one_page(device, dtype, head_dim, page_size)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def attend_to_one_page(device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int) -> None:
+    """The smallest call there is, to see whether the kernels take this head dimension and page size."""
+    q, pages = (
+        torch.zeros(shape, device=device, dtype=dtype) for shape in ((1, 1, head_dim), (1, page_size, 1, head_dim))
+    )
+    starts, one, table = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 1], [1], [[0]]))
+    FlashAttention().attend(q, pages, pages, PagedBatch(starts, one, table, one.long(), page_size, 1, [1], [1]))
+
+
+class FlashAttention:
+    name = "flash"
+
+    def prepare(self, batch: PagedBatch) -> PagedBatch:
+        return batch
+
+    def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
+        k_pages.flatten(0, 1).index_copy_(0, slot_mapping, k)
+        v_pages.flatten(0, 1).index_copy_(0, slot_mapping, v)
+
+    def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PagedBatch) -> Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        return varlen_attn(
+            q,
+            k_pages,
+            v_pages,
+            plan.query_starts,
+            None,
+            max(plan.host_query_lengths),
+            max(plan.host_lengths),
+            window_size=(-1, 0),  # causal
+            enable_gqa=q.shape[1] != k_pages.shape[2],
+            seqused_k=plan.lengths,
+            block_table=plan.page_tables,
+            num_splits=1,
+        )
+
+
+def create(device: torch.device, dtype: torch.dtype) -> FlashAttention:
+    return FlashAttention()

@@ -1,0 +1,87 @@
+"""The reference: gather the pages of each sequence into one tensor, then masked attention. Any device, any type."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import PagedBatch
+
+# One more call costs what reading so many tokens costs, so more padding than that does not pay; as in stage 04.
+CALL_COSTS_TOKENS = {"cpu": 48, "cuda": 4096}
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows that one call takes: `tokens` of each of B requests, whose pages are gathered and padded."""
+
+    rows: Tensor  # [B * tokens] int64
+    requests: int
+    tokens: int
+    pages: Tensor  # [B * P] int64
+    seen: Tensor  # [B, 1, tokens, P * page_size] bool: which places a query may look at
+
+
+class TorchAttention:
+    name = "torch"
+
+    def __init__(self, device: torch.device, dtype: torch.dtype):
+        self.dtype, self.call_costs = dtype, CALL_COSTS_TOKENS[device.type]
+        self._bias: dict[tuple[int, int], Tensor] = {}
+
+    def prepare(self, batch: PagedBatch) -> list[Part]:
+        lengths, decodes = batch.host_lengths, batch.decodes
+        # Sorted, so that a request's neighbours are about as long as it is.
+        order = sorted(range(decodes), key=lengths.__getitem__)
+        groups = [[order[i] for i in run] for run in runs([lengths[i] for i in order], self.call_costs)]
+        groups += [[i] for i in range(decodes, len(lengths))]
+        return [self._part(batch, group) for group in groups]
+
+    def _part(self, batch: PagedBatch, group: list[int]) -> Part:
+        device, tokens = batch.lengths.device, batch.host_query_lengths[group[0]]
+        index = torch.tensor(group, device=device)
+        places = torch.arange(tokens, device=device)
+        rows = batch.query_starts[index, None] + places  # [B, tokens]
+        positions = batch.lengths[index, None] - tokens + places  # [B, tokens]
+        longest = max(batch.host_lengths[i] for i in group)
+        pages = batch.page_tables[index, : -(-longest // batch.page_size)]  # [B, P]
+        seen = torch.arange(pages.shape[1] * batch.page_size, device=device) <= positions[:, None, :, None]
+        return Part(rows.flatten().long(), len(group), tokens, pages.flatten().long(), seen)
+
+    def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
+        k_pages.flatten(0, 1).index_copy_(0, slot_mapping, k)
+        v_pages.flatten(0, 1).index_copy_(0, slot_mapping, v)
+
+    def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: list[Part]) -> Tensor:
+        heads, groups = k_pages.shape[2], q.shape[1] // k_pages.shape[2]
+        attended = torch.empty_like(q)
+        for part in plan:
+            # The query heads that share a K/V head stand beside the tokens: K and V are read once for the group.
+            queries = q[part.rows].view(part.requests, part.tokens, heads, groups, -1)  # [B, n, H_kv, H / H_kv, D]
+            queries = queries.permute(0, 2, 1, 3, 4).flatten(2, 3)  # [B, H_kv, n * H / H_kv, D]
+            k, v = (
+                pages.index_select(0, part.pages).view(part.requests, -1, *pages.shape[2:]).transpose(1, 2)
+                for pages in (k_pages, v_pages)
+            )  # [B, H_kv, S, D], a copy
+            mask = part.seen.repeat_interleave(groups, dim=2)
+            result = F.scaled_dot_product_attention(queries, k, v, attn_mask=mask)
+            result = result.unflatten(2, (part.tokens, groups)).transpose(1, 2)  # [B, n, H_kv, H / H_kv, D]
+            attended[part.rows] = result.reshape(-1, *q.shape[1:])
+        return attended
+
+
+def runs(lengths: list[int], call_costs: int) -> list[list[int]]:
+    """Cuts ascending lengths into runs of neighbours, so that one more request in a run never costs more padding, in
+    tokens, than a call of its own would cost. Returns indices."""
+    cut: list[list[int]] = []
+    for i, length in enumerate(lengths):
+        if cut and (length - lengths[i - 1]) * len(cut[-1]) <= call_costs:
+            cut[-1].append(i)
+        else:
+            cut.append([i])
+    return cut
+
+
+def create(device: torch.device, dtype: torch.dtype) -> TorchAttention:
+    return TorchAttention(device, dtype)

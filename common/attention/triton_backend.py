@@ -1,0 +1,76 @@
+"""Launches the Triton kernels: how many programs, and how large their blocks are."""
+
+import os
+
+import torch
+from torch import Tensor
+
+from . import PagedBatch
+
+SPLIT = 256  # tokens of a sequence that one decode program takes; fixed, so that results do not depend on the batch
+
+
+def interpreted() -> bool:
+    """Whether Triton runs its kernels in Python, on CPU tensors: slow, for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+class TritonAttention:
+    name = "triton"
+
+    def __init__(self, dtype: torch.dtype):
+        from .triton_kernels import tl
+
+        types = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+        self.dot = tl.float32 if interpreted() and dtype == torch.bfloat16 else types[dtype]
+
+    def prepare(self, batch: PagedBatch) -> PagedBatch:
+        return batch
+
+    def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
+        from .triton_kernels import triton, write_kernel
+
+        size = k.shape[1] * k.shape[2]
+        write_kernel[(len(k),)](
+            k, v, k_pages, v_pages, slot_mapping, k.stride(0), v.stride(0), size, triton.next_power_of_2(size)
+        )
+
+    def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PagedBatch) -> Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        if plan.decodes:
+            self._decode(q, k_pages, v_pages, plan, out)
+        if plan.decodes < len(plan.host_lengths):
+            self._prefill(q, k_pages, v_pages, plan, out)
+        return out
+
+    def _decode(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PagedBatch, out: Tensor) -> None:
+        from .triton_kernels import combine_kernel, decode_kernel, triton
+
+        B, (_, H, D), (_, page_size, H_kv, _) = plan.decodes, q.shape, k_pages.shape
+        pieces = -(-max(plan.host_lengths[:B]) // SPLIT)
+        partial = torch.empty(B, pieces, H, D, dtype=torch.float32, device=q.device)
+        lse = torch.empty(B, pieces, H, dtype=torch.float32, device=q.device)
+        block_d = max(16, triton.next_power_of_2(D))  # a product on tensor cores has at least 16 rows and columns
+        decode_kernel[(B, H_kv, pieces)](
+            q, k_pages, v_pages, plan.page_tables, plan.lengths, partial, lse,
+            q.stride(0), plan.page_tables.stride(0), D**-0.5, H_kv, H // H_kv, D, page_size, SPLIT,
+            BLOCK_G=max(16, triton.next_power_of_2(H // H_kv)), BLOCK_N=64, BLOCK_D=block_d, DOT=self.dot,
+        )  # fmt: skip
+        combine_kernel[(B, H)](partial, lse, plan.lengths, out, pieces, H, D, SPLIT, BLOCK_D=block_d)
+
+    def _prefill(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PagedBatch, out: Tensor) -> None:
+        from .triton_kernels import prefill_kernel, triton
+
+        (_, H, D), (_, page_size, H_kv, _) = q.shape, k_pages.shape
+        rows = plan.host_query_lengths[plan.decodes :]
+        block_m = 32 if q.dtype == torch.float32 else 64  # what fits on the chip
+        prefill_kernel[(-(-max(rows) // block_m), H, len(rows))](
+            q, k_pages, v_pages, plan.page_tables, plan.query_starts, plan.lengths, out,
+            plan.decodes, q.stride(0), plan.page_tables.stride(0), D**-0.5, H_kv, H // H_kv, D, page_size,
+            BLOCK_M=block_m, BLOCK_N=32 if q.dtype == torch.float32 else 64,
+            BLOCK_D=max(16, triton.next_power_of_2(D)), DOT=self.dot,
+        )  # fmt: skip
+
+
+def create(device: torch.device, dtype: torch.dtype) -> TritonAttention:
+    return TritonAttention(dtype)

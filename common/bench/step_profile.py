@@ -1,0 +1,85 @@
+"""Where the time of a decode step goes: bookkeeping, attention, the rest of the model, sampling.
+
+For stages 04 and later, whose engines have a scheduler, a `Batch` and a cache. Functions are timed from outside, so
+that the engine that is read is the engine that runs.
+"""
+
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from common.engine import BaseEngine
+from common.sampling import SamplingParams
+
+from .workloads import random_prompt
+
+PARTS = ("bookkeeping", "attention", "model", "sampling")
+
+
+class Stopwatch:
+    """Adds up the seconds that functions take, by name."""
+
+    def __init__(self, synchronize: Callable[[], None]):
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.synchronize = synchronize  # waits for a GPU, which works on while Python goes ahead
+
+    def timed(self, name: str, function: Callable) -> Callable:
+        def wrapper(*arguments, **options):
+            self.synchronize()
+            start = time.perf_counter()
+            result = function(*arguments, **options)
+            self.synchronize()
+            self.seconds[name] += time.perf_counter() - start
+            return result
+
+        return wrapper
+
+
+def step_profile(engine: BaseEngine, requests: int, context: int, steps: int = 20) -> dict[str, float]:
+    """Milliseconds of each part of a step in which so many requests decode, about `context` tokens behind each.
+
+    The median over the steps; "total" is the whole step. The engine is empty before and after, and changed in between.
+    """
+    module = sys.modules[type(engine).__module__]
+    watch = Stopwatch(synchronizer(engine))
+    patches = [
+        (engine.scheduler, "schedule", "bookkeeping"),
+        (engine.scheduler, "advance", "bookkeeping"),
+        (module, "Batch", "bookkeeping"),
+        (engine.cache, "attend", "attention"),
+        (engine.model, "forward", "forward"),
+        (engine.model, "logits", "sampling"),
+        (engine, "sample_next", "sampling"),
+    ]
+    originals = [(owner, name, vars(owner).get(name)) for owner, name, _ in patches]
+    endless = SamplingParams(max_tokens=steps + 16, ignore_eos=True)
+    for i in range(requests):
+        engine.add(random_prompt(context - steps // 2, engine.config.vocab_size, i), endless)
+    while not all(request.token_ids for request in engine.requests.values()):
+        engine.step()
+    records = []
+    try:
+        for owner, name, part in patches:
+            setattr(owner, name, watch.timed(part, getattr(owner, name)))
+        for _ in range(steps):
+            watch.seconds.clear()
+            engine.step()
+            records.append({**watch.seconds, "total": engine.trace[-1].seconds})
+    finally:
+        for owner, name, original in originals:
+            delattr(owner, name) if original is None else setattr(owner, name, original)
+        for request_id in list(engine.requests):
+            engine.abort(request_id)
+    for record in records:
+        record["model"] = record.pop("forward") - record["attention"]
+    return {name: 1e3 * statistics.median(record[name] for record in records) for name in (*PARTS, "total")}
+
+
+def synchronizer(engine: BaseEngine) -> Callable[[], None]:
+    if engine.device.type != "cuda":
+        return lambda: None
+    import torch
+
+    return torch.cuda.synchronize

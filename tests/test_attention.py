@@ -1,0 +1,175 @@
+"""Attention over pages: every backend against a definition that loops over the rows, and the choice among them."""
+
+import importlib.util
+import random
+
+import pytest
+import torch
+
+from common.attention import PagedBatch, choose_attention
+from common.attention.torch_backend import runs
+
+CPU = torch.device("cpu")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="NOT RUN, needs the package triton (Linux): the Triton kernels"
+)
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def make_case(sizes, *, page_size, heads, kv_heads, head_dim, dtype, device, seed=0):
+    """sizes: for each request (tokens in the step, tokens of the sequence), decodes first. Pages lie anywhere."""
+    generator = torch.Generator().manual_seed(seed)
+    rng = random.Random(seed)
+    needed = [-(-length // page_size) for _, length in sizes]
+    pages = rng.sample(range(sum(needed) + 3), sum(needed))
+    tables = [[pages.pop() for _ in range(count)] for count in needed]
+    slots = [
+        table[position // page_size] * page_size + position % page_size
+        for (count, length), table in zip(sizes, tables, strict=True)
+        for position in range(length - count, length)
+    ]
+    counts, lengths = (list(column) for column in zip(*sizes, strict=True))
+    batch = PagedBatch.pack(counts, lengths, tables, torch.tensor(slots, device=device), page_size)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    k_pages, v_pages = (normal(sum(needed) + 3, page_size, kv_heads, head_dim) for _ in range(2))
+    # As the model gives them: views of one tensor of all heads.
+    qkv = normal(sum(counts), heads + 2 * kv_heads, head_dim)
+    return batch, qkv.split([heads, kv_heads, kv_heads], dim=1), k_pages, v_pages, tables
+
+
+def definition(q, k_pages, v_pages, batch, tables):
+    """Row by row and head by head, in float64."""
+    out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    groups = q.shape[1] // k_pages.shape[2]
+    for i, table in enumerate(tables):
+        k, v = (pages[table].flatten(0, 1).double() for pages in (k_pages, v_pages))  # [S, H_kv, D]
+        start, end, length = *batch.query_starts[i : i + 2].tolist(), int(batch.lengths[i])
+        for row in range(start, end):
+            seen = length - end + row + 1
+            for head in range(q.shape[1]):
+                scores = k[:seen, head // groups] @ q[row, head].double() / q.shape[2] ** 0.5
+                out[row, head] = scores.softmax(0) @ v[:seen, head // groups]
+    return out
+
+
+def check(name, sizes, *, device="cpu", dtype=torch.float32, page_size=16, heads=4, kv_heads=2, head_dim=64, seed=0):
+    shape = {"page_size": page_size, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    batch, (q, k, v), k_pages, v_pages, tables = make_case(sizes, **shape, dtype=dtype, device=device, seed=seed)
+    attention, _ = choose_attention(name, torch.device(device), dtype, head_dim, page_size)
+    untouched = torch.ones(k_pages.shape[0] * page_size, dtype=torch.bool, device=device)
+    untouched[batch.slot_mapping] = False
+    before = [pages.flatten(0, 1).clone() for pages in (k_pages, v_pages)]
+    attention.write(k, v, k_pages, v_pages, batch.slot_mapping)
+    for pages, old, new in zip((k_pages, v_pages), before, (k, v), strict=True):
+        assert torch.equal(pages.flatten(0, 1)[batch.slot_mapping], new), "a row is not where it belongs"
+        assert torch.equal(pages.flatten(0, 1)[untouched], old[untouched]), "somebody else's row was written"
+    out = attention.attend(q, k_pages, v_pages, attention.prepare(batch))
+    assert out.shape == q.shape and out.dtype == dtype
+    torch.testing.assert_close(
+        out.double(), definition(q, k_pages, v_pages, batch, tables), atol=TOLERANCE[dtype], rtol=0
+    )
+
+
+EDGES = [15, 16, 17, 31, 32, 33, 1, 2]
+backends = pytest.mark.parametrize("name", ["torch", pytest.param("triton", marks=needs_triton)])
+devices = pytest.mark.parametrize("device", ["cpu", GPU])
+
+
+@devices
+@backends
+def test_decode_on_before_and_after_page_boundaries(name, device):
+    check(name, [(1, length) for length in EDGES], device=device)
+
+
+@devices
+@backends
+def test_decode_of_sequences_that_several_programs_share(name, device):
+    check(name, [(1, 255), (1, 256), (1, 257), (1, 600), (1, 3)], device=device, heads=2, kv_heads=1)
+
+
+@devices
+@backends
+def test_prefill_on_before_and_after_page_boundaries(name, device):
+    check(name, [(length, length) for length in EDGES if length > 1], device=device, heads=2, kv_heads=1)
+
+
+@devices
+@backends
+@pytest.mark.parametrize("seed", range(3))
+def test_any_mix_of_decodes_and_pieces_of_prompts(name, device, seed):
+    rng = random.Random(seed)
+    sizes = [(1, rng.choice(EDGES) + 16 * rng.randrange(4)) for _ in range(rng.randrange(4))]
+    for _ in range(rng.randint(1, 4)):
+        length = rng.choice(EDGES[:-2]) + 16 * rng.randrange(4)
+        sizes.append((rng.randint(2, length), length))
+    sizes.append((1, rng.randint(1, 40)))  # a piece of one token, behind the longer ones
+    check(name, sizes, device=device, seed=seed)
+
+
+@devices
+@backends
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+def test_head_dimensions_and_types(name, device, dtype, head_dim):
+    check(name, [(1, 17), (1, 40), (5, 21)], device=device, dtype=dtype, head_dim=head_dim, heads=2, kv_heads=1)
+
+
+@devices
+@backends
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (6, 2), (8, 1), (40, 2)])
+def test_grouped_queries(name, device, heads, kv_heads):
+    check(name, [(1, 9), (1, 18), (3, 20)], device=device, heads=heads, kv_heads=kv_heads)
+
+
+@devices
+@backends
+@pytest.mark.parametrize("page_size", [1, 2, 8, 64, 256])
+def test_page_sizes(name, device, page_size):
+    check(name, [(1, 7), (1, 65), (9, 70)], device=device, page_size=page_size, heads=2, kv_heads=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_flash(dtype):
+    page_size = 256
+    try:
+        choose_attention("flash", torch.device("cuda"), dtype, 64, page_size)
+    except ValueError as error:
+        pytest.skip(f"NOT RUN, {error}")
+    check("flash", [(1, 17), (1, 600), (33, 300)], device="cuda", dtype=dtype, page_size=page_size)
+
+
+# ---- The choice ----
+
+
+def test_the_choice_says_why():
+    attention, why = choose_attention("auto", CPU, torch.float32, 64, 16)
+    assert attention.name == "torch" and why == "attention=torch (the fastest there is on cpu)"
+    assert choose_attention("torch", CPU, torch.float32, 64, 16)[1] == "attention=torch (asked for)"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("xformers", "no attention backend 'xformers'"), ("flash", "'flash' cannot run here: it needs a CUDA device")],
+)
+def test_what_cannot_run_here_is_refused(name, says):
+    with pytest.raises(ValueError, match=says):
+        choose_attention(name, CPU, torch.float32, 64, 16)
+
+
+def test_triton_on_the_cpu_needs_its_interpreter(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match="'triton' cannot run here: "):
+        choose_attention("triton", CPU, torch.float32, 64, 16)
+
+
+def test_runs_are_cut_where_padding_would_cost_more_than_a_call():
+    assert runs([90, 100, 120], 48) == [[0, 1, 2]]
+    assert runs([20, 20, 20, 900], 48) == [[0, 1, 2], [3]]
+    assert runs([100, 148], 48) == [[0, 1]] and runs([100, 149], 48) == [[0], [1]]
+    assert runs([100, 120, 145], 48) == [[0, 1], [2]], "25 tokens of padding for each of two"
+    assert runs([], 48) == []

@@ -1,0 +1,222 @@
+"""What stage 05 promises beyond the contract: pages are owned once, and running out of them changes no token."""
+
+import importlib.util
+import random
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from common.memory import parse_bytes, zeros
+from common.request import Request
+from common.sampling import SamplingParams
+from common.stages import load_stage_module
+
+engine_module, scheduler_module, table_module = (
+    load_stage_module("05", name) for name in ("engine", "scheduler", "page_table")
+)
+Engine = engine_module.Engine
+GREEDY = SamplingParams(max_tokens=40)
+TOKEN_BYTES = 8192  # K and V of one token of the bundled model in float32
+
+
+def pool(pages: int, page_size: int = 16) -> dict[str, int]:
+    return {"kv_memory": pages * page_size * TOKEN_BYTES, "page_size": page_size}
+
+
+# ---- The scheduler, without a model ----
+
+
+class PagedSchedulerMachine(RuleBasedStateMachine):
+    """Any order of arrivals, steps and aborts, in a pool that is always too small; after each, the books balance."""
+
+    def __init__(self):
+        super().__init__()
+        self.scheduler = scheduler_module.Scheduler(max_running=4, token_budget=9, num_pages=7, page_size=3)
+        self.open: dict[str, Request] = {}
+        self.count = 0
+
+    @rule(prompt=st.integers(1, 18), output=st.integers(1, 9))
+    def add(self, prompt, output):
+        request = Request(
+            f"{self.count:04}", [7] * prompt, SamplingParams(max_tokens=output), None, frozenset(), output
+        )
+        if prompt + output > 21:
+            with pytest.raises(ValueError, match="and the cache has 7"):
+                self.scheduler.add(request)
+            return
+        self.count += 1
+        self.scheduler.add(request)
+        self.open[request.request_id] = request
+
+    @rule(choice=st.integers(0, 100))
+    def abort(self, choice):
+        if self.open:
+            self.scheduler.remove(self.open.pop(sorted(self.open)[choice % len(self.open)]))
+
+    @rule()
+    def step(self):
+        chunks = self.scheduler.schedule()
+        assert bool(chunks) == bool(self.open), "there is work, and nobody gets on"
+        ran = {chunk.sequence.request.request_id for chunk in chunks}
+        assert not self.open or min(self.open) in ran, "the oldest always gets on"
+        assert ran <= self.scheduler.running.keys(), "somebody runs whose pages have been taken"
+        assert sum(len(chunk.token_ids) for chunk in chunks) <= 9
+        slots = [
+            slot
+            for chunk in chunks
+            for slot in chunk.sequence.page_table.slots(
+                chunk.sequence.computed, chunk.sequence.computed + len(chunk.token_ids)
+            )
+        ]
+        assert len(slots) == len(set(slots)), "two tokens are written to one place"
+        decodes = [len(chunk.token_ids) == 1 and chunk.phase == "decode" for chunk in chunks]
+        assert decodes == sorted(decodes, reverse=True), "decodes come first"
+        for request in self.scheduler.advance(chunks):
+            request.append(11)
+            if request.finished:
+                self.scheduler.remove(self.open.pop(request.request_id))
+
+    @invariant()
+    def the_books_balance(self):
+        self.scheduler.check()
+        waiting = [request.request_id for request in self.scheduler.waiting]
+        running = list(self.scheduler.running)
+        assert sorted([*running, *waiting]) == sorted(self.open)
+        assert running + waiting == sorted(self.open), "first come, first served, preempted or not"
+
+    def teardown(self):
+        for _ in range(3000):
+            if not self.open:
+                return
+            self.step()
+        raise AssertionError("somebody starves")
+
+
+TestPagedScheduler = PagedSchedulerMachine.TestCase
+TestPagedScheduler.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+
+
+def test_a_page_table_maps_tokens_to_places():
+    table = table_module.PageTable(page_size=4)
+    table.pages = [12, 5, 3]
+    assert table.slots(2, 10) == [50, 51, 20, 21, 22, 23, 12, 13] and table.capacity == 12
+
+
+# ---- The engine ----
+
+
+@pytest.mark.parametrize("page_size", [1, 7, 16, 32])
+def test_a_pool_that_is_too_small_changes_no_token(loaded, prompts, page_size):
+    """Everybody at once, in memory for a few: many are thrown out in the middle, some of them more than once."""
+    short, params = [prompt[:60] for prompt in prompts[:16]], SamplingParams(max_tokens=40, ignore_eos=True)
+    roomy = Engine(loaded).generate(short, params)
+    engine = Engine(loaded, **pool(-(-480 // page_size), page_size))
+    completions = engine.generate(short, params)
+    assert [completion.token_ids for completion in completions] == [completion.token_ids for completion in roomy]
+    assert engine.stats()["preemptions"] > 0
+    assert max(len(step.works) for step in engine.trace) > 4
+    engine.check()
+
+
+def test_seeded_sampling_goes_on_after_a_preemption(loaded, prompts):
+    each = [SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0, seed=i) for i in range(6)]
+    short = [prompt[:20] for prompt in prompts[:6]]
+    alone = [Engine(loaded).generate([prompt], params)[0] for prompt, params in zip(short, each, strict=True)]
+    engine = Engine(loaded, **pool(12, 8))
+    together = engine.generate(short, each)
+    assert engine.stats()["preemptions"] > 0
+    assert [completion.token_ids for completion in together] == [completion.token_ids for completion in alone]
+    assert [completion.text for completion in together] == [completion.text for completion in alone]
+
+
+def test_the_youngest_gives_way_and_comes_back_first(loaded):
+    engine = Engine(loaded, **pool(4))
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    old, young, late = (engine.add([5 + i] * 14, params, request_id=f"{i}") for i in range(3))
+    while not engine.stats()["preemptions"]:
+        engine.step()
+    assert list(engine.scheduler.running) == [old.request_id]
+    assert [request.request_id for request in engine.scheduler.waiting] == [young.request_id, late.request_id]
+    while engine.has_unfinished:
+        engine.step()
+    assert old.timings.finished < young.timings.finished < late.timings.finished
+    recomputed = [work for step in engine.trace for work in step.works if work.request_id == young.request_id]
+    assert [work.phase for work in recomputed].count("prefill") == 2, "its prompt, and later all that was lost"
+
+
+def test_what_never_fits_is_refused_with_the_numbers(loaded):
+    engine = Engine(loaded, **pool(4))
+    says = "100 tokens, which take 7 pages of 16, and the cache has 4.*--kv-memory"
+    with pytest.raises(ValueError, match=says):
+        engine.add([7] * 50, SamplingParams(max_tokens=50))
+    assert not engine.has_unfinished
+    assert len(engine.generate([[7] * 44], SamplingParams(max_tokens=20, ignore_eos=True))[0].token_ids) == 20
+
+
+def test_aborts_give_all_pages_back(loaded, prompts):
+    rng = random.Random(2)
+    engine = Engine(loaded, **pool(24, 8))
+    for _ in range(60):
+        action = rng.random()
+        if action < 0.5:
+            engine.add(prompts[rng.randrange(len(prompts))][:60], GREEDY)
+        elif action < 0.8 and engine.requests:
+            engine.abort(rng.choice(list(engine.requests)))
+        engine.step()
+        engine.check()
+    for request_id in list(engine.requests):
+        engine.abort(request_id)
+    engine.check()
+    assert sorted(engine.scheduler.allocator.free) == list(range(24))
+
+
+def test_reserved_is_used_but_for_the_last_page(loaded, prompts):
+    engine = Engine(loaded)
+    for prompt in prompts[:10]:
+        engine.add((prompt * 50)[:50], GREEDY)
+    engine.step()
+    engine.step()
+    stats = engine.stats()
+    assert stats["kv_tokens_reserved"] - stats["kv_tokens_used"] < 16 * stats["running"]
+    assert stats["kv_bytes_reserved"] == stats["kv_tokens_reserved"] * TOKEN_BYTES
+    assert stats["kv_tokens_capacity"] * TOKEN_BYTES == 2**30
+    for request_id in list(engine.requests):
+        engine.abort(request_id)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="NOT RUN, needs triton: kernels in the engine")
+def test_the_kernels_give_the_same_tokens_in_the_engine(loaded, reference):
+    engine = Engine(loaded, attention="triton", token_budget=64)
+    assert engine.cache.attention.name == "triton" and engine.why == "attention=triton (asked for)"
+    prompts = [[9, 8, 7, 6, 5] * 20, [40, 41], [77] * 17]
+    completions = engine.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True))
+    for prompt, completion in zip(prompts, completions, strict=True):
+        assert completion.token_ids == reference.generate(prompt, 4, ignore_eos=True)
+
+
+# ---- Memory ----
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("512M", 2**29), ("1.5G", 3 * 2**29), ("2GiB", 2**31), ("64 kb", 2**16), ("1000", 1000), (1000, 1000)],
+)
+def test_sizes_of_memory(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1G", "1T", "G"])
+def test_what_is_no_size_is_refused(loaded, text):
+    with pytest.raises(ValueError, match="such as 512M"):
+        Engine(loaded, kv_memory=text)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_zeros(dtype):
+    tensor = zeros((3, 5, 2), torch.device("cpu"), dtype)
+    assert tensor.shape == (3, 5, 2) and tensor.dtype == dtype and not tensor.any()
+    tensor[1] = 1.5
+    assert tensor.sum() == 15

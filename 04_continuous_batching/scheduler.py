@@ -78,8 +78,7 @@ class Scheduler:
         budget = self.token_budget - len(chunks)
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
-        while budget and (prefilling or self._can_admit()):
-            sequence = prefilling.popleft() if prefilling else self._admit()
+        while budget and (sequence := prefilling.popleft() if prefilling else self._admit()):
             chunks.append(self._chunk(sequence, budget))
             budget -= len(chunks[-1].token_ids)
         return chunks
@@ -104,11 +103,10 @@ class Scheduler:
         assert sorted(owned + self.free_slots) == list(range(self.max_running)), (owned, self.free_slots)
         assert all(0 <= sequence.computed < sequence.request.num_tokens for sequence in self.running.values())
 
-    def _can_admit(self) -> bool:
-        """Whether the first one that waits has a place."""
-        return bool(self.waiting and self.free_slots)
-
-    def _admit(self) -> Sequence:
+    def _admit(self) -> Sequence | None:
+        """Lets the first one that waits run; None if nobody waits or there is no place."""
+        if not self.waiting or not self.free_slots:
+            return None
         request = self.waiting.popleft()
         self.running[request.request_id] = sequence = Sequence(request, heapq.heappop(self.free_slots))
         return sequence

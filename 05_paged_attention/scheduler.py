@@ -91,8 +91,7 @@ class Scheduler:
         budget = self.token_budget - len(chunks)
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
-        while budget and (prefilling or self._can_admit()):
-            sequence = prefilling.popleft() if prefilling else self._admit()
+        while budget and (sequence := prefilling.popleft() if prefilling else self._admit()):
             chunks.append(self._chunk(sequence, budget))
             budget -= len(chunks[-1].token_ids)
         return chunks
@@ -119,19 +118,19 @@ class Scheduler:
             room, page_size = sequence.page_table.capacity, self.allocator.page_size
             assert sequence.computed <= room < sequence.request.num_tokens + page_size
 
-    def _can_admit(self) -> bool:
-        """Whether the first one that waits has a place, and pages for all of its tokens, so that what has been begun
-        can be finished; and leaves a page to everybody who runs, or else it would soon be thrown out again."""
-        if not self.waiting or len(self.running) == self.max_running:
-            return False
-        pages = self.allocator.pages_for(self.waiting[0].num_tokens)
-        return pages + len(self.running) <= len(self.allocator.free)
+    def _admit(self) -> Sequence | None:
+        """Lets the first one that waits run; None if nobody waits or there is no place.
 
-    def _admit(self) -> Sequence:
-        request = self.waiting.popleft()
-        table = PageTable(self.allocator.page_size)
+        There must be pages for all of its tokens, so that what has been begun can be finished, and another page for
+        everybody who runs, or else it would soon be thrown out again.
+        """
+        if not self.waiting or len(self.running) == self.max_running:
+            return None
+        request, table = self.waiting[0], PageTable(self.allocator.page_size)
+        if self.allocator.pages_for(request.num_tokens) + len(self.running) > len(self.allocator.free):
+            return None
         self.allocator.extend(table, request.num_tokens)
-        self.running[request.request_id] = sequence = Sequence(request, table)
+        self.running[request.request_id] = sequence = Sequence(self.waiting.popleft(), table)
         return sequence
 
     def _extend(self, sequence: Sequence) -> bool:

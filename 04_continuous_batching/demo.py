@@ -70,7 +70,7 @@ def draw_batch(trace: Trace, names: Sequence[str], requests: Sequence[Request]) 
         seen = [phase.get(request.request_id) for phase in phases]
         begun = next((i for i, phase in enumerate(seen) if phase), len(seen))
         row = "".join(MARKS[phase or "waiting"] if phase or i < begun else " " for i, phase in enumerate(seen))
-        console.print(f"  {name:<32}{row}", soft_wrap=True)
+        console.print(f"  {name[:21]:<22}{row}", soft_wrap=True)
 
 
 def show_long_prompt(loaded: Loaded) -> list[Request]:

@@ -14,11 +14,11 @@ QUESTIONS = (
     "Count from 1 to 20.",
     "What is 2+2?",
     "Explain KV cache in one sentence.",
-    "List the days of the week.",
     "Tell me a story about a fox that lasts two days.",
+    "Tell me a story about an owl that lasts two days.",
 )
 PAGES, PAGE_SIZE = 24, 16
-SHOW_EVERY = 12  # steps
+SHOW_EVERY = 25  # steps
 COLOURS = ("green", "yellow", "cyan", "magenta", "red")
 
 

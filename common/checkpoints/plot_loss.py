@@ -4,6 +4,7 @@ python -m common.checkpoints.plot_loss
 """
 
 import json
+import math
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -13,20 +14,27 @@ from common.bench.plots import COLORS, DPI, STYLE, save
 from .tokenizer import FOLDER
 
 
+def tokens_seen(recipe: dict, step: int) -> float:
+    """Millions of tokens in the first `step` steps: each has `tokens_per_step`, or one row if that is longer."""
+    seen = begin = 0
+    for until, length in recipe["row_lengths"]:
+        end = min(step, math.ceil(until * recipe["steps"]))
+        seen += max(0, end - begin) * length * max(1, recipe["tokens_per_step"] // length)
+        begin = max(begin, end)
+    return seen / 1e6
+
+
 def main() -> None:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8, 4.6), dpi=DPI, layout="constrained")
         panel = figure.subplots()
         for name, color in (("draft", COLORS["03"]), ("target", COLORS["02"])):
             record = json.loads((FOLDER / name / "training.json").read_text())
-            tokens = record["recipe"]["tokens_per_step"] / 1e6
-            history = record["history"]
-            panel.plot(
-                [entry["step"] * tokens for entry in history], [entry["train_loss"] for entry in history], color=color
-            )
+            history = [entry | {"tokens": tokens_seen(record["recipe"], entry["step"])} for entry in record["history"]]
+            panel.plot([entry["tokens"] for entry in history], [entry["train_loss"] for entry in history], color=color)
             held_out = [entry for entry in history if "held_out_loss" in entry]
             panel.plot(
-                [entry["step"] * tokens for entry in held_out],
+                [entry["tokens"] for entry in held_out],
                 [entry["held_out_loss"] for entry in held_out],
                 linestyle="",
                 marker="o",
@@ -34,7 +42,7 @@ def main() -> None:
                 color=color,
             )
             text = f"{name}, {record['parameters'] / 1e6:.1f} M parameters\nheld out {record['held_out_loss']:.3f}"
-            end = history[-1]["step"] * tokens, history[-1]["train_loss"]
+            end = history[-1]["tokens"], history[-1]["train_loss"]
             panel.annotate(text, end, (8, 0), textcoords="offset points", va="center", color=color, fontsize=10)
         panel.set_ylim(0, 3)
         panel.set_xlabel("million tokens seen   (lines: training, circles: held-out documents)")

@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(config, items):
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason=f"NOT RUN, needs a CUDA device: {item.nodeid}"))
+                item.add_marker(pytest.mark.skip(reason=f"NOT RUN, needs a CUDA device: {item.originalname}"))
 
 
 @pytest.fixture(scope="session")

@@ -286,7 +286,6 @@ def test_what_cannot_be_had_is_refused(options, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_everything_is_on_cuda(checkpoint, tmp_path):
     checkpoint()
     loaded = load_model(tmp_path)

@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.sampling import ALLOWED, SamplingParams, apply_penalties, draw, probabilities, sample, uniform
 
-GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
-devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 DETERMINISTIC = settings(derandomize=True, deadline=None)
 INF = math.inf
 RANKING = {"top_k": 5, "top_p": 0.5, "min_p": 0.1}

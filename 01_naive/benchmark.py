@@ -1,7 +1,7 @@
 """What does a token cost when nothing is remembered?
 
 Method. One request at a time, on random prompts of token ids, end-of-sequence ignored. On the left, the time of one
-more token in a sequence of S tokens (the median of a few). On the right, one long answer after a prompt of 32 tokens:
+more token in a sequence of S tokens (the median of fifteen). On the right, one long answer after a prompt of 32 tokens:
 the moment of its n-th token is the time that an answer of n tokens takes. `generate` of transformers with
 use_cache=False does the same work, and shows that the cost is the method's and not this engine's.
 
@@ -29,12 +29,13 @@ from common.model import ModelConfig
 
 SIZES = {
     "lengths": [64, 128, 256, 512, 1024, 2048],
-    "steps": 7,  # at each length
+    "steps": 3,  # at each length, in each round
+    "rounds": 5,
     "calibration_length": 512,  # where the prediction takes its FLOPs per second from
     "prompt": 32,
     "answers": [32, 64, 128, 256, 384, 512],
 }
-QUICK = {"lengths": [16, 32], "steps": 2, "calibration_length": 32, "prompt": 8, "answers": [4, 8]}
+QUICK = {"lengths": [16, 32], "steps": 2, "rounds": 2, "calibration_length": 32, "prompt": 8, "answers": [4, 8]}
 
 
 def measure_naive(settings: Settings, sizes: dict) -> Figures:

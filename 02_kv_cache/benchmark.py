@@ -33,7 +33,8 @@ from common.stages import load_engine
 
 SIZES = {
     "lengths": [64, 128, 256, 512, 1024, 2048],
-    "steps": 7,  # at each length
+    "steps": 3,  # at each length, in each round
+    "rounds": 5,
     "calibration_length": 512,  # where the predictions take their rates from
     "prompt": 32,
     "answers": [32, 64, 128, 256, 512],
@@ -43,6 +44,7 @@ SIZES = {
 QUICK = {
     "lengths": [16, 32],
     "steps": 2,
+    "rounds": 2,
     "calibration_length": 32,
     "prompt": 8,
     "answers": [4, 8],

@@ -4,6 +4,7 @@ Both come as a `Write`: from a prompt of token ids and a number n, the moments o
 since the call. All offline figures are differences of these moments, so that both sides are measured by one rule.
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -83,11 +84,16 @@ class TokenClock:
 def measure_writing(write: Write, sizes: dict, vocab_size: int) -> dict[str, float | list[float]]:
     """The time of one more token at each of `lengths`, and of answers of each of `answers` tokens after a `prompt`.
 
-    One long answer is written: the moment of its n-th token is the time that an answer of n tokens takes.
+    The lengths take turns, a few steps each in every round, so that a disturbance of some seconds does not fall on one
+    of them alone; the median is over all its steps. Then one long answer is written: the moment of its n-th token is
+    the time that an answer of n tokens takes.
     """
-    prompt = random_prompt(sizes["prompt"], vocab_size)
+    prompt, lengths = random_prompt(sizes["prompt"], vocab_size), sizes["lengths"]
     write(prompt, 8)  # warm-up
-    ms_per_token = [milliseconds_per_token(write, length, sizes["steps"], vocab_size) for length in sizes["lengths"]]
+    rounds = [
+        [step_seconds(write, length, sizes["steps"], vocab_size) for length in lengths] for _ in range(sizes["rounds"])
+    ]
+    ms_per_token = [1e3 * statistics.median(itertools.chain(*steps)) for steps in zip(*rounds, strict=True)]
     moments = write(prompt, max(sizes["answers"]))
     return {
         "ms_per_token": ms_per_token,
@@ -96,13 +102,13 @@ def measure_writing(write: Write, sizes: dict, vocab_size: int) -> dict[str, flo
     }
 
 
-def milliseconds_per_token(write: Write, length: int, steps: int, vocab_size: int) -> float:
-    """The median time of the last `steps` tokens of a sequence that ends at `length` tokens.
+def step_seconds(write: Write, length: int, steps: int, vocab_size: int) -> list[float]:
+    """The time of each of the last `steps` tokens of a sequence that ends at `length` tokens.
 
     The token before them is left out: it pays for the prompt, and for what a library does once for each shape.
     """
     moments = write(random_prompt(length - steps - 1, vocab_size), steps + 1)
-    return 1e3 * statistics.median(after - before for before, after in zip(moments, moments[1:], strict=False))
+    return [after - before for before, after in itertools.pairwise(moments)]
 
 
 def transformers_static_batches(settings: Settings, jobs: Sequence[Job], group: int) -> float:

@@ -37,10 +37,19 @@ SIZES = {
     "slots": 8,  # of stage 04; the budget of both is their size
     "group": 16,  # of transformers' static batches
     "page_sizes": [1, 4, 16, 64, 256],
-    "batches": [1, 8, 32, 64],
+    "batches": [1, 8, 32, 64],  # of the steps that are taken apart
+    "bookkeeping_batches": [1, 32, 256],
     "context": 150,
 }
-QUICK = {"requests": 3, "slots": 1, "group": 2, "page_sizes": [4, 16], "batches": [1, 2], "context": 30}
+QUICK = {
+    "requests": 3,
+    "slots": 1,
+    "group": 2,
+    "page_sizes": [4, 16],
+    "batches": [1, 2],
+    "bookkeeping_batches": [1, 2],
+    "context": 30,
+}
 
 
 def measure_slots(settings: Settings, sizes: dict) -> Figures:
@@ -57,7 +66,9 @@ def measure_pages(settings: Settings, sizes: dict) -> Figures:
     curve = [mixed(engine_class(loaded, **options, page_size=size), sizes) for size in sizes["page_sizes"]]
     for name in ("tokens_per_second", "wasted_percent"):
         figures[f"{name}_by_page_size"] = [point[name] for point in curve]
-    return figures
+    largest = engine_class(loaded, max_running=max(sizes["bookkeeping_batches"]))
+    points = [step_profile(largest, batch, sizes["context"]) for batch in sizes["bookkeeping_batches"]]
+    return figures | {"bookkeeping_us": [1e3 * point["bookkeeping"] for point in points]}
 
 
 def measure_transformers(settings: Settings, sizes: dict) -> Figures:

@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-memory", metavar="SIZE", help="for K and V, as 512M or 2G (default: 1G; GPU: what is left)"
     )
     engine.add_argument("--page-size", type=int, default=16, help="tokens in a page (default: 16)")
-    engine.add_argument("--attention", default="auto", help="auto, torch, triton or flash (default: auto)")
+    engine.add_argument("--attention", default="auto", help="auto, torch, numba, triton or flash (default: auto)")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,13 @@ import pytest
 import torch
 
 from common.attention import PagedBatch, choose_attention
+from common.attention.numba_backend import FEW
 from common.attention.torch_backend import runs
 
 CPU = torch.device("cpu")
+needs_numba = pytest.mark.skipif(
+    importlib.util.find_spec("numba") is None, reason="NOT RUN, needs the package numba: the compiled CPU kernel"
+)
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="NOT RUN, needs the package triton (Linux): the Triton kernels"
 )
@@ -75,7 +79,8 @@ def check(name, sizes, *, device="cpu", dtype=torch.float32, page_size=16, heads
 
 
 EDGES = [15, 16, 17, 31, 32, 33, 1, 2]
-backends = pytest.mark.parametrize("name", ["torch", pytest.param("triton", marks=needs_triton)])
+NUMBA, TRITON = pytest.param("numba", marks=needs_numba), pytest.param("triton", marks=needs_triton)
+backends = pytest.mark.parametrize("name", ["torch", TRITON])
 devices = pytest.mark.parametrize("device", ["cpu", GPU])
 
 
@@ -132,6 +137,30 @@ def test_page_sizes(name, device, page_size):
     check(name, [(1, 7), (1, 65), (9, 70)], device=device, page_size=page_size, heads=2, kv_heads=1)
 
 
+@needs_numba
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [(1, length) for length in EDGES],
+        [(1, 600), (1, 3), (2, 17), (FEW, 40), (1, 16)],  # a few tokens of one request: rows of their own
+        [(1, 33), (3, 20), (FEW + 1, 31), (2, 2), (40, 48), (1, 5)],  # from the first prompt on, torch
+        [(33, 33)],
+    ],
+    ids=["edges", "few", "prompts", "prompt_alone"],
+)
+def test_numba(sizes):
+    check("numba", sizes)
+
+
+@needs_numba
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "page_size"), [(3, 3, 80, 1), (6, 2, 96, 64), (8, 1, 128, 8)]
+)
+def test_numba_with_other_shapes(heads, kv_heads, head_dim, page_size):
+    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size}
+    check("numba", [(1, 7), (1, 65), (2, 64), (9, 70)], **shape)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 def test_flash(dtype):
@@ -147,9 +176,16 @@ def test_flash(dtype):
 
 
 def test_the_choice_says_why():
-    attention, why = choose_attention("auto", CPU, torch.float32, 64, 16)
-    assert attention.name == "torch" and why == "attention=torch (the fastest there is on cpu)"
     assert choose_attention("torch", CPU, torch.float32, 64, 16)[1] == "attention=torch (asked for)"
+    attention, why = choose_attention("auto", CPU, torch.bfloat16, 64, 16)
+    assert attention.name == "torch"
+    assert why == "attention=torch (no numba: it is for float32 on the CPU; the fastest there is on cpu)"
+
+
+@needs_numba
+def test_the_compiled_kernel_is_chosen_on_the_cpu():
+    attention, why = choose_attention("auto", CPU, torch.float32, 64, 16)
+    assert attention.name == "numba" and why == "attention=numba (the fastest there is on cpu)"
 
 
 @pytest.mark.parametrize(

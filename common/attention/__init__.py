@@ -8,6 +8,7 @@
 | backend | runs on | how |
 |---|---|---|
 | `torch` | anything | gathers the pages, then masked scaled-dot-product attention: the definition of the others |
+| `numba` | CPU, float32 | a compiled loop reads pages where they lie to decode; prompts as `torch` |
 | `triton` | CUDA | kernels of the course: write, decode with K and V split over programs, ragged prefill |
 | `flash` | CUDA | `torch.nn.attention.varlen`, where torch has its paged form |
 
@@ -22,7 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-BACKENDS = ("torch", "triton", "flash")
+BACKENDS = ("torch", "numba", "triton", "flash")
 
 
 @dataclass(frozen=True)
@@ -99,14 +100,14 @@ def choose_attention(
         raise ValueError(f"there is no attention backend {name!r}: give auto, {', '.join(BACKENDS)}")
     candidates = (name,)
     if name == "auto":
-        candidates = ("flash", "triton", "torch") if device.type == "cuda" else ("torch",)
+        candidates = ("flash", "triton", "torch") if device.type == "cuda" else ("numba", "torch")
     missing = []
     for candidate in candidates:
         reason = why_not(candidate, device, dtype, head_dim, page_size)
         if reason is None:
             module = import_module(f".{candidate}_backend", __name__)
             because = "asked for" if name != "auto" else "; ".join([*missing, f"the fastest there is on {device.type}"])
-            return module.create(device, dtype), f"attention={candidate} ({because})"
+            return module.create(device, dtype, head_dim), f"attention={candidate} ({because})"
         missing.append(f"no {candidate}: {reason}")
     raise ValueError(f"the attention backend {name!r} cannot run here: {reason}")
 
@@ -120,6 +121,11 @@ def why_not(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, 
             return "the package triton is not installed"
         if device.type != "cuda" and not interpreted():
             return "it needs a CUDA device (or TRITON_INTERPRET=1, to test it)"
+    if name == "numba":
+        if device.type != "cpu" or dtype != torch.float32:
+            return "it is for float32 on the CPU"
+        if not util.find_spec("numba"):
+            return "the package numba is not installed"
     if name == "flash":
         from .flash_backend import why_not_flash
 

@@ -70,5 +70,5 @@ class FlashAttention:
         )
 
 
-def create(device: torch.device, dtype: torch.dtype) -> FlashAttention:
+def create(device: torch.device, dtype: torch.dtype, head_dim: int) -> FlashAttention:
     return FlashAttention()

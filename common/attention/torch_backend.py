@@ -54,9 +54,14 @@ class TorchAttention:
         v_pages.flatten(0, 1).index_copy_(0, slot_mapping, v)
 
     def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: list[Part]) -> Tensor:
-        heads, groups = k_pages.shape[2], q.shape[1] // k_pages.shape[2]
         attended = torch.empty_like(q)
-        for part in plan:
+        self.attend_parts(q, k_pages, v_pages, plan, attended)
+        return attended
+
+    def attend_parts(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, parts: list[Part], out: Tensor) -> None:
+        """Fills those rows of out, `[N, H, D]`, that belong to the parts."""
+        heads, groups = k_pages.shape[2], q.shape[1] // k_pages.shape[2]
+        for part in parts:
             # The query heads that share a K/V head stand beside the tokens: K and V are read once for the group.
             queries = q[part.rows].view(part.requests, part.tokens, heads, groups, -1)  # [B, n, H_kv, H / H_kv, D]
             queries = queries.permute(0, 2, 1, 3, 4).flatten(2, 3)  # [B, H_kv, n * H / H_kv, D]
@@ -67,8 +72,7 @@ class TorchAttention:
             mask = part.seen.repeat_interleave(groups, dim=2)
             result = F.scaled_dot_product_attention(queries, k, v, attn_mask=mask)
             result = result.unflatten(2, (part.tokens, groups)).transpose(1, 2)  # [B, n, H_kv, H / H_kv, D]
-            attended[part.rows] = result.reshape(-1, *q.shape[1:])
-        return attended
+            out[part.rows] = result.reshape(-1, *q.shape[1:])
 
 
 def runs(lengths: list[int], call_costs: int) -> list[list[int]]:
@@ -83,5 +87,5 @@ def runs(lengths: list[int], call_costs: int) -> list[list[int]]:
     return cut
 
 
-def create(device: torch.device, dtype: torch.dtype) -> TorchAttention:
+def create(device: torch.device, dtype: torch.dtype, head_dim: int) -> TorchAttention:
     return TorchAttention(device, dtype)

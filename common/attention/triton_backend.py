@@ -72,5 +72,5 @@ class TritonAttention:
         )  # fmt: skip
 
 
-def create(device: torch.device, dtype: torch.dtype) -> TritonAttention:
+def create(device: torch.device, dtype: torch.dtype, head_dim: int) -> TritonAttention:
     return TritonAttention(dtype)

@@ -85,7 +85,8 @@ def measure_static(settings: Settings, sizes: dict) -> Figures:
 def sweep(engine: BaseEngine, sizes: dict) -> Figures:
     """One number for each number of clients."""
     figures: Figures = {}
-    engine_load(engine, corpus_jobs(engine.tokenizer, 2, most_tokens=4), concurrency=2)  # warm-up
+    most = max(sizes["clients"])  # a warm-up at full load: the first use of memory, of all slots, costs time
+    engine_load(engine, corpus_jobs(engine.tokenizer, most, most_tokens=sizes["most_tokens"]), concurrency=most)
     for clients in sizes["clients"]:
         count = max(sizes["least_requests"], 2 * clients)
         jobs = corpus_jobs(engine.tokenizer, count, most_tokens=sizes["most_tokens"])
@@ -115,7 +116,7 @@ def prefill_ms_per_token(engine: BaseEngine, tokens: int) -> float:
 
 def mixed(engine: BaseEngine, sizes: dict) -> Figures:
     jobs = mixed_length_jobs(sizes["mixed"], engine.config.vocab_size)
-    engine_load(engine, jobs[:2], concurrency=2)  # warm-up
+    engine_load(engine, jobs, concurrency=len(jobs))  # warm-up
     engine.trace.clear()
     result = engine_load(engine, jobs, concurrency=len(jobs))
     works = [work for step in engine.trace for work in step.works]

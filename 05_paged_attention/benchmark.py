@@ -13,7 +13,7 @@ throughput. But pages must be gathered before the CPU can attend to them: with o
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -22,13 +22,14 @@ STAGE = Path(__file__).resolve().parent
 sys.path.insert(0, str(STAGE.parent))
 
 from common.bench import plots
-from common.bench.engine_load import add
+from common.bench.engine_load import add, engine_load
 from common.bench.harness import Benchmark, Figures, run_benchmark
 from common.bench.offline import transformers_static_batches
 from common.bench.settings import Settings
 from common.bench.step_profile import PARTS, step_profile
 from common.bench.workloads import mixed_length_jobs
 from common.engine import BaseEngine
+from common.loader import Loaded
 from common.model import ModelConfig
 from common.stages import load_engine
 
@@ -55,20 +56,20 @@ QUICK = {
 def measure_slots(settings: Settings, sizes: dict) -> Figures:
     loaded, engine_class = settings.load(), load_engine("04_continuous_batching")
     figures = mixed(engine_class(loaded, max_running=sizes["slots"]), sizes)
-    return figures | profile(engine_class(loaded, max_running=max(sizes["batches"])), sizes)
+    return figures | profile(engine_class, loaded, sizes["batches"], sizes["context"])
 
 
 def measure_pages(settings: Settings, sizes: dict) -> Figures:
     loaded, engine_class = settings.load(), load_engine("05_paged_attention")
     budget = sizes["slots"] * loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
-    options = {"max_running": max(sizes["requests"], *sizes["batches"]), "kv_memory": budget}
-    figures = mixed(engine_class(loaded, **options), sizes) | profile(engine_class(loaded, **options), sizes)
+    options = {"max_running": sizes["requests"], "kv_memory": budget}
+    figures = mixed(engine_class(loaded, **options), sizes)
+    figures |= profile(engine_class, loaded, sizes["batches"], sizes["context"])
     curve = [mixed(engine_class(loaded, **options, page_size=size), sizes) for size in sizes["page_sizes"]]
     for name in ("tokens_per_second", "wasted_percent"):
         figures[f"{name}_by_page_size"] = [point[name] for point in curve]
-    largest = engine_class(loaded, max_running=max(sizes["bookkeeping_batches"]))
-    points = [step_profile(largest, batch, sizes["context"]) for batch in sizes["bookkeeping_batches"]]
-    return figures | {"bookkeeping_us": [1e3 * point["bookkeeping"] for point in points]}
+    steps = profile(engine_class, loaded, sizes["bookkeeping_batches"], sizes["context"])
+    return figures | {"bookkeeping_us": [1e3 * milliseconds for milliseconds in steps["step_bookkeeping_ms"]]}
 
 
 def measure_transformers(settings: Settings, sizes: dict) -> Figures:
@@ -79,10 +80,7 @@ def measure_transformers(settings: Settings, sizes: dict) -> Figures:
 def mixed(engine: BaseEngine, sizes: dict) -> Figures:
     """All requests at once; what is reserved and what is used, summed over the steps."""
     jobs = mixed_length_jobs(sizes["requests"], engine.config.vocab_size)
-    for job in jobs[:2]:
-        add(engine, job)
-    while engine.has_unfinished:  # warm-up
-        engine.step()
+    engine_load(engine, jobs, concurrency=len(jobs))  # warm-up: the first use of memory costs time
     requests = [add(engine, job) for job in jobs]
     reserved, used, running = [], [], []
     while engine.has_unfinished:
@@ -100,9 +98,10 @@ def mixed(engine: BaseEngine, sizes: dict) -> Figures:
     }
 
 
-def profile(engine: BaseEngine, sizes: dict) -> Figures:
+def profile(engine_class: type[BaseEngine], loaded: Loaded, batches: Sequence[int], context: int) -> Figures:
     """Milliseconds of a decode step, by what they are spent on: for each part one number per batch."""
-    points = [step_profile(engine, batch, sizes["context"]) for batch in sizes["batches"]]
+    engine = engine_class(loaded, max_running=max(batches), token_budget=max(batches) * context)
+    points = [step_profile(engine, batch, context) for batch in batches]
     return {f"step_{part}_ms": [point[part] for point in points] for part in (*PARTS, "total")}
 
 
@@ -169,14 +168,12 @@ def draw_cost(document: dict, png: Path) -> None:
             plots.axes(panel, "requests in the step", "milliseconds", title)
             panel.set_ylim(top=1.15 * highest)
         plots.doubling(by_size, sizes["page_sizes"])
+        rates = pages["tokens_per_second_by_page_size"]["median"]
+        labels = [f"{size}\n{rate:,.0f}/s" for size, rate in zip(sizes["page_sizes"], rates, strict=True)]
+        by_size.set_xticks(sizes["page_sizes"], labels, fontsize=10)
         plots.line(by_size, sizes["page_sizes"], pages["wasted_percent_by_page_size"], "05_paged_attention", "measured")
         plots.predicted(by_size, sizes["page_sizes"], figures["predicted_wasted_percent_by_page_size"], "predicted")
-        rates = pages["tokens_per_second_by_page_size"]["median"]
-        for size, rate, percent in zip(
-            sizes["page_sizes"], rates, pages["wasted_percent_by_page_size"]["median"], strict=True
-        ):
-            plots.note(by_size, size, percent, f"{rate:,.0f}/s", above=8, align="center")
-        plots.axes(by_size, "tokens in a page", "percent", "Reserved for no token")
+        plots.axes(by_size, "tokens in a page; output tokens per second", "percent", "Reserved for no token")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ def step_profile(engine: BaseEngine, requests: int, context: int, steps: int = 2
     """Milliseconds of each part of a step in which so many requests decode, about `context` tokens behind each.
 
     The median over the steps; "total" is the whole step. The engine is empty before and after, and changed in between.
+    Its token budget must be large enough for all prompts in one step, or else some would have ended before the last
+    one begins: ValueError.
     """
     watch = Stopwatch(synchronizer(engine))
     patches = [
@@ -50,13 +52,13 @@ def step_profile(engine: BaseEngine, requests: int, context: int, steps: int = 2
         (engine, "sample_next", "sampling"),
     ]
     originals = [(owner, name, vars(owner).get(name)) for owner, name, _ in patches]
-    endless = SamplingParams(max_tokens=steps + 16, ignore_eos=True)
+    endless = SamplingParams(max_tokens=steps + 2, ignore_eos=True)
     for i in range(requests):
         engine.add(random_prompt(context - steps // 2, engine.config.vocab_size, i), endless)
-    while not all(request.token_ids for request in engine.requests.values()):
-        engine.step()
     records = []
     try:
+        if len(engine.step()) < requests:
+            raise ValueError(f"the prompts of {requests} requests do not fit into one step of this engine")
         for owner, name, part in patches:
             setattr(owner, name, watch.timed(part, getattr(owner, name)))
         for _ in range(steps):

@@ -7,8 +7,8 @@ eight requests that decode while a long prompt arrives: the longest any of them 
 in pieces of the token budget, and in one piece.
 
 Expectation. A decode step reads the weights once, however many requests are in it. So a step with B requests should
-take what it takes with one, plus B - 1 times what a token costs in a prefill (the prediction); attention comes on top,
-since every request has its own past to read. A static batch waits for its slowest member, so its share of useful work
+take what it takes with one, plus B - 1 times what a token costs in a prefill, those of its prompt included (the
+prediction); attention comes on top, since every request has its own past to read. A static batch waits for its slowest member, so its share of useful work
 is that of the mean length to the longest. And the gap that a prompt tears is as long as the step that it is in.
 """
 
@@ -99,6 +99,7 @@ def sweep(engine: BaseEngine, sizes: dict) -> Figures:
             "ttft_p50_seconds": percentiles(result.values("ttft"))["p50"],
             "output_tokens_per_second": result.throughput,
             "requests_per_step": sum(len(step.works) for step in engine.trace) / len(engine.trace),
+            "rows_per_output_token": sum(step.tokens for step in engine.trace) / sum(job.max_tokens for job in jobs),
         }
         for name, value in point.items():
             figures.setdefault(name, []).append(value)
@@ -154,7 +155,8 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     before, now, static = (measured[side] for side in ("03_streaming", "04_continuous_batching", "static"))
     clients, at = sizes["clients"], sizes["clients"].index(sizes["compared_clients"])
     alone = 1e3 / now["output_tokens_per_second"][0]  # milliseconds for a token of a single client, prompts included
-    steps = [alone + (n - 1) * now["prefill_ms_per_token"] for n in clients]
+    rows = now["rows_per_output_token"]  # its own, and its share of the prompt
+    steps = [alone + (n - 1) * now["prefill_ms_per_token"] * each for n, each in zip(clients, rows, strict=True)]
     rates = [side["output_tokens_per_second"] for side in (before, now)]
     return {
         "predicted_tokens_per_second": [1e3 * n / step for n, step in zip(clients, steps, strict=True)],
@@ -176,8 +178,8 @@ def draw_sweep(document: dict, png: Path) -> None:
     ratio = figures[f"throughput_ratio_at_{at}"]["median"]
     message = f"Sharing steps, {at} clients together get {ratio:.1f} times as much"
     remark = (
-        "Predicted: a step with B requests takes what it takes with one, and for each further request what a token "
-        "costs in a prefill.\nTotal latency: median over requests, bands from the 10th to the 90th percentile."
+        "Predicted: each further request adds to a step what its token and its share of its prompt cost in a prefill."
+        "\nTotal latency: median over requests, bands from the 10th to the 90th percentile."
     )
     with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as panels:
         throughput, gap, latency, occupancy = panels

@@ -8,8 +8,9 @@ in pieces of the token budget, and in one piece.
 
 Expectation. A decode step reads the weights once, however many requests are in it. So a step with B requests should
 take what it takes with one, plus B - 1 times what a token costs in a prefill, those of its prompt included (the
-prediction); attention comes on top, since every request has its own past to read. A static batch waits for its slowest member, so its share of useful work
-is that of the mean length to the longest. And the gap that a prompt tears is as long as the step that it is in.
+prediction); attention comes on top, since every request has its own past to read. A static batch waits for its slowest
+member, so its share of useful work is that of the mean length to the longest. And the gap that a prompt tears is as
+long as the step that it is in.
 """
 
 import sys

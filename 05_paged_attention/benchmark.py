@@ -4,12 +4,13 @@ Method. All in one process per side, without HTTP. 64 requests at once, prompts 
 tokens: stage 04 with the memory of eight slots, this stage with as many bytes of pages, and transformers' `generate` on
 static batches. After every step the engine says how many tokens' places are reserved and how many are used. Then the
 same with pages of 1 to 256 tokens; and the time of a step in which 1 to 64 requests decode, by what it is spent on,
-in both stages.
+in both stages, and in this one with a backend that gathers the pages first.
 
 Expectation. A slot has room for a whole context, so eight slots are eight requests; pages are the budget divided by
 what a request has on average, so more than all 64 fit in. With pages only the rest of the last page is lost, half a
 page for each request (the prediction). A step with more requests costs less for each, so more of them at once is more
-throughput. But pages must be gathered before the CPU can attend to them: with one client, that is lost.
+throughput. A kernel that reads pages in place costs what reading slots costs; gathering them first is a loss, and with
+one client there is nothing to set against it.
 """
 
 import sys
@@ -37,7 +38,7 @@ SIZES = {
     "requests": 64,
     "slots": 8,  # of stage 04; the budget of both is their size
     "group": 16,  # of transformers' static batches
-    "page_sizes": [1, 4, 16, 64, 256],
+    "page_sizes": [1, 4, 8, 16, 64, 256],
     "batches": [1, 8, 32, 64],  # of the steps that are taken apart
     "bookkeeping_batches": [1, 32, 256],
     "context": 150,
@@ -68,6 +69,8 @@ def measure_pages(settings: Settings, sizes: dict) -> Figures:
     curve = [mixed(engine_class(loaded, **options, page_size=size), sizes) for size in sizes["page_sizes"]]
     for name in ("tokens_per_second", "wasted_percent"):
         figures[f"{name}_by_page_size"] = [point[name] for point in curve]
+    gathering = profile(engine_class, loaded, sizes["batches"], sizes["context"], attention="torch")
+    figures |= {f"gathering_{name}": values for name, values in gathering.items()}
     steps = profile(engine_class, loaded, sizes["bookkeeping_batches"], sizes["context"])
     return figures | {"bookkeeping_us": [1e3 * milliseconds for milliseconds in steps["step_bookkeeping_ms"]]}
 
@@ -98,9 +101,11 @@ def mixed(engine: BaseEngine, sizes: dict) -> Figures:
     }
 
 
-def profile(engine_class: type[BaseEngine], loaded: Loaded, batches: Sequence[int], context: int) -> Figures:
+def profile(
+    engine_class: type[BaseEngine], loaded: Loaded, batches: Sequence[int], context: int, **options
+) -> Figures:
     """Milliseconds of a decode step, by what they are spent on: for each part one number per batch."""
-    engine = engine_class(loaded, max_running=max(batches), token_budget=max(batches) * context)
+    engine = engine_class(loaded, max_running=max(batches), token_budget=max(batches) * context, **options)
     points = [step_profile(engine, batch, context) for batch in batches]
     return {f"step_{part}_ms": [point[part] for point in points] for part in (*PARTS, "total")}
 
@@ -117,6 +122,7 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
         "requests_that_fit": fit,
         "throughput_ratio": pages["tokens_per_second"] / slots["tokens_per_second"],
         "ratio_vs_transformers_static": pages["tokens_per_second"] / tokens_static,
+        "gathering_step_ratio_at_1": pages["gathering_step_total_ms"][0] / slots["step_total_ms"][0],
         "step_ratio_at_1": pages["step_total_ms"][0] / slots["step_total_ms"][0],
         "bookkeeping_percent_at_32": 100 * pages["step_bookkeeping_ms"][at] / pages["step_total_ms"][at],
         "attention_percent_at_32": 100 * pages["step_attention_ms"][at] / pages["step_total_ms"][at],
@@ -154,26 +160,33 @@ def draw_cost(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     slots, pages = sides["04_continuous_batching"], sides["05_paged_attention"]
     share = figures["attention_percent_at_32"]["median"]
-    message = f"On this device, attention takes {share:.0f} percent of a step with 32 requests"
+    device = {"cpu": "CPU", "cuda": "GPU"}[document["hardware"]["device"]]
+    message = f"On this {device}, attention takes {share:.0f} percent of a step with 32 requests"
     remark = (
-        f"Left and middle: a step in which that many requests decode, {sizes['context']} tokens behind each. "
-        "Right: half of the last page is lost (predicted), on average."
+        f"A step in which that many requests decode, {sizes['context']} tokens behind each: slots read in place, pages "
+        "read in place, and pages that are gathered\nfirst (--attention torch). Predicted: half of the last page is "
+        "lost. Under the size of a page, the output tokens per second of all 64 requests."
     )
     tints = {"model": "#b8c4cc", "attention": "#c8354b", "sampling": "#7b4a9e", "bookkeeping": "#2b2b38"}
-    with plots.page(png, document, message, columns=3, remark=remark) as (before, now, by_size):
-        highest = max(max(side["step_total_ms"]["median"]) for side in (slots, pages))
-        for panel, side, title in ((before, slots, "A step of stage 04"), (now, pages, "A step of stage 05")):
-            heights = {part: side[f"step_{part}_ms"]["median"] for part in tints}
+    with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as (*steps, by_size):
+        profiles = [
+            ("A step of stage 04: slots", slots, "step"),
+            ("A step of stage 05: pages", pages, "step"),
+            ("The same, pages gathered first", pages, "gathering_step"),
+        ]
+        highest = max(max(side[f"{name}_total_ms"]["median"]) for _, side, name in profiles)
+        for panel, (title, side, name) in zip(steps, profiles, strict=True):
+            heights = {part: side[f"{name}_{part}_ms"]["median"] for part in tints}
             plots.stack(panel, [str(batch) for batch in sizes["batches"]], heights, tints)
             plots.axes(panel, "requests in the step", "milliseconds", title)
             panel.set_ylim(top=1.15 * highest)
         plots.doubling(by_size, sizes["page_sizes"])
         rates = pages["tokens_per_second_by_page_size"]["median"]
-        labels = [f"{size}\n{rate:,.0f}/s" for size, rate in zip(sizes["page_sizes"], rates, strict=True)]
-        by_size.set_xticks(sizes["page_sizes"], labels, fontsize=10)
+        labels = [f"{size}\n{rate:,.0f}" for size, rate in zip(sizes["page_sizes"], rates, strict=True)]
+        by_size.set_xticks(sizes["page_sizes"], labels)
         plots.line(by_size, sizes["page_sizes"], pages["wasted_percent_by_page_size"], "05_paged_attention", "measured")
         plots.predicted(by_size, sizes["page_sizes"], figures["predicted_wasted_percent_by_page_size"], "predicted")
-        plots.axes(by_size, "tokens in a page; output tokens per second", "percent", "Reserved for no token")
+        plots.axes(by_size, "tokens in a page", "percent", "Reserved for no token")
 
 
 if __name__ == "__main__":

@@ -150,8 +150,13 @@ def bars(panel, sides: Sequence[str], figures: Sequence[dict[str, Any]], labels:
     panel.bar(labels, medians, width=0.6, color=[color(side) for side in sides])
     panel.errorbar(labels, medians, yerr=reach, fmt="none", ecolor=TEXT, elinewidth=1.2)
     for place, figure in enumerate(figures):
-        note(panel, place, figure["max"], f"{figure['median']:.3g}", above=4, align="center")
+        note(panel, place, figure["max"], short(figure["median"]), above=4, align="center")
     panel.margins(y=0.12)
+
+
+def short(value: float) -> str:
+    """Three digits, or all before the decimal point if there are more."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def stack(panel, labels: Sequence[str], heights: dict[str, Sequence[float]], tints: dict[str, str]) -> None:

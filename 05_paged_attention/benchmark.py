@@ -101,9 +101,7 @@ def mixed(engine: BaseEngine, sizes: dict) -> Figures:
     }
 
 
-def profile(
-    engine_class: type[BaseEngine], loaded: Loaded, batches: Sequence[int], context: int, **options
-) -> Figures:
+def profile(engine_class: type[BaseEngine], loaded: Loaded, batches: Sequence[int], context: int, **options) -> Figures:
     """Milliseconds of a decode step, by what they are spent on: for each part one number per batch."""
     engine = engine_class(loaded, max_running=max(batches), token_budget=max(batches) * context, **options)
     points = [step_profile(engine, batch, context) for batch in batches]

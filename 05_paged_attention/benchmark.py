@@ -181,7 +181,7 @@ def draw_cost(document: dict, png: Path) -> None:
         plots.doubling(by_size, sizes["page_sizes"])
         rates = pages["tokens_per_second_by_page_size"]["median"]
         labels = [f"{size}\n{rate:,.0f}" for size, rate in zip(sizes["page_sizes"], rates, strict=True)]
-        by_size.set_xticks(sizes["page_sizes"], labels)
+        by_size.set_xticks(sizes["page_sizes"], labels, fontsize=10)
         plots.line(by_size, sizes["page_sizes"], pages["wasted_percent_by_page_size"], "05_paged_attention", "measured")
         plots.predicted(by_size, sizes["page_sizes"], figures["predicted_wasted_percent_by_page_size"], "predicted")
         plots.axes(by_size, "tokens in a page", "percent", "Reserved for no token")

@@ -15,15 +15,15 @@ from torch import Tensor
 from .scheduler import Chunk
 
 # What reading so many tokens' K and V takes, one more call takes too: padding beyond that does not pay. On a GPU a call
-# takes as long as reading thousands of tokens, on a CPU as long as a few dozen.
-CALL_COSTS_TOKENS = {"cpu": 48, "cuda": 4096}
+# takes as long as reading thousands of tokens, on a CPU as long as a few hundred.
+CALL_COSTS_TOKENS = {"cpu": 300, "cuda": 4096}
 
 
 @dataclass(frozen=True)
 class Part:
     """The rows of the batch that one attention call takes: `tokens` of each of the requests in neighbouring slots."""
 
-    rows: Tensor  # [B * tokens] int64
+    rows: slice
     slots: slice
     requests: int
     tokens: int
@@ -31,25 +31,25 @@ class Part:
     mask: Tensor  # [B, 1, tokens * H / H_kv, longest]: 0 where a query may look, -inf where it may not
 
 
-def plan_parts(
-    chunks: List[Chunk], last_rows: List[int], groups: int, device: torch.device, dtype: torch.dtype
-) -> list[Part]:
-    """Cuts a batch into parts. groups: how many query heads share a K/V head."""
-    order = sorted(range(len(chunks)), key=lambda i: (len(chunks[i].token_ids) > 1, chunks[i].sequence.slot))
-    parts, done = [], 0
-    for run in runs([chunks[i] for i in order], CALL_COSTS_TOKENS[device.type]):
+def in_order(chunks: List[Chunk]) -> list[int]:
+    """Indices of the chunks in an order in which those that can share a call are neighbours: decodes first, by slot."""
+    return sorted(range(len(chunks)), key=lambda i: (len(chunks[i].token_ids) > 1, chunks[i].sequence.slot))
+
+
+def plan_parts(chunks: List[Chunk], groups: int, device: torch.device, dtype: torch.dtype) -> list[Part]:
+    """Cuts a batch, whose chunks are in order, into parts. groups: how many query heads share a K/V head."""
+    parts, start = [], 0
+    for run in runs(chunks, CALL_COSTS_TOKENS[device.type]):
         tokens, first = len(run[0].token_ids), run[0].sequence.slot
-        starts = torch.tensor([last_rows[i] - tokens + 1 for i in order[done : done + len(run)]])
         past = torch.tensor([chunk.sequence.computed for chunk in run])
-        places = torch.arange(tokens)
         longest = max(past.tolist()) + tokens
         # A token sees its own place and those before it. That also hides the padding behind shorter sequences.
-        seen = torch.arange(longest) <= (past[:, None] + places)[:, None, :, None]  # [B, 1, tokens, longest]
+        places = past[:, None] + torch.arange(tokens)
+        seen = torch.arange(longest) <= places[:, None, :, None]  # [B, 1, tokens, longest]
         mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, float("-inf")).repeat_interleave(groups, dim=2)
-        rows = (starts[:, None] + places).flatten()
-        slots = slice(first, first + len(run))
-        parts.append(Part(rows.to(device), slots, len(run), tokens, longest, mask.to(device)))
-        done += len(run)
+        rows, slots = slice(start, start + len(run) * tokens), slice(first, first + len(run))
+        parts.append(Part(rows, slots, len(run), tokens, longest, mask.to(device)))
+        start = rows.stop
     return parts
 
 

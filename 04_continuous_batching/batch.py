@@ -9,7 +9,7 @@ from collections.abc import Sequence as List
 import torch
 
 from .scheduler import Chunk
-from .slot_attention import Part, in_order, plan_parts
+from .slot_attention import Part, plan_parts
 
 
 class Batch:
@@ -21,15 +21,14 @@ class Batch:
     """
 
     def __init__(self, chunks: List[Chunk], groups: int, device: torch.device, dtype: torch.dtype):
-        """groups: how many query heads share a K/V head."""
+        """Chunks of neighbouring slots stand side by side. groups: how many query heads share a K/V head."""
         token_ids, positions, slots = [], [], []
-        self.last_rows = [0] * len(chunks)
-        order = in_order(chunks)
-        for i in order:
-            start, count = chunks[i].sequence.computed, len(chunks[i].token_ids)
-            token_ids += chunks[i].token_ids
+        self.last_rows: list[int] = []
+        for chunk in chunks:
+            start, count = chunk.sequence.computed, len(chunk.token_ids)
+            token_ids += chunk.token_ids
             positions += range(start, start + count)
-            slots += [chunks[i].sequence.slot] * count
-            self.last_rows[i] = len(token_ids) - 1
+            slots += [chunk.sequence.slot] * count
+            self.last_rows.append(len(token_ids) - 1)
         self.token_ids, self.positions, self.slots = torch.tensor([token_ids, positions, slots], device=device)
-        self.plan: list[Part] = plan_parts([chunks[i] for i in order], groups, device, dtype)
+        self.plan: list[Part] = plan_parts(chunks, groups, device, dtype)

@@ -81,7 +81,8 @@ class Scheduler:
         while budget and (sequence := prefilling.popleft() if prefilling else self._admit()):
             chunks.append(self._chunk(sequence, budget))
             budget -= len(chunks[-1].token_ids)
-        return chunks
+        # Neighbours in memory shall be neighbours in the batch, so that attention can take them together.
+        return sorted(chunks, key=lambda chunk: (len(chunk.token_ids) > 1, chunk.sequence.slot))
 
     def advance(self, chunks: list[Chunk]) -> list[Request]:
         """Takes note that they have been run; returns the requests whose next token can be sampled."""

@@ -31,13 +31,8 @@ class Part:
     mask: Tensor  # [B, 1, tokens * H / H_kv, longest]: 0 where a query may look, -inf where it may not
 
 
-def in_order(chunks: List[Chunk]) -> list[int]:
-    """Indices of the chunks in an order in which those that can share a call are neighbours: decodes first, by slot."""
-    return sorted(range(len(chunks)), key=lambda i: (len(chunks[i].token_ids) > 1, chunks[i].sequence.slot))
-
-
 def plan_parts(chunks: List[Chunk], groups: int, device: torch.device, dtype: torch.dtype) -> list[Part]:
-    """Cuts a batch, whose chunks are in order, into parts. groups: how many query heads share a K/V head."""
+    """Cuts a batch into parts. groups: how many query heads share a K/V head."""
     parts, start = [], 0
     for run in runs(chunks, CALL_COSTS_TOKENS[device.type]):
         tokens, first = len(run[0].token_ids), run[0].sequence.slot

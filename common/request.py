@@ -39,7 +39,8 @@ class Request:
     Attributes that a caller reads: `request_id`, `prompt_token_ids`, `token_ids` (output so far, an end-of-sequence
     token included), `text` (output so far, without special tokens and, unless asked for, without the stop string),
     `finish_reason` (None while it runs), `stop_reason` (the stop string or stop token id that ended it), `logprobs`
-    (one entry per output token if asked for), `timings`.
+    (one entry per output token if asked for), `cached_tokens` (of the prompt: found in a cache and not computed),
+    `timings`.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Request:
         self.logprobs: list[TokenLogprobs | None] = []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
+        self.cached_tokens = 0
         self.timings = Timings()
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids) if tokenizer else None

@@ -1,0 +1,224 @@
+"""What is it worth not to compute the same beginning twice, and what does looking for it cost?
+
+Method. All in one process per side, without HTTP; stages 05 and 06 with the same settings. Prompts of 1,000 random
+tokens of which the first 0, 50 or 90 percent are the same in all: the time to first token of one request after another,
+and the throughput of many clients. With nothing shared also both stages in one process, prompt by prompt in turn, to
+tell a difference of a percent. A conversation, in which every turn sends all turns before it. And documents of equal
+length, one of which is asked about at a time, when all of them together are half as large as the pool, as large, and
+twice as large: picked at random, and in turn.
+
+Expectation. A prefill is as long as what has to be computed. With 90 percent of a prompt in the cache a tenth remains,
+and the fixed cost of a step; with nothing shared, looking up a few dozen pages costs nothing that can be seen. A turn
+of a conversation costs what it adds, not what it repeats. Under pressure a page is found if it has not been evicted: at
+random, that is the pool's share of all documents (the prediction); in turn, the page wanted next is always the one that
+was used the longest ago, so that as soon as the documents do not fit any more, nothing is ever found.
+"""
+
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+
+import torch
+
+STAGE = Path(__file__).resolve().parent
+sys.path.insert(0, str(STAGE.parent))
+
+from common.bench import plots
+from common.bench.engine_load import engine_load
+from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.settings import Settings
+from common.bench.workloads import Job, random_prompt
+from common.engine import BaseEngine
+from common.loader import Loaded
+from common.model import ModelConfig
+from common.sampling import SamplingParams
+from common.stages import load_engine
+
+BEFORE, NOW = "05_paged_attention", "06_prefix_cache"
+SIZES = {
+    "prompt": 1000,
+    "shared_percent": [0, 50, 90],
+    "one_by_one": 12,  # requests whose time to first token is taken
+    "in_turn": 20,  # of both stages, to tell a difference of a percent
+    "together": 48,  # requests whose throughput is taken
+    "clients": 16,
+    "output": 32,
+    "turns": 8,
+    "turn_tokens": 100,  # of the user's message, and of the answer
+    "document": 480,
+    "documents_that_fit": 8,
+    "working_sets": [0.5, 1, 2],  # documents asked about, in sizes of the pool
+    "questions": 60,
+}
+QUICK = SIZES | {
+    "prompt": 100,
+    "one_by_one": 2,
+    "in_turn": 2,
+    "together": 2,
+    "clients": 2,
+    "output": 4,
+    "turns": 2,
+    "turn_tokens": 10,
+    "document": 40,
+    "documents_that_fit": 2,
+    "questions": 4,
+}
+
+
+def measure(stage: str):
+    """The same measurements for either stage."""
+
+    def side(settings: Settings, sizes: dict) -> Figures:
+        loaded = settings.load()
+        figures = shared_prompts(stage, loaded, sizes) | conversation(stage, loaded, sizes)
+        if stage == NOW:
+            figures |= alternating_ttft(loaded, sizes)
+        return figures | pressure(stage, loaded, sizes)
+
+    return side
+
+
+def new_engine(stage: str, loaded: Loaded, **options) -> BaseEngine:
+    """An empty engine that is warm. Memory that is used for the first time is slow, and only stage 06, which keeps what
+    it has computed, would come to new memory again and again."""
+    engine = load_engine(stage)(loaded, **options)
+    for pages in (engine.cache.k, engine.cache.v):
+        pages.zero_()
+    engine_load(engine, [Job(random_prompt(300, loaded.config.vocab_size, "warm-up"), 8)], concurrency=1)
+    return engine
+
+
+def shared_prompts(stage: str, loaded: Loaded, sizes: dict) -> Figures:
+    ttft, throughput = [], []
+    for percent in sizes["shared_percent"]:
+        engine = new_engine(stage, loaded)
+        jobs = shared_jobs(sizes, percent, 1 + sizes["one_by_one"], loaded.config.vocab_size, 1)
+        result = engine_load(engine, jobs, concurrency=1)
+        ttft.append(1e3 * statistics.median(record.ttft for record in result.records[1:]))  # the first finds nothing
+        engine = new_engine(stage, loaded)
+        jobs = shared_jobs(sizes, percent, sizes["together"], loaded.config.vocab_size, sizes["output"])
+        throughput.append(engine_load(engine, jobs, concurrency=sizes["clients"]).throughput)
+    return {"ttft_ms": ttft, "tokens_per_second": throughput}
+
+
+def alternating_ttft(loaded: Loaded, sizes: dict) -> Figures:
+    """What looking in vain costs: both stages in one process, prompt by prompt in turn, with nothing shared."""
+    engines = [new_engine(stage, loaded) for stage in (BEFORE, NOW)]
+    times: list[list[float]] = [[], []]
+    for i in range(sizes["in_turn"]):
+        prompt = random_prompt(sizes["prompt"], loaded.config.vocab_size, f"alternating {i}")
+        for engine, seconds in list(zip(engines, times, strict=True))[:: 1 if i % 2 else -1]:
+            [request] = engine.generate([prompt], SamplingParams(max_tokens=1))
+            seconds.append(request.timings.time_to_first_token)
+    return {"alternating_ttft_ms": [1e3 * statistics.median(seconds) for seconds in times]}
+
+
+def shared_jobs(sizes: dict, percent: int, count: int, vocab_size: int, output: int) -> list[Job]:
+    shared = sizes["prompt"] * percent // 100
+    beginning = random_prompt(shared, vocab_size, "beginning")
+    return [
+        Job(beginning + random_prompt(sizes["prompt"] - shared, vocab_size, f"{percent}/{output}/{i}"), output)
+        for i in range(count)
+    ]
+
+
+def conversation(stage: str, loaded: Loaded, sizes: dict) -> Figures:
+    """One client; the time to first token of each turn."""
+    engine, said, ttft = new_engine(stage, loaded), [], []
+    for turn in range(sizes["turns"]):
+        said = said + random_prompt(sizes["turn_tokens"], loaded.config.vocab_size, f"turn {turn}")
+        [request] = engine.generate([said], SamplingParams(max_tokens=sizes["turn_tokens"], ignore_eos=True))
+        ttft.append(1e3 * request.timings.time_to_first_token)
+        said = request.all_token_ids
+    return {"turn_ttft_ms": ttft}
+
+
+def pressure(stage: str, loaded: Loaded, sizes: dict) -> Figures:
+    """Questions about documents that together are larger or smaller than the pool: tokens found, and mean TTFT."""
+    rng, figures = Random("pressure"), {}
+    for order in ("random", "in_turn"):
+        hits, ttft = [], []
+        for working_set in sizes["working_sets"]:
+            documents = max(1, round(working_set * sizes["documents_that_fit"]))
+            asked = [
+                rng.randrange(documents) if order == "random" else i % documents
+                for i in range(documents + sizes["questions"])
+            ]
+            hit, milliseconds = ask(stage, loaded, sizes, asked, documents)
+            hits.append(hit)
+            ttft.append(milliseconds)
+        figures[f"{order}_hit_percent"], figures[f"{order}_ttft_ms"] = hits, ttft
+    return figures
+
+
+def ask(stage: str, loaded: Loaded, sizes: dict, asked: Sequence[int], warm_up: int) -> tuple[float, float]:
+    """Percent of the documents' tokens found in the cache, and the mean TTFT in ms, both without the warm-up."""
+    vocab_size, length = loaded.config.vocab_size, sizes["document"]
+    pool = length * sizes["documents_that_fit"] * loaded.config.kv_bytes_per_token(loaded.dtype)
+    engine = new_engine(stage, loaded, kv_memory=pool)
+    jobs = [
+        Job(random_prompt(length, vocab_size, f"document {n}") + random_prompt(16, vocab_size, f"question {i}"), 4)
+        for i, n in enumerate(asked)
+    ]
+    engine_load(engine, jobs[:warm_up], concurrency=1)
+    before = engine.stats().get("prefix_tokens_hit", 0)
+    records = engine_load(engine, jobs[warm_up:], concurrency=1).records
+    hit = engine.stats().get("prefix_tokens_hit", 0) - before
+    return 100 * hit / (length * len(records)), 1e3 * statistics.mean(record.ttft for record in records)
+
+
+def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+    before, now = measured[BEFORE], measured[NOW]
+    figures = {"predicted_hit_percent": [100 * min(1, 1 / working_set) for working_set in sizes["working_sets"]]}
+    for i, percent in enumerate(sizes["shared_percent"]):
+        figures[f"ttft_ratio_at_{percent}"] = before["ttft_ms"][i] / now["ttft_ms"][i]
+        figures[f"throughput_ratio_at_{percent}"] = now["tokens_per_second"][i] / before["tokens_per_second"][i]
+    alone, looking = now["alternating_ttft_ms"]
+    figures["percent_lost_at_0"] = 100 * (looking / alone - 1)
+    return figures | {"ttft_ratio_at_last_turn": before["turn_ttft_ms"][-1] / now["turn_ttft_ms"][-1]}
+
+
+def draw(document: dict, png: Path) -> None:
+    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    most = sizes["shared_percent"][-1]
+    message = (
+        f"With {most} percent of a prompt in the cache, the first token comes "
+        f"{figures[f'ttft_ratio_at_{most}']['median']:.1f} times sooner"
+    )
+    remark = (
+        f"Prompts of {sizes['prompt']:,} tokens; throughput with {sizes['clients']} clients and answers of "
+        f"{sizes['output']} tokens. A turn adds {sizes['turn_tokens']} tokens "
+        "of the user's\nand as many of the answer. "
+        f"Documents of {sizes['document']} tokens, and memory for {sizes['documents_that_fit']} of them. "
+        "Predicted: the pool's share of all documents."
+    )
+    labels = {BEFORE: "stage 05", NOW: "stage 06"}
+    with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as panels:
+        first, throughput, turns, hits = panels
+        for side, label in labels.items():
+            plots.line(first, sizes["shared_percent"], sides[side]["ttft_ms"], side, label)
+            plots.line(throughput, sizes["shared_percent"], sides[side]["tokens_per_second"], side, label)
+            plots.line(turns, list(range(1, sizes["turns"] + 1)), sides[side]["turn_ttft_ms"], side, label)
+        plots.axes(first, "percent of the prompt that is shared", "milliseconds", "Time to first token")
+        plots.axes(throughput, "percent of the prompt that is shared", "output tokens per second", "Throughput")
+        plots.axes(turns, "turn of the conversation", "milliseconds", "Time to first token in a chat")
+        plots.predicted(hits, sizes["working_sets"], figures["predicted_hit_percent"], "predicted")
+        plots.line(hits, sizes["working_sets"], sides[NOW]["random_hit_percent"], NOW, "at random")
+        plots.line(hits, sizes["working_sets"], sides[NOW]["in_turn_hit_percent"], NOW, "in turn", dashed=True)
+        plots.axes(hits, "size of all documents / size of the pool", "percent of tokens found", "Under pressure")
+
+
+if __name__ == "__main__":
+    run_benchmark(
+        Benchmark(
+            script=Path(__file__).resolve(),
+            description=__doc__,
+            sides={BEFORE: measure(BEFORE), NOW: measure(NOW)},
+            sizes=SIZES,
+            quick_sizes=QUICK,
+            derive=derive,
+            draw=draw,
+        )
+    )

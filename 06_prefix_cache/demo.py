@@ -1,0 +1,93 @@
+"""The demo: three questions about one long text, the tree of pages that they leave, and a conversation."""
+
+from random import Random
+
+from rich.markup import escape
+from rich.tree import Tree
+
+from common.checkpoints.corpus.words import WORDS
+from common.cli import chat_prompt
+from common.demo import bar, check_against_reference, console, heading, show_answers
+from common.loader import Loaded
+from common.request import Request
+from common.sampling import SamplingParams
+
+from .engine import Engine
+from .prefix_tree import Node
+
+ENTRIES = 60  # of the price list
+
+
+def demo(engine: Engine, loaded: Loaded) -> None:
+    requests = show_answers(engine)
+    requests += show_shared_text(loaded)
+    requests += show_conversation(loaded)
+    check_against_reference(loaded, requests)
+
+
+def price_list() -> dict[str, int]:
+    rng = Random("demo/06")
+    return {word: rng.randint(100, 999) for word in rng.sample(WORDS, ENTRIES)}
+
+
+def show_shared_text(loaded: Loaded) -> list[Request]:
+    """What the first question has computed, the others find."""
+    prices = price_list()
+    text = "\n".join(f"{thing} = {price}" for thing, price in prices.items())
+    words = [list(prices)[i] for i in (7, 31, 52)]
+    prompts = [chat_prompt(loaded.tokenizer, f"{text}\n\nWhat is {word}?") for word in words]
+    heading(f"A price list of {ENTRIES} lines, and three questions about it, one after another")
+    engine = Engine(loaded)
+    requests = ask(engine, prompts, [f"What is {word}?" for word in words])
+    heading("What is cached now: a path from the top is a text, cut into pages of 16 tokens")
+    console.print(draw_tree(engine))
+    return requests
+
+
+def show_conversation(loaded: Loaded) -> list[Request]:
+    """Each turn sends all turns before it; the pages of its own answer are there too."""
+    heading("A conversation: every turn sends everything that was said before")
+    engine = Engine(loaded)
+    messages, requests = [], []
+    for question in ("Tell me a story about a fox that lasts three days.", "What is 2+2?", "What is a page table?"):
+        messages.append({"role": "user", "content": question})
+        ids = loaded.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+        requests += ask(engine, [ids], [question])
+        messages.append({"role": "assistant", "content": requests[-1].text})
+    return requests
+
+
+def ask(engine: Engine, prompts: list[list[int]], questions: list[str]) -> list[Request]:
+    """One after another; prints for each what was cached, and when its first token came."""
+    requests = [engine.generate([prompt], SamplingParams(max_tokens=300))[0] for prompt in prompts]
+    longest = max(request.timings.time_to_first_token for request in requests)
+    for request, question in zip(requests, questions, strict=True):
+        seconds, text = request.timings.time_to_first_token, " ".join(request.text.split())
+        shown = escape(text[:24]) + " ..." * (len(text) > 24)
+        console.print(f"  [cyan]{escape(question)}[/cyan] [green]{shown}[/green]")
+        cached = f"{request.cached_tokens:>4} of {len(request.prompt_token_ids):>3} tokens cached"
+        drawn = bar(seconds, longest, 16) if len(requests) > 1 else ""
+        console.print(f"    {cached}, first token after {1e3 * seconds:5.1f} ms  [red]{drawn}[/red]")
+    return requests
+
+
+def draw_tree(engine: Engine) -> Tree:
+    """Pages that follow each other without a branch are one line: how many, and how their text ends."""
+    tree = engine.scheduler.allocator.tree
+    drawing = Tree(f"{tree.size} pages", guide_style="dim")
+    todo = [(child, drawing) for child in tree.root.children.values()]
+    while todo:
+        node, branch = todo.pop(0)
+        pages = [node]
+        while len(pages[-1].children) == 1:
+            pages += pages[-1].children.values()
+        below = branch.add(describe(engine, pages))
+        todo += [(child, below) for child in pages[-1].children.values()]
+    return drawing
+
+
+def describe(engine: Engine, pages: list[Node]) -> str:
+    first, last = (engine.tokenizer.decode(node.tokens) for node in (pages[0], pages[-1]))
+    text = first if len(pages) == 1 else f"{first[:24]} ... {last[-24:]}"
+    count = f"{len(pages)} page{'s' * (len(pages) > 1)}"
+    return f"[yellow]{count:>8}[/yellow]  [dim]{escape(' '.join(text.split()))}[/dim]"

@@ -1,0 +1,102 @@
+"""Stage 06: prefix caching. Requests that begin alike share the pages of their beginning, now and later.
+
+A system prompt, a few examples, the conversation so far: most of what a server is sent it has been sent before. K and V
+of a token depend only on the tokens up to it, so what has been computed for one request serves every other one with the
+same beginning. prefix_tree.py keeps full pages in a tree; scheduler.py finds them, and forgets the oldest when memory
+runs out.
+
+Production engines have just this. What they add: a router that sends a request where its prefix lies, and copies of
+pages in the host's memory and on disk.
+"""
+
+from functools import partial
+
+import torch
+
+from common.attention import choose_attention
+from common.engine import BaseEngine
+from common.loader import Loaded
+from common.memory import kv_bytes_left, parse_bytes
+from common.request import Request
+
+from .batch import Batch
+from .kv_cache import KVCache
+from .scheduler import Scheduler
+
+
+class Engine(BaseEngine):
+    """As many requests at once as there are pages for their tokens, up to `max_running`.
+
+    token_budget: tokens of one step, of all requests together; a large one finishes prompts in fewer steps, a small one
+    lets decoding requests wait less for them. kv_memory: bytes for K and V, as a number or as "512M"; None: 1 GiB on
+    the CPU, on a GPU what a step leaves. page_size: tokens in a page. attention: a backend of common.attention.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        max_running: int = 64,
+        token_budget: int = 256,
+        kv_memory: int | str | None = None,
+        page_size: int = 16,
+        attention: str = "auto",
+    ):
+        super().__init__(loaded)
+        backend, self.why = choose_attention(attention, self.device, self.dtype, self.config.head_dim, page_size)
+        # NEW in 05: memory is counted in pages.
+        budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
+        num_pages = budget // (page_size * self.config.kv_bytes_per_token(self.dtype))
+        self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size)
+        self.cache = KVCache(loaded, num_pages, page_size, backend)
+
+    def accept(self, request: Request) -> None:
+        self.scheduler.add(request)
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """One more token for every request that decodes, and a piece of the prompts of those that do not yet."""
+        if not self.requests:
+            return []
+        with self.trace.step() as record:
+            chunks = self.scheduler.schedule()
+            for chunk in chunks:
+                record.work(chunk.sequence.request.request_id, chunk.phase, len(chunk.token_ids))
+            record.counters["waiting"] = len(self.scheduler.waiting)
+            record.counters["preemptions"] = self.scheduler.preemptions
+            record.counters["tokens_hit"] = self.scheduler.tokens_hit
+            # NEW in 04: one pass of the model for all of them.
+            batch = Batch(chunks, self.cache.attention, self.device)
+            attend = partial(self.cache.attend, batch)
+            hidden = self.model(batch.token_ids, batch.positions, attend)  # [N, hidden_size]
+            rows = [row for row, chunk in zip(batch.last_rows, chunks, strict=True) if chunk.completes]
+            requests = self.scheduler.advance(chunks)
+            # A piece of a prompt that is not its end has scored nothing that anybody wants to know.
+            self.sample_next(requests, self.model.logits(hidden[rows]))
+        return requests
+
+    def release(self, request: Request) -> None:
+        """A request that ends makes room at once, and the next one that waits takes it in the next step."""
+        self.scheduler.remove(request)
+
+    def check(self) -> None:
+        self.scheduler.check()
+
+    def stats(self) -> dict[str, float]:
+        running = self.scheduler.running.values()
+        tree, page_size = self.scheduler.allocator.tree, self.scheduler.allocator.page_size
+        shared = (tree.size - len(tree.unused)) * page_size  # NEW in 06: what several use counts once
+        counted = sum(len(sequence.page_table.path) * page_size for sequence in running)  # once for each user
+        used = sum(sequence.computed for sequence in running) - counted + shared
+        reserved = sum(sequence.page_table.capacity for sequence in running) - counted + shared
+        return super().stats() | {
+            "running": len(running),
+            "waiting": len(self.scheduler.waiting),
+            "kv_tokens_used": used,
+            "kv_tokens_reserved": reserved,
+            "kv_tokens_capacity": self.cache.capacity,
+            "kv_bytes_reserved": reserved * self.config.kv_bytes_per_token(self.dtype),
+            "kv_tokens_cached": len(tree.unused) * page_size,
+            "prefix_tokens_asked": self.scheduler.tokens_asked,
+            "prefix_tokens_hit": self.scheduler.tokens_hit,
+            "preemptions": self.scheduler.preemptions,
+        }

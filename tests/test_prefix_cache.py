@@ -1,0 +1,207 @@
+"""What stage 06 promises beyond the contract: equal beginnings are computed once and kept, and no token shows it."""
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from common.request import Request
+from common.sampling import SamplingParams
+from common.stages import load_stage_module
+
+engine_module, scheduler_module, tree_module = (
+    load_stage_module("06", name) for name in ("engine", "scheduler", "prefix_tree")
+)
+Engine = engine_module.Engine
+GREEDY = SamplingParams(max_tokens=40)
+TOKEN_BYTES = 8192  # K and V of one token of the bundled model in float32
+
+
+def endless(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+
+def pool(pages: int, page_size: int = 16) -> dict[str, int]:
+    return {"kv_memory": pages * page_size * TOKEN_BYTES, "page_size": page_size}
+
+
+# ---- The scheduler, without a model, but with a memory that is written and read ----
+
+
+class PrefixCacheMachine(RuleBasedStateMachine):
+    """Requests over two tokens, so that many begin alike, in a pool that is always too small.
+
+    K and V of a token depend on all tokens up to it. So the memory holds, for each place, the text up to there: what is
+    read must be what was written for exactly this beginning.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.scheduler = scheduler_module.Scheduler(max_running=4, token_budget=9, num_pages=8, page_size=2)
+        self.memory: dict[int, tuple[int, ...]] = {}
+        self.open: dict[str, Request] = {}
+        self.count = 0
+
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=10), output=st.integers(1, 6))
+    def add(self, prompt, output):
+        params = SamplingParams(max_tokens=output)
+        request = Request(f"{self.count:04}", prompt, params, None, frozenset(), output)
+        self.count += 1
+        self.scheduler.add(request)
+        self.open[request.request_id] = request
+
+    @rule(choice=st.integers(0, 100))
+    def abort(self, choice):
+        if self.open:
+            self.scheduler.remove(self.open.pop(sorted(self.open)[choice % len(self.open)]))
+
+    @rule()
+    def step(self):
+        chunks = self.scheduler.schedule()
+        assert bool(chunks) == bool(self.open), "there is work, and nobody gets on"
+        assert not self.open or min(self.open) in {chunk.sequence.request.request_id for chunk in chunks}
+        for chunk in chunks:
+            sequence, start = chunk.sequence, chunk.sequence.computed
+            assert len(chunk.token_ids) >= 1
+            for position, slot in enumerate(sequence.page_table.slots(start, start + len(chunk.token_ids)), start):
+                self.memory[slot] = tuple(sequence.request.all_token_ids[: position + 1])
+        for chunk in chunks:  # everything is written before anything is read, as in a layer of the model
+            tokens, end = chunk.sequence.request.all_token_ids, chunk.sequence.computed + len(chunk.token_ids)
+            for position, slot in enumerate(chunk.sequence.page_table.slots(0, end)):
+                assert self.memory[slot] == tuple(tokens[: position + 1]), "somebody else's K and V"
+        for request in self.scheduler.advance(chunks):
+            request.append(len(request.token_ids) % 2)
+            if request.finished:
+                self.scheduler.remove(self.open.pop(request.request_id))
+
+    @invariant()
+    def the_books_balance(self):
+        self.scheduler.check()
+        waiting = [request.request_id for request in self.scheduler.waiting]
+        assert [*self.scheduler.running, *waiting] == sorted(self.open), "first come, first served, preempted or not"
+
+    def teardown(self):
+        for _ in range(3000):
+            if not self.open:
+                break
+            self.step()
+        assert not self.open, "somebody starves"
+        allocator = self.scheduler.allocator
+        assert len(allocator.free) + len(allocator.tree.unused) == 8, "with nobody there, every page is to be had"
+
+
+TestPrefixCache = PrefixCacheMachine.TestCase
+TestPrefixCache.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+
+
+def test_the_least_recently_used_leaf_goes_first():
+    tree = tree_module.PrefixTree()
+    a = tree.insert([], [1], 0)
+    b, c = tree.insert([a], [2], 1), tree.insert([], [3], 2)
+    tree.release([a, b])
+    tree.release([c])
+    assert tree.follow([], [1]) is a  # the beginning alone is used again: that makes a younger than c, but not b
+    tree.release([a])
+    assert [tree.evict() for _ in range(3)] == [1, 2, 0] and tree.size == 0
+
+
+# ---- The engine ----
+
+
+def test_a_second_time_only_the_last_page_is_computed(loaded, reference):
+    engine = Engine(loaded)
+    prompt = list(range(100, 200))
+    expected = reference.generate(prompt, 5, ignore_eos=True)
+    first, second = (engine.generate([prompt], endless(5))[0] for _ in range(2))
+    assert first.token_ids == second.token_ids == expected
+    works = [work for step in engine.trace for work in step.works if work.request_id == second.request_id]
+    assert works[0].tokens == 100 - 96 and engine.stats()["prefix_tokens_hit"] == 96
+
+
+@pytest.mark.parametrize("length", [16, 32, 33, 31])
+def test_at_least_one_token_is_computed(loaded, reference, length):
+    """A prompt that is an exact multiple of the page size, and wholly cached: its logits are still wanted."""
+    engine = Engine(loaded)
+    prompt = list(range(300, 300 + length))
+    engine.generate([[*prompt, 7, 7, 7]], endless(2))
+    [again] = engine.generate([prompt], endless(6))
+    assert again.token_ids == reference.generate(prompt, 6, ignore_eos=True)
+    work = next(work for step in engine.trace for work in step.works if work.request_id == again.request_id)
+    assert work.tokens == (length - 1) % 16 + 1
+
+
+def test_what_was_generated_is_cached_for_the_next_turn(loaded):
+    engine = Engine(loaded)
+    [first] = engine.generate([[9] * 20], endless(30))
+    [second] = engine.generate([[*first.all_token_ids, 5, 6, 7]], endless(3))
+    work = next(work for step in engine.trace for work in step.works if work.request_id == second.request_id)
+    assert work.tokens == 53 - 48, "49 tokens have been run, and 48 of them fill three pages"
+
+
+def test_two_that_come_together_converge_on_one_copy(loaded, reference):
+    engine = Engine(loaded)
+    prompt = list(range(500, 600))
+    requests = [engine.add(prompt, endless(8)) for _ in range(2)]
+    engine.step()
+    a, b = (engine.scheduler.running[request.request_id].page_table.pages for request in requests)
+    assert a[:6] == b[:6] and a[6] != b[6]
+    assert engine.stats()["kv_tokens_reserved"] == (6 + 1 + 1) * 16 and engine.stats()["kv_tokens_used"] == 96 + 4 + 4
+    engine.check()
+    while engine.has_unfinished:
+        engine.step()
+    assert [request.token_ids for request in requests] == [reference.generate(prompt, 8, ignore_eos=True)] * 2
+
+
+def test_the_second_follows_the_first_through_a_long_prompt(loaded):
+    """In pieces under the budget: what the first has computed in one step, the second finds in the next."""
+    engine = Engine(loaded, max_running=2, token_budget=64)
+    prompt = [11 + i % 97 for i in range(400)]
+    requests = [engine.add(prompt, endless(2)) for _ in range(2)]
+    while engine.has_unfinished:
+        engine.step()
+    assert sum(step.tokens for step in engine.trace) < 1.4 * 400
+    assert requests[0].token_ids == requests[1].token_ids
+
+
+def test_a_pool_that_is_too_small_changes_no_token(loaded, prompts):
+    """Preempted, evicted, hit again: the tokens are those of an engine with all the memory it wants."""
+    short, params = [prompt[:60] for prompt in prompts[:12]] * 2, endless(40)
+    roomy = Engine(loaded).generate(short, params)
+    engine = Engine(loaded, **pool(30))
+    for _ in range(2):
+        completions = engine.generate(short, params)
+        assert [completion.token_ids for completion in completions] == [one.token_ids for one in roomy]
+        engine.check()
+    stats = engine.stats()
+    assert stats["preemptions"] > 0 and 0 < stats["prefix_tokens_hit"] < stats["prefix_tokens_asked"]
+
+
+def test_a_preempted_request_finds_its_own_pages_again(loaded):
+    engine = Engine(loaded, **pool(5))
+    old, young = engine.add([5] * 30, endless(30)), engine.add([6] * 30, endless(18))
+    while engine.has_unfinished:
+        engine.step()
+    assert engine.stats()["preemptions"] > 0
+    prefills = [work.tokens for step in engine.trace for work in step.works if work.request_id == young.request_id]
+    assert prefills[0] == 30 and max(prefills[1:]) < 30, "its first page was still there"
+    assert old.finished
+
+
+def test_random_aborts_leave_only_cached_pages(loaded, prompts):
+    rng = random.Random(3)
+    engine = Engine(loaded, **pool(24, 8))
+    for _ in range(60):
+        action = rng.random()
+        if action < 0.5:
+            engine.add(prompts[rng.randrange(4)][:60], GREEDY)
+        elif action < 0.8 and engine.requests:
+            engine.abort(rng.choice(list(engine.requests)))
+        engine.step()
+        engine.check()
+    for request_id in list(engine.requests):
+        engine.abort(request_id)
+    engine.check()
+    allocator = engine.scheduler.allocator
+    assert len(allocator.free) + len(allocator.tree.unused) == 24 and engine.stats()["kv_tokens_used"] == 0

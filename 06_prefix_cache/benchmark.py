@@ -80,32 +80,41 @@ def measure(stage: str):
     return side
 
 
-def new_engine(stage: str, loaded: Loaded, **options) -> BaseEngine:
-    """An empty engine that is warm. Memory that is used for the first time is slow, and only stage 06, which keeps what
-    it has computed, would come to new memory again and again."""
-    engine = load_engine(stage)(loaded, **options)
+def new_engine(stage: str, loaded: Loaded, tokens: int) -> BaseEngine:
+    """An empty engine that is warm, with memory for so many tokens.
+
+    Memory that is used for the first time is slow, and only stage 06, which keeps what it has computed, would come to
+    new memory again and again: so all of it is touched.
+    """
+    engine = load_engine(stage)(loaded, kv_memory=tokens * loaded.config.kv_bytes_per_token(loaded.dtype))
     for pages in (engine.cache.k, engine.cache.v):
         pages.zero_()
-    engine_load(engine, [Job(random_prompt(300, loaded.config.vocab_size, "warm-up"), 8)], concurrency=1)
+    warm_up = random_prompt(min(300, tokens // 2), loaded.config.vocab_size, "warm-up")
+    engine_load(engine, [Job(warm_up, 8)], concurrency=1)
     return engine
 
 
 def shared_prompts(stage: str, loaded: Loaded, sizes: dict) -> Figures:
     ttft, throughput = [], []
     for percent in sizes["shared_percent"]:
-        engine = new_engine(stage, loaded)
         jobs = shared_jobs(sizes, percent, 1 + sizes["one_by_one"], loaded.config.vocab_size, 1)
-        result = engine_load(engine, jobs, concurrency=1)
+        result = engine_load(new_engine(stage, loaded, places(jobs)), jobs, concurrency=1)
         ttft.append(1e3 * statistics.median(record.ttft for record in result.records[1:]))  # the first finds nothing
-        engine = new_engine(stage, loaded)
         jobs = shared_jobs(sizes, percent, sizes["together"], loaded.config.vocab_size, sizes["output"])
+        engine = new_engine(stage, loaded, places(jobs))
         throughput.append(engine_load(engine, jobs, concurrency=sizes["clients"]).throughput)
     return {"ttft_ms": ttft, "tokens_per_second": throughput}
 
 
+def places(jobs: Sequence[Job]) -> int:
+    """Tokens that all of them have together, with room for a page of each that is not full, and for the warm-up."""
+    return 1000 + sum(len(job.prompt) + job.max_tokens + 16 for job in jobs)
+
+
 def alternating_ttft(loaded: Loaded, sizes: dict) -> Figures:
     """What looking in vain costs: both stages in one process, prompt by prompt in turn, with nothing shared."""
-    engines = [new_engine(stage, loaded) for stage in (BEFORE, NOW)]
+    tokens = 1000 + sizes["in_turn"] * (sizes["prompt"] + 17)
+    engines = [new_engine(stage, loaded, tokens) for stage in (BEFORE, NOW)]
     times: list[list[float]] = [[], []]
     for i in range(sizes["in_turn"]):
         prompt = random_prompt(sizes["prompt"], loaded.config.vocab_size, f"alternating {i}")
@@ -126,7 +135,8 @@ def shared_jobs(sizes: dict, percent: int, count: int, vocab_size: int, output: 
 
 def conversation(stage: str, loaded: Loaded, sizes: dict) -> Figures:
     """One client; the time to first token of each turn."""
-    engine, said, ttft = new_engine(stage, loaded), [], []
+    tokens = 1000 + 2 * sizes["turns"] * sizes["turn_tokens"]
+    engine, said, ttft = new_engine(stage, loaded, tokens), [], []
     for turn in range(sizes["turns"]):
         said = said + random_prompt(sizes["turn_tokens"], loaded.config.vocab_size, f"turn {turn}")
         [request] = engine.generate([said], SamplingParams(max_tokens=sizes["turn_tokens"], ignore_eos=True))
@@ -156,8 +166,7 @@ def pressure(stage: str, loaded: Loaded, sizes: dict) -> Figures:
 def ask(stage: str, loaded: Loaded, sizes: dict, asked: Sequence[int], warm_up: int) -> tuple[float, float]:
     """Percent of the documents' tokens found in the cache, and the mean TTFT in ms, both without the warm-up."""
     vocab_size, length = loaded.config.vocab_size, sizes["document"]
-    pool = length * sizes["documents_that_fit"] * loaded.config.kv_bytes_per_token(loaded.dtype)
-    engine = new_engine(stage, loaded, kv_memory=pool)
+    engine = new_engine(stage, loaded, length * sizes["documents_that_fit"])
     jobs = [
         Job(random_prompt(length, vocab_size, f"document {n}") + random_prompt(16, vocab_size, f"question {i}"), 4)
         for i, n in enumerate(asked)

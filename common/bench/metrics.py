@@ -8,6 +8,7 @@ Throughput is the output tokens of successful requests, goodput the number of su
 objective, both divided by the wall time of the whole run. All times are seconds, seen by the client.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ class RequestRecord:
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None  # why it failed
+    text: str = ""  # the answer, where the next turn of a conversation needs it
 
     @property
     def success(self) -> bool:
@@ -49,10 +51,11 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """All requests of one run, and its wall time in seconds."""
+    """All requests of one run, its wall time, and the processor time that its client took; in seconds."""
 
     records: list[RequestRecord]
     seconds: float
+    client_seconds: float = 0.0
 
     @property
     def successful(self) -> list[RequestRecord]:
@@ -70,6 +73,21 @@ class LoadResult:
     def throughput(self) -> float:
         """Output tokens of successful requests per second."""
         return sum(record.output_tokens for record in self.successful) / self.seconds
+
+    @property
+    def total_throughput(self) -> float:
+        """Prompt and output tokens of successful requests per second."""
+        return sum(record.prompt_tokens + record.output_tokens for record in self.successful) / self.seconds
+
+    @property
+    def request_throughput(self) -> float:
+        """Successful requests per second."""
+        return len(self.successful) / self.seconds
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """How many requests failed for each reason, the most frequent first."""
+        return dict(Counter(record.error for record in self.records if record.error is not None).most_common())
 
     @property
     def processed_per_second(self) -> float:

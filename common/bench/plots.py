@@ -55,7 +55,7 @@ STYLE = {
 @contextmanager
 def page(
     png: Path,
-    document: dict[str, Any],
+    document: dict[str, Any] | str,
     message: str,
     *,
     rows: int = 1,
@@ -65,6 +65,7 @@ def page(
 ) -> Iterator[list]:
     """The panels of one picture, row by row; when the block ends they are labelled and written to `png`.
 
+    document: the results, whose footer says on what they were measured; or the footer itself.
     message: what the picture says, as its title. remark: what a reader must know to believe it, above the footer.
     """
     import matplotlib
@@ -76,7 +77,8 @@ def page(
         panels = figure.subplots(rows, columns, squeeze=False)
         yield list(panels.flat)
         figure.suptitle(message, x=0.012, ha="left", fontsize=15, fontweight="bold")
-        figure.supxlabel(f"{remark}\n{footer(document)}".strip(), x=0.012, ha="left", fontsize=8.5, color="#666666")
+        below = document if isinstance(document, str) else footer(document)
+        figure.supxlabel(f"{remark}\n{below}".strip(), x=0.012, ha="left", fontsize=8.5, color="#666666")
         figure.draw_without_rendering()  # the labels keep apart by where the lines end on the page
         for panel in panels.flat:
             label_ends(panel)

@@ -1,6 +1,5 @@
 """What benchmarks send and how they count it: metrics are what they are called, predictions agree with the model."""
 
-import asyncio
 import json
 import threading
 import time
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from common.bench import predict
-from common.bench.load import closed_loop, generate_load
+from common.bench.load import generate_load
 from common.bench.metrics import LoadResult, RequestRecord, percentiles
 from common.bench.workloads import Job, corpus_jobs, fixed_length_jobs
 from common.config import read_config
@@ -155,7 +154,7 @@ def test_the_loop_is_closed_and_every_request_is_recorded(fake_url):
 
 def test_failed_requests_say_why_and_count_for_nothing(fake_url):
     jobs = [Job("full", 4), Job("cut", 4), Job("hello", 4)]
-    result = asyncio.run(closed_loop(fake_url, jobs, 1, stream=True))
+    result = generate_load(fake_url, jobs, concurrency=1, stream=True)
     assert [one.error for one in result.records] == [
         'HTTP 429: {"error": "the queue is full"}',
         "the stream ended without [DONE]",

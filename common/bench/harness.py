@@ -27,6 +27,7 @@ import torch
 
 from common.model import ModelConfig
 
+from .documents import rounded, write_atomically
 from .hardware import hardware, slug, slugify
 from .settings import Settings
 
@@ -194,27 +195,10 @@ def spread(values: list) -> dict[str, Any]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": values}
 
 
-def rounded(value: Any) -> Any:
-    """Floats to six significant digits, anywhere in a JSON value: more is noise."""
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [rounded(item) for item in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
 def result_name(machine: dict, settings: Settings) -> str:
     """The hardware, then what was asked for beyond the defaults, so that such runs replace no other's file."""
     asked = [Path(settings.model or "").name, settings.dtype if settings.dtype != "auto" else ""]
     return "-".join([slug(machine), *(slugify(text) for text in asked if text)])
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Whoever reads the file sees the old text or the new one, also after an interruption."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(text)
-    os.replace(unfinished, path)
 
 
 def draw_file(benchmark: Benchmark, path: Path) -> None:

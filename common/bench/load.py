@@ -4,13 +4,10 @@
         result = generate_load(url, jobs, concurrency=8, stream=True)
     print(result.throughput, result.summary()["ttft"]["p99"])
 
-The loop is closed: each of N clients sends its next request when its last one has ended, so N requests are always
-under way, and a slow server is asked less often. (An open loop, with arrivals that do not wait for the server, shows
-where queues grow without end.)
+The loop is closed (see arrivals.py). For servers that speak OpenAI's API there is serve.py.
 """
 
 import asyncio
-import json
 import socket
 import subprocess
 import sys
@@ -21,48 +18,33 @@ from contextlib import contextmanager
 
 from common.stages import stage_folder
 
+from .arrivals import closed_loop
+from .http_client import FINISHED, REQUEST_SECONDS, events, record_request
 from .metrics import LoadResult, RequestRecord
 from .settings import Settings
 from .workloads import Job
 
-FINISHED = ("stop", "length")  # finish reasons of an answer that is complete
 START_SECONDS = 600.0  # a large model takes minutes to load
 STOP_SECONDS = 10.0
-REQUEST_SECONDS = 600.0
 
 
 def generate_load(url: str, jobs: Sequence[Job], *, concurrency: int, stream: bool) -> LoadResult:
     """Sends all jobs, `concurrency` at a time, and returns one record for each; failed ones say why in `error`."""
-    return asyncio.run(closed_loop(url, jobs, concurrency, stream))
+    return asyncio.run(send_all(url, jobs, concurrency, stream))
 
 
-async def closed_loop(url: str, jobs: Sequence[Job], concurrency: int, stream: bool) -> LoadResult:
+async def send_all(url: str, jobs: Sequence[Job], concurrency: int, stream: bool) -> LoadResult:
     import httpx
 
-    limits = httpx.Limits(max_connections=concurrency)
-    waiting = iter(jobs)  # one for all clients: each takes the next job that nobody has taken
     send = send_streaming if stream else send_plain
+    # A connection for each request: httpx would look through all the idle ones whenever a request begins or ends.
+    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, limits=limits, timeout=REQUEST_SECONDS) as http:
 
-        async def client() -> list[RequestRecord]:
-            return [await record_request(send, http, job) for job in waiting]
+        async def serve(job: Job) -> list[RequestRecord]:
+            return [await record_request(send, http, job)]
 
-        start = time.perf_counter()
-        records = await asyncio.gather(*(client() for _ in range(concurrency)))
-        seconds = time.perf_counter() - start
-    return LoadResult([record for one in records for record in one], seconds)
-
-
-async def record_request(send, http, job: Job) -> RequestRecord:
-    """One request, whatever becomes of it."""
-    import httpx
-
-    record = RequestRecord(start=time.perf_counter())
-    try:
-        await send(http, job, record)
-    except (httpx.HTTPError, ValueError) as error:
-        record.error, record.end = str(error) or type(error).__name__, time.perf_counter()
-    return record
+        return await closed_loop(jobs, concurrency, serve)
 
 
 async def send_plain(http, job: Job, record: RequestRecord) -> None:
@@ -81,18 +63,10 @@ async def send_streaming(http, job: Job, record: RequestRecord) -> None:
         if response.status_code != 200:
             await response.aread()
         check_status(response)
-        async for line in response.aiter_lines():
-            if not line.startswith("data:"):
-                continue
-            moment, data = time.perf_counter(), line.removeprefix("data:").strip()
-            if data == "[DONE]":
-                break
-            event = json.loads(data)
+        async for moment, event in events(response):
             record.end = moment
             if event.get("text"):
                 record.chunks.append(moment)
-        else:
-            raise ValueError("the stream ended without [DONE]")
     record.chunks = record.chunks or [record.end]  # an answer without text
     take_result(record, event)
 

@@ -6,8 +6,6 @@ from random import Random
 from typing import Any
 
 from common.checkpoints.corpus import facts, passages, stories, terms
-from common.cli import chat_prompt
-from common.loader import find_checkpoint, load_tokenizer
 
 # Questions and answers by length: facts of about 10 tokens, terms of 30, passages of 5 to 100, stories of 100 to 1000.
 TOPICS = {
@@ -16,6 +14,7 @@ TOPICS = {
     "passages": passages.exchange,
     "stories": stories.request,  # of one to twelve days
 }
+SHORTEST = 16  # tokens, of prompts and outputs of mixed lengths
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def corpus_jobs(
     tokenizer,
     count: int,
     *,
-    seed: int = 0,
+    seed: int | str = 0,
     most_tokens: int = 512,
     topics: Sequence[str] = tuple(TOPICS),
     chat: bool = True,
@@ -49,12 +48,17 @@ def corpus_jobs(
     gets the bundled checkpoint's token ids: timing asks only how many there are.
     """
     rng = Random(f"corpus/{seed}")
-    tokenizer = tokenizer or load_tokenizer(find_checkpoint(None, with_weights=True))
+    if tokenizer is None:  # torch comes with the loader, and whoever only sends requests has no use for it
+        from common.loader import find_checkpoint, load_tokenizer
+
+        tokenizer = load_tokenizer(find_checkpoint(None, with_weights=True))
+    templated = chat and tokenizer.chat_template is not None
+    if templated:
+        from common.cli import chat_prompt
     jobs = []
     for _ in range(count):
         question, answer = TOPICS[rng.choice(topics)](rng)
         length = len(tokenizer(answer)["input_ids"]) + 1  # the end-of-sequence token
-        templated = chat and tokenizer.chat_template is not None
         prompt = chat_prompt(tokenizer, question) if templated else question
         jobs.append(Job(prompt, min(length, most_tokens), ignore_eos))
     return jobs
@@ -67,14 +71,26 @@ def fixed_length_jobs(
     return [Job(random_prompt(prompt_tokens, vocab_size, f"{seed}/{i}"), output_tokens) for i in range(count)]
 
 
-def mixed_length_jobs(count: int = 64, vocab_size: int = 4096, *, seed: int = 0) -> list[Job]:
-    """Random prompts of 16 to 256 tokens and outputs of 16 to 128, each length equally often.
+def mixed_length_jobs(
+    count: int = 64,
+    vocab_size: int = 4096,
+    *,
+    seed: int = 0,
+    prompt_tokens: int = 256,
+    output_tokens: int = 128,
+) -> list[Job]:
+    """Random prompts of 16 to `prompt_tokens` and outputs of 16 to `output_tokens`, each length equally often.
 
-    With the defaults it is, number for number, the workload on which the course compares itself with other engines.
+    Where the longest is less than 16, all are that long. With the defaults it is, number for number, the workload on
+    which the course compares itself with other engines.
     """
     rng, last = Random(seed), min(3999, vocab_size - 1)
-    prompts = [[rng.randint(2, last) for _ in range(rng.randint(16, 256))] for _ in range(count)]
-    return [Job(prompt, rng.randint(16, 128)) for prompt in prompts]
+
+    def length(longest: int) -> int:
+        return rng.randint(min(SHORTEST, longest), longest)
+
+    prompts = [[rng.randint(2, last) for _ in range(length(prompt_tokens))] for _ in range(count)]
+    return [Job(prompt, length(output_tokens)) for prompt in prompts]
 
 
 def random_prompt(tokens: int, vocab_size: int, seed: int | str = 0) -> list[int]:

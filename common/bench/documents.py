@@ -1,0 +1,22 @@
+"""How results are written: numbers without their noise, and files that are never half there."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+
+def rounded(value: Any) -> Any:
+    """Floats to six significant digits, anywhere in a JSON value: more is noise."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Whoever reads the file sees the old text or the new one, also after an interruption."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(text)
+    os.replace(unfinished, path)

@@ -40,12 +40,27 @@ def test_bytes_of_a_token_in_the_cache():
         assert number in lesson("02")
 
 
+def test_slots_and_pages():
+    config = read_config(find_checkpoint("target", with_weights=True))
+    slot = config.context_length * config.kv_bytes_per_token(torch.float32)
+    assert (round(slot / 1e6, 1), round(8 * slot / 1e6), round(32 * slot / 1e9, 2)) == (33.6, 268, 1.07)
+    assert round(100 * 100 / config.context_length, 1) == 2.4
+    assert "33.6 MB" in lesson("04") and "1.07 GB" in lesson("04") and "268 MB" in lesson("05")
+    assert 8 * 4096 == 32_768 and round(32_768 / (165.5 + 8)) == 189 and round(100 * 7.5 / (165.5 + 7.5), 1) == 4.3
+    assert "32,768 places / (165.5 + 8) = 189" in lesson("05") and "7.5 / (165.5 + 7.5) = 4.3 percent" in lesson("05")
+    assert -(-1000 // 16) - 1 == 62 and "62 pages" in lesson("06"), "the last page of 1,000 tokens is not full"
+
+
 @pytest.mark.parametrize(
     ("stage", "figure", "digits"),
     [
         ("02", "speedup_at_256", 1),
         ("02", "decode_ratio_vs_transformers", 1),
         ("03", "first_text_speedup_at_longest_answer", 0),
+        ("05", "throughput_ratio", 1),
+        ("05", "ratio_vs_transformers_static", 1),
+        ("06", "ttft_ratio_at_90", 1),
+        ("06", "throughput_ratio_at_90", 1),
     ],
 )
 def test_headline_figures_are_those_of_the_results(stage, figure, digits):

@@ -177,7 +177,7 @@ def draw_sweep(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     clients, at = sizes["clients"], sizes["compared_clients"]
     ratio = figures[f"throughput_ratio_at_{at}"]["median"]
-    message = f"Sharing steps, {at} clients together get {ratio:.1f} times as much"
+    message = f"Sharing steps, {at} clients get {ratio:.1f} times as many tokens a second"
     remark = (
         "Predicted: each further request adds to a step what its token and its share of its prompt cost in a prefill."
         "\nTotal latency: median over requests, bands from the 10th to the 90th percentile."

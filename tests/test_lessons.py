@@ -57,6 +57,8 @@ def test_slots_and_pages():
         ("02", "speedup_at_256", 1),
         ("02", "decode_ratio_vs_transformers", 1),
         ("03", "first_text_speedup_at_longest_answer", 0),
+        ("04", "throughput_ratio_at_32", 1),
+        ("04", "continuous_over_static", 1),
         ("05", "throughput_ratio", 1),
         ("05", "ratio_vs_transformers_static", 1),
         ("06", "ttft_ratio_at_90", 1),

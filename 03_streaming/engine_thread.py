@@ -25,15 +25,8 @@ from queue import Empty, SimpleQueue
 from common.detokenizer import certain_length
 from common.engine import BaseEngine
 from common.request import Request
-from common.sampling import SamplingParams
-
-
-class QueueFull(Exception):
-    """As many requests are open as the server admits: try again later."""
-
-
-class EngineDead(Exception):
-    """The engine failed, or is shutting down, and takes no more requests."""
+from common.sampling import SamplingParams, TokenLogprobs
+from common.serving.errors import EngineDead, QueueFull
 
 
 @dataclass(frozen=True)
@@ -42,6 +35,7 @@ class Piece:
 
     text: str
     token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]  # of these tokens, if they were asked for
     finish_reason: str | None = None
 
 
@@ -61,11 +55,9 @@ class Stream:
         certain = len(request.text) if request.finished else certain_length(request.text, request.params.stop)
         if certain <= self._text_sent and not request.finished:
             return None
-        piece = Piece(
-            request.text[self._text_sent : certain], request.token_ids[self._tokens_sent :], request.finish_reason
-        )
+        text, sent = request.text[self._text_sent : certain], self._tokens_sent
         self._text_sent, self._tokens_sent = certain, len(request.token_ids)
-        return piece
+        return Piece(text, request.token_ids[sent:], request.logprobs[sent:], request.finish_reason)
 
     def put(self, piece: Piece) -> None:
         self._pieces.put_nowait(piece)
@@ -150,26 +142,26 @@ class EngineThread:
         else:
             stream.accepted.set_result(None)
 
-    def _deliver(self, stream: Stream, piece: Piece) -> None:
-        stream.put(piece)
-        if piece.finish_reason is not None:
-            self._open.discard(stream)
+    def _deliver(self, pieces: list[tuple[Stream, Piece]]) -> None:
+        for stream, piece in pieces:
+            stream.put(piece)
+            if piece.finish_reason is not None:
+                self._open.discard(stream)
 
     def _fail_all(self, error: Exception) -> None:
         """The engine raised: nobody may be left waiting for it."""
         self.error = EngineDead(f"the engine failed: {error!r}")
-        for stream in list(self._open):
+        for stream in self._open:
             if not stream.accepted.done():
                 stream.accepted.set_exception(self.error)
-            self._deliver(stream, Piece("", [], "error"))
+        self._deliver([(stream, Piece("", [], [], "error")) for stream in self._open])
 
     def _engine_run(self) -> None:
         """The thread: commands first, so that an abort takes effect before the next step; then one step."""
         try:
             while self._running:
                 self._engine_take_commands()
-                for request in self.engine.step():
-                    self._engine_publish(request)
+                self._engine_publish(self.engine.step())
                 self.stats = self.engine.stats()
         except Exception as error:
             self._tell(self._fail_all, error)
@@ -197,12 +189,17 @@ class EngineThread:
     def _engine_abort(self, stream: Stream) -> None:
         if stream.request is not None and not stream.request.finished:
             self.engine.abort(stream.request.request_id)
-            self._engine_publish(stream.request)
+            self._engine_publish([stream.request])
 
-    def _engine_publish(self, request: Request) -> None:
-        stream = self._by_id.pop(request.request_id) if request.finished else self._by_id[request.request_id]
-        if piece := stream.next_piece():
-            self._tell(self._deliver, stream, piece)
+    def _engine_publish(self, requests: list[Request]) -> None:
+        """One message for all of them: to wake the event loop costs more than what it is told."""
+        pieces = []
+        for request in requests:
+            stream = self._by_id.pop(request.request_id) if request.finished else self._by_id[request.request_id]
+            if piece := stream.next_piece():
+                pieces.append((stream, piece))
+        if pieces:
+            self._tell(self._deliver, pieces)
 
     def _engine_stop(self) -> None:
         self._running = False

@@ -8,12 +8,12 @@ STAGE = Path(__file__).resolve().parent
 sys.path.insert(0, str(STAGE.parent))
 
 from common.cli import run_stage
+from common.serving.options import add_server_arguments
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """NEW in 03: how many may wait."""
-    server = parser.add_argument_group("queue, with --serve")
-    server.add_argument("--max-queue", type=int, default=64, help="open requests; more get 429 (default: 64)")
+    """NEW in 03: how many may wait (--max-queue), and what else a server is told."""
+    add_server_arguments(parser)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from common.engine import BaseEngine
+from common.serving.application import complete_application
+from common.serving.errors import EngineDead, QueueFull
 from common.serving.generate_api import completion_json, parse_generate_body
+from common.serving.metrics import Measured
 
-from .engine_thread import EngineDead, EngineThread, QueueFull, Stream
+from .engine_thread import EngineThread, Stream
 from .graceful import Server
 
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
@@ -102,13 +105,20 @@ async def events(stream: Stream, watch: asyncio.Task) -> AsyncIterator[str]:
     watch.cancel()
 
 
+def build_server(engine: BaseEngine, args: argparse.Namespace) -> Server:
+    """The whole server: /generate over the engine thread, OpenAI's API, and what else others need to use it."""
+    engine_thread = EngineThread(Measured(engine, args.served_model_name or engine.name), args.max_queue)
+    app = create_app(engine_thread)
+    complete_application(app, engine_thread, args)
+    return Server(app, engine_thread, args.host, args.port)
+
+
 def serve(engine: BaseEngine, args: argparse.Namespace) -> None:
     """Serves until SIGTERM or Ctrl-C; every open request is finished or told that it is not."""
     # uvicorn raises the signal once more after its own shutdown, and then this decides the exit status.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    engine_thread = EngineThread(engine, args.max_queue)
-    server = Server(create_app(engine_thread), engine_thread, args.host, args.port)
+    server = build_server(engine, args)
     listener = server.config.bind_socket()
     port = listener.getsockname()[1]
-    print(f"serving on http://{args.host}:{port} (POST /generate, GET /health), Ctrl-C to stop", flush=True)
+    print(f"serving on http://{args.host}:{port} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
     server.run(sockets=[listener])

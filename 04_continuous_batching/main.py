@@ -8,12 +8,12 @@ STAGE = Path(__file__).resolve().parent
 sys.path.insert(0, str(STAGE.parent))
 
 from common.cli import run_stage
+from common.serving.options import add_server_arguments
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """NEW in 04: how many may run, and how much a step may do."""
-    server = parser.add_argument_group("queue, with --serve")
-    server.add_argument("--max-queue", type=int, default=64, help="open requests; more get 429 (default: 64)")
+    add_server_arguments(parser)
     engine = parser.add_argument_group("engine")
     engine.add_argument("--max-running", type=int, default=32, help="requests in a step (default: 32)")
     engine.add_argument("--token-budget", type=int, default=256, help="tokens in a step (default: 256)")

@@ -15,9 +15,10 @@ from types import ModuleType
 
 from .detokenizer import certain_length
 from .engine import BaseEngine
-from .loader import DTYPES, choose_device, load_model
+from .loader import DTYPES, Loaded, choose_device, load_model
 from .sampling import SamplingParams
 from .stages import load_stage_module
+from .threads import on_a_passing_thread
 
 
 def build_parser(description: str) -> argparse.ArgumentParser:
@@ -25,7 +26,11 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--demo", action="store_true", help="show what this stage does, in under half a minute")
     mode.add_argument("--prompt", metavar="TEXT", help="complete one prompt and print the answer")
-    mode.add_argument("--serve", action="store_true", help="answer POST /generate until Ctrl-C")
+    mode.add_argument("--serve", action="store_true", help="answer over HTTP until Ctrl-C")
+
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write the engine's steps as Chrome trace JSON, for ui.perfetto.dev"
+    )
 
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -51,7 +56,6 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end here; may be repeated")
     sampling.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")
     sampling.add_argument("--show-stats", action="store_true", help="print counts and times after the text")
-    sampling.add_argument("--trace", metavar="FILE", help="write the run as Chrome trace JSON, for ui.perfetto.dev")
 
     server = parser.add_argument_group("server, with --serve")
     server.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
@@ -70,21 +74,29 @@ def run_stage(
     try:
         engine_class = load_stage_module(stage, "engine").Engine
         print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
-        loaded = load_model(args.model, device=args.device, dtype=args.dtype, load_format=args.load_format)
-        options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
-        engine = engine_class(loaded, **options)
+        loaded, engine = on_a_passing_thread(build_engine, engine_class, args)
         if engine.why:
             print(engine.why, file=sys.stderr)
-        if args.demo:
-            load_stage_module(stage, "demo").demo(engine, loaded)
-        elif args.serve:
-            server_module(stage).serve(engine, args)
-        else:
-            complete_prompt(engine, args)
+        try:
+            if args.demo:
+                load_stage_module(stage, "demo").demo(engine, loaded)
+            elif args.serve:
+                server_module(stage).serve(engine, args)
+            else:
+                complete_prompt(engine, args)
+        finally:
+            if args.trace:
+                engine.trace.write_chrome_trace(args.trace)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def build_engine(engine_class: type[BaseEngine], args: argparse.Namespace) -> tuple[Loaded, BaseEngine]:
+    loaded = load_model(args.model, device=args.device, dtype=args.dtype, load_format=args.load_format)
+    options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
+    return loaded, engine_class(loaded, **options)
 
 
 def server_module(stage: Path) -> ModuleType:
@@ -121,8 +133,6 @@ def complete_prompt(engine: BaseEngine, args: argparse.Namespace) -> None:
             f"elapsed_seconds={elapsed:.3f} tokens_per_second={len(request.token_ids) / elapsed:.1f} "
             f"device={engine.device} dtype={str(engine.dtype).removeprefix('torch.')}"
         )
-    if args.trace:
-        engine.trace.write_chrome_trace(args.trace)
 
 
 def chat_prompt(tokenizer, text: str) -> list[int]:

@@ -26,6 +26,7 @@ class BaseEngine(ABC):
     """Everything of an engine but the engine: validation, finishing, aborting, `generate`."""
 
     def __init__(self, loaded: Loaded):
+        self.name = loaded.name
         self.model = loaded.model
         self.tokenizer = loaded.tokenizer
         self.config = loaded.config

@@ -7,7 +7,6 @@
 The loop is closed (see arrivals.py). For servers that speak OpenAI's API there is serve.py.
 """
 
-import asyncio
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from contextlib import contextmanager
 from common.stages import stage_folder
 
 from .arrivals import closed_loop
-from .http_client import FINISHED, REQUEST_SECONDS, events, record_request
+from .http_client import FINISHED, REQUEST_SECONDS, events, record_request, run
 from .metrics import LoadResult, RequestRecord
 from .settings import Settings
 from .workloads import Job
@@ -30,7 +29,7 @@ STOP_SECONDS = 10.0
 
 def generate_load(url: str, jobs: Sequence[Job], *, concurrency: int, stream: bool) -> LoadResult:
     """Sends all jobs, `concurrency` at a time, and returns one record for each; failed ones say why in `error`."""
-    return asyncio.run(send_all(url, jobs, concurrency, stream))
+    return run(send_all(url, jobs, concurrency, stream))
 
 
 async def send_all(url: str, jobs: Sequence[Job], concurrency: int, stream: bool) -> LoadResult:

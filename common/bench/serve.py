@@ -17,7 +17,6 @@ The exit status is 1 if any request failed, and 130 after Ctrl-C, which reports 
 """
 
 import argparse
-import asyncio
 import json
 import os
 import sys
@@ -25,6 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from . import http_client
 from .arrivals import closed_loop, open_loop, poisson_arrivals
 from .conversations import NAMES, Workload
 from .documents import write_atomically
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     args = parse_arguments(arguments)
     try:
-        target = asyncio.run(find_target(args))
+        target = http_client.run(find_target(args))
         results, interrupted = measure(args, target)
         if results:
             report(args, target, results, interrupted)
@@ -197,7 +197,7 @@ def measure(args: argparse.Namespace, target: Target) -> tuple[dict[float, LoadR
     with progress_bars() as add_bar:
         try:
             for number, load in enumerate(args.loads, start=1):  # run 0 was the first request's
-                results[load] = asyncio.run(run(args, target, load, number, add_bar))
+                results[load] = http_client.run(run(args, target, load, number, add_bar))
         except KeyboardInterrupt:
             return results, True
     return results, False

@@ -1,0 +1,30 @@
+"""What makes a server one that others can use: OpenAI's API, metrics, an API key, limits."""
+
+import argparse
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+from starlette.middleware.cors import CORSMiddleware
+
+from .limits import ApiKey, BodyLimit
+from .metrics import Measured
+from .openai_api import routes, tokenizer_routes
+
+
+def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) -> None:
+    """Adds it all to an application that has `POST /generate` and `GET /health`; its engine is `Measured`."""
+    measured: Measured = engine_thread.engine
+    service = routes.Service(engine_thread, measured.model_name)
+    app.include_router(routes.router(service))
+    app.include_router(tokenizer_routes.router(service))
+
+    @app.get("/metrics")
+    async def metrics():
+        return Response(measured.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # The last one added is asked first: a web page must be able to read that its key was refused.
+    app.add_middleware(BodyLimit, most=args.max_body)
+    if args.api_key:
+        app.add_middleware(ApiKey, key=args.api_key)
+    if args.allow_origin:
+        app.add_middleware(CORSMiddleware, allow_origins=args.allow_origin, allow_methods=["*"], allow_headers=["*"])

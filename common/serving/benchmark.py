@@ -1,0 +1,98 @@
+"""How much of what the engine generates reaches the clients?
+
+Method. The same requests, 32 at a time, each side in a process of its own: the engine of stage 06 driven by a loop in
+its own process, and its server asked over HTTP for streamed completions, the load generator on the same cores. The
+processor time that the client takes is measured as well.
+
+Expectation. An engine's step computes outside of Python's interpreter lock, and while it does, the event loop can write
+what the step before has brought. So the server costs the Python between two steps, and, on two cores that the engine
+already keeps busy, all of the client's time. A chunk costs each of them some 50 to 100 microseconds.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from common.bench import plots
+from common.bench.arrivals import closed_loop
+from common.bench.engine_load import engine_load
+from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.http_client import run
+from common.bench.load import running_server
+from common.bench.metrics import LoadResult
+from common.bench.openai_client import Connections, Target, converse
+from common.bench.settings import Settings
+from common.bench.workloads import Job, corpus_jobs
+from common.loader import load_tokenizer
+from common.model import ModelConfig
+from common.stages import load_engine
+
+STAGE = "06_prefix_cache"
+SIZES = {"clients": 32, "requests": 192, "most_tokens": 128}
+QUICK = {"clients": 2, "requests": 2, "most_tokens": 8}
+
+
+def jobs_of(settings: Settings, sizes: dict, seed: int) -> list[Job]:
+    tokenizer = load_tokenizer(settings.folder())
+    return corpus_jobs(tokenizer, sizes["requests"], seed=seed, most_tokens=sizes["most_tokens"])
+
+
+def measure_engine(settings: Settings, sizes: dict) -> Figures:
+    engine = load_engine(STAGE)(settings.load())
+    engine_load(engine, jobs_of(settings, sizes, 0), concurrency=sizes["clients"])  # warm-up
+    return summary(engine_load(engine, jobs_of(settings, sizes, 1), concurrency=sizes["clients"]))
+
+
+def measure_server(settings: Settings, sizes: dict) -> Figures:
+    with running_server(STAGE, settings) as url:
+        run(ask(url, jobs_of(settings, sizes, 0), sizes["clients"]))  # warm-up
+        result = run(ask(url, jobs_of(settings, sizes, 1), sizes["clients"]))
+    for record in result.records:
+        if record.error is not None:
+            raise RuntimeError(f"a request failed: {record.error}")
+    return summary(result) | {"client_processor_percent": 100 * result.client_seconds / result.seconds}
+
+
+async def ask(url: str, jobs: Sequence[Job], clients: int) -> LoadResult:
+    async with Connections(url) as connections:
+        return await closed_loop(jobs, clients, lambda job: converse(connections, Target("bundled"), [job]))
+
+
+def summary(result: LoadResult) -> Figures:
+    return {"tokens_per_second": result.throughput, "chunks": sum(len(record.chunks) for record in result.records)}
+
+
+def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+    engine, server = measured["engine"], measured["server"]
+    return {"percent_that_arrives": 100 * server["tokens_per_second"] / engine["tokens_per_second"]}
+
+
+def draw(document: dict, png: Path) -> None:
+    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    share = figures["percent_that_arrives"]["median"]
+    message = f"{share:.0f} percent of what the engine generates reaches its clients"
+    remark = f"Stage 06, {sizes['clients']} clients at once; server and clients share the machine's cores."
+    with plots.page(png, document, message, columns=1, remark=remark) as (panel,):
+        names = ["engine", "server"]
+        rates = [sides[name]["tokens_per_second"] for name in names]
+        plots.bars(panel, ["06", "06"], rates, ["the engine alone", "over HTTP, streamed"])
+        plots.axes(panel, "", "output tokens per second", "Throughput")
+
+
+if __name__ == "__main__":
+    run_benchmark(
+        Benchmark(
+            script=Path(__file__).resolve(),
+            description=__doc__,
+            sides={"engine": measure_engine, "server": measure_server},
+            sizes=SIZES,
+            quick_sizes=QUICK,
+            derive=derive,
+            draw=draw,
+        )
+    )

@@ -1,0 +1,59 @@
+"""What stands before an application: an API key, a limit on the size of bodies."""
+
+import hmac
+import json
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+OPEN_PATHS = {"/health", "/metrics", "/version"}  # for load balancers and monitors, which have no key
+
+
+class ApiKey:
+    """Refuses requests without `Authorization: Bearer KEY` with 401; OPEN_PATHS are open to all."""
+
+    def __init__(self, app: ASGIApp, key: str):
+        self.app, self.expected = app, f"Bearer {key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            # Compared in constant time: how long a refusal takes must not tell how much of the key was right.
+            if not hmac.compare_digest(given, self.expected):
+                await refuse(send, 401, "the API key is missing or wrong: send it as Authorization: Bearer KEY")
+                return
+        await self.app(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuses bodies of more than `most` bytes with 413, and does not read them to the end."""
+
+    def __init__(self, app: ASGIApp, most: int):
+        self.app, self.most = app, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        read, refusal = 0, f"the body is larger than {self.most} bytes"
+
+        async def limited_receive() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self.most:  # sent without its length, or longer than it said
+                raise HTTPException(413, refusal)
+            return message
+
+        length = dict(scope["headers"]).get(b"content-length", b"") if scope["type"] == "http" else b""
+        if length.isdigit() and int(length) > self.most:
+            await refuse(send, 413, refusal)
+        else:
+            await self.app(scope, limited_receive, send)
+
+
+async def refuse(send: Send, status: int, message: str) -> None:
+    kind = "authentication_error" if status == 401 else "invalid_request_error"
+    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,167 @@
+"""What a server counts, for Prometheus, under vLLM's names, so that dashboards made for vLLM show this one too.
+
+`Measured` stands between the engine thread and its engine, and sees every request come, gain tokens and end. Gauges are
+those of the engine's `stats()` after its last step.
+"""
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from common.engine import BaseEngine
+from common.request import Request
+
+SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)  # seconds
+LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
+# What a stage's stats() may have, by vLLM's names.
+COUNTED = {
+    "preemptions": ("vllm:num_preemptions", "Requests that had to give their memory back"),
+    "prefix_tokens_asked": ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache"),
+    "prefix_tokens_hit": ("vllm:prefix_cache_hits", "Tokens found in the prefix cache"),
+    "drafts": ("vllm:spec_decode_num_drafts", "Drafts that were verified"),
+    "draft_tokens": ("vllm:spec_decode_num_draft_tokens", "Tokens that were drafted"),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted"),
+}
+
+
+class Measured:
+    """An engine that is watched. It takes over nothing but the three methods by which requests come and go."""
+
+    def __init__(self, engine: BaseEngine, model_name: str):
+        self._engine, self.model_name = engine, model_name
+        self._waiting: dict[str, Request] = {}  # not yet in any step
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)  # processor time and memory of this process
+        self.last_stats = engine.stats()  # as of the last step: the engine itself may be in the middle of one
+        self._registry.register(FromStats(self))
+        if engine.device.type == "cuda":
+            self._registry.register(Gpu(engine.device.index or 0))
+
+        def histogram(name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
+            metric = Histogram(f"vllm:{name}", meaning, ["model_name"], buckets=buckets, registry=self._registry)
+            return metric.labels(model_name)
+
+        def counter(name: str, meaning: str) -> Counter:
+            return Counter(f"vllm:{name}", meaning, ["model_name"], registry=self._registry).labels(model_name)
+
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that were taken")
+        self._output_tokens = counter("generation_tokens", "Tokens generated")
+        self._ttft = histogram("time_to_first_token_seconds", "From a request's arrival to its first token", LONG)
+        self._itl = histogram("inter_token_latency_seconds", "From one token of a request to its next", SHORT)
+        self._e2e = histogram("e2e_request_latency_seconds", "From a request's arrival to its end", LONG)
+        self._queue = histogram("request_queue_time_seconds", "From a request's arrival to its first step", LONG)
+        self._ended = Counter(
+            "vllm:request_success", "Requests by how they ended", ["model_name", "finished_reason"],
+            registry=self._registry,
+        )  # fmt: skip
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def add(self, *arguments, **options) -> Request:
+        request = self._engine.add(*arguments, **options)
+        self._waiting[request.request_id] = request
+        self._prompt_tokens.inc(len(request.prompt_token_ids))
+        return request
+
+    def step(self) -> list[Request]:
+        before = {request_id: len(request.token_ids) for request_id, request in self._engine.requests.items()}
+        changed = self._engine.step()
+        if before and self._waiting:
+            record = self._engine.trace[-1]
+            for work in record.works:
+                if request := self._waiting.pop(work.request_id, None):
+                    self._queue.observe(record.start - request.timings.arrival)
+        for request in changed:
+            self._observe_tokens(request, before[request.request_id])
+            if request.finished:
+                self._observe_end(request)
+        return changed
+
+    def abort(self, request_id: str) -> None:
+        request = self._engine.requests.get(request_id)
+        self._engine.abort(request_id)
+        self._waiting.pop(request_id, None)
+        if request is not None:
+            self._observe_end(request)
+
+    def stats(self) -> dict[str, float]:
+        self.last_stats = self._engine.stats()
+        return self.last_stats
+
+    def exposition(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _observe_tokens(self, request: Request, known: int) -> None:
+        moments = request.timings.tokens
+        self._output_tokens.inc(len(moments) - known)
+        for i in range(known, len(moments)):
+            if i == 0:
+                self._ttft.observe(moments[0] - request.timings.arrival)
+            else:
+                self._itl.observe(moments[i] - moments[i - 1])
+
+    def _observe_end(self, request: Request) -> None:
+        self._e2e.observe(request.timings.finished - request.timings.arrival)
+        self._ended.labels(self.model_name, request.finish_reason).inc()
+
+
+class FromStats(Collector):
+    """Gauges and counters that the engine keeps itself."""
+
+    def __init__(self, measured: Measured):
+        self.measured = measured
+
+    def collect(self) -> Iterable[Metric]:
+        stats, name = self.measured.last_stats, self.measured.model_name
+        running = stats.get("running", min(stats["unfinished"], 1))  # stages without a batch run one at a time
+        gauges = {
+            "vllm:num_requests_running": (running, "Requests in the running batch"),
+            "vllm:num_requests_waiting": (stats.get("waiting", stats["unfinished"] - running), "Requests that wait"),
+        }
+        if capacity := stats.get("kv_tokens_capacity"):
+            share = stats["kv_tokens_reserved"] / capacity
+            gauges["vllm:kv_cache_usage_perc"] = (share, "Share of the K/V memory that is in use, from 0 to 1")
+        for metric, (value, meaning) in gauges.items():
+            family = GaugeMetricFamily(metric, meaning, labels=["model_name"])
+            family.add_metric([name], value)
+            yield family
+        for key, (metric, meaning) in COUNTED.items():
+            if key in stats:
+                family = CounterMetricFamily(metric, meaning, labels=["model_name"])
+                family.add_metric([name], stats[key])
+                yield family
+
+
+class Gpu(Collector):
+    """What NVML says of one device; nothing where there is no NVML, or where it does not answer."""
+
+    def __init__(self, index: int):
+        self.index = index
+
+    def collect(self) -> Iterable[Metric]:
+        if find_spec("pynvml") is None:
+            return
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+            device = pynvml.nvmlDeviceGetHandleByIndex(self.index)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(device)
+            values = {
+                "gpu_utilization_percent": (pynvml.nvmlDeviceGetUtilizationRates(device).gpu, "Time with a kernel"),
+                "gpu_memory_used_bytes": (memory.used, "Memory in use"),
+                "gpu_memory_total_bytes": (memory.total, "Memory there is"),
+                "gpu_power_watts": (pynvml.nvmlDeviceGetPowerUsage(device) / 1e3, "Power drawn"),
+            }
+        except pynvml.NVMLError:
+            return
+        for metric, (value, meaning) in values.items():
+            family = GaugeMetricFamily(metric, meaning, labels=["gpu"])
+            family.add_metric([str(self.index)], value)
+            yield family

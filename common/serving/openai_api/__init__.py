@@ -1,0 +1,10 @@
+"""The endpoints of OpenAI's API over an engine thread, and those that vLLM adds to them.
+
+| endpoint | file |
+|---|---|
+| `POST /v1/completions`, `POST /v1/chat/completions`, `GET /v1/models` | routes.py |
+| `POST /tokenize`, `POST /detokenize`, `GET /tokenizer_info`, `GET /version` | tokenizer_routes.py |
+
+bodies.py says what a request may contain and turns it into prompts and `SamplingParams`; answers.py writes the JSON of
+answers, whole or in chunks; errors.py gives every error the shape that clients of the API know.
+"""

@@ -1,0 +1,134 @@
+"""The JSON of answers: whole, or in chunks as they come."""
+
+import time
+from collections.abc import Sequence
+from secrets import token_hex
+from typing import Any
+
+from common.request import Request
+from common.sampling import TokenLogprobs
+
+
+class Answers:
+    """One call's answer, with one or several choices. Subclasses know the two APIs' names for things."""
+
+    prefix: str
+    whole: str  # what `object` says
+    chunk: str
+
+    def __init__(self, model: str, tokenizer):
+        self.tokenizer = tokenizer
+        self.head = {"id": f"{self.prefix}-{token_hex(12)}", "created": int(time.time()), "model": model}
+
+    def answer(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        return self.head | {"object": self.whole, "choices": choices, "usage": usage}
+
+    def chunk_of(self, choices: list[dict[str, Any]], **usage) -> dict[str, Any]:
+        return self.head | {"object": self.chunk, "choices": choices, **usage}
+
+    def token(self, token_id: int) -> str:
+        return self.tokenizer.decode([token_id]) if self.tokenizer else f"token_id:{token_id}"
+
+
+class CompletionAnswers(Answers):
+    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, model: str, tokenizer):
+        super().__init__(model, tokenizer)
+        self.offsets: dict[int, int] = {}  # by choice: characters whose tokens have been listed
+
+    def choice(self, index: int, text: str, logprobs, finish_reason: str | None, stop_reason) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        }
+
+    chunk_choice = choice
+
+    def logprobs(
+        self, index: int, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
+    ) -> dict[str, list]:
+        """Four lists with one entry for each token; None for the first token of a prompt, which nothing predicts."""
+        tokens = [self.token(token_id) for token_id in token_ids]
+        offset, offsets = self.offsets.get(index, 0), []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(token)
+        self.offsets[index] = offset
+        top: list[dict[str, float] | None] = []
+        for token, entry in zip(tokens, entries, strict=True):
+            likeliest: dict[str, float] = {}
+            for token_id, logprob in entry.top if entry else ():
+                # Two tokens may be the same text: the likelier one counts.
+                likeliest.setdefault(self.token(token_id), finite(logprob))
+            top.append(likeliest | {token: finite(entry.logprob)} if entry else None)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [entry and finite(entry.logprob) for entry in entries],
+            "top_logprobs": top,
+            "text_offset": offsets,
+        }
+
+
+class ChatAnswers(Answers):
+    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, model: str, tokenizer):
+        super().__init__(model, tokenizer)
+        self.begun: set[int] = set()  # choices whose role has been told
+
+    def choice(self, index: int, text: str, logprobs, finish_reason: str | None, stop_reason) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": text, "refusal": None},
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        }
+
+    def chunk_choice(self, index: int, text: str, logprobs, finish_reason: str | None, stop_reason) -> dict[str, Any]:
+        # The role comes with the first text: a chunk of its own, sent before, would look like a first token.
+        role = {} if index in self.begun else {"role": "assistant"}
+        self.begun.add(index)
+        return {
+            "index": index,
+            "delta": role | {"content": text},
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+            "stop_reason": stop_reason,
+        }
+
+    def logprobs(
+        self, index: int, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]
+    ) -> dict[str, list[dict[str, Any]]]:
+        return {
+            "content": [
+                self._entry(token_id, entry.logprob) | {"top_logprobs": [self._entry(*pair) for pair in entry.top]}
+                for token_id, entry in zip(token_ids, entries, strict=True)
+            ]
+        }
+
+    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
+        token = self.token(token_id)
+        return {"token": token, "logprob": finite(logprob), "bytes": list(token.encode())}
+
+
+def finite(logprob: float) -> float:
+    """JSON has no infinity; this is what vLLM writes for it."""
+    return max(logprob, -9999.0)
+
+
+def usage(prompts: Sequence[Request | Sequence[int]], output_tokens: int) -> dict[str, Any]:
+    """prompts: one request, or one list of token ids, for each prompt, however many choices it has."""
+    ids = [one.prompt_token_ids if isinstance(one, Request) else one for one in prompts]
+    cached = sum(one.cached_tokens for one in prompts if isinstance(one, Request))
+    prompt_tokens = sum(map(len, ids))
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": output_tokens,
+        "total_tokens": prompt_tokens + output_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

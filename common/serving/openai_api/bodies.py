@@ -1,0 +1,201 @@
+"""What a request may ask for, and what that means to an engine.
+
+A field that is not understood and would change the answer is refused by name; a client that asked for it would
+otherwise take the answer for what it wanted. Fields that change nothing, such as `user`, are ignored.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from common.sampling import SamplingParams
+
+from .errors import BadRequest
+
+MOST_CHOICES = 128  # n, as in OpenAI's API
+IGNORED = {
+    "user", "name", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id",
+    "parallel_tool_calls", "prompt_cache_retention",
+}  # fmt: skip
+# What is not offered, with the values that ask for nothing.
+NOT_OFFERED: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "suffix": ("",),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "min_tokens": (0,),
+    "skip_special_tokens": (True,),
+    "use_beam_search": (False,),
+}
+
+TokenIds = list[Annotated[int, Field(ge=0)]]
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # padding against eavesdroppers: OpenAI's own servers add it, we never do
+
+
+class Body(BaseModel):
+    """The fields that completions and chat completions have in common. None, given or not, is the default."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    def check(self) -> None:
+        """BadRequest for what is not offered, and for what makes no sense."""
+        for name, value in (self.model_extra or {}).items():
+            if value is None or name in IGNORED or value in NOT_OFFERED.get(name, ()):
+                continue
+            if name in NOT_OFFERED:
+                raise BadRequest(f"{name} is not supported by this server", name)
+            raise BadRequest(f"unknown field {name!r}", name)
+        if self.stream_options is not None and not self.stream:
+            raise BadRequest("stream_options are for streams: send stream: true with them", "stream_options")
+
+    def sampling_params(self, **overrides) -> SamplingParams:
+        """As the API means them: where nothing is said, temperature and top_p are 1."""
+        given = {
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
+            "seed": None if self.seed is None else self.seed % 2**63,
+        }
+        for name in (
+            "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+            "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
+        ):  # fmt: skip
+            given[name] = getattr(self, name)
+        return SamplingParams(**{name: value for name, value in given.items() if value is not None}, **overrides)
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options.continuous_usage_stats)
+
+
+class CompletionBody(Body):
+    """`POST /v1/completions`. A prompt is a text or a list of token ids; several of them make as many answers."""
+
+    prompt: str | TokenIds | list[str] | list[TokenIds]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.prompt in ("", []) or (isinstance(self.prompt, list) and any(one in ("", []) for one in self.prompt)):
+            raise BadRequest("the prompt is empty", "prompt")
+        if self.max_tokens == 0 and not self.echo:
+            raise BadRequest("max_tokens of 0 generates nothing, so it is for echo only", "max_tokens")
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, list) and self.prompt and isinstance(self.prompt[0], (str, list)):
+            return list(self.prompt)
+        return [self.prompt]
+
+    @property
+    def params(self) -> SamplingParams:
+        most = 16 if self.max_tokens is None else self.max_tokens  # the API's default
+        # No sampling parameters generate nothing: whoever wants the prompt alone is answered without the engine.
+        return self.sampling_params(max_tokens=most or 1, logprobs=self.logprobs)
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part] | None = None
+
+    def check(self) -> None:
+        for name, value in (self.model_extra or {}).items():
+            if value not in (None, []) and name not in IGNORED | {"refusal"}:
+                raise BadRequest(f"messages with {name!r} are not supported by this server", "messages")
+        if self.content is None and self.role != "assistant":
+            raise BadRequest(f"a message of the role {self.role!r} has no content", "messages")
+
+    def plain(self) -> dict[str, str]:
+        """As chat templates know messages: the content is one text, and developers are the system."""
+        content = self.content or ""
+        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ChatBody(Body):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # handed to the template, such as enable_thinking for Qwen3
+
+    def check(self) -> None:
+        super().check()
+        for message in self.messages:
+            message.check()
+        if self.top_logprobs and not self.logprobs:
+            raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
+
+    @property
+    def params(self) -> SamplingParams:
+        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.sampling_params(max_tokens=most, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+
+
+class TokenizeBody(BaseModel):
+    """`POST /tokenize`: a text, or messages for the chat template."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    model: str | None = None
+    tokens: TokenIds

@@ -1,0 +1,80 @@
+"""`POST /tokenize`, `POST /detokenize`, `GET /tokenizer_info`, `GET /version`: vLLM's, which evaluation tools ask."""
+
+import asyncio
+import importlib.metadata
+import json
+from typing import Any
+
+from fastapi import APIRouter
+
+from .bodies import DetokenizeBody, TokenizeBody
+from .errors import BadRequest, Json, OpenAIRoute
+from .routes import Service
+
+VERSION = "1.0.0"
+
+
+def router(service: Service) -> APIRouter:
+    routes = APIRouter(route_class=OpenAIRoute)
+
+    def tokenizer():
+        if service.tokenizer is None:
+            raise BadRequest(f"the model {service.name!r} has no tokenizer")
+        return service.tokenizer
+
+    @routes.post("/tokenize")
+    async def tokenize(body: TokenizeBody):
+        service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise BadRequest("give either a prompt or messages", "prompt")
+        if body.messages is not None:
+            for message in body.messages:
+                message.check()
+            tokens = await asyncio.to_thread(service.chat_tokens, body.messages, body.add_generation_prompt)
+        else:
+            check_text(body.prompt)
+            tokens = await asyncio.to_thread(
+                tokenizer().encode, body.prompt, add_special_tokens=body.add_special_tokens
+            )
+        return Json(
+            {
+                "count": len(tokens),
+                "max_model_len": service.engine.config.context_length,
+                "tokens": tokens,
+                "token_strs": tokenizer().convert_ids_to_tokens(tokens) if body.return_token_strs else None,
+            }
+        )
+
+    @routes.post("/detokenize")
+    async def detokenize(body: DetokenizeBody):
+        service.check_model(body.model)
+        size = service.engine.config.vocab_size
+        if strangers := [token_id for token_id in body.tokens if token_id >= size]:
+            raise BadRequest(f"token id {strangers[0]} is outside the vocabulary of {size} tokens", "tokens")
+        return Json({"prompt": await asyncio.to_thread(tokenizer().decode, body.tokens)})
+
+    @routes.get("/tokenizer_info")
+    async def tokenizer_info():
+        """What a client needs to build the same prompts itself: special tokens and chat template."""
+        settings = {name: plain(value) for name, value in tokenizer().init_kwargs.items()}
+        special = {name: str(value) for name, value in tokenizer().special_tokens_map.items()}
+        own = {"tokenizer_class": type(tokenizer()).__name__, "chat_template": tokenizer().chat_template}
+        return Json(settings | special | own)
+
+    @routes.get("/version")
+    async def version():
+        return Json({"version": VERSION, "torch": importlib.metadata.version("torch")})
+
+    return routes
+
+
+def check_text(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # a tokenizer would answer with a TypeError
+        raise BadRequest("the prompt holds half of a surrogate pair, which is no character", "prompt") from error
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it; whatever JSON does not know, as a text."""
+    return json.loads(json.dumps(value, default=str))

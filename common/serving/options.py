@@ -1,0 +1,23 @@
+"""The command line options of a server that others use."""
+
+import argparse
+import os
+
+
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--max-queue` and what stands between the engine and the world."""
+    server = parser.add_argument_group("server, with --serve")
+    server.add_argument("--max-queue", type=int, default=64, help="open requests; more get 429 (default: 64)")
+    server.add_argument("--served-model-name", metavar="NAME", help="what clients call the model (default: its own)")
+    server.add_argument(
+        "--api-key",
+        default=os.environ.get("LLM_SERVER_API_KEY"),
+        metavar="KEY",
+        help="clients must send it (default: the environment's LLM_SERVER_API_KEY, or none)",
+    )
+    server.add_argument(
+        "--allow-origin", action="append", default=[], metavar="URL", help="let its web pages ask; may be repeated"
+    )
+    server.add_argument(
+        "--max-body", type=int, default=8 << 20, metavar="BYTES", help="larger ones get 413 (default: 8 MiB)"
+    )

@@ -1,0 +1,252 @@
+"""OpenAI's own client against the servers: the right text, in the right shape, whole and in pieces."""
+
+import httpx
+import openai
+import pytest
+import torch
+from serving_openai import STAGES, openai_server
+from serving_stage_03 import wait_until
+
+from common.sampling import SamplingParams
+from common.stages import load_engine
+
+PROMPT = "The capital of France is"
+QUESTION = [{"role": "user", "content": "Count from 1 to 5."}]
+GREEDY = {"temperature": 0.0}
+
+
+@pytest.fixture(scope="module", params=STAGES)
+def service(request, loaded):
+    with openai_server(request.param, loaded) as service:
+        yield service
+        wait_until(service.idle)
+
+
+@pytest.fixture(scope="module")
+def expect(loaded):
+    """What an engine itself generates: expect(prompt, **params) -> request."""
+    engine = load_engine("02")(loaded)
+    return lambda prompt, **params: engine.generate([prompt], SamplingParams(**params))[0]
+
+
+def chat_ids(loaded, messages) -> list[int]:
+    return loaded.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+
+
+def complete(service, prompt=PROMPT, **options):
+    return service.client.completions.create(model=service.name, prompt=prompt, **GREEDY | options)
+
+
+def chat(service, messages=QUESTION, **options):
+    return service.client.chat.completions.create(model=service.name, messages=messages, **GREEDY | options)
+
+
+# ---- Completions ----
+
+
+def test_the_model_is_listed(service):
+    [model] = service.client.models.list().data
+    assert model.id == service.name == "bundled" and model.root == "bundled"
+
+
+def test_completions_are_those_of_the_engine(service, expect, prompts):
+    for prompt in (PROMPT, prompts[3], prompts[-3]):
+        expected = expect(prompt, max_tokens=20)
+        answer = complete(service, prompt, max_tokens=20)
+        [choice] = answer.choices
+        assert (choice.text, choice.finish_reason) == (expected.text, expected.finish_reason)
+        assert answer.object == "text_completion" and answer.id.startswith("cmpl-")
+        tokens = len(expected.prompt_token_ids), len(expected.token_ids)
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == tokens
+        assert answer.usage.total_tokens == sum(tokens)
+
+
+def test_the_default_is_sixteen_tokens(service):
+    assert complete(service, extra_body={"ignore_eos": True}).usage.completion_tokens == 16
+
+
+def test_several_prompts_and_choices(service, expect, prompts):
+    several = [prompts[1], prompts[5]]
+    answer = complete(service, several, max_tokens=8, n=2)
+    expected = [expect(prompt, max_tokens=8).text for prompt in several]
+    assert [choice.text for choice in answer.choices] == [text for text in expected for _ in range(2)]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.usage.prompt_tokens == sum(map(len, several)), "a prompt counts once, however many choices it has"
+    texts = ["Once upon a time", PROMPT]
+    assert [c.text for c in complete(service, texts, max_tokens=5).choices] == [
+        expect(text, max_tokens=5).text for text in texts
+    ]
+
+
+def test_a_seed_gives_the_same_choices_and_different_ones(service):
+    options = {"temperature": 1.0, "seed": 5, "n": 3, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
+    first, second = (
+        [choice.text for choice in complete(service, "Once upon a time", **options).choices] for _ in range(2)
+    )
+    assert first == second and len(set(first)) == 3
+    options["seed"] = -5
+    assert complete(service, "Once upon a time", **options).choices
+
+
+def test_streamed_text_is_the_unstreamed_text(service, prompts):
+    for options in ({"max_tokens": 20}, {"max_tokens": 20, "n": 2}, {"max_tokens": 30, "stop": ["e"]}):
+        whole = complete(service, prompts[3], **options)
+        chunks = list(complete(service, prompts[3], stream=True, **options))
+        texts, reasons = [""] * len(whole.choices), [[] for _ in whole.choices]
+        for chunk in chunks:
+            assert chunk.object == "text_completion" and chunk.id == chunks[0].id and chunk.usage is None
+            [choice] = chunk.choices
+            texts[choice.index] += choice.text
+            reasons[choice.index].append(choice.finish_reason)
+        assert texts == [choice.text for choice in whole.choices]
+        for seen, choice in zip(reasons, whole.choices, strict=True):
+            assert seen == [None] * (len(seen) - 1) + [choice.finish_reason], "one finish_reason, in the last chunk"
+
+
+def test_usage_comes_last_if_it_is_asked_for(service):
+    options = {"stream": True, "max_tokens": 6, "extra_body": {"ignore_eos": True}}
+    *chunks, last = complete(service, stream_options={"include_usage": True}, **options)
+    assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+    assert "usage" in chunks[0].model_fields_set, "null, and not left out"
+    assert last.choices == [] and last.usage.completion_tokens == 6
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = complete(service, stream_options=both, **options)
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == last.usage.completion_tokens == 6 and counts[0] < 6
+
+
+def test_stop_reasons(service, expect):
+    text = expect(PROMPT, max_tokens=20).text
+    stopped = complete(service, max_tokens=20, stop=text[3:6]).choices[0]
+    assert (stopped.text, stopped.finish_reason, stopped.stop_reason) == (text[:3], "stop", text[3:6])
+    with_it = complete(service, max_tokens=20, stop=[text[3:6]], extra_body={"include_stop_str_in_output": True})
+    assert with_it.choices[0].text == text[:6]
+    token_id = expect(PROMPT, max_tokens=20).token_ids[1]
+    by_id = complete(service, max_tokens=20, extra_body={"stop_token_ids": [token_id]})
+    assert by_id.choices[0].stop_reason == token_id and by_id.usage.completion_tokens == 2
+    [*_, last] = complete(service, max_tokens=20, stop=text[3:6], stream=True)
+    assert last.choices[0].stop_reason == text[3:6]
+
+
+# ---- Chat ----
+
+
+def test_chat_answers_are_those_of_the_template(service, loaded, expect):
+    expected = expect(chat_ids(loaded, QUESTION), max_tokens=60)
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Count from"}, {"type": "text", "text": "1 to 5."}]}]
+    joined = [{"role": "user", "content": "Count from\n1 to 5."}]
+    answer = chat(service, max_completion_tokens=60)
+    message = answer.choices[0].message
+    assert (message.role, message.content, answer.object) == ("assistant", expected.text, "chat.completion")
+    assert answer.choices[0].finish_reason == "stop" == expected.finish_reason
+    assert chat(service, parts, max_tokens=9).choices[0] == chat(service, joined, max_tokens=9).choices[0]
+    turns = [{"role": "system", "content": "Be brief."}, *QUESTION, {"role": "assistant", "content": "1"}, *QUESTION]
+    assert chat(service, turns, max_tokens=9).usage.prompt_tokens == len(chat_ids(loaded, turns))
+
+
+def test_streamed_chat(service):
+    whole = chat(service, max_tokens=40)
+    chunks = list(chat(service, max_tokens=40, stream=True, stream_options={"include_usage": True}))
+    *with_choices, last = chunks
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"} and last.usage == whole.usage
+    deltas = [chunk.choices[0].delta for chunk in with_choices]
+    assert "".join(delta.content for delta in deltas) == whole.choices[0].message.content
+    assert [delta.role for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
+    assert deltas[0].content, "no chunk before the first token is there"
+    reasons = [chunk.choices[0].finish_reason for chunk in with_choices]
+    assert reasons == [None] * (len(reasons) - 1) + [whole.choices[0].finish_reason]
+
+
+# ---- Log-probabilities ----
+
+
+def test_completion_logprobs(service, expect):
+    expected = expect(PROMPT, max_tokens=6, logprobs=3)
+    for stream in (False, True):
+        answer = complete(service, max_tokens=6, logprobs=3, stream=stream)
+        parts = [chunk.choices[0].logprobs for chunk in answer] if stream else [answer.choices[0].logprobs]
+        values = [value for part in parts for value in part.token_logprobs]
+        assert values == pytest.approx([entry.logprob for entry in expected.logprobs], abs=1e-4)
+        tokens = [token for part in parts for token in part.tokens]
+        assert "".join(tokens).startswith(expected.text)
+        offsets = [offset for part in parts for offset in part.text_offset]
+        assert offsets == [len("".join(tokens[:i])) for i in range(len(tokens))]
+        for top, value in zip((top for part in parts for top in part.top_logprobs), values, strict=True):
+            assert len(top) == 3 and max(top.values()) == pytest.approx(value), "greedy takes the likeliest"
+    none = complete(service, max_tokens=2, logprobs=0).choices[0].logprobs
+    assert [len(top) for top in none.top_logprobs] == [1, 1], "the sampled token itself"
+
+
+def test_chat_logprobs(service, loaded, expect):
+    expected = expect(chat_ids(loaded, QUESTION), max_tokens=5, logprobs=2)
+    whole = chat(service, max_tokens=5, logprobs=True, top_logprobs=2).choices[0].logprobs.content
+    chunks = chat(service, max_tokens=5, logprobs=True, top_logprobs=2, stream=True)
+    streamed = [entry for chunk in chunks for entry in chunk.choices[0].logprobs.content]
+    for entries in (whole, streamed):
+        assert [entry.logprob for entry in entries] == pytest.approx(
+            [one.logprob for one in expected.logprobs], abs=1e-4
+        )
+        assert all(len(entry.top_logprobs) == 2 and bytes(entry.bytes).decode() == entry.token for entry in entries)
+    assert chat(service, max_tokens=3, logprobs=True).choices[0].logprobs.content[0].top_logprobs == []
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_prompt_logprobs_as_evaluation_harnesses_ask_for_them(service, reference, prompts, max_tokens):
+    prompt = prompts[4][:50]
+    answer = complete(service, [prompt, prompt[:7]], max_tokens=max_tokens, echo=True, logprobs=1, seed=1)
+    with torch.inference_mode():
+        logits = reference.model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    for choice, ids in zip(answer.choices, (prompt, prompt[:7]), strict=True):
+        listed = choice.logprobs
+        assert len(listed.tokens) == len(ids) + max_tokens
+        assert listed.token_logprobs[0] is None and listed.top_logprobs[0] is None
+        for place in range(1, len(ids)):
+            assert listed.token_logprobs[place] == pytest.approx(float(logits[place - 1, ids[place]]), abs=1e-3)
+            assert max(listed.top_logprobs[place].values()) == pytest.approx(float(logits[place - 1].max()), abs=1e-3)
+    assert answer.usage.completion_tokens == 2 * max_tokens
+
+
+def test_echo(service, loaded, expect, prompts):
+    expected = expect(PROMPT, max_tokens=4).text
+    assert complete(service, max_tokens=4, echo=True).choices[0].text == PROMPT + expected
+    assert complete(service, max_tokens=0, echo=True).choices[0].text == PROMPT
+    chunks = complete(service, max_tokens=4, echo=True, stream=True, n=2)
+    texts = ["", ""]
+    for chunk in chunks:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [PROMPT + expected] * 2
+    [chunk] = complete(service, max_tokens=0, echo=True, stream=True)
+    assert chunk.choices[0].text == PROMPT
+    ids = prompts[2][:9]
+    assert complete(service, ids, max_tokens=0, echo=True).choices[0].text == loaded.tokenizer.decode(ids)
+
+
+# ---- What vLLM adds ----
+
+
+def test_tokenize_and_back(service, loaded):
+    text = "Łódź has a café 🐢."
+    answer = httpx.post(f"{service.url}/tokenize", json={"prompt": text}).json()
+    assert answer["tokens"] == loaded.tokenizer(text)["input_ids"] and answer["count"] == len(answer["tokens"])
+    assert answer["max_model_len"] == loaded.config.context_length
+    assert httpx.post(f"{service.url}/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": text}
+    answer = httpx.post(f"{service.url}/tokenize", json={"messages": QUESTION, "return_token_strs": True}).json()
+    assert answer["tokens"] == chat_ids(loaded, QUESTION) and len(answer["token_strs"]) == answer["count"]
+    info = httpx.get(f"{service.url}/tokenizer_info").json()
+    assert info["chat_template"] == loaded.tokenizer.chat_template and info["eos_token"] == loaded.tokenizer.eos_token
+    assert httpx.get(f"{service.url}/version").json()["version"]
+
+
+def test_cached_tokens_are_reported(loaded):
+    with openai_server("06", loaded) as service:
+        prompt = list(range(100, 200))
+        first, second = (complete(service, prompt, max_tokens=2).usage.prompt_tokens_details for _ in range(2))
+        assert (first.cached_tokens, second.cached_tokens) == (0, 96)
+
+
+def test_a_name_for_the_model(loaded):
+    with openai_server("03", loaded, "--served-model-name", "gpt") as service:
+        assert [model.id for model in service.client.models.list().data] == ["gpt"]
+        assert service.client.completions.create(model="gpt", prompt="a", max_tokens=1).model == "gpt"
+        with pytest.raises(openai.NotFoundError, match="'bundled' does not exist: this server has 'gpt'"):
+            service.client.completions.create(model="bundled", prompt="a", max_tokens=1)

@@ -1,0 +1,291 @@
+"""Bad requests, too many of them, clients that hang up, an engine that fails: what a server must live through."""
+
+import asyncio
+import copy
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import httpx
+import openai
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from serving_openai import openai_server
+from serving_stage_03 import SteppingEngine, wait_until
+
+from common.sampling import SamplingParams
+from common.stages import load_engine
+
+PROMPT = "Once upon a time"
+ENDLESS = {"prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def service(loaded):
+    with openai_server("06", loaded) as service:
+        yield service
+        wait_until(service.idle)
+
+
+def post(service, path="/v1/completions", **body) -> httpx.Response:
+    return httpx.post(f"{service.url}{path}", json=body, timeout=60)
+
+
+# ---- What is refused, and how ----
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+REFUSED = [
+    ({}, "prompt", "required"),
+    ({"prompt": ""}, "prompt", "empty"),
+    ({"prompt": []}, "prompt", "empty"),
+    ({"prompt": ["a", ""]}, "prompt", "empty"),
+    ({"prompt": [[]]}, "prompt", "empty"),
+    ({"prompt": 5}, "prompt", "not 5"),
+    ({"prompt": [4096]}, None, "token id 4096 is outside the vocabulary"),
+    ({"prompt": [-1]}, "prompt", "not -1"),
+    ({"prompt": [1, "a"]}, "prompt", "valid"),
+    ({"prompt": "\ud83d"}, None, "surrogate"),
+    ({"prompt": [5] * 5000, "max_tokens": 1}, None, "context"),
+    ({"prompt": [5] * 5000, "max_tokens": 0, "echo": True}, "prompt", "context"),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens", "echo"),
+    ({"prompt": "a", "max_tokens": -1}, None, "max_tokens"),
+    ({"prompt": "a", "max_tokens": "5"}, "max_tokens", "not '5'"),
+    ({"prompt": "a", "max_tokens": 10**9}, None, "context"),
+    ({"prompt": "a", "temperature": -1}, None, "temperature"),
+    ({"prompt": "a", "top_p": 0}, None, "top_p"),
+    ({"prompt": "a", "stop": ""}, None, "stop"),
+    ({"prompt": "a", "stop": [5]}, "stop", "string"),
+    ({"prompt": "a", "n": 0}, "n", "greater"),
+    ({"prompt": "a", "n": 100}, None, "the queue takes 64"),
+    ({"prompt": "a", "logprobs": 21}, "logprobs", "20"),
+    ({"prompt": "a", "best_of": 2}, "best_of", "not supported"),
+    ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+    ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    ({"prompt": "a", "guided_regex": "a*"}, "guided_regex", "unknown field 'guided_regex'"),
+    ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
+    (CHAT | {"messages": []}, "messages", "at least 1"),
+    (CHAT | {"messages": "Hi"}, "messages", "list"),
+    (CHAT | {"messages": [{"role": "pirate", "content": "Hi"}]}, "messages", "'system', 'developer', 'user'"),
+    (CHAT | {"messages": [{"role": "user"}]}, "messages", "no content"),
+    (CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "text"),
+    (CHAT | {"messages": [{"role": "user", "content": "\ud83d"}]}, "messages", "surrogate"),
+    (CHAT | {"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
+    (CHAT | {"tools": [{"type": "function"}]}, "tools", "not supported"),
+    (CHAT | {"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "'tokenize'"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "says"), REFUSED, ids=lambda value: str(value)[:40])
+def test_bad_requests_say_what_is_wrong(service, body, param, says):
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    answer = httpx.post(f"{service.url}{path}", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["type"] == "invalid_request_error", answer.text
+    assert says in error["message"] and error["param"] == param, error
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b'"text"', b"\xff", b'{"prompt": ' + b"[" * 100_000, b'{"prompt": NaN}']
+)
+def test_bodies_that_are_no_json_object(service, content):
+    answer = httpx.post(f"{service.url}/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400 and answer.json()["error"]["message"]
+    form = httpx.post(f"{service.url}/v1/completions", content=b'{"prompt": "a"}')
+    assert form.status_code == 400 and "Content-Type" in form.json()["error"]["message"]
+
+
+def test_fields_that_change_nothing_are_ignored(service):
+    harmless = {"user": "me", "metadata": {"a": "b"}, "best_of": 1, "logit_bias": {}, "suffix": None, "n": None}
+    assert post(service, prompt="a", max_tokens=1, **harmless).status_code == 200
+    messages = [{"role": "user", "content": "Hi", "name": "me"}, {"role": "assistant", "content": "Yes?"}]
+    body = {"messages": messages, "max_tokens": 1, "tools": [], "response_format": {"type": "text"}}
+    assert post(service, "/v1/chat/completions", **body).status_code == 200
+
+
+def test_a_model_without_a_chat_template(loaded):
+    bare = copy.deepcopy(loaded.tokenizer)
+    bare.chat_template = None
+    with openai_server("03", replace(loaded, tokenizer=bare)) as service:
+        answer = post(service, "/v1/chat/completions", **CHAT)
+        assert answer.status_code == 400 and "no chat template" in answer.json()["error"]["message"]
+
+
+def test_unknown_paths_and_methods(service):
+    assert httpx.get(f"{service.url}/v1/nothing").status_code == 404
+    assert httpx.get(f"{service.url}/v1/completions").status_code == 405
+
+
+# ---- Limits ----
+
+
+def test_api_key(loaded):
+    with openai_server("03", loaded, "--api-key", "secret") as service:
+        for headers in (
+            {},
+            {"Authorization": "secret"},
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": "Bearer secret2"},
+        ):
+            for path in ("/v1/models", "/generate", "/tokenizer_info", "/nothing"):
+                answer = httpx.get(f"{service.url}{path}", headers=headers)
+                assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
+        assert httpx.get(f"{service.url}/health").status_code == 200
+        client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="secret", max_retries=0)
+        assert client.completions.create(model="bundled", prompt="a", max_tokens=1).choices
+        with pytest.raises(openai.AuthenticationError):
+            service.client.models.list()
+
+
+def test_bodies_have_a_limit(loaded):
+    with openai_server("03", loaded, "--max-body", "1000") as service:
+        for path in ("/v1/completions", "/generate"):
+            assert post(service, path, prompt="a" * 2000).status_code == 413
+            pieces = iter([b'{"prompt": "', b"a" * 2000, b'"}'])  # sent in chunks, without a length
+            headers = {"Content-Type": "application/json"}
+            assert httpx.post(f"{service.url}{path}", content=pieces, headers=headers).status_code == 413
+            assert post(service, path, prompt="a", max_tokens=1).status_code == 200
+
+
+def test_web_pages_ask_only_if_they_may(loaded, service):
+    question = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in httpx.get(f"{service.url}/v1/models", headers=question).headers
+    with openai_server("03", loaded, "--allow-origin", "https://example.org", "--api-key", "secret") as open_service:
+        answer = httpx.options(f"{open_service.url}/v1/completions", headers=question)
+        assert answer.headers["access-control-allow-origin"] == "https://example.org"
+        refused = httpx.get(f"{open_service.url}/v1/models", headers=question)
+        assert refused.status_code == 401 and "access-control-allow-origin" in refused.headers
+
+
+def test_a_full_queue(loaded):
+    with openai_server("03", loaded, "--max-queue", "2") as service:
+        with httpx.stream("POST", f"{service.url}/v1/completions", json=ENDLESS | {"stream": True}):
+            answer = post(service, prompt=["a", "b"], max_tokens=2000)
+            assert answer.status_code == 429 and answer.headers["retry-after"]
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+            wait_until(lambda: service.thread.stats["unfinished"] == 1)  # the half that was taken is given up
+        wait_until(service.idle)
+
+
+# ---- Clients that go away, and engines that fail ----
+
+
+@pytest.mark.parametrize("options", [{}, {"stream": True}, {"stream": True, "n": 3}], ids=["whole", "stream", "three"])
+def test_whoever_hangs_up_is_forgotten(service, options):
+    steps = service.thread.stats["steps"]
+    service.hang_up_after(ENDLESS | options)
+    wait_until(service.idle)
+    assert service.thread.stats["steps"] - steps < 1000, "it went on to the end"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread shall die loudly
+@pytest.mark.parametrize("stream", [False, True])
+def test_when_the_engine_fails_everybody_is_told(loaded, stream):
+    engine = SteppingEngine(loaded)
+    with openai_server("03", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
+        answering = pool.submit(post, service, **ENDLESS, stream=stream)
+        wait_until(lambda: len(engine.requests) == 1)
+        engine.allow(3)
+        wait_until(lambda: len(engine.trace) == 3)
+        engine.failing = True
+        engine.allow()
+        answer = answering.result()
+        if stream:
+            *_, event, done, _ = answer.text.split("\n\n")
+            error = json.loads(event.removeprefix("data: "))["error"]
+            assert error["type"] == "server_error" and done == "data: [DONE]"
+        else:
+            error = answer.json()["error"]
+            assert answer.status_code == 503
+        assert "out of memory, say" in error["message"]
+        assert httpx.get(f"{service.url}/health").status_code == 503
+        assert post(service, prompt="a").status_code == 503
+
+
+def test_two_hundred_clients_half_of_whom_hang_up(loaded, prompts):
+    engine = load_engine("06")(loaded, max_running=64)
+    chosen = [prompt[:40] for prompt in prompts[:20]]
+    expected = [
+        done.text for done in load_engine("06")(loaded).generate(chosen, SamplingParams(max_tokens=24, ignore_eos=True))
+    ]
+
+    async def client(http, number: int) -> str | None:
+        rng = random.Random(number)
+        body = {"prompt": chosen[number % 20], "max_tokens": 24, "ignore_eos": True, "temperature": 0, "stream": True}
+        text, leaves = "", number % 2
+        async with http.stream("POST", "/v1/completions", json=body) as response:
+            if leaves and rng.random() < 0.3:
+                return None
+            async for line in response.aiter_lines():
+                if line.startswith("data: {"):
+                    text += json.loads(line[6:])["choices"][0]["text"]
+                if leaves and rng.random() < 0.15:
+                    return None
+        return text
+
+    async def all_clients(url: str) -> list[str | None]:
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as http:
+            return await asyncio.gather(*(client(http, number) for number in range(200)))
+
+    with openai_server("06", loaded, "--max-queue", "200", engine=engine) as service:
+        texts = asyncio.run(all_clients(service.url))
+        wait_until(service.idle)
+        engine.check()
+    for number, text in enumerate(texts):
+        assert text == expected[number % 20] or (number % 2 and text is None), number
+
+
+# ---- Nonsense, in quantity ----
+
+scraps = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 30), st.floats(), st.text(max_size=5), st.just([]), st.just({}),
+    st.lists(st.one_of(st.integers(-1, 5000), st.text(max_size=3)), max_size=3), st.just(2**70), st.just("\ud800"),
+)  # fmt: skip
+
+
+def fields(service, path: str) -> list[str]:
+    """The names of the body's fields, as the application itself describes them."""
+    schema = service.app.openapi()
+    name = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    return [*schema["components"]["schemas"][name.rsplit("/", 1)[1]]["properties"], "logit_bias", "anything"]
+
+
+def test_no_body_makes_the_server_fail(service):
+    paths = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+    sensible = {
+        "prompt": st.sampled_from(["a", [5, 6], ["a", "b"], [[7]]]),
+        "messages": st.lists(
+            st.fixed_dictionaries(
+                {"role": st.sampled_from(["user", "system", "x"]), "content": scraps | st.just("Hi")}
+            ),
+            max_size=2,
+        ),
+        "max_tokens": st.integers(0, 3),
+        "tokens": st.lists(st.integers(0, 4100), max_size=4),
+    }
+    bodies = st.sampled_from(paths).flatmap(
+        lambda path: st.tuples(
+            st.just(path),
+            st.fixed_dictionaries(
+                {name: sensible[name] | scraps for name in fields(service, path) if name in sensible and name != "x"},
+                optional={name: scraps for name in fields(service, path) if name not in sensible},
+            ),
+        )
+    )
+    with httpx.Client(base_url=service.url, timeout=60) as http:
+
+        @settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        @given(bodies)
+        def no_failure(case):
+            path, body = case
+            if path == "/v1/chat/completions" and not isinstance(body.get("max_tokens"), int):
+                body["max_tokens"] = 2  # None is the whole context, which takes its time
+            answer = http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+            assert answer.status_code in (200, 400, 404), (answer.status_code, answer.text)
+            if answer.status_code != 200:
+                assert answer.json()["error"]["message"]
+
+        no_failure()
+    wait_until(service.idle)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 
-@dataclass
+@dataclass(slots=True)
 class Work:
     """What one step did for one request: `tokens` is how many went through the model."""
 
@@ -25,7 +25,7 @@ class Work:
     tokens: int
 
 
-@dataclass
+@dataclass(slots=True)
 class StepRecord:
     """One step of the engine; `start` and `end` in seconds on the clock of `time.perf_counter`."""
 
@@ -50,7 +50,7 @@ class StepRecord:
 class Trace:
     """The last `capacity` steps. Iterating gives `StepRecord`s, oldest first."""
 
-    def __init__(self, capacity: int = 65_536):
+    def __init__(self, capacity: int = 8192):
         self._records: deque[StepRecord] = deque(maxlen=capacity)
         self.steps = 0  # ever taken, also those that have left the buffer
 

@@ -130,10 +130,7 @@ def prompt_tokens(prompt: str | Sequence[int], tokenizer, vocab_size: int) -> li
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError("this model has no tokenizer: give the prompt as a list of token ids")
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:  # a tokenizer would answer with a TypeError
-            raise ValueError("the prompt holds half of a surrogate pair, which is no character") from error
+        check_characters(prompt)
         token_ids = tokenizer(prompt)["input_ids"]
     else:
         token_ids = list(prompt)
@@ -145,3 +142,11 @@ def prompt_tokens(prompt: str | Sequence[int], tokenizer, vocab_size: int) -> li
         if not 0 <= token_id < vocab_size:
             raise ValueError(f"token id {token_id} is outside the vocabulary of {vocab_size} tokens")
     return token_ids
+
+
+def check_characters(text: str) -> None:
+    """ValueError for half of a surrogate pair, as JSON can write it: a tokenizer would answer with a TypeError."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("the text holds half of a surrogate pair, which is no character") from error

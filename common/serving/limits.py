@@ -1,10 +1,11 @@
 """What stands before an application: an API key, a limit on the size of bodies."""
 
 import hmac
-import json
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .openai_api.errors import Json, error_object
 
 OPEN_PATHS = {"/health", "/metrics", "/version"}  # for load balancers and monitors, which have no key
 
@@ -20,7 +21,9 @@ class ApiKey:
             given = dict(scope["headers"]).get(b"authorization", b"")
             # Compared in constant time: how long a refusal takes must not tell how much of the key was right.
             if not hmac.compare_digest(given, self.expected):
-                await refuse(send, 401, "the API key is missing or wrong: send it as Authorization: Bearer KEY")
+                message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
+                answer = Json(error_object(message, 401), 401, headers={"WWW-Authenticate": "Bearer"})
+                await answer(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
@@ -44,16 +47,6 @@ class BodyLimit:
 
         length = dict(scope["headers"]).get(b"content-length", b"") if scope["type"] == "http" else b""
         if length.isdigit() and int(length) > self.most:
-            await refuse(send, 413, refusal)
+            await Json(error_object(refusal, 413), 413)(scope, receive, send)
         else:
             await self.app(scope, limited_receive, send)
-
-
-async def refuse(send: Send, status: int, message: str) -> None:
-    kind = "authentication_error" if status == 401 else "invalid_request_error"
-    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": None}}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

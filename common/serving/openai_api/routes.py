@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
-from common.request import prompt_tokens
+from common.request import check_characters, prompt_tokens
 from common.sampling import TokenLogprobs
 from common.serving.errors import EngineDead
 from common.serving.scoring import prompt_logprobs
@@ -84,7 +84,7 @@ class Service:
             raise BadRequest(f"chat_template_kwargs may not set {min(taken)!r}", "chat_template_kwargs")
         plain = [message.plain() for message in messages]
         try:
-            json.dumps([plain, options], ensure_ascii=False).encode()  # refuses half a surrogate pair
+            check_characters(json.dumps([plain, options], ensure_ascii=False))
             return template(plain, add_generation_prompt=generate, return_dict=True, **options)["input_ids"]
         except Exception as error:  # a template is a program that comes with the checkpoint, and raises what it likes
             raise BadRequest(f"the chat template refuses these messages: {error}", "messages") from error

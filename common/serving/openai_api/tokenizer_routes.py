@@ -7,6 +7,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from common.request import check_characters
+
 from .bodies import DetokenizeBody, TokenizeBody
 from .errors import BadRequest, Json, OpenAIRoute
 from .routes import Service
@@ -32,7 +34,7 @@ def router(service: Service) -> APIRouter:
                 message.check()
             tokens = await asyncio.to_thread(service.chat_tokens, body.messages, body.add_generation_prompt)
         else:
-            check_text(body.prompt)
+            check_characters(body.prompt)
             tokens = await asyncio.to_thread(
                 tokenizer().encode, body.prompt, add_special_tokens=body.add_special_tokens
             )
@@ -66,13 +68,6 @@ def router(service: Service) -> APIRouter:
         return Json({"version": VERSION, "torch": importlib.metadata.version("torch")})
 
     return routes
-
-
-def check_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # a tokenizer would answer with a TypeError
-        raise BadRequest("the prompt holds half of a surrogate pair, which is no character", "prompt") from error
 
 
 def plain(value: Any) -> Any:

@@ -3,7 +3,7 @@
 On a CPU, OpenMP gives every thread that computes a team of workers of its own. Between two operations they wait in a
 loop, ready at once, but only as long as all teams together have no more workers than the machine has cores; otherwise
 they sleep, and waking them costs more than most operations of a small model. So a program that loads its model on one
-thread and runs it on another is a quarter slower than it could be. A team ends with its thread: whatever computes
+thread and runs it on another is slower than it could be. A team ends with its thread: whatever computes
 beside the engine does so on a thread that passes away.
 """
 

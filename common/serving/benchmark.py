@@ -76,7 +76,10 @@ def draw(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     share = figures["percent_that_arrives"]["median"]
     message = f"{share:.0f} percent of what the engine generates reaches its clients"
-    remark = f"Stage 06, {sizes['clients']} clients at once; server and clients share the machine's cores."
+    remark = (
+        f"Stage 06, {sizes['clients']} clients at once; server and clients share the machine's cores.\n"
+        "The percentage is the median of those of the repeats."
+    )
     with plots.page(png, document, message, columns=1, remark=remark) as (panel,):
         names = ["engine", "server"]
         rates = [sides[name]["tokens_per_second"] for name in names]

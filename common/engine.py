@@ -18,7 +18,7 @@ import torch
 
 from .loader import Loaded
 from .request import Request, prompt_tokens
-from .sampling import SamplingParams, sample
+from .sampling import SampledToken, SamplingParams, sample
 from .trace import Trace
 
 
@@ -116,8 +116,19 @@ class BaseEngine(ABC):
     def sample_next(self, requests: Sequence[Request], logits: torch.Tensor) -> None:
         """Samples one token for each request from `logits[B, V]` and retires the requests that it ends."""
         for request, sampled in zip(requests, sample(logits, requests), strict=True):
+            self.append_tokens(request, [sampled])
+        self.retire_finished(requests)
+
+    def append_tokens(self, request: Request, tokens: Sequence[SampledToken]) -> None:
+        """Gives a request its next tokens, up to the one that ends it; what is behind that one is dropped."""
+        for sampled in tokens:
             request.append(sampled.token_id, sampled.logprobs)
             self._generated_tokens += 1
+            if request.finished:
+                break
+
+    def retire_finished(self, requests: Sequence[Request]) -> None:
+        for request in requests:
             if request.finished:
                 self._retire(request)
 

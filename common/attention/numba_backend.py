@@ -18,7 +18,7 @@ from .torch_backend import Part, TorchAttention
 
 # A request with more new tokens than this is a prompt: then many tokens look at the same K and V, and copying them
 # once for all is cheaper than reading them for each.
-FEW = 8
+FEW = 9
 
 
 class Plan(NamedTuple):

@@ -196,6 +196,8 @@ class Scheduler:
             tokens = sequence.request.token_ids_between(end - size, end)
             page = table.pages[len(table.path)]
             node = tree.follow(table.path, tokens) or tree.insert(table.path, tokens, page)
+            if node.page != page and not node.drafted:
+                sequence.drafted = min(sequence.drafted, end - size)  # NEW in 07: it had been read in its own page
             self.allocator.adopt(table, node)
 
     def _extend(self, sequence: Sequence) -> bool:

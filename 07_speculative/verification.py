@@ -67,21 +67,27 @@ def verify(logits: Tensor, requests: List[Request], proposals: List[Proposal]) -
 
     logits is `[R, V]` float32: for each request in turn, the scores behind its newest token and behind each proposal.
     """
-    rows = [
-        Row.after(request, proposal.token_ids[:count])
-        for request, proposal in zip(requests, proposals, strict=True)
-        for count in range(len(proposal.token_ids) + 1)
-    ]
-    said = sample(logits, rows)
-    gained, start = [], 0
-    for proposal in proposals:
-        stop = start + len(proposal.token_ids) + 1
+    rows, spans = [], []
+    for request, proposal in zip(requests, proposals, strict=True):
+        spans.append(range(len(rows), len(rows) + len(proposal.token_ids) + 1))
+        rows += [Row.after(request, proposal.token_ids[:count]) for count in range(len(spans[-1]))]
+    drawn = [i for span, proposal in zip(spans, proposals, strict=True) if proposal.probabilities for i in span]
+    others = [i for span, proposal in zip(spans, proposals, strict=True) if not proposal.probabilities for i in span]
+    said: dict[int, SampledToken] = {}
+    p: dict[int, Tensor] = {}
+    if others:
+        chosen = logits[others] if drawn else logits
+        said = dict(zip(others, sample(chosen, [rows[i] for i in others]), strict=True))
+    if drawn:
+        p = dict(zip(drawn, probabilities(logits[drawn], [rows[i] for i in drawn]), strict=True))
+    gained = []
+    for span, proposal in zip(spans, proposals, strict=True):
         if proposal.probabilities:
-            gained.append(reject(logits[start:stop], rows[start:stop], proposal))
+            tokens = reject(logits[span.start : span.stop], [p[i] for i in span], [rows[i] for i in span], proposal)
         else:
-            gained.append(compare(said[start:stop], proposal.token_ids))
-        proposal.accepted = len(gained[-1]) - 1
-        start = stop
+            tokens = compare([said[i] for i in span], proposal.token_ids)
+        proposal.accepted = len(tokens) - 1
+        gained.append(tokens)
     return gained
 
 
@@ -93,21 +99,23 @@ def compare(said: list[SampledToken], proposed: list[int]) -> list[SampledToken]
     return said[: agreed + 1]
 
 
-def reject(logits: Tensor, rows: list[Row], proposal: Proposal) -> list[SampledToken]:
-    """Rejection sampling for one request: logits `[k + 1, V]`, and k + 1 rows."""
-    p = probabilities(logits, rows)  # [k + 1, V]
-    q = torch.stack(proposal.probabilities)  # [k, V]
-    ids = torch.tensor(proposal.token_ids, device=p.device)[:, None]
-    ratios = (p[:-1].gather(1, ids) / q.gather(1, ids))[:, 0].tolist()  # q is positive where a token was drawn
-    coins = [uniform(row.seed, len(row.token_ids), COIN) for row in rows]
-    kept = next((i for i, ratio in enumerate(ratios) if coins[i] >= ratio), len(ratios))
-    if kept < len(ratios):
-        # Not empty: p(x) < q(x) for the rejected x, and both sum to 1. But rounding may leave nothing of a p that is q.
+def reject(logits: Tensor, p: List[Tensor], rows: List[Row], proposal: Proposal) -> list[SampledToken]:
+    """Rejection sampling for one request: logits `[k + 1, V]`, and k + 1 distributions `[V]` of the target."""
+    ids, q = proposal.token_ids, proposal.probabilities
+    kept = 0
+    while kept < len(ids):
+        # q is positive where a token was drawn. A coin is below 1, so what p likes at least as much is always kept.
+        coin = uniform(rows[kept].seed, len(rows[kept].token_ids), COIN)
+        if coin * q[kept][ids[kept]] >= p[kept][ids[kept]]:
+            break
+        kept += 1
+    if kept == len(ids):
+        weights, stream = p[kept], 0
+    else:
+        # As p and q both sum to 1 and p is less at the rejected token, it is more somewhere, unless by rounding alone.
         weights, stream = (p[kept] - q[kept]).clamp(min=0), RESIDUAL
         weights = weights if weights.any() else p[kept]
-    else:
-        weights, stream = p[kept], 0
-    last = draw(weights[None], [uniform(rows[kept].seed, len(rows[kept].token_ids), stream)])
-    token_ids = torch.cat([ids[:kept, 0], last])
+    last = draw(weights[None], [uniform(rows[kept].seed, len(rows[kept].token_ids), stream)]).tolist()
+    token_ids = torch.tensor(ids[:kept] + last, device=logits.device)
     logprobs = token_logprobs(logits[: kept + 1], token_ids, [rows[0].params.logprobs] * (kept + 1))
     return [SampledToken(*pair) for pair in zip(token_ids.tolist(), logprobs, strict=True)]

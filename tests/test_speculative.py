@@ -1,0 +1,287 @@
+"""What stage 07 promises beyond the contract: whatever is guessed, the output is the target's."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from common.request import Request
+from common.sampling import SamplingParams
+from common.stages import load_stage_module
+
+drafter_module, engine_module, scheduler_module, speculation_module, verification_module = (
+    load_stage_module("07", name) for name in ("drafter", "engine", "scheduler", "speculation", "verification")
+)
+Engine, Proposal, Row = engine_module.Engine, verification_module.Proposal, verification_module.Row
+GREEDY = SamplingParams(max_tokens=40)
+PAGE_BYTES = 16 * (8192 + 1024)  # K and V of 16 tokens, of the bundled target and of its draft, in float32
+
+
+def endless(max_tokens: int, **params) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
+
+
+# ---- Tokens, whatever is guessed ----
+
+DRAFTERS = [{"num_draft_tokens": k, "draft": draft} for draft in ("draft", "lookup") for k in (1, 4, 8)]
+each_drafter = pytest.mark.parametrize("options", DRAFTERS, ids=lambda o: f"{o['draft']} {o['num_draft_tokens']}")
+
+
+@each_drafter
+def test_greedy_tokens_are_those_of_transformers(loaded, prompts, expected, options):
+    engine = Engine(loaded, **options)
+    assert [request.token_ids for request in engine.generate(prompts, GREEDY)] == expected
+    stats = engine.stats()
+    assert 0 < stats["accepted_tokens"] < stats["draft_tokens"] and stats["drafts"] <= stats["draft_tokens"]
+    engine.check()
+
+
+@each_drafter
+def test_ends_in_the_middle_of_an_accepted_run(loaded, prompts, options):
+    """Stop strings, stop ids, the end of the sequence and max_tokens end where they end without proposals."""
+    chosen = [prompts[i] for i in (0, 3, 7, -1, -1, -1, -2)]
+    [full] = Engine(loaded, num_draft_tokens=0).generate([prompts[-1]], endless(60))
+    each = [SamplingParams(max_tokens=n) for n in (2, 5, 40)]
+    each += [endless(60, stop=full.text[30:37]), endless(60, stop_token_ids=[full.token_ids[11]])]
+    each += [endless(60, stop=[full.text[20:23]], include_stop_str_in_output=True), SamplingParams(max_tokens=40)]
+    ended = [Engine(loaded, **opts).generate(chosen, each) for opts in (options, {"num_draft_tokens": 0})]
+    for with_proposals, without in zip(*ended, strict=True):
+        assert with_proposals.token_ids == without.token_ids and with_proposals.text == without.text
+        for name in ("finish_reason", "stop_reason"):
+            assert getattr(with_proposals, name) == getattr(without, name)
+
+
+@each_drafter
+def test_seeds_penalties_and_logprobs(loaded, prompts, options):
+    each = [endless(20, temperature=1.0, seed=1, logprobs=2), endless(20, repetition_penalty=1.4, logprobs=0)]
+    each += [endless(20, temperature=0.8, top_p=0.9, seed=3, frequency_penalty=0.7, logprobs=5)]
+    runs = [Engine(loaded, **opts).generate(prompts[:3], each) for opts in (options, {"num_draft_tokens": 0})]
+    for with_proposals, without in zip(*runs, strict=True):
+        assert with_proposals.token_ids == without.token_ids
+        for ours, theirs in zip(with_proposals.logprobs, without.logprobs, strict=True):
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+            assert [value for _, value in ours.top] == pytest.approx([value for _, value in theirs.top], abs=1e-4)
+
+
+def test_a_pool_that_is_too_small_changes_no_token(loaded, prompts):
+    """Preempted, evicted, hit again, in both models' pools; and the same once more, with the prompts cached."""
+    short, params = [prompt[:60] for prompt in prompts[:12]] * 2, endless(40)
+    roomy = Engine(loaded, num_draft_tokens=0).generate(short, params)
+    engine = Engine(loaded, kv_memory=30 * PAGE_BYTES, num_draft_tokens=4)
+    for _ in range(2):
+        completions = engine.generate(short, params)
+        assert [completion.token_ids for completion in completions] == [one.token_ids for one in roomy]
+        engine.check()
+    assert engine.stats()["preemptions"] > 0 and engine.stats()["prefix_tokens_hit"] > 0
+
+
+def test_one_pass_for_different_numbers_of_proposals_and_a_prompt(loaded, prompts):
+    engine = Engine(loaded, num_draft_tokens=4)
+    requests = [engine.add(prompts[0], endless(40)), engine.add(prompts[1], endless(3))]
+    engine.step()
+    requests.append(engine.add(prompts[2], endless(4)))
+    engine.step()
+    works = [(work.phase, work.tokens) for work in engine.trace[-1].works]
+    assert works == [("decode", 1 + 4), ("decode", 1 + 1), ("prefill", len(prompts[2]))]  # one is enough for the second
+    for request in requests:
+        engine.abort(request.request_id)
+
+
+# ---- Drafters ----
+
+
+@given(st.lists(st.integers(0, 2), max_size=60), st.integers(1, 3), st.integers(0, 3))
+def test_lookup_finds_the_last_occurrence_of_the_longest_run(tokens, shortest, more):
+    index = drafter_module.NgramIndex(shortest, shortest + more)
+    for length in range(1, len(tokens) + 1):
+        text, wanted = tokens[:length], 0
+        for n in range(shortest + more, shortest - 1, -1):
+            ends = [end for end in range(n, length) if text[end - n : end] == text[-n:]]
+            if ends:
+                wanted = ends[-1]
+                break
+        assert index.find(text) == wanted
+
+
+class Recorder(drafter_module.DraftModel):
+    """A draft model without a model: it writes down what it is given to run, and guesses by chance."""
+
+    def __init__(self, memory: dict, rng: random.Random):
+        self.memory, self.rng, self.read_budget, self.context_length = memory, rng, 5, 100
+
+    def _run(self, chunks):
+        for chunk in chunks:
+            assert 0 < len(chunk.token_ids) <= self.read_budget
+            written = chunk.sequence.request.all_token_ids[: chunk.start]
+            guessed = chunk.start - len(written)
+            written += [] if not guessed else self.open[chunk.sequence].token_ids[:guessed]
+            for place, slot in enumerate(chunk.sequence.page_table.slots(0, chunk.start)):
+                assert self.memory[slot] == tuple(written[: place + 1]), "the draft reads somebody else's K and V"
+            text = written + chunk.token_ids
+            slots = chunk.sequence.page_table.slots(chunk.start, len(text))
+            self.memory.update({slot: tuple(text[: chunk.start + i + 1]) for i, slot in enumerate(slots)})
+        return torch.zeros(len(chunks), 1)
+
+    def _guess(self, chunks, hidden):
+        assert len(chunks) == len(hidden)
+        for chunk in chunks:
+            chunk.proposal.token_ids.append(self.rng.randrange(2))
+
+    def propose(self, chunks):
+        self.open = {chunk.sequence: chunk.proposal for chunk in chunks}
+        super().propose(chunks)
+
+
+class SpeculationMachine(RuleBasedStateMachine):
+    """As the one of stage 06: requests over two tokens in a pool that is too small, and a memory of what was written,
+    for each place the text up to there. The target's and the draft's are separate, and have the same page table."""
+
+    def __init__(self):
+        super().__init__()
+        speculation = speculation_module.Speculation(3)
+        self.scheduler = scheduler_module.Scheduler(4, 9, 8, 2, speculation)
+        self.rng, self.memory, self.draft_memory = random.Random(0), {}, {}
+        self.drafter = Recorder(self.draft_memory, self.rng)
+        self.open, self.count = {}, 0
+
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=10), output=st.integers(1, 6))
+    def add(self, prompt, output):
+        request = Request(f"{self.count:04}", prompt, SamplingParams(max_tokens=output), None, frozenset(), output)
+        self.count += 1
+        self.scheduler.add(request)
+        self.open[request.request_id] = request
+
+    @rule(choice=st.integers(0, 100))
+    def abort(self, choice):
+        if self.open:
+            self.scheduler.remove(self.open.pop(sorted(self.open)[choice % len(self.open)]))
+
+    @rule()
+    def step(self):
+        chunks = self.scheduler.schedule()
+        assert bool(chunks) == bool(self.open), "there is work, and nobody gets on"
+        assert sum(len(chunk.token_ids) + chunk.room for chunk in chunks) <= 9
+        self.drafter.propose(chunks)
+        texts = {}
+        for chunk in chunks:
+            assert len(chunk.proposal.token_ids) <= chunk.room
+            request, end = chunk.sequence.request, chunk.start + len(chunk.token_ids)
+            assert chunk.start == chunk.sequence.computed and (chunk.completes or not chunk.proposal.token_ids)
+            assert len(request.token_ids) + len(chunk.proposal.token_ids) < request.max_tokens
+            texts[chunk] = request.all_token_ids[:end] + chunk.proposal.token_ids
+            slots = chunk.sequence.page_table.slots(chunk.start, len(texts[chunk]))
+            self.memory.update({slot: tuple(texts[chunk][: p + 1]) for p, slot in enumerate(slots, chunk.start)})
+        for chunk, text in texts.items():  # all is written before anything is read
+            for place, slot in enumerate(chunk.sequence.page_table.slots(0, len(text))):
+                assert self.memory[slot] == tuple(text[: place + 1]), "somebody else's K and V, or a rejected token's"
+        ready = [chunk for chunk in chunks if chunk.completes]
+        for chunk in ready:
+            chunk.proposal.accepted = self.rng.randint(0, len(chunk.proposal.token_ids))
+            for token in [*chunk.proposal.token_ids[: chunk.proposal.accepted], self.rng.randrange(2)]:
+                if not chunk.sequence.request.finished:
+                    chunk.sequence.request.append(token)
+        self.scheduler.advance(chunks)
+        for chunk in ready:
+            if chunk.sequence.request.finished:
+                self.scheduler.remove(self.open.pop(chunk.sequence.request.request_id))
+
+    @invariant()
+    def the_books_balance(self):
+        self.scheduler.check()
+        waiting = [request.request_id for request in self.scheduler.waiting]
+        assert [*self.scheduler.running, *waiting] == sorted(self.open)
+
+    def teardown(self):
+        for _ in range(3000):
+            if not self.open:
+                break
+            self.step()
+        assert not self.open, "somebody starves"
+
+
+TestSpeculation = SpeculationMachine.TestCase
+TestSpeculation.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_the_draft_reads_a_cached_beginning_once(loaded):
+    """What it has read for one request is there for the next, like the target's."""
+    engine, read = Engine(loaded, num_draft_tokens=2), []
+    model = engine.drafter.model
+    handle = model.register_forward_pre_hook(lambda module, inputs: read.append(len(inputs[0])))
+    try:
+        for expected in (200, 200 - 192 + 16):
+            read.clear()
+            engine.generate([[11 + i % 97 for i in range(200)]], endless(4))
+            assert read[0] <= expected + 1
+    finally:
+        handle.remove()
+
+
+def test_a_draft_that_cannot_guess_is_refused(loaded):
+    with pytest.raises(ValueError, match="another vocabulary"):
+        drafter_module.load_draft_model("draft", replace(loaded, config=replace(loaded.config, vocab_size=99)))
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Engine(loaded, draft="./nowhere")
+    assert drafter_module.load_draft_model("auto", replace(loaded, name="another")) is None, "it has no draft model"
+    with pytest.raises(ValueError, match="from 0 to 8"):
+        Engine(loaded, num_draft_tokens=9)
+
+
+# ---- How many to propose ----
+
+
+def costs(per_pass: float, per_token: float, draft: float = 0.0):
+    target = speculation_module.PassTimes({1: per_pass + per_token, 1000: per_pass + 1000 * per_token})
+    return speculation_module.Costs(target, speculation_module.PassTimes({1: draft, 1000: draft}))
+
+
+def test_the_best_number_by_arithmetic():
+    best = speculation_module.best_count
+    assert best(0.0, 1, costs(1.0, 0.0)) == 0 and best(1.0, 1, costs(1.0, 0.0)) == 8
+    assert best(0.9, 1, costs(0.0, 1.0)) == 0, "if each token costs a pass of its own, there is nothing to gain"
+    assert best(0.5, 1, costs(1.0, 0.0, draft=0.6)) == 0, "a draft that costs more than it brings"
+    cheap = costs(1.0, 0.02, draft=0.05)
+    counts = [best(0.8, batch, cheap) for batch in (1, 2, 4, 8, 16, 64, 256)]
+    assert counts == sorted(counts, reverse=True) and counts[0] >= 4 and counts[-1] == 0
+    assert [best(rate / 10, 1, cheap) for rate in range(11)] == sorted(best(rate / 10, 1, cheap) for rate in range(11))
+    # By hand: 1, 1.5, 1.75 tokens in 1, 1.2, 1.45 seconds for 0, 1, 2 proposals
+    by_hand = speculation_module.PassTimes({1: 1, 2: 1.2, 3: 1.45, 9: 9})
+    assert best(0.5, 1, speculation_module.Costs(by_hand, None)) == 1
+
+
+def test_acceptance_is_learned_and_forgotten():
+    acceptance = speculation_module.Acceptance()
+    assert acceptance.rate(0.7) == pytest.approx(0.7)
+    for _ in range(50):
+        acceptance.learn(4, 0)  # of four, one was looked at
+    assert acceptance.judged == pytest.approx(10, rel=0.01) and acceptance.rate(0.7) < 0.25
+    for _ in range(50):
+        acceptance.learn(0, 0)
+    assert acceptance.rate(0.7) == pytest.approx(0.7, abs=0.01), "who was given up is tried again"
+    for _ in range(50):
+        acceptance.learn(3, 3)
+    assert acceptance.rate(0.7) > 0.9
+
+
+def test_a_bad_drafter_is_not_asked_for_long(loaded, prompts):
+    engine = Engine(loaded)
+    engine.drafter._guess = lambda chunks, hidden: [chunk.proposal.token_ids.append(5) for chunk in chunks]
+    engine.generate(prompts[:4], endless(60))
+    drafted = [step.counters["drafted"] for step in engine.trace]
+    assert sum(drafted[:10]) > 0 and sum(drafted[30:]) < sum(drafted[:10])
+
+
+def test_what_was_accepted_arrives_in_one_step(loaded, prompts):
+    engine, steps = Engine(loaded, num_draft_tokens=4), 0
+    request = engine.add(prompts[-1], GREEDY)
+    while engine.has_unfinished:
+        before = len(request.token_ids)
+        engine.step()
+        record, gained = engine.trace[-1], len(request.token_ids) - before
+        assert gained == (record.counters["accepted"] + 1 if not request.finished else gained) and gained >= 1
+        steps += 1
+    assert steps < len(request.token_ids)

@@ -1,0 +1,162 @@
+"""Speculative sampling leaves the distribution as it is: chi-square tests against exact probabilities."""
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from common.request import Request
+from common.sampling import SamplingParams, draw, probabilities, uniform
+from common.stages import load_stage_module
+
+engine_module, verification = (load_stage_module("07", name) for name in ("engine", "verification"))
+Engine, Proposal, Row = engine_module.Engine, verification.Proposal, verification.Row
+
+
+def endless(max_tokens: int, **params) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
+
+
+def chi_square_is_ordinary(observed: Counter, expected: dict[tuple, float]) -> bool:
+    """Pearson's statistic over all outcomes with at least five expected draws, and one for the rest."""
+    draws = observed.total()
+    cells = [(observed.get(key, 0), share * draws) for key, share in expected.items()]
+    large = [cell for cell in cells if cell[1] >= 5]
+    rest = [sum(column) for column in zip(*[cell for cell in cells if cell[1] < 5], strict=True)] or [0, 0]
+    assert not observed.keys() - expected.keys(), "a token that the sampler excludes"
+    statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in [*large, *([rest] if rest[1] >= 1 else [])])
+    freedom = len(large) - 1
+    return statistic < freedom + 6 * math.sqrt(2 * freedom)  # six standard deviations
+
+
+V, DRAWS = 5, 2000
+TARGET = torch.tensor([[2.0, 1.0, 0.0, -1.0, 0.5], [0, 0, 0, 3, 0], [1, 1, 1, 1, 1], [-2, 2, 0, 1, 1], [0, 1, 2, 3, 4]])
+NOISE = torch.tensor(
+    [[0.3, -0.2, 0.1, 0.0, 0.4], [0.2, 0, 0.1, -0.5, 0], [0, 0.3, 0, 0, -0.4], [0.1] * 5, [0.5, 0, 0, 0, 0]]
+)
+DRAFTS = {"good": TARGET + NOISE, "bad": -TARGET, "equal": TARGET}
+SAMPLINGS = {
+    "plain": {"temperature": 1.0},
+    "temperature": {"temperature": 0.6},
+    "top-k": {"temperature": 1.0, "top_k": 3},
+    "top-p": {"temperature": 1.2, "top_p": 0.8},
+    "min-p": {"temperature": 1.0, "min_p": 0.2},
+}
+
+
+def speculate(requests: list[Request], draft: torch.Tensor | None, counts: list[int]) -> None:
+    """One step for a target and a draft that know the last token only: row i of their tables follows token i."""
+    proposals = [Proposal() for _ in requests]
+    for place in range(max(counts)):
+        going = [i for i, count in enumerate(counts) if count > place]
+        rows = [Row.after(requests[i], proposals[i].token_ids) for i in going]
+        last = [(row.prompt_token_ids + row.token_ids)[-1] for row in rows]
+        q = probabilities(TARGET[last] if draft is None else draft[last], rows)
+        guesses = draw(q, [uniform(row.seed, len(row.token_ids)) for row in rows]).tolist()
+        for i, before, guess, shares in zip(going, last, guesses, q, strict=True):
+            proposals[i].token_ids.append((before + 1) % V if draft is None else guess)  # lookup draws nothing
+            if draft is not None and verification.by_rejection(requests[i]):
+                proposals[i].probabilities.append(shares)
+    behind = [
+        token for one, two in zip(requests, proposals, strict=True) for token in [one.all_token_ids[-1], *two.token_ids]
+    ]
+    gained = verification.verify(TARGET[behind], requests, proposals)
+    for request, proposal, tokens in zip(requests, proposals, gained, strict=True):
+        assert len(tokens) == proposal.accepted + 1
+        for sampled in tokens:
+            if not request.finished:
+                request.append(sampled.token_id, sampled.logprobs)
+
+
+def texts(draft: str, params: SamplingParams, seeds: range, counts: int | None = None) -> list[Request]:
+    """Speculates until all have ended. Requests begin with token 0 or 3, in turn, and differ in their chance."""
+    requests = [Request("", [seed % 2 * 3], params, None, frozenset(), params.max_tokens) for seed in seeds]
+    for request, seed in zip(requests, seeds, strict=True):
+        request.seed = seed
+    while going := [request for request in requests if not request.finished]:
+        speculate(going, DRAFTS.get(draft), [counts if counts is not None else 1 + r.seed % 3 for r in going])
+    return requests
+
+
+def exact(params: SamplingParams, tokens: int, start: int) -> dict[tuple, float]:
+    """The probability of each text of so many tokens."""
+    p = probabilities(TARGET, [Row(params, [], [], 0)] * V)
+    texts = itertools.product(range(V), repeat=tokens)
+    shares = {text: math.prod(p[a, b].item() for a, b in itertools.pairwise((start, *text))) for text in texts}
+    return {text: share for text, share in shares.items() if share}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("draft", ["good", "bad", "lookup"])
+def test_the_output_is_distributed_as_the_targets(draft, sampling):
+    """Texts of three tokens, in as many passes as it takes, against the probability of every such text."""
+    params = SamplingParams(max_tokens=3, **SAMPLINGS[sampling])
+    requests = texts(draft, params, range(2 * DRAWS))
+    for start in (0, 3):
+        observed = Counter(tuple(one.token_ids) for one in requests if one.prompt_token_ids == [start])
+        assert chi_square_is_ordinary(observed, exact(params, 3, start))
+
+
+def test_the_chi_square_finds_a_wrong_rule(monkeypatch):
+    """A good draft that is always accepted: hard to see in a text, and not what was asked for."""
+    params = SamplingParams(max_tokens=3, temperature=1.0)
+
+    def accepting(seed: int, position: int, stream: int = 0) -> float:
+        return 0.0 if stream == verification.COIN else uniform(seed, position, stream)
+
+    monkeypatch.setattr(verification, "uniform", accepting)
+    requests = texts("good", params, range(0, 2 * DRAWS, 2))
+    assert not chi_square_is_ordinary(Counter(tuple(one.token_ids) for one in requests), exact(params, 3, 0))
+
+
+@pytest.mark.parametrize("draft", [*DRAFTS, "lookup"])
+def test_a_seed_gives_the_same_text_whatever_is_guessed(draft):
+    params = [SamplingParams(max_tokens=8, temperature=1.0, seed=seed) for seed in range(40)]
+    for one in params:
+        assert len({tuple(texts(draft, one, range(one.seed, one.seed + 1), k)[0].token_ids) for k in (0, 1, 3)}) == 1
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_rejection_accepts_as_often_as_can_be(draft):
+    """In sum over x, min(p(x), q(x)): no way of deciding accepts more often. An equal draft is always accepted."""
+    params, draws = SamplingParams(max_tokens=9, temperature=1.0), 3000
+    requests = [Request("", [0], params, None, frozenset(), 9) for _ in range(draws)]
+    for seed, request in enumerate(requests):
+        request.seed = seed
+    speculate(requests, DRAFTS[draft], [1] * draws)
+    accepted = sum(len(request.token_ids) - 1 for request in requests)
+    p, q = TARGET[0].softmax(-1), DRAFTS[draft][0].softmax(-1)
+    assert accepted / draws == pytest.approx(torch.minimum(p, q).sum().item(), abs=0.03)
+    assert draft != "equal" or accepted == draws
+
+
+@pytest.mark.parametrize("options", [{}, {"draft": "lookup"}], ids=["draft model", "lookup"])
+def test_the_engines_output_is_distributed_as_the_models(loaded, reference, options):
+    """Three tokens after a prompt, from the three likeliest each, drawn a thousand times."""
+    prompt = loaded.tokenizer("the red fox and the red dog and the red")["input_ids"]
+    params, draws = endless(3, temperature=1.5, top_k=3), 1000
+    engine = Engine(loaded, num_draft_tokens=2, **options)
+    requests = [engine.add(prompt, params) for _ in range(draws)]
+    for seed, request in enumerate(requests):
+        request.seed = seed
+    while engine.has_unfinished:
+        engine.step()
+    observed = Counter(tuple(request.token_ids) for request in requests)
+    expected = {(): 1.0}
+    for _ in range(3):
+        longer = {}
+        for text, share in expected.items():
+            p = probabilities(reference.next_logits([*prompt, *text])[None], [Row(params, prompt, [], 0)])[0]
+            longer |= {(*text, token): share * p[token].item() for token in p.nonzero()[:, 0].tolist()}
+        expected = longer
+    assert chi_square_is_ordinary(observed, expected)
+    assert engine.stats()["accepted_tokens"] > 0 or options
+
+
+def test_logprobs_of_rejection_sampling_are_the_models(loaded, reference, prompts):
+    [request] = Engine(loaded, num_draft_tokens=4).generate([prompts[0]], endless(12, temperature=1.0, logprobs=1))
+    for i, (token, entry) in enumerate(zip(request.token_ids, request.logprobs, strict=True)):
+        wanted = reference.next_logits(prompts[0] + request.token_ids[:i]).log_softmax(-1)
+        assert entry.logprob == pytest.approx(wanted[token].item(), abs=1e-4)

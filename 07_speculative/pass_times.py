@@ -13,7 +13,7 @@ from common.model import Transformer
 from .kv_cache import KVCache
 from .speculation import PassTimes
 
-CONTEXT = 256  # tokens of each text
+CONTEXT = 128  # tokens of each text
 LARGEST = 512  # tokens
 LONG = 0.1  # seconds; passes longer than that are not measured, but estimated from the two longest that were
 TIMES = 5  # each; the fastest counts, since whatever disturbs a pass makes it longer

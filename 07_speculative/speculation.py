@@ -17,7 +17,8 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 MOST = 8  # proposals for one request in a step
-FORGET = 0.9  # what was seen ten steps ago counts a third
+FORGET = 0.9  # with each step, of what was seen: what is ten steps old counts a third
+FORGET_IDLE = 0.99  # with each step without proposals: who was given up is tried again, but not soon
 WEIGHT = 4.0  # so many proposals' worth of the usual rate stand beside what a request has shown itself
 FIRST_GUESS = 0.7  # of the acceptance rate, before anything has been seen
 
@@ -30,12 +31,12 @@ class Acceptance:
     judged: float = 0.0
 
     def learn(self, proposed: int, accepted: int, forget: float = FORGET) -> None:
+        forget = forget if proposed else max(forget, FORGET_IDLE)
         self.accepted = forget * self.accepted + accepted
         self.judged = forget * self.judged + min(accepted + 1, proposed)
 
     def rate(self, usual: float) -> float:
-        """Between 0 and 1. Without evidence, or with old evidence only, it is the usual one: so whoever was given up
-        is tried again."""
+        """Between 0 and 1; the usual one where there is no evidence, or only an old one."""
         return (self.accepted + WEIGHT * usual) / (self.judged + WEIGHT)
 
 

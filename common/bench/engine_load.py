@@ -5,6 +5,7 @@ one ends. It needs no web framework, so that it also runs on GPU machines that h
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 
 from common.engine import BaseEngine
@@ -16,25 +17,28 @@ from .workloads import Job
 
 
 def engine_load(engine: BaseEngine, jobs: Sequence[Job], *, concurrency: int) -> LoadResult:
-    """Runs all jobs, `concurrency` at a time; a token counts as arrived when it is known."""
+    """Runs all jobs, `concurrency` at a time. What a step brings a request is a chunk, arrived when the step ends."""
     start = time.perf_counter()
     waiting, finished = iter(jobs), []
+    chunks: defaultdict[Request, list[float]] = defaultdict(list)
     for job in (job for _, job in zip(range(concurrency), waiting, strict=False)):
         add(engine, job)
     while engine.has_unfinished:
-        for request in engine.step():
+        changed = engine.step()
+        now = time.perf_counter()
+        for request in changed:
+            chunks[request].append(now)
             if request.finished:
                 finished.append(request)
                 if (job := next(waiting, None)) is not None:
                     add(engine, job)
-    return LoadResult([record(request) for request in finished], time.perf_counter() - start)
+    return LoadResult([record(request, chunks[request]) for request in finished], time.perf_counter() - start)
 
 
 def add(engine: BaseEngine, job: Job) -> Request:
     return engine.add(job.prompt, SamplingParams(max_tokens=job.max_tokens, ignore_eos=job.ignore_eos))
 
 
-def record(request: Request) -> RequestRecord:
-    timings = request.timings
+def record(request: Request, chunks: list[float]) -> RequestRecord:
     prompt_tokens, output_tokens = len(request.prompt_token_ids), len(request.token_ids)
-    return RequestRecord(timings.arrival, timings.finished, timings.tokens, prompt_tokens, output_tokens)
+    return RequestRecord(request.timings.arrival, chunks[-1], chunks, prompt_tokens, output_tokens)

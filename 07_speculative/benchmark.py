@@ -1,0 +1,215 @@
+"""What are guesses worth, at which batch size, and with which drafter?
+
+Method. All in one process, without HTTP. For each batch size the same questions, as users ask them and as long as the
+model answers them, go to stage 06 and to stage 07 with its two drafters, where it chooses how much to guess, and where
+it always guesses eight tokens; in turn, forwards and backwards, so that a machine that changes its speed does so for
+all. The same with prompts that ask for a copy. At batch size 1 the number of guesses is also fixed to each from 0 to 8.
+Stage 06 runs in a process of its own, too, to show that the company changes nothing.
+
+Expectation. A pass over few tokens costs hardly more than over one, so at a small batch guesses are nearly free, and
+what they bring is 1 + a + a^2 + ... + a^k tokens a pass, a being the share that is accepted. From the time of a pass
+over n tokens, measured alone, and from a, the speed-up can be predicted. In a large batch each token costs its share of
+arithmetic: whoever goes on guessing then pays for every token that is rejected.
+"""
+
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+
+import torch
+
+STAGE = Path(__file__).resolve().parent
+sys.path.insert(0, str(STAGE.parent))
+
+from common.bench import plots
+from common.bench.engine_load import engine_load
+from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.metrics import LoadResult
+from common.bench.settings import Settings
+from common.bench.workloads import Job, corpus_jobs
+from common.checkpoints.corpus import passages
+from common.cli import chat_prompt
+from common.engine import BaseEngine
+from common.loader import Loaded
+from common.model import ModelConfig
+from common.stages import load_engine
+
+BEFORE, NOW = "06_prefix_cache", "07_speculative"
+ENGINES = {
+    "stage_06": (BEFORE, {}),
+    "draft_model": (NOW, {"draft": "draft"}),
+    "lookup": (NOW, {"draft": "lookup"}),
+    "always_8": (NOW, {"draft": "draft", "num_draft_tokens": 8}),
+}
+SIZES = {
+    "batches": [1, 2, 4, 8, 16, 32],
+    "least_jobs": 24,  # at each batch size, or twice the batch if that is more
+    "most_tokens": 128,  # of an answer
+    "copies": 16,
+    "copy_tokens": 40,  # of an answer that is a copy, at least
+    "guesses": [0, 1, 2, 3, 4, 5, 6, 7, 8],
+    "curve_jobs": 12,
+    "rounds": 2,  # of each measurement, the second backwards
+}
+QUICK = SIZES | {
+    "batches": [1, 2],
+    "least_jobs": 2,
+    "most_tokens": 8,
+    "copies": 1,
+    "guesses": [0, 2],
+    "curve_jobs": 1,
+    "rounds": 1,
+}
+
+
+def measure_before(settings: Settings, sizes: dict) -> Figures:
+    loaded = settings.load()
+    engines = {"stage_06": ENGINES["stage_06"]}
+    runs = [in_turn(loaded, engines, questions(loaded, sizes, batch), batch, sizes) for batch in sizes["batches"]]
+    return {"tokens_per_second": [run["stage_06"]["tokens_per_second"] for run in runs]}
+
+
+def measure_now(settings: Settings, sizes: dict) -> Figures:
+    loaded, figures = settings.load(), {}
+    runs = [in_turn(loaded, ENGINES, questions(loaded, sizes, batch), batch, sizes) for batch in sizes["batches"]]
+    copies = in_turn(loaded, ENGINES, copying(loaded, sizes), 1, sizes)
+    for name in ENGINES:
+        for figure in ("tokens_per_second", "itl_ms", "tpot_ms", "acceptance"):
+            figures[f"{name}_{figure}"] = [run[name][figure] for run in runs]
+        figures[f"{name}_copying_tokens_per_second"] = copies[name]["tokens_per_second"]
+    return figures | curve(loaded, sizes)
+
+
+def in_turn(loaded: Loaded, engines: dict, jobs: Sequence[Job], batch: int, sizes: dict) -> dict[str, Figures]:
+    """Runs the jobs on an empty engine of each kind, in turn; what was accepted, and the medians of all gaps."""
+    results: dict[str, list[LoadResult]] = {name: [] for name in engines}
+    stats: dict[str, Mapping[str, float]] = {}
+    for number in range(1 + sizes["rounds"]):
+        for name in list(engines)[:: 1 if number % 2 else -1]:
+            stage, options = engines[name]
+            engine = load_engine(stage)(loaded, **options)
+            result = engine_load(engine, jobs[:batch] if number == 0 else jobs, concurrency=batch)
+            if number:  # the first is a warm-up
+                results[name].append(result)
+                stats[name] = engine.stats()
+    return {name: summary(results[name], stats[name]) for name in engines}
+
+
+def summary(results: Sequence[LoadResult], stats: Mapping[str, float]) -> Figures:
+    tokens = sum(record.output_tokens for result in results for record in result.records)
+    values = {name: [value for result in results for value in result.values(name)] for name in ("itl", "tpot")}
+    return {
+        "tokens_per_second": tokens / sum(result.seconds for result in results),
+        "itl_ms": 1e3 * statistics.median(values["itl"]),
+        "tpot_ms": 1e3 * statistics.median(values["tpot"]),
+        "acceptance": 100 * stats.get("accepted_tokens", 0) / (stats.get("draft_tokens", 0) or 1),
+    }
+
+
+def questions(loaded: Loaded, sizes: dict, batch: int) -> list[Job]:
+    """The first so many of always the same list. The model ends its answers itself."""
+    jobs = corpus_jobs(loaded.tokenizer, 2 * max(sizes["batches"]), most_tokens=sizes["most_tokens"], ignore_eos=False)
+    return jobs[: max(sizes["least_jobs"], 2 * batch)]
+
+
+def copying(loaded: Loaded, sizes: dict) -> list[Job]:
+    """Texts to be repeated, or rewritten with another name."""
+    rng, jobs = Random("copies"), []
+    while len(jobs) < sizes["copies"]:
+        question, answer = passages.exchange(rng)
+        length = len(loaded.tokenizer(answer)["input_ids"])
+        if question.startswith(("Repeat", "Rewrite")) and length >= sizes["copy_tokens"]:
+            jobs.append(Job(chat_prompt(loaded.tokenizer, question), sizes["most_tokens"], ignore_eos=False))
+    return jobs
+
+
+def curve(loaded: Loaded, sizes: dict) -> Figures:
+    """Batch size 1, and always the same number of guesses; the speed-up, and what arithmetic predicts."""
+    engines = {f"{k}": (NOW, {"draft": "draft", "num_draft_tokens": k}) for k in sizes["guesses"]}
+    runs = in_turn(loaded, engines, questions(loaded, sizes, 1)[: sizes["curve_jobs"]], 1, sizes)
+    adaptive: BaseEngine = load_engine(NOW)(loaded, draft="draft")
+    costs, predicted = adaptive.scheduler.speculation.costs, []
+    for k in sizes["guesses"]:
+        # Of those that are looked at: behind a rejected one nobody looks.
+        share = per_guess(runs[f"{k}"]["acceptance"] / 100, k)
+        tokens = sum(share**i for i in range(k + 1))
+        predicted.append(tokens * costs.target(1) / (costs.target(1 + k) + k * costs.draft(1)))
+    return {
+        "curve_tpot_ms": [runs[f"{k}"]["tpot_ms"] for k in sizes["guesses"]],
+        "curve_speedup": [runs["0"]["tpot_ms"] / runs[f"{k}"]["tpot_ms"] for k in sizes["guesses"]],
+        "curve_predicted": predicted,
+        "curve_acceptance": [runs[f"{k}"]["acceptance"] for k in sizes["guesses"]],
+        "pass_ms": [1e3 * costs.target(n) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)],
+        "draft_pass_ms": [1e3 * costs.draft(n) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)],
+    }
+
+
+def per_guess(accepted: float, k: int) -> float:
+    """The probability a of one guess, for which (a + a^2 + ... + a^k) / k is the share accepted of all proposals."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(middle**i for i in range(1, k + 1)) < accepted * k else (low, middle)
+    return low
+
+
+def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+    now, figures = measured[NOW], {}
+    for name in list(ENGINES)[1:]:
+        pairs = zip(now[f"{name}_tokens_per_second"], now["stage_06_tokens_per_second"], strict=True)
+        figures[f"{name}_speedup"] = [mine / theirs for mine, theirs in pairs]
+        copies = (now[f"{engine}_copying_tokens_per_second"] for engine in (name, "stage_06"))
+        figures[f"{name}_speedup_copying"] = next(copies) / next(copies)
+    figures["draft_model_speedup_at_1"] = figures["draft_model_speedup"][0]
+    figures["least_speedup"] = min(figures["draft_model_speedup"] + figures["lookup_speedup"])
+    return figures | {"always_8_speedup_at_most": figures["always_8_speedup"][-1]}
+
+
+def draw(document: dict, png: Path) -> None:
+    sizes, now, figures = document["sizes"], document["sides"][NOW], document["figures"]
+    batches = sizes["batches"]
+    message = (
+        f"Guessing makes one stream {figures['draft_model_speedup_at_1']['median']:.1f} times as fast, "
+        f"and copies {figures['lookup_speedup_copying']['median']:.1f} times"
+    )
+    remark = (
+        f"Questions in the chat template, answers of at most {sizes['most_tokens']} tokens. Speed-up: output tokens a "
+        "second, relative to stage 06 in the same process.\nPredicted: from the share of guesses that is accepted and "
+        "from the time of a pass over n tokens, measured alone."
+    )
+    with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as panels:
+        speedup, tpot, guesses, copies = panels
+        speedup.axhline(1, color=plots.REFERENCE, linewidth=1)
+        plots.line(speedup, batches, figures["draft_model_speedup"], NOW, "draft model")
+        plots.line(speedup, batches, figures["lookup_speedup"], "05", "lookup")
+        plots.line(speedup, batches, figures["always_8_speedup"], NOW, "always 8", dashed=True)
+        plots.doubling(speedup, batches)
+        plots.axes(speedup, "requests at once", "speed-up over stage 06", "Throughput")
+        for name, side, label in (("stage_06", BEFORE, "stage 06"), ("draft_model", NOW, "draft model")):
+            plots.line(tpot, batches, now[f"{name}_tpot_ms"], side, label)
+        plots.line(tpot, batches, now["draft_model_itl_ms"], NOW, "draft model,\nper chunk", dashed=True)
+        plots.doubling(tpot, batches)
+        plots.axes(tpot, "requests at once", "milliseconds", "Time per output token")
+        plots.predicted(guesses, sizes["guesses"], now["curve_predicted"], "predicted")
+        plots.line(guesses, sizes["guesses"], now["curve_speedup"], NOW, "measured")
+        plots.axes(guesses, "guesses for each token (k)", "speed-up over k = 0", "One request, draft model")
+        names = {"stage_06": BEFORE, "draft_model": NOW, "lookup": "05"}
+        heights = [now[f"{name}_copying_tokens_per_second"] for name in names]
+        plots.bars(copies, list(names.values()), heights, ["stage 06", "draft model", "lookup"])
+        plots.axes(copies, "one request at a time", "output tokens per second", "Copying from the prompt")
+
+
+if __name__ == "__main__":
+    run_benchmark(
+        Benchmark(
+            script=Path(__file__).resolve(),
+            description=__doc__,
+            sides={BEFORE: measure_before, NOW: measure_now},
+            sizes=SIZES,
+            quick_sizes=QUICK,
+            derive=derive,
+            draw=draw,
+        )
+    )

@@ -4,7 +4,7 @@ usage: python3 course.py COMMAND [STAGE] [more arguments are passed on]
 
   demo  [STAGE]   watch one stage work, or every stage in turn
   serve STAGE     start a stage's HTTP server
-  bench [STAGE]   measure a stage against the one before it, or every stage in turn
+  bench [STAGE]   measure a stage against the one before it, or every stage in turn, and all at once
   diff  STAGE     read what a stage changed in the one before it; needs nothing but Python
   test            run the tests; arguments go to pytest
 
@@ -56,8 +56,9 @@ def list_names(stages: list[Path]) -> str:
 
 
 def title(stage: Path) -> str:
-    """The first heading of a stage's README, or else the first line of its main.py's docstring."""
-    for name, pattern in (("README.md", r"^#+ +(.+)"), ("main.py", r'^"""(.+?)(?:"""|$)')):
+    """The first heading of a stage's README, or else the first line of a docstring."""
+    docstring = r'^"""(.+?)(?:"""|$)'
+    for name, pattern in (("README.md", r"^#+ +(.+)"), ("main.py", docstring), ("benchmark.py", docstring)):
         text = (stage / name).read_text(encoding="utf-8") if (stage / name).exists() else ""
         found = re.search(pattern, text, re.MULTILINE)
         if found:
@@ -118,8 +119,7 @@ def make_venv(venv: Path) -> None:
     if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
         sys.exit("This Python has no venv module: on Debian or Ubuntu, `apt install python3-venv` adds it.")
     note("Making .venv, a Python environment for the course alone: some seconds.")
-    command = [sys.executable, "-m", "venv", "--clear", str(venv)]
-    setup_step(command, "Making .venv failed, for the reason above.")
+    setup_step([sys.executable, "-m", "venv", "--clear", str(venv)], "Making .venv failed, for the reason above.")
 
 
 def install_requirements(python: Path, requirements: Path) -> None:
@@ -192,10 +192,11 @@ def run_stages(stages: list[Path], script: str, arguments: list[str], root: Path
     for index, stage in enumerate(stages):
         if len(stages) > 1:
             print(paint(f"\n==== {stage.name}: {title(stage)} ".ljust(100, "="), "1"), flush=True)
-        status = run([python, f"{stage.name}/{script}", *arguments], root)
+        path = (stage / script).relative_to(root).as_posix()
+        status = run([python, path, *arguments], root)
         if status:
             not_run = f" Not run: {list_names(stages[index + 1 :])}." if len(stages) > 1 else ""
-            note(f"{stage.name}/{script} failed with exit status {status}.{not_run}")
+            note(f"{path} failed with exit status {status}.{not_run}")
             return status
     return 0
 
@@ -249,12 +250,11 @@ def name_place(line: str, code: list[str]) -> str:
 
 
 def show_diff(stages: list[Path], stage: Path) -> int:
-    index = stages.index(stage)
-    if index == 0:
+    if stage == stages[0]:
         print(f"{stage.name} is the first stage: there is none before it to compare it with.")
         return 0
     colours = {"+": "32", "-": "31", "@": "36", " ": ""}
-    lines = diff_stages(stages[index - 1], stage)
+    lines = diff_stages(stages[stages.index(stage) - 1], stage)
     text = "\n".join(paint(line, colours.get(line[:1], "1")) for line in lines) + "\n"
     pager = shlex.split(os.environ.get("PAGER", "less"))
     if sys.stdout.isatty() and pager and shutil.which(pager[0]):
@@ -286,8 +286,8 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     if command == "diff":
         return show_diff(stages, chosen[0])
     if command == "bench":
-        measured = [stage for stage in chosen if (stage / "benchmark.py").exists()]
-        return run_stages(measured, "benchmark.py", rest, root)
+        folders = chosen + [root / "common" / "bench"] * (chosen == stages)  # the last one measures all of them at once
+        return run_stages([one for one in folders if (one / "benchmark.py").exists()], "benchmark.py", rest, root)
     return run_stages(chosen, "main.py", [f"--{command}", *rest], root)
 
 

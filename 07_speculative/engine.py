@@ -50,11 +50,11 @@ class Engine(BaseEngine):
         num_draft_tokens: int | None = None,
     ):
         super().__init__(loaded)
-        backend, self.why = choose_attention(attention, self.device, self.dtype, self.config.head_dim, page_size)
-        # NEW in 05: memory is counted in pages.
-        budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
         draft_model = load_draft_model(draft, loaded)
-        # NEW in 07: a page has a place in both models' pools.
+        backend, self.why = choose_attention(attention, self.device, self.dtype, self.config.head_dim, page_size)
+        self.why += f", draft={draft_model.name if draft_model else 'lookup'}"
+        # NEW in 05: memory is counted in pages. NEW in 07: a page has its place in both models' pools.
+        budget = kv_bytes_left(loaded, token_budget, token_budget) if kv_memory is None else parse_bytes(kv_memory)
         models = [loaded, draft_model] if draft_model else [loaded]
         num_pages = budget // (page_size * sum(model.config.kv_bytes_per_token(self.dtype) for model in models))
         self.cache = KVCache(loaded, num_pages, page_size, backend)

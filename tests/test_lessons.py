@@ -51,6 +51,19 @@ def test_slots_and_pages():
     assert -(-1000 // 16) - 1 == 62 and "62 pages" in lesson("06"), "the last page of 1,000 tokens is not full"
 
 
+def test_what_guesses_bring():
+    powers = [0.8**i for i in range(5)]
+    assert [round(power, 4) for power in powers[1:]] == [0.8, 0.64, 0.512, 0.4096] and round(sum(powers), 2) == 3.36
+    assert round(3.36 / 2.2, 2) == 1.53 and round(1.6 + 4 * 0.15, 1) == 2.2
+    low = sum(0.3**i for i in range(5))
+    assert round(low, 2) == 1.43 and round(low / 2.2, 2) == 0.65
+    p, q = (0.6, 0.3, 0.1), (0.3, 0.6, 0.1)
+    accepted = [min(a, b) for a, b in zip(p, q, strict=True)]
+    assert round(sum(accepted), 2) == 0.7 and round(accepted[0] + (1 - sum(accepted)), 2) == 0.6
+    for text in ("0.4096 = 3.36", "3.36 / 2.2 = 1.53", "1.43 / 2.2 = 0.65", "0.3 + 0.3 + 0.1 = 70 percent"):
+        assert text in lesson("07")
+
+
 @pytest.mark.parametrize(
     ("stage", "figure", "digits"),
     [
@@ -63,6 +76,8 @@ def test_slots_and_pages():
         ("05", "ratio_vs_transformers_static", 1),
         ("06", "ttft_ratio_at_90", 1),
         ("06", "throughput_ratio_at_90", 1),
+        ("07", "draft_model_speedup_at_1", 1),
+        ("07", "lookup_speedup_copying", 1),
     ],
 )
 def test_headline_figures_are_those_of_the_results(stage, figure, digits):

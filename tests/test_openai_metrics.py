@@ -40,6 +40,23 @@ def test_metrics(loaded):
     assert value("inter_token_latency_seconds_count") >= 8
 
 
+def test_speculation_is_counted(loaded):
+    with openai_server("07", loaded) as service:
+        post(service, prompt="Once upon a time", max_tokens=40, ignore_eos=True, temperature=0)
+        text = httpx.get(f"{service.url}/metrics").text
+    names = (
+        "spec_decode_num_drafts_total",
+        "spec_decode_num_draft_tokens_total",
+        "spec_decode_num_accepted_tokens_total",
+    )
+    found = re.findall(r'^vllm:(\w+)\{model_name="bundled"\} (\S+)$', text, re.MULTILINE)
+    values = {name: float(value) for name, value in found}
+    drafts, drafted, accepted = (values[name] for name in names)
+    assert 0 < drafts <= drafted and 0 < accepted <= drafted
+    # A pass brings what was accepted and one token more, as one chunk; the first token has no gap before it.
+    assert values["inter_token_latency_seconds_count"] == values["generation_tokens_total"] - accepted - 1
+
+
 def test_the_dashboard_asks_for_what_is_measured(loaded):
     dashboard = (ROOT / "common" / "serving" / "monitoring" / "grafana.json").read_text()
     asked = set(re.findall(r"vllm:(\w+)", dashboard))

@@ -51,7 +51,7 @@ class Measured:
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that were taken")
         self._output_tokens = counter("generation_tokens", "Tokens generated")
         self._ttft = histogram("time_to_first_token_seconds", "From a request's arrival to its first token", LONG)
-        self._itl = histogram("inter_token_latency_seconds", "From one token of a request to its next", SHORT)
+        self._itl = histogram("inter_token_latency_seconds", "From one chunk of a request to its next", SHORT)
         self._e2e = histogram("e2e_request_latency_seconds", "From a request's arrival to its end", LONG)
         self._queue = histogram("request_queue_time_seconds", "From a request's arrival to its first step", LONG)
         self._ended = Counter(
@@ -100,11 +100,9 @@ class Measured:
     def _observe_tokens(self, request: Request, known: int) -> None:
         moments = request.timings.tokens
         self._output_tokens.inc(len(moments) - known)
-        for i in range(known, len(moments)):
-            if i == 0:
-                self._ttft.observe(moments[0] - request.timings.arrival)
-            else:
-                self._itl.observe(moments[i] - moments[i - 1])
+        if len(moments) > known:  # the tokens of one step come as one chunk
+            since = moments[known - 1] if known else request.timings.arrival
+            (self._itl if known else self._ttft).observe(moments[known] - since)
 
     def _observe_end(self, request: Request) -> None:
         self._e2e.observe(request.timings.finished - request.timings.arrival)

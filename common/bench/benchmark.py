@@ -1,0 +1,98 @@
+"""The whole course in one picture: all stages under one load.
+
+Method. Every stage's engine in a process of its own, without HTTP, in turn; 1, 8 and 32 clients that ask the same
+questions, each the next one when its answer is there (a closed loop). Requests run to their full length. Stage 08 runs
+its workers as processes of their own, as it does when it serves.
+
+Expectation. Stages 01 to 03 run one request at a time, so many clients wait and throughput stays; from 04 on they share
+each step. 05 holds more requests in the same memory, and 06 computes shared beginnings once: there is memory enough
+here, and little is shared, so neither should show much. 07 gains where few requests decode. 08 gives each half of the
+work one core, so it should lose throughput, and keep its gaps even.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from common.bench import plots
+from common.bench.engine_load import engine_load
+from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.settings import Settings
+from common.bench.workloads import corpus_jobs
+from common.model import ModelConfig
+from common.stages import load_engine, stage_folders
+
+STAGES = [folder.name for folder in stage_folders()]
+SIZES = {"clients": [1, 8, 32], "jobs": [12, 24, 64], "most_tokens": 64, "warm_up": 4}
+QUICK = {"clients": [1, 2], "jobs": [1, 2], "most_tokens": 4, "warm_up": 1}
+OPTIONS = {"08_disaggregated": {"workers": "ray"}}
+TINTS = ["#9aa7b4", "#4f6d8a", "#14283c"]  # few clients to many: light to dark, since colours are the stages'
+PANELS = {"tokens_per_second": "Throughput", "ttft_ms": "Time to first token", "itl_ms": "Inter-token latency"}
+UNITS = {"tokens_per_second": "output tokens per second", "ttft_ms": "milliseconds", "itl_ms": "milliseconds"}
+
+
+def measure(stage: str) -> Callable[[Settings, dict], Figures]:
+    def side(settings: Settings, sizes: dict) -> Figures:
+        loaded = settings.load()
+        engine = load_engine(stage)(loaded, **OPTIONS.get(stage, {}))
+        figures: Figures = {name: [] for name in PANELS}
+        engine_load(engine, jobs_of(loaded, sizes, sizes["warm_up"], "warm-up"), concurrency=sizes["warm_up"])
+        for clients, count in zip(sizes["clients"], sizes["jobs"], strict=True):
+            result = engine_load(engine, jobs_of(loaded, sizes, count, clients), concurrency=clients)
+            figures["tokens_per_second"].append(result.throughput)
+            for name in ("ttft", "itl"):
+                figures[f"{name}_ms"].append(1e3 * statistics.median(result.values(name)))
+        return figures
+
+    return side
+
+
+def jobs_of(loaded, sizes: dict, count: int, seed: int | str):
+    return corpus_jobs(loaded.tokenizer, count, seed=f"course/{seed}", most_tokens=sizes["most_tokens"])
+
+
+def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+    first = measured[STAGES[0]]["tokens_per_second"][-1]
+    return {f"throughput_over_{STAGES[0][:2]}": [one["tokens_per_second"][-1] / first for one in measured.values()]}
+
+
+def draw(document: dict, png: Path) -> None:
+    sizes, sides = document["sizes"], document["sides"]
+    stages, most = list(sides), sizes["clients"][-1]
+    over = document["figures"][f"throughput_over_{stages[0][:2]}"]["median"]
+    best = over.index(max(over))
+    message = f"Stage {stages[best][:2]} serves {most} clients {over[best]:.0f} times as fast as stage {stages[0][:2]}"
+    remark = (
+        "Each stage's engine in one process, without HTTP; the same questions, answers of at most "
+        f"{sizes['most_tokens']} tokens. Medians over all requests\nand gaps. Stage 08: one process for prompts, one "
+        "for decoding."
+    )
+    with plots.page(png, document, message, columns=3, height=4.6, remark=remark) as panels:
+        for panel, (name, title) in zip(panels, PANELS.items(), strict=True):
+            for i, clients in enumerate(sizes["clients"]):
+                columns = {key: [sides[stage][name][key][i] for stage in stages] for key in ("median", "min", "max")}
+                label = f"{clients} client{'s' * (clients > 1)}"
+                panel.plot([s[:2] for s in stages], columns["median"], color=TINTS[i], marker="o", label=label)
+                panel.fill_between(range(len(stages)), columns["min"], columns["max"], color=TINTS[i], alpha=0.2, lw=0)
+            plots.logarithmic(panel)
+            plots.axes(panel, "stage", UNITS[name], title)
+
+
+if __name__ == "__main__":
+    run_benchmark(
+        Benchmark(
+            script=Path(__file__).resolve(),
+            description=__doc__,
+            sides={stage: measure(stage) for stage in STAGES},
+            sizes=SIZES,
+            quick_sizes=QUICK,
+            derive=derive,
+            draw=draw,
+        )
+    )

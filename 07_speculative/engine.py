@@ -9,6 +9,7 @@ Production engines have just this, for many kinds of drafters. What they add: dr
 trees of guesses, and heads trained on the target's own hidden states.
 """
 
+import time
 from functools import partial
 
 import torch
@@ -101,6 +102,9 @@ class Engine(BaseEngine):
             for request, tokens in zip(requests, gained, strict=True):
                 self.append_tokens(request, tokens)
             self.scheduler.advance(chunks)
+            if all(work.phase == "decode" for work in record.works):
+                counts = [len(proposal.token_ids) for proposal in proposals]
+                self.scheduler.speculation.took(time.perf_counter() - record.start, counts)
             record.counters["drafted"] = sum(len(proposal.token_ids) for proposal in proposals)
             record.counters["accepted"] = sum(proposal.accepted for proposal in proposals)
             self.retire_finished(requests)

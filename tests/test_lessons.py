@@ -2,10 +2,12 @@
 
 import json
 import re
+from itertools import pairwise
 
 import pytest
 import torch
 
+import course
 from common.config import read_config
 from common.loader import find_checkpoint
 from common.stages import ROOT
@@ -101,3 +103,16 @@ def test_lessons_have_their_length_and_their_parts(path):
     order = ["The problem", "The picture", "Run it", "Predict, then measure", "When it loses", "Exercises"]
     order += ["The same thing in vLLM and SGLang", "What we left out"]
     assert [part for part in parts if part in order] == order
+
+
+def test_the_table_of_what_each_stage_added():
+    """In lines of code, as `course.py diff` counts them."""
+    readme, stages = (ROOT / "README.md").read_text(encoding="utf-8"), course.find_stages(ROOT)
+    for before, stage in pairwise(stages):
+        lines = course.diff_stages(before, stage)
+        [changed] = [re.match(r"\d+ changed lines \((.+)\)", line) for line in lines if " changed lines (" in line]
+        created = [
+            int(count) for line in lines if line.startswith("New: ") for count in re.findall(r"(\d+) lines", line)
+        ]
+        row = f"| {stage.name[:2]} | {len(created)} with {sum(created)} lines | {changed[1]} |"
+        assert row in readme, row

@@ -231,40 +231,7 @@ def test_a_draft_that_cannot_guess_is_refused(loaded):
         Engine(loaded, num_draft_tokens=9)
 
 
-# ---- How many to propose ----
-
-
-def costs(per_pass: float, per_token: float, draft: float = 0.0):
-    target = speculation_module.PassTimes({1: per_pass + per_token, 1000: per_pass + 1000 * per_token})
-    return speculation_module.Costs(target, speculation_module.PassTimes({1: draft, 1000: draft}))
-
-
-def test_the_best_number_by_arithmetic():
-    best = speculation_module.best_count
-    assert best(0.0, 1, costs(1.0, 0.0)) == 0 and best(1.0, 1, costs(1.0, 0.0)) == 8
-    assert best(0.9, 1, costs(0.0, 1.0)) == 0, "if each token costs a pass of its own, there is nothing to gain"
-    assert best(0.5, 1, costs(1.0, 0.0, draft=0.6)) == 0, "a draft that costs more than it brings"
-    cheap = costs(1.0, 0.02, draft=0.05)
-    counts = [best(0.8, batch, cheap) for batch in (1, 2, 4, 8, 16, 64, 256)]
-    assert counts == sorted(counts, reverse=True) and counts[0] >= 4 and counts[-1] == 0
-    assert [best(rate / 10, 1, cheap) for rate in range(11)] == sorted(best(rate / 10, 1, cheap) for rate in range(11))
-    # By hand: 1, 1.5, 1.75 tokens in 1, 1.2, 1.45 seconds for 0, 1, 2 proposals
-    by_hand = speculation_module.PassTimes({1: 1, 2: 1.2, 3: 1.45, 9: 9})
-    assert best(0.5, 1, speculation_module.Costs(by_hand, None)) == 1
-
-
-def test_acceptance_is_learned_and_forgotten():
-    acceptance = speculation_module.Acceptance()
-    assert acceptance.rate(0.7) == pytest.approx(0.7)
-    for _ in range(50):
-        acceptance.learn(4, 0)  # of four, one was looked at
-    assert acceptance.judged == pytest.approx(10, rel=0.01) and acceptance.rate(0.7) < 0.25
-    for _ in range(50):
-        acceptance.learn(0, 0)
-    assert acceptance.rate(0.7) == pytest.approx(0.7, abs=0.01), "who was given up is tried again"
-    for _ in range(50):
-        acceptance.learn(3, 3)
-    assert acceptance.rate(0.7) > 0.9
+# ---- Steps ----
 
 
 def test_a_bad_drafter_is_not_asked_for_long(loaded, prompts):

@@ -27,6 +27,7 @@ MAX_TOKENS = 40
 
 def pytest_addoption(parser):
     parser.addoption("--engine", metavar="PATH", help="run the contract suite on the Engine in this folder only")
+    parser.addoption("--fuzz", type=int, default=400, help="request bodies that the fuzz tries (default: 400)")
     parser.addoption("--device", default="cpu", help="where the contract suite runs (default: cpu)")
 
 

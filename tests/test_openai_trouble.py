@@ -252,7 +252,8 @@ def fields(service, path: str) -> list[str]:
     return [*schema["components"]["schemas"][name.rsplit("/", 1)[1]]["properties"], "logit_bias", "anything"]
 
 
-def test_no_body_makes_the_server_fail(service):
+def test_no_body_makes_the_server_fail(service, pytestconfig):
+    tries = pytestconfig.getoption("--fuzz")
     paths = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
     sensible = {
         "prompt": st.sampled_from(["a", [5, 6], ["a", "b"], [[7]]]),
@@ -276,7 +277,7 @@ def test_no_body_makes_the_server_fail(service):
     )
     with httpx.Client(base_url=service.url, timeout=60) as http:
 
-        @settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=tries, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
         @given(bodies)
         def no_failure(case):
             path, body = case

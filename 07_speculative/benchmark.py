@@ -50,7 +50,7 @@ SIZES = {
     "copies": 12,
     "copy_tokens": 40,  # of an answer that is a copy, at least
     "guesses": [0, 1, 2, 3, 4, 5, 6, 7, 8],
-    "curve_jobs": 10,
+    "curve_jobs": 20,
     "rounds": 2,  # of each measurement, the second backwards
 }
 QUICK = SIZES | {

@@ -23,9 +23,9 @@ from common.request import Request
 from .batch import Batch
 from .drafter import Drafter, DraftModel, PromptLookup, load_draft_model
 from .kv_cache import KVCache
-from .pass_times import pass_times
+from .pass_times import measured_costs
 from .scheduler import Scheduler
-from .speculation import AdaptiveSpeculation, Costs, Speculation
+from .speculation import AdaptiveSpeculation, Speculation
 from .verification import verify
 
 
@@ -61,11 +61,9 @@ class Engine(BaseEngine):
         self.cache = KVCache(loaded, num_pages, page_size, backend)
         self.drafter: Drafter = PromptLookup()
         if draft_model:
-            backend, _ = choose_attention(attention, self.device, self.dtype, draft_model.config.head_dim, page_size)
-            self.drafter = DraftModel(draft_model, num_pages, page_size, backend, token_budget)
+            self.drafter = DraftModel(draft_model, num_pages, page_size, attention, token_budget)
         if num_draft_tokens is None:
-            draft_times = pass_times(draft_model.model, self.drafter.cache) if draft_model else None
-            speculation = AdaptiveSpeculation(Costs(pass_times(self.model, self.cache), draft_times))
+            speculation = AdaptiveSpeculation(measured_costs(self.model, self.cache, self.drafter))
         else:
             speculation = Speculation(num_draft_tokens)
         self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size, speculation)
@@ -135,7 +133,5 @@ class Engine(BaseEngine):
             "prefix_tokens_asked": self.scheduler.tokens_asked,
             "prefix_tokens_hit": self.scheduler.tokens_hit,
             "preemptions": self.scheduler.preemptions,
-            "drafts": self.scheduler.speculation.drafts,
-            "draft_tokens": self.scheduler.speculation.proposed,
-            "accepted_tokens": self.scheduler.speculation.accepted,
+            **self.scheduler.speculation.stats(),
         }

@@ -125,6 +125,9 @@ class Speculation:
     def took(self, seconds: float, counts: List[int]) -> None:
         """How long a step has taken in which the requests had so many proposals, and no prompt was run."""
 
+    def stats(self) -> dict[str, int]:
+        return {"drafts": self.drafts, "draft_tokens": self.proposed, "accepted_tokens": self.accepted}
+
 
 class AdaptiveSpeculation(Speculation):
     """For each request the number that is best for its own acceptance rate, in a batch of the present size."""

@@ -72,7 +72,7 @@ def test_acceptance_is_learned_and_forgotten():
     assert acceptance.judged == pytest.approx(10, rel=0.01) and acceptance.rate(0.7) < 0.25
     for _ in range(500):
         acceptance.learn(0, 0)
-    assert acceptance.rate(0.7) == pytest.approx(0.7, abs=0.01), "who was given up is tried again"
+    assert acceptance.rate(0.7) == pytest.approx(0.7, abs=0.02), "who was given up is tried again"
     for _ in range(50):
         acceptance.learn(3, 3)
     assert acceptance.rate(0.7) > 0.9

@@ -66,6 +66,11 @@ class Trace:
     def clear(self) -> None:
         self._records.clear()
 
+    def add(self, record: StepRecord) -> None:
+        """Keeps the record of a step that was timed elsewhere."""
+        self.steps += 1
+        self._records.append(record)
+
     @contextmanager
     def step(self) -> Iterator[StepRecord]:
         """Times one step and keeps its record, also of a step that failed."""

@@ -1,0 +1,156 @@
+"""Stage 08: prefill and decode apart. A long prompt no longer holds up those who are reading along.
+
+Prefill workers compute prompts, decode workers everything after the first token, each in a process of its own with its
+own pool and tree. The pages of a prompt travel from one to the other. What was the engine is now a worker, nearly
+unchanged; the engine is a router before a fleet of them. station.py and orders.py are what a worker says and hears,
+transport.py is how pages travel, routing.py decides who gets what, router.py lives through the loss of any worker, and
+fleet.py and ray_fleet.py hold the workers, in this process or as Ray's actors.
+
+Production engines do this with a router of their own (Mooncake, NVIDIA Dynamo, llm-d) in front of whole vLLM or SGLang
+servers. What they add: pages that go from GPU to GPU, and as many workers of either kind as the load asks for.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from common.attention import choose_attention
+from common.engine import BaseEngine
+from common.loader import Loaded
+from common.memory import kv_bytes_left, parse_bytes
+from common.request import Request
+
+from .batch import Batch
+from .fleet import LocalFleet
+from .kv_cache import KVCache
+from .router import Router
+from .scheduler import Scheduler
+
+
+class Worker(BaseEngine):
+    """As many requests at once as there are pages for their tokens, up to `max_running`.
+
+    token_budget: tokens of one step, of all requests together; a large one finishes prompts in fewer steps, a small one
+    lets decoding requests wait less for them. kv_memory: bytes for K and V, as a number or as "512M"; None: 1 GiB on
+    the CPU, on a GPU what a step leaves. page_size: tokens in a page. attention: a backend of common.attention.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        max_running: int = 64,
+        token_budget: int = 256,
+        kv_memory: int | str | None = None,
+        page_size: int = 16,
+        attention: str = "auto",
+    ):
+        super().__init__(loaded)
+        backend, self.why = choose_attention(attention, self.device, self.dtype, self.config.head_dim, page_size)
+        # NEW in 05: memory is counted in pages.
+        budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
+        num_pages = budget // (page_size * self.config.kv_bytes_per_token(self.dtype))
+        self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size)
+        self.cache = KVCache(loaded, num_pages, page_size, backend)
+
+    @property
+    def pools(self) -> list[Tensor]:
+        """NEW in 08: all that belongs to a page, to be sent with it: each [layers, pages, page_size, H_kv, D]."""
+        return [self.cache.k, self.cache.v]
+
+    def accept(self, request: Request) -> None:
+        self.scheduler.add(request)
+
+    @torch.inference_mode()
+    def step(self) -> list[Request]:
+        """One more token for every request that decodes, and a piece of the prompts of those that do not yet."""
+        if not self.requests:
+            return []
+        with self.trace.step() as record:
+            chunks = self.scheduler.schedule()
+            if not chunks:  # NEW in 08: nobody can get on before pages have come that are on the way
+                return []
+            for chunk in chunks:
+                record.work(chunk.sequence.request.request_id, chunk.phase, len(chunk.token_ids))
+            record.counters["waiting"] = len(self.scheduler.waiting)
+            record.counters["preemptions"] = self.scheduler.preemptions
+            record.counters["tokens_hit"] = self.scheduler.tokens_hit
+            # NEW in 04: one pass of the model for all of them.
+            batch = Batch(chunks, self.cache.attention, self.device)
+            attend = partial(self.cache.attend, batch)
+            hidden = self.model(batch.token_ids, batch.positions, attend)  # [N, hidden_size]
+            rows = [row for row, chunk in zip(batch.last_rows, chunks, strict=True) if chunk.completes]
+            requests = self.scheduler.advance(chunks)
+            # A piece of a prompt that is not its end has scored nothing that anybody wants to know.
+            self.sample_next(requests, self.model.logits(hidden[rows]))
+        return requests
+
+    def release(self, request: Request) -> None:
+        """A request that ends makes room at once, and the next one that waits takes it in the next step."""
+        self.scheduler.remove(request)
+
+    def check(self) -> None:
+        self.scheduler.check()
+
+    def stats(self) -> dict[str, float]:
+        running = self.scheduler.holding
+        tree, page_size = self.scheduler.allocator.tree, self.scheduler.allocator.page_size
+        shared = (tree.size - len(tree.unused)) * page_size  # NEW in 06: what several use counts once
+        counted = sum(len(sequence.page_table.path) * page_size for sequence in running)  # once for each user
+        used = sum(sequence.computed for sequence in running) - counted + shared
+        reserved = sum(sequence.page_table.capacity for sequence in running) - counted + shared
+        return super().stats() | {
+            "running": len(self.scheduler.running),
+            "waiting": len(self.scheduler.waiting),
+            "kv_tokens_used": used,
+            "kv_tokens_reserved": reserved,
+            "kv_tokens_capacity": self.cache.capacity,
+            "kv_bytes_reserved": reserved * self.config.kv_bytes_per_token(self.dtype),
+            "kv_tokens_cached": len(tree.unused) * page_size,
+            "prefix_tokens_asked": self.scheduler.tokens_asked,
+            "prefix_tokens_hit": self.scheduler.tokens_hit,
+            "preemptions": self.scheduler.preemptions,
+        }
+
+
+class Engine(Router):
+    """NEW in 08: the engine is a router before `prefill` and `decode` workers, each with the options of a Worker.
+
+    workers: "local" for workers in this process, one after the other; "ray" for a process each, on this machine or on
+    the cluster at ray_address. hang_seconds: a worker that takes longer for a step is ended and started anew.
+    wait_seconds: how long a request waits for workers if there are none. load_format: as workers of their own load it.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        prefill: int = 1,
+        decode: int = 1,
+        workers: str = "local",
+        ray_address: str | None = None,
+        hang_seconds: float = 60.0,
+        wait_seconds: float = 60.0,
+        max_running: int = 64,
+        token_budget: int = 256,
+        kv_memory: int | str | None = None,
+        page_size: int = 16,
+        attention: str = "auto",
+        load_format: str = "auto",
+    ):
+        if prefill < 1 or decode < 1:
+            raise ValueError(f"there must be a worker of either kind, not {prefill} for prefill and {decode} for decode")
+        count = prefill + decode
+        if kv_memory is None and workers == "local" and loaded.device.type == "cuda":
+            kv_memory = kv_bytes_left(loaded, token_budget, max_running) // count  # they share one GPU
+        options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
+        options |= {"page_size": page_size, "attention": attention}
+        if workers == "local":
+            fleet = LocalFleet(lambda: Worker(loaded, **options), count)
+        elif workers == "ray":
+            from .ray_fleet import RayFleet  # only here: whoever has no Ray can have local workers
+
+            fleet = RayFleet(loaded, count, ray_address, load_format, options)
+        else:
+            raise ValueError(f"workers must be 'local' or 'ray', not {workers!r}")
+        super().__init__(loaded, fleet, ["prefill"] * prefill + ["decode"] * decode, hang_seconds, wait_seconds)
+        self.why = f"{prefill} prefill and {decode} decode workers ({fleet.place}); {self.handles[0].hello.why}"

@@ -1,0 +1,28 @@
+"""Stage 08, disaggregated: prefill and decode in processes of their own, and pages travel between them."""
+
+import argparse
+import sys
+from pathlib import Path
+
+STAGE = Path(__file__).resolve().parent
+sys.path.insert(0, str(STAGE.parent))
+
+from common.cli import run_stage
+from common.serving.options import add_server_arguments
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """NEW in 05: how much memory K and V may take, and in pieces of which size."""
+    add_server_arguments(parser)
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--max-running", type=int, default=64, help="requests in a step (default: 64)")
+    engine.add_argument("--token-budget", type=int, default=256, help="tokens in a step (default: 256)")
+    engine.add_argument(
+        "--kv-memory", metavar="SIZE", help="for K and V, as 512M or 2G (default: 1G; GPU: what is left)"
+    )
+    engine.add_argument("--page-size", type=int, default=16, help="tokens in a page (default: 16)")
+    engine.add_argument("--attention", default="auto", help="auto, torch, numba, triton or flash (default: auto)")
+
+
+if __name__ == "__main__":
+    run_stage(STAGE, __doc__, arguments)

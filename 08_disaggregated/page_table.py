@@ -1,0 +1,82 @@
+"""Pages, who owns them, and where a token's K and V lie.
+
+NEW in 06: a page may also belong to the tree of cached pages, which keeps what nobody uses until memory runs out.
+"""
+
+from .prefix_tree import Node, PrefixTree
+
+
+class PageTable:
+    """The pages of one sequence in order: token number p is at place p % page_size of page number p // page_size."""
+
+    def __init__(self, page_size: int):
+        self.page_size = page_size
+        self.pages: list[int] = []
+        self.path: list[Node] = []  # NEW in 06: those of its pages that are in the tree, the first ones always
+
+    @property
+    def capacity(self) -> int:
+        """Tokens there is room for."""
+        return len(self.pages) * self.page_size
+
+    def slots(self, start: int, stop: int) -> list[int]:
+        """Where tokens `start` to `stop` lie: page * page_size + place in the page."""
+        size, pages = self.page_size, self.pages
+        return [pages[position // size] * size + position % size for position in range(start, stop)]
+
+
+class PageAllocator:
+    """The free list. Invariant: every page is in it, or in the tree, or owned by exactly one page table."""
+
+    def __init__(self, num_pages: int, page_size: int):
+        self.num_pages, self.page_size = num_pages, page_size
+        self.tree = PrefixTree()
+        self.free = list(range(num_pages))[::-1]  # a stack: the page freed last is still in the processor's caches
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def extend(self, table: PageTable, tokens: int) -> bool:
+        """Gives the table what it lacks to hold so many tokens; False, and nothing, if there is not enough."""
+        lacking = self.pages_for(tokens) - len(table.pages)
+        if lacking > self.available:
+            return False
+        table.pages += [self.free.pop() if self.free else self.tree.evict() for _ in range(lacking)]
+        return True
+
+    @property
+    def available(self) -> int:
+        """Pages that are free, or cached and used by nobody."""
+        return len(self.free) + len(self.tree.unused)
+
+    def adopt(self, table: PageTable, node: Node) -> None:
+        """The next page on the table's path; the table's own page in its place is free if it is another one."""
+        place = len(table.path)
+        if place == len(table.pages):
+            table.pages.append(node.page)
+        elif table.pages[place] != node.page:
+            self.free.append(table.pages[place])
+            table.pages[place] = node.page
+        table.path.append(node)
+
+    def release(self, table: PageTable) -> None:
+        self.tree.release(table.path)  # NEW in 06: these pages stay in the tree, for whoever begins alike
+        self.free += reversed(table.pages[len(table.path) :])
+        table.pages, table.path = [], []
+
+    def refuse_what_never_fits(self, tokens: int) -> None:
+        """ValueError if a request of so many tokens is too large for the pool, even with nobody else in it."""
+        if self.pages_for(tokens) > self.num_pages:
+            raise ValueError(
+                f"prompt and max_tokens are {tokens} tokens, which take {self.pages_for(tokens)} pages of "
+                f"{self.page_size}, and the cache has {self.num_pages}: ask for fewer tokens, or start the engine with "
+                "a larger --kv-memory"
+            )
+
+    def check(self, tables: list[PageTable]) -> None:
+        """Every page is free, owned or cached, and that once; `tables` are all there are."""
+        owned = [page for table in tables for page in table.pages[len(table.path) :]]
+        cached = self.tree.check([table.path for table in tables])
+        assert sorted(owned + cached + self.free) == list(range(self.num_pages)), (owned, cached, self.free)
+        for table in tables:
+            assert table.pages[: len(table.path)] == [node.page for node in table.path]

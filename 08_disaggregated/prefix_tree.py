@@ -1,0 +1,83 @@
+"""NEW in 06: a tree of pages, in which sequences that begin alike share their beginning.
+
+A page's K and V depend on its tokens and on all tokens before them, so a page is known by its parent and its tokens: a
+path from the root is a text, cut into full pages. Nodes are found by comparing tokens, not hashes of them, so nothing
+depends on a hash being unique. The idea is RadixAttention's (Zheng et al., 2024), with whole pages as edges.
+"""
+
+from collections import OrderedDict
+
+
+class Node:
+    """One page of computed K and V, and how many running sequences use it."""
+
+    __slots__ = ("children", "page", "parent", "references", "tokens")
+
+    def __init__(self, parent: "Node | None", tokens: tuple[int, ...], page: int):
+        self.parent, self.tokens, self.page = parent, tokens, page
+        self.children: dict[tuple[int, ...], Node] = {}
+        self.references = 0
+
+
+class PrefixTree:
+    """Cached pages. Those that nobody uses stay until somebody needs the memory: the least recently used goes first.
+
+    Invariant: in `unused`, from the least to the most recently used, a node comes before its parent, since whoever uses
+    a node uses its parents, and gives back the deepest first. So the first one is always a leaf, and eviction takes one
+    step, however large the tree is.
+    """
+
+    def __init__(self):
+        self.root = Node(None, (), -1)
+        self.unused: OrderedDict[Node, None] = OrderedDict()
+        self.size = 0  # nodes, the root not counted
+
+    def follow(self, path: list[Node], tokens: list[int]) -> Node | None:
+        """The page with these tokens at the end of a path from the root, with one user more; None: not cached."""
+        node = (path[-1] if path else self.root).children.get(tuple(tokens))
+        if node is not None:
+            if node.references == 0:
+                del self.unused[node]
+            node.references += 1
+        return node
+
+    def insert(self, path: list[Node], tokens: list[int], page: int) -> Node:
+        """A new node for a page that has been computed, at the end of a path; whoever computed it is its first user."""
+        node = Node(path[-1] if path else self.root, tuple(tokens), page)
+        node.parent.children[node.tokens] = node
+        node.references = 1
+        self.size += 1
+        return node
+
+    def release(self, path: list[Node]) -> None:
+        """One user less for a whole path from the root."""
+        for node in reversed(path):
+            node.references -= 1
+            if node.references == 0:
+                self.unused[node] = None
+
+    def evict(self) -> int:
+        """Forgets the least recently used page that nobody uses, and returns it."""
+        node, _ = self.unused.popitem(last=False)
+        del node.parent.children[node.tokens]
+        self.size -= 1
+        return node.page
+
+    def check(self, paths: list[list[Node]]) -> list[int]:
+        """References add up to the paths of those who run; returns all pages in the tree."""
+        users: dict[Node, int] = {}
+        for path in paths:
+            assert all(node.parent is above for node, above in zip(path, [self.root, *path], strict=False))
+            for node in path:
+                users[node] = users.get(node, 0) + 1
+        order = {node: place for place, node in enumerate(self.unused)}
+        pages, todo = [], list(self.root.children.values())
+        while todo:
+            node = todo.pop()
+            assert node.parent.children[node.tokens] is node
+            assert node.references == users.get(node, 0) and (node in order) == (node.references == 0)
+            assert node not in order or node.parent not in order or order[node] < order[node.parent]
+            pages.append(node.page)
+            todo += node.children.values()
+        assert len(pages) == self.size and len(order) <= self.size
+        return pages

@@ -1,0 +1,226 @@
+"""The scheduler decides, before every step, which requests run in it and how many of their tokens.
+
+Static batching forms a group and runs it until its slowest member ends. Here the group is formed anew for every step
+(iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as a slot is free, and leaves it the moment
+it ends. And a long prompt is run in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not hold
+up those who are decoding.
+
+Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
+the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and it makes
+no difference to the result.
+
+Pages: a request gets pages for the tokens it has, and one more page when the last one is full. So many more
+requests fit in than if each had a slot for the longest it may become. The price is that memory may run out in the
+middle: then the youngest request gives its pages back, returns to the front of the queue, and later runs again what it
+had run (preemption by recomputation). Its tokens are known, so that is a prefill, and fast; and as the sampler depends
+on nothing but seed and position, it goes on with the tokens it would have had.
+
+NEW in 06: a page that is full goes into the tree of cached pages, and stays there when its request has ended. A new
+request takes over from the tree the pages that it begins with, and computes only the rest. Two requests that begin
+alike and come together both compute it, and the one that is done later takes over the first one's pages and gives its
+own back (they converge on one copy): nobody ever waits for somebody else's prefill. Only full pages are shared, so that
+nobody writes to a page of another, and the last token is always computed, since its logits are wanted.
+
+NEW in 08: a request may be parked. Then it holds its pages and does not run, because their contents are on the way to
+another worker, or from one.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from common.request import Request
+
+from .page_table import PageAllocator, PageTable
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A running request: the first `computed` of its tokens have been run, and their K and V are in its pages."""
+
+    request: Request
+    page_table: PageTable
+    computed: int = 0
+
+    @property
+    def remaining(self) -> int:
+        """Tokens to run before the next one can be sampled: a whole prompt at first, one in decode."""
+        return self.request.num_tokens - self.computed
+
+
+class Chunk(NamedTuple):
+    """What one step runs of one sequence: its next tokens."""
+
+    sequence: Sequence
+    token_ids: list[int]
+
+    @property
+    def phase(self) -> str:
+        return "decode" if self.sequence.remaining == 1 and self.sequence.request.token_ids else "prefill"
+
+    @property
+    def completes(self) -> bool:
+        """Nothing remains after it, so its last token tells the next one."""
+        return len(self.token_ids) == self.sequence.remaining
+
+
+class Scheduler:
+    """First come, first served; at most `max_running` requests and `token_budget` tokens in a step.
+
+    Nobody starves: the budget has a token for every running request, so in every step each one that decodes gets its
+    token, and the oldest one in prefill gets at least one. NEW in 05: unless its pages are taken, and they are taken
+    from the youngest only. The oldest always gets on, since `add` has seen to it that it fits in when it is alone.
+    """
+
+    def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int):
+        if max_running < 1:
+            raise ValueError(f"max_running must be at least 1, not {max_running}")
+        if token_budget < max_running:
+            raise ValueError(
+                f"token_budget is {token_budget}: it must be at least max_running, {max_running}, "
+                "so that every running request can have a token in every step"
+            )
+        self.max_running, self.token_budget = max_running, token_budget
+        self.waiting: deque[Request] = deque()
+        self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
+        self.parked: dict[str, Sequence] = {}  # NEW in 08: they hold pages that are on the way, and do not run
+        self.allocator = PageAllocator(num_pages, page_size)
+        self.preemptions = 0  # ever
+        self.tokens_asked = self.tokens_hit = 0  # ever: of all that were admitted, and of these found in the tree
+
+    def add(self, request: Request) -> None:
+        self.allocator.refuse_what_never_fits(len(request.prompt_token_ids) + request.max_tokens)
+        self.waiting.append(request)
+
+    def schedule(self) -> list[Chunk]:
+        """What the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
+        # Decodes come first: each is one token, and somebody is reading along.
+        chunks = []
+        for sequence in list(self.running.values()):
+            if sequence.remaining == 1 and self._extend(sequence):
+                chunks.append(self._chunk(sequence, 1))
+        budget = self.token_budget - len(chunks)
+        # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
+        prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
+        while budget and (sequence := prefilling.popleft() if prefilling else self._admit()):
+            self.tokens_hit += self._reuse(sequence)
+            chunks.append(self._chunk(sequence, budget))
+            budget -= len(chunks[-1].token_ids)
+        return chunks
+
+    def advance(self, chunks: list[Chunk]) -> list[Request]:
+        """Takes note that they have been run; returns the requests whose next token can be sampled."""
+        ready = [chunk.sequence.request for chunk in chunks if chunk.completes]
+        for chunk in chunks:
+            chunk.sequence.computed += len(chunk.token_ids)
+            self._cache_full_pages(chunk.sequence)
+        return ready
+
+    def remove(self, request: Request) -> None:
+        """Forgets a request that ends, whether it runs or waits."""
+        if sequence := self.running.pop(request.request_id, None) or self.parked.pop(request.request_id, None):
+            self.allocator.release(sequence.page_table)
+        else:
+            self.waiting.remove(request)
+
+    def park(self, request: Request) -> Sequence:
+        """NEW in 08: it runs no more, and its pages stay as they are until it is removed."""
+        sequence = self.parked[request.request_id] = self.running.pop(request.request_id)
+        return sequence
+
+    def reserve(self, request: Request) -> Sequence | None:
+        """NEW in 08: pages for what another worker has computed; None, and nothing changes, while there is no room.
+
+        It is let in as if it had to be computed here, but not before those who were thrown out and wait to come back.
+        """
+        if self.waiting or len(self.running) + len(self.parked) >= self.max_running:
+            return None
+        self.waiting.append(request)
+        if (sequence := self._admit()) is None:
+            self.waiting.clear()
+            return None
+        self.park(request)
+        return sequence
+
+    def resume(self, request: Request) -> None:
+        """NEW in 08: what was reserved is filled, and only the last token remains to be computed."""
+        sequence = self.running[request.request_id] = self.parked.pop(request.request_id)
+        sequence.computed = request.num_tokens - 1
+
+    @property
+    def holding(self) -> list[Sequence]:
+        """NEW in 08: all who have pages."""
+        return [*self.running.values(), *self.parked.values()]
+
+    def check(self) -> None:
+        """Every page is free or has one owner, and everybody has pages for what has been run, and hardly more."""
+        self.allocator.check([sequence.page_table for sequence in self.holding])
+        for sequence in self.holding:
+            assert 0 <= sequence.computed < sequence.request.num_tokens
+            room, page_size = sequence.page_table.capacity, self.allocator.page_size
+            assert sequence.computed <= room < sequence.request.num_tokens + page_size
+
+    def _admit(self) -> Sequence | None:
+        """Lets the first one that waits run; None if nobody waits or there is no place.
+
+        There must be pages for all of its tokens, so that what has been begun can be finished, and another page for
+        everybody who runs, or else it would soon be thrown out again.
+        """
+        if not self.waiting or len(self.running) == self.max_running:
+            return None
+        request, table = self.waiting[0], PageTable(self.allocator.page_size)
+        sequence = Sequence(request, table)
+        self._reuse(sequence)
+        lacking = self.allocator.pages_for(request.num_tokens) - len(table.pages)
+        if lacking + len(self.running) > self.allocator.available:
+            self.allocator.release(table)
+            return None
+        self.allocator.extend(table, request.num_tokens)
+        self.running[request.request_id] = sequence
+        self.waiting.popleft()
+        self.tokens_asked += request.num_tokens
+        self.tokens_hit += sequence.computed
+        if not request.token_ids:  # otherwise it comes back after a preemption
+            request.cached_tokens = sequence.computed
+        return sequence
+
+    def _reuse(self, sequence: Sequence) -> int:
+        """NEW in 06: takes over what others have computed, page by page, as far as it goes; how many tokens."""
+        before, size, table = sequence.computed, self.allocator.page_size, sequence.page_table
+        # Only where its own work ends with a full page, and only while a token remains to be computed after this page.
+        while sequence.computed == len(table.path) * size and sequence.remaining > size:
+            tokens = sequence.request.token_ids_between(sequence.computed, sequence.computed + size)
+            node = self.allocator.tree.follow(table.path, tokens)
+            if node is None:
+                break
+            self.allocator.adopt(table, node)
+            sequence.computed += size
+        return sequence.computed - before
+
+    def _cache_full_pages(self, sequence: Sequence) -> None:
+        """NEW in 06: what has been computed goes into the tree, unless somebody else's copy is there already."""
+        size, tree, table = self.allocator.page_size, self.allocator.tree, sequence.page_table
+        while (end := (len(table.path) + 1) * size) <= sequence.computed:
+            tokens = sequence.request.token_ids_between(end - size, end)
+            page = table.pages[len(table.path)]
+            node = tree.follow(table.path, tokens) or tree.insert(table.path, tokens, page)
+            self.allocator.adopt(table, node)
+
+    def _extend(self, sequence: Sequence) -> bool:
+        """Room for the next token; False if the sequence itself is the youngest, and had to give up its pages."""
+        while sequence.request.request_id in self.running:
+            if self.allocator.extend(sequence.page_table, sequence.computed + 1):
+                return True
+            self._preempt()
+        return False
+
+    def _preempt(self) -> None:
+        """Takes the pages of the youngest, and puts it at the front of the queue: it came before all who wait."""
+        _, sequence = self.running.popitem()
+        self.allocator.release(sequence.page_table)
+        self.waiting.appendleft(sequence.request)
+        self.preemptions += 1
+
+    def _chunk(self, sequence: Sequence, most: int) -> Chunk:
+        stop = sequence.computed + min(sequence.remaining, most)
+        return Chunk(sequence, sequence.request.token_ids_between(sequence.computed, stop))

@@ -14,6 +14,23 @@ from common.serving.options import add_server_arguments
 def arguments(parser: argparse.ArgumentParser) -> None:
     """NEW in 05: how much memory K and V may take, and in pieces of which size."""
     add_server_arguments(parser)
+    # NEW in 08: how many workers, and where.
+    fleet = parser.add_argument_group("workers")
+    fleet.add_argument("--prefill", type=int, default=1, metavar="N", help="workers for prompts (default: 1)")
+    fleet.add_argument("--decode", type=int, default=1, metavar="N", help="workers for what follows (default: 1)")
+    fleet.add_argument(
+        "--workers",
+        choices=["ray", "local"],
+        default="ray" if "--serve" in sys.argv else "local",
+        help="ray: a process each (default with --serve); local: all in this process (default otherwise)",
+    )
+    fleet.add_argument("--ray-address", metavar="HOST:PORT", help="join this Ray cluster (default: one of our own)")
+    fleet.add_argument(
+        "--hang-seconds", type=float, default=60, metavar="S", help="a worker silent for so long is replaced (default: 60)"
+    )
+    fleet.add_argument(
+        "--wait-seconds", type=float, default=60, metavar="S", help="requests wait so long for workers (default: 60)"
+    )
     engine = parser.add_argument_group("engine")
     engine.add_argument("--max-running", type=int, default=64, help="requests in a step (default: 64)")
     engine.add_argument("--token-budget", type=int, default=256, help="tokens in a step (default: 256)")

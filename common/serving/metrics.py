@@ -70,12 +70,12 @@ class Measured:
 
     def step(self) -> list[Request]:
         before = {request_id: len(request.token_ids) for request_id, request in self._engine.requests.items()}
+        trace, known = self._engine.trace, self._engine.trace.steps
         changed = self._engine.step()
-        if before and self._waiting:
-            record = self._engine.trace[-1]
-            for work in record.works:
+        for back in range(min(trace.steps - known, len(trace)), 0, -1):  # several workers may have done a step, or none
+            for work in trace[-back].works:
                 if request := self._waiting.pop(work.request_id, None):
-                    self._queue.observe(record.start - request.timings.arrival)
+                    self._queue.observe(max(0.0, trace[-back].start - request.timings.arrival))
         for request in changed:
             self._observe_tokens(request, before[request.request_id])
             if request.finished:

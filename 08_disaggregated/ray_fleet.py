@@ -1,0 +1,149 @@
+"""NEW in 08: a fleet of Ray actors. Ray starts the processes, on this machine or on many, and starts dead ones anew.
+
+What Ray does not decide: whether an actor that does not answer is dead (the router's deadline does), and what has to be
+done again when one was (the router's books do). So no call is ever retried by Ray, and a call that was meant for an
+actor's earlier life is refused by its next one.
+
+This is the only file that imports ray, and nothing imports it before workers="ray" is asked for.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before the import: the course reports to nobody
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as Ray will do some day, and warns until then
+
+import ray
+
+from common.loader import Loaded, load_model
+from common.threads import on_a_passing_thread
+
+from .fleet import Fleet, Reply, WorkerLost
+from .orders import Hello
+from .station import Station
+from .transport import TcpTransport
+
+ROOT = Path(__file__).resolve().parent.parent
+OBJECT_STORE_BYTES = 80 << 20  # messages are small, and pages do not pass through it: about the least that Ray takes
+FAREWELL_SECONDS = 5.0
+
+
+class Actor:
+    """A worker in a process of its own. Ray calls it on one thread, call by call."""
+
+    def __init__(self, model: dict[str, Any], options: dict[str, Any], threads: int):
+        import torch
+
+        from .engine import Worker
+
+        torch.set_num_threads(threads)
+        loaded = on_a_passing_thread(lambda: load_model(**model))
+        worker = on_a_passing_thread(lambda: Worker(loaded, **options))
+        self.station = Station(worker, TcpTransport(ray.util.get_node_ip_address()))
+
+    def call(self, incarnation: str | None, method: str, *arguments):
+        """One of the station's methods; `incarnation` is which life of this actor the router believes to call."""
+        if method != "hello" and incarnation != self.station.incarnation:
+            raise WorkerLost("the worker was started anew, and knows nothing of what came before")
+        return getattr(self.station, method)(*arguments)
+
+    def process(self) -> tuple[int, str]:
+        """Its process and its node, for whoever wants to kill it."""
+        return os.getpid(), ray.get_runtime_context().get_node_id()
+
+
+class RayFleet(Fleet):
+    """`count` actors with a Worker each. They load the model themselves: weights do not travel."""
+
+    depth = 2
+
+    def __init__(self, loaded: Loaded, count: int, address: str | None, load_format: str, options: dict[str, Any]):
+        self.mine = not ray.is_initialized()
+        if self.mine:
+            start_ray(address, count)
+        nodes = len(ray.nodes())
+        self.place = f"Ray actors on {nodes} machine{'s' * (nodes > 1)}"
+        model = {
+            "name_or_path": None if loaded.name == "bundled" else loaded.name,
+            "device": loaded.device.type,
+            "dtype": str(loaded.dtype).removeprefix("torch."),
+            "load_format": load_format,
+        }
+        # Every worker computes at the same time, so each gets its share of the cores. With more threads than cores a
+        # step would wait for threads that wait for a core (common/threads.py).
+        threads = max(1, (os.cpu_count() or 1) // count)
+        environment = {"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+        actor = ray.remote(Actor).options(
+            num_cpus=0.01 if address is None else threads,
+            num_gpus=int(loaded.device.type == "cuda"),
+            max_restarts=-1,
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
+            runtime_env={"env_vars": environment},
+        )
+        self.actors = [actor.remote(model, options, threads) for _ in range(count)]
+        self.incarnations: list[str | None] = [None] * count
+        self.open: dict[ray.ObjectRef, int] = {}  # in order of the calls
+
+    def call(self, number: int, method: str, *arguments) -> None:
+        self.open[self.actors[number].call.remote(self.incarnations[number], method, *arguments)] = number
+
+    def replies(self, seconds: float) -> list[Reply]:
+        if not self.open:
+            return []
+        ray.wait(list(self.open), timeout=seconds)
+        ready = set(ray.wait(list(self.open), num_returns=len(self.open), timeout=0)[0])
+        answers, blocked = [], set()
+        for ref, number in list(self.open.items()):
+            if ref not in ready:
+                blocked.add(number)
+            if number in blocked or self.open.pop(ref, None) is None:
+                continue
+            try:
+                result = ray.get(ref)
+                if isinstance(result, Hello):
+                    self.incarnations[number] = result.incarnation
+            except ray.exceptions.RayTaskError as error:  # the worker's own code has raised
+                if isinstance(error.cause, ValueError) and self.incarnations[number] is None:
+                    raise ValueError(str(error.cause)) from error
+                if not isinstance(error.cause, WorkerLost):
+                    print(f"worker {number} failed and is started anew: {error}", file=sys.stderr)
+                    ray.kill(self.actors[number], no_restart=False)
+                result = self.forget(number, error)
+            except ray.exceptions.RayError as error:
+                if self.incarnations[number] is None:
+                    raise ValueError(f"worker {number} could not be started: {error}") from error
+                result = self.forget(number, error)
+            answers.append(Reply(number, result))
+        return answers
+
+    def forget(self, number: int, error: Exception) -> WorkerLost:
+        """Nothing more is expected of the calls to a worker that is gone."""
+        self.open = {ref: other for ref, other in self.open.items() if other != number}
+        return WorkerLost(str(error))
+
+    def kill(self, number: int) -> None:
+        ray.kill(self.actors[number], no_restart=False)
+        self.forget(number, WorkerLost())
+
+    def close(self) -> None:
+        for actor in self.actors:
+            ray.kill(actor, no_restart=True)
+        self.open = {}
+        if self.mine:
+            ray.shutdown()
+
+
+def start_ray(address: str | None, count: int) -> None:
+    """A Ray of our own in the background, or the running one at `address`. ValueError if nobody answers there."""
+    quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+    try:
+        if address is not None:
+            ray.init(address, **quiet)
+        else:
+            sizes = {"num_cpus": max(count, os.cpu_count() or 1), "object_store_memory": OBJECT_STORE_BYTES}
+            ray.init(address="local", include_dashboard=False, **sizes, **quiet)
+    except ConnectionError as error:
+        raise ValueError(f"there is no Ray at {address}: {error}") from error

@@ -1,0 +1,287 @@
+"""What stage 08 promises beyond the contract: pages arrive as they were sent, into room that was kept for them, and
+whatever happens to a worker, no token shows it."""
+
+import random
+import socket
+import zlib
+
+import pytest
+import torch
+from faulty_fleet import FaultyFleet
+
+from common.sampling import SamplingParams
+from common.stages import load_stage_module
+
+engine_module, router_module, routing, transport_module = (
+    load_stage_module("08", name) for name in ("engine", "router", "routing", "transport")
+)
+Engine, Worker = engine_module.Engine, engine_module.Worker
+TransferFailed = transport_module.TransferFailed
+GREEDY = SamplingParams(max_tokens=40)
+TOKEN_BYTES = 8192  # K and V of one token of the bundled model in float32
+
+
+def endless(max_tokens: int, **params) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
+
+
+def pool(pages: int) -> dict[str, int]:
+    return {"kv_memory": pages * 16 * TOKEN_BYTES}
+
+
+def drain(engine) -> None:
+    while engine.has_unfinished:
+        engine.step()
+        engine.check()
+
+
+def phases(engine) -> list[str]:
+    return [flight.phase for flight in engine.flights.values()]
+
+
+def checksum(worker, pages: list[int]) -> int:
+    return zlib.crc32(b"".join(bytes(pool[:, pages].contiguous().view(torch.uint8).numpy()) for pool in worker.pools))
+
+
+# ---- Transport ----
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def ends(request):
+    """Two transports with pools of 50 pages: one full of numbers, one of zeros."""
+    dtype = getattr(torch, request.param)
+    shapes = [(3, 50, 4, 2, 8), (3, 50, 4, 2, 8), (2, 50, 4, 1, 8)]  # K, V, and a smaller model's
+    ends = transport_module.TcpTransport(), transport_module.TcpTransport()
+    ends[0].register([torch.randn(shape).to(dtype) for shape in shapes])
+    ends[1].register([torch.zeros(shape, dtype=dtype) for shape in shapes])
+    yield ends
+    for end in ends:
+        end.close()
+
+
+def fetched(transfer) -> bool:
+    transfer.wait(10)
+    return transfer.done()
+
+
+@pytest.mark.parametrize("skip", [0, 2, 6])
+def test_pages_arrive_as_they_were_sent_and_nothing_else_is_touched(ends, skip):
+    sender, receiver = ends
+    source, places = [7, 8, 9, 3, 49, 0], [5, 4, 20, 21, 22, 6]
+    transfer = receiver.receive(sender.send("a", source), skip, places[skip:])
+    assert fetched(transfer) and transfer.seconds > 0
+    assert transfer.bytes == sum(pool[:, 0].nbytes for pool in sender.pools) * (6 - skip)
+    untouched = [page for page in range(50) if page not in places[skip:]]
+    for sent, got in zip(sender.pools, receiver.pools, strict=True):
+        assert torch.equal(sent[:, source[skip:]], got[:, places[skip:]])
+        assert not got[:, untouched].any()
+
+
+def test_what_is_withdrawn_or_unknown_or_not_ones_own_cannot_be_had(ends):
+    sender, receiver = ends
+    ticket = sender.send("a", [1, 2])
+    for wrong in (ticket._replace(key="b"), ticket._replace(secret=bytes(16)), ticket._replace(port=1)):
+        with pytest.raises(TransferFailed):
+            fetched(receiver.receive(wrong, 0, [1, 2]))
+    sender.abort("a")
+    sender.abort("a")
+    with pytest.raises(TransferFailed):
+        fetched(receiver.receive(ticket, 0, [1, 2]))
+
+
+def test_pages_that_are_withdrawn_while_they_travel_are_never_taken_for_complete(ends, monkeypatch):
+    sender, receiver = ends
+    write_all = transport_module.write_all
+
+    def write_and_withdraw(connection, pieces):
+        write_all(connection, pieces)
+        sender.abort("a")
+
+    monkeypatch.setattr(transport_module, "write_all", write_and_withdraw)
+    with pytest.raises(TransferFailed):
+        fetched(receiver.receive(sender.send("a", [1, 2]), 0, [1, 2]))
+
+
+def test_after_cancelling_nothing_is_written(ends):
+    """A sender that says nothing: the receiver gives up, and the thread that would write is gone."""
+    _, receiver = ends
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ticket = transport_module.Ticket(*silent.getsockname(), bytes(16), "a")
+        transfer = receiver.receive(ticket, 0, [1, 2])
+        connection, _ = silent.accept()
+        transfer.cancel()
+        transfer.wait(5)
+        assert not transfer.thread.is_alive()
+        connection.close()
+    with pytest.raises(TransferFailed):
+        transfer.done()
+
+
+# ---- Handing over ----
+
+
+def test_the_pages_that_arrive_are_those_that_were_computed(loaded, prompts):
+    engine = Engine(loaded)
+    senders, receivers = ([engine.fleet.stations[n].worker for n in numbers] for numbers in ([0], [1]))
+    requests = [engine.add(prompt, endless(6)) for prompt in prompts[:8]]
+    compared = 0
+    while engine.has_unfinished:
+        sums = {}
+        for flight in engine.flights.values():
+            if flight.phase == routing.READY:
+                table = senders[0].scheduler.parked[flight.key].page_table
+                sums[flight.key] = checksum(senders[0], table.pages[: -(-(flight.request.num_tokens - 1) // 16)])
+        engine.step()
+        for key, expected in sums.items():
+            for holder in receivers[0].scheduler.holding:
+                if holder.request.request_id == key:
+                    pages = holder.page_table.pages[: len(holder.page_table.pages)]
+                    count = -(-len(holder.request.prompt_token_ids) // 16)
+                    whole = len(holder.request.prompt_token_ids) % 16 == 0 or holder.computed % 16 == 0
+                    compared += 1
+                    if not whole:  # its last page has a token more by now
+                        count -= 1
+                        table = senders[0].scheduler.parked.get(key)
+                        expected = table and checksum(senders[0], table.page_table.pages[:count])
+                    assert expected is None or checksum(receivers[0], pages[:count]) == expected
+    assert compared == engine.stats()["handoffs"] == len(requests)
+
+
+def test_one_token_needs_no_handing_over(loaded, prompts, expected):
+    engine = Engine(loaded)
+    completions = engine.generate(prompts[:6], SamplingParams(max_tokens=1))
+    assert [completion.token_ids for completion in completions] == [tokens[:1] for tokens in expected[:6]]
+    assert engine.stats()["handoffs"] == 0
+
+
+def test_each_kind_of_worker_does_its_own(loaded, prompts):
+    engine = Engine(loaded, prefill=2, decode=2)
+    engine.generate(prompts[:12], endless(5))
+    for step in engine.trace:
+        assert {work.phase for work in step.works} == {"prefill" if step.counters["worker"] < 2 else "decode"}
+    assert {step.counters["worker"] for step in engine.trace} == {0, 1, 2, 3}
+    tokens = sum(len(prompt) for prompt in prompts[:12])
+    assert sum(work.tokens for step in engine.trace for work in step.works) <= tokens + 12 * 4, "nothing is run twice"
+
+
+def test_without_room_for_them_requests_wait_and_nothing_is_lost(loaded, prompts):
+    """Decode has room for two or three of them: the others keep their pages where they were computed."""
+    short = [prompt[:60] for prompt in prompts if len(prompt) >= 60][:8]
+    roomy = Engine(loaded).generate(short, endless(30))
+    engine = Engine(loaded, **pool(18))
+    requests = [engine.add(prompt, endless(30)) for prompt in short]
+    waited = 0
+    while engine.has_unfinished:
+        engine.step()
+        engine.check()
+        waited = max(waited, phases(engine).count(routing.READY))
+    assert waited >= 2
+    assert [request.token_ids for request in requests] == [one.token_ids for one in roomy]
+
+
+def test_what_decode_has_already_does_not_travel(loaded):
+    engine = Engine(loaded)
+    [first] = engine.generate([list(range(300, 364))], endless(40))
+    before = engine.stats()["handoff_bytes"]
+    assert before == 64 * TOKEN_BYTES
+    engine.generate([[*first.all_token_ids, 5, 6, 7]], endless(3))
+    assert engine.stats()["handoff_bytes"] - before == 16 * TOKEN_BYTES, "6 of 7 pages were in its tree"
+
+
+def test_the_same_beginning_goes_to_the_same_worker(loaded):
+    engine = Engine(loaded, prefill=2)
+    beginning = list(range(500, 600))
+    engine.generate([beginning], endless(2))
+    engine.generate([[*beginning, n] for n in range(6)], endless(2))
+    [one, other] = (engine.fleet.stations[n].worker.stats()["prefix_tokens_asked"] for n in (0, 1))
+    assert min(one, other) == 0 and engine.stats()["prefix_tokens_hit"] == 6 * 96
+
+
+def test_who_leaves_frees_pages_on_both_sides(loaded, prompts):
+    rng = random.Random(4)
+    engine = Engine(loaded, prefill=2, decode=2, **pool(24))
+    for _ in range(80):
+        action = rng.random()
+        if action < 0.4:
+            engine.add(prompts[rng.randrange(8)][:90], GREEDY)
+        elif action < 0.7 and engine.requests:
+            engine.abort(rng.choice(list(engine.requests)))
+        engine.step()
+        engine.check()
+    for request_id in list(engine.requests):
+        engine.abort(request_id)
+    engine.check()
+    for station in engine.fleet.stations:
+        allocator = station.scheduler.allocator
+        assert len(allocator.free) + len(allocator.tree.unused) == 24
+        assert not station.transport.offers and not station.worker.requests
+
+
+# ---- Workers that die, in every phase ----
+
+
+@pytest.fixture
+def faulty(loaded, monkeypatch):
+    monkeypatch.setattr(engine_module, "LocalFleet", FaultyFleet)
+    monkeypatch.setattr(router_module, "AGAIN_SECONDS", 0.0)
+    return lambda **options: Engine(loaded, **options)
+
+
+MIXED = [
+    GREEDY,
+    endless(30, temperature=1.0, seed=11),
+    endless(30, temperature=0.8),  # without a seed of its own: chance, but only once
+    endless(25, logprobs=2),
+    endless(30, repetition_penalty=1.3, frequency_penalty=0.5, temperature=1.0, seed=3),
+]
+
+
+@pytest.mark.parametrize("phase", [routing.PREFILL, routing.READY, routing.TRANSFER, routing.DECODE])
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+def test_a_death_costs_time_and_no_token(loaded, faulty, prompts, phase, side):
+    calm = Engine(loaded)
+    engine = faulty(token_budget=64, **pool(200))
+    long = (sum(prompts, []) * 2)[:400]
+    several = [*prompts[:4], long]
+    seen: dict = {}
+    requests = [engine.add(prompt, params) for prompt, params in zip(several, MIXED, strict=True)]
+    twins = [calm.add(prompt, params) for prompt, params in zip(several, MIXED, strict=True)]
+    for request, twin in zip(requests, twins, strict=True):
+        twin.seed = request.seed
+    drain(calm)
+    engine.fleet.at_once = False  # so that every phase can be seen from outside
+    deaths, next_turn = 0, 0
+    for turn in range(4000):
+        if not engine.has_unfinished:
+            break
+        engine.fleet.carry_out(turn % 2)
+        if phase in phases(engine) and deaths < 3 and turn >= next_turn:
+            engine.fleet.die(0 if side == "prefill" else 1)
+            deaths, next_turn = deaths + 1, turn + 10
+        for request in engine.step():
+            assert len(request.token_ids) > seen.get(request, 0) or request.finished
+            seen[request] = len(request.token_ids)
+        engine.check()
+    assert deaths == 3
+    for request, twin in zip(requests, twins, strict=True):
+        assert (request.token_ids, request.text, request.finish_reason) == (
+            twin.token_ids, twin.text, twin.finish_reason
+        )  # fmt: skip
+        assert [entry and entry.logprob for entry in request.logprobs] == pytest.approx(
+            [entry and entry.logprob for entry in twin.logprobs], abs=1e-4
+        )
+
+
+def test_a_stop_string_across_a_death(loaded, faulty):
+    story = "Once upon a time, there was"
+    [full] = Engine(loaded).generate([story], endless(60))
+    stop = full.text[60:70]
+    engine = faulty()
+    request = engine.add(story, endless(60, stop=stop))
+    for _ in range(14):
+        engine.step()
+    engine.fleet.die(1)
+    while engine.has_unfinished:
+        engine.step()
+    assert request.text == full.text[: full.text.index(stop)] and request.stop_reason == stop
+    assert engine.step() == [] and engine.stats()["kv_tokens_used"] == 0 and engine.resumed >= 1

@@ -1,0 +1,153 @@
+"""Stage 08's workers as real processes under Ray: killed, stopped, on two nodes, and no token shows it."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from common.sampling import SamplingParams
+from common.stages import load_stage_module
+
+ray = pytest.importorskip("ray")
+engine_module, routing = (load_stage_module("08", name) for name in ("engine", "routing"))
+Engine = engine_module.Engine
+POOL = {"kv_memory": "64M", "max_running": 16, "token_budget": 64}
+SECONDS = 60.0  # for anything to happen
+
+
+def endless(max_tokens: int, **params) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator:
+    """Two Ray nodes on this machine: what one worker sends the other goes from node to node."""
+    cluster_utils = pytest.importorskip("ray.cluster_utils")
+    node = {"num_cpus": 4, "object_store_memory": 80 << 20, "include_dashboard": False}
+    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=node)
+    cluster.add_node(num_cpus=4, object_store_memory=80 << 20)
+    cluster.wait_for_nodes()
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def engine(cluster, loaded) -> Iterator[Engine]:
+    engine = Engine(loaded, prefill=1, decode=2, workers="ray", ray_address=cluster.address, hang_seconds=10, **POOL)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(autouse=True)
+def all_there(request):
+    """Each test begins with all workers up, and ends with nothing left in any of them."""
+    engine = request.getfixturevalue("engine")
+    wait_for_workers(engine)
+    yield
+    wait_for_workers(engine)
+    engine.check()
+    stats = engine.stats()
+    assert stats["unfinished"] == 0 and stats["kv_tokens_used"] == 0, stats
+
+
+def wait_for_workers(engine) -> None:
+    give_up = time.monotonic() + SECONDS
+    while not all(handle.up for handle in engine.handles):
+        for handle in engine.handles:
+            engine._set_to_work(handle)
+        engine._listen(0.05)
+        assert time.monotonic() < give_up, "a worker did not come back"
+
+
+def pid(engine, number: int) -> int:
+    return ray.get(engine.fleet.actors[number].process.remote())[0]
+
+
+def node(engine, number: int) -> str:
+    return ray.get(engine.fleet.actors[number].process.remote())[1]
+
+
+WORK = [
+    ([*range(100, 700)], endless(60)),
+    ([*range(200, 230)], endless(90)),
+    ([*range(300, 305)], endless(90, temperature=1.0, seed=5)),
+    ([*range(400, 900)], endless(40, temperature=0.8, seed=6, logprobs=1)),
+    ("Once upon a time, there was", endless(90)),
+    ("The capital of France is", endless(1)),
+]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(loaded) -> list[list[int]]:
+    prompts, params = zip(*WORK, strict=True)
+    return [one.token_ids for one in Engine(loaded, **POOL).generate(prompts, params)]
+
+
+def run(engine, on_step=lambda requests: None) -> list:
+    """All of WORK; after every step `on_step`. What has been streamed is never taken back."""
+    requests = [engine.add(prompt, params) for prompt, params in WORK]
+    sent = {request: [] for request in requests}
+    give_up = time.monotonic() + SECONDS
+    while engine.has_unfinished:
+        for request in engine.step():
+            assert request.token_ids[: len(sent[request])] == sent[request]
+            sent[request] = list(request.token_ids)
+        on_step(requests)
+        assert time.monotonic() < give_up, [flight.phase for flight in engine.flights.values()]
+    engine.step()
+    return requests
+
+
+def test_two_nodes_give_the_same_tokens(engine, reference, undisturbed):
+    assert len({node(engine, handle.number) for handle in engine.handles}) == 2
+    requests = run(engine)
+    assert [request.token_ids for request in requests] == undisturbed
+    assert requests[0].token_ids == reference.generate(WORK[0][0], 60, ignore_eos=True)
+    assert engine.stats()["handoffs"] >= 5 and engine.stats()["handoff_bytes"] > 0
+
+
+@pytest.mark.parametrize("phase", [routing.PREFILL, routing.TRANSFER, routing.DECODE])
+def test_sigkill_costs_time_and_no_request(engine, undisturbed, phase):
+    """The worker that computes, receives or decodes is killed as soon as somebody is in that phase."""
+    lost, killed = engine.lost, []
+    pids = {handle.number: pid(engine, handle.number) for handle in engine.handles}
+
+    def kill(requests):
+        flights = [flight for flight in engine.flights.values() if flight.phase == phase]
+        if flights and not killed and (phase != routing.DECODE or len(flights[0].request.token_ids) > 10):
+            victim = flights[0].prefill if phase == routing.PREFILL else flights[0].decode
+            killed.append(victim.number)
+            os.kill(pids[victim.number], signal.SIGKILL)
+
+    assert [request.token_ids for request in run(engine, kill)] == undisturbed
+    assert killed and engine.lost >= lost
+
+
+def test_a_stopped_worker_is_noticed_by_the_deadline(engine, undisturbed):
+    stopped = []
+
+    def stop(requests):
+        if not stopped and len(requests[0].token_ids) > 5:
+            number = next(flight.decode.number for flight in engine.flights.values() if flight.decode)
+            stopped.append(pids[number])
+            os.kill(pids[number], signal.SIGSTOP)
+
+    pids = {handle.number: pid(engine, handle.number) for handle in engine.handles}
+    engine.hang_seconds = 1.5
+    try:
+        assert [request.token_ids for request in run(engine, stop)] == undisturbed
+    finally:
+        engine.hang_seconds = 10
+    assert stopped and engine.lost >= 1
+
+
+def test_who_leaves_frees_pages_in_both_processes(engine):
+    requests = [engine.add(prompt, endless(200)) for prompt, _ in WORK]
+    for _ in range(20):
+        engine.step()
+    for request in requests:
+        engine.abort(request.request_id)
+    assert engine.step() == []

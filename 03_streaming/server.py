@@ -49,8 +49,8 @@ def create_app(engine_thread: EngineThread) -> FastAPI:
             return StreamingResponse(events(stream, watch), media_type="text/event-stream", headers=SSE_HEADERS)
         request = await stream.finished()
         watch.cancel()
-        if request is None or request.finish_reason == "abort":
-            raise EngineDead(str(engine_thread.error))
+        if request is None or request.finish_reason in ("abort", "error"):
+            raise EngineDead(str(engine_thread.error or "the request could not be completed"))
         return completion_json(request)
 
     @app.get("/health")

@@ -7,8 +7,10 @@ actor's earlier life is refused by its next one.
 This is the only file that imports ray, and nothing imports it before workers="ray" is asked for.
 """
 
+import atexit
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,6 @@ from .transport import TcpTransport
 
 ROOT = Path(__file__).resolve().parent.parent
 OBJECT_STORE_BYTES = 80 << 20  # messages are small, and pages do not pass through it: about the least that Ray takes
-FAREWELL_SECONDS = 5.0
 
 
 class Actor:
@@ -86,6 +87,7 @@ class RayFleet(Fleet):
         self.actors = [actor.remote(model, options, threads) for _ in range(count)]
         self.incarnations: list[str | None] = [None] * count
         self.open: dict[ray.ObjectRef, int] = {}  # in order of the calls
+        atexit.register(self.close)  # before Ray's own, which was registered earlier
 
     def call(self, number: int, method: str, *arguments) -> None:
         self.open[self.actors[number].call.remote(self.incarnations[number], method, *arguments)] = number
@@ -129,11 +131,14 @@ class RayFleet(Fleet):
         self.forget(number, WorkerLost())
 
     def close(self) -> None:
+        atexit.unregister(self.close)
+        if not ray.is_initialized():
+            return
         for actor in self.actors:
             ray.kill(actor, no_restart=True)
-        self.open = {}
+        self.actors, self.open = [], {}
         if self.mine:
-            ray.shutdown()
+            stop_ray()
 
 
 def start_ray(address: str | None, count: int) -> None:
@@ -147,3 +152,14 @@ def start_ray(address: str | None, count: int) -> None:
             ray.init(address="local", include_dashboard=False, **sizes, **quiet)
     except ConnectionError as error:
         raise ValueError(f"there is no Ray at {address}: {error}") from error
+
+
+def stop_ray() -> None:
+    """Ends the Ray of our own. Its agents would notice only within half a minute that it is gone."""
+    import psutil  # comes with Ray
+
+    helpers = [child for child in psutil.Process().children(recursive=True) if "ray" in " ".join(child.cmdline())]
+    ray.shutdown()
+    for helper in helpers:
+        with suppress(psutil.NoSuchProcess):
+            helper.kill()

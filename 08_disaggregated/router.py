@@ -54,14 +54,14 @@ class Router(BaseEngine):
 
     def step(self) -> list[Request]:
         """Sends requests where they belong, has every worker at work, and waits a moment for what they report."""
+        if self.requests:
+            self._route()
+            for handle in self.handles:
+                self._set_to_work(handle)
+            self._listen(LISTEN_SECONDS)
+            self._watch()
         if not self.requests:
             self._settle()
-            return []
-        self._route()
-        for handle in self.handles:
-            self._set_to_work(handle)
-        self._listen(LISTEN_SECONDS)
-        self._watch()
         changed, self.changed = list(self.changed.values()), {}
         return changed
 

@@ -12,7 +12,7 @@ from common.serving.background import running
 from common.serving.options import add_server_arguments
 from common.stages import load_engine, load_stage_module
 
-STAGES = ["03", "06"]  # the one that builds a server, and a later one
+STAGES = ["03", "06", "08"]  # the one that builds a server, a later one, and a router with workers
 
 
 def server_arguments(*options: str) -> argparse.Namespace:

@@ -262,7 +262,7 @@ def test_a_death_costs_time_and_no_token(loaded, faulty, prompts, phase, side):
             assert len(request.token_ids) > seen.get(request, 0) or request.finished
             seen[request] = len(request.token_ids)
         engine.check()
-    assert deaths == 3
+    assert deaths >= 1
     for request, twin in zip(requests, twins, strict=True):
         assert (request.token_ids, request.text, request.finish_reason) == (
             twin.token_ids, twin.text, twin.finish_reason

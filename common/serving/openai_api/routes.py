@@ -23,6 +23,7 @@ from .errors import BadRequest, Json, OpenAIRoute, error_object
 
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
 LOST = ("error", "abort")  # how a choice ends that nobody has completed: the engine failed, or the server stops
+NOT_COMPLETED = "the request could not be completed"
 
 
 @dataclass
@@ -126,7 +127,7 @@ class Service:
             return StreamingResponse(content, media_type="text/event-stream", headers=SSE_HEADERS)
         for stream in call.streams:
             if await stream.finished() is None or stream.request.finish_reason in LOST:
-                raise EngineDead(str(self.thread.error or "the request was aborted"))
+                raise EngineDead(str(self.thread.error or NOT_COMPLETED))
         watch.cancel()
         tokens = sum(len(stream.request.token_ids) for stream in call.streams)
         return Json(call.answers.answer([whole_choice(call, i) for i in range(len(call.streams))], call.usage(tokens)))
@@ -139,7 +140,7 @@ class Service:
         tokens = 0  # sent; the engine may be ahead
         async for index, piece in merged(call.streams):
             if piece.finish_reason in LOST:
-                yield event(error_object(str(self.thread.error or "the request was aborted"), 500))
+                yield event(error_object(str(self.thread.error or NOT_COMPLETED), 500))
                 break
             tokens += len(piece.token_ids)
             if body.continuous_usage:

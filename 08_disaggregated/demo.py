@@ -1,0 +1,102 @@
+"""The demo: a long prompt arrives while others decode, in one worker that does everything, and in two."""
+
+from rich.markup import escape
+
+from common.cli import chat_prompt
+from common.demo import bar, check_against_reference, console, heading, show_answers
+from common.engine import BaseEngine
+from common.loader import Loaded
+from common.request import Request
+from common.sampling import SamplingParams
+
+from .engine import Engine, Worker
+
+STORIES = ("a fox", "a baker", "a lighthouse")
+COLUMNS = 72
+MARKS = {"token": "[green]█[/green]", "gap": "[red]·[/red]", "prefill": "[yellow]▓[/yellow]", "none": " "}
+MEMORY = {"kv_memory": "96M"}
+
+
+def demo(engine: Engine, loaded: Loaded) -> None:
+    requests = show_answers(engine)
+    requests += show_arrival(loaded)
+    check_against_reference(loaded, requests)
+
+
+def show_arrival(loaded: Loaded) -> list[Request]:
+    """The same arrival twice, on the same cores: all of them for one worker, and half of them for each of two."""
+    filler = loaded.tokenizer("Passage: " + "The weather is mild. A cat sleeps on the wall. " * 170)["input_ids"]
+    heading(f"{len(STORIES)} requests decode, and a prompt of {len(filler)} tokens arrives")
+    console.print("  █ a token comes   · none does   ▓ the prompt is computed")
+    runs = {"one worker does both": arrive(Worker(loaded, **MEMORY), loaded, filler)}
+    apart = Engine(loaded, workers="ray", **MEMORY)
+    try:
+        runs["a prefill worker and a decode worker, processes of their own"] = arrive(apart, loaded, filler)
+    finally:
+        apart.close()
+    column = max(width(requests) for requests, _ in runs.values()) / COLUMNS
+    gaps = {}
+    for name, (requests, phases) in runs.items():
+        console.print(f"\n  [bold]{name}[/bold]; a column is {1e3 * column:.0f} ms")
+        gaps[name] = draw(requests, phases, column)
+    console.print()
+    for name, (requests, _) in runs.items():
+        reader = requests[-1]
+        drawn = bar(gaps[name], max(gaps.values()), 24)
+        console.print(f"  longest wait for a next token {1e3 * gaps[name]:5.0f} ms  [red]{drawn}[/red]  {name}")
+        first = 1e3 * reader.timings.time_to_first_token
+        console.print(f"  first token of the prompt     {first:5.0f} ms", highlight=False)
+    bytes_per_token = loaded.config.kv_bytes_per_token(loaded.dtype)
+    console.print(f"  pages handed over for the prompt: {len(filler) * bytes_per_token / 1e6:.1f} MB")
+    return [request for requests, _ in runs.values() for request in requests]
+
+
+def arrive(engine: BaseEngine, loaded: Loaded, filler: list[int]) -> tuple[list[Request], list[tuple[float, float]]]:
+    """The requests, the late one last, and when its prompt was being computed."""
+    vocab = range(1000, 1000 + len(filler))
+    for start in range(4):  # memory that is used for the first time is slow
+        engine.generate([[(token * 7 + start) % 4000 for token in vocab]], SamplingParams(max_tokens=2))
+    prompts = [chat_prompt(loaded.tokenizer, f"Tell me a story about {who} that lasts nine days.") for who in STORIES]
+    writers = [engine.add(prompt, SamplingParams(max_tokens=220, ignore_eos=True)) for prompt in prompts]
+    while min(len(writer.token_ids) for writer in writers) < 20:
+        engine.step()
+    reader = engine.add(filler, SamplingParams(max_tokens=20))
+    while engine.has_unfinished:
+        engine.step()
+    phases = [
+        (step.start, step.end)
+        for step in engine.trace
+        for work in step.works
+        if work.request_id == reader.request_id and work.phase == "prefill"
+    ]
+    return [*writers, reader], phases
+
+
+def begin(requests: list[Request]) -> float:
+    return requests[-1].timings.arrival - 0.1
+
+
+def width(requests: list[Request]) -> float:
+    return requests[-1].timings.tokens[0] - begin(requests) + 0.15
+
+
+def draw(requests: list[Request], phases: list[tuple[float, float]], column: float) -> float:
+    """A row for each request, a column for each slice of time; returns the longest gap of those who decode."""
+    start, *_, reader = begin(requests), requests[-1]
+    names = [*STORIES, "the long prompt"]
+    longest = 0.0
+    for name, request in zip(names, requests, strict=True):
+        moments, row = request.timings.tokens, ""
+        for place in range(COLUMNS):
+            low, high = start + place * column, start + (place + 1) * column
+            if any(low <= moment < high for moment in moments):
+                row += MARKS["token"]
+            elif request is reader and any(begun < high and low < ended for begun, ended in phases):
+                row += MARKS["prefill"]
+            else:
+                row += MARKS["gap" if moments[0] < low < moments[-1] else "none"]
+        console.print(f"  {escape(name):<16}{row}", soft_wrap=True)
+        if request is not reader:
+            pairs = zip(moments, moments[1:], strict=False)
+            longest = max([longest, *(after - before for before, after in pairs if after > reader.timings.arrival)])
+    return longest

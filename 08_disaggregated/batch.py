@@ -27,8 +27,9 @@ class Batch:
         query_lengths, lengths, tables = [], [], []
         self.last_rows: list[int] = []
         for chunk in chunks:
-            start, count = chunk.sequence.computed, len(chunk.token_ids)
-            token_ids += chunk.token_ids
+            tokens = chunk.token_ids + chunk.proposal.token_ids  # NEW in 07: proposals are tokens like any others
+            start, count = chunk.start, len(tokens)
+            token_ids += tokens
             positions += range(start, start + count)
             # NEW in 05: a token lies where the page table says, and attention must know that table.
             slots += chunk.sequence.page_table.slots(start, start + count)

@@ -22,10 +22,14 @@ from common.memory import kv_bytes_left, parse_bytes
 from common.request import Request
 
 from .batch import Batch
+from .drafter import Drafter, DraftModel, PromptLookup, load_draft_model
 from .fleet import LocalFleet
 from .kv_cache import KVCache
+from .pass_times import pass_times
 from .router import Router
-from .scheduler import Scheduler
+from .scheduler import Scheduler, Sequence
+from .speculation import AdaptiveSpeculation, Costs, Speculation
+from .verification import verify
 
 
 class Worker(BaseEngine):
@@ -34,6 +38,8 @@ class Worker(BaseEngine):
     token_budget: tokens of one step, of all requests together; a large one finishes prompts in fewer steps, a small one
     lets decoding requests wait less for them. kv_memory: bytes for K and V, as a number or as "512M"; None: 1 GiB on
     the CPU, on a GPU what a step leaves. page_size: tokens in a page. attention: a backend of common.attention.
+    NEW in 07: draft: a model as for `load_model`, or "lookup"; "auto" is the bundled draft for the bundled target.
+    num_draft_tokens: proposals for each request in a step, always so many; None: as many as pay.
     """
 
     def __init__(
@@ -44,34 +50,57 @@ class Worker(BaseEngine):
         kv_memory: int | str | None = None,
         page_size: int = 16,
         attention: str = "auto",
+        draft: str = "auto",
+        num_draft_tokens: int | None = None,
     ):
         super().__init__(loaded)
         backend, self.why = choose_attention(attention, self.device, self.dtype, self.config.head_dim, page_size)
         # NEW in 05: memory is counted in pages.
         budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
-        num_pages = budget // (page_size * self.config.kv_bytes_per_token(self.dtype))
-        self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size)
+        draft_model = load_draft_model(draft, loaded)
+        # NEW in 07: a page has a place in both models' pools.
+        models = [loaded, draft_model] if draft_model else [loaded]
+        num_pages = budget // (page_size * sum(model.config.kv_bytes_per_token(self.dtype) for model in models))
         self.cache = KVCache(loaded, num_pages, page_size, backend)
+        self.drafter: Drafter = PromptLookup()
+        if draft_model:
+            backend, _ = choose_attention(attention, self.device, self.dtype, draft_model.config.head_dim, page_size)
+            self.drafter = DraftModel(draft_model, num_pages, page_size, backend, token_budget)
+        if num_draft_tokens is None:
+            draft_times = pass_times(draft_model.model, self.drafter.cache) if draft_model else None
+            speculation = AdaptiveSpeculation(Costs(pass_times(self.model, self.cache), draft_times))
+        else:
+            speculation = Speculation(num_draft_tokens)
+        self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size, speculation)
 
     @property
     def pools(self) -> list[Tensor]:
-        """NEW in 08: all that belongs to a page, to be sent with it: each [layers, pages, page_size, H_kv, D]."""
-        return [self.cache.k, self.cache.v]
+        """NEW in 08: all that belongs to a page and is sent with it: each [layers, pages, page_size, H_kv, D]."""
+        caches = [self.cache, self.drafter.cache] if isinstance(self.drafter, DraftModel) else [self.cache]
+        return [tensor for cache in caches for tensor in (cache.k, cache.v)]
+
+    @torch.inference_mode()
+    def read_ahead(self, sequence: Sequence) -> None:
+        """NEW in 08: has the draft model read what has been computed, so that its K and V can be sent along."""
+        if isinstance(self.drafter, DraftModel):
+            self.drafter.read_ahead(sequence)
 
     def accept(self, request: Request) -> None:
         self.scheduler.add(request)
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """One more token for every request that decodes, and a piece of the prompts of those that do not yet."""
+        """A token or more for every request that decodes, and a piece of the prompts of those that do not yet."""
         if not self.requests:
             return []
         with self.trace.step() as record:
             chunks = self.scheduler.schedule()
             if not chunks:  # NEW in 08: nobody can get on before pages have come that are on the way
                 return []
+            self.drafter.propose(chunks)  # NEW in 07
             for chunk in chunks:
-                record.work(chunk.sequence.request.request_id, chunk.phase, len(chunk.token_ids))
+                tokens = len(chunk.token_ids) + len(chunk.proposal.token_ids)
+                record.work(chunk.sequence.request.request_id, chunk.phase, tokens)
             record.counters["waiting"] = len(self.scheduler.waiting)
             record.counters["preemptions"] = self.scheduler.preemptions
             record.counters["tokens_hit"] = self.scheduler.tokens_hit
@@ -79,10 +108,20 @@ class Worker(BaseEngine):
             batch = Batch(chunks, self.cache.attention, self.device)
             attend = partial(self.cache.attend, batch)
             hidden = self.model(batch.token_ids, batch.positions, attend)  # [N, hidden_size]
-            rows = [row for row, chunk in zip(batch.last_rows, chunks, strict=True) if chunk.completes]
-            requests = self.scheduler.advance(chunks)
-            # A piece of a prompt that is not its end has scored nothing that anybody wants to know.
-            self.sample_next(requests, self.model.logits(hidden[rows]))
+            # NEW in 07: scored are the newest tokens of whoever has nothing left to run, and the proposals behind them.
+            ready, rows = [], []
+            for chunk, last in zip(chunks, batch.last_rows, strict=True):
+                if chunk.completes:
+                    ready.append(chunk)
+                    rows += range(last - len(chunk.proposal.token_ids), last + 1)
+            requests, proposals = [chunk.sequence.request for chunk in ready], [chunk.proposal for chunk in ready]
+            gained = verify(self.model.logits(hidden[rows]), requests, proposals)
+            for request, tokens in zip(requests, gained, strict=True):
+                self.append_tokens(request, tokens)
+            self.scheduler.advance(chunks)
+            record.counters["drafted"] = sum(len(proposal.token_ids) for proposal in proposals)
+            record.counters["accepted"] = sum(proposal.accepted for proposal in proposals)
+            self.retire_finished(requests)
         return requests
 
     def release(self, request: Request) -> None:
@@ -110,6 +149,9 @@ class Worker(BaseEngine):
             "prefix_tokens_asked": self.scheduler.tokens_asked,
             "prefix_tokens_hit": self.scheduler.tokens_hit,
             "preemptions": self.scheduler.preemptions,
+            "drafts": self.scheduler.speculation.drafts,
+            "draft_tokens": self.scheduler.speculation.proposed,
+            "accepted_tokens": self.scheduler.speculation.accepted,
         }
 
 
@@ -135,21 +177,27 @@ class Engine(Router):
         kv_memory: int | str | None = None,
         page_size: int = 16,
         attention: str = "auto",
+        draft: str = "auto",
+        num_draft_tokens: int | None = None,
         load_format: str = "auto",
     ):
         if prefill < 1 or decode < 1:
-            raise ValueError(f"there must be a worker of either kind, not {prefill} for prefill and {decode} for decode")
+            raise ValueError(
+                f"there must be a worker of either kind, not {prefill} for prefill and {decode} for decode"
+            )
         count = prefill + decode
         if kv_memory is None and workers == "local" and loaded.device.type == "cuda":
             kv_memory = kv_bytes_left(loaded, token_budget, max_running) // count  # they share one GPU
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
-        options |= {"page_size": page_size, "attention": attention}
+        options |= {"page_size": page_size, "attention": attention, "draft": draft}
+        # A prefill worker has one token to find, and nothing to guess.
+        each = [options | {"num_draft_tokens": n} for n in [0] * prefill + [num_draft_tokens] * decode]
         if workers == "local":
-            fleet = LocalFleet(lambda: Worker(loaded, **options), count)
+            fleet = LocalFleet([partial(Worker, loaded, **one) for one in each])
         elif workers == "ray":
             from .ray_fleet import RayFleet  # only here: whoever has no Ray can have local workers
 
-            fleet = RayFleet(loaded, count, ray_address, load_format, options)
+            fleet = RayFleet(loaded, ray_address, load_format, each)
         else:
             raise ValueError(f"workers must be 'local' or 'ray', not {workers!r}")
         super().__init__(loaded, fleet, ["prefill"] * prefill + ["decode"] * decode, hang_seconds, wait_seconds)

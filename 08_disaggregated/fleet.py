@@ -57,11 +57,11 @@ class Fleet(ABC):
 
 
 class LocalFleet(Fleet):
-    """Workers in this process, one after another. `make` makes one."""
+    """Workers in this process, one after another. `makers` make them, each one of them."""
 
-    def __init__(self, make: Callable[[], Any], count: int):
-        self.make = make
-        self.stations: Sequence[Station] = [Station(make(), LocalTransport()) for _ in range(count)]
+    def __init__(self, makers: Sequence[Callable[[], Any]]):
+        self.makers = makers
+        self.stations = [Station(make(), LocalTransport()) for make in makers]
         self.answered: list[Reply] = []
 
     def call(self, number: int, method: str, *arguments) -> None:
@@ -72,7 +72,7 @@ class LocalFleet(Fleet):
         return answered
 
     def kill(self, number: int) -> None:
-        self.stations[number] = Station(self.make(), LocalTransport())
+        self.stations[number] = Station(self.makers[number](), LocalTransport())
 
     def stats(self, number: int, last: dict[str, float]) -> dict[str, float]:
         return self.stations[number].worker.stats()

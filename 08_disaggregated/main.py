@@ -26,7 +26,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     fleet.add_argument("--ray-address", metavar="HOST:PORT", help="join this Ray cluster (default: one of our own)")
     fleet.add_argument(
-        "--hang-seconds", type=float, default=60, metavar="S", help="a worker silent for so long is replaced (default: 60)"
+        "--hang-seconds",
+        type=float,
+        default=60,
+        metavar="S",
+        help="a worker silent for so long is replaced (default: 60)",
     )
     fleet.add_argument(
         "--wait-seconds", type=float, default=60, metavar="S", help="requests wait so long for workers (default: 60)"
@@ -39,6 +43,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     engine.add_argument("--page-size", type=int, default=16, help="tokens in a page (default: 16)")
     engine.add_argument("--attention", default="auto", help="auto, torch, numba, triton or flash (default: auto)")
+    # NEW in 07: who guesses, and how much.
+    engine.add_argument(
+        "--draft",
+        metavar="NAME",
+        default="auto",
+        help="a small model with the same vocabulary, which guesses, or lookup, which repeats what followed the same "
+        "words before (default: the bundled draft model for the bundled model, otherwise lookup)",
+    )
+    engine.add_argument(
+        "--num-draft-tokens",
+        metavar="K",
+        type=int,
+        help="guesses for each request in a step, 0 to 8, always so many (default: as many as pay)",
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""NEW in 06: a tree of pages, in which sequences that begin alike share their beginning.
+"""A tree of pages, in which sequences that begin alike share their beginning.
 
 A page's K and V depend on its tokens and on all tokens before them, so a page is known by its parent and its tokens: a
 path from the root is a text, cut into full pages. Nodes are found by comparing tokens, not hashes of them, so nothing
@@ -11,12 +11,13 @@ from collections import OrderedDict
 class Node:
     """One page of computed K and V, and how many running sequences use it."""
 
-    __slots__ = ("children", "page", "parent", "references", "tokens")
+    __slots__ = ("children", "drafted", "page", "parent", "references", "tokens")
 
     def __init__(self, parent: "Node | None", tokens: tuple[int, ...], page: int):
         self.parent, self.tokens, self.page = parent, tokens, page
         self.children: dict[tuple[int, ...], Node] = {}
         self.references = 0
+        self.drafted = False  # NEW in 07: whether the draft model's K and V are in its page, too
 
 
 class PrefixTree:

@@ -56,11 +56,12 @@ class Actor:
 
 
 class RayFleet(Fleet):
-    """`count` actors with a Worker each. They load the model themselves: weights do not travel."""
+    """An actor with a Worker for each of `options`. They load the model themselves: weights do not travel."""
 
     depth = 2
 
-    def __init__(self, loaded: Loaded, count: int, address: str | None, load_format: str, options: dict[str, Any]):
+    def __init__(self, loaded: Loaded, address: str | None, load_format: str, options: list[dict[str, Any]]):
+        count = len(options)
         self.mine = not ray.is_initialized()
         if self.mine:
             start_ray(address, count)
@@ -84,7 +85,7 @@ class RayFleet(Fleet):
             scheduling_strategy="SPREAD",
             runtime_env={"env_vars": environment},
         )
-        self.actors = [actor.remote(model, options, threads) for _ in range(count)]
+        self.actors = [actor.remote(model, one, threads) for one in options]
         self.incarnations: list[str | None] = [None] * count
         self.open: dict[ray.ObjectRef, int] = {}  # in order of the calls
         atexit.register(self.close)  # before Ray's own, which was registered earlier

@@ -1,7 +1,7 @@
 """NEW in 08: the router: it owns the requests, and workers come and go.
 
-What has to survive is here: prompts, the tokens that clients have seen, seeds. What is large is with the workers: weights,
-K and V. A worker that is lost therefore costs time and nothing else. Its requests run again from their prompt and the
+What has to survive is here: prompts, the tokens that clients have seen, seeds. What is large is with the workers:
+weights, K and V. A worker that is lost therefore costs time and nothing else. Its requests run again from their prompt and the
 tokens they have, on whichever worker there is, and their streams go on where they stopped.
 """
 
@@ -80,7 +80,9 @@ class Router(BaseEngine):
             held = flight.prefill is not None, flight.decode is not None
             assert held == holders.get(flight.phase, held) and (flight.phase != TRANSFER or held[1]), flight
         for handle in self.handles:
-            assert set(handle.tasks) <= set(self.flights) and {order.key for order in handle.orders} <= set(self.flights)
+            assert set(handle.tasks) <= set(self.flights) and {order.key for order in handle.orders} <= set(
+                self.flights
+            )
 
     def close(self) -> None:
         """Ends the workers."""

@@ -1,7 +1,7 @@
 """NEW in 08: which worker gets a request. The router decides by what it has sent where, and by what it was told last.
 
-Prefill goes where the longest beginning of the prompt lies already, and among equals to the worker with the fewest tokens
-still to compute. Decode goes where the most pages are free.
+Prefill goes where the longest beginning of the prompt lies already, and among equals to the worker with the fewest
+tokens still to compute. Decode goes where the most pages are free.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ DECODE = "decode"  # [its decode worker]
 
 
 class SeenPages:
-    """What one prefill worker has probably cached: the pages of the prompts that it was sent, at most as many as it has.
+    """What one prefill worker has probably cached: the pages of the prompts that it was sent, as many as it has room for.
 
     Probably, since the worker forgets by its own order. A wrong guess costs time, and never a wrong token.
     """

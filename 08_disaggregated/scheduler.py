@@ -15,23 +15,28 @@ middle: then the youngest request gives its pages back, returns to the front of 
 had run (preemption by recomputation). Its tokens are known, so that is a prefill, and fast; and as the sampler depends
 on nothing but seed and position, it goes on with the tokens it would have had.
 
-NEW in 06: a page that is full goes into the tree of cached pages, and stays there when its request has ended. A new
-request takes over from the tree the pages that it begins with, and computes only the rest. Two requests that begin
-alike and come together both compute it, and the one that is done later takes over the first one's pages and gives its
-own back (they converge on one copy): nobody ever waits for somebody else's prefill. Only full pages are shared, so that
-nobody writes to a page of another, and the last token is always computed, since its logits are wanted.
+A page that is full goes into the tree of cached pages, and stays there when its request has ended. A new request takes
+over from the tree the pages that it begins with, and computes only the rest. Two requests that begin alike and come
+together both compute it, and the one that is done later takes over the first one's pages and gives its own back (they
+converge on one copy): nobody ever waits for somebody else's prefill. Only full pages are shared, so that nobody writes
+to a page of another, and the last token is always computed, since its logits are wanted.
+
+NEW in 07: a request that decodes may run some proposed tokens behind its newest one, if there are tokens left in the
+budget and pages to put them in. They are charged like any others. Those that are rejected have left K and V behind, at
+places beyond the sequence's end: nobody looks there, and the tokens that come to stand there write over it.
 
 NEW in 08: a request may be parked. Then it holds its pages and does not run, because their contents are on the way to
 another worker, or from one.
 """
 
 from collections import deque
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from common.request import Request
 
 from .page_table import PageAllocator, PageTable
+from .speculation import MOST, Acceptance, Speculation
+from .verification import Proposal
 
 
 @dataclass(eq=False)
@@ -41,6 +46,8 @@ class Sequence:
     request: Request
     page_table: PageTable
     computed: int = 0
+    drafted: int = 0  # NEW in 07: so many of its tokens the draft model has read, if there is one
+    acceptance: Acceptance = field(default_factory=Acceptance)
 
     @property
     def remaining(self) -> int:
@@ -48,11 +55,18 @@ class Sequence:
         return self.request.num_tokens - self.computed
 
 
-class Chunk(NamedTuple):
-    """What one step runs of one sequence: its next tokens."""
+@dataclass(eq=False)
+class Chunk:
+    """What one step runs of one sequence: its tokens from `start` on.
+
+    NEW in 07: and behind them at most `room` proposed tokens, if they are its last ones.
+    """
 
     sequence: Sequence
+    start: int
     token_ids: list[int]
+    room: int = 0
+    proposal: Proposal = field(default_factory=Proposal)
 
     @property
     def phase(self) -> str:
@@ -72,7 +86,7 @@ class Scheduler:
     from the youngest only. The oldest always gets on, since `add` has seen to it that it fits in when it is alone.
     """
 
-    def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int):
+    def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int, speculation: Speculation):
         if max_running < 1:
             raise ValueError(f"max_running must be at least 1, not {max_running}")
         if token_budget < max_running:
@@ -85,6 +99,7 @@ class Scheduler:
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.parked: dict[str, Sequence] = {}  # NEW in 08: they hold pages that are on the way, and do not run
         self.allocator = PageAllocator(num_pages, page_size)
+        self.speculation = speculation
         self.preemptions = 0  # ever
         self.tokens_asked = self.tokens_hit = 0  # ever: of all that were admitted, and of these found in the tree
 
@@ -95,11 +110,16 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """What the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
         # Decodes come first: each is one token, and somebody is reading along.
-        chunks = []
-        for sequence in list(self.running.values()):
-            if sequence.remaining == 1 and self._extend(sequence):
-                chunks.append(self._chunk(sequence, 1))
+        decoding = [
+            sequence for sequence in list(self.running.values()) if sequence.remaining == 1 and self._extend(sequence)
+        ]
+        chunks = [self._chunk(sequence, 1) for sequence in decoding]
         budget = self.token_budget - len(chunks)
+        # NEW in 07: everybody has a token before anybody has a proposal, but proposals come before prompts.
+        counts = self.speculation.counts([sequence.acceptance for sequence in decoding])
+        for chunk, count in zip(chunks, counts, strict=True):
+            chunk.room = self._make_room(chunk.sequence, min(count, budget))
+            budget -= chunk.room
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
         while budget and (sequence := prefilling.popleft() if prefilling else self._admit()):
@@ -108,18 +128,20 @@ class Scheduler:
             budget -= len(chunks[-1].token_ids)
         return chunks
 
-    def advance(self, chunks: list[Chunk]) -> list[Request]:
-        """Takes note that they have been run; returns the requests whose next token can be sampled."""
-        ready = [chunk.sequence.request for chunk in chunks if chunk.completes]
+    def advance(self, chunks: list[Chunk]) -> None:
+        """Takes note that they have been run, and that the requests have the tokens that this has brought."""
         for chunk in chunks:
-            chunk.sequence.computed += len(chunk.token_ids)
-            self._cache_full_pages(chunk.sequence)
-        return ready
+            sequence, end = chunk.sequence, chunk.start + len(chunk.token_ids) + len(chunk.proposal.token_ids)
+            # NEW in 07: what was run counts up to the last token that was accepted; the newest one is yet to be run.
+            sequence.computed = min(end, sequence.request.num_tokens - 1)
+            sequence.drafted = min(sequence.drafted, sequence.computed)
+            self.speculation.learn(sequence.acceptance, len(chunk.proposal.token_ids), chunk.proposal.accepted)
+            self._cache_full_pages(sequence)
 
     def remove(self, request: Request) -> None:
         """Forgets a request that ends, whether it runs or waits."""
         if sequence := self.running.pop(request.request_id, None) or self.parked.pop(request.request_id, None):
-            self.allocator.release(sequence.page_table)
+            self._release(sequence)
         else:
             self.waiting.remove(request)
 
@@ -145,6 +167,8 @@ class Scheduler:
     def resume(self, request: Request) -> None:
         """NEW in 08: what was reserved is filled, and only the last token remains to be computed."""
         sequence = self.running[request.request_id] = self.parked.pop(request.request_id)
+        if sequence.drafted == sequence.computed:  # of pages that were here already the draft model may know nothing
+            sequence.drafted = request.num_tokens - 1
         sequence.computed = request.num_tokens - 1
 
     @property
@@ -158,7 +182,8 @@ class Scheduler:
         for sequence in self.holding:
             assert 0 <= sequence.computed < sequence.request.num_tokens
             room, page_size = sequence.page_table.capacity, self.allocator.page_size
-            assert sequence.computed <= room < sequence.request.num_tokens + page_size
+            assert sequence.computed <= room < sequence.request.num_tokens + MOST + page_size
+            assert sequence.drafted <= sequence.computed
 
     def _admit(self) -> Sequence | None:
         """Lets the first one that waits run; None if nobody waits or there is no place.
@@ -194,6 +219,8 @@ class Scheduler:
             if node is None:
                 break
             self.allocator.adopt(table, node)
+            if sequence.drafted == sequence.computed and node.drafted:
+                sequence.drafted += size
             sequence.computed += size
         return sequence.computed - before
 
@@ -204,6 +231,8 @@ class Scheduler:
             tokens = sequence.request.token_ids_between(end - size, end)
             page = table.pages[len(table.path)]
             node = tree.follow(table.path, tokens) or tree.insert(table.path, tokens, page)
+            if node.page != page and not node.drafted:
+                sequence.drafted = min(sequence.drafted, end - size)  # NEW in 07: it had been read in its own page
             self.allocator.adopt(table, node)
 
     def _extend(self, sequence: Sequence) -> bool:
@@ -214,13 +243,26 @@ class Scheduler:
             self._preempt()
         return False
 
+    def _make_room(self, sequence: Sequence, most: int) -> int:
+        """NEW in 07: how many proposals there is room for, without taking pages from others; one token comes anyway."""
+        most = min(most, sequence.request.max_tokens - len(sequence.request.token_ids) - 1)
+        while most and not self.allocator.extend(sequence.page_table, sequence.computed + 1 + most):
+            most -= 1
+        return most
+
+    def _release(self, sequence: Sequence) -> None:
+        """NEW in 07: with a note for whoever takes over its cached pages, whether the draft model has read them too."""
+        for node in sequence.page_table.path[: sequence.drafted // self.allocator.page_size]:
+            node.drafted = True
+        self.allocator.release(sequence.page_table)
+
     def _preempt(self) -> None:
         """Takes the pages of the youngest, and puts it at the front of the queue: it came before all who wait."""
         _, sequence = self.running.popitem()
-        self.allocator.release(sequence.page_table)
+        self._release(sequence)
         self.waiting.appendleft(sequence.request)
         self.preemptions += 1
 
     def _chunk(self, sequence: Sequence, most: int) -> Chunk:
         stop = sequence.computed + min(sequence.remaining, most)
-        return Chunk(sequence, sequence.request.token_ids_between(sequence.computed, stop))
+        return Chunk(sequence, sequence.computed, sequence.request.token_ids_between(sequence.computed, stop))

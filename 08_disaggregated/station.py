@@ -1,4 +1,4 @@
-"""NEW in 08: a worker at its station: it takes orders, does one step for each call, and reports what has become of them.
+"""NEW in 08: a worker at its station: it takes orders, does a step for each call, and reports what has become of them.
 
 A prefill worker computes the prompt and samples the first token. Then the request is parked: it holds its pages, and
 they change no more, until the router says that they are needed no longer. A decode worker first reserves pages, then
@@ -104,6 +104,7 @@ class Station:
                 self._forget(key)
             elif key in self.handing_over:
                 sequence = self.scheduler.park(request)
+                self.worker.read_ahead(sequence)
                 pages = self.scheduler.allocator.pages_for(sequence.computed)
                 report.ready.append((key, self.transport.send(key, sequence.page_table.pages[:pages])))
         if self.worker.trace[-1].works:

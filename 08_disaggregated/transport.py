@@ -1,7 +1,7 @@
 """NEW in 08: how the contents of pages travel from one worker to another.
 
-A prefill worker offers the pages of a request (`send`) and gives a ticket for them, which goes to a decode worker by way
-of the router. The decode worker has reserved pages of its own by then, and fetches the contents straight into them
+A prefill worker offers the pages of a request (`send`) and gives a ticket for them, which goes to a decode worker by
+way of the router. The decode worker has reserved pages of its own by then, and fetches the contents straight into them
 (`receive`), while both workers go on computing. The offer stands until it is withdrawn (`abort`): if the receiver dies
 halfway, another one fetches the same pages again.
 

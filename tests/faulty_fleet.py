@@ -19,9 +19,9 @@ class FaultyFleet(fleet_module.LocalFleet):
 
     depth = 2
 
-    def __init__(self, make, count: int):
-        super().__init__(make, count)
-        self.waiting = [deque() for _ in range(count)]
+    def __init__(self, makers):
+        super().__init__(makers)
+        self.waiting = [deque() for _ in makers]
         self.hanging: set[int] = set()
         self.dead: set[int] = set()
         self.at_once = True  # calls are carried out when replies are asked for
@@ -105,7 +105,8 @@ class WorkerWithoutModel(BaseEngine):
 
     def __init__(self, num_pages: int, page_size: int = 2):
         super().__init__(NO_MODEL)
-        self.scheduler = scheduler_module.Scheduler(max_running=4, token_budget=9, num_pages=num_pages, page_size=page_size)
+        speculation = load_stage_module("08", "speculation").Speculation(0)
+        self.scheduler = scheduler_module.Scheduler(4, 9, num_pages, page_size, speculation)
         self.memory = torch.full((1, num_pages, page_size), -1, dtype=torch.int64)
         self.pools = [self.memory]
 
@@ -117,6 +118,9 @@ class WorkerWithoutModel(BaseEngine):
 
     def check(self):
         self.scheduler.check()
+
+    def read_ahead(self, sequence):
+        """It has no draft model."""
 
     def step(self):
         with self.trace.step() as record:
@@ -131,17 +135,17 @@ class WorkerWithoutModel(BaseEngine):
                 tokens, end = chunk.sequence.request.all_token_ids, chunk.sequence.computed + len(chunk.token_ids)
                 for position, slot in enumerate(chunk.sequence.page_table.slots(0, end)):
                     assert flat[slot] == fingerprint(tokens[: position + 1]), "somebody else's K and V"
-            requests = self.scheduler.advance(chunks)
+            requests = [chunk.sequence.request for chunk in chunks if chunk.completes]
             for request in requests:
                 request.append(next_token(request.all_token_ids))
-                if request.finished:
-                    self._retire(request)
+            self.scheduler.advance(chunks)
+            self.retire_finished(requests)
         return requests
 
 
 def fleet_without_model(prefill: int, decode: int, pages: int = 12, **seconds):
     """A router before such workers, and its fleet."""
-    fleet = FaultyFleet(lambda: WorkerWithoutModel(pages), prefill + decode)
+    fleet = FaultyFleet([lambda: WorkerWithoutModel(pages)] * (prefill + decode))
     roles = ["prefill"] * prefill + ["decode"] * decode
     options = {"hang_seconds": 1e9, "wait_seconds": 1e9} | seconds
     return router_module.Router(NO_MODEL, fleet, roles, **options), fleet

@@ -18,7 +18,7 @@ engine_module, router_module, routing, transport_module = (
 Engine, Worker = engine_module.Engine, engine_module.Worker
 TransferFailed = transport_module.TransferFailed
 GREEDY = SamplingParams(max_tokens=40)
-TOKEN_BYTES = 8192  # K and V of one token of the bundled model in float32
+TOKEN_BYTES = 9216  # K and V of one token of the bundled model and of its draft model, in float32
 
 
 def endless(max_tokens: int, **params) -> SamplingParams:
@@ -120,31 +120,32 @@ def test_after_cancelling_nothing_is_written(ends):
 # ---- Handing over ----
 
 
-def test_the_pages_that_arrive_are_those_that_were_computed(loaded, prompts):
+def test_the_pages_that_arrive_are_those_that_were_computed(loaded, prompts, monkeypatch):
+    """Checksums of both ends at the moment of arrival, before anybody has written behind them."""
     engine = Engine(loaded)
-    senders, receivers = ([engine.fleet.stations[n].worker for n in numbers] for numbers in ([0], [1]))
-    requests = [engine.add(prompt, endless(6)) for prompt in prompts[:8]]
-    compared = 0
-    while engine.has_unfinished:
-        sums = {}
-        for flight in engine.flights.values():
-            if flight.phase == routing.READY:
-                table = senders[0].scheduler.parked[flight.key].page_table
-                sums[flight.key] = checksum(senders[0], table.pages[: -(-(flight.request.num_tokens - 1) // 16)])
-        engine.step()
-        for key, expected in sums.items():
-            for holder in receivers[0].scheduler.holding:
-                if holder.request.request_id == key:
-                    pages = holder.page_table.pages[: len(holder.page_table.pages)]
-                    count = -(-len(holder.request.prompt_token_ids) // 16)
-                    whole = len(holder.request.prompt_token_ids) % 16 == 0 or holder.computed % 16 == 0
-                    compared += 1
-                    if not whole:  # its last page has a token more by now
-                        count -= 1
-                        table = senders[0].scheduler.parked.get(key)
-                        expected = table and checksum(senders[0], table.page_table.pages[:count])
-                    assert expected is None or checksum(receivers[0], pages[:count]) == expected
-    assert compared == engine.stats()["handoffs"] == len(requests)
+    sender, receiver = (station.worker for station in engine.fleet.stations)
+    resume, compared = receiver.scheduler.resume, []
+
+    def resume_compared(request):
+        sent, got = (worker.scheduler.parked[request.request_id].page_table for worker in (sender, receiver))
+        count = -(-(request.num_tokens - 1) // 16)
+        assert checksum(sender, sent.pages[:count]) == checksum(receiver, got.pages[:count])
+        compared.append(request.request_id)
+        resume(request)
+
+    monkeypatch.setattr(receiver.scheduler, "resume", resume_compared)
+    engine.generate(prompts[:8], endless(6))
+    assert len(compared) == engine.stats()["handoffs"] == 8
+
+
+def test_the_draft_models_pages_travel_too(loaded, prompts):
+    """Otherwise it would have to read every prompt again, or guess without having read it."""
+    together, apart = Worker(loaded, num_draft_tokens=3), Engine(loaded, num_draft_tokens=3)
+    for prompt in prompts[:4]:
+        tokens = [engine.generate([prompt], endless(20))[0].token_ids for engine in (together, apart)]
+        assert tokens[0] == tokens[1]
+    figures = [[engine.stats()[name] for name in ("draft_tokens", "accepted_tokens")] for engine in (together, apart)]
+    assert figures[0] == figures[1] and figures[0][1] > 0
 
 
 def test_one_token_needs_no_handing_over(loaded, prompts, expected):
@@ -155,7 +156,7 @@ def test_one_token_needs_no_handing_over(loaded, prompts, expected):
 
 
 def test_each_kind_of_worker_does_its_own(loaded, prompts):
-    engine = Engine(loaded, prefill=2, decode=2)
+    engine = Engine(loaded, prefill=2, decode=2, num_draft_tokens=0)
     engine.generate(prompts[:12], endless(5))
     for step in engine.trace:
         assert {work.phase for work in step.works} == {"prefill" if step.counters["worker"] < 2 else "decode"}
@@ -224,13 +225,13 @@ def test_who_leaves_frees_pages_on_both_sides(loaded, prompts):
 def faulty(loaded, monkeypatch):
     monkeypatch.setattr(engine_module, "LocalFleet", FaultyFleet)
     monkeypatch.setattr(router_module, "AGAIN_SECONDS", 0.0)
-    return lambda **options: Engine(loaded, **options)
+    return lambda **options: Engine(loaded, num_draft_tokens=2, **options)
 
 
 MIXED = [
     GREEDY,
     endless(30, temperature=1.0, seed=11),
-    endless(30, temperature=0.8),  # without a seed of its own: chance, but only once
+    endless(30, temperature=0.8, top_p=0.9, seed=12),
     endless(25, logprobs=2),
     endless(30, repetition_penalty=1.3, frequency_penalty=0.5, temperature=1.0, seed=3),
 ]
@@ -278,7 +279,7 @@ def test_a_stop_string_across_a_death(loaded, faulty):
     stop = full.text[60:70]
     engine = faulty()
     request = engine.add(story, endless(60, stop=stop))
-    for _ in range(14):
+    while len(request.token_ids) < 5:
         engine.step()
     engine.fleet.die(1)
     while engine.has_unfinished:

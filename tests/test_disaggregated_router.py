@@ -2,7 +2,6 @@
 
 import time
 
-import pytest
 from faulty_fleet import fleet_without_model, next_token, router_module
 from hypothesis import settings
 from hypothesis import strategies as st

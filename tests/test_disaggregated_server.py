@@ -19,7 +19,9 @@ from common.stages import ROOT, load_stage_module
 engine_module = load_stage_module("08", "engine")
 
 
-@pytest.mark.parametrize(("path", "stream"), [("/v1/completions", False), ("/v1/completions", True), ("/generate", False)])
+@pytest.mark.parametrize(
+    ("path", "stream"), [("/v1/completions", False), ("/v1/completions", True), ("/generate", False)]
+)
 def test_without_decode_workers_clients_are_told_with_503(loaded, monkeypatch, path, stream):
     monkeypatch.setattr(engine_module, "LocalFleet", FaultyFleet)
     engine = engine_module.Engine(loaded, wait_seconds=0.3)

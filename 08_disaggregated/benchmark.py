@@ -1,0 +1,288 @@
+"""Who waits for a long prompt, when prefill and decode share two cores, and when each has one of its own?
+
+Method. The same load on stage 07 with both cores, and on one prefill and one decode worker with a core each, as Ray
+runs them: clients that decode without a pause, each with a new short request when its last one has ended, and prompts
+of 1,000 tokens that come at fixed times, none to two in a second. All without HTTP, and without guesses, so that a step
+is a token. Waiting times are those at the router, of what came in the measured seconds. Both pools are full of old pages
+when the measurement begins, since memory that is used for the first time is slow.
+
+Expectation. Stage 07 computes a prompt in pieces of its token budget, and every piece is in a step that all others
+wait for: their longest gaps are as long as a step with a full piece, which is measured alone (the prediction). A decode
+worker never computes a prompt, so its gaps should not depend on the prompts at all. What it costs: a core that decodes
+is no help with prompts, and the other way round. So the first token of a long prompt takes up to twice as long, the
+tokens of all clients together are not more but fewer, and 1,000 tokens' K and V, 8.3 MB, must travel.
+
+    python 08_disaggregated/benchmark.py --soak     kills workers fifty times under load, and compares every answer
+"""
+
+import itertools
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+
+STAGE = Path(__file__).resolve().parent
+sys.path.insert(0, str(STAGE.parent))
+
+from common.bench import plots
+from common.bench.documents import rounded, write_atomically
+from common.bench.engine_load import record
+from common.bench.hardware import hardware, slug
+from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.metrics import LoadResult, RequestRecord, percentiles
+from common.bench.settings import Settings
+from common.bench.workloads import random_prompt
+from common.engine import BaseEngine
+from common.loader import Loaded
+from common.model import ModelConfig
+from common.sampling import SamplingParams
+from common.stages import load_engine
+
+BEFORE, NOW = "07_speculative", "08_disaggregated"
+SIZES = {
+    "clients": 8,
+    "short": 32,  # tokens of their prompts
+    "output": 64,  # tokens of their answers
+    "long": 1000,  # tokens of the prompts that come in between
+    "long_output": 8,
+    "rates": [0, 0.5, 1, 2],  # long prompts per second
+    "stated": 1,  # the rate at which ratios are stated
+    "seconds": 10,
+    "pool": 12_000,  # tokens
+    "objectives": {"ttft": 0.5, "longest_gap": 0.05},  # seconds
+}
+QUICK = SIZES | {"clients": 2, "output": 4, "long": 100, "rates": [0, 1], "seconds": 1, "pool": 2000}
+KILLS, KILL_AFTER = 50, (0.5, 3.0)  # seconds after all workers are up
+
+
+@dataclass
+class Gapped(RequestRecord):
+    """A record that knows the longest of its gaps."""
+
+    @property
+    def longest_gap(self) -> float:
+        return max(self.itl, default=0.0)
+
+
+def measure_before(settings: Settings, sizes: dict) -> Figures:
+    loaded = settings.load()
+    engine = load_engine(BEFORE)(loaded, **options(loaded, sizes))
+    fill(engine, sizes)
+    figures = {"full_piece_ms": full_piece_ms(engine, sizes)}
+    return figures | sweep(engine, sizes)
+
+
+def measure_now(settings: Settings, sizes: dict) -> Figures:
+    loaded = settings.load()
+    engine = load_engine(NOW)(loaded, workers="ray", load_format=settings.load_format, **options(loaded, sizes))
+    try:
+        fill(engine, sizes)
+        engine.trace.clear()
+        figures = sweep(engine, sizes)
+        sizes_of_long = -(-sizes["long"] // 16) * 16 * loaded.config.kv_bytes_per_token(loaded.dtype)
+        handed = [step.counters for step in engine.trace if step.counters.get("handoff_bytes") == sizes_of_long]
+        figures["handoff_mb"] = statistics.median(step["handoff_bytes"] for step in handed) / 1e6
+        figures["handoff_ms"] = 1e3 * statistics.median(step["handoff_seconds"] for step in handed)
+        figures["handoff_gb_per_second"] = figures["handoff_mb"] / figures["handoff_ms"]
+    finally:
+        engine.close()
+    return figures
+
+
+def options(loaded: Loaded, sizes: dict) -> dict:
+    memory = sizes["pool"] * loaded.config.kv_bytes_per_token(loaded.dtype)
+    return {"kv_memory": memory, "draft": "lookup", "num_draft_tokens": 0}
+
+
+def fill(engine: BaseEngine, sizes: dict) -> None:
+    for i in range(2 + sizes["pool"] // sizes["long"]):
+        prompt = random_prompt(sizes["long"], engine.config.vocab_size, f"old {i}")
+        engine.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))
+
+
+def full_piece_ms(engine: BaseEngine, sizes: dict) -> float:
+    """How long a step takes that a piece of a prompt fills, alone; or the longest one of a prompt that fills none."""
+    times = []
+    for i in range(3):
+        engine.trace.clear()
+        prompt = random_prompt(sizes["long"], engine.config.vocab_size, f"alone {i}")
+        engine.generate([prompt], SamplingParams(max_tokens=1))
+        most = max(step.tokens for step in engine.trace)
+        times += [1e3 * step.seconds for step in engine.trace if step.tokens == most]
+    return statistics.median(times)
+
+
+def sweep(engine: BaseEngine, sizes: dict) -> Figures:
+    """One number for each rate of long prompts."""
+    figures: Figures = {}
+    for rate in sizes["rates"]:
+        short, long = under_load(engine, sizes, rate)
+        gaps = short.values("itl")
+        point = {
+            "itl_p50_ms": 1e3 * percentiles(gaps)["p50"],
+            "itl_p99_ms": 1e3 * percentiles(gaps)["p99"],
+            "itl_worst_ms": 1e3 * max(gaps),
+            "ttft_short_p50_ms": 1e3 * percentiles(short.values("ttft"))["p50"],
+            "ttft_short_p90_ms": 1e3 * percentiles(short.values("ttft"))["p90"],
+            "tokens_per_second": short.throughput,
+            "goodput": short.goodput(sizes["objectives"]),
+        }
+        if rate:
+            point["ttft_long_p50_ms"] = 1e3 * percentiles(long.values("ttft"))["p50"]
+        for name, value in point.items():
+            figures.setdefault(name, []).append(value)
+    return figures
+
+
+def under_load(engine: BaseEngine, sizes: dict, rate: float) -> tuple[LoadResult, LoadResult]:
+    """The short and the long requests of some seconds."""
+    vocab_size, numbers = engine.config.vocab_size, itertools.count()
+    short, long = [], []
+
+    def ask() -> None:
+        prompt = random_prompt(sizes["short"], vocab_size, f"short {rate} {next(numbers)}")
+        short.append(engine.add(prompt, SamplingParams(max_tokens=sizes["output"], ignore_eos=True)))
+
+    for _ in range(sizes["clients"]):
+        ask()
+    start = time.perf_counter()
+    end = start + sizes["seconds"]
+    while engine.has_unfinished:
+        now = time.perf_counter()
+        if now < end and rate and now >= start + (len(long) + 0.5) / rate:
+            prompt = random_prompt(sizes["long"], vocab_size, f"long {rate} {len(long)}")
+            long.append(engine.add(prompt, SamplingParams(max_tokens=sizes["long_output"], ignore_eos=True)))
+        for request in engine.step():
+            if request.finished and len(request.prompt_token_ids) == sizes["short"] and time.perf_counter() < end:
+                ask()
+    seconds = time.perf_counter() - start
+    return tuple(LoadResult([Gapped(**vars(record(one))) for one in some], seconds) for some in (short, long))
+
+
+def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+    before, now = measured[BEFORE], measured[NOW]
+    at, first = sizes["rates"].index(sizes["stated"]), 1  # ttft_long has no value at rate 0
+    return {
+        "predicted_gap_ms": [before["itl_p50_ms"][0]] + [before["full_piece_ms"]] * (len(sizes["rates"]) - 1),
+        "itl_p99_ratio": before["itl_p99_ms"][at] / now["itl_p99_ms"][at],
+        "itl_worst_ratio": before["itl_worst_ms"][at] / now["itl_worst_ms"][at],
+        "itl_p50_ratio_without_prompts": before["itl_p50_ms"][0] / now["itl_p50_ms"][0],
+        "throughput_ratio": now["tokens_per_second"][at] / before["tokens_per_second"][at],
+        "throughput_ratio_without_prompts": now["tokens_per_second"][0] / before["tokens_per_second"][0],
+        "ttft_long_ratio": now["ttft_long_p50_ms"][at - first] / before["ttft_long_p50_ms"][at - first],
+        "ttft_short_ratio": now["ttft_short_p50_ms"][at] / before["ttft_short_p50_ms"][at],
+        "predicted_handoff_mb": -(-sizes["long"] // 16) * 16 * config.kv_bytes_per_token(dtype) / 1e6,
+    }
+
+
+def draw(document: dict, png: Path) -> None:
+    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    rates, labels = sizes["rates"], {BEFORE: "stage 07", NOW: "stage 08"}
+    message = f"Long prompts no longer hold up those who read along: p99 gap {figures['itl_p99_ratio']['median']:.1f} times shorter"
+    message = message.replace("read along: p99", "read along:\np99")
+    bounds = sizes["objectives"]
+    remark = (
+        f"{sizes['clients']} clients decode ({sizes['short']} tokens in, {sizes['output']} out), and prompts of "
+        f"{sizes['long']:,} tokens come at fixed times. Stage 07 has two cores, stage 08 one for each worker.\n"
+        "Predicted: a step of stage 07 with a full piece of a prompt, alone. Goodput: requests with their first token "
+        f"within {bounds['ttft']} s and no gap above {1e3 * bounds['longest_gap']:.0f} ms."
+    )
+    panels_of = [
+        ("itl_p99_ms", "milliseconds", "p99 of the gaps between tokens"),
+        ("itl_worst_ms", "milliseconds", "the longest gap of all"),
+        ("ttft_short_p50_ms", "milliseconds", "first token of short prompts, median"),
+        ("ttft_long_p50_ms", "milliseconds", "first token of long prompts, median"),
+        ("tokens_per_second", "tokens a second", "throughput of those who decode"),
+        ("goodput", "requests a second", "goodput of those who decode"),
+    ]
+    with plots.page(png, document, message, rows=3, columns=2, height=11, remark=remark) as panels:
+        for panel, (name, unit, title) in zip(panels, panels_of, strict=True):
+            x = rates[1:] if name == "ttft_long_p50_ms" else rates
+            if name == "itl_p99_ms":
+                plots.predicted(panel, x, figures["predicted_gap_ms"], "predicted")
+            for side, label in labels.items():
+                plots.line(panel, x, sides[side][name], side, label)
+            plots.axes(panel, "long prompts a second", unit, title)
+            panel.set_xlim(0, max(rates))
+
+
+def soak(settings: Settings, kills: int) -> dict:
+    """Kills one worker after another under load. Every answer is compared with that of workers that nobody disturbs."""
+    import ray
+
+    loaded, rng = settings.load(), Random("soak")
+    jobs = [
+        (random_prompt(rng.choice([20, 100, 400]), loaded.config.vocab_size, f"soak {i}"), SamplingParams(
+            max_tokens=rng.choice([1, 20, 80]), ignore_eos=True, temperature=i % 2, seed=i))
+        for i in range(40)
+    ]  # fmt: skip
+    expected = [one.token_ids for one in load_engine(NOW)(loaded).generate(*zip(*jobs, strict=True))]
+    engine = load_engine(NOW)(loaded, decode=2, workers="ray", kv_memory="64M", hang_seconds=5, wait_seconds=120)
+    turns, open_requests, phases, result = itertools.count(), {}, Counter(), Counter()
+    up_since, wait, longest, start = time.monotonic(), 1.0, 0.0, time.monotonic()
+    try:
+        while sum(phases.values()) < kills or engine.has_unfinished:
+            while len(open_requests) < 8 and sum(phases.values()) < kills:
+                number = next(turns) % len(jobs)
+                open_requests[engine.add(*jobs[number])] = number
+            for request in engine.step():
+                if request.finished:
+                    number = open_requests.pop(request)
+                    result["requests"] += 1
+                    result["tokens"] += len(request.token_ids)
+                    result["different"] += request.token_ids != expected[number]
+                    longest = max([longest, *record(request).itl])
+            now = time.monotonic()
+            if not all(handle.up for handle in engine.handles):
+                up_since = now
+            elif now - up_since > wait and sum(phases.values()) < kills:
+                victim = rng.choice(engine.handles)
+                held = [one.phase for one in engine.flights.values() if victim in (one.prefill, one.decode)]
+                process, _ = ray.get(engine.fleet.actors[victim.number].process.remote())
+                os.kill(process, signal.SIGSTOP if rng.random() < 0.1 else signal.SIGKILL)
+                phases[held[-1] if held else "idle"] += 1
+                up_since, wait = now, rng.uniform(*KILL_AFTER)
+                print(
+                    f"{now - start:6.0f} s  kill {sum(phases.values())}: worker {victim.number}, {held}",
+                    file=sys.stderr,
+                )
+        figures = {name: result[name] for name in ("requests", "tokens", "different")}
+        figures |= {"kills": sum(phases.values()), "kills_by_phase": dict(phases), "resumed": engine.resumed}
+        return figures | {"seconds": time.monotonic() - start, "longest_gap_seconds": longest}
+    finally:
+        engine.close()
+
+
+def run_soak() -> None:
+    settings = Settings()
+    machine = hardware(settings.place()[0])
+    document = {"benchmark": "08_disaggregated --soak", "hardware": machine, **soak(settings, KILLS)}
+    text = json.dumps(rounded(document), indent=1)
+    write_atomically(STAGE / "results" / "soak" / f"{slug(machine)}.json", text + "\n")
+    print(text)
+    sys.exit(document["different"] > 0)
+
+
+if __name__ == "__main__":
+    if "--soak" in sys.argv:
+        run_soak()
+    run_benchmark(
+        Benchmark(
+            script=Path(__file__).resolve(),
+            description=__doc__,
+            sides={BEFORE: measure_before, NOW: measure_now},
+            sizes=SIZES,
+            quick_sizes=QUICK,
+            derive=derive,
+            draw=draw,
+        )
+    )

@@ -1,0 +1,66 @@
+"""NEW in 07: how long a pass of a model takes, by the number of tokens in it. Measured once, when an engine starts."""
+
+import time
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from common.attention import PagedBatch
+from common.model import Transformer
+
+from .kv_cache import KVCache
+from .speculation import PassTimes
+
+CONTEXT = 128  # tokens of each text
+LARGEST = 512  # tokens
+LONG = 0.1  # seconds; passes longer than that are not measured, but estimated from the two longest that were
+TIMES = 5  # each; the fastest counts, since whatever disturbs a pass makes it longer
+
+_known: weakref.WeakKeyDictionary[Transformer, PassTimes] = weakref.WeakKeyDictionary()
+
+
+@torch.inference_mode()
+def pass_times(model: Transformer, cache: KVCache) -> PassTimes:
+    """Measures passes over 1, 2, 4, ... tokens, each of another request, up to the token that each has chosen.
+
+    cache: a KVCache that nobody uses yet; its first page is written to. A model is measured once in a process.
+    """
+    if model not in _known:
+        seconds: dict[int, float] = {}
+        size = 1
+        while size <= LARGEST and (size <= 2 or max(seconds.values()) < LONG):
+            run = decode_pass(model, cache, size)
+            run()  # the first of a size is slower
+            seconds[size] = min(timed(run) for _ in range(TIMES))
+            size *= 2
+        _known[model] = PassTimes(seconds)
+    return _known[model]
+
+
+def decode_pass(model: Transformer, cache: KVCache, requests: int) -> Callable[[], object]:
+    """A pass over one token of each of so many requests, whose texts of CONTEXT tokens lie in the same pages."""
+    num_pages, page_size = cache.k.shape[1:3]
+    pages = min(-(-CONTEXT // page_size), num_pages)
+    ids = torch.zeros(requests, dtype=torch.int64, device=cache.k.device)
+    batch = PagedBatch.pack(
+        [1] * requests, [pages * page_size] * requests, [list(range(pages))] * requests, ids, page_size
+    )
+
+    def run() -> list[int]:
+        plan = cache.attention.prepare(batch)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            cache.attention.write(k, v, cache.k[layer], cache.v[layer], ids)
+            return cache.attention.attend(q, cache.k[layer], cache.v[layer], plan)
+
+        return model.logits(model(ids, ids, attend)).argmax(-1).tolist()  # a GPU is done when the list is here
+
+    return run
+
+
+def timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

@@ -14,7 +14,7 @@ from .engine import Engine, Worker
 STORIES = ("a fox", "a baker", "a lighthouse")
 COLUMNS = 72
 MARKS = {"token": "[green]█[/green]", "gap": "[red]·[/red]", "prefill": "[yellow]▓[/yellow]", "none": " "}
-MEMORY = {"kv_memory": "96M"}
+OPTIONS = {"kv_memory": "96M", "draft": "lookup", "num_draft_tokens": 0}  # a step is a token
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
@@ -28,10 +28,10 @@ def show_arrival(loaded: Loaded) -> list[Request]:
     filler = loaded.tokenizer("Passage: " + "The weather is mild. A cat sleeps on the wall. " * 170)["input_ids"]
     heading(f"{len(STORIES)} requests decode, and a prompt of {len(filler)} tokens arrives")
     console.print("  █ a token comes   · none does   ▓ the prompt is computed")
-    runs = {"one worker does both": arrive(Worker(loaded, **MEMORY), loaded, filler)}
-    apart = Engine(loaded, workers="ray", **MEMORY)
+    runs = {"together: one worker": arrive(Worker(loaded, **OPTIONS), loaded, filler)}
+    apart = Engine(loaded, workers="ray", **OPTIONS)
     try:
-        runs["a prefill worker and a decode worker, processes of their own"] = arrive(apart, loaded, filler)
+        runs["apart: a prefill and a decode worker"] = arrive(apart, loaded, filler)
     finally:
         apart.close()
     column = max(width(requests) for requests, _ in runs.values()) / COLUMNS
@@ -57,7 +57,7 @@ def arrive(engine: BaseEngine, loaded: Loaded, filler: list[int]) -> tuple[list[
     for start in range(4):  # memory that is used for the first time is slow
         engine.generate([[(token * 7 + start) % 4000 for token in vocab]], SamplingParams(max_tokens=2))
     prompts = [chat_prompt(loaded.tokenizer, f"Tell me a story about {who} that lasts nine days.") for who in STORIES]
-    writers = [engine.add(prompt, SamplingParams(max_tokens=220, ignore_eos=True)) for prompt in prompts]
+    writers = [engine.add(prompt, SamplingParams(max_tokens=300, ignore_eos=True)) for prompt in prompts]
     while min(len(writer.token_ids) for writer in writers) < 20:
         engine.step()
     reader = engine.add(filler, SamplingParams(max_tokens=20))

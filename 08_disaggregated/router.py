@@ -1,23 +1,23 @@
 """NEW in 08: the router: it owns the requests, and workers come and go.
 
 What has to survive is here: prompts, the tokens that clients have seen, seeds. What is large is with the workers:
-weights, K and V. A worker that is lost therefore costs time and nothing else. Its requests run again from their prompt and the
+weights, K and V. So the loss of a worker costs time and nothing else. Its requests run again from their prompt and the
 tokens they have, on whichever worker there is, and their streams go on where they stopped.
 """
 
 import itertools
 import socket
 import time
+from collections import Counter
 
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.request import Request
-from common.trace import StepRecord
 
 from .fleet import Fleet, WorkerLost
 from .orders import Gain, Hello, Order, Report
 from .page_table import PageAllocator
-from .routing import DECODE, PREFILL, QUEUED, READY, TRANSFER, Flight, Handle, choose_decode, choose_prefill
+from .routing import DECODE, PREFILL, QUEUED, READY, TRANSFER, Flight, Handle, add_up, choose_decode, choose_prefill
 
 LISTEN_SECONDS = 0.01  # how long a step waits for news: requests that come meanwhile wait as long
 START_SECONDS = 600.0  # for a worker to load its model
@@ -44,8 +44,7 @@ class Router(BaseEngine):
         self.changed: dict[str, Request] = {}  # since the last step returned
         self.attempts = itertools.count()
         self.lost = self.resumed = self.handoffs = 0  # ever: workers, requests begun anew, requests handed over
-        self.handoff_bytes = 0
-        self.handoff_seconds = 0.0
+        self.handoff_bytes, self.handoff_seconds = 0, 0.0
         self._gather()
 
     def accept(self, request: Request) -> None:
@@ -89,12 +88,7 @@ class Router(BaseEngine):
         self.fleet.close()
 
     def stats(self) -> dict[str, float]:
-        each = [(handle.role, self.fleet.stats(handle.number, handle.stats)) for handle in self.handles]
-        total: dict[str, float] = {}
-        for role, stats in each:
-            for name, value in stats.items():
-                if role == "prefill" or not name.startswith("prefix_"):  # decode workers look up what was looked up
-                    total[name] = total.get(name, 0) + value
+        total = add_up((handle.role, self.fleet.stats(handle.number, handle.stats)) for handle in self.handles)
         running = min(total.get("running", 0), len(self.requests))
         return {"kv_tokens_used": 0, "kv_tokens_reserved": 0} | total | {
             "unfinished": len(self.requests),
@@ -118,8 +112,7 @@ class Router(BaseEngine):
         request_id = flight.request.request_id
         flight.key = self.keys[request_id] = f"{request_id}#{next(self.attempts)}"
         self.flights[flight.key] = flight
-        flight.phase, flight.prefill, flight.decode, flight.ticket = QUEUED, None, None, None
-        flight.since = time.monotonic()
+        flight.phase, flight.prefill, flight.decode, flight.since = QUEUED, None, None, time.monotonic()
 
     def _begin_again(self, flight: Flight) -> None:
         flight.attempts += 1
@@ -138,10 +131,7 @@ class Router(BaseEngine):
 
     def _route(self) -> None:
         """Requests in order of arrival, each to the worker that is best for it now; whoever has none waits."""
-        running = {handle: 0 for handle in self.handles}
-        for flight in self.flights.values():
-            if flight.decode is not None:
-                running[flight.decode] += 1
+        running = Counter(flight.decode for flight in self.flights.values() if flight.decode)
         for flight in sorted(self.flights.values(), key=lambda flight: flight.request.timings.arrival):
             tokens = flight.request.num_tokens
             if flight.phase == QUEUED:
@@ -159,7 +149,9 @@ class Router(BaseEngine):
         request = flight.request
         what = request.prompt_token_ids, list(request.token_ids), request.params, request.seed, request.max_tokens
         flight.phase, handle.tasks[flight.key] = phase, task
-        handle.orders.append(Order(flight.key, *what, hand_over=phase == PREFILL, ticket=flight.ticket))
+        handle.orders.append(
+            Order(flight.key, *what, hand_over=phase == PREFILL, ticket=flight.ticket if phase == TRANSFER else None)
+        )
 
     def _set_to_work(self, handle: Handle) -> None:
         """Keeps a worker busy as long as it has something to do, and asks one that was lost whether it is back."""
@@ -167,8 +159,8 @@ class Router(BaseEngine):
             if not handle.calls and time.monotonic() >= handle.not_before:
                 self._call(handle, "hello")
             return
-        at = "prefill" if handle.role == "prefill" else "decode"
-        busy = any(getattr(f, at) is handle and f.phase in (PREFILL, TRANSFER, DECODE) for f in self.flights.values())
+        active = (PREFILL,) if handle.role == "prefill" else (TRANSFER, DECODE)
+        busy = any(getattr(f, handle.role) is handle and f.phase in active for f in self.flights.values())
         while (handle.orders or busy) and handle.calls.count("work") < self.fleet.depth:
             orders, handle.orders = handle.orders, []
             self._call(handle, "work", orders)
@@ -207,14 +199,16 @@ class Router(BaseEngine):
 
     def _take(self, handle: Handle, report: Report) -> None:
         handle.available, handle.stats = report.available, report.stats
-        record = self._keep_record(handle, report.record) if report.record is not None else None
+        record = handle.as_seen_here(report.record, self.trace.steps) if report.record else None
+        if record:
+            self.trace.add(record)
         for arrival in report.arrived:
             self.handoffs += 1
             self.handoff_bytes += arrival.bytes
             self.handoff_seconds += arrival.seconds
-            if record is not None:
-                record.counters["handoff_bytes"] = record.counters.get("handoff_bytes", 0) + arrival.bytes
-                record.counters["handoff_seconds"] = record.counters.get("handoff_seconds", 0) + arrival.seconds
+            if record:
+                for name, value in (("handoff_bytes", arrival.bytes), ("handoff_seconds", arrival.seconds)):
+                    record.counters[name] = record.counters.get(name, 0) + value
             if flight := self.flights.get(arrival.key):
                 flight.phase = DECODE
                 handle.tasks.pop(arrival.key, None)
@@ -245,23 +239,12 @@ class Router(BaseEngine):
             if request.finished:  # perhaps by a stop string, of which the worker knows nothing
                 break
         self.changed[request.request_id] = request
+        assert request.finished or not gain.finished, "the worker has ended what is not at its end"
         if gain.finished:
             (flight.prefill or flight.decode).tasks.pop(flight.key, None)
             flight.prefill = flight.decode = None
         if request.finished:
             self._retire(request)
-        else:
-            assert not gain.finished, "the worker has ended what is not at its end"
-
-    def _keep_record(self, handle: Handle, record: StepRecord) -> StepRecord:
-        """A worker's step in the router's trace: by the router's clock, and under the requests' own ids."""
-        offset = handle.clock_offset
-        record = StepRecord(self.trace.steps, record.start + offset, record.end + offset, record.works, record.counters)
-        record.counters["worker"] = handle.number
-        for work in record.works:
-            work.request_id = work.request_id.rpartition("#")[0]
-        self.trace.add(record)
-        return record
 
     # ---- Workers that come and go ----
 

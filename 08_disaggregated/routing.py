@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.request import Request
+from common.trace import StepRecord, Work
 
 from .orders import Hello, Order
 from .prefix_tree import Node, PrefixTree
@@ -22,7 +23,7 @@ DECODE = "decode"  # [its decode worker]
 
 
 class SeenPages:
-    """What one prefill worker has probably cached: the pages of the prompts that it was sent, as many as it has room for.
+    """What one prefill worker has probably cached: pages of the prompts that it was sent, at most as many as it has.
 
     Probably, since the worker forgets by its own order. A wrong guess costs time, and never a wrong token.
     """
@@ -74,6 +75,12 @@ class Handle:
         self.up, self.hello, self.available = True, hello, hello.num_pages
         self.seen = SeenPages(hello.page_size, hello.num_pages)
 
+    def as_seen_here(self, record: StepRecord, index: int) -> StepRecord:
+        """A step of this worker for the router's trace: by the router's clock, and under the requests' own ids."""
+        start, end = record.start + self.clock_offset, record.end + self.clock_offset
+        works = [Work(work.request_id.rpartition("#")[0], work.phase, work.tokens) for work in record.works]
+        return StepRecord(index, start, end, works, record.counters | {"worker": self.number})
+
     def reset(self) -> None:
         """It is gone, with everything."""
         self.up, self.stats = False, {}
@@ -116,3 +123,13 @@ def choose_decode(handles: Iterable[Handle], tokens: int, running: dict[Handle, 
             if needed + running.get(handle, 0) <= free:
                 fitting.append((free, handle, needed))
     return max(fitting, key=lambda one: one[0])[1:] if fitting else None
+
+
+def add_up(each: Iterable[tuple[str, dict[str, float]]]) -> dict[str, float]:
+    """The stats of all workers, given with their roles. What decode workers look up again does not count."""
+    total: dict[str, float] = {}
+    for role, stats in each:
+        for name, value in stats.items():
+            if role == "prefill" or not name.startswith("prefix_"):
+                total[name] = total.get(name, 0) + value
+    return total

@@ -159,8 +159,15 @@ def stop_ray() -> None:
     """Ends the Ray of our own. Its agents would notice only within half a minute that it is gone."""
     import psutil  # comes with Ray
 
-    helpers = [child for child in psutil.Process().children(recursive=True) if "ray" in " ".join(child.cmdline())]
+    helpers = [child for child in psutil.Process().children(recursive=True) if is_rays(child)]
     ray.shutdown()
     for helper in helpers:
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.Error):
             helper.kill()
+
+
+def is_rays(process) -> bool:
+    """Whether this is a process of Ray; one that has just ended, or is somebody else's, is not."""
+    with suppress(Exception):
+        return "ray" in " ".join(process.cmdline())
+    return False

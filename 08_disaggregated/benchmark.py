@@ -249,7 +249,10 @@ def soak(settings: Settings, kills: int) -> dict:
             elif now - up_since > wait and sum(phases.values()) < kills:
                 victim = rng.choice(engine.handles)
                 held = [one.phase for one in engine.flights.values() if victim in (one.prefill, one.decode)]
-                process, _ = ray.get(engine.fleet.actors[victim.number].process.remote())
+                try:
+                    process, _ = ray.get(engine.fleet.actors[victim.number].process.remote())
+                except ray.exceptions.RayError:  # it was idle, is dead already, and nobody has called it since
+                    continue
                 os.kill(process, signal.SIGSTOP if rng.random() < 0.1 else signal.SIGKILL)
                 phases[held[-1] if held else "idle"] += 1
                 up_since, wait = now, rng.uniform(*KILL_AFTER)

@@ -157,6 +157,8 @@ class TcpTransport(KVTransport):
         with connection:
             try:
                 connection.settimeout(TIMEOUT_SECONDS)
+                # Or else the last byte would wait until the receiver has acknowledged all others, which it may put off.
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 secret, length, skip = HEADER.unpack(read_exactly(connection, HEADER.size))
                 if not hmac.compare_digest(secret, self.secret):
                     return

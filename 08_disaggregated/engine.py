@@ -186,8 +186,9 @@ class Engine(Router):
                 f"there must be a worker of either kind, not {prefill} for prefill and {decode} for decode"
             )
         count = prefill + decode
-        if kv_memory is None and workers == "local" and loaded.device.type == "cuda":
-            kv_memory = kv_bytes_left(loaded, token_budget, max_running) // count  # they share one GPU
+        gpus = torch.cuda.device_count() if workers == "ray" else 1
+        if kv_memory is None and loaded.device.type == "cuda" and gpus < count:
+            kv_memory = kv_bytes_left(loaded, token_budget, max_running) // count  # they share
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
         options |= {"page_size": page_size, "attention": attention, "draft": draft}
         # A prefill worker has one token to find, and nothing to guess.
@@ -195,8 +196,10 @@ class Engine(Router):
         if workers == "local":
             fleet = LocalFleet([partial(Worker, loaded, **one) for one in each])
         elif workers == "ray":
-            from .ray_fleet import RayFleet  # only here: whoever has no Ray can have local workers
-
+            try:  # only here: whoever has no Ray can have local workers
+                from .ray_fleet import RayFleet
+            except ModuleNotFoundError as error:
+                raise ValueError(f"workers in processes of their own need Ray, and {error}: pip install ray") from error
             fleet = RayFleet(loaded, ray_address, load_format, each)
         else:
             raise ValueError(f"workers must be 'local' or 'ray', not {workers!r}")

@@ -79,7 +79,7 @@ class RayFleet(Fleet):
         environment = {"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
         actor = ray.remote(Actor).options(
             num_cpus=0.01 if address is None else threads,
-            num_gpus=int(loaded.device.type == "cuda"),
+            num_gpus=gpu_share(count, address) if loaded.device.type == "cuda" else 0,
             max_restarts=-1,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
@@ -140,6 +140,13 @@ class RayFleet(Fleet):
         self.actors, self.open = [], {}
         if self.mine:
             stop_ray()
+
+
+def gpu_share(count: int, address: str | None) -> float:
+    """Of one GPU for each worker: all of it on a cluster, otherwise what this machine has for so many."""
+    import torch
+
+    return 1 if address else min(1.0, torch.cuda.device_count() / count)
 
 
 def start_ray(address: str | None, count: int) -> None:

@@ -66,6 +66,12 @@ def test_what_guesses_bring():
         assert text in lesson("07")
 
 
+def test_pages_of_a_handoff():
+    pages = -(-1000 // 16)
+    assert pages == 63 and round(pages * 16 * 8_192 / 1e6, 2) == 8.26
+    assert "63 pages of 16" in lesson("08") and "8.26 MB" in lesson("08") and -(-41 // 16) == -(-40 // 16) == 3
+
+
 @pytest.mark.parametrize(
     ("stage", "figure", "digits"),
     [
@@ -80,6 +86,7 @@ def test_what_guesses_bring():
         ("06", "throughput_ratio_at_90", 1),
         ("07", "draft_model_speedup_at_1", 1),
         ("07", "lookup_speedup_copying", 1),
+        ("08", "itl_p99_ratio", 1),
     ],
 )
 def test_headline_figures_are_those_of_the_results(stage, figure, digits):

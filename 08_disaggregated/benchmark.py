@@ -250,8 +250,8 @@ def soak(settings: Settings, kills: int) -> dict:
                 victim = rng.choice(engine.handles)
                 held = [one.phase for one in engine.flights.values() if victim in (one.prefill, one.decode)]
                 try:
-                    process, _ = ray.get(engine.fleet.actors[victim.number].process.remote())
-                except ray.exceptions.RayError:  # it was idle, is dead already, and nobody has called it since
+                    process, _ = ray.get(engine.fleet.actors[victim.number].process.remote(), timeout=1)
+                except ray.exceptions.RayError:  # it is dead or stopped already, and that has not been noticed yet
                     continue
                 os.kill(process, signal.SIGSTOP if rng.random() < 0.1 else signal.SIGKILL)
                 phases[held[-1] if held else "idle"] += 1

@@ -88,6 +88,7 @@ class RayFleet(Fleet):
         self.actors = [actor.remote(model, one, threads) for one in options]
         self.incarnations: list[str | None] = [None] * count
         self.open: dict[ray.ObjectRef, int] = {}  # in order of the calls
+        self.helpers: list = []  # processes that belong to a Ray of our own
         atexit.register(self.close)  # before Ray's own, which was registered earlier
 
     def call(self, number: int, method: str, *arguments) -> None:
@@ -108,6 +109,7 @@ class RayFleet(Fleet):
                 result = ray.get(ref)
                 if isinstance(result, Hello):
                     self.incarnations[number] = result.incarnation
+                    self.helpers = processes_of_ray() if self.mine else []
             except ray.exceptions.RayTaskError as error:  # the worker's own code has raised
                 if isinstance(error.cause, ValueError) and self.incarnations[number] is None:
                     raise ValueError(str(error.cause)) from error
@@ -139,7 +141,10 @@ class RayFleet(Fleet):
             ray.kill(actor, no_restart=True)
         self.actors, self.open = [], {}
         if self.mine:
-            stop_ray()
+            ray.shutdown()
+            for helper in self.helpers:  # Ray's agents would notice only within half a minute that it is gone
+                with suppress(Exception):  # most have ended by now
+                    helper.kill()
 
 
 def gpu_share(count: int, address: str | None) -> float:
@@ -162,15 +167,11 @@ def start_ray(address: str | None, count: int) -> None:
         raise ValueError(f"there is no Ray at {address}: {error}") from error
 
 
-def stop_ray() -> None:
-    """Ends the Ray of our own. Its agents would notice only within half a minute that it is gone."""
+def processes_of_ray() -> list:
+    """Those that this process has started, and theirs."""
     import psutil  # comes with Ray
 
-    helpers = [child for child in psutil.Process().children(recursive=True) if is_rays(child)]
-    ray.shutdown()
-    for helper in helpers:
-        with suppress(psutil.Error):
-            helper.kill()
+    return [child for child in psutil.Process().children(recursive=True) if is_rays(child)]
 
 
 def is_rays(process) -> bool:

@@ -1,6 +1,7 @@
 """Stage 08 over HTTP: the command line with Ray's workers, and what clients hear when there are no workers."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -39,16 +40,15 @@ def test_without_decode_workers_clients_are_told_with_503(loaded, monkeypatch, p
         assert httpx.post(f"{service.url}{path}", json=body | {"stream": False}, timeout=30).status_code == 200
 
 
-def ray_processes() -> set[str]:
-    """Command lines of Ray's processes on this machine, by process id."""
+def processes_of(session: int) -> set[str]:
+    """Processes that were started, by whomever, from the process that leads this session, and live."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if os.getsid(int(path.parent.name)) == session and (command := path.read_bytes()):
+                found.add(command.replace(b"\0", b" ").decode(errors="replace")[:80])
         except OSError:
             continue
-        if "raylet" in command or "gcs_server" in command or command.startswith("ray::"):
-            found.add(f"{path.parent.name} {command[:80]}")
     return found
 
 
@@ -56,7 +56,7 @@ def ray_processes() -> set[str]:
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_serve_with_two_decode_workers_and_end_cleanly(tmp_path, sent, status):
     pytest.importorskip("ray")
-    before, port = ray_processes(), free_port()
+    port = free_port()
     command = [sys.executable, str(ROOT / "08_disaggregated" / "main.py"), "--serve", "--port", str(port)]
     command += ["--prefill", "1", "--decode", "2", "--kv-memory", "64M", "--device", "cpu"]
     with open(tmp_path / "log", "w+") as log:
@@ -68,12 +68,13 @@ def test_serve_with_two_decode_workers_and_end_cleanly(tmp_path, sent, status):
             assert "Paris" in answer["choices"][0]["text"]
             metrics = httpx.get(f"http://127.0.0.1:{port}/metrics").text
             assert "vllm:generation_tokens_total" in metrics
+            assert sum("ray::" in command for command in processes_of(server.pid)) >= 1
             server.send_signal(sent)
             assert server.wait(30) == status, (tmp_path / "log").read_text()
         finally:
             server.kill()
             server.wait()
     give_up = time.monotonic() + 15
-    while ray_processes() - before and time.monotonic() < give_up:
+    while processes_of(server.pid) and time.monotonic() < give_up:
         time.sleep(0.2)
-    assert ray_processes() - before == set()
+    assert processes_of(server.pid) == set()

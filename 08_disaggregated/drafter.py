@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from common.attention import Attention
+from common.attention import choose_attention
 from common.loader import Loaded, load_model
 from common.sampling import draw, probabilities, sample, uniform
 
@@ -74,10 +74,11 @@ class NgramIndex:
 class DraftModel:
     """A small model with the target's vocabulary. read_budget: tokens of texts that it reads in a step, at most."""
 
-    def __init__(self, loaded: Loaded, num_pages: int, page_size: int, attention: Attention, read_budget: int):
+    def __init__(self, loaded: Loaded, num_pages: int, page_size: int, attention: str, read_budget: int):
         self.model, self.device = loaded.model, loaded.device
         self.context_length = loaded.config.context_length
-        self.cache = KVCache(loaded, num_pages, page_size, attention)
+        backend, _ = choose_attention(attention, loaded.device, loaded.dtype, loaded.config.head_dim, page_size)
+        self.cache = KVCache(loaded, num_pages, page_size, backend)
         self.read_budget = read_budget
 
     def propose(self, chunks: List[Chunk]) -> None:

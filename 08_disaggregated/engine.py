@@ -10,6 +10,7 @@ Production engines do this with a router of their own (Mooncake, NVIDIA Dynamo, 
 servers. What they add: pages that go from GPU to GPU, and as many workers of either kind as the load asks for.
 """
 
+import time
 from functools import partial
 
 import torch
@@ -25,10 +26,10 @@ from .batch import Batch
 from .drafter import Drafter, DraftModel, PromptLookup, load_draft_model
 from .fleet import LocalFleet
 from .kv_cache import KVCache
-from .pass_times import pass_times
+from .pass_times import measured_costs
 from .router import Router
 from .scheduler import Scheduler, Sequence
-from .speculation import AdaptiveSpeculation, Costs, Speculation
+from .speculation import AdaptiveSpeculation, Speculation
 from .verification import verify
 
 
@@ -54,21 +55,19 @@ class Worker(BaseEngine):
         num_draft_tokens: int | None = None,
     ):
         super().__init__(loaded)
-        backend, self.why = choose_attention(attention, self.device, self.dtype, self.config.head_dim, page_size)
-        # NEW in 05: memory is counted in pages.
-        budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
         draft_model = load_draft_model(draft, loaded)
-        # NEW in 07: a page has a place in both models' pools.
+        backend, self.why = choose_attention(attention, self.device, self.dtype, self.config.head_dim, page_size)
+        self.why += f", draft={draft_model.name if draft_model else 'lookup'}"
+        # NEW in 05: memory is counted in pages. NEW in 07: a page has its place in both models' pools.
+        budget = kv_bytes_left(loaded, token_budget, token_budget) if kv_memory is None else parse_bytes(kv_memory)
         models = [loaded, draft_model] if draft_model else [loaded]
         num_pages = budget // (page_size * sum(model.config.kv_bytes_per_token(self.dtype) for model in models))
         self.cache = KVCache(loaded, num_pages, page_size, backend)
         self.drafter: Drafter = PromptLookup()
         if draft_model:
-            backend, _ = choose_attention(attention, self.device, self.dtype, draft_model.config.head_dim, page_size)
-            self.drafter = DraftModel(draft_model, num_pages, page_size, backend, token_budget)
+            self.drafter = DraftModel(draft_model, num_pages, page_size, attention, token_budget)
         if num_draft_tokens is None:
-            draft_times = pass_times(draft_model.model, self.drafter.cache) if draft_model else None
-            speculation = AdaptiveSpeculation(Costs(pass_times(self.model, self.cache), draft_times))
+            speculation = AdaptiveSpeculation(measured_costs(self.model, self.cache, self.drafter))
         else:
             speculation = Speculation(num_draft_tokens)
         self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size, speculation)
@@ -119,6 +118,9 @@ class Worker(BaseEngine):
             for request, tokens in zip(requests, gained, strict=True):
                 self.append_tokens(request, tokens)
             self.scheduler.advance(chunks)
+            if all(work.phase == "decode" for work in record.works):
+                counts = [len(proposal.token_ids) for proposal in proposals]
+                self.scheduler.speculation.took(time.perf_counter() - record.start, counts)
             record.counters["drafted"] = sum(len(proposal.token_ids) for proposal in proposals)
             record.counters["accepted"] = sum(proposal.accepted for proposal in proposals)
             self.retire_finished(requests)
@@ -149,9 +151,7 @@ class Worker(BaseEngine):
             "prefix_tokens_asked": self.scheduler.tokens_asked,
             "prefix_tokens_hit": self.scheduler.tokens_hit,
             "preemptions": self.scheduler.preemptions,
-            "drafts": self.scheduler.speculation.drafts,
-            "draft_tokens": self.scheduler.speculation.proposed,
-            "accepted_tokens": self.scheduler.speculation.accepted,
+            **self.scheduler.speculation.stats(),
         }
 
 
@@ -188,7 +188,7 @@ class Engine(Router):
         count = prefill + decode
         gpus = torch.cuda.device_count() if workers == "ray" else 1
         if kv_memory is None and loaded.device.type == "cuda" and gpus < count:
-            kv_memory = kv_bytes_left(loaded, token_budget, max_running) // count  # they share
+            kv_memory = kv_bytes_left(loaded, token_budget, token_budget) // count  # they share
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
         options |= {"page_size": page_size, "attention": attention, "draft": draft}
         # A prefill worker has one token to find, and nothing to guess.

@@ -10,8 +10,9 @@ from torch import Tensor
 from common.attention import PagedBatch
 from common.model import Transformer
 
+from .drafter import Drafter, DraftModel
 from .kv_cache import KVCache
-from .speculation import PassTimes
+from .speculation import Costs, PassTimes
 
 CONTEXT = 128  # tokens of each text
 LARGEST = 512  # tokens
@@ -19,6 +20,12 @@ LONG = 0.1  # seconds; passes longer than that are not measured, but estimated f
 TIMES = 5  # each; the fastest counts, since whatever disturbs a pass makes it longer
 
 _known: weakref.WeakKeyDictionary[Transformer, PassTimes] = weakref.WeakKeyDictionary()
+
+
+def measured_costs(model: Transformer, cache: KVCache, drafter: Drafter) -> Costs:
+    """For a target with that cache, and a drafter."""
+    draft = pass_times(drafter.model, drafter.cache) if isinstance(drafter, DraftModel) else None
+    return Costs(pass_times(model, cache), draft)
 
 
 @torch.inference_mode()

@@ -110,13 +110,13 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """What the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
         # Decodes come first: each is one token, and somebody is reading along.
-        decoding = [
-            sequence for sequence in list(self.running.values()) if sequence.remaining == 1 and self._extend(sequence)
-        ]
-        chunks = [self._chunk(sequence, 1) for sequence in decoding]
+        chunks = []
+        for sequence in list(self.running.values()):
+            if sequence.remaining == 1 and self._extend(sequence):
+                chunks.append(self._chunk(sequence, 1))
         budget = self.token_budget - len(chunks)
         # NEW in 07: everybody has a token before anybody has a proposal, but proposals come before prompts.
-        counts = self.speculation.counts([sequence.acceptance for sequence in decoding])
+        counts = self.speculation.counts([chunk.sequence.acceptance for chunk in chunks])
         for chunk, count in zip(chunks, counts, strict=True):
             chunk.room = self._make_room(chunk.sequence, min(count, budget))
             budget -= chunk.room

@@ -1,16 +1,18 @@
 """NEW in 07: how many tokens to propose for each request, from what speculation costs and how often it is right.
 
-A pass over B requests that decode takes T(B) seconds, T(n) being a pass over n tokens. With k proposals for each it
-takes T(B (1 + k)), and before it k passes of the drafter, each t(B). If a proposal is accepted with probability a,
-independently of the others, such a step brings
+A pass over n tokens takes the target T(n) seconds, and the drafter t(n). B requests that decode take T(B) without
+proposals. With k proposals for each they take T(B (1 + k)) and before it k passes of the drafter, each t(B). If a
+proposal is accepted with probability a, independently of the others, such a step brings
 
     1 + a + a^2 + ... + a^k        tokens for each request (Leviathan et al., 2023, equation 1)
 
 because the i-th proposal counts only if all before it do. The k with the most tokens a second is the best one. While T
 grows slowly with n (memory-bound: the weights are read once, however many tokens use them) proposals are cheap; in a
-large batch each token costs its share of arithmetic, and the best k is 0.
+large batch each token costs its share of arithmetic, and the best k is 0. Requests differ in a, so they differ in k.
 
-T and t are measured when the engine starts, a is estimated for each request from its own recent proposals.
+T and t are measured when the engine starts, a is estimated for each request from its own recent proposals. What the
+formula leaves out (texts that the drafter has to read, caches that two models share, bookkeeping) is learned as a
+factor, from how long steps take with proposals and without.
 """
 
 from collections.abc import Sequence as List
@@ -60,16 +62,45 @@ class Costs:
     target: PassTimes
     draft: PassTimes | None
 
+    def drafting(self, requests: int) -> float:
+        return self.draft(requests) if self.draft else 0.0
 
-def best_count(acceptance: float, batch: int, costs: Costs) -> int:
-    """The number of proposals, 0 to MOST, that brings a batch of so many such requests the most tokens a second."""
+    def step(self, counts: List[int]) -> float:
+        """Seconds of a step in which the requests have so many proposals."""
+        passes = (sum(count >= depth for count in counts) for depth in range(1, max(counts) + 1))
+        return self.target(len(counts) + sum(counts)) + sum(map(self.drafting, passes))
 
-    def tokens_per_second(k: int) -> float:
-        tokens = sum(acceptance**i for i in range(k + 1))
-        seconds = costs.target(batch * (1 + k)) + k * (costs.draft(batch) if costs.draft else 0.0)
-        return tokens / seconds
 
-    return max(range(MOST + 1), key=tokens_per_second)
+def best_counts(rates: List[float], costs: Costs, factor: float = 1.0) -> list[int]:
+    """For requests with these acceptance rates, the numbers of proposals that bring the most tokens a second.
+
+    factor: how many times longer than by `costs` a step with proposals takes.
+    """
+    batch = len(rates)
+    plain = costs.target(batch)
+    # A proposal takes a place in the pass, and must bring what this time would bring without it.
+    reach = [how_deep(rate, least=factor * (costs.target(2 * batch) - plain) / plain) for rate in rates]
+    tokens, places, drafting = float(batch), batch, 0.0
+    best, depth_of_best = batch / plain, 0
+    for depth in range(1, MOST + 1):
+        going = [rate for rate, most in zip(rates, reach, strict=True) if most >= depth]
+        if not going:
+            break
+        tokens += sum(rate**depth for rate in going)
+        places += len(going)
+        drafting += costs.drafting(len(going))
+        tokens_per_second = tokens / (factor * (costs.target(places) + drafting))
+        if tokens_per_second > best:
+            best, depth_of_best = tokens_per_second, depth
+    return [min(depth_of_best, most) for most in reach]
+
+
+def how_deep(rate: float, least: float) -> int:
+    """How many proposals are each accepted, with all before it, with more than this probability."""
+    depth, share = 0, rate
+    while depth < MOST and share > least:
+        depth, share = depth + 1, share * rate
+    return depth
 
 
 class Speculation:
@@ -91,6 +122,12 @@ class Speculation:
         self.proposed += proposed
         self.accepted += accepted
 
+    def took(self, seconds: float, counts: List[int]) -> None:
+        """How long a step has taken in which the requests had so many proposals, and no prompt was run."""
+
+    def stats(self) -> dict[str, int]:
+        return {"drafts": self.drafts, "draft_tokens": self.proposed, "accepted_tokens": self.accepted}
+
 
 class AdaptiveSpeculation(Speculation):
     """For each request the number that is best for its own acceptance rate, in a batch of the present size."""
@@ -99,18 +136,21 @@ class AdaptiveSpeculation(Speculation):
         super().__init__(MOST)
         self.costs = costs
         self.usual = Acceptance()  # of all requests
-        self._best: dict[tuple[int, int], int] = {}  # (acceptance rate in percent, batch size) -> proposals
+        self.slowness = {False: 1.0, True: 1.0}  # of steps without and with proposals: real seconds / by `costs`
 
     def counts(self, acceptances: List[Acceptance]) -> list[int]:
-        usual, batch, counts = self.usual.rate(FIRST_GUESS), len(acceptances), []
-        for acceptance in acceptances:
-            key = round(100 * acceptance.rate(usual)), batch
-            if key not in self._best:
-                self._best[key] = best_count(key[0] / 100, batch, self.costs)
-            counts.append(self._best[key])
-        return counts
+        usual = self.usual.rate(FIRST_GUESS)
+        rates = [acceptance.rate(usual) for acceptance in acceptances]
+        return best_counts(rates, self.costs, self.slowness[True] / self.slowness[False]) if rates else []
 
     def learn(self, acceptance: Acceptance, proposed: int, accepted: int) -> None:
         super().learn(acceptance, proposed, accepted)
         acceptance.learn(proposed, accepted)
         self.usual.learn(proposed, accepted, forget=0.999)
+
+    def took(self, seconds: float, counts: List[int]) -> None:
+        kind, slowness = any(counts), self.slowness
+        times = min(seconds / self.costs.step(counts), 4.0)  # whatever disturbed a step for longer was no part of it
+        slowness[kind] += 0.05 * (times - slowness[kind])
+        if not kind:  # nothing is learned about the other kind; it is tried again when it has been forgotten
+            slowness[True] += 0.002 * (slowness[False] - slowness[True])

@@ -65,6 +65,7 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
 def draw(document: dict, png: Path) -> None:
     sizes, sides = document["sizes"], document["sides"]
     stages, most = list(sides), sizes["clients"][-1]
+    places = list(range(len(stages)))
     over = document["figures"][f"throughput_over_{stages[0][:2]}"]["median"]
     best = over.index(max(over))
     message = f"Stage {stages[best][:2]} serves {most} clients {over[best]:.0f} times as fast as stage {stages[0][:2]}"
@@ -78,8 +79,9 @@ def draw(document: dict, png: Path) -> None:
             for i, clients in enumerate(sizes["clients"]):
                 columns = {key: [sides[stage][name][key][i] for stage in stages] for key in ("median", "min", "max")}
                 label = f"{clients} client{'s' * (clients > 1)}"
-                panel.plot([s[:2] for s in stages], columns["median"], color=TINTS[i], marker="o", label=label)
-                panel.fill_between(range(len(stages)), columns["min"], columns["max"], color=TINTS[i], alpha=0.2, lw=0)
+                panel.plot(places, columns["median"], color=TINTS[i], marker="o", label=label)
+                panel.fill_between(places, columns["min"], columns["max"], color=TINTS[i], alpha=0.2, linewidth=0)
+            panel.set_xticks(places, [stage[:2] for stage in stages])
             plots.logarithmic(panel)
             plots.axes(panel, "stage", UNITS[name], title)
 

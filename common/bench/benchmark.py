@@ -81,7 +81,7 @@ def draw(document: dict, png: Path) -> None:
                 label = f"{clients} client{'s' * (clients > 1)}"
                 panel.plot(places, columns["median"], color=TINTS[i], marker="o", label=label)
                 panel.fill_between(places, columns["min"], columns["max"], color=TINTS[i], alpha=0.2, linewidth=0)
-            panel.set_xticks(places, [stage[:2] for stage in stages])
+            panel.set_xticks(places, [str(int(stage[:2])) for stage in stages])
             plots.logarithmic(panel)
             plots.axes(panel, "stage", UNITS[name], title)
 

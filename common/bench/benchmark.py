@@ -58,8 +58,8 @@ def jobs_of(loaded, sizes: dict, count: int, seed: int | str):
 
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    first = measured[STAGES[0]]["tokens_per_second"][-1]
-    return {f"throughput_over_{STAGES[0][:2]}": [one["tokens_per_second"][-1] / first for one in measured.values()]}
+    each = [measured[stage]["tokens_per_second"][-1] for stage in STAGES]
+    return {f"throughput_over_{STAGES[0][:2]}": [tokens_per_second / each[0] for tokens_per_second in each]}
 
 
 def draw(document: dict, png: Path) -> None:
@@ -71,8 +71,8 @@ def draw(document: dict, png: Path) -> None:
     message = f"Stage {stages[best][:2]} serves {most} clients {over[best]:.0f} times as fast as stage {stages[0][:2]}"
     remark = (
         "Each stage's engine in one process, without HTTP; the same questions, answers of at most "
-        f"{sizes['most_tokens']} tokens. Medians over all requests\nand gaps. Stage 08: one process for prompts, one "
-        "for decoding."
+        f"{sizes['most_tokens']} tokens. Medians over all requests\nand gaps; from stage 7 on a gap is that between chunks "
+        "of several tokens. Stage 8: one process for prompts, one for decoding."
     )
     with plots.page(png, document, message, columns=3, height=4.6, remark=remark) as panels:
         for panel, (name, title) in zip(panels, PANELS.items(), strict=True):

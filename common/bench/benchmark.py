@@ -71,8 +71,8 @@ def draw(document: dict, png: Path) -> None:
     message = f"Stage {stages[best][:2]} serves {most} clients {over[best]:.0f} times as fast as stage {stages[0][:2]}"
     remark = (
         "Each stage's engine in one process, without HTTP; the same questions, answers of at most "
-        f"{sizes['most_tokens']} tokens. Medians over all requests\nand gaps; from stage 7 on a gap is that between chunks "
-        "of several tokens. Stage 8: one process for prompts, one for decoding."
+        f"{sizes['most_tokens']} tokens. Medians over all requests\nand gaps; from stage 7 on a gap is one between "
+        "chunks of several tokens. Stage 8: one process for prompts, one for decoding."
     )
     with plots.page(png, document, message, columns=3, height=4.6, remark=remark) as panels:
         for panel, (name, title) in zip(panels, PANELS.items(), strict=True):

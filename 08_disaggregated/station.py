@@ -19,6 +19,7 @@ from .orders import Arrival, Gain, Hello, Order, Report
 from .transport import KVTransport, Transfer, TransferFailed
 
 PATIENCE_SECONDS = 0.02  # how long a call waits for pages if it has nothing else to do
+AT_ONCE_SECONDS = 0.003  # the pages of a short prompt are here before the others' step would have begun: it joins them
 
 
 class Station:
@@ -76,6 +77,13 @@ class Station:
 
     def _receive(self, report: Report) -> None:
         """Pages that have come belong to requests that can run; those for whom there is room now are sent for."""
+        self._let_in(report)
+        if started := self._send_for():
+            started[-1].wait(AT_ONCE_SECONDS)
+            self._let_in(report)
+
+    def _let_in(self, report: Report) -> None:
+        """Requests whose pages have come."""
         for key, transfer in list(self.arriving.items()):
             try:
                 if not transfer.done():
@@ -87,12 +95,18 @@ class Station:
             del self.arriving[key]
             self.scheduler.resume(self.worker.requests[key])
             report.arrived.append(Arrival(key, transfer.bytes, transfer.seconds))
+
+    def _send_for(self) -> list[Transfer]:
+        """Starts the transfers of those for whom there is room."""
+        started = []
         while self.expected and (sequence := self.scheduler.reserve(self.expected[0][0])) is not None:
             request, ticket = self.expected.popleft()
             self.worker.requests[request.request_id] = request
             table, count = sequence.page_table, self.scheduler.allocator.pages_for(request.num_tokens - 1)
             cached = len(table.path)  # these are in this worker's own tree already, and need not travel
-            self.arriving[request.request_id] = self.transport.receive(ticket, cached, table.pages[cached:count])
+            started.append(self.transport.receive(ticket, cached, table.pages[cached:count]))
+            self.arriving[request.request_id] = started[-1]
+        return started
 
     def _step(self, report: Report) -> None:
         known = {key: len(request.token_ids) for key, request in self.worker.requests.items()}

@@ -21,13 +21,13 @@ from common.trace import Trace
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton: kernels then run in Python
 
-PROMPT_COUNT = 36
+PROMPT_COUNT = 24
 MAX_TOKENS = 40
 
 
 def pytest_addoption(parser):
     parser.addoption("--engine", metavar="PATH", help="run the contract suite on the Engine in this folder only")
-    parser.addoption("--fuzz", type=int, default=400, help="request bodies that the fuzz tries (default: 400)")
+    parser.addoption("--fuzz", type=int, default=150, help="request bodies that the fuzz tries (default: 150)")
     parser.addoption("--device", default="cpu", help="where the contract suite runs (default: cpu)")
 
 

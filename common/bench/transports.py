@@ -130,7 +130,7 @@ def gloo_end(rank: int, store: str, queue) -> None:
 
     def move(count: int) -> None:
         if rank:
-            dist.send(torch.from_numpy(pages[:, :, places(count)]), 0)
+            dist.send(torch.from_numpy(numpy.ascontiguousarray(pages[:, :, places(count)])), 0)
             dist.recv(torch.zeros(1), 0)
         else:
             staged = torch.empty((2, 8, count, *PAGE[2:]))
@@ -148,7 +148,7 @@ def gloo(context) -> list[float]:
     ends = [context.Process(target=gloo_end, args=(rank, store, queue)) for rank in range(2)]
     for end in ends:
         end.start()
-    result = queue.get()
+    result = queue.get(timeout=60)
     for end in ends:
         end.join()
     return result

@@ -8,13 +8,14 @@ halfway, another one fetches the same pages again.
 Two processes on the machine with two CPU cores, medians in milliseconds for 63 pages of the bundled model, 8.3 MB (a
 prompt of 1,000 tokens), from the pages of one to the pages of the other:
 
-    shared memory, told by a socket   4.0     only on one machine
-    TCP, sent from the pages          5.0     what stands here: works between machines
-    TCP, copied together first        6.5
-    gloo (torch.distributed)          9.9     and a group of processes must be formed anew when one of them dies
-    Ray's object store               19.2     an actor's method that returns the array
+    shared memory, told by a socket   2.2     only on one machine
+    TCP, sent from the pages          4.2     what stands here: works between machines
+    gloo (torch.distributed)          8.6     and a group of processes must be formed anew when one of them dies
+    Ray's object store               19.6     an actor's method that returns the array
 
-Layer by layer, overlapped with the computation of later layers, could hide at most these 5 ms, of a prompt that takes
+`python -m common.bench.transports` measures it; the figures are in results/transports/.
+
+Layer by layer, overlapped with the computation of later layers, could hide at most these 4 ms, of a prompt that takes
 some hundred to compute: it does not pay here. On GPUs, with a network between them, it does: there vLLM and
 SGLang move pages by RDMA or NVLink (NIXL, Mooncake) without passing through the host's memory, as is done here.
 """

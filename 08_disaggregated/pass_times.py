@@ -3,9 +3,10 @@
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 
 import torch
-from torch import Tensor
 
 from common.attention import PagedBatch
 from common.model import Transformer
@@ -51,18 +52,14 @@ def decode_pass(model: Transformer, cache: KVCache, requests: int) -> Callable[[
     num_pages, page_size = cache.k.shape[1:3]
     pages = min(-(-CONTEXT // page_size), num_pages)
     ids = torch.zeros(requests, dtype=torch.int64, device=cache.k.device)
-    batch = PagedBatch.pack(
+    paged = PagedBatch.pack(
         [1] * requests, [pages * page_size] * requests, [list(range(pages))] * requests, ids, page_size
     )
 
     def run() -> list[int]:
-        plan = cache.attention.prepare(batch)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            cache.attention.write(k, v, cache.k[layer], cache.v[layer], ids)
-            return cache.attention.attend(q, cache.k[layer], cache.v[layer], plan)
-
-        return model.logits(model(ids, ids, attend)).argmax(-1).tolist()  # a GPU is done when the list is here
+        batch = SimpleNamespace(slots=ids, plan=cache.attention.prepare(paged))
+        hidden = model(ids, ids, partial(cache.attend, batch))
+        return model.logits(hidden).argmax(-1).tolist()  # a GPU is done when the list is here
 
     return run
 

@@ -15,6 +15,7 @@ from types import ModuleType
 
 from .detokenizer import certain_length
 from .engine import BaseEngine
+from .garbage import keep_what_is_loaded
 from .loader import DTYPES, Loaded, choose_device, load_model
 from .sampling import SamplingParams
 from .stages import load_stage_module
@@ -75,6 +76,7 @@ def run_stage(
         engine_class = load_stage_module(stage, "engine").Engine
         print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
         loaded, engine = on_a_passing_thread(build_engine, engine_class, args)
+        keep_what_is_loaded()
         if engine.why:
             print(engine.why, file=sys.stderr)
         try:

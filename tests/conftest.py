@@ -12,6 +12,7 @@ import torch
 
 from common.checkpoints.corpus import chat, document
 from common.engine import BaseEngine
+from common.garbage import keep_what_is_loaded
 from common.loader import Loaded, load_model
 from common.reference import Reference
 from common.request import Request
@@ -55,7 +56,9 @@ def loaded(request) -> Loaded:
 
 @pytest.fixture(scope="session")
 def reference(loaded) -> Reference:
-    return Reference(None, loaded.device)
+    reference = Reference(None, loaded.device)
+    keep_what_is_loaded()  # the suite collects garbage after each test, which would take 0.2 s each time
+    return reference
 
 
 @pytest.fixture(scope="session")

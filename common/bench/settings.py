@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from common.config import read_config
+from common.garbage import keep_what_is_loaded
 from common.loader import DTYPES, Loaded, choose_device, find_checkpoint, load_model
 from common.model import ModelConfig
 
@@ -21,7 +22,9 @@ class Settings:
     load_format: str = "auto"
 
     def load(self) -> Loaded:
-        return load_model(self.model, device=self.device, dtype=self.dtype, load_format=self.load_format)
+        loaded = load_model(self.model, device=self.device, dtype=self.dtype, load_format=self.load_format)
+        keep_what_is_loaded()
+        return loaded
 
     def folder(self) -> Path:
         return find_checkpoint(self.model, with_weights=self.load_format == "auto")

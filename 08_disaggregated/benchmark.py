@@ -51,7 +51,7 @@ BEFORE, NOW = "07_speculative", "08_disaggregated"
 SIZES = {
     "clients": 8,
     "short": 32,  # tokens of their prompts
-    "output": 64,  # tokens of their answers
+    "output": [32, 96],  # tokens of their answers, from and to
     "long": 1000,  # tokens of the prompts that come in between
     "long_output": 8,
     "rates": [0, 0.5, 1, 2],  # long prompts per second
@@ -60,7 +60,7 @@ SIZES = {
     "pool": 12_000,  # tokens
     "objectives": {"ttft": 0.5, "longest_gap": 0.05},  # seconds
 }
-QUICK = SIZES | {"clients": 2, "output": 4, "long": 100, "rates": [0, 1], "seconds": 1, "pool": 2000}
+QUICK = SIZES | {"clients": 2, "output": [2, 6], "long": 100, "rates": [0, 1], "seconds": 1, "pool": 2000}
 KILLS, KILL_AFTER = 50, (0.5, 3.0)  # seconds after all workers are up
 
 
@@ -149,8 +149,11 @@ def under_load(engine: BaseEngine, sizes: dict, rate: float) -> tuple[LoadResult
     short, long = [], []
 
     def ask() -> None:
-        prompt = random_prompt(sizes["short"], vocab_size, f"short {rate} {next(numbers)}")
-        short.append(engine.add(prompt, SamplingParams(max_tokens=sizes["output"], ignore_eos=True)))
+        number = next(numbers)
+        prompt = random_prompt(sizes["short"], vocab_size, f"short {rate} {number}")
+        # Of different lengths, or else all clients would ask at the same moment, again and again.
+        length = Random(number).randint(*sizes["output"])
+        short.append(engine.add(prompt, SamplingParams(max_tokens=length, ignore_eos=True)))
 
     for _ in range(sizes["clients"]):
         ask()
@@ -191,9 +194,9 @@ def draw(document: dict, png: Path) -> None:
     rates, labels = sizes["rates"], {BEFORE: "stage 07", NOW: "stage 08"}
     shorter = figures["itl_p99_ratio"]["median"]
     message = f"Long prompts no longer hold up those who read along:\np99 of their gaps {shorter:.1f} times shorter"
-    bounds = sizes["objectives"]
+    bounds, lengths = sizes["objectives"], " to ".join(map(str, sizes["output"]))
     remark = (
-        f"{sizes['clients']} clients decode ({sizes['short']} tokens in, {sizes['output']} out), and prompts of "
+        f"{sizes['clients']} clients decode ({sizes['short']} tokens in, {lengths} out), and prompts of "
         f"{sizes['long']:,} tokens come at fixed times. Stage 07 has two cores, stage 08 one for each worker.\n"
         "Predicted: a step of stage 07 with a full piece of a prompt, alone. Goodput: requests with their first token "
         f"within {bounds['ttft']} s and no gap above {1e3 * bounds['longest_gap']:.0f} ms."

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from .orders import Order
 from .station import Station
 from .transport import LocalTransport
 
@@ -36,6 +37,9 @@ class Fleet(ABC):
     @abstractmethod
     def call(self, number: int, method: str, *arguments) -> None:
         """Asks a worker for "hello", "work" or "drop"; see station.py. Never raises for a worker that is gone."""
+
+    def tell(self, number: int, orders: Sequence[Order]) -> None:  # noqa: B027
+        """May let a worker know of orders before the call that brings them, if other calls are still before that."""
 
     @abstractmethod
     def replies(self, seconds: float) -> list[Reply]:

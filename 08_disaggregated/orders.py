@@ -18,10 +18,12 @@ from common.trace import StepRecord
 class Order:
     """One attempt at one request. `key` is never used twice: what a worker says of an earlier attempt concerns nobody.
 
-    token_ids: the output so far, which the client has. hand_over: after the next token the pages are for another
-    worker. ticket: where the pages are; None: there are none yet, and all is to be computed.
+    number: orders are numbered as they are given, so that one that comes twice is taken once. token_ids: the output so
+    far, which the client has. hand_over: after the next token the pages are for another worker. ticket: where the pages
+    are; None: there are none yet, and all is to be computed.
     """
 
+    number: int
     key: str
     prompt_token_ids: list[int]
     token_ids: list[int]

@@ -10,6 +10,7 @@ This is the only file that imports ray, and nothing imports it before workers="r
 import atexit
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from common.loader import Loaded, load_model
 from common.threads import on_a_passing_thread
 
 from .fleet import Fleet, Reply, WorkerLost
-from .orders import Hello
+from .orders import Hello, Order
 from .station import Station
 from .transport import TcpTransport
 
@@ -33,7 +34,7 @@ OBJECT_STORE_BYTES = 80 << 20  # messages are small, and pages do not pass throu
 
 
 class Actor:
-    """A worker in a process of its own. Ray calls it on one thread, call by call."""
+    """A worker in a process of its own. Ray calls it on one thread, call by call, and `tell` beside it on another."""
 
     def __init__(self, model: dict[str, Any], options: dict[str, Any], threads: int):
         import torch
@@ -51,6 +52,11 @@ class Actor:
         if method != "hello" and incarnation != self.station.incarnation:
             raise WorkerLost("the worker was started anew, and knows nothing of what came before")
         return getattr(self.station, method)(*arguments)
+
+    @ray.method(concurrency_group="beside")
+    def tell(self, incarnation: str | None, orders: list[Order]) -> None:
+        if incarnation == self.station.incarnation:
+            self.station.tell(orders)
 
     def process(self) -> tuple[int, str]:
         """Its process and its node, for whoever wants to kill it."""
@@ -79,7 +85,7 @@ class RayFleet(Fleet):
         # step would wait for threads that wait for a core (common/threads.py).
         threads = max(1, (os.cpu_count() or 1) // count)
         environment = {"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
-        actor = ray.remote(Actor).options(
+        actor = ray.remote(concurrency_groups={"beside": 1})(Actor).options(
             num_cpus=0.01 if address is None else threads,
             num_gpus=gpu_share(count, address) if loaded.device.type == "cuda" else 0,
             max_restarts=-1,
@@ -95,6 +101,9 @@ class RayFleet(Fleet):
 
     def call(self, number: int, method: str, *arguments) -> None:
         self.open[self.actors[number].call.remote(self.incarnations[number], method, *arguments)] = number
+
+    def tell(self, number: int, orders: Sequence[Order]) -> None:
+        self.actors[number].tell.remote(self.incarnations[number], orders)
 
     def replies(self, seconds: float) -> list[Reply]:
         if not self.open:

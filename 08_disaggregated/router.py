@@ -42,7 +42,7 @@ class Router(BaseEngine):
         self.flights: dict[str, Flight] = {}  # by key, of all unfinished requests
         self.keys: dict[str, str] = {}  # by request id
         self.changed: dict[str, Request] = {}  # since the last step returned
-        self.attempts = itertools.count()
+        self.attempts, self.numbers = itertools.count(), itertools.count()
         self.lost = self.resumed = self.handoffs = 0  # ever: workers, requests begun anew, requests handed over
         self.handoff_bytes, self.handoff_seconds = 0, 0.0
         self._gather()
@@ -149,9 +149,8 @@ class Router(BaseEngine):
         request = flight.request
         what = request.prompt_token_ids, list(request.token_ids), request.params, request.seed, request.max_tokens
         flight.phase, handle.tasks[flight.key] = phase, task
-        handle.orders.append(
-            Order(flight.key, *what, hand_over=phase == PREFILL, ticket=flight.ticket if phase == TRANSFER else None)
-        )
+        ticket = flight.ticket if phase == TRANSFER else None
+        handle.orders.append(Order(next(self.numbers), flight.key, *what, hand_over=phase == PREFILL, ticket=ticket))
 
     def _set_to_work(self, handle: Handle) -> None:
         """Keeps a worker busy as long as it has something to do, and asks one that was lost whether it is back."""
@@ -162,16 +161,15 @@ class Router(BaseEngine):
         active = (PREFILL,) if handle.role == "prefill" else (TRANSFER, DECODE)
         busy = any(getattr(f, handle.role) is handle and f.phase in active for f in self.flights.values())
         while (handle.orders or busy) and handle.calls.count("work") < self.fleet.depth:
-            orders, handle.orders = handle.orders, []
-            self._call(handle, "work", orders)
+            self._call(handle, "work", handle.take_orders())
+        if untold := [order for order in handle.orders if order.number > handle.told]:
+            handle.told = untold[-1].number
+            self.fleet.tell(handle.number, untold)
 
     def _drop(self, handle: Handle, key: str) -> None:
         handle.tasks.pop(key, None)
-        waiting = [order for order in handle.orders if order.key != key]
-        if len(waiting) < len(handle.orders):
-            handle.orders = waiting  # the worker has never heard of it
-        elif handle.up:
-            self._call(handle, "drop", [key])
+        if handle.up:
+            self._call(handle, "drop", handle.take_orders(), key)
 
     def _call(self, handle: Handle, method: str, *arguments) -> None:
         if not handle.calls:

@@ -62,6 +62,7 @@ class Handle:
     hello: Hello | None = None
     clock_offset: float = 0.0  # to add to its clock's seconds
     orders: list[Order] = field(default_factory=list)  # to go with the next call
+    told: int = -1  # the number of the newest one of which the worker was told before that
     calls: deque[str] = field(default_factory=deque)  # methods, open ones
     heard: float = 0.0  # when it last answered, or was called after a silence
     not_before: float = 0.0  # when it is to be greeted again
@@ -74,6 +75,11 @@ class Handle:
         """It is there, new and empty."""
         self.up, self.hello, self.available = True, hello, hello.num_pages
         self.seen = SeenPages(hello.page_size, hello.num_pages)
+
+    def take_orders(self) -> list[Order]:
+        """Those that go with this call."""
+        orders, self.orders = self.orders, []
+        return orders
 
     def as_seen_here(self, record: StepRecord, index: int) -> StepRecord:
         """A step of this worker for the router's trace: by the router's clock, and under the requests' own ids."""

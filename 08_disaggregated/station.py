@@ -30,6 +30,8 @@ class Station:
         self.scheduler = worker.scheduler
         transport.register(worker.pools)
         self.incarnation = secrets.token_hex(8)
+        self.told: deque[Order] = deque()  # filled by another thread
+        self.taken = -1  # the number of the newest order
         self.handing_over: set[str] = set()
         self.expected: deque[tuple[Request, object]] = deque()  # with tickets: they wait for room
         self.arriving: dict[str, Transfer] = {}  # they have room, and wait for their pages
@@ -39,11 +41,17 @@ class Station:
         sizes = allocator.num_pages, allocator.page_size, self.scheduler.max_running
         return Hello(self.incarnation, socket.gethostname(), time.perf_counter(), *sizes, self.worker.why)
 
+    def tell(self, orders: List[Order]) -> None:
+        """Orders that will come with a call behind those that wait: the next one takes them already. From any thread.
+
+        With the call they come again. A word that is late, and comes after the call, changes nothing.
+        """
+        self.told.extend(orders)
+
     def work(self, orders: List[Order]) -> Report:
         """Takes the orders, lets in what has arrived, and does one step for everybody who can get on."""
         report = Report()
-        for order in orders:
-            self._take(order)
+        self._take(orders)
         self._receive(report)
         if self.scheduler.running or self.scheduler.waiting:
             self._step(report)
@@ -51,11 +59,10 @@ class Station:
             next(iter(self.arriving.values())).wait(PATIENCE_SECONDS)
         return self._complete(report)
 
-    def drop(self, keys: List[str]) -> Report:
-        """Lets go of these requests, wherever they are, and of their pages; unknown ones are ignored."""
-        for key in keys:
-            self._forget(key)
-            self.worker.abort(key)
+    def drop(self, orders: List[Order], key: str) -> Report:
+        """Takes the orders, then lets go of one request, wherever it is, and of its pages; unknown ones are ignored."""
+        self._take(orders)
+        self._let_go(key)
         return self._complete(Report())
 
     def check(self) -> None:
@@ -65,7 +72,14 @@ class Station:
         assert set(self.arriving) <= set(self.scheduler.parked), "pages are on their way to no place"
         assert self.handing_over <= set(self.worker.requests)
 
-    def _take(self, order: Order) -> None:
+    def _take(self, orders: List[Order]) -> None:
+        told = [self.told.popleft() for _ in range(len(self.told))]
+        for order in sorted([*told, *orders], key=lambda order: order.number):
+            if order.number > self.taken:
+                self.taken = order.number
+                self._begin(order)
+
+    def _begin(self, order: Order) -> None:
         request = order.request(self.worker.eos_token_ids)
         if order.ticket is not None:
             self.expected.append((request, order.ticket))
@@ -89,7 +103,7 @@ class Station:
                 if not transfer.done():
                     continue
             except TransferFailed:
-                self.drop([key])
+                self._let_go(key)
                 report.lost.append(key)
                 continue
             del self.arriving[key]
@@ -123,6 +137,10 @@ class Station:
                 report.ready.append((key, self.transport.send(key, sequence.page_table.pages[:pages])))
         if self.worker.trace[-1].works:
             report.record = self.worker.trace[-1]
+
+    def _let_go(self, key: str) -> None:
+        self._forget(key)
+        self.worker.abort(key)
 
     def _forget(self, key: str) -> None:
         self.handing_over.discard(key)

@@ -22,12 +22,21 @@ class FaultyFleet(fleet_module.LocalFleet):
     def __init__(self, makers):
         super().__init__(makers)
         self.waiting = [deque() for _ in makers]
+        self.words = [deque() for _ in makers]  # what workers are told beside the calls, and have not heard yet
         self.hanging: set[int] = set()
         self.dead: set[int] = set()
         self.at_once = True  # calls are carried out when replies are asked for
 
     def call(self, number, method, *arguments):
         self.waiting[number].append((method, arguments))
+
+    def tell(self, number, orders):
+        self.words[number].append(orders)
+
+    def hear(self, number: int) -> None:
+        """The worker hears what it was told beside the calls: in time, or long after the call that brought it too."""
+        if self.words[number]:
+            self.stations[number].tell(self.words[number].popleft())
 
     def carry_out(self, number: int) -> None:
         """One call of this worker, if it lives and has one."""
@@ -44,6 +53,7 @@ class FaultyFleet(fleet_module.LocalFleet):
                 self.forget(number)
                 self.answered.append(fleet_module.Reply(number, fleet_module.WorkerLost("killed")))
             elif self.at_once:
+                self.hear(number)
                 self.carry_out(number)
         replies = super().replies(seconds)
         for reply in replies:
@@ -53,6 +63,7 @@ class FaultyFleet(fleet_module.LocalFleet):
 
     def forget(self, number: int) -> None:
         self.waiting[number].clear()
+        self.words[number].clear()
         self.answered = [reply for reply in self.answered if reply.number != number]
 
     def die(self, number: int, returns: bool = True) -> None:

@@ -54,6 +54,11 @@ class RouterMachine(RuleBasedStateMachine):
             self.fleet.carry_out(number)
 
     @rule(number=st.integers(0, 3))
+    def hear(self, number):
+        """Before the call that brings it too, or after."""
+        self.fleet.hear(number)
+
+    @rule(number=st.integers(0, 3))
     def die(self, number):
         self.fleet.die(number)
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence as List
 
 import torch
 
+from common.device import to_device
+
 from .scheduler import Chunk
 from .slot_attention import Part, plan_parts
 
@@ -30,5 +32,5 @@ class Batch:
             positions += range(start, start + count)
             slots += [chunk.sequence.slot] * count
             self.last_rows.append(len(token_ids) - 1)
-        self.token_ids, self.positions, self.slots = torch.tensor([token_ids, positions, slots], device=device)
+        self.token_ids, self.positions, self.slots = to_device([token_ids, positions, slots], torch.int64, device)
         self.plan: list[Part] = plan_parts(chunks, groups, device, dtype)

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 
 from common.attention import choose_attention
+from common.device import to_device
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.memory import kv_bytes_left, parse_bytes
@@ -71,7 +72,7 @@ class Engine(BaseEngine):
             rows = [row for row, chunk in zip(batch.last_rows, chunks, strict=True) if chunk.completes]
             requests = self.scheduler.advance(chunks)
             # A piece of a prompt that is not its end has scored nothing that anybody wants to know.
-            self.sample_next(requests, self.model.logits(hidden[rows]))
+            self.sample_next(requests, self.model.logits(hidden[to_device(rows, torch.int64, self.device)]))
         return requests
 
     def release(self, request: Request) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 
 from common.attention import choose_attention
+from common.device import to_device
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.memory import kv_bytes_left, parse_bytes
@@ -96,7 +97,7 @@ class Engine(BaseEngine):
                     ready.append(chunk)
                     rows += range(last - len(chunk.proposal.token_ids), last + 1)
             requests, proposals = [chunk.sequence.request for chunk in ready], [chunk.proposal for chunk in ready]
-            gained = verify(self.model.logits(hidden[rows]), requests, proposals)
+            gained = verify(self.model.logits(hidden[to_device(rows, torch.int64, self.device)]), requests, proposals)
             for request, tokens in zip(requests, gained, strict=True):
                 self.append_tokens(request, tokens)
             self.scheduler.advance(chunks)

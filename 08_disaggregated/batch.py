@@ -9,6 +9,7 @@ from collections.abc import Sequence as List
 import torch
 
 from common.attention import Attention, PagedBatch
+from common.device import to_device
 
 from .scheduler import Chunk
 
@@ -37,6 +38,6 @@ class Batch:
             lengths.append(start + count)
             tables.append(chunk.sequence.page_table.pages)
             self.last_rows.append(len(token_ids) - 1)
-        self.token_ids, self.positions, self.slots = torch.tensor([token_ids, positions, slots], device=device)
+        self.token_ids, self.positions, self.slots = to_device([token_ids, positions, slots], torch.int64, device)
         paged = PagedBatch.pack(query_lengths, lengths, tables, self.slots, chunks[0].sequence.page_table.page_size)
         self.plan = attention.prepare(paged)

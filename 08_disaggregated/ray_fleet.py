@@ -20,6 +20,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as Ray will 
 
 import ray
 
+from common.accelerate import make_engine
 from common.garbage import keep_what_is_loaded
 from common.loader import Loaded, load_model
 from common.threads import on_a_passing_thread
@@ -43,7 +44,7 @@ class Actor:
 
         torch.set_num_threads(threads)
         loaded = on_a_passing_thread(lambda: load_model(**model))
-        worker = on_a_passing_thread(lambda: Worker(loaded, **options))
+        worker = on_a_passing_thread(lambda: make_engine(Worker, loaded, **options))
         keep_what_is_loaded()
         self.station = Station(worker, TcpTransport(ray.util.get_node_ip_address()))
 

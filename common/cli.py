@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+from .accelerate import make_engine
 from .detokenizer import certain_length
 from .engine import BaseEngine
 from .garbage import keep_what_is_loaded
@@ -45,6 +46,11 @@ def build_parser(description: str) -> argparse.ArgumentParser:
         choices=["auto", "dummy"],
         help="dummy: random weights from the config alone, to time a size that is not at hand",
     )
+
+    gpu = parser.add_argument_group("on a GPU")
+    either = argparse.BooleanOptionalAction
+    gpu.add_argument("--graphs", action=either, help="replay decode from CUDA graphs (default: from stage 05 on)")
+    gpu.add_argument("--overlap", action=either, help="plan a step while another runs (default: in stages 04 to 06)")
 
     sampling = parser.add_argument_group("sampling, with --prompt")
     sampling.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
@@ -98,7 +104,7 @@ def run_stage(
 def build_engine(engine_class: type[BaseEngine], args: argparse.Namespace) -> tuple[Loaded, BaseEngine]:
     loaded = load_model(args.model, device=args.device, dtype=args.dtype, load_format=args.load_format)
     options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
-    return loaded, engine_class(loaded, **options)
+    return loaded, make_engine(engine_class, loaded, args.graphs, args.overlap, **options)
 
 
 def server_module(stage: Path) -> ModuleType:

@@ -18,7 +18,7 @@ import torch
 
 from .loader import Loaded
 from .request import Request, prompt_tokens
-from .sampling import SampledToken, SamplingParams, sample
+from .sampling import Drawn, SampledToken, SamplingParams
 from .trace import Trace
 
 
@@ -115,9 +115,13 @@ class BaseEngine(ABC):
 
     def sample_next(self, requests: Sequence[Request], logits: torch.Tensor) -> None:
         """Samples one token for each request from `logits[B, V]` and retires the requests that it ends."""
-        for request, sampled in zip(requests, sample(logits, requests), strict=True):
+        for request, sampled in zip(requests, self.draw(requests, logits).tokens(), strict=True):
             self.append_tokens(request, [sampled])
         self.retire_finished(requests)
+
+    def draw(self, requests: Sequence[Request], logits: torch.Tensor) -> Drawn:
+        """One token for each request, on the device; a graph may have found the likeliest ones already."""
+        return Drawn(logits, requests, getattr(self.model, "best", None))
 
     def append_tokens(self, request: Request, tokens: Sequence[SampledToken]) -> None:
         """Gives a request its next tokens, up to the one that ends it; what is behind that one is dropped."""

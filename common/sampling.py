@@ -23,105 +23,17 @@ to lose.
 
 import hashlib
 import math
-import reprlib
-import secrets
 import struct
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from .device import ToHost, to_device
+from .sampling_params import ALLOWED, SamplingParams
 
-@dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """What one request asks of the sampler and of the stopping rules; immutable.
-
-    Raises ValueError, in one sentence that names the field, for a value that ALLOWED does not allow.
-    """
-
-    max_tokens: int | None = 128  # output tokens; None: as many as the context length leaves
-    temperature: float = 0.0  # 0: greedy, which ignores top_k, top_p and min_p
-    top_k: int = 0  # 0 or -1: off
-    top_p: float = 1.0  # 1: off
-    min_p: float = 0.0  # relative to the likeliest token; 0: off
-    repetition_penalty: float = 1.0  # divides the logits of tokens in prompt or output; 1: off
-    presence_penalty: float = 0.0  # subtracted once from the logits of tokens in the output
-    frequency_penalty: float = 0.0  # subtracted once per occurrence in the output
-    stop: str | Sequence[str] = ()  # kept as a tuple
-    stop_token_ids: Sequence[int] = ()  # kept as a tuple
-    include_stop_str_in_output: bool = False
-    seed: int | None = None  # None: a random one for each request
-    ignore_eos: bool = False
-    logprobs: int | None = None  # None: off; n: for the sampled token and the n likeliest
-
-    def __post_init__(self):
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        for name, (is_allowed, allowed) in ALLOWED.items():
-            value = getattr(self, name)
-            if not is_allowed(value):
-                # reprlib shortens: the value came from a client and may be a megabyte long.
-                raise ValueError(f"{name} must be {allowed}, not {reprlib.repr(value)}")
-        # One spelling for each meaning, so that equal requests compare equal and every request can be hashed.
-        object.__setattr__(self, "top_k", max(self.top_k, 0))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-    @property
-    def penalised(self) -> bool:
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
-
-    def resolve_seed(self) -> int:
-        """The seed asked for, or else a random one for this request: then one mechanism serves both."""
-        return secrets.randbits(63) if self.seed is None else self.seed
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    # NaN fails every comparison; infinity, and an integer too large for a float, fail this one.
-    return (_is_int(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max
-
-
-def _is_list(value: object, is_allowed: Callable[[object], bool]) -> bool:
-    return isinstance(value, (tuple, list)) and all(map(is_allowed, value))
-
-
-# For each field of SamplingParams: whether a value is allowed, and in words, what is.
-ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
-    "max_tokens": (lambda x: x is None or (_is_int(x) and x >= 1), "an integer of at least 1, or None"),
-    "temperature": (lambda x: _is_number(x) and x >= 0, "a finite number of at least 0"),
-    "top_k": (lambda x: _is_int(x) and x >= -1, "an integer of at least -1 (-1 and 0 mean off)"),
-    "top_p": (lambda x: _is_number(x) and 0 < x <= 1, "a number above 0 and at most 1"),
-    "min_p": (lambda x: _is_number(x) and 0 <= x <= 1, "a number from 0 to 1"),
-    "repetition_penalty": (lambda x: _is_number(x) and x > 0, "a finite number above 0"),
-    "presence_penalty": (lambda x: _is_number(x) and -2 <= x <= 2, "a number from -2 to 2"),
-    "frequency_penalty": (lambda x: _is_number(x) and -2 <= x <= 2, "a number from -2 to 2"),
-    "stop": (
-        lambda x: _is_list(x, lambda text: isinstance(text, str) and text != ""),
-        "a non-empty string or a list of non-empty strings",
-    ),
-    "stop_token_ids": (
-        lambda x: _is_list(x, lambda token_id: _is_int(token_id) and token_id >= 0),
-        "a list of integers of at least 0",
-    ),
-    "include_stop_str_in_output": (lambda x: isinstance(x, bool), "True or False"),
-    "seed": (
-        lambda x: x is None or (_is_int(x) and 0 <= x < 2**63),
-        "an integer from 0 to 2**63 - 1, or None",
-    ),
-    "ignore_eos": (lambda x: isinstance(x, bool), "True or False"),
-    "logprobs": (lambda x: x is None or (_is_int(x) and 0 <= x <= 20), "an integer from 0 to 20, or None"),
-}
+__all__ = ["ALLOWED", "SamplingParams"]  # beside what is defined here
 
 
 class Row(Protocol):
@@ -146,21 +58,41 @@ class SampledToken(NamedTuple):
 
 
 def sample(logits: Tensor, rows: Sequence[Row]) -> list[SampledToken]:
-    """The next token of every row.
+    """The next token of every row; see `Drawn`."""
+    return Drawn(logits, rows).tokens()
+
+
+class Drawn:
+    """The next token of every row, drawn on the device and on its way to the host.
 
     logits is [B, V] float32 on any device, left as it is; each row of it has a finite value and no NaN or
-    +inf. Token ids come to the CPU in one transfer; log-probabilities in three more, if some row asks for
-    them. Raises ValueError unless there are exactly B rows.
+    +inf. ValueError unless there are exactly B rows. best is its argmax, [B] int64, if that is known already.
+
+    token_ids: [B] int64, on the device: a next step can begin with them before the host has seen them. The
+    host waits for nothing until it asks for `tokens`.
     """
-    if len(rows) != len(logits):
-        raise ValueError(f"logits must have one row for each of the {len(rows)} tokens, not {len(logits)}")
-    if all(row.params.greedy for row in rows):
-        token_ids = apply_penalties(logits, rows).argmax(-1)  # [B]
-    else:
-        uniforms = [uniform(row.seed, len(row.token_ids)) for row in rows]
-        token_ids = draw(probabilities(logits, rows), uniforms)  # [B]
-    logprobs = token_logprobs(logits, token_ids, [row.params.logprobs for row in rows])
-    return [SampledToken(*pair) for pair in zip(token_ids.tolist(), logprobs, strict=True)]
+
+    def __init__(
+        self,
+        logits: Tensor,
+        rows: Sequence[Row],
+        best: Tensor | None = None,
+    ):
+        if len(rows) != len(logits):
+            raise ValueError(f"logits must have one row for each of the {len(rows)} tokens, not {len(logits)}")
+        if not all(row.params.greedy for row in rows):
+            uniforms = [uniform(row.seed, len(row.token_ids)) for row in rows]
+            self.token_ids = draw(probabilities(logits, rows), uniforms)
+        elif best is None or any(row.params.penalised for row in rows):
+            self.token_ids = apply_penalties(logits, rows).argmax(-1)
+        else:
+            self.token_ids = best
+        self.ids = ToHost(self.token_ids)
+        self.logprobs = Logprobs(logits, self.token_ids, [row.params.logprobs for row in rows])
+
+    def tokens(self) -> list[SampledToken]:
+        """Waits for them."""
+        return [SampledToken(*pair) for pair in zip(self.ids.tolist(), self.logprobs.tolist(), strict=True)]
 
 
 def probabilities(logits: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -182,10 +114,11 @@ def probabilities(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     if any(p.min_p for p in params):
         weights = weights.masked_fill(weights < _column([p.min_p for p in params], weights), 0.0)
     if ranked := [i for i, p in enumerate(params) if not p.greedy and (p.top_k or p.top_p < 1)]:
-        weights[ranked] = _keep_top(weights[ranked], logits[ranked], [params[i] for i in ranked])
-    if greedy := [i for i, p in enumerate(params) if p.greedy]:
-        weights[greedy] = 0.0
-        weights[greedy, logits[greedy].argmax(-1)] = 1.0
+        index = to_device(ranked, torch.int64, logits.device)
+        weights[index] = _keep_top(weights[index], logits[index], [params[i] for i in ranked])
+    if any(p.greedy for p in params):
+        one_hot = torch.zeros_like(weights).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        weights = torch.where(_column([p.greedy for p in params], weights) > 0, one_hot, weights)
     return weights / weights.sum(-1, keepdim=True)
 
 
@@ -244,7 +177,8 @@ def apply_penalties(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     index = [i for i, row in enumerate(rows) if row.params.penalised]
     if not index:
         return logits
-    rows, changed = [rows[i] for i in index], logits[index]  # [R, V], a copy
+    places = to_device(index, torch.int64, logits.device)
+    rows, changed = [rows[i] for i in index], logits[places]  # [R, V], a copy
     in_output = _count((row.token_ids for row in rows), changed)
     seen = in_output + _count((row.prompt_token_ids for row in rows), changed) > 0
     repetition = _column([row.params.repetition_penalty for row in rows], changed)
@@ -252,40 +186,50 @@ def apply_penalties(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     changed = torch.where(seen, torch.where(changed > 0, changed / repetition, changed * repetition), changed)
     changed -= _column([row.params.frequency_penalty for row in rows], changed) * in_output
     changed -= _column([row.params.presence_penalty for row in rows], changed) * (in_output > 0)
-    return logits.index_copy(0, torch.tensor(index, device=logits.device), changed)
+    return logits.index_copy(0, places, changed)
 
 
 def _count(token_ids: Iterable[Sequence[int]], like: Tensor) -> Tensor:
     """How often each token occurs in each of R lists: [R, V], like `like` in shape, dtype and device."""
     counts = torch.zeros_like(like)
     for row, ids in zip(counts, token_ids, strict=True):
-        index = torch.tensor(ids, dtype=torch.int64, device=like.device)
+        index = to_device(ids, torch.int64, like.device)
         row.scatter_add_(0, index, torch.ones_like(index, dtype=like.dtype))
     return counts
 
 
-def token_logprobs(
-    logits: Tensor,  # [B, V] float32, as the model gave them
-    token_ids: Tensor,  # [B] int64, sampled
-    wanted: Sequence[int | None],  # SamplingParams.logprobs of each row
-) -> list[TokenLogprobs | None]:
-    """Log-probabilities of the sampled tokens and of the likeliest ones, for the rows that want them.
+def token_logprobs(logits: Tensor, token_ids: Tensor, wanted: Sequence[int | None]) -> list[TokenLogprobs | None]:
+    """See `Logprobs`."""
+    return Logprobs(logits, token_ids, wanted).tolist()
 
-    A token whose logit is -inf has -inf.
+
+class Logprobs:
+    """Log-probabilities of the sampled tokens and of the likeliest ones, on their way to the host.
+
+    logits is [B, V] float32, as the model gave them; token_ids [B] int64 are those sampled; wanted is
+    SamplingParams.logprobs of each row. A token whose logit is -inf has -inf.
     """
-    result: list[TokenLogprobs | None] = [None] * len(wanted)
-    index = [i for i, n in enumerate(wanted) if n is not None]
-    if not index:
+
+    def __init__(self, logits: Tensor, token_ids: Tensor, wanted: Sequence[int | None]):
+        self.wanted = wanted
+        self.index = [i for i, n in enumerate(wanted) if n is not None]
+        if self.index:
+            places = to_device(self.index, torch.int64, logits.device)
+            logprobs = logits[places].log_softmax(-1)  # [R, V]
+            top = logprobs.topk(min(max(wanted[i] for i in self.index), logits.shape[-1]))
+            sampled = logprobs.gather(-1, token_ids[places, None])[:, 0]
+            self.columns = [ToHost(column) for column in (sampled, top.indices, top.values)]
+
+    def tolist(self) -> list[TokenLogprobs | None]:
+        """Waits for them; None for rows that want none."""
+        result: list[TokenLogprobs | None] = [None] * len(self.wanted)
+        if self.index:
+            columns = (column.tolist() for column in self.columns)
+            for i, logprob, ids, values in zip(self.index, *columns, strict=True):
+                result[i] = TokenLogprobs(logprob, list(zip(ids, values, strict=True))[: self.wanted[i]])
         return result
-    logprobs = logits[index].log_softmax(-1)  # [R, V]
-    sampled = logprobs.gather(-1, token_ids[index, None])[:, 0]
-    top = logprobs.topk(min(max(wanted[i] for i in index), logits.shape[-1]))
-    columns = sampled.tolist(), top.indices.tolist(), top.values.tolist()
-    for i, logprob, ids, values in zip(index, *columns, strict=True):
-        result[i] = TokenLogprobs(logprob, list(zip(ids, values, strict=True))[: wanted[i]])
-    return result
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
     """One number per row, to broadcast over the vocabulary: [B, 1], with the dtype and device of `like`."""
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
+    return to_device(values, like.dtype, like.device)[:, None]

@@ -9,7 +9,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from graph_stand_in import graphed
 
+from common.accelerate import overlapped
 from common.checkpoints.corpus import chat, document
 from common.engine import BaseEngine
 from common.garbage import keep_what_is_loaded
@@ -22,6 +24,7 @@ from common.trace import Trace
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton: kernels then run in Python
 
+WITH_A_LOOP_AROUND = ["05_paged_attention+overlap", "06_prefix_cache+overlap+graphs"]
 PROMPT_COUNT = 24
 MAX_TOKENS = 40
 
@@ -37,7 +40,8 @@ def pytest_generate_tests(metafunc):
     if "engine_class" in metafunc.fixturenames:
         chosen = metafunc.config.getoption("--engine")
         stages = [chosen] if chosen else [folder.name for folder in stage_folders()]
-        metafunc.parametrize("engine_class", stages, indirect=True, scope="session")
+        around = [] if chosen else WITH_A_LOOP_AROUND
+        metafunc.parametrize("engine_class", [*stages, *around], indirect=True, scope="session")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -82,8 +86,11 @@ def expected(reference, prompts) -> list[list[int]]:
 
 
 @pytest.fixture(scope="session")
-def engine_class(request) -> type[BaseEngine]:
-    return load_engine(request.param)
+def engine_class(request) -> Callable[[Loaded], BaseEngine]:
+    stage, *around = request.param.split("+")
+    if "graphs" in around:
+        return graphed(load_engine(stage), overlap="overlap" in around)
+    return overlapped(load_engine(stage)) if "overlap" in around else load_engine(stage)
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from common.device import to_device
+
 BACKENDS = ("torch", "numba", "triton", "flash")
 
 
@@ -60,9 +62,7 @@ class PagedBatch:
             "lengths": lengths,
             "page_tables": [pages + [0] * (width - len(pages)) for pages in page_tables],
         }
-        tensors = {
-            name: torch.tensor(values, dtype=torch.int32, device=slot_mapping.device) for name, values in lists.items()
-        }
+        tensors = {name: to_device(values, torch.int32, slot_mapping.device) for name, values in lists.items()}
         decodes = next((i for i, count in enumerate(query_lengths) if count > 1), len(query_lengths))
         return cls(
             **tensors,
@@ -78,6 +78,7 @@ class Attention(Protocol):
     """A backend. q is `[N, H, D]`, k and v are `[N, H_kv, D]`; rows may be strided, heads and D are contiguous."""
 
     name: str
+    capturable: bool  # whether launches depend on nothing but shapes: then a CUDA graph can hold them
 
     def prepare(self, batch: PagedBatch) -> Any:
         """What `attend` needs in every layer of one step."""

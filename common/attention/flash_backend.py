@@ -42,7 +42,7 @@ def attend_to_one_page(device: torch.device, dtype: torch.dtype, head_dim: int, 
 
 
 class FlashAttention:
-    name = "flash"
+    name, capturable = "flash", True
 
     def prepare(self, batch: PagedBatch) -> PagedBatch:
         return batch

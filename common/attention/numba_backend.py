@@ -31,7 +31,7 @@ class Plan(NamedTuple):
 
 
 class NumbaAttention(TorchAttention):
-    name = "numba"
+    name, capturable = "numba", False
 
     def __init__(self, device: torch.device, dtype: torch.dtype, head_dim: int):
         super().__init__(device, dtype)

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.device import to_device
+
 from . import PagedBatch
 
 # One more call costs what reading so many tokens costs, so more padding than that does not pay; as in stage 04.
@@ -24,7 +26,7 @@ class Part:
 
 
 class TorchAttention:
-    name = "torch"
+    name, capturable = "torch", False
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
         self.dtype, self.call_costs = dtype, CALL_COSTS_TOKENS[device.type]
@@ -40,7 +42,7 @@ class TorchAttention:
 
     def _part(self, batch: PagedBatch, group: list[int]) -> Part:
         device, tokens = batch.lengths.device, batch.host_query_lengths[group[0]]
-        index = torch.tensor(group, device=device)
+        index = to_device(group, torch.int64, device)
         places = torch.arange(tokens, device=device)
         rows = batch.query_starts[index, None] + places  # [B, tokens]
         positions = batch.lengths[index, None] - tokens + places  # [B, tokens]

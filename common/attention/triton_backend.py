@@ -7,7 +7,8 @@ from torch import Tensor
 
 from . import PagedBatch
 
-SPLIT = 256  # tokens of a sequence that one decode program takes; fixed, so that results do not depend on the batch
+SPLIT = 256  # tokens of a sequence in one piece; fixed, so that results do not depend on the batch
+PROGRAMS = 4096  # that keep a large GPU busy in decode; with fewer pieces, fewer
 
 
 def interpreted() -> bool:
@@ -16,7 +17,7 @@ def interpreted() -> bool:
 
 
 class TritonAttention:
-    name = "triton"
+    name, capturable = "triton", True
 
     def __init__(self, dtype: torch.dtype):
         from .triton_kernels import tl
@@ -51,9 +52,11 @@ class TritonAttention:
         partial = torch.empty(B, pieces, H, D, dtype=torch.float32, device=q.device)
         lse = torch.empty(B, pieces, H, dtype=torch.float32, device=q.device)
         block_d = max(16, triton.next_power_of_2(D))  # a product on tensor cores has at least 16 rows and columns
-        decode_kernel[(B, H_kv, pieces)](
+        # In a graph the lengths are not known, and pieces are as many as the longest sequence could have.
+        programs = min(pieces, -(-PROGRAMS // (B * H_kv)))
+        decode_kernel[(B, H_kv, programs)](
             q, k_pages, v_pages, plan.page_tables, plan.lengths, partial, lse,
-            q.stride(0), plan.page_tables.stride(0), D**-0.5, H_kv, H // H_kv, D, page_size, SPLIT,
+            pieces, q.stride(0), plan.page_tables.stride(0), D**-0.5, H_kv, H // H_kv, D, page_size, SPLIT,
             BLOCK_G=max(16, triton.next_power_of_2(H // H_kv)), BLOCK_N=64, BLOCK_D=block_d, DOT=self.dot,
         )  # fmt: skip
         combine_kernel[(B, H)](partial, lse, plan.lengths, out, pieces, H, D, SPLIT, BLOCK_D=block_d)

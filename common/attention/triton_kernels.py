@@ -6,8 +6,9 @@ block by block, with a running maximum and a running sum.
 
 In decode there is a single query per request, and few programs: one for each request and K/V head. So the sequence is
 split into pieces that several programs take, and a second kernel combines their results (Flash-Decoding, Dao et al.,
-2023). The pieces have a fixed size, whatever else is in the batch, so a request's result does not depend on its
-company. The query heads that share a K/V head go together, since K and V are what has to be read.
+2023). The pieces have a fixed size, whatever else is in the batch and however many programs take them, so a request's
+result does not depend on its company. The query heads that share a K/V head go together, since K and V are what has to
+be read.
 
 float32 is multiplied as float32, not as TF32 ("ieee"). Head dimensions that are no power of two are padded with zeros.
 DOT is the type that products take: that of the tensors, except that Triton's interpreter cannot multiply bfloat16.
@@ -55,37 +56,37 @@ def attend_to_block(
 
 @triton.jit
 def decode_kernel(
-    q, k_pages, v_pages, page_tables, lengths, partial, partial_lse, q_stride, table_stride, scale,
+    q, k_pages, v_pages, page_tables, lengths, partial, partial_lse, pieces, q_stride, table_stride, scale,
     H_KV: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, SPLIT: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     DOT: tl.constexpr,
 ):  # fmt: skip
-    """One program per request, K/V head and piece of SPLIT tokens: attention of the group's heads to that piece.
+    """Attention of a request's query heads that share a K/V head, to pieces of SPLIT tokens; each program takes every
+    so-manieth piece.
 
     partial is [B, pieces, H, D] and partial_lse [B, pieces, H], both float32: the piece's result, and the logarithm
     of the sum of its weights, by which `combine_kernel` weighs it.
     """
-    request, head, piece = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    request, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(lengths + request)
-    begin, end = piece * SPLIT, tl.minimum((piece + 1) * SPLIT, length)
-    if begin >= end:
-        return
     group, dims = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
     heads = head * GROUPS + group
     inside = (group < GROUPS)[:, None] & (dims < D)[None, :]
     query = tl.load(q + request * q_stride + heads[:, None] * D + dims[None, :], inside, other=0.0).to(DOT)
-    maximum = tl.full([BLOCK_G], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_G], tl.float32)
-    result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    for start in range(begin, end, BLOCK_N):
-        tokens = start + tl.arange(0, BLOCK_N)
-        maximum, total, result = attend_to_block(
-            query, tokens, (tokens < end)[None, :], page_tables + request * table_stride, k_pages, v_pages, head, dims,
-            maximum, total, result, scale, H_KV, D, PAGE_SIZE, DOT,
-        )  # fmt: skip
-    row = (request * tl.num_programs(2) + piece) * H_KV * GROUPS + heads
-    tl.store(partial + row[:, None] * D + dims[None, :], result / total[:, None], inside)
-    tl.store(partial_lse + row, maximum + tl.log(total), group < GROUPS)
+    for piece in range(tl.program_id(2), tl.cdiv(length, SPLIT), tl.num_programs(2)):
+        begin, end = piece * SPLIT, tl.minimum((piece + 1) * SPLIT, length)
+        maximum = tl.full([BLOCK_G], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_G], tl.float32)
+        result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+        for start in range(begin, end, BLOCK_N):
+            tokens = start + tl.arange(0, BLOCK_N)
+            maximum, total, result = attend_to_block(
+                query, tokens, (tokens < end)[None, :], page_tables + request * table_stride, k_pages, v_pages, head,
+                dims, maximum, total, result, scale, H_KV, D, PAGE_SIZE, DOT,
+            )  # fmt: skip
+        row = (request * pieces + piece) * H_KV * GROUPS + heads
+        tl.store(partial + row[:, None] * D + dims[None, :], result / total[:, None], inside)
+        tl.store(partial_lse + row, maximum + tl.log(total), group < GROUPS)
 
 
 @triton.jit

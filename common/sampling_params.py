@@ -1,0 +1,96 @@
+"""What a request may ask of the sampler and of the stopping rules, and which values are allowed."""
+
+import reprlib
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """What one request asks of the sampler and of the stopping rules; immutable.
+
+    Raises ValueError, in one sentence that names the field, for a value that ALLOWED does not allow.
+    """
+
+    max_tokens: int | None = 128  # output tokens; None: as many as the context length leaves
+    temperature: float = 0.0  # 0: greedy, which ignores top_k, top_p and min_p
+    top_k: int = 0  # 0 or -1: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # relative to the likeliest token; 0: off
+    repetition_penalty: float = 1.0  # divides the logits of tokens in prompt or output; 1: off
+    presence_penalty: float = 0.0  # subtracted once from the logits of tokens in the output
+    frequency_penalty: float = 0.0  # subtracted once per occurrence in the output
+    stop: str | Sequence[str] = ()  # kept as a tuple
+    stop_token_ids: Sequence[int] = ()  # kept as a tuple
+    include_stop_str_in_output: bool = False
+    seed: int | None = None  # None: a random one for each request
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: off; n: for the sampled token and the n likeliest
+
+    def __post_init__(self):
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name, (is_allowed, allowed) in ALLOWED.items():
+            value = getattr(self, name)
+            if not is_allowed(value):
+                # reprlib shortens: the value came from a client and may be a megabyte long.
+                raise ValueError(f"{name} must be {allowed}, not {reprlib.repr(value)}")
+        # One spelling for each meaning, so that equal requests compare equal and every request can be hashed.
+        object.__setattr__(self, "top_k", max(self.top_k, 0))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def penalised(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    def resolve_seed(self) -> int:
+        """The seed asked for, or else a random one for this request: then one mechanism serves both."""
+        return secrets.randbits(63) if self.seed is None else self.seed
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    # NaN fails every comparison; infinity, and an integer too large for a float, fail this one.
+    return (_is_int(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max
+
+
+def _is_list(value: object, is_allowed: Callable[[object], bool]) -> bool:
+    return isinstance(value, (tuple, list)) and all(map(is_allowed, value))
+
+
+# For each field of SamplingParams: whether a value is allowed, and in words, what is.
+ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
+    "max_tokens": (lambda x: x is None or (_is_int(x) and x >= 1), "an integer of at least 1, or None"),
+    "temperature": (lambda x: _is_number(x) and x >= 0, "a finite number of at least 0"),
+    "top_k": (lambda x: _is_int(x) and x >= -1, "an integer of at least -1 (-1 and 0 mean off)"),
+    "top_p": (lambda x: _is_number(x) and 0 < x <= 1, "a number above 0 and at most 1"),
+    "min_p": (lambda x: _is_number(x) and 0 <= x <= 1, "a number from 0 to 1"),
+    "repetition_penalty": (lambda x: _is_number(x) and x > 0, "a finite number above 0"),
+    "presence_penalty": (lambda x: _is_number(x) and -2 <= x <= 2, "a number from -2 to 2"),
+    "frequency_penalty": (lambda x: _is_number(x) and -2 <= x <= 2, "a number from -2 to 2"),
+    "stop": (
+        lambda x: _is_list(x, lambda text: isinstance(text, str) and text != ""),
+        "a non-empty string or a list of non-empty strings",
+    ),
+    "stop_token_ids": (
+        lambda x: _is_list(x, lambda token_id: _is_int(token_id) and token_id >= 0),
+        "a list of integers of at least 0",
+    ),
+    "include_stop_str_in_output": (lambda x: isinstance(x, bool), "True or False"),
+    "seed": (
+        lambda x: x is None or (_is_int(x) and 0 <= x < 2**63),
+        "an integer from 0 to 2**63 - 1, or None",
+    ),
+    "ignore_eos": (lambda x: isinstance(x, bool), "True or False"),
+    "logprobs": (lambda x: x is None or (_is_int(x) and 0 <= x <= 20), "an integer from 0 to 20, or None"),
+}

@@ -98,6 +98,8 @@ class Worker(BaseEngine):
             if not chunks:  # NEW in 08: nobody can get on before pages have come that are on the way
                 return []
             self.drafter.propose(chunks)  # NEW in 07
+            # Kernels for one query want these side by side.
+            chunks.sort(key=lambda chunk: len(chunk.token_ids) + len(chunk.proposal.token_ids) > 1)
             for chunk in chunks:
                 tokens = len(chunk.token_ids) + len(chunk.proposal.token_ids)
                 record.work(chunk.sequence.request.request_id, chunk.phase, tokens)

@@ -20,10 +20,12 @@ For a proposal that was not drawn at all (prompt lookup) the two are the same: q
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass, field
+from itertools import accumulate, compress, pairwise
 
 import torch
 from torch import Tensor
 
+from common.device import to_device
 from common.request import Request
 from common.sampling import SampledToken, SamplingParams, draw, probabilities, sample, token_logprobs, uniform
 
@@ -71,51 +73,66 @@ def verify(logits: Tensor, requests: List[Request], proposals: List[Proposal]) -
     for request, proposal in zip(requests, proposals, strict=True):
         spans.append(range(len(rows), len(rows) + len(proposal.token_ids) + 1))
         rows += [Row.after(request, proposal.token_ids[:count]) for count in range(len(spans[-1]))]
-    drawn = [i for span, proposal in zip(spans, proposals, strict=True) if proposal.probabilities for i in span]
-    others = [i for span, proposal in zip(spans, proposals, strict=True) if not proposal.probabilities for i in span]
-    said: dict[int, SampledToken] = {}
-    p: dict[int, Tensor] = {}
-    if others:
-        chosen = logits[others] if drawn else logits
-        said = dict(zip(others, sample(chosen, [rows[i] for i in others]), strict=True))
-    if drawn:
-        p = dict(zip(drawn, probabilities(logits[drawn], [rows[i] for i in drawn]), strict=True))
-    gained = []
-    for span, proposal in zip(spans, proposals, strict=True):
-        if proposal.probabilities:
-            tokens = reject(logits[span.start : span.stop], [p[i] for i in span], [rows[i] for i in span], proposal)
-        else:
-            tokens = compare([said[i] for i in span], proposal.token_ids)
+    gained: list[list[SampledToken]] = [[] for _ in requests]
+    drawn = [bool(proposal.probabilities) for proposal in proposals]
+    for decide, mine in ((compare, [not one for one in drawn]), (reject, drawn)):
+        if any(mine):
+            places = [i for span in compress(spans, mine) for i in span]
+            chosen = logits if all(mine) else logits[to_device(places, torch.int64, logits.device)]
+            decided = iter(decide(chosen, [rows[i] for i in places], list(compress(proposals, mine))))
+            gained = [next(decided) if one else tokens for tokens, one in zip(gained, mine, strict=True)]
+    for tokens, proposal in zip(gained, proposals, strict=True):
         proposal.accepted = len(tokens) - 1
-        gained.append(tokens)
     return gained
 
 
-def compare(said: list[SampledToken], proposed: list[int]) -> list[SampledToken]:
-    """What the target has said, for as long as the proposals say the same, and its next token."""
-    agreed = 0
-    while agreed < len(proposed) and said[agreed].token_id == proposed[agreed]:
-        agreed += 1
-    return said[: agreed + 1]
+def compare(logits: Tensor, rows: List[Row], proposals: List[Proposal]) -> list[list[SampledToken]]:
+    """For each request what the target says, for as long as the proposals say the same, and its next token."""
+    said, gained = iter(sample(logits, rows)), []
+    for proposal in proposals:
+        mine = [next(said) for _ in range(len(proposal.token_ids) + 1)]
+        agreed = 0
+        while agreed < len(proposal.token_ids) and mine[agreed].token_id == proposal.token_ids[agreed]:
+            agreed += 1
+        gained.append(mine[: agreed + 1])
+    return gained
 
 
-def reject(logits: Tensor, p: List[Tensor], rows: List[Row], proposal: Proposal) -> list[SampledToken]:
-    """Rejection sampling for one request: logits `[k + 1, V]`, and k + 1 distributions `[V]` of the target."""
-    ids, q = proposal.token_ids, proposal.probabilities
-    kept = 0
-    while kept < len(ids):
-        # q is positive where a token was drawn. A coin is below 1, so what p likes at least as much is always kept.
-        coin = uniform(rows[kept].seed, len(rows[kept].token_ids), COIN)
-        if coin * q[kept][ids[kept]] >= p[kept][ids[kept]]:
-            break
-        kept += 1
-    if kept == len(ids):
-        weights, stream = p[kept], 0
-    else:
+def reject(logits: Tensor, rows: List[Row], proposals: List[Proposal]) -> list[list[SampledToken]]:
+    """Rejection sampling, for each request. The host waits for the device twice, however many there are."""
+    device = logits.device
+    p = probabilities(logits, rows)  # [R, V]
+    q = torch.stack([one for proposal in proposals for one in proposal.probabilities])  # [K, V]: one row less for each
+    starts = [0, *accumulate(len(proposal.token_ids) + 1 for proposal in proposals)]
+    judging = [i for start, end in pairwise(starts) for i in range(start, end - 1)]  # the rows of p beside those of q
+    ids = to_device([one for proposal in proposals for one in proposal.token_ids], torch.int64, device)[:, None]
+    p_beside_q = p[to_device(judging, torch.int64, device)]  # [K, V]
+    chances = torch.cat([p_beside_q.gather(-1, ids), q.gather(-1, ids)], dim=-1).tolist()
+    kept, last_rows, streams, rejected = [], [], [], []
+    for number, (proposal, start) in enumerate(zip(proposals, starts, strict=False)):
+        first, count = start - number, 0  # its first row of q
+        while count < len(proposal.token_ids):
+            # q is positive where a token was drawn. A coin is below 1, so what p likes at least as much is always kept.
+            row, (p_of_it, q_of_it) = rows[start + count], chances[first + count]
+            if uniform(row.seed, len(row.token_ids), COIN) * q_of_it >= p_of_it:
+                rejected.append((number, first + count))
+                break
+            count += 1
+        kept.append(count)
+        last_rows.append(start + count)
+        streams.append(0 if count == len(proposal.token_ids) else RESIDUAL)
+    weights = p[to_device(last_rows, torch.int64, device)]  # [B, V]
+    if rejected:
+        mine, theirs = to_device(list(zip(*rejected, strict=True)), torch.int64, device)
         # As p and q both sum to 1 and p is less at the rejected token, it is more somewhere, unless by rounding alone.
-        weights, stream = (p[kept] - q[kept]).clamp(min=0), RESIDUAL
-        weights = weights if weights.any() else p[kept]
-    last = draw(weights[None], [uniform(rows[kept].seed, len(rows[kept].token_ids), stream)]).tolist()
-    token_ids = torch.tensor(ids[:kept] + last, device=logits.device)
-    logprobs = token_logprobs(logits[: kept + 1], token_ids, [rows[0].params.logprobs] * (kept + 1))
-    return [SampledToken(*pair) for pair in zip(token_ids.tolist(), logprobs, strict=True)]
+        rest = (weights[mine] - q[theirs]).clamp(min=0)
+        weights[mine] = torch.where(rest.sum(-1, keepdim=True) > 0, rest, weights[mine])
+    lasts = [rows[i] for i in last_rows]
+    uniforms = [uniform(row.seed, len(row.token_ids), stream) for row, stream in zip(lasts, streams, strict=True)]
+    last = draw(weights, uniforms).tolist()
+    token_ids = [[*one.token_ids[:count], end] for one, count, end in zip(proposals, kept, last, strict=True)]
+    scored = [start + i for start, tokens in zip(starts, token_ids, strict=False) for i in range(len(tokens))]
+    flat = to_device([token for tokens in token_ids for token in tokens], torch.int64, device)
+    wanted = [rows[i].params.logprobs for i in scored]
+    logprobs = iter(token_logprobs(logits[to_device(scored, torch.int64, device)], flat, wanted))
+    return [[SampledToken(token, next(logprobs)) for token in tokens] for tokens in token_ids]

@@ -107,7 +107,8 @@ class GraphedModel:
             (self.page_tables[:, : plan.page_tables.shape[1]], plan.page_tables),
         ):
             static[:count] = tensor
-            static[count:size] = tensor[shortest]
+            if count < size:
+                static[count:size] = tensor[shortest]
         self.replays[size]()
         self.replayed = count
         return self.hidden[:count]

@@ -1,18 +1,20 @@
 """The transformer of model.py for CUDA, with the small operations between its matrix products fused.
 
-In the plain model a layer has a dozen operations that are no product: norms, additions, rotation, activation. On a
-GPU each of them is a launch, and a trip of the activations to memory and back. Here they are four launches a layer:
+A layer of the plain model has nine operations that are no product, or twelve where the heads are normed: norms,
+additions, rotation, activation. On a GPU each of them is a launch, and takes the activations from memory and back. Here
+they are four launches of three kernels (fused_kernels.py):
 
-    add_norm        residual += x, and the norm of the sum        (before attention, and before the MLP)
+    add_norm        residual += x, and the norm of the sum; before attention, and before the MLP
     norm_rotate     norms of the heads, where a model has them, and rotary embedding of q and k
     silu_mul        silu(gate) * up
 
-Modules and parameters are those of the plain model; only `forward` differs. The products stay with PyTorch, whose
-library is hard to beat.
+Modules and parameters are those of the plain model; only `forward` differs. The products stay with PyTorch's library,
+which is hard to beat.
 
-torch.compile is the other way to fewer launches: it finds such kernels by itself. It is not what is done here because
-it compiles for tens of seconds when a server starts, and again for each new class of shapes, where four kernels take
-about a second; and because here what runs can be read. `python -m common.bench.kernels` measures both on a GPU.
+torch.compile is the other way to fewer launches, and finds such kernels by itself. It compiles the whole model when a
+server starts, and once more for each new class of shapes, while requests wait; what is compiled here are three kernels,
+for any N, and they can be read. Which way is faster is for a GPU to say: `python -m common.bench.kernels` times both,
+and their first calls.
 """
 
 from importlib.util import find_spec
@@ -28,8 +30,9 @@ class FusedTransformer(Transformer):
     """What `Transformer` computes, up to rounding, for inference: the kernels have no gradients.
 
     Nothing in `forward` waits for the GPU or depends on values, so a CUDA graph can capture it for a fixed N, once it
-    has run for the first time and the kernels are compiled. Modules may be replaced by others of the same meaning, such
-    as `attention.output` by a product over several GPUs; each block's heads are those its attention names.
+    has run for the first time and the kernels are compiled. Modules may be replaced by others of the same meaning whose
+    results are contiguous, such as `attention.output` by a product over several GPUs; how many heads there are is read
+    from each block's attention.
     """
 
     @torch.no_grad()
@@ -65,7 +68,12 @@ def fused_block(
 
 
 def choose_model(model: Transformer, fused: bool | str) -> Transformer:
-    """The model with fused kernels or without; "auto" is with them on CUDA, where triton is installed."""
+    """The model with fused kernels or without; "auto" is with them on CUDA, where triton is installed.
+
+    ValueError for another value, and where they are asked for and cannot run.
+    """
+    if fused not in (True, False, "auto"):
+        raise ValueError(f"fused={fused!r} is not known; known are True, False and 'auto'")
     if fused == "auto":
         fused = model.cos.device.type == "cuda" and find_spec("triton") is not None
     return fuse(model) if fused else model

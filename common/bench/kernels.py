@@ -9,8 +9,8 @@ whose inputs fit into the GPU's cache can beat it; what a block computes for man
 alone" says how long.)
 
 Times are medians of replayed CUDA graphs, where the gaps between kernels are the GPU's own; "launched" is the same from
-Python, call by call. The first call of a variant compiles it, and its seconds are kept as well: compilers that find
-what they need in a cache on disk are faster.
+Python, call by call. The seconds of a variant's first call, which compiles, are kept as well: torch.compile starts anew
+in every row, Triton has its kernels from the first number of tokens on, and both are faster with a cache on disk.
 """
 
 import argparse
@@ -20,18 +20,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from common.attention.triton_backend import why_not_triton
-from common.config import read_config
+from common.config import first_sentence, read_config
 from common.loader import choose_device, find_checkpoint
 from common.model import ModelConfig
 
 from .documents import rounded, write_atomically
 from .hardware import hardware
 from .timing import REPEATS, copy_bandwidth, inputs_beyond_cache, median_seconds
+
+if TYPE_CHECKING:
+    from .kernel_cases import Case  # needs Triton, and whoever has none is told so in one sentence
 
 MODELS = ("Qwen3-0.6B", "Qwen3-8B")
 
@@ -77,7 +80,7 @@ def measure(device: torch.device, sizes: Sizes, show: Callable[[dict], None] = l
 def measured_rows(device: torch.device, sizes: Sizes, bandwidth: float, smallest_us: float) -> Iterator[dict]:
     for model, case in all_cases(device, sizes):
         floor = max(1e6 * case.nbytes / bandwidth, smallest_us)
-        microseconds, first_calls = times_of(case, device, sizes)
+        microseconds, first_calls, failed = times_of(case, device, sizes)
         yield {
             "operation": case.operation,
             "model": model,
@@ -87,11 +90,11 @@ def measured_rows(device: torch.device, sizes: Sizes, bandwidth: float, smallest
             "us": microseconds,
             "over_floor": {name: value / floor for name, value in microseconds.items()},
             "first_call_s": first_calls,
-            "missing": case.missing,
+            "missing": case.missing | failed,
         }
 
 
-def all_cases(device: torch.device, sizes: Sizes) -> Iterator[tuple[str, Any]]:
+def all_cases(device: torch.device, sizes: Sizes) -> Iterator[tuple[str, "Case"]]:
     from .kernel_cases import attention_case, layers_of, model_cases
 
     for name, config in sizes.models.items():
@@ -103,31 +106,38 @@ def all_cases(device: torch.device, sizes: Sizes) -> Iterator[tuple[str, Any]]:
             yield name, attention_case(config, requests, sizes.context, device, sizes.dtype)
 
 
-def times_of(case: Any, device: torch.device, sizes: Sizes) -> tuple[dict[str, float], dict[str, float]]:
-    """Of each variant: microseconds of a call, and seconds of the first one."""
+def times_of(case: "Case", device: torch.device, sizes: Sizes) -> tuple[dict, dict, dict]:
+    """By variant: microseconds of a call, seconds of the first one, and for those that fail the reason."""
     inputs = [tuple(case.arguments(i)) for i in range(inputs_beyond_cache(case.nbytes, device))]
-    microseconds, first_calls = {}, {}
+    microseconds, first_calls, failed = {}, {}, {}
     for name, function in case.variants.items():
         if name == "compiled":
             torch.compiler.reset()  # it gives up compiling a function for more than a few shapes
             function = torch.compile(function, fullgraph=True, dynamic=False, backend=sizes.compiler)
-        start = time.perf_counter()
-        function(*inputs[0])
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        first_calls[name] = time.perf_counter() - start
-        # A variant that compiled anew for the next input, or gave up, would not be what its name says.
-        with torch.compiler.set_stance("fail_on_recompile"):
-            for graph in (True, False) if case.launched else (True,):
-                seconds = median_seconds(function, device, inputs, graph=graph, repeats=sizes.repeats)
-                microseconds[name if graph else f"{name}, launched"] = 1e6 * seconds
-    return microseconds, first_calls
+        try:
+            first_calls[name] = seconds_of_one(function, inputs[0], device)
+            # A variant that compiled anew for the next input, or gave up, would not be what its name says.
+            with torch.compiler.set_stance("fail_on_recompile"):
+                for graph in (True, False) if case.launched else (True,):
+                    seconds = median_seconds(function, device, inputs, graph=graph, repeats=sizes.repeats)
+                    microseconds[name if graph else f"{name}, launched"] = 1e6 * seconds
+        except RuntimeError as error:  # a long benchmark does not end because a compiler or a library refuses a case
+            failed[name] = first_sentence(error)
+    return microseconds, first_calls, failed
+
+
+def seconds_of_one(function: Callable, arguments: tuple, device: torch.device) -> float:
+    start = time.perf_counter()
+    function(*arguments)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 def line(row: dict) -> str:
     """A row of the table: each variant's time, and in parentheses how many times the floor that is."""
     times = (f"{name} {value:.1f} ({row['over_floor'][name]:.1f})" for name, value in row["us"].items())
-    missing = (f"no {name}" for name in row["missing"])
+    missing = (f"no {name}: {reason}" for name, reason in row["missing"].items())
     start = f"{row['model']:12} {row['operation']:18} {row['tokens']:5} {row['floor_us']:9.1f}"
     return " | ".join([start, *times, *missing])
 

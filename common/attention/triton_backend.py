@@ -17,6 +17,7 @@ def interpreted() -> bool:
 
 
 def why_not_triton(device: torch.device) -> str | None:
+    """Why kernels cannot be launched on this device's tensors, or None if they can."""
     if not util.find_spec("triton"):
         return "the package triton is not installed"
     if device.type != "cuda" and not interpreted():

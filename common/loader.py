@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from .config import first_sentence, read_config, read_eos_token_ids, read_json
+from .fused import choose_model
 from .model import ModelConfig, Transformer
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
@@ -49,12 +50,13 @@ def load_model(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     load_format: str = "auto",
+    fused: bool | str = "auto",
 ) -> Loaded:
     """Load a checkpoint for inference: no gradients, evaluation mode.
 
     name_or_path: None or "target" for the bundled checkpoint, "draft" for the smaller one that speculates for it, a
         folder, the name of a bundled config (with load_format="dummy"), or a Hugging Face Hub id.
-    device, dtype: see `choose_device`.
+    device, dtype: see `choose_device`. fused: whether with the kernels of common/fused.py, see `choose_model`.
     load_format: "auto" reads the weights; "dummy" fills the model with random ones from the config alone, so that a
         real size can be timed where nothing can be downloaded.
 
@@ -74,7 +76,8 @@ def load_model(
         copy_weights(model, folder)
     else:
         randomize_weights(model)
-    return Loaded(model, tokenizer, config, eos_token_ids, str(name_or_path or "bundled"), device, dtype)
+    model, name = choose_model(model, fused), str(name_or_path or "bundled")
+    return Loaded(model, tokenizer, config, eos_token_ids, name, device, dtype)
 
 
 def choose_device(

@@ -116,12 +116,9 @@ def choose_attention(
 def why_not(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int) -> str | None:
     """Why a backend cannot be used here, or None if it can."""
     if name == "triton":
-        from .triton_backend import interpreted
+        from .triton_backend import why_not_triton
 
-        if not util.find_spec("triton"):
-            return "the package triton is not installed"
-        if device.type != "cuda" and not interpreted():
-            return "it needs a CUDA device (or TRITON_INTERPRET=1, to test it)"
+        return why_not_triton(device)
     if name == "numba":
         if device.type != "cpu" or dtype != torch.float32:
             return "it is for float32 on the CPU"

@@ -1,6 +1,7 @@
 """Launches the Triton kernels: how many programs, and how large their blocks are."""
 
 import os
+from importlib import util
 
 import torch
 from torch import Tensor
@@ -14,6 +15,15 @@ PROGRAMS = 4096  # that keep a large GPU busy in decode; with fewer pieces, fewe
 def interpreted() -> bool:
     """Whether Triton runs its kernels in Python, on CPU tensors: slow, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def why_not_triton(device: torch.device) -> str | None:
+    """Why kernels cannot be launched on this device's tensors, or None if they can."""
+    if not util.find_spec("triton"):
+        return "the package triton is not installed"
+    if device.type != "cuda" and not interpreted():
+        return "it needs a CUDA device (or TRITON_INTERPRET=1, to test it)"
+    return None
 
 
 class TritonAttention:

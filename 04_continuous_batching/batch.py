@@ -8,7 +8,7 @@ from collections.abc import Sequence as List
 
 import torch
 
-from common.device import to_device
+from common.transfers import to_device
 
 from .scheduler import Chunk
 from .slot_attention import Part, plan_parts

@@ -13,10 +13,10 @@ from functools import partial
 
 import torch
 
-from common.device import to_device
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.request import Request
+from common.transfers import to_device
 
 from .batch import Batch
 from .kv_cache import KVCache

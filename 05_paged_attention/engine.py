@@ -14,11 +14,11 @@ from functools import partial
 import torch
 
 from common.attention import choose_attention
-from common.device import to_device
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.memory import kv_bytes_left, parse_bytes
 from common.request import Request
+from common.transfers import to_device
 
 from .batch import Batch
 from .kv_cache import KVCache

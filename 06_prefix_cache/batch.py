@@ -9,7 +9,7 @@ from collections.abc import Sequence as List
 import torch
 
 from common.attention import Attention, PagedBatch
-from common.device import to_device
+from common.transfers import to_device
 
 from .scheduler import Chunk
 

@@ -25,9 +25,9 @@ from itertools import accumulate, compress, pairwise
 import torch
 from torch import Tensor
 
-from common.device import to_device
 from common.request import Request
 from common.sampling import SampledToken, SamplingParams, draw, probabilities, sample, token_logprobs, uniform
+from common.transfers import to_device
 
 # Of the numbers that a seed has for each position, the sampler takes the first: see common.sampling.uniform.
 COIN, RESIDUAL = 1, 2

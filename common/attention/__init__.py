@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from common.device import to_device
+from common.transfers import to_device
 
 BACKENDS = ("torch", "numba", "triton", "flash")
 

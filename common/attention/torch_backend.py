@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.device import to_device
+from common.transfers import to_device
 
 from . import PagedBatch
 

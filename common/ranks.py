@@ -127,10 +127,9 @@ class Ranks:
         self._ending = True
         orderly = self.failure is None and dist.is_initialized()
         for process in self._followers:
-            if orderly:
-                with suppress(OSError):
-                    process.stdin.close()
-            else:
+            with suppress(OSError):
+                process.stdin.close()
+            if not orderly:
                 process.kill()
         if dist.is_initialized():
             if not orderly and self.device.type == "cuda":
@@ -174,7 +173,7 @@ class Ranks:
 
     def _listen(self, rank: int, process: subprocess.Popen, answers: SimpleQueue) -> None:
         """On a thread for each of the others: takes what it answers, and notices its end, whatever rank 0 does."""
-        with suppress(EOFError, OSError, pickle.UnpicklingError):
+        with process.stdout, suppress(EOFError, OSError, pickle.UnpicklingError):
             while not isinstance(answer := pickle.load(process.stdout), Exception):
                 answers.put(answer)
             self._fail(f"rank {rank} of {self.count} failed: {answer}")

@@ -1,15 +1,14 @@
-"""Tensor parallelism: one model over several processes, each of which has a part of every matrix (Megatron-LM; Shoeybi
-et al., 2019).
+"""Tensor parallelism: every process has a part of each of a model's matrices (Megatron-LM; Shoeybi et al., 2019).
 
-Two matrices that follow one another are cut so that nothing is said in between. The first is cut by columns of its
-result: each rank has some of the heads (with their K and V), or some of the MLP's intermediate numbers, and needs
-nothing of the others to use them. The second is cut by columns of its input, of which the rank has just these; its
-result is a sum over all ranks. So there are two sums in a layer, behind attention and behind the MLP:
+Two matrices that follow one another are cut so that nothing has to be said in between. The first is cut by its results:
+each rank computes some of the heads, with their K and V, or some of the MLP's intermediate numbers. The second is cut
+by its inputs, of which the rank has just these; its result is a sum over all ranks. So ranks meet twice in a layer,
+behind attention and behind the MLP:
 
-    qkv, gate_up             rows r/N of Q, of K, of V, of gate, of up      no communication
-    attention.output, down   columns r/N                                   all_reduce of [N, hidden_size]
-    head                     rows r/N: a part of the vocabulary            all_gather of [R, V / ranks]
-    embedding, norms         whole
+    qkv, gate_up             some rows of Q, of K, of V, of gate, of up
+    attention.output, down   some columns                     all_reduce of [N, hidden_size]
+    head                     some rows of the vocabulary      all_gather to [R, V]
+    embedding, norms         everything
 
 Behind an all_gather everybody has the same bits, so that every rank samples the same token by itself.
 
@@ -45,7 +44,7 @@ class Shard:
         return replace(whole, **{name: size // self.ranks for name, size in sizes.items()})
 
     def build(self, whole: ModelConfig) -> Transformer:
-        """A model of this part of every matrix, uninitialised. All ranks have to call it together."""
+        """A model of this part of every matrix, uninitialised. All ranks have to run it at the same time."""
         model = Transformer(self.config(whole))
         if self.ranks > 1:
             for block in model.blocks:
@@ -69,7 +68,7 @@ class Shard:
     def part_of_pieces(self, name: str, whole: Tensor, pieces: Sequence[slice]) -> Tensor:
         """The same of a whole parameter that may be several matrices in one, each cut for itself.
 
-        pieces: where their parts lie in this rank's parameter, as rows.
+        pieces: where their parts lie in this rank's parameter, as rows; in the whole all of them are longer alike.
         """
         places = [slice(rows.start * self.ranks, rows.stop * self.ranks) if rows.stop else rows for rows in pieces]
         return torch.cat([self.part(name, whole[rows]) for rows in places])
@@ -132,8 +131,8 @@ class VocabularyParallelHead(nn.Module):
         """[R, hidden_size] -> [R, V]"""
         if not len(hidden):
             return hidden.new_empty(0, self.vocab_size)
-        scores = F.linear(hidden, self.weight[self.rows])  # [R, V / ranks], on the last ranks perhaps fewer
-        scores = F.pad(scores, (0, -(-self.vocab_size // self.ranks) - scores.shape[-1])).contiguous()
+        scores = F.linear(hidden, self.weight[self.rows])  # [R, rows], on the last ranks perhaps fewer
+        scores = F.pad(scores, (0, -(-self.vocab_size // self.ranks) - scores.shape[-1]))
         parts = [torch.empty_like(scores) for _ in range(self.ranks)]
         dist.all_gather(parts, scores)
         return torch.cat(parts, dim=-1)[:, : self.vocab_size]

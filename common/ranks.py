@@ -33,7 +33,7 @@ from .stages import ROOT
 MEETING_SECONDS = 60.0  # a rank that keeps the others waiting for so long in a collective hangs
 NOTICING_SECONDS = 2.0  # from the end of a connection to the news of its reason
 LEAVING_SECONDS = 5.0  # for a rank to end by itself
-FOLLOW = f"import sys; sys.path[0] = {str(ROOT)!r}; from common.tensor_parallel import follow; follow()"
+FOLLOW = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from common.tensor_parallel import follow; follow()"
 
 
 class RankLost(ConnectionError):
@@ -114,7 +114,8 @@ class Ranks:
                 self._known.wait(NOTICING_SECONDS)
             lost = self.failure is not None or isinstance(error, RuntimeError)
             self._fail(f"rank 0 could not end its step: {error!r}")
-            if lost and isinstance(error, Exception):
+            # A ValueError says what is wrong with what was asked for. All ranks raise it, and another may be sooner.
+            if lost and isinstance(error, Exception) and not isinstance(error, (ValueError, RankLost)):
                 raise RankLost(self.failure) from error
             raise
         self._raise_failure()

@@ -2,19 +2,22 @@
 
 Every rank runs the same engine on its own part of the model (parallel.py). What rank 0 is asked it tells the others,
 and all do the same: the same requests in the same order bring the same schedule, and as all have the same logits, each
-samples the same tokens by itself. So a step sends nothing but the word that it begins.
+samples the same tokens by itself. So a step sends little more than the word that it begins: what rank 0 sampled in the
+one before, so that ranks which differ against all reason are found out.
 
 That holds for engines that decide by what they know. One that decides by what it measures, by the time for example,
 would decide something else on each rank; such engines are refused.
 """
 
 import inspect
+import math
 import os
 import pickle
 import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,9 +28,9 @@ from typing import Any, BinaryIO
 import torch
 import torch.distributed as dist
 
+from . import loader
 from .engine import BaseEngine
 from .garbage import keep_what_is_loaded
-from .loader import load_model
 from .parallel import Shard
 from .ranks import LEAVING_SECONDS, RankLost, Ranks, meet, use_threads
 from .request import Request
@@ -49,7 +52,7 @@ class TensorParallelEngine:
         refuse_what_diverges(engine_class, options)
         self._ranks = ranks
         self._sampled: list = []  # in the step before
-        self._thread = threading.get_ident()
+        self._thread: int | None = None  # that has made the last step
         with ranks.in_step():
             ranks.tell("build", stage_folder(stage), options)
             self._engine: BaseEngine = engine_class(ranks.loaded, **options)
@@ -129,7 +132,8 @@ class Follower:
         use_threads(threads)
         if device.type == "cuda":
             torch.cuda.set_device(device)  # for kernels that ask for the current one
-        self.loaded = load_model(**model, device=device, shard=Shard(rank, count))
+        loader.PROGRESS_BYTES = math.inf  # rank 0 shows it for all
+        self.loaded = loader.load_model(**model, device=device, shard=Shard(rank, count))
         self.answer("loaded")
         meet(dist.TCPStore("127.0.0.1", port, is_master=False), self.loaded.shard, device)
 
@@ -174,11 +178,15 @@ def follow() -> None:
             method, arguments = command
             getattr(follower, method)(*arguments)
     except Exception as error:
-        with suppress(OSError):  # rank 0 may be gone
+        # If commands have ended rank 0 is gone, and that it cannot be reached is no news.
+        if commands.empty() and not isinstance(error, (ValueError, OSError)):
+            traceback.print_exc()
+        with suppress(OSError):
             answer(RankLost(f"{type(error).__name__}: {error}"))
-        sys.exit(1)
+        os._exit(1)
     if dist.is_initialized():
         dist.destroy_process_group()
+    os._exit(0)  # rank 0 waits for it, and to tidy up after torch takes a second
 
 
 def listen(pipe: BinaryIO, commands: SimpleQueue) -> None:

@@ -46,6 +46,14 @@ def build_parser(description: str) -> argparse.ArgumentParser:
         choices=["auto", "dummy"],
         help="dummy: random weights from the config alone, to time a size that is not at hand",
     )
+    model.add_argument(
+        "--tensor-parallel",
+        type=int,
+        default=1,
+        metavar="N",
+        help="share every layer among N processes, each with a GPU of its own, or its part of the CPU's cores; memory "
+        "for K and V counts for each (default: 1, this process alone)",
+    )
 
     gpu = parser.add_argument_group("on a GPU")
     either = argparse.BooleanOptionalAction
@@ -81,7 +89,7 @@ def run_stage(
     try:
         engine_class = load_stage_module(stage, "engine").Engine
         print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
-        loaded, engine = on_a_passing_thread(build_engine, engine_class, args)
+        loaded, engine = on_a_passing_thread(build_engine, stage, engine_class, args)
         keep_what_is_loaded()
         if engine.why:
             print(engine.why, file=sys.stderr)
@@ -101,10 +109,20 @@ def run_stage(
         sys.exit(130)
 
 
-def build_engine(engine_class: type[BaseEngine], args: argparse.Namespace) -> tuple[Loaded, BaseEngine]:
-    loaded = load_model(args.model, device=args.device, dtype=args.dtype, load_format=args.load_format)
+def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Namespace) -> tuple[Loaded, BaseEngine]:
+    """The stage's engine; with --tensor-parallel what stands before the engines of all ranks, and does the same."""
+    model = {"device": args.device, "dtype": args.dtype, "load_format": args.load_format}
     options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
-    return loaded, make_engine(engine_class, loaded, args.graphs, args.overlap, **options)
+    if args.tensor_parallel == 1:
+        loaded = load_model(args.model, **model)
+        return loaded, make_engine(engine_class, loaded, args.graphs, args.overlap, **options)
+    if args.demo:  # it builds engines of its own, of which the other ranks would not know
+        raise ValueError("--demo shows one process: with --tensor-parallel give --prompt or --serve")
+    from .tensor_parallel import Ranks, TensorParallelEngine, refuse_what_diverges
+
+    refuse_what_diverges(engine_class, options)  # before the ranks are started, which takes seconds
+    ranks = Ranks(args.tensor_parallel, args.model, **model)
+    return ranks.loaded, TensorParallelEngine(ranks, stage, graphs=args.graphs, overlap=args.overlap, **options)
 
 
 def server_module(stage: Path) -> ModuleType:

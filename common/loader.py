@@ -6,8 +6,8 @@ copying: the model is built without memory, its parameters are allocated once, o
 run in, and every tensor of the memory-mapped files is copied straight to its place. So the weights are in memory once;
 reading them all into a dictionary first, the obvious way, needs room for them twice.
 
-Production engines load the same way and add what many GPUs need: each process copies only its own part of every
-matrix (vLLM's `weight_loader`), and several threads or GPUDirect Storage read the files at once.
+Where several processes share a model (parallel.py), each copies only its own part out of the mapped files, as with
+vLLM's `weight_loader`. Production engines add several threads, or GPUDirect Storage, that read the files at once.
 """
 
 import os
@@ -23,17 +23,21 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from .config import first_sentence, read_config, read_eos_token_ids, read_json
+from .device import DTYPES, choose_device
 from .fused import choose_model
 from .model import ModelConfig, Transformer
+from .parallel import WHOLE, Shard
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PROGRESS_BYTES = 10**9  # smaller models load before anyone wonders
 
 
 @dataclass
 class Loaded:
-    """What every engine starts from. `tokenizer` is a transformers fast tokenizer, None where the source has none."""
+    """What every engine starts from. `tokenizer` is a transformers fast tokenizer, None where the source has none.
+
+    `config` has the sizes of what is here: where `shard` is a part of the model, its numbers of heads.
+    """
 
     model: Transformer
     tokenizer: Any
@@ -42,6 +46,7 @@ class Loaded:
     name: str
     device: torch.device
     dtype: torch.dtype
+    shard: Shard = WHOLE
 
 
 def load_model(
@@ -51,6 +56,7 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     load_format: str = "auto",
     fused: bool | str = "auto",
+    shard: Shard = WHOLE,
 ) -> Loaded:
     """Load a checkpoint for inference: no gradients, evaluation mode.
 
@@ -59,6 +65,7 @@ def load_model(
     device, dtype: see `choose_device`. fused: whether with the kernels of common/fused.py, see `choose_model`.
     load_format: "auto" reads the weights; "dummy" fills the model with random ones from the config alone, so that a
         real size can be timed where nothing can be downloaded.
+    shard: which part of the model, for one of the processes that share it.
 
     Raises FileNotFoundError or ValueError, one sentence with the file and the field or tensor that is at fault.
     """
@@ -71,44 +78,13 @@ def load_model(
     eos_token_ids = read_eos_token_ids(folder)
     if not eos_token_ids and tokenizer is not None and tokenizer.eos_token_id is not None:
         eos_token_ids = frozenset({tokenizer.eos_token_id})
-    model = empty_model(config, device, dtype)
+    model = empty_model(config, device, dtype, shard)
     if load_format == "auto":
-        copy_weights(model, folder)
+        copy_weights(model, folder, shard)
     else:
-        randomize_weights(model)
+        randomize_weights(model, shard)
     model, name = choose_model(model, fused), str(name_or_path or "bundled")
-    return Loaded(model, tokenizer, config, eos_token_ids, name, device, dtype)
-
-
-def choose_device(
-    device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
-) -> tuple[torch.device, torch.dtype, str]:
-    """The one place that decides where and in what type a model runs; the third result is the reason, to be printed.
-
-    "auto" is CUDA where there is one, in bfloat16, else the CPU in float32. ValueError for what cannot be had.
-    """
-    cuda = torch.cuda.is_available()
-    if device == "auto":
-        device = torch.device("cuda" if cuda else "cpu")
-        device_reason = torch.cuda.get_device_name() if cuda else "no CUDA device"
-    else:
-        try:
-            device, device_reason = torch.device(device), "as asked"
-        except (RuntimeError, TypeError) as error:
-            raise ValueError(f"device={device!r} is not a device; try 'auto', 'cpu', 'cuda' or 'cuda:1'") from error
-        count = torch.cuda.device_count()
-        if device.type == "cuda" and (device.index or 0) >= count:
-            raise ValueError(f"device='{device}' was asked for, but the CUDA devices that torch sees here are {count}")
-    if dtype != "auto":
-        dtype, dtype_reason = DTYPES.get(dtype, dtype), "as asked"
-        if dtype not in DTYPES.values():
-            raise ValueError(f"dtype={dtype!r} is not supported; supported are auto, {', '.join(DTYPES)}")
-    elif device.type == "cuda":
-        dtype, dtype_reason = torch.bfloat16, "half the bytes of float32, and native on CUDA"
-    else:
-        dtype, dtype_reason = torch.float32, f"exact and portable on {device.type.upper()}"
-    name = str(dtype).removeprefix("torch.")
-    return device, dtype, f"device={device} ({device_reason}), dtype={name} ({dtype_reason})"
+    return Loaded(model, tokenizer, model.config, eos_token_ids, name, device, dtype, shard)
 
 
 def find_checkpoint(name: str | os.PathLike | None, with_weights: bool) -> Path:
@@ -136,10 +112,10 @@ def find_checkpoint(name: str | os.PathLike | None, with_weights: bool) -> Path:
         raise FileNotFoundError(f"{name}: no such folder, and the Hugging Face Hub gave none ({reason})") from error
 
 
-def empty_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Transformer:
+def empty_model(config: ModelConfig, device: torch.device, dtype: torch.dtype, shard: Shard = WHOLE) -> Transformer:
     """A model for inference whose parameters are uninitialised memory of `dtype` on `device`."""
     with torch.device("meta"):  # shapes without memory, or PyTorch would allocate and initialise what is then replaced
-        model = Transformer(config)
+        model = shard.build(config)
     for name, parameter in list(model.named_parameters()):
         module, _, attribute = name.rpartition(".")
         memory = allocate(parameter.shape, dtype, device)
@@ -198,11 +174,11 @@ def checkpoint_names(config: ModelConfig) -> list[tuple[str, str, slice]]:
     return names
 
 
-def copy_weights(model: Transformer, folder: Path) -> None:
+def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE) -> None:
     """Fill the model from the folder's safetensors files; every tensor must be there, fit, and have a place."""
     parameters = dict(model.named_parameters())
-    places = {tensor: parameters[name][rows] for name, tensor, rows in checkpoint_names(model.config)}
-    progress = Progress(sum(place.nbytes for place in places.values()))
+    places = {tensor: (name, parameters[name][rows]) for name, tensor, rows in checkpoint_names(model.config)}
+    progress = Progress(sum(place.nbytes for _, place in places.values()))
     tied_head = None
     for path, name, tensor in stored_tensors(folder):
         if name.endswith("rotary_emb.inv_freq"):  # older checkpoints store this table; the config determines it
@@ -210,15 +186,16 @@ def copy_weights(model: Transformer, folder: Path) -> None:
         if name == "lm_head.weight" and model.config.tie_embeddings:
             tied_head = path, tensor
             continue
-        place = places.pop(name, None)
+        parameter, place = places.pop(name, (None, None))
         if place is None:
             raise ValueError(f"{path}: tensor {name} has no place in the model that config.json describes")
-        if tensor.shape != place.shape:
-            shapes = f"{tuple(tensor.shape)}, but config.json makes it {tuple(place.shape)}"
+        whole_shape = shard.whole_shape(parameter, place.shape, model.config)
+        if tensor.shape != whole_shape:
+            shapes = f"{tuple(tensor.shape)}, but config.json makes it {tuple(whole_shape)}"
             raise ValueError(f"{path}: tensor {name} has shape {shapes}")
         if tensor.dtype not in DTYPES.values():
             raise ValueError(f"{path}: tensor {name} is {tensor.dtype}; supported are {', '.join(DTYPES)}")
-        place.copy_(tensor)  # converts and moves on the way
+        place.copy_(shard.part(parameter, tensor))  # converts and moves on the way
         progress.add(place.nbytes)
     if places:
         missing, more = next(iter(places)), f" (and {len(places) - 1} more)" if len(places) > 1 else ""
@@ -259,16 +236,24 @@ def same_values(stored: Tensor, loaded: Tensor, rows: int = 4096) -> bool:
     return stored.shape == loaded.shape and all(torch.equal(a.to(b), b) for a, b in blocks)
 
 
-def randomize_weights(model: Transformer) -> None:
-    """The same random weights each time: norms 1, all else normal with a standard deviation of 0.02."""
+def randomize_weights(model: Transformer, shard: Shard = WHOLE) -> None:
+    """The same random weights each time: norms 1, all else normal with a standard deviation of 0.02.
+
+    A shard is the part of the very same model: parameter by parameter, the whole is made and the part kept.
+    """
     parameters = dict(model.named_parameters())
     progress = Progress(sum(parameter.nbytes for parameter in parameters.values()))
     generator = torch.Generator(model.cos.device).manual_seed(0)
     for name, parameter in parameters.items():
         if "norm" in name:
             parameter.fill_(1.0)
-        else:
+        elif shard == WHOLE:
             parameter.normal_(std=0.02, generator=generator)
+        else:
+            whole = allocate(shard.whole_shape(name, parameter.shape, model.config), parameter.dtype, parameter.device)
+            whole.normal_(std=0.02, generator=generator)
+            pieces = [rows for owner, _, rows in checkpoint_names(model.config) if owner == name]
+            parameter.copy_(shard.part_of_pieces(name, whole, pieces))
         progress.add(parameter.nbytes)
 
 

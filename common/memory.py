@@ -26,7 +26,8 @@ def kv_bytes_left(loaded: Loaded, tokens: int, rows: int) -> int:
     """Bytes that keys and values may take beside everything else.
 
     On a CPU, where memory is shared with all that runs there, a fixed modest amount. On a GPU what a step of the
-    largest size leaves: `tokens` tokens go through the model, `rows` of them are scored, and the peak is measured.
+    largest size leaves: `tokens` tokens go through the model, `rows` of them are scored, and the peak is measured. If
+    several ranks share the model, it is what the one with the least has left.
     """
     if loaded.device.type != "cuda":
         return CPU_KV_BYTES
@@ -41,7 +42,8 @@ def kv_bytes_left(loaded: Loaded, tokens: int, rows: int) -> int:
     del hidden
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(loaded.device)
-    left = int(free - (1 - GPU_SHARE) * total - step)
+    # Ranks that share a model take the same decisions only if they have as many pages.
+    left = loaded.shard.least(int(free - (1 - GPU_SHARE) * total - step), loaded.device)
     if left <= 0:
         raise ValueError(
             f"the GPU has no memory left for keys and values: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free, "

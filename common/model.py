@@ -13,8 +13,8 @@ supplies `attend`, and so decides where K and V live. That is what the eight sta
 Letters, here and in the whole course: N tokens in the step, B requests, S sequence length, H query heads, H_kv
 key/value heads, D head dimension, V vocabulary size.
 
-Production engines keep the same shape of model file and add what one GPU does not need: weights split over
-devices (tensor parallelism), quantised weights, and kernels that fuse norm, rotation and activation.
+Production engines keep the same shape of model file and add quantised weights, and kernels that fuse norm, rotation
+and activation. Weights split over devices (tensor parallelism) are the matter of parallel.py.
 """
 
 import math

@@ -42,6 +42,12 @@ def test_bytes_of_a_token_in_the_cache():
         assert number in lesson("02")
 
 
+def test_what_two_ranks_say_to_each_other():
+    config = read_config(find_checkpoint("Qwen2.5-14B", with_weights=False))
+    assert round(config.num_layers * 2 * config.hidden_size * torch.bfloat16.itemsize / 1e6, 2) == 0.98
+    assert (config.num_layers, config.hidden_size) == (48, 5120)
+
+
 def test_slots_and_pages():
     config = read_config(find_checkpoint("target", with_weights=True))
     slot = config.context_length * config.kv_bytes_per_token(torch.float32)

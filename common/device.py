@@ -1,0 +1,36 @@
+"""Where a model runs, and in what type of number."""
+
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def choose_device(
+    device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
+) -> tuple[torch.device, torch.dtype, str]:
+    """The one place that decides where and in what type a model runs; the third result is the reason, to be printed.
+
+    "auto" is CUDA where there is one, in bfloat16, else the CPU in float32. ValueError for what cannot be had.
+    """
+    cuda = torch.cuda.is_available()
+    if device == "auto":
+        device = torch.device("cuda" if cuda else "cpu")
+        device_reason = torch.cuda.get_device_name() if cuda else "no CUDA device"
+    else:
+        try:
+            device, device_reason = torch.device(device), "as asked"
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device={device!r} is not a device; try 'auto', 'cpu', 'cuda' or 'cuda:1'") from error
+        count = torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= count:
+            raise ValueError(f"device='{device}' was asked for, but the CUDA devices that torch sees here are {count}")
+    if dtype != "auto":
+        dtype, dtype_reason = DTYPES.get(dtype, dtype), "as asked"
+        if dtype not in DTYPES.values():
+            raise ValueError(f"dtype={dtype!r} is not supported; supported are auto, {', '.join(DTYPES)}")
+    elif device.type == "cuda":
+        dtype, dtype_reason = torch.bfloat16, "half the bytes of float32, and native on CUDA"
+    else:
+        dtype, dtype_reason = torch.float32, f"exact and portable on {device.type.upper()}"
+    name = str(dtype).removeprefix("torch.")
+    return device, dtype, f"device={device} ({device_reason}), dtype={name} ({dtype_reason})"

@@ -156,6 +156,12 @@ def bars(panel, sides: Sequence[str], figures: Sequence[dict[str, Any]], labels:
     panel.margins(y=0.12)
 
 
+def floor_line(panel, count: int, height: float, text: str) -> None:
+    """Across `count` bars, dashed: what arithmetic says is the least, or the most, there can be; and its name."""
+    panel.plot([-0.4, count - 0.6], [height] * 2, "--", color=PREDICTION, linewidth=1.3, label="_", zorder=4)
+    note(panel, -0.4, height, text, above=3, tint=PREDICTION)
+
+
 def short(value: float) -> str:
     """Three digits, or all before the decimal point if there are more."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

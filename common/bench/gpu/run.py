@@ -1,0 +1,152 @@
+"""What a part has in its hands while it measures: a place, models, engines, ceilings, and the document it writes."""
+
+import gc
+import inspect
+import itertools
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.bench.documents import rounded, write_atomically
+from common.bench.predict import copy_bytes_per_second, decode_bytes, matmul_flops_per_second, step_flops
+from common.engine import BaseEngine
+from common.garbage import keep_what_is_loaded
+from common.loader import Loaded, choose_device, load_model
+from common.model import ModelConfig
+from common.stages import load_engine
+
+SWITCHES = ("graphs", "overlap")  # options of an engine that change how fast it is, and nothing else
+TINY_MODEL = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 4096,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+
+
+class Run:
+    """One part being measured. `document` is what is written to `path`, at every `keep`.
+
+    sizes: the part's own. device, dtype: those that "auto" stands for here.
+    """
+
+    def __init__(self, path: Path, document: dict[str, Any]):
+        self.path, self.document = path, document
+        self.part: str = document["part"]
+        self.sizes: dict[str, Any] = document["sizes"]
+        self.device, self.dtype, _ = choose_device()
+        self._began = time.perf_counter()
+
+    def keep(self, **figures: Any) -> None:
+        """Adds figures to the document and writes it: what is kept is not lost, whatever happens next."""
+        self.document["figures"] |= figures
+        self.document["seconds"] = time.perf_counter() - self._began
+        write_atomically(self.path, json.dumps(rounded(self.document), indent=1) + "\n")
+
+    def say(self, text: str) -> None:
+        """Progress, for whoever watches."""
+        print(f"    {time.perf_counter() - self._began:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    def log(self, name: str) -> Path:
+        """A file beside the document, for the output of a program."""
+        return self.path.with_name(f"{self.path.name.split('.')[0]}-{name}.log")
+
+    def headline(self, **numbers: float | None) -> None:
+        """The few numbers that the summary of all parts shows."""
+        self.document["headline"] = numbers
+        self.keep()
+
+    def ceilings(self) -> tuple[float, float]:
+        """Bytes per second of a large copy and FLOPs per second of a large product, measured once in each part."""
+        if "ceilings" not in self.document:
+            self.document["ceilings"] = {
+                "copy_bytes_per_second": copy_bytes_per_second(self.device),
+                "matmul_flops_per_second": matmul_flops_per_second(self.device, self.dtype),
+            }
+            free_memory(self.device)
+            copies, products = self.document["ceilings"].values()
+            self.say(f"copies {copies / 1e12:.3g} TB/s, matrix products {products / 1e12:.3g} TFLOP/s")
+        ceilings = self.document["ceilings"]
+        return ceilings["copy_bytes_per_second"], ceilings["matmul_flops_per_second"]
+
+    def step_floor(self, config: ModelConfig, requests: int, context: float) -> float:
+        """Seconds that a step cannot be faster than in which so many requests decode, `context` tokens behind each:
+        the time to read every weight and all K and V, or that of the arithmetic where it is longer."""
+        bytes_per_second, flops_per_second = self.ceilings()
+        reading = decode_bytes(config, round(requests * context), self.dtype) / bytes_per_second
+        return max(reading, requests * step_flops(config, 1, round(context)) / flops_per_second)
+
+    def load(self, name: str, dtype: torch.dtype | str = "auto") -> Loaded:
+        """ "bundled", "tiny" (a config of no use but to run quickly), or a bundled config, with random weights."""
+        if name == "bundled":
+            loaded = load_model(None, dtype=dtype)
+        elif name == "tiny":
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "config.json").write_text(json.dumps(TINY_MODEL))
+                loaded = load_model(folder, dtype=dtype, load_format="dummy")
+        else:
+            loaded = load_model(name, dtype=dtype, load_format="dummy")
+        keep_what_is_loaded()
+        settings = self.document["settings"]
+        settings["model"] = " and ".join(dict.fromkeys([*filter(None, settings["model"].split(" and ")), name]))
+        settings["dtype"] = str(loaded.dtype).removeprefix("torch.")
+        settings["load_format"] = "auto" if name == "bundled" else "dummy"
+        self.say(f"{name} is loaded")
+        return loaded
+
+    def engine(self, stage: str, loaded: Loaded, **options: Any) -> BaseEngine:
+        """An engine of a stage, as fast as it can be, with those of the options that the stage has."""
+        engine_class = load_engine(stage)
+        known = inspect.signature(engine_class).parameters
+        options = self.modes(stage)[0] | options
+        return engine_class(loaded, **{name: value for name, value in options.items() if name in known})
+
+    def modes(self, stage: str) -> list[dict[str, bool]]:
+        """Every way to set the switches that a stage has: all on, all off, then what is in between. [{}]: it has none,
+        or there is no GPU, where they are none of this benchmark's business."""
+        known = [name for name in SWITCHES if name in inspect.signature(load_engine(stage)).parameters]
+        if self.device.type != "cuda" or not known:
+            return [{}]
+        on, *between, off = (dict(zip(known, values, strict=True)) for values in switch_positions(len(known)))
+        return [on, off, *between]
+
+
+def switch_positions(count: int) -> list[tuple[bool, ...]]:
+    return list(itertools.product((True, False), repeat=count))
+
+
+def mode_name(mode: dict[str, bool]) -> str:
+    """ "graphs and overlap", "graphs", "neither" ...; "as it comes" where there are no switches."""
+    return " and ".join(name for name, on in mode.items() if on) or ("neither" if mode else "as it comes")
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done all it was given: before that, a clock says nothing."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def free_memory(device: torch.device) -> None:
+    """Gives back what nobody holds any more, so that the next engine finds it."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory_gib(device: torch.device) -> float | None:
+    """The most that was allocated since `free_memory`; None on a CPU."""
+    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None

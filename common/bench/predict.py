@@ -62,7 +62,7 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype, size: int 
 
 def copy_bytes_per_second(device: torch.device, size: int | None = None) -> float:
     """Bytes read plus bytes written by a large copy on the device, per second: the ceiling of memory. Best of five."""
-    size = size or (2**31 if device.type == "cuda" else 2**26)  # several times what a cache holds
+    size = size or (2**30 if device.type == "cuda" else 2**26)  # several times what a cache holds
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = []

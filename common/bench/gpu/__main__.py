@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from .parts import ALL_SECONDS, PARTS
-from .runner import Runner, measure_part
+from .runner import Runner, draw_all, measure_part
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.measure:
         return measure_part(args.measure, args.out)
+    if args.plot_only:
+        return draw_all(args.out)
     sizes = args.sizes or ("full" if torch.cuda.is_available() else "tiny")
     if sizes == "full" and not torch.cuda.is_available():
         parser.error("--sizes full needs a CUDA device, and torch sees none here")
@@ -69,6 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="for everything; on a GPU slower than an H200 give more, and each part gets more (default: %(default)g)",
     )
+    parser.add_argument("--plot-only", action="store_true", help="measure nothing, draw all that is in DIR")
     parser.add_argument("--measure", choices=PARTS, help=argparse.SUPPRESS)  # the children's own option
     return parser
 

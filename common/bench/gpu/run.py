@@ -49,6 +49,7 @@ class Run:
         self.sizes: dict[str, Any] = document["sizes"]
         self.device, self.dtype, _ = choose_device()
         self._began = time.perf_counter()
+        self._loaded: dict[str, str] = {}  # models by name, and what their weights are
 
     def keep(self, **figures: Any) -> None:
         """Adds figures to the document and writes it: what is kept is not lost, whatever happens next."""
@@ -100,10 +101,15 @@ class Run:
         else:
             loaded = load_model(name, dtype=dtype, load_format="dummy")
         keep_what_is_loaded()
-        settings = self.document["settings"]
-        settings["model"] = " and ".join(dict.fromkeys([*filter(None, settings["model"].split(" and ")), name]))
-        settings["dtype"] = str(loaded.dtype).removeprefix("torch.")
-        settings["load_format"] = "auto" if name == "bundled" else "dummy"
+        self._loaded[name] = "trained" if name == "bundled" else "random"
+        names, kinds = list(self._loaded), set(self._loaded.values())
+        if len(kinds) > 1:
+            names = [f"{model} ({weights} weights)" for model, weights in self._loaded.items()]
+        self.document["settings"] |= {
+            "model": " and ".join(names),
+            "dtype": str(loaded.dtype).removeprefix("torch."),
+            "load_format": "dummy" if kinds == {"random"} else "auto",
+        }
         self.say(f"{name} is loaded")
         return loaded
 

@@ -49,7 +49,7 @@ class Runner:
                     problems[name] = problem
                     print(f"    {name} failed: {problem}", file=sys.stderr, flush=True)
         for name in names:
-            if problem := self.draw(name):
+            if problem := draw(self.path(name)):
                 problems.setdefault(name, problem)
         self.report(names, problems)
         return 1 if problems else 0
@@ -86,7 +86,6 @@ class Runner:
             "settings": {"model": "", "device": self.hardware["device"], "dtype": "", "load_format": "auto"},
             "hardware": self.hardware,
             "sizes": self.part_sizes(name),
-            "order": [[name]],
             "seconds": 0.0,
             "headline": {},
             "figures": {},
@@ -106,7 +105,8 @@ class Runner:
     def run_process(self, name: str, partial: Path, limit: float) -> int | None:
         """The exit status, or None if it took longer than `limit` seconds; whatever it started has ended with it."""
         command = [sys.executable, "-m", __package__, "--measure", name, "--out", str(partial.absolute())]
-        child = subprocess.Popen(command, cwd=ROOT, stdout=sys.stderr.fileno(), start_new_session=True)
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}  # nothing here needs the network, or waits for it
+        child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sys.stderr.fileno(), start_new_session=True)
         try:
             return child.wait(limit)
         except subprocess.TimeoutExpired:
@@ -118,19 +118,6 @@ class Runner:
 
     # ---- Reporting ----
 
-    def draw(self, name: str) -> str | None:
-        """Draws the plot of a part that is complete and has one; None, or a sentence that says what went wrong."""
-        document, draw = read(self.path(name)), getattr(PARTS[name].module, "draw", None)
-        if not document or not document["complete"] or draw is None:
-            return None
-        others = {other: read(self.path(other)) or {} for other in PARTS}
-        try:
-            draw(document, self.path(name).with_suffix(".png"), others)
-        except Exception as error:  # a picture that cannot be drawn is no reason to lose the others
-            traceback.print_exc()
-            return f"its plot could not be drawn: {type(error).__name__}: {error}"
-        return None
-
     def report(self, names: list[str], problems: dict[str, str]) -> None:
         """Writes what all parts in the folder found, in short, and prints it."""
         summary: dict[str, Any] = {"benchmark": "common.bench.gpu", "hardware": self.hardware, "parts": {}}
@@ -139,7 +126,7 @@ class Runner:
             if document is None and name not in names:
                 continue
             row = {"status": "failed" if name in problems else "complete", "error": problems.get(name)}
-            if document:
+            if document and name not in problems:
                 row |= {key: document[key] for key in ("seconds", "headline")}
                 row["commit"] = document["hardware"]["commit"]
             summary["parts"][name] = row
@@ -148,6 +135,32 @@ class Runner:
         text = json.dumps(rounded(summary), indent=1) + "\n"
         write_atomically(self.folder / f"{self.name}.json", text)
         print(json.dumps(json.loads(text), separators=(",", ":")))
+
+
+def draw(path: Path) -> str | None:
+    """Draws the part whose document this is beside it, if it is complete; a sentence that says what went wrong."""
+    document = read(path)
+    module = PARTS[document["part"]].module if document and document.get("complete") else None
+    if not hasattr(module, "draw"):
+        return None
+    machine = path.stem.removesuffix(f"-{document['part']}")
+    others = {name: read(path.with_name(f"{machine}-{name}.json")) or {} for name in PARTS}
+    try:
+        module.draw(document, path.with_suffix(".png"), others)
+    except Exception as error:  # a picture that cannot be drawn is no reason to lose the others
+        traceback.print_exc()
+        return f"its plot could not be drawn: {type(error).__name__}: {error}"
+    return None
+
+
+def draw_all(folder: Path) -> int:
+    """Draws all documents in the folder, of whichever machine they are. The exit status."""
+    paths = [path for path in sorted(folder.glob("*.json")) if "part" in (read(path) or {})]
+    problems = {path.name: problem for path in paths if (problem := draw(path))}
+    for name, problem in problems.items():
+        print(f"{name}: {problem}", file=sys.stderr)
+    print(f"drawn: {len(paths) - len(problems)} of {len(paths)} documents", file=sys.stderr)
+    return 1 if problems or not paths else 0
 
 
 def short(value: float | None) -> str:

@@ -44,7 +44,7 @@ def measure(run: Run) -> None:
         sides = [(f"stage 06, {mode_name(mode)}", NOW, mode) for mode in run.modes(NOW)]
         sides = [*sides[:2], ("stage 03", LAUNCHING, {})]  # all switches on, all off
         for label, stage, mode in sides:
-            engine = run.engine(stage, loaded, kv_memory="2G", token_budget=4 * sizes["prompt"], **mode)
+            engine = run.engine(stage, loaded, max_running=8, token_budget=4 * sizes["prompt"], kv_memory="2G", **mode)
             milliseconds = [1e3 * seconds_per_token(engine, sizes, i) for i in range(1 + sizes["answers"])][1:]
             models[name]["ms_per_token"][label] = spread(milliseconds)
             models[name]["over_floor"][label] = statistics.median(milliseconds) / floor
@@ -70,8 +70,8 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
     ratios = [min(figures["over_floor"].values()) for figures in models.values()]
     message = f"Alone, a token takes {' and '.join(f'{ratio:.2f}' for ratio in ratios)} times as long as its bytes"
     remark = (
-        f"One request, greedy, {sizes['prompt']} tokens of prompt and {sizes['answer']} of answer; medians of the "
-        f"times between tokens, of {sizes['answers']} answers.\nDashed: all weights, and K and V of the context, at the "
+        f"One request, greedy, {sizes['prompt']} tokens of prompt and {sizes['answer']} of answer; the time between two "
+        f"tokens, medians of {sizes['answers']} answers.\nDashed: all weights, and K and V of the context, at the "
         "bandwidth of a large copy on this device."
     )
     with plots.page(png, document, message, columns=len(models), remark=remark) as panels:

@@ -33,7 +33,7 @@ SIZES: dict[str, Any] = {
 }
 TINY = SIZES | {
     "large_model": "tiny",
-    "batches": [1, 2],
+    "batches": [1],
     "copies": 2,
     "most_tokens": 12,
     "rounds": 1,

@@ -1,6 +1,7 @@
 """pytest in a process of its own: its whole output in a file, its counts in numbers."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 import time
@@ -23,9 +24,10 @@ def run_pytest(arguments: list[str], log: Path) -> dict[str, Any]:
     start = time.monotonic()
     with log.open("w") as output:
         command = [sys.executable, "-m", "pytest", *options, *arguments]
-        status = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT).returncode
+        environment = {**os.environ, "OMP_NUM_THREADS": "2"}  # several of them may run side by side
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
     if not report.exists():
-        raise ValueError(f"pytest ended with {status} and no report; its last line: {last_line(log)}")
+        raise ValueError(f"pytest ended with {done.returncode} and no report; its last line: {last_line(log)}")
     suite = ElementTree.parse(report).getroot().find("testsuite")
     report.unlink()
     counts = {name: int(suite.get(name)) for name in ("tests", "failures", "errors", "skipped")}

@@ -99,12 +99,13 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
     sides, predicted = figures["sides"], figures["predicted"]
     clients = sizes["clients"][NOW]
     first, last = sides[BEFORE][-1]["output_tokens_per_second"], sides[NOW][-1]["output_tokens_per_second"]
-    message = f"{clients[-1]} clients get {last / first:.0f} times as many tokens from one server that batches"
+    message = f"{clients[-1]} clients get {plots.short(last / first)} times as many tokens from one server that batches"
+    most, few = (least_to_most(sizes["requests"][stage]) for stage in (NOW, BEFORE))
     remark = (
-        f"Prompts of 16 to {sizes['prompt_tokens']} tokens, answers of 16 to {sizes['output_tokens']}, a closed "
-        f"loop on the engine. Medians, bands to the 90th percentile.\nStage 06: "
-        f"{least_to_most(sizes['requests'][NOW])} requests for each point. Stage 03: {least_to_most(sizes['requests'][BEFORE])}, up to {sizes['clients'][BEFORE][-1]} "
-        "clients; dashed: computed from its time for one request, each waits for all others."
+        f"Prompts of 16 to {sizes['prompt_tokens']} tokens, answers of 16 to {sizes['output_tokens']}, a closed loop on "
+        f"the engine; medians, bands to the 90th percentile. Stage 06: {most}\nrequests for each point; stage 03: {few}, "
+        f"and up to {sizes['clients'][BEFORE][-1]} clients. Dashed: stage 03 computed from its time for one request, since "
+        "each waits for all others."
     )
     with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as panels:
         total, gaps, throughput, first_token = panels
@@ -118,7 +119,7 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
             rates = [one["output_tokens_per_second"] for one in sides[stage]]
             plots.line(throughput, at, {"median": rates, "min": rates, "max": rates}, stage, label)
         for panel, name in ((total, "e2el"), (throughput, "output_tokens_per_second"), (first_token, "ttft")):
-            plots.predicted(panel, clients, {"median": predicted[name]}, "_" if panel is throughput else "computed")
+            plots.predicted(panel, clients, {"median": predicted[name]}, "stage 03,\ncomputed")
         for panel in (total, first_token, throughput):
             plots.logarithmic(panel)
         plots.axes(total, "clients at once", "seconds", "Total latency")

@@ -9,18 +9,18 @@ Whether it runs depends on the version and on which attention packages there are
 it said, and the part is complete.
 """
 
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from common.bench.settings import Settings
+from common.bench.workloads import random_prompt
 from common.config import first_sentence
+from common.loader import find_checkpoint
 
 from . import throughput
-from .run import Run, peak_memory_gib
+from .run import TINY_MODEL, Run, peak_memory_gib
 
 SIZES: dict[str, Any] = throughput.SIZES | {"warm_up": 8}
 TINY = throughput.TINY | {"warm_up": 2}
@@ -28,7 +28,6 @@ WAIT = 5.0  # seconds for a result, before asking whether its thread still lives
 
 
 def measure(run: Run) -> None:
-    os.environ["HF_HUB_OFFLINE"] = "1"  # or it looks for attention kernels on the network, if it finds none here
     jobs = throughput.workload(run.sizes)
     try:
         figures = serve(run, jobs)
@@ -47,8 +46,9 @@ def serve(run: Run, jobs: Sequence[tuple[list[int], int]]) -> dict[str, Any]:
     config = GenerationConfig(
         do_sample=True, temperature=run.sizes["temperature"], top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0
     )
-    with torch.inference_mode(), model.continuous_batching_context_manager(generation_config=config) as manager:
-        answer_all(manager, [(prompt, 16) for prompt, _ in reversed(jobs[-run.sizes["warm_up"] :])])
+    with torch.no_grad(), model.continuous_batching_context_manager(generation_config=config) as manager:
+        warm_up = [random_prompt(len(jobs[i][0]), 1000, f"warm-up {i}") for i in range(run.sizes["warm_up"])]
+        answer_all(manager, [(prompt, 16) for prompt in warm_up])
         start = time.perf_counter()
         tokens = answer_all(manager, jobs)
         seconds = time.perf_counter() - start
@@ -66,13 +66,9 @@ def random_model(run: Run):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if run.sizes["model"] == "tiny":
-        from transformers import Qwen3Config
-
-        from .run import TINY_MODEL
-
-        config = Qwen3Config(**TINY_MODEL)
+        config = AutoConfig.for_model(**TINY_MODEL)
     else:
-        config = AutoConfig.from_pretrained(Settings(run.sizes["model"], load_format="dummy").folder())
+        config = AutoConfig.from_pretrained(find_checkpoint(run.sizes["model"], with_weights=False))
     run.document["settings"] |= {
         "model": run.sizes["model"],
         "dtype": str(run.dtype).removeprefix("torch."),

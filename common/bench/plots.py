@@ -155,9 +155,8 @@ def bars(panel, sides: Sequence[str], figures: Sequence[dict[str, Any]], labels:
 
 
 def floor_line(panel, count: int, height: float, text: str) -> None:
-    """Across `count` bars, dashed: what arithmetic says is the least, or the most, there can be; and its name."""
-    panel.plot([-0.4, count - 0.6], [height] * 2, "--", color=PREDICTION, linewidth=1.3, label="_", zorder=4)
-    note(panel, -0.4, height, text, above=3, tint=PREDICTION)
+    """Across `count` bars, dashed: what arithmetic says is the least, or the most, there can be; named at its end."""
+    panel.plot([-0.4, count - 0.6], [height] * 2, "--", color=PREDICTION, linewidth=1.3, label=text, zorder=4)
 
 
 def short(value: float) -> str:

@@ -125,3 +125,6 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
             plots.line(panel, arriving, side[str(small)]["usual_gap_ms"], stage, "no prompt", dashed=True)
             plots.logarithmic(panel)
             plots.axes(panel, "tokens of the arriving prompt", "milliseconds", title)
+        limits = [limit for panel in panels for limit in panel.get_ylim()]
+        for panel in panels:
+            panel.set_ylim(min(limits), max(limits))

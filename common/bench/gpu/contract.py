@@ -16,7 +16,6 @@ import os
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from torch import Tensor
 from common.bench import plots
 from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
+from common.loader import empty_model
 from common.model import Transformer
 from common.request import Request
 from common.sampling import SamplingParams
@@ -102,7 +102,8 @@ def compare_logits(run: Run, model: str) -> dict[str, dict[str, Any]]:
     loaded = run.load(model, torch.bfloat16)
     # Stage 04 has a slot for a whole context for everybody.
     loaded.config = replace(loaded.config, context_length=min(loaded.config.context_length, 1024))
-    plain = deepcopy(loaded.model).float()  # the same weights: bfloat16 fits into float32
+    plain = empty_model(loaded.config, run.device, torch.float32)  # of plain operations, whatever `loaded` has
+    plain.load_state_dict(loaded.model.state_dict())  # the same weights: bfloat16 fits into float32
     prompts = [random_prompt(length, loaded.config.vocab_size, f"logits {length}") for length in run.sizes["prompts"]]
     texts = [greedy_text(plain, prompt, run.sizes["decoded"], run.device) for prompt in prompts]
     pairs = list(zip(prompts, texts, strict=True))

@@ -27,8 +27,8 @@ class Part:
 PARTS = {
     part.name: part
     for part in (
-        # Some 40 kernels to compile, a second each; then microseconds for each row.
-        Part("kernels", 55, "tests of the kernels on this device, and their microbenchmarks"),
+        # Some hundred kernels to compile, and 10 operations by torch.compile, 3 s each; then microseconds for each row.
+        Part("kernels", 85, "tests of the kernels on this device, and their microbenchmarks"),
         # 40 tests of each stage, a stage in a process: as long as the slowest. The prompts are some 10,000 steps.
         Part("contract", 75, "the contract suite in float32, and logits in bfloat16 against float32, stages 01 to 07"),
         # 134,000 tokens: 5 s at 25,000 a second, 20 s where the CPU cannot keep up; up to four times, and warm-up.

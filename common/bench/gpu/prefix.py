@@ -165,3 +165,4 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
         plots.axes(turns, "turn of the conversation", "milliseconds", "First token in a chat")
         for panel in (first, rate):
             panel.set_xticks(percents)
+        turns.set_xticks(range(1, 1 + sizes["turns"]))

@@ -7,6 +7,8 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ import torch
 
 from common.bench.documents import rounded, write_atomically
 from common.bench.predict import copy_bytes_per_second, decode_bytes, matmul_flops_per_second, step_flops
+from common.config import read_config
 from common.engine import BaseEngine
 from common.garbage import keep_what_is_loaded
-from common.loader import Loaded, choose_device, load_model
+from common.loader import Loaded, choose_device, find_checkpoint, load_model
 from common.model import ModelConfig
 from common.stages import load_engine
 
@@ -94,12 +97,9 @@ class Run:
         """ "bundled", "tiny" (a config of no use but to run quickly), or a bundled config, with random weights."""
         if name == "bundled":
             loaded = load_model(None, dtype=dtype)
-        elif name == "tiny":
-            with tempfile.TemporaryDirectory() as folder:
-                Path(folder, "config.json").write_text(json.dumps(TINY_MODEL))
-                loaded = load_model(folder, dtype=dtype, load_format="dummy")
         else:
-            loaded = load_model(name, dtype=dtype, load_format="dummy")
+            with config_folder(name) as folder:
+                loaded = load_model(folder, dtype=dtype, load_format="dummy")
         keep_what_is_loaded()
         self._loaded[name] = "trained" if name == "bundled" else "random"
         names, kinds = list(self._loaded), set(self._loaded.values())
@@ -128,6 +128,22 @@ class Run:
             return [{}]
         on, *between, off = (dict(zip(known, values, strict=True)) for values in switch_positions(len(known)))
         return [on, off, *between]
+
+
+@contextmanager
+def config_folder(name: str) -> Iterator[Path]:
+    """The folder with config.json of a bundled config; of "tiny" a temporary one."""
+    if name != "tiny":
+        yield find_checkpoint(name, with_weights=False)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(TINY_MODEL))
+        yield Path(folder)
+
+
+def config_of(name: str) -> ModelConfig:
+    with config_folder(name) as folder:
+        return read_config(folder)
 
 
 def switch_positions(count: int) -> list[tuple[bool, ...]]:

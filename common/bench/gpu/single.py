@@ -70,8 +70,8 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
     ratios = [min(figures["over_floor"].values()) for figures in models.values()]
     message = f"Alone, a token takes {' and '.join(f'{ratio:.2f}' for ratio in ratios)} times as long as its bytes"
     remark = (
-        f"One request, greedy, {sizes['prompt']} tokens of prompt and {sizes['answer']} of answer; the time between two "
-        f"tokens, medians of {sizes['answers']} answers.\nDashed: all weights, and K and V of the context, at the "
+        f"One request, greedy, {sizes['prompt']} tokens of prompt and {sizes['answer']} of answer; the time between "
+        f"two tokens, medians of {sizes['answers']} answers.\nDashed: all weights, and K and V of the context, at the "
         "bandwidth of a large copy on this device."
     )
     with plots.page(png, document, message, columns=len(models), remark=remark) as panels:
@@ -79,6 +79,6 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
             measured, floor = figures["ms_per_token"], figures["floor_ms"]
             labels = [label.replace(", ", "\n").replace(" and ", "\nand ") for label in measured]
             plots.bars(panel, [label.removeprefix("stage ")[:2] for label in measured], list(measured.values()), labels)
-            plots.floor_line(panel, len(labels), floor, f"{plots.short(floor)}: its bytes")
+            plots.floor_line(panel, len(labels), floor, f"{plots.short(floor)}:\nits bytes")
             plots.axes(panel, "", "milliseconds per token", name)
             panel.tick_params(axis="x", labelsize=10)

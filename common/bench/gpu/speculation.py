@@ -121,4 +121,5 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
         passes.tick_params(axis="x", labelsize=9.5)
         plots.axes(passes, "tokens in the pass", "milliseconds", f"A pass of {sizes['large_model']}")
         plots.predicted(predicted, sizes["guesses"], {"median": figures["large_predicted_speedup"]}, "")
+        predicted.set_xticks(sizes["guesses"])
         plots.axes(predicted, "guesses for each token", "speed-up", "One request, computed")

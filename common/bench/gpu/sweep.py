@@ -102,10 +102,10 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
     message = f"{clients[-1]} clients get {plots.short(last / first)} times as many tokens from one server that batches"
     most, few = (least_to_most(sizes["requests"][stage]) for stage in (NOW, BEFORE))
     remark = (
-        f"Prompts of 16 to {sizes['prompt_tokens']} tokens, answers of 16 to {sizes['output_tokens']}, a closed loop on "
-        f"the engine; medians, bands to the 90th percentile. Stage 06: {most}\nrequests for each point; stage 03: {few}, "
-        f"and up to {sizes['clients'][BEFORE][-1]} clients. Dashed: stage 03 computed from its time for one request, since "
-        "each waits for all others."
+        f"Prompts of 16 to {sizes['prompt_tokens']} tokens, answers of 16 to {sizes['output_tokens']}, a closed loop "
+        f"on the engine; medians, bands to the 90th percentile. Stage 06: {most}\nrequests for each point; stage 03: "
+        f"{few}, and up to {sizes['clients'][BEFORE][-1]} clients. Dashed: stage 03 computed from its time for one "
+        "request, since each waits for all others."
     )
     with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as panels:
         total, gaps, throughput, first_token = panels

@@ -232,7 +232,7 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
     with plots.page(png, document, message, columns=2, height=5.2, remark=remark) as (throughput, step):
         sides = ["06"] * len(runs) + ["transformers"] * bool(theirs)
         plots.bars(throughput, sides, [as_figure(rate) for rate in rates], labels)
-        plots.floor_line(throughput, len(rates), most, f"{most:,.0f}: the most there can be")
+        plots.floor_line(throughput, len(rates), most, f"{most:,.0f}:\nthe most\nthere\ncan be")
         plots.axes(throughput, "", "output tokens per second", "Throughput")
         times = [as_figure(row.get("full_batch_step_ms", row["decode_step_ms_median"])) for row in runs.values()]
         idle = [row.get("idle_percent") for row in runs.values()]

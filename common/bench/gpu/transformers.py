@@ -17,10 +17,9 @@ import torch
 
 from common.bench.workloads import random_prompt
 from common.config import first_sentence
-from common.loader import find_checkpoint
 
 from . import throughput
-from .run import TINY_MODEL, Run, peak_memory_gib
+from .run import Run, config_folder, peak_memory_gib
 
 SIZES: dict[str, Any] = throughput.SIZES | {"warm_up": 8}
 TINY = throughput.TINY | {"warm_up": 2}
@@ -65,10 +64,8 @@ def random_model(run: Run):
     """transformers' class for the config of this part, random weights, in the device's usual type."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    if run.sizes["model"] == "tiny":
-        config = AutoConfig.for_model(**TINY_MODEL)
-    else:
-        config = AutoConfig.from_pretrained(find_checkpoint(run.sizes["model"], with_weights=False))
+    with config_folder(run.sizes["model"]) as folder:
+        config = AutoConfig.from_pretrained(folder)
     run.document["settings"] |= {
         "model": run.sizes["model"],
         "dtype": str(run.dtype).removeprefix("torch."),

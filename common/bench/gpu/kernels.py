@@ -89,8 +89,8 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
     tests = figures["tests"]
     remark = (
         f"{sizes['model']}, what happens in a layer between the matrix products, and a whole block without attention. "
-        "Replayed CUDA graphs, medians.\nDashed: the bytes at the bandwidth of a large copy, or the smallest kernel. Tests "
-        f"of the kernels on this device: {tests['passed']} passed, {tests['failed'] + tests['errors']} failed, "
+        "Replayed CUDA graphs,\nmedians. Dashed: the bytes at the bandwidth of a large copy, or the smallest kernel. "
+        f"Tests of the kernels on this device: {tests['passed']} passed, {tests['failed'] + tests['errors']} failed, "
         f"{tests['skipped']} skipped."
     )
     counts = sorted({row["tokens"] for row in rows})

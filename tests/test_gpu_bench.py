@@ -14,7 +14,7 @@ from common.bench.gpu.run import Run, mode_name
 from common.bench.gpu.runner import Runner, measure_part
 
 ROOT = Path(__file__).resolve().parent.parent
-WITHOUT_A_PLOT = {"kernels", "transformers"}
+WITHOUT_A_PLOT = {"transformers"}
 # The microbenchmarks are a module of their own.
 NAMES = [name for name in parts.PARTS if name != "kernels" or importlib.util.find_spec("common.bench.kernels")]
 

@@ -85,7 +85,7 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
     ours = [
         row["us"]["triton"] / row["floor_us"] for row in rows if "triton" in row["us"] and row["operation"] != "block"
     ]
-    message = f"Fused kernels take {min(ours):.1f} to {max(ours):.1f} times as long as their bytes"
+    message = f"Fused kernels take {plots.short(min(ours))} to {plots.short(max(ours))} times as long as their bytes"
     tests = figures["tests"]
     remark = (
         f"{sizes['model']}, what happens in a layer between the matrix products, and a whole block without attention. "
@@ -100,8 +100,9 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
             places = list(range(len(here)))
             plots.predicted(panel, places, {"median": [row["floor_us"] for row in here]}, "bytes")
             for variant, tint in TINTS.items():
-                times = [row["us"].get(variant, float("nan")) for row in here]
-                panel.plot(places, times, MARKERS[variant], color=tint, label=variant, markersize=8)
+                found = [(place, row["us"][variant]) for place, row in enumerate(here) if variant in row["us"]]
+                if found:  # a compiler may have refused all of them
+                    panel.plot(*zip(*found, strict=True), MARKERS[variant], color=tint, label=variant, markersize=8)
             panel.set_xticks(places, [row["operation"].replace("_", "\n").replace(", ", "\n") for row in here])
             panel.tick_params(axis="x", labelsize=10)
             plots.logarithmic(panel)

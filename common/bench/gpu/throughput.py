@@ -220,12 +220,12 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
     theirs = others.get("transformers", {}).get("figures", {}).get("tokens_per_second")
     if theirs:
         rates.append(theirs)
-        labels.append("transformers\ncontinuous\nbatching")
+        labels.append("trans-\nformers")
     most = sizes["totals"][1] / figures["floor_seconds"]
     message = f"{best:,.0f} output tokens a second with {sizes['requests']} requests at once"
     remark = (
         f"{sizes['requests']} prompts and answers of {sizes['lengths'][0]} to {sizes['lengths'][1]:,} tokens, "
-        f"temperature {sizes['temperature']}; one run each. Dashed: what memory and the prompts' arithmetic allow.\n"
+        f"temperature {sizes['temperature']}; one run each; transformers: its continuous batching. Dashed: what memory and the prompts' arithmetic allow.\n"
         "Right: time from the call of a step to its return, all requests decoding; "
         "idle: share of it in which no kernel runs, by torch's profiler."
     )

@@ -21,8 +21,11 @@ from common.config import first_sentence
 from . import throughput
 from .run import Run, config_folder, peak_memory_gib
 
-SIZES: dict[str, Any] = throughput.SIZES | {"warm_up": 8}
-TINY = throughput.TINY | {"warm_up": 2}
+SIZES: dict[str, Any] = throughput.SIZES | {"warm_up": 8, "memory": {}}
+TINY = throughput.TINY | {
+    "warm_up": 2,
+    "memory": {"num_blocks": 32, "max_batch_tokens": 64},
+}  # or it takes all there is
 WAIT = 5.0  # seconds for a result, before asking whether its thread still lives
 
 
@@ -39,13 +42,15 @@ def measure(run: Run) -> None:
 
 def serve(run: Run, jobs: Sequence[tuple[list[int], int]]) -> dict[str, Any]:
     """All requests at once, after a few that warm up. RuntimeError if an answer is missing or too short."""
-    from transformers import GenerationConfig
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model = random_model(run)
+    memory = ContinuousBatchingConfig(**run.sizes["memory"])
     config = GenerationConfig(
         do_sample=True, temperature=run.sizes["temperature"], top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0
     )
-    with torch.no_grad(), model.continuous_batching_context_manager(generation_config=config) as manager:
+    served = model.continuous_batching_context_manager(generation_config=config, continuous_batching_config=memory)
+    with torch.no_grad(), served as manager:
         warm_up = [random_prompt(len(jobs[i][0]), 1000, f"warm-up {i}") for i in range(run.sizes["warm_up"])]
         answer_all(manager, [(prompt, 16) for prompt in warm_up])
         start = time.perf_counter()

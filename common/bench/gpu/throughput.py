@@ -225,9 +225,9 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
     message = f"{best:,.0f} output tokens a second with {sizes['requests']} requests at once"
     remark = (
         f"{sizes['requests']} prompts and answers of {sizes['lengths'][0]} to {sizes['lengths'][1]:,} tokens, "
-        f"temperature {sizes['temperature']}; one run each; transformers: its continuous batching. Dashed: what memory and the prompts' arithmetic allow.\n"
-        "Right: time from the call of a step to its return, all requests decoding; "
-        "idle: share of it in which no kernel runs, by torch's profiler."
+        f"temperature {sizes['temperature']}; one run each; transformers: its continuous batching.\n"
+        "Dashed: what memory and the prompts' arithmetic allow. Right: time from the call of a step to its return,\n"
+        "all requests decoding; idle: share of it in which no kernel runs, by torch's profiler."
     )
     with plots.page(png, document, message, columns=2, height=5.2, remark=remark) as (throughput, step):
         sides = ["06"] * len(runs) + ["transformers"] * bool(theirs)

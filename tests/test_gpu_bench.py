@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,6 +78,7 @@ def test_the_contract_part_compares_tokens_and_logits(finished):
     measured, sizes = figures(finished, "contract"), finished.part_sizes("contract")
     assert list(measured["float32"]) == sizes["stages"]
     assert all(counts["passed"] == 2 and not counts["failed"] for counts in measured["float32"].values())
+    assert measured["accelerated"] == {"06_prefix_cache": True}
     for error in measured["bfloat16"]["tiny"].values():
         assert 0 < error["relative_error"] <= sizes["most"]
         assert error["positions"] == len(sizes["prompts"]) * sizes["decoded"]
@@ -119,17 +121,20 @@ def test_time_in_which_kernels_overlap_counts_once():
 
 
 def test_switches_are_set_each_way(monkeypatch, finished):
-    class Engine:
-        def __init__(self, loaded, graphs: bool = True, overlap: bool = True):
-            self.chosen = graphs, overlap
+    def make_engine(engine_class, loaded, graphs, overlap, **options):
+        if graphs:
+            raise ValueError("no graphs here")
+        return graphs, overlap, options
 
     run = Run(finished.path("decode"), json.loads(finished.path("decode").read_text()))
-    monkeypatch.setattr("common.bench.gpu.run.load_engine", lambda stage: Engine)
-    assert run.modes("06") == [{}], "without a GPU they are left alone"
-    monkeypatch.setattr(run, "device", type("Device", (), {"type": "cuda"}))
-    names = [mode_name(mode) for mode in run.modes("06")]
-    assert names == ["graphs and overlap", "neither", "graphs", "overlap"]
-    assert run.engine("06", None, overlap=False, page_size=16).chosen == (True, False)
+    run.path = finished.folder / "switches.tmp"
+    assert run.modes() == [{}], "without a GPU there are none"
+    monkeypatch.setattr(run, "device", SimpleNamespace(type="cuda"))
+    monkeypatch.setitem(sys.modules, "common.accelerate", SimpleNamespace(make_engine=make_engine))
+    assert [mode_name(mode) for mode in run.modes()] == ["graphs and overlap", "neither", "graphs", "overlap"]
+    assert run.engine("06", None, overlap=False, page_size=16, draft="lookup") == (None, False, {"page_size": 16})
+    assert run.try_engine("06", None, graphs=True, overlap=True) is None
+    assert run.document["figures"]["missing"] == {"06, graphs and overlap": "no graphs here"}
 
 
 # ---- What is complete, and what fails ----

@@ -2,7 +2,6 @@
 
 import gc
 import inspect
-import itertools
 import json
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from common.loader import Loaded, choose_device, find_checkpoint, load_model
 from common.model import ModelConfig
 from common.stages import load_engine
 
-SWITCHES = ("graphs", "overlap")  # options of an engine that change how fast it is, and nothing else
+SWITCHES = ("graphs", "overlap")  # what changes how fast an engine is on a GPU, and nothing else
 TINY_MODEL = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -113,21 +112,36 @@ class Run:
         self.say(f"{name} is loaded")
         return loaded
 
-    def engine(self, stage: str, loaded: Loaded, **options: Any) -> BaseEngine:
-        """An engine of a stage, as fast as it can be, with those of the options that the stage has."""
+    def engine(
+        self, stage: str, loaded: Loaded, graphs: bool | None = None, overlap: bool | None = None, **options: Any
+    ) -> BaseEngine:
+        """An engine of a stage with those of the options that the stage has; on a GPU with graphs and the overlapped
+        loop around it, as common/accelerate.py says. ValueError if they are asked for and cannot be had."""
         engine_class = load_engine(stage)
         known = inspect.signature(engine_class).parameters
-        options = self.modes(stage)[0] | options
-        return engine_class(loaded, **{name: value for name, value in options.items() if name in known})
+        options = {name: value for name, value in options.items() if name in known}
+        if self.device.type != "cuda":
+            return engine_class(loaded, **options)
+        from common.accelerate import make_engine
 
-    def modes(self, stage: str) -> list[dict[str, bool]]:
-        """Every way to set the switches that a stage has: all on, all off, then what is in between. [{}]: it has none,
-        or there is no GPU, where they are none of this benchmark's business."""
-        known = [name for name in SWITCHES if name in inspect.signature(load_engine(stage)).parameters]
-        if self.device.type != "cuda" or not known:
+        return make_engine(engine_class, loaded, graphs, overlap, **options)
+
+    def try_engine(self, stage: str, loaded: Loaded, **options: Any) -> BaseEngine | None:
+        """The same, or None with the reason in the figures if it cannot be had here."""
+        try:
+            return self.engine(stage, loaded, **options)
+        except ValueError as error:
+            name = f"{stage}, {mode_name({key: options[key] for key in SWITCHES if key in options})}"
+            self.keep(missing=self.document["figures"].get("missing", {}) | {name: str(error)})
+            self.say(f"{name}: {error}")
+            return None
+
+    def modes(self) -> list[dict[str, bool]]:
+        """Every way to set graphs and overlap: both, neither, then one of them. [{}] without a GPU, which has none."""
+        if self.device.type != "cuda":
             return [{}]
-        on, *between, off = (dict(zip(known, values, strict=True)) for values in switch_positions(len(known)))
-        return [on, off, *between]
+        ways = ((True, True), (False, False), (True, False), (False, True))
+        return [dict(zip(SWITCHES, values, strict=True)) for values in ways]
 
 
 @contextmanager
@@ -146,12 +160,8 @@ def config_of(name: str) -> ModelConfig:
         return read_config(folder)
 
 
-def switch_positions(count: int) -> list[tuple[bool, ...]]:
-    return list(itertools.product((True, False), repeat=count))
-
-
 def mode_name(mode: dict[str, bool]) -> str:
-    """ "graphs and overlap", "graphs", "neither" ...; "as it comes" where there are no switches."""
+    """ "graphs and overlap", "graphs", "neither" ...; "as it comes" where there is nothing to set."""
     return " and ".join(name for name, on in mode.items() if on) or ("neither" if mode else "as it comes")
 
 

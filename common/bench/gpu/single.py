@@ -1,7 +1,7 @@
 """One request alone: how close is a decode step to the time that its bytes take?
 
 Method. Stage 06 writes one answer; the median of the times between its tokens, greedy, in several answers. With CUDA
-graphs and the overlap of steps as far as the stage has them, and without; and stage 03, which launches every operation
+graphs and the overlap of steps, and without; and stage 03, which launches every operation
 by itself. The floor is every weight read once, and K and V of what stands before the token, at the bandwidth that a
 large copy reaches here.
 
@@ -41,10 +41,14 @@ def measure(run: Run) -> None:
         loaded = run.load(name)
         floor = 1e3 * run.step_floor(loaded.config, 1, context)
         models[name] = {"floor_ms": floor, "ms_per_token": {}, "over_floor": {}}
-        sides = [(f"stage 06, {mode_name(mode)}", NOW, mode) for mode in run.modes(NOW)]
-        sides = [*sides[:2], ("stage 03", LAUNCHING, {})]  # all switches on, all off
+        sides = [(f"stage 06, {mode_name(mode)}", NOW, mode) for mode in run.modes()]
+        sides = [*sides[:2], ("stage 03", LAUNCHING, {})]  # both, neither
         for label, stage, mode in sides:
-            engine = run.engine(stage, loaded, max_running=8, token_budget=4 * sizes["prompt"], kv_memory="2G", **mode)
+            engine = run.try_engine(
+                stage, loaded, max_running=8, token_budget=4 * sizes["prompt"], kv_memory="2G", **mode
+            )
+            if engine is None:
+                continue
             milliseconds = [1e3 * seconds_per_token(engine, sizes, i) for i in range(1 + sizes["answers"])][1:]
             models[name]["ms_per_token"][label] = spread(milliseconds)
             models[name]["over_floor"][label] = statistics.median(milliseconds) / floor

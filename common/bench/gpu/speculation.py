@@ -2,8 +2,9 @@
 
 Method. Whether a guess is right depends on what the model says, and a model with random weights says nothing: so the
 bundled, trained checkpoint writes here, and the share of guesses that it accepts is a real one. It is so small that a
-step is all launches. What a pass over several tokens costs a model that reads gigabytes is measured on Qwen3-8B with
-random weights, alone; the two together predict what prompt lookup would bring to such a model on such prompts.
+step is all launches, and stage 06 has graphs and overlap against them, which a pass that verifies guesses has not. What
+a pass over several tokens costs a model that reads gigabytes is measured on Qwen3-8B with random weights, launched
+operation by operation; the two together predict what prompt lookup would bring to such a model on such prompts.
 
 Expectation. A pass over nine tokens reads the same weights as one over a single token, and on a GPU arithmetic is free
 until some hundred tokens. So a guess costs next to nothing, and k guesses of which each is right with probability a
@@ -14,20 +15,26 @@ from pathlib import Path
 from typing import Any
 
 from common.bench import plots
+from common.bench.engine_load import engine_load
 from common.engine import BaseEngine
 from common.stages import load_stage_module
 
 from .run import Run, free_memory
 
 BEFORE, NOW = "06_prefix_cache", "07_speculative"
+ENGINES = {
+    "stage_06": (BEFORE, {}),
+    "lookup": (NOW, {"draft": "lookup"}),
+    "lookup_8": (NOW, {"draft": "lookup", "num_draft_tokens": 8}),
+}
 SIZES: dict[str, Any] = {
     "model": "bundled",
     "large_model": "Qwen3-8B",
     "batches": [1, 8, 32],
-    "copies": 32,
+    "copies": 64,
+    "warm_up": 32,  # more such prompts
     "copy_tokens": 40,  # of an answer that is a copy, at least
     "most_tokens": 128,
-    "rounds": 2,
     "guesses": [0, 1, 2, 4, 8],
     "passes": [1, 2, 4, 8, 16, 32, 64, 128, 256],
 }
@@ -35,8 +42,8 @@ TINY = SIZES | {
     "large_model": "tiny",
     "batches": [1],
     "copies": 2,
+    "warm_up": 1,
     "most_tokens": 12,
-    "rounds": 1,
     "guesses": [0, 8],
     "passes": [1, 2, 4],
 }
@@ -46,18 +53,21 @@ def measure(run: Run) -> None:
     sizes = run.sizes
     benchmark = load_stage_module(NOW, "benchmark")
     loaded = run.load(sizes["model"])
-    jobs = benchmark.copying(loaded, sizes)
-    engines = {
-        "stage_06": (BEFORE, {"kv_memory": "1G", **run.modes(BEFORE)[0]}),
-        "lookup": (NOW, {"kv_memory": "1G", "draft": "lookup", **run.modes(NOW)[0]}),
-        "lookup_8": (NOW, {"kv_memory": "1G", "draft": "lookup", "num_draft_tokens": 8, **run.modes(NOW)[0]}),
-    }
-    runs = []
+    copying = benchmark.copying(loaded, sizes | {"copies": sizes["copies"] + sizes["warm_up"]})
+    warm_up, jobs = copying[: sizes["warm_up"]], copying[sizes["warm_up"] :]  # no prompt twice: both find prefixes
+    runs: list[dict[str, dict[str, float]]] = []
     for batch in sizes["batches"]:
-        runs.append(benchmark.in_turn(loaded, engines, jobs, batch, sizes))
-        figures = {name: {key: [one[name][key] for one in runs] for key in runs[0][name]} for name in engines}
+        runs.append({})
+        for name, (stage, options) in ENGINES.items():
+            engine = run.engine(stage, loaded, kv_memory="1G", **options)
+            engine_load(engine, warm_up, concurrency=batch)
+            result = engine_load(engine, jobs, concurrency=batch)
+            runs[-1][name] = benchmark.summary([result], engine.stats())
+            del engine
+            free_memory(run.device)
+        figures = {name: {key: [one[name][key] for one in runs] for key in runs[0][name]} for name in ENGINES}
         run.keep(batches=sizes["batches"][: len(runs)], bundled=figures)
-        rates = {name: f"{runs[-1][name]['tokens_per_second']:,.0f}" for name in engines}
+        rates = {name: f"{runs[-1][name]['tokens_per_second']:,.0f}" for name in ENGINES}
         run.say(f"{batch} at once, output tokens per second: {rates}")
     accepted = figures["lookup_8"]["acceptance"][0] / 100
     del loaded

@@ -2,7 +2,7 @@
 
 Method. Prompts and answers of 100 to 1,024 tokens, drawn as nano-vllm's bench.py draws them, number for number; sampled
 at temperature 0.6; output tokens over the time from the first request added to the last token. Stage 06 with CUDA
-graphs and with the overlap of steps, each on and off, as far as it has them. A warm-up with other prompts runs every
+graphs and with the overlap of steps (common/accelerate.py), each on and off. A warm-up with other prompts runs every
 batch size from 256 down. Afterwards some steps in the middle of such a load are looked at by torch's profiler: the
 share of the time in which no kernel runs is what the CPU costs.
 
@@ -69,9 +69,11 @@ def measure(run: Run) -> None:
     jobs = workload(sizes)
     loaded = run.load(sizes["model"])
     run.keep(published=PUBLISHED, floor_seconds=floor(run, loaded.config, jobs))
-    for mode in run.modes(STAGE):
+    for mode in run.modes():
         options = {"max_running": sizes["requests"], "token_budget": sizes["token_budget"], **mode}
-        engine = run.engine(STAGE, loaded, **options)
+        engine = run.try_engine(STAGE, loaded, **options)
+        if engine is None:
+            continue
         warm_up(engine, sizes)
         runs[mode_name(mode)] = row = serve(engine, jobs, sizes)
         row |= {"peak_memory_gib": peak_memory_gib(run.device), "why": engine.why}

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from common.bench.gpu import parts, runner, throughput
 from common.bench.gpu.__main__ import main
@@ -36,9 +37,13 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(folder) -> Runner:
-    """All parts have been measured, with tiny sizes."""
-    runs = InThisProcess(folder, "tiny")
-    assert runs.run_all(NAMES) == 0
+    """All parts have been measured, with tiny sizes, on one thread: on a busy machine several wait for each other."""
+    runs, threads = InThisProcess(folder, "tiny"), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert runs.run_all(NAMES) == 0
+    finally:
+        torch.set_num_threads(threads)
     return runs
 
 

@@ -107,7 +107,8 @@ class Runner:
         command = [sys.executable, "-m", __package__, "--measure", name, "--out", str(partial.absolute())]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}  # nothing here needs the network, or waits for it
         if self.hardware["device"] != "cuda":
-            environment["TRITON_INTERPRET"] = "1"  # the kernels then run in Python
+            # Kernels then run in Python; and of what is tiny, threads take longer to wait for each other than to work.
+            environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
         child = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sys.stderr.fileno(), start_new_session=True)
         try:
             return child.wait(limit)

@@ -1,6 +1,7 @@
 """Fixtures of the whole suite: the bundled model, the reference, and engines that are checked for leftovers."""
 
 import gc
+import inspect
 import os
 import random
 from collections import deque
@@ -100,7 +101,7 @@ def make_engine(engine_class, loaded):
 
     def make(context_length: int | None = None) -> BaseEngine:
         config = replace(loaded.config, context_length=context_length or loaded.config.context_length)
-        engine = engine_class(replace(loaded, config=config))
+        engine = engine_class(replace(loaded, config=config), **memory_options(engine_class, loaded))
         made.append((engine, tensor_bytes(engine)))
         return engine
 
@@ -112,6 +113,12 @@ def make_engine(engine_class, loaded):
         assert stats["unfinished"] == 0 and stats["kv_tokens_used"] == 0, stats
         assert not list(reachable(engine, Request)), "the engine still holds requests that have ended"
         assert tensor_bytes(engine) == bytes_when_new, "the engine still holds tensors of requests that have ended"
+
+
+def memory_options(engine_class: type[BaseEngine], loaded: Loaded) -> dict[str, str]:
+    """On a GPU an engine by default takes all the memory there is, and some tests have two engines."""
+    takes_all = loaded.device.type == "cuda" and "kv_memory" in inspect.signature(engine_class).parameters
+    return {"kv_memory": "1G"} if takes_all else {}
 
 
 @pytest.fixture

@@ -101,14 +101,12 @@ def footer(document: dict[str, Any]) -> str:
     cores = machine["cpu_cores"]
     place = machine["gpu"] or f"{machine['cpu']}, {cores} CPU core{'s' * (cores > 1)}"
     weights = ", random weights" if settings["load_format"] == "dummy" else ""
-    repeats = len(document["order"])
+    repeats = len(document.get("order", ()))  # without them, what was repeated is in the remark
+    spread = f" Medians of {repeats} repeat{'s' * (repeats > 1)}, bands from least to most." if repeats else ""
     measured = [f"torch {machine['torch']}", f"transformers {machine['transformers']}", machine["date"]]
     if machine["commit"]:
         measured.append(f"commit {machine['commit']}{' with changes' * machine['uncommitted_changes']}")
-    return (
-        f"{place}; {settings['dtype']}; {settings['model']} model{weights}. "
-        f"Medians of {repeats} repeat{'s' * (repeats > 1)}, bands from least to most.\n{'; '.join(measured)}."
-    )
+    return f"{place}; {settings['dtype']}; {settings['model']} model{weights}.{spread}\n{'; '.join(measured)}."
 
 
 def color(side: str) -> str:
@@ -154,6 +152,11 @@ def bars(panel, sides: Sequence[str], figures: Sequence[dict[str, Any]], labels:
     for place, figure in enumerate(figures):
         note(panel, place, figure["max"], short(figure["median"]), above=4, align="center")
     panel.margins(y=0.12)
+
+
+def floor_line(panel, count: int, height: float, text: str) -> None:
+    """Across `count` bars, dashed: what arithmetic says is the least, or the most, there can be; named at its end."""
+    panel.plot([-0.4, count - 0.6], [height] * 2, "--", color=PREDICTION, linewidth=1.3, label=text, zorder=4)
 
 
 def short(value: float) -> str:

@@ -58,3 +58,18 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype, size: int 
         c[0, 0].item()  # waits for the device
         seconds.append(time.perf_counter() - start)
     return 2 * size**3 / min(seconds[1:])
+
+
+def copy_bytes_per_second(device: torch.device, size: int | None = None) -> float:
+    """Bytes read plus bytes written by a large copy on the device, per second: the ceiling of memory. Best of five."""
+    size = size or (2**30 if device.type == "cuda" else 2**26)  # several times what a cache holds
+    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(6):
+        start = time.perf_counter()
+        for _ in range(4):  # so that the wait for the device is no part of it
+            target.copy_(source)
+        target[0].item()
+        seconds.append((time.perf_counter() - start) / 4)
+    return 2 * size / min(seconds[1:])

@@ -25,7 +25,7 @@ from common.trace import Trace
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton: kernels then run in Python
 
-WITH_A_LOOP_AROUND = ["06_prefix_cache+overlap+graphs"]
+WITH_A_LOOP_AROUND = ["06_prefix_cache+overlap"]
 PROMPT_COUNT = 24
 MAX_TOKENS = 40
 

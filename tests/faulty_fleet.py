@@ -31,7 +31,8 @@ class FaultyFleet(fleet_module.LocalFleet):
         self.waiting[number].append((method, arguments))
 
     def tell(self, number, orders):
-        self.words[number].append(orders)
+        if "hello" not in vars(self.stations[number]):  # else it is meant for an earlier life: see `die`
+            self.words[number].append(orders)
 
     def hear(self, number: int) -> None:
         """The worker hears what it was told beside the calls: in time, or long after the call that brought it too."""

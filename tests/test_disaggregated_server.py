@@ -53,8 +53,7 @@ def processes_of(session: int) -> set[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_serve_with_two_decode_workers_and_end_cleanly(tmp_path, sent, status):
+def test_serve_with_two_decode_workers_and_end_cleanly(tmp_path):
     pytest.importorskip("ray")
     port = free_port()
     command = [sys.executable, str(ROOT / "08_disaggregated" / "main.py"), "--serve", "--port", str(port)]
@@ -69,8 +68,8 @@ def test_serve_with_two_decode_workers_and_end_cleanly(tmp_path, sent, status):
             metrics = httpx.get(f"http://127.0.0.1:{port}/metrics").text
             assert "vllm:generation_tokens_total" in metrics
             assert sum("ray::" in command for command in processes_of(server.pid)) >= 1
-            server.send_signal(sent)
-            assert server.wait(30) == status, (tmp_path / "log").read_text()
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(30) == 0, (tmp_path / "log").read_text()
         finally:
             server.kill()
             server.wait()

@@ -49,8 +49,9 @@ def make_engine(
 
 
 def overlapped(engine_class: type[BaseEngine]) -> type[BaseEngine]:
-    """That engine with the overlapped loop in place of the plain one."""
-    return type(f"Overlapped{engine_class.__name__}", (OverlappedLoop, engine_class), {})
+    """That engine with the overlapped loop in place of the plain one, and the same options."""
+    options = {"__signature__": inspect.signature(engine_class)}
+    return type(f"Overlapped{engine_class.__name__}", (OverlappedLoop, engine_class), options)
 
 
 def why_no_overlap(engine_class: type[BaseEngine]) -> str | None:

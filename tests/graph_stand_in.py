@@ -73,6 +73,8 @@ def graphed(engine_class: type[BaseEngine], overlap: bool) -> Callable[[Loaded],
     """Makes engines of that class whose decode is replayed, in a pool so small that requests are preempted."""
 
     def make(loaded: Loaded, **options) -> BaseEngine:
+        if loaded.device.type == "cuda":  # there is no need to pretend
+            return accelerate.make_engine(engine_class, loaded, True, overlap, **{"kv_memory": "1G"} | options)
         options = {"max_running": 6, "kv_memory": SMALL_POOL * loaded.config.kv_bytes_per_token(loaded.dtype)} | options
         late = lambda *_: (LateTorch(loaded.device, loaded.dtype), "attention=torch")  # noqa: E731
         with (

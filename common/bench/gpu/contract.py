@@ -37,6 +37,7 @@ from .suites import in_words, run_pytest
 
 SIZES: dict[str, Any] = {
     "stages": [folder.name for folder in stage_folders() if folder.name < "08"],
+    "around": ["06_prefix_cache+overlap+graphs"],  # as tests/conftest.py knows it
     "select": [],
     "models": ["bundled", "Qwen3-0.6B"],
     "prompts": [3, 17, 64, 100, 250, 411],  # tokens
@@ -46,6 +47,7 @@ SIZES: dict[str, Any] = {
 }
 TINY = SIZES | {
     "stages": ["03_streaming", "06_prefix_cache"],
+    "around": [],
     "select": ["-k", "test_a_long_prompt or test_generate_takes_one"],
     "models": ["tiny"],
     "prompts": [3, 40],
@@ -82,7 +84,9 @@ def measure(run: Run) -> None:
 
 
 def contract_of_all(run: Run) -> dict[str, dict[str, Any]]:
-    """The suite's counts for each stage. Processes side by side, each with two cores."""
+    """The suite's counts for each stage, and for one with graphs and the overlapped loop. Processes side by side, each
+    with two cores."""
+    stages = [*run.sizes["stages"], *run.sizes["around"]]
     arguments = ["tests/test_contract.py", "--device", run.device.type, *run.sizes["select"]]
     tests: dict[str, dict[str, Any]] = {}
 
@@ -92,15 +96,15 @@ def contract_of_all(run: Run) -> dict[str, dict[str, Any]]:
 
     try:
         with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
-            list(pool.map(of_stage, run.sizes["stages"]))  # the list raises what a thread raised
+            list(pool.map(of_stage, stages))  # the list raises what a thread raised
     finally:
-        run.keep(float32={stage: tests[stage] for stage in run.sizes["stages"] if stage in tests})
+        run.keep(float32={stage: tests[stage] for stage in stages if stage in tests})
     return tests
 
 
 def same_tokens_around(run: Run) -> dict[str, bool]:
     """Whether the stages from 05 on say in float32 what stage 02 says, with graphs and the overlapped loop around them
-    as a GPU has them: the suite runs them without."""
+    as a GPU has them."""
     loaded = run.load("bundled", torch.float32)
     prompts = [random_prompt(length, loaded.config.vocab_size, f"tokens {length}") for length in run.sizes["prompts"]]
     params = SamplingParams(max_tokens=2 * run.sizes["decoded"], ignore_eos=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from common.accelerate import make_engine
 from common.bench.documents import rounded, write_atomically
 from common.bench.predict import copy_bytes_per_second, decode_bytes, matmul_flops_per_second, step_flops
 from common.config import read_config
@@ -120,10 +121,6 @@ class Run:
         engine_class = load_engine(stage)
         known = inspect.signature(engine_class).parameters
         options = {name: value for name, value in options.items() if name in known}
-        if self.device.type != "cuda":
-            return engine_class(loaded, **options)
-        from common.accelerate import make_engine
-
         return make_engine(engine_class, loaded, graphs, overlap, **options)
 
     def try_engine(self, stage: str, loaded: Loaded, **options: Any) -> BaseEngine | None:

@@ -23,6 +23,8 @@ FORGET = 0.9  # with each step, of what was seen: what is ten steps old counts a
 FORGET_IDLE = 0.99  # with each step without proposals: who was given up is tried again, but not soon
 WEIGHT = 4.0  # so many proposals' worth of the usual rate stand beside what a request has shown itself
 FIRST_GUESS = 0.7  # of the acceptance rate, before anything has been seen
+FIRST_SLOWNESS = 1.3  # of steps with proposals over their passes alone, before any has been timed
+LEAST_GAIN = 1.05  # what proposals have to promise: estimates err, and what they bring by chance is soon lost again
 
 
 @dataclass
@@ -72,16 +74,18 @@ class Costs:
 
 
 def best_counts(rates: List[float], costs: Costs, factor: float = 1.0) -> list[int]:
-    """For requests with these acceptance rates, the numbers of proposals that bring the most tokens a second.
+    """For requests with these acceptance rates, the numbers of proposals that bring the most tokens a second; none if
+    that is hardly more than without.
 
     factor: how many times longer than by `costs` a step with proposals takes.
     """
     batch = len(rates)
     plain = costs.target(batch)
     # A proposal takes a place in the pass, and must bring what this time would bring without it.
-    reach = [how_deep(rate, least=factor * (costs.target(2 * batch) - plain) / plain) for rate in rates]
+    least = LEAST_GAIN * factor * (costs.target(2 * batch) - plain) / plain
+    reach = [how_deep(rate, least) for rate in rates]
     tokens, places, drafting = float(batch), batch, 0.0
-    best, depth_of_best = batch / plain, 0
+    best, depth_of_best = LEAST_GAIN * batch / plain, 0
     for depth in range(1, MOST + 1):
         going = [rate for rate, most in zip(rates, reach, strict=True) if most >= depth]
         if not going:
@@ -136,7 +140,8 @@ class AdaptiveSpeculation(Speculation):
         super().__init__(MOST)
         self.costs = costs
         self.usual = Acceptance()  # of all requests
-        self.slowness = {False: 1.0, True: 1.0}  # of steps without and with proposals: real seconds / by `costs`
+        # Of steps without and with proposals: real seconds / those by `costs`.
+        self.slowness = {False: 1.0, True: FIRST_SLOWNESS}
 
     def counts(self, acceptances: List[Acceptance]) -> list[int]:
         usual = self.usual.rate(FIRST_GUESS)

@@ -103,6 +103,8 @@ def run_stage(
         finally:
             if args.trace:
                 engine.trace.write_chrome_trace(args.trace)
+            if hasattr(engine, "close"):  # it has processes of its own; at the interpreter's end may be too late
+                engine.close()
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

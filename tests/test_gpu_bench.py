@@ -135,7 +135,7 @@ def test_switches_are_set_each_way(monkeypatch, finished):
     run.path = finished.folder / "switches.tmp"
     assert run.modes() == [{}], "without a GPU there are none"
     monkeypatch.setattr(run, "device", SimpleNamespace(type="cuda"))
-    monkeypatch.setitem(sys.modules, "common.accelerate", SimpleNamespace(make_engine=make_engine))
+    monkeypatch.setattr("common.bench.gpu.run.make_engine", make_engine)
     assert [mode_name(mode) for mode in run.modes()] == ["graphs and overlap", "neither", "graphs", "overlap"]
     assert run.engine("06", None, overlap=False, page_size=16, draft="lookup") == (None, False, {"page_size": 16})
     assert run.try_engine("06", None, graphs=True, overlap=True) is None

@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from common.accelerate import make_engine
 from common.attention import choose_attention
 from common.engine import BaseEngine
 from common.loader import Loaded
@@ -164,6 +165,7 @@ class Engine(Router):
     workers: "local" for workers in this process, one after the other; "ray" for a process each, on this machine or on
     the cluster at ray_address. hang_seconds: a worker that takes longer for a step is ended and started anew.
     wait_seconds: how long a request waits for workers if there are none. load_format: as workers of their own load it.
+    graphs: as for `make_engine`, which makes the workers.
     """
 
     def __init__(
@@ -183,6 +185,7 @@ class Engine(Router):
         draft: str = "auto",
         num_draft_tokens: int | None = None,
         load_format: str = "auto",
+        graphs: bool | None = None,
     ):
         if prefill < 1 or decode < 1:
             raise ValueError(
@@ -193,11 +196,11 @@ class Engine(Router):
         if kv_memory is None and loaded.device.type == "cuda" and gpus < count:
             kv_memory = kv_bytes_left(loaded, token_budget, token_budget) // count  # they share
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
-        options |= {"page_size": page_size, "attention": attention, "draft": draft}
+        options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs}
         # A prefill worker has one token to find, and nothing to guess.
         each = [options | {"num_draft_tokens": n} for n in [0] * prefill + [num_draft_tokens] * decode]
         if workers == "local":
-            fleet = LocalFleet([partial(Worker, loaded, **one) for one in each])
+            fleet = LocalFleet([partial(make_engine, Worker, loaded, **one) for one in each])
         elif workers == "ray":
             try:  # only here: whoever has no Ray can have local workers
                 from .ray_fleet import RayFleet

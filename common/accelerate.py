@@ -28,6 +28,8 @@ def make_engine(
     if overlap is None:
         overlap = loaded.device.type == "cuda" and why_no_overlap(engine_class) is None
     made = overlapped(engine_class) if overlap else engine_class
+    if "graphs" in inspect.signature(engine_class).parameters:  # it has workers, and each makes its own
+        return made(loaded, graphs=graphs, **options)
     engine = made(loaded, **options)
     cache = getattr(engine, "cache", None)
     reason = why_no_graphs(loaded.device, getattr(cache, "attention", None))
@@ -36,12 +38,8 @@ def make_engine(
     if graphs is not False and reason is None:
         sizes = ladder(engine.scheduler.max_running)
         most_tokens = min(engine.config.context_length, cache.capacity)
-        model = engine.model.model if overlap else engine.model
-        graphed = GraphedModel(model, cache, most_tokens, sizes)
-        if overlap:
-            engine.model.model = graphed
-        else:
-            engine.model = graphed
+        holder = engine.model if overlap else engine  # the overlapped loop has a wrapper of its own around the model
+        holder.model = GraphedModel(holder.model, cache, most_tokens, sizes)
         engine.why += f", {len(sizes)} graphs for up to {sizes[-1]} requests"
     if overlap:
         engine.why += ", overlapped loop"

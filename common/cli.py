@@ -115,16 +115,17 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
     """The stage's engine; with --tensor-parallel what stands before the engines of all ranks, and does the same."""
     model = {"device": args.device, "dtype": args.dtype, "load_format": args.load_format}
     options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
+    options |= {"graphs": args.graphs, "overlap": args.overlap}
     if args.tensor_parallel == 1:
         loaded = load_model(args.model, **model)
-        return loaded, make_engine(engine_class, loaded, args.graphs, args.overlap, **options)
+        return loaded, make_engine(engine_class, loaded, **options)
     if args.demo:  # it builds engines of its own, of which the other ranks would not know
         raise ValueError("--demo shows one process: with --tensor-parallel give --prompt or --serve")
     from .tensor_parallel import Ranks, TensorParallelEngine, refuse_what_diverges
 
     refuse_what_diverges(engine_class, options)  # before the ranks are started, which takes seconds
     ranks = Ranks(args.tensor_parallel, args.model, **model)
-    return ranks.loaded, TensorParallelEngine(ranks, stage, graphs=args.graphs, overlap=args.overlap, **options)
+    return ranks.loaded, TensorParallelEngine(ranks, stage, **options)
 
 
 def server_module(stage: Path) -> ModuleType:

@@ -78,6 +78,7 @@ class OverlappedLoop(BaseEngine):
         if self.flight and any(request.params.penalised for request in self.flight.requests):
             changed = self._land()
         with self._in_place():
+            self._let_go()
             before, self.flight = self.flight, None
             if len(self.leaving) < len(self.requests):
                 super().step()
@@ -109,15 +110,19 @@ class OverlappedLoop(BaseEngine):
         self.model.drawn = None if self.flight is None else self.flight.drawn.token_ids
         for place, request in enumerate(expecting):
             request.token_ids.append(-1 - place)
-            if len(request.token_ids) == request.max_tokens and not request.finished and request not in self.leaving:
-                super().release(request)  # it runs no more: its last token is on its way
-                self.leaving.add(request)
         try:
             yield
         finally:
             for request in expecting:
                 request.token_ids.pop()
             self.model.drawn = None
+
+    def _let_go(self) -> None:
+        """Requests whose last token is in flight run no more, and whatever they hold can be given away."""
+        for request in self.flight.requests if self.flight else []:
+            if len(request.token_ids) == request.max_tokens and not request.finished:
+                super().release(request)
+                self.leaving.add(request)
 
     def _land(self) -> list[Request]:
         """Waits for the tokens in flight and gives them to their requests; returns those that had not ended before."""

@@ -97,7 +97,7 @@ def test_the_stand_in_replays_what_lies_in_static_buffers():
     assert out.tolist() == [6.0, 4.0, 2.0]
 
 
-@pytest.mark.parametrize(("stage", "reason"), [("05", "need a CUDA device"), ("02", "CUDA")])
+@pytest.mark.parametrize(("stage", "reason"), [("05", "need a CUDA device"), ("02", "CUDA"), ("08", "CUDA")])
 def test_where_they_cannot_be_had(stage, reason, loaded):
     if loaded.device.type == "cpu":
         with pytest.raises(ValueError, match=reason):

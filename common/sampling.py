@@ -30,10 +30,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .sampling_params import ALLOWED, SamplingParams
+from .sampling_params import SamplingParams
 from .transfers import ToHost, to_device
-
-__all__ = ["ALLOWED", "SamplingParams"]  # beside what is defined here
 
 
 class Row(Protocol):

@@ -13,7 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from common.sampling import ALLOWED, SamplingParams, apply_penalties, draw, probabilities, sample, uniform
+from common.sampling import SamplingParams, apply_penalties, draw, probabilities, sample, uniform
+from common.sampling_params import ALLOWED
 
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 DETERMINISTIC = settings(derandomize=True, deadline=None)

@@ -168,14 +168,14 @@ class EngineThread:
             raise
 
     def _engine_take_commands(self) -> None:
-        if not self.engine.has_unfinished:
-            self._commands.get()()  # nothing to compute: sleep until somebody wants something
+        idle = not self.engine.has_unfinished  # nothing to compute: sleep until a command comes
         while True:
             try:
-                command = self._commands.get_nowait()
+                command = self._commands.get(block=idle, timeout=self.engine.idle_seconds if idle else None)
             except Empty:
                 return
             command()
+            idle = False
 
     def _engine_add(self, stream: Stream, prompt: str | list[int], params: SamplingParams) -> None:
         try:

@@ -25,6 +25,8 @@ from .trace import Trace
 class BaseEngine(ABC):
     """Everything of an engine but the engine: validation, finishing, aborting, `generate`."""
 
+    idle_seconds: float | None = None  # with nothing unfinished, the longest time without a step; None: for ever
+
     def __init__(self, loaded: Loaded):
         self.name = loaded.name
         self.model = loaded.model

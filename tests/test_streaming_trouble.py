@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from serving_stage_03 import SteppingEngine, graceful_module, serving, wait_until
+from serving_stage_03 import SteppingEngine, engine_module, graceful_module, serving, wait_until
 
 from common.stages import ROOT
 
@@ -103,6 +103,27 @@ def test_a_client_that_leaves_makes_room(engine):
         engine.allow()
         wait_until(lambda: not engine.has_unfinished)
         assert service.post(**SHORT).status_code == 200
+
+
+# ---- An engine that is idle, or unavailable ----
+
+
+def test_an_idle_engine_is_stepped_now_and_then_if_it_asks_for_it(loaded):
+    class Restless(engine_module.Engine):
+        idle_seconds = 0.01
+        idle_steps = 0
+
+        def step(self):
+            self.idle_steps += not self.has_unfinished
+            return super().step()
+
+    engine = Restless(loaded)
+    with serving(engine) as service:
+        wait_until(lambda: engine.idle_steps >= 5)
+        assert service.post(**SHORT).status_code == 200
+        steps = engine.idle_steps
+        wait_until(lambda: engine.idle_steps >= steps + 5)
+    assert not engine_threads()
 
 
 # ---- An engine that fails ----

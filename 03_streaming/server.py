@@ -57,6 +57,8 @@ def create_app(engine_thread: EngineThread) -> FastAPI:
     async def health():
         if engine_thread.error is not None:
             raise EngineDead(str(engine_thread.error))
+        if unavailable := engine_thread.engine.unavailable:
+            raise EngineDead(unavailable)
         return {"status": "ok", **engine_thread.stats}
 
     @app.exception_handler(ClientDisconnect)  # in the middle of its question: nobody reads the answer

@@ -26,6 +26,7 @@ class BaseEngine(ABC):
     """Everything of an engine but the engine: validation, finishing, aborting, `generate`."""
 
     idle_seconds: float | None = None  # with nothing unfinished, the longest time without a step; None: for ever
+    unavailable: str = ""  # why new requests should be sent elsewhere, if they should; may be read from any thread
 
     def __init__(self, loaded: Loaded):
         self.name = loaded.name

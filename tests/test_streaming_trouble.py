@@ -126,6 +126,16 @@ def test_an_idle_engine_is_stepped_now_and_then_if_it_asks_for_it(loaded):
     assert not engine_threads()
 
 
+def test_an_engine_says_that_new_requests_should_go_elsewhere(engine):
+    with serving(engine) as service:
+        assert httpx.get(f"{service.url}/health").status_code == 200
+        engine.unavailable = "no decode worker is alive"
+        answer = httpx.get(f"{service.url}/health")
+        assert (answer.status_code, answer.json()) == (503, {"error": "no decode worker is alive"})
+        engine.unavailable = ""
+        assert httpx.get(f"{service.url}/health").status_code == 200
+
+
 # ---- An engine that fails ----
 
 

@@ -85,6 +85,8 @@ class EngineThread:
     def __init__(self, engine: BaseEngine, max_queue: int):
         self.engine, self.max_queue = engine, max_queue
         self.error: Exception | None = None  # why no more requests are taken
+        self.failure: BaseException | None = None  # what ended the thread before `close` did
+        self.on_failure: Callable[[], None] = lambda: None  # called on the event loop, after all streams have ended
         self.deadline = math.inf  # when open requests are given up, on the event loop's clock
         self.stats = engine.stats()  # as of the last step; the engine itself may be in the middle of one
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -148,13 +150,14 @@ class EngineThread:
             if piece.finish_reason is not None:
                 self._open.discard(stream)
 
-    def _fail_all(self, error: Exception) -> None:
-        """The engine raised: nobody may be left waiting for it."""
-        self.error = EngineDead(f"the engine failed: {error!r}")
+    def _fail_all(self, error: BaseException) -> None:
+        """End every open stream with an error: the thread is dead, and no client may be left waiting for it."""
+        self.failure, self.error = error, EngineDead(f"the engine failed: {error!r}")
         for stream in self._open:
             if not stream.accepted.done():
                 stream.accepted.set_exception(self.error)
         self._deliver([(stream, Piece("", [], [], "error")) for stream in self._open])
+        self.on_failure()
 
     def _engine_run(self) -> None:
         """The thread: commands first, so that an abort takes effect before the next step; then one step."""
@@ -163,7 +166,7 @@ class EngineThread:
                 self._engine_take_commands()
                 self._engine_publish(self.engine.step())
                 self.stats = self.engine.stats()
-        except Exception as error:
+        except BaseException as error:  # a library that calls sys.exit ends this thread too
             self._tell(self._fail_all, error)
             raise
 

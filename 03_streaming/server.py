@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -116,11 +117,17 @@ def build_server(engine: BaseEngine, args: argparse.Namespace) -> Server:
 
 
 def serve(engine: BaseEngine, args: argparse.Namespace) -> None:
-    """Serves until SIGTERM or Ctrl-C; every open request is finished or told that it is not."""
+    """Serve until SIGTERM or Ctrl-C; every open request is finished or told that it is not.
+
+    If the engine fails, answer what is open with errors, shut down, and exit with status 1 and the reason on stderr.
+    """
     # uvicorn raises the signal once more after its own shutdown, and then this decides the exit status.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server = build_server(engine, args)
+    server.engine_thread.on_failure = partial(setattr, server, "should_exit", True)
     listener = server.config.bind_socket()
     port = listener.getsockname()[1]
     print(f"serving on http://{args.host}:{port} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
     server.run(sockets=[listener])
+    if server.engine_thread.failure is not None:
+        sys.exit(f"error: {server.engine_thread.error}, and the server has stopped")

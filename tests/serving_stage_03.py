@@ -19,11 +19,11 @@ MANY = 1_000_000
 
 
 class SteppingEngine(engine_module.Engine):
-    """Takes a step only when the test has allowed one, and raises in its next step if it is told to fail."""
+    """Takes a step only when the test has allowed one, and raises `failure` in its next step if it has one."""
 
     def __init__(self, loaded):
         super().__init__(loaded)
-        self.failing = False
+        self.failure: BaseException | None = None
         self._permits = threading.Semaphore(0)
 
     def allow(self, steps: int = MANY) -> None:
@@ -33,8 +33,8 @@ class SteppingEngine(engine_module.Engine):
         if not self.requests:
             return []
         self._permits.acquire()
-        if self.failing:
-            raise RuntimeError("out of memory, say")
+        if self.failure is not None:
+            raise self.failure
         return super().step()
 
 

@@ -188,7 +188,7 @@ def test_when_the_engine_fails_everybody_is_told(loaded, stream):
         wait_until(lambda: len(engine.requests) == 1)
         engine.allow(3)
         wait_until(lambda: len(engine.trace) == 3)
-        engine.failing = True
+        engine.failure = RuntimeError("out of memory, say")
         engine.allow()
         answer = answering.result()
         if stream:

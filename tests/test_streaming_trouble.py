@@ -140,7 +140,8 @@ def test_an_engine_says_that_new_requests_should_go_elsewhere(engine):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_when_the_engine_fails_everybody_hears_of_it(engine):
+@pytest.mark.parametrize("failure", [RuntimeError, SystemExit, KeyboardInterrupt])
+def test_when_the_engine_fails_everybody_hears_of_it(engine, failure):
     with serving(engine) as service, ThreadPoolExecutor() as pool:
         streams = [pool.submit(service.stream, **LONG)]
         wait_until(lambda: engine.requests)
@@ -151,7 +152,7 @@ def test_when_the_engine_fails_everybody_hears_of_it(engine):
         wait_until(lambda: len(engine.requests) == 3)
         answers += [pool.submit(service.post, **LONG), pool.submit(service.post, **LONG, stream=True)]
         service.wait_for_requests(5)  # the engine has not taken the last two: its third step waits
-        engine.failing = True
+        engine.failure = failure("out of memory, say")
         engine.allow()
         for stream in streams:
             *events, last = stream.result()
@@ -164,6 +165,47 @@ def test_when_the_engine_fails_everybody_hears_of_it(engine):
         ]:
             assert answer.status_code == 503
             assert "out of memory, say" in answer.json()["error"]
+
+
+# A server whose engine takes two steps and then raises what stands at the end of the command line.
+FAILING_SERVER = """
+import argparse, builtins, importlib, sys
+from common.loader import load_model
+from common.serving.options import add_server_arguments
+from common.stages import load_engine
+
+class Failing(load_engine("03")):
+    def step(self):
+        if self.trace.steps == 2:
+            raise getattr(builtins, sys.argv[2])("no reason")
+        return super().step()
+
+parser = argparse.ArgumentParser()
+add_server_arguments(parser)
+args = parser.parse_args([])
+args.host, args.port, args.trace = "127.0.0.1", 0, None
+importlib.import_module(sys.argv[1]).serve(Failing(load_model(device="cpu", dtype="float32")), args)
+"""
+
+
+@pytest.mark.parametrize(
+    ("server", "failure"), [("03_streaming.server", "RuntimeError"), ("common.serving.server", "SystemExit")]
+)
+def test_a_server_whose_engine_has_failed_tells_its_clients_and_ends(server, failure):
+    command = [sys.executable, "-c", FAILING_SERVER, server, failure]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        url = re.match(r"serving on (http://127.0.0.1:\d+)", program.stdout.readline())[1]
+        answer = httpx.post(f"{url}/generate", json=LONG | {"stream": True}, timeout=60)
+        _, errors = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.communicate()
+    *_, last, done, _ = answer.text.split("\n\n")
+    assert '"finish_reason": "error"' in last and done == "data: [DONE]"
+    assert program.returncode == 1
+    expected = f"error: the engine failed: {failure}('no reason'), and the server has stopped"
+    assert errors.splitlines()[-1] == expected
 
 
 # ---- Shutdown ----

@@ -105,7 +105,7 @@ class Scheduler:
         assert all(0 <= sequence.computed < sequence.request.num_tokens for sequence in self.running.values())
 
     def _admit(self) -> Sequence | None:
-        """Lets the first one that waits run; None if nobody waits or there is no place."""
+        """Admit the oldest waiting request; None if there is none or no room for it."""
         if not self.waiting or not self.free_slots:
             return None
         request = self.waiting.popleft()

@@ -119,19 +119,21 @@ class Scheduler:
             assert sequence.computed <= room < sequence.request.num_tokens + page_size
 
     def _admit(self) -> Sequence | None:
-        """Lets the first one that waits run; None if nobody waits or there is no place.
-
-        There must be pages for all of its tokens, so that what has been begun can be finished, and another page for
-        everybody who runs, or else it would soon be thrown out again.
-        """
+        """Admit the oldest waiting request; None if there is none or no room for it."""
         if not self.waiting or len(self.running) == self.max_running:
             return None
-        request, table = self.waiting[0], PageTable(self.allocator.page_size)
+        if (sequence := self._allocate(self.waiting[0])) is not None:
+            self.waiting.popleft()
+            self.running[sequence.request.request_id] = sequence
+        return sequence
+
+    def _allocate(self, request: Request) -> Sequence | None:
+        """Take pages for all tokens of a request, and leave one for each that runs, or it would soon be preempted."""
         if self.allocator.pages_for(request.num_tokens) + len(self.running) > len(self.allocator.free):
             return None
+        table = PageTable(self.allocator.page_size)
         self.allocator.extend(table, request.num_tokens)
-        self.running[request.request_id] = sequence = Sequence(self.waiting.popleft(), table)
-        return sequence
+        return Sequence(request, table)
 
     def _extend(self, sequence: Sequence) -> bool:
         """Room for the next token; False if the sequence itself is the youngest, and had to give up its pages."""

@@ -1,10 +1,9 @@
-"""Stage 08: prefill and decode apart. A long prompt no longer holds up those who are reading along.
+"""Stage 08: prefill and decode apart. A long prompt no longer holds up the requests that decode.
 
 Prefill workers compute prompts, decode workers everything after the first token, each in a process of its own with its
-own pool and tree. The pages of a prompt travel from one to the other. What was the engine is now a worker, nearly
-unchanged; the engine is a router before a fleet of them. station.py and orders.py are what a worker says and hears,
-transport.py is how pages travel, routing.py decides who gets what, router.py lives through the loss of any worker, and
-fleet.py and ray_fleet.py hold the workers, in this process or as Ray's actors.
+own pool and tree. The pages of a prompt travel from one to the other. What was the engine is now in a worker, hardly
+changed; the engine is a router in front of a fleet of workers. First part, in one process: messages.py, worker.py,
+kv_transport.py, routing.py, router.py, fleet.py. Second part, processes and their death: ray_fleet.py, recovery.py.
 
 Production engines do this with a router of their own (Mooncake, NVIDIA Dynamo, llm-d) in front of whole vLLM or SGLang
 servers. What they add: pages that go from GPU to GPU, and as many workers of either kind as the load asks for.
@@ -12,6 +11,7 @@ servers. What they add: pages that go from GPU to GPU, and as many workers of ei
 
 import time
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from .speculation import AdaptiveSpeculation, Speculation
 from .verification import verify
 
 
-class Worker(BaseEngine):
+class WorkerEngine(BaseEngine):
     """As many requests at once as there are pages for their tokens, up to `max_running`.
 
     token_budget: tokens of one step, of all requests together; a large one finishes prompts in fewer steps, a small one
@@ -76,13 +76,13 @@ class Worker(BaseEngine):
 
     @property
     def pools(self) -> list[Tensor]:
-        """NEW in 08: all that belongs to a page and is sent with it: each [layers, pages, page_size, H_kv, D]."""
+        """NEW in 08: all that belongs to a page and travels with it: each [layers, pages, page_size, H_kv, D]."""
         caches = [self.cache, self.drafter.cache] if isinstance(self.drafter, DraftModel) else [self.cache]
         return [tensor for cache in caches for tensor in (cache.k, cache.v)]
 
     @torch.inference_mode()
     def read_ahead(self, sequence: Sequence) -> None:
-        """NEW in 08: has the draft model read what has been computed, so that its K and V can be sent along."""
+        """NEW in 08: Have the draft model read what has been computed, so that its K and V can be sent along."""
         if isinstance(self.drafter, DraftModel):
             self.drafter.read_ahead(sequence)
 
@@ -96,7 +96,7 @@ class Worker(BaseEngine):
             return []
         with self.trace.step() as record:
             chunks = self.scheduler.schedule()
-            if not chunks:  # NEW in 08: nobody can get on before pages have come that are on the way
+            if not chunks:  # NEW in 08: nothing fits before pages that are in transfer have been dropped
                 return []
             self.drafter.propose(chunks)  # NEW in 07
             # Kernels for one query want these side by side.
@@ -160,12 +160,12 @@ class Worker(BaseEngine):
 
 
 class Engine(Router):
-    """NEW in 08: the engine is a router before `prefill` and `decode` workers, each with the options of a Worker.
+    """NEW in 08: The engine is a router in front of `prefill` and `decode` workers, which run a WorkerEngine each.
 
     workers: "local" for workers in this process, one after the other; "ray" for a process each, on this machine or on
-    the cluster at ray_address. hang_seconds: a worker that takes longer for a step is ended and started anew.
-    wait_seconds: how long a request waits for workers if there are none. load_format: as workers of their own load it.
-    graphs: as for `make_engine`, which makes the workers.
+    the cluster at ray_address. prefill_options, decode_options: options of WorkerEngine for one kind of worker, over
+    those for both. device, dtype, load_format: for workers that load the model themselves; None: as `loaded` has it.
+    hang_seconds: a silent worker is ended and replaced. wait_seconds: how long requests wait while no worker is up.
     """
 
     def __init__(
@@ -177,6 +177,8 @@ class Engine(Router):
         ray_address: str | None = None,
         hang_seconds: float = 60.0,
         wait_seconds: float = 60.0,
+        prefill_options: dict[str, Any] | None = None,
+        decode_options: dict[str, Any] | None = None,
         max_running: int = 64,
         token_budget: int = 256,
         kv_memory: int | str | None = None,
@@ -184,6 +186,8 @@ class Engine(Router):
         attention: str = "auto",
         draft: str = "auto",
         num_draft_tokens: int | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
         load_format: str = "auto",
         graphs: bool | None = None,
     ):
@@ -191,23 +195,34 @@ class Engine(Router):
             raise ValueError(
                 f"there must be a worker of either kind, not {prefill} for prefill and {decode} for decode"
             )
-        count = prefill + decode
-        gpus = torch.cuda.device_count() if workers == "ray" else 1
-        if kv_memory is None and loaded.device.type == "cuda" and gpus < count:
-            kv_memory = kv_bytes_left(loaded, token_budget, token_budget) // count  # they share
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
         options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs}
-        # A prefill worker has one token to find, and nothing to guess.
-        each = [options | {"num_draft_tokens": n} for n in [0] * prefill + [num_draft_tokens] * decode]
+        # A prefill worker has one token to find, and nothing to draft.
+        of_role = {"prefill": {"num_draft_tokens": 0}, "decode": {"num_draft_tokens": num_draft_tokens}}
+        of_role["prefill"] |= prefill_options or {}
+        of_role["decode"] |= decode_options or {}
+        roles = ["prefill"] * prefill + ["decode"] * decode
+        each = [options | of_role[role] for role in roles]
         if workers == "local":
-            fleet = LocalFleet([partial(make_engine, Worker, loaded, **one) for one in each])
+            fleet = LocalFleet([partial(make_engine, WorkerEngine, loaded, **one) for one in each])
         elif workers == "ray":
-            try:  # only here: whoever has no Ray can have local workers
+            try:  # only here: local workers need no Ray
                 from .ray_fleet import RayFleet
             except ModuleNotFoundError as error:
                 raise ValueError(f"workers in processes of their own need Ray, and {error}: pip install ray") from error
-            fleet = RayFleet(loaded, ray_address, load_format, each)
+            model = {
+                "name_or_path": None if loaded.name == "bundled" else loaded.name,
+                "device": device or loaded.device.type,
+                "dtype": dtype or str(loaded.dtype).removeprefix("torch."),
+                "load_format": load_format,
+            }
+            fleet = RayFleet(model, each, ray_address, hang_seconds)
         else:
             raise ValueError(f"workers must be 'local' or 'ray', not {workers!r}")
-        super().__init__(loaded, fleet, ["prefill"] * prefill + ["decode"] * decode, hang_seconds, wait_seconds)
-        self.why = f"{prefill} prefill and {decode} decode workers ({fleet.place}); {self.handles[0].hello.why}"
+        try:
+            super().__init__(loaded, fleet, roles, wait_seconds)
+        except BaseException:
+            fleet.close()
+            raise
+        about = f"{prefill} prefill and {decode} decode workers ({fleet.description})"
+        self.why = f"{about}; {self.handles[0].hello.why}"

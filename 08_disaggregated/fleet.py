@@ -1,86 +1,70 @@
-"""NEW in 08: the workers as the router reaches them: a call is made now, and its reply is heard later.
+"""NEW in 08: the workers as the router reaches them: it sends mail, and hears of events.
 
-`LocalFleet` has its workers in this process, for the contract, for tests and for a learner with a debugger; a call is
-carried out at once. ray_fleet.py has them in processes of their own. To the router they are the same.
+`LocalFleet` has its workers in this process and gives each one turn at a time, for the contract, for tests and for a
+learner with a debugger. ray_fleet.py has them in processes of their own. To the router they are the same.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from .orders import Order
-from .station import Station
-from .transport import LocalTransport
+from .kv_transport import LocalTransport
+from .messages import Hello, Lost, Mail, Report
+from .worker import Worker
 
 
-class WorkerLost(Exception):
-    """The worker that was called is gone, with everything it held."""
+class Event(NamedTuple):
+    """News of one worker: it has started, it reports, or it is gone."""
 
-
-class Reply(NamedTuple):
-    """What has become of the oldest call to this worker: a Hello or a Report, or why there is none."""
-
-    number: int  # the worker's, from 0
-    result: Any  # or a WorkerLost
+    number: int
+    news: Hello | Report | Lost
 
 
 class Fleet(ABC):
-    """Workers by number. Calls to one worker are carried out, and answered, in the order in which they were made.
+    """Workers by number, from 0. An event of a worker that was lost never comes after the next one's Hello."""
 
-    depth: how many calls of `work` are made to a worker before the first is answered. With two of them it has the next
-    one at hand when it has done one, and need not wait for the router.
-    """
-
-    depth = 1
-    place = "in this process"
+    description = "in this process"
 
     @abstractmethod
-    def call(self, number: int, method: str, *arguments) -> None:
-        """Asks a worker for "hello", "work" or "drop"; see station.py. Never raises for a worker that is gone."""
-
-    def tell(self, number: int, orders: Sequence[Order]) -> None:  # noqa: B027
-        """May let a worker know of orders before the call that brings them, if other calls are still before that."""
+    def send(self, number: int, mail: Mail) -> None:
+        """Send mail, without waiting. What is sent to a worker that is gone is gone too."""
 
     @abstractmethod
-    def replies(self, seconds: float) -> list[Reply]:
-        """What has been answered since. If nothing has, waits for something, for so many seconds at most."""
-
-    @abstractmethod
-    def kill(self, number: int) -> None:
-        """Ends a worker that does not answer; a new one takes its place. Its open calls are not answered any more."""
+    def events(self, seconds: float) -> list[Event]:
+        """All events since the last call; if there are none, wait this long for the first."""
 
     def stats(self, number: int, last: dict[str, float]) -> dict[str, float]:
-        """A worker's stats; `last` are those of its last report."""
+        """A worker's stats; `last` are those of its last heartbeat."""
         return last
 
-    def check(self) -> None:  # noqa: B027 (books in another process are its own to check)
-        """Raises AssertionError if some worker's books do not balance."""
+    def check(self) -> None:  # noqa: B027 (the books of another process are its own to check)
+        """Raise AssertionError if some worker's books do not balance."""
 
     def close(self) -> None:  # noqa: B027
-        """Ends all workers."""
+        """End all workers."""
 
 
 class LocalFleet(Fleet):
-    """Workers in this process, one after another. `makers` make them, each one of them."""
+    """Workers in this process, around the engines that `makers` return. Each call of `events` gives each one a turn."""
 
     def __init__(self, makers: Sequence[Callable[[], Any]]):
         self.makers = makers
-        self.stations = [Station(make(), LocalTransport()) for make in makers]
-        self.answered: list[Reply] = []
+        self.workers = [Worker(make(), LocalTransport()) for make in makers]
+        self.greetings = [Event(number, worker.hello()) for number, worker in enumerate(self.workers)]
 
-    def call(self, number: int, method: str, *arguments) -> None:
-        self.answered.append(Reply(number, getattr(self.stations[number], method)(*arguments)))
+    def send(self, number: int, mail: Mail) -> None:
+        self.workers[number].read(mail)
 
-    def replies(self, seconds: float) -> list[Reply]:
-        answered, self.answered = self.answered, []
-        return answered
-
-    def kill(self, number: int) -> None:
-        self.stations[number] = Station(self.makers[number](), LocalTransport())
+    def events(self, seconds: float) -> list[Event]:
+        events, self.greetings = self.greetings, []
+        for number, worker in enumerate(self.workers):
+            if report := worker.turn():
+                events.append(Event(number, report))
+        return events
 
     def stats(self, number: int, last: dict[str, float]) -> dict[str, float]:
-        return self.stations[number].worker.stats()
+        return self.workers[number].engine.stats()
 
     def check(self) -> None:
-        for station in self.stations:
-            station.check()
+        for worker in self.workers:
+            worker.check()

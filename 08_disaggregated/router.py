@@ -1,90 +1,91 @@
-"""NEW in 08: the router: it owns the requests, and workers come and go.
+"""NEW in 08: the router: it owns the requests, and reacts to what workers report.
 
 What has to survive is here: prompts, the tokens that clients have seen, seeds. What is large is with the workers:
-weights, K and V. So the loss of a worker costs time and nothing else. Its requests run again from their prompt and the
-tokens they have, on whichever worker there is, and their streams go on where they stopped.
+weights, K and V. The router is not in the path from one decode step to the next: workers have loops of their own, and
+go on while it reads. What it does about loss, of messages and of workers, stands in recovery.py.
 """
 
+import heapq
 import itertools
 import socket
 import time
-from collections import Counter
 
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.request import Request
 
-from .fleet import Fleet, WorkerLost
-from .orders import Gain, Hello, Order, Report
+from .fleet import Fleet
+from .messages import Gain, Hello, Lost, Mail, Order, Report
 from .page_table import PageAllocator
+from .recovery import MOST_FAILED_TRANSFERS, Recovery
 from .routing import DECODE, PREFILL, QUEUED, READY, TRANSFER, Flight, Handle, add_up, choose_decode, choose_prefill
 
-LISTEN_SECONDS = 0.01  # how long a step waits for news: requests that come meanwhile wait as long
-START_SECONDS = 600.0  # for a worker to load its model
-AGAIN_SECONDS = 0.5  # until a worker that is lost is asked whether it is back
-SETTLE_SECONDS = 1.0  # for the workers to do what the last request has left to do
-MOST_ATTEMPTS = 10  # a request that is under way whenever a worker dies may be what kills them
+LISTEN_SECONDS = 0.005  # a step waits this long for events: a request that arrives meanwhile waits as long
+START_SECONDS = 600.0  # for workers to load their model
 
 
 class Router(BaseEngine):
     """The engine's contract, kept by a fleet of workers.
 
-    roles: "prefill" or "decode" for each worker of the fleet. hang_seconds: a worker that has not answered for so long
-    is ended. wait_seconds: how long a request waits while there is no worker to take it; then it ends with "error".
+    roles: "prefill" or "decode" for each worker. wait_seconds: how long requests wait while no worker is up at all;
+    then they end with "error".
     """
 
-    def __init__(self, loaded: Loaded, fleet: Fleet, roles: list[str], hang_seconds: float, wait_seconds: float):
+    idle_seconds = 1.0  # losses are noticed, logged and told by /health also while nothing is asked
+
+    def __init__(self, loaded: Loaded, fleet: Fleet, roles: list[str], wait_seconds: float):
         super().__init__(loaded)
-        self.fleet, self.hang_seconds, self.wait_seconds = fleet, hang_seconds, wait_seconds
+        self.fleet = fleet
         self.handles = [Handle(number, role) for number, role in enumerate(roles)]
         self.by_role = {role: [h for h in self.handles if h.role == role] for role in ("prefill", "decode")}
-        self.down_since = dict.fromkeys(self.by_role, 0.0)  # when the last one of a role was seen
         self.flights: dict[str, Flight] = {}  # by key, of all unfinished requests
         self.keys: dict[str, str] = {}  # by request id
+        # Heaps of (arrival, key): strictly first come, first served. Entries whose flight has moved on are skipped.
+        self.queues: dict[str, list[tuple[float, str]]] = {QUEUED: [], READY: []}
         self.changed: dict[str, Request] = {}  # since the last step returned
-        self.attempts, self.numbers = itertools.count(), itertools.count()
-        self.lost = self.resumed = self.handoffs = 0  # ever: workers, requests begun anew, requests handed over
-        self.handoff_bytes, self.handoff_seconds = 0, 0.0
+        self.attempts = itertools.count()
+        self.handoffs, self.handoff_bytes, self.handoff_seconds = 0, 0, 0.0  # ever
+        self.recovery = Recovery(self, wait_seconds)
+        self.smallest: PageAllocator | None = None  # a pool as large as that of the smallest worker
         self._gather()
 
     def accept(self, request: Request) -> None:
         self.smallest.refuse_what_never_fits(len(request.prompt_token_ids) + request.max_tokens)
-        self._begin(Flight(request, "", time.monotonic()))
+        self.begin(Flight(request))
 
     def step(self) -> list[Request]:
-        """Sends requests where they belong, has every worker at work, and waits a moment for what they report."""
-        if self.requests:
-            self._route()
-            for handle in self.handles:
-                self._set_to_work(handle)
-            self._listen(LISTEN_SECONDS)
-            self._watch()
-        if not self.requests:
-            self._settle()
+        """Send requests where they belong, wait a moment for news of the workers, and react to it."""
+        self._route()
+        self._listen(LISTEN_SECONDS if self.requests else 0)
+        self.recovery.watch()
+        self._route()
         changed, self.changed = list(self.changed.values()), {}
         return changed
 
     def release(self, request: Request) -> None:
-        """Frees what the workers hold; with the next call at the latest, they are told at once."""
+        """Free what workers hold for a request: they are told with the next mail."""
         flight = self.flights.pop(self.keys.pop(request.request_id))
         for handle in (flight.prefill, flight.decode):
             if handle is not None:
-                self._drop(handle, flight.key)
+                handle.drop(flight.key)
+        if not self.requests:  # perhaps there is no next step
+            self._send_mail()
 
     def check(self) -> None:
         self.fleet.check()
         assert set(self.keys) == set(self.requests) and set(self.keys.values()) == set(self.flights)
-        for flight in self.flights.values():
+        for key, flight in self.flights.items():
             holders = {QUEUED: (0, 0), PREFILL: (1, 0), READY: (1, 0), DECODE: (0, 1)}
             held = flight.prefill is not None, flight.decode is not None
             assert held == holders.get(flight.phase, held) and (flight.phase != TRANSFER or held[1]), flight
+            for handle in self.handles:
+                assert (key in handle.held) == (handle in (flight.prefill, flight.decode)), flight
         for handle in self.handles:
-            assert set(handle.tasks) <= set(self.flights) and {order.key for order in handle.orders} <= set(
-                self.flights
-            )
+            assert handle.tasks.keys() <= handle.held.keys() <= self.flights.keys()
+            assert handle.load == sum(handle.tasks.values())
 
     def close(self) -> None:
-        """Ends the workers."""
+        """End the workers."""
         self.fleet.close()
 
     def stats(self) -> dict[str, float]:
@@ -96,108 +97,104 @@ class Router(BaseEngine):
             "waiting": len(self.requests) - running,
             "steps": self.trace.steps,
             "generated_tokens": self._generated_tokens,
-            "workers_up": sum(handle.up for handle in self.handles),
-            "workers_lost": self.lost,
-            "requests_resumed": self.resumed,
             "handoffs": self.handoffs,
             "handoff_bytes": self.handoff_bytes,
             "handoff_seconds": self.handoff_seconds,
+            **self.recovery.stats(),
         }  # fmt: skip
 
-    # ---- Requests: down to the workers ----
-
-    def _begin(self, flight: Flight) -> None:
-        """A new attempt, from the prompt and the tokens there are."""
+    def begin(self, flight: Flight) -> None:
+        """A new attempt, from the prompt and the output so far."""
         self.flights.pop(flight.key, None)
-        request_id = flight.request.request_id
-        flight.key = self.keys[request_id] = f"{request_id}#{next(self.attempts)}"
+        request = flight.request
+        flight.key = self.keys[request.request_id] = f"{request.request_id}#{next(self.attempts)}"
+        flight.prefill = flight.decode = None
+        flight.first = len(request.token_ids)
         self.flights[flight.key] = flight
-        flight.phase, flight.prefill, flight.decode, flight.since = QUEUED, None, None, time.monotonic()
+        if not self.recovery.isolates(flight):
+            self.enqueue(flight, QUEUED)
 
-    def _begin_again(self, flight: Flight) -> None:
-        flight.attempts += 1
-        if flight.prefill is not None:
-            self._drop(flight.prefill, flight.key)
-        if flight.attempts > MOST_ATTEMPTS:
-            self._fail(flight)
-        else:
-            self.resumed += 1
-            self._begin(flight)
+    def enqueue(self, flight: Flight, phase: str) -> None:
+        flight.phase, flight.since = phase, time.monotonic()
+        heapq.heappush(self.queues[phase], (flight.request.timings.arrival, flight.key))
 
-    def _fail(self, flight: Flight) -> None:
+    def fail(self, flight: Flight) -> None:
         flight.request.finish("error")
         self.changed[flight.request.request_id] = flight.request
         self._retire(flight.request)
 
+    # ---- Requests: down to the workers ----
+
     def _route(self) -> None:
-        """Requests in order of arrival, each to the worker that is best for it now; whoever has none waits."""
-        running = Counter(flight.decode for flight in self.flights.values() if flight.decode)
-        for flight in sorted(self.flights.values(), key=lambda flight: flight.request.timings.arrival):
-            tokens = flight.request.num_tokens
-            if flight.phase == QUEUED:
-                token_ids = flight.request.all_token_ids
-                if found := choose_prefill(self.by_role["prefill"], token_ids):
-                    flight.prefill, cached = found
-                    flight.prefill.seen.add(token_ids)
-                    self._order(flight, PREFILL, flight.prefill, tokens - cached)
-            elif flight.phase == READY and (found := choose_decode(self.by_role["decode"], tokens, running)):
-                flight.decode, pages = found
-                running[flight.decode] += 1
-                self._order(flight, TRANSFER, flight.decode, pages)
+        """Give each request that waits to the worker that is best for it now, up to the first that has to wait."""
+        decode_is_up = any(handle.up for handle in self.by_role["decode"])
+        while flight := self._oldest(READY):
+            if not decode_is_up:
+                self.recovery.begin_again(flight)  # where its prompt is cached
+            elif found := choose_decode(self.by_role["decode"], flight.request.num_tokens):
+                self.order(flight, TRANSFER, *found)
+            else:
+                break
+        while flight := self._oldest(QUEUED):
+            tokens = flight.request.all_token_ids
+            # Either kind can do the whole job, and does if the other kind is down.
+            found = choose_prefill(self.by_role["prefill"], tokens) or choose_prefill(self.by_role["decode"], tokens)
+            if not found:
+                break
+            handle, to_compute = found
+            hand_over = handle.role == "prefill" and decode_is_up and flight.failed_transfers < MOST_FAILED_TRANSFERS
+            handle.seen.add(tokens)
+            self.order(flight, PREFILL if hand_over else DECODE, handle, to_compute)
+        self._send_mail()
 
-    def _order(self, flight: Flight, phase: str, handle: Handle, task: int) -> None:
+    def _oldest(self, phase: str) -> Flight | None:
+        queue = self.queues[phase]
+        while queue:
+            flight = self.flights.get(queue[0][1])
+            if flight is not None and flight.phase == phase:
+                return flight
+            heapq.heappop(queue)
+        return None
+
+    def order(self, flight: Flight, phase: str, handle: Handle, task: int) -> None:
+        """Give a flight to a worker. task: tokens to compute, or pages to reserve."""
         request = flight.request
+        if phase == PREFILL:
+            flight.prefill = handle
+        else:
+            flight.decode = handle
+        flight.phase, flight.since = phase, time.monotonic()
         what = request.prompt_token_ids, list(request.token_ids), request.params, request.seed, request.max_tokens
-        flight.phase, handle.tasks[flight.key] = phase, task
         ticket = flight.ticket if phase == TRANSFER else None
-        handle.orders.append(Order(next(self.numbers), flight.key, *what, hand_over=phase == PREFILL, ticket=ticket))
+        handle.order(Order(flight.key, *what, hand_over=phase == PREFILL, ticket=ticket), task)
 
-    def _set_to_work(self, handle: Handle) -> None:
-        """Keeps a worker busy as long as it has something to do, and asks one that was lost whether it is back."""
-        if not handle.up:
-            if not handle.calls and time.monotonic() >= handle.not_before:
-                self._call(handle, "hello")
-            return
-        active = (PREFILL,) if handle.role == "prefill" else (TRANSFER, DECODE)
-        busy = any(getattr(f, handle.role) is handle and f.phase in active for f in self.flights.values())
-        while (handle.orders or busy) and handle.calls.count("work") < self.fleet.depth:
-            self._call(handle, "work", handle.take_orders())
-        if untold := [order for order in handle.orders if order.number > handle.told]:
-            handle.told = untold[-1].number
-            self.fleet.tell(handle.number, untold)
-
-    def _drop(self, handle: Handle, key: str) -> None:
-        handle.tasks.pop(key, None)
-        if handle.up:
-            self._call(handle, "drop", handle.take_orders(), key)
-
-    def _call(self, handle: Handle, method: str, *arguments) -> None:
-        if not handle.calls:
-            handle.heard = time.monotonic()
-        handle.calls.append(method)
-        self.fleet.call(handle.number, method, *arguments)
+    def _send_mail(self) -> None:
+        for handle in self.handles:
+            if handle.up and (handle.orders or handle.drops or handle.probe):
+                handle.sent += 1
+                self.fleet.send(handle.number, Mail(handle.sent, handle.orders, handle.drops))
+                handle.orders, handle.drops, handle.probe = [], [], False
 
     # ---- Reports: up from the workers ----
 
     def _listen(self, seconds: float) -> None:
-        for number, result in self.fleet.replies(seconds):
+        for number, news in self.fleet.events(seconds):
             handle = self.handles[number]
-            if not handle.calls:
-                continue  # it was given up in the meantime
-            handle.calls.popleft()
-            handle.heard = time.monotonic()
-            if isinstance(result, WorkerLost):
-                self._lose(handle)
-            elif isinstance(result, Hello):
+            if isinstance(news, Hello):
                 # Two machines have two clocks: what the worker says was about now. On one machine they are the same.
-                handle.clock_offset = time.perf_counter() - result.now if result.host != socket.gethostname() else 0.0
-                handle.greet(result)
-            else:
-                self._take(handle, result)
+                there = news.host != socket.gethostname()
+                handle.greet(news, time.perf_counter() - news.now if there else 0.0)
+                self.recovery.worker_back(handle)
+            elif isinstance(news, Lost):
+                if self.smallest is None:
+                    raise ValueError(f"worker {number} ({handle.role}) could not be started: {news.reason}")
+                self.recovery.worker_lost(handle, news.reason)
+            elif handle.up:
+                self._take(handle, news)
 
     def _take(self, handle: Handle, report: Report) -> None:
-        handle.available, handle.stats = report.available, report.stats
-        record = handle.as_seen_here(report.record, self.trace.steps) if report.record else None
+        handle.note(report)
+        record = handle.in_our_time(report.record, self.trace.steps) if report.record else None
         if record:
             self.trace.add(record)
         for arrival in report.arrived:
@@ -207,92 +204,63 @@ class Router(BaseEngine):
             if record:
                 for name, value in (("handoff_bytes", arrival.bytes), ("handoff_seconds", arrival.seconds)):
                     record.counters[name] = record.counters.get(name, 0) + value
-            if flight := self.flights.get(arrival.key):
-                flight.phase = DECODE
-                handle.tasks.pop(arrival.key, None)
-                if flight.prefill is not None:
-                    self._drop(flight.prefill, flight.key)
-                    flight.prefill = None
-        for key in report.lost:
-            if flight := self.flights.get(key):
-                handle.tasks.pop(key, None)
-                flight.decode = None
-                self._begin_again(flight)
+            if (flight := self.flights.get(arrival.key)) and flight.decode is handle:
+                self._arrived(flight)
         for gain in report.gains:
-            if flight := self.flights.get(gain.key):
-                self._gain(flight, gain)
-        for key, ticket in report.ready:
-            if flight := self.flights.get(key):
-                handle.tasks.pop(key, None)
-                flight.phase, flight.ticket, flight.since = READY, ticket, time.monotonic()
+            if (flight := self.flights.get(gain.key)) and handle in (flight.prefill, flight.decode):
+                self._gain(handle, flight, gain)
+        for key, ticket in report.parked:
+            if (flight := self.flights.get(key)) and flight.prefill is handle and flight.phase == PREFILL:
+                handle.task_done(key)
+                flight.ticket = ticket
+                self.enqueue(flight, READY)
+        for key, reason in report.failed:
+            if (flight := self.flights.get(key)) and flight.decode is handle:
+                self.recovery.transfer_failed(handle, flight, reason)
+        if report.heartbeat:
+            self.recovery.compare(handle, report.heartbeat)
 
-    def _gain(self, flight: Flight, gain: Gain) -> None:
+    def _arrived(self, flight: Flight) -> None:
+        flight.phase = DECODE
+        flight.decode.task_done(flight.key)
+        if flight.prefill is not None:
+            flight.prefill.drop(flight.key)
+            flight.prefill = None
+
+    def _gain(self, handle: Handle, flight: Flight, gain: Gain) -> None:
         request = flight.request
-        assert gain.first == len(request.token_ids), "a token is missing, or came twice"
+        known = len(request.token_ids) - gain.first
+        if known < 0:
+            self.recovery.lose(flight, handle)  # an earlier report is missing
+            return
+        if flight.phase == TRANSFER and flight.decode is handle:
+            self._arrived(flight)  # the report that said so is missing
         if not request.token_ids:
             request.cached_tokens = gain.cached_tokens
-        for place, token_id in enumerate(gain.token_ids):
+        for place, token_id in enumerate(gain.token_ids[known:], known):
             request.append(token_id, gain.logprobs[place] if gain.logprobs else None)
             self._generated_tokens += 1
             if request.finished:  # perhaps by a stop string, of which the worker knows nothing
                 break
-        self.changed[request.request_id] = request
-        assert request.finished or not gain.finished, "the worker has ended what is not at its end"
+        if known < len(gain.token_ids):  # otherwise the gain has come twice
+            self.changed[request.request_id] = request
+        if flight.phase == DECODE:
+            handle.task_done(flight.key)
         if gain.finished:
-            (flight.prefill or flight.decode).tasks.pop(flight.key, None)
-            flight.prefill = flight.decode = None
+            assert request.finished, "the worker has ended what is not at its end"
+            handle.forget(flight.key)
+            flight.prefill, flight.decode = (None if one is handle else one for one in (flight.prefill, flight.decode))
         if request.finished:
             self._retire(request)
-
-    # ---- Workers that come and go ----
+        else:
+            self.recovery.progressed(flight)
 
     def _gather(self) -> None:
-        """Waits until all workers are there. ValueError if one of them cannot be made."""
-        for handle in self.handles:
-            self._call(handle, "hello")
+        """Wait until all workers have started. ValueError if one of them cannot."""
         give_up = time.monotonic() + START_SECONDS
         while not all(handle.up for handle in self.handles):
             self._listen(0.1)
             if time.monotonic() > give_up:
-                raise ValueError(f"the workers did not come up within {START_SECONDS:.0f} seconds")
+                raise ValueError(f"the workers did not start within {START_SECONDS:.0f} seconds")
         hello = min((handle.hello for handle in self.handles), key=lambda hello: hello.num_pages)
         self.smallest = PageAllocator(hello.num_pages, hello.page_size)
-
-    def _watch(self) -> None:
-        """Ends workers that hang, and the waiting of requests for which there has been no worker for too long."""
-        now = time.monotonic()
-        for handle in self.handles:
-            patience = self.hang_seconds if handle.up else START_SECONDS
-            if handle.calls and now - handle.heard > patience:
-                self.fleet.kill(handle.number)
-                self._lose(handle)
-        for role, handles in self.by_role.items():
-            if any(handle.up for handle in handles):
-                self.down_since[role] = now
-        for flight in list(self.flights.values()):
-            role = {QUEUED: "prefill", READY: "decode"}.get(flight.phase)
-            if role and now - max(self.down_since[role], flight.since) > self.wait_seconds:
-                self._fail(flight)
-
-    def _lose(self, handle: Handle) -> None:
-        """A worker is gone. Whatever it held is begun anew, unless the other side has it still."""
-        self.lost += handle.up
-        handle.reset()
-        handle.not_before = time.monotonic() + AGAIN_SECONDS
-        for flight in list(self.flights.values()):
-            if flight.decode is handle:
-                flight.decode = None
-                if flight.prefill is not None:  # in transfer: the pages are where they were, and go to somebody else
-                    flight.phase, flight.since = READY, time.monotonic()
-                else:
-                    self._begin_again(flight)
-            elif flight.prefill is handle:
-                flight.prefill = None
-                if flight.phase != TRANSFER:  # otherwise the decode worker will say whether it has got the pages
-                    self._begin_again(flight)
-
-    def _settle(self) -> None:
-        """Nobody waits for anything: hears the workers out, so that `stats` tells what is."""
-        give_up = time.monotonic() + SETTLE_SECONDS
-        while any(handle.up and handle.calls for handle in self.handles) and time.monotonic() < give_up:
-            self._listen(LISTEN_SECONDS)

@@ -1,31 +1,35 @@
-"""NEW in 08: which worker gets a request. The router decides by what it has sent where, and by what it was told last.
+"""NEW in 08: which worker gets a request. The router decides by what it has sent, and by what it was last told.
 
-Prefill goes where the longest beginning of the prompt lies already, and among equals to the worker with the fewest
-tokens still to compute. Decode goes where the most pages are free.
+A prompt goes to the worker that will have computed it first, counted in tokens:
+
+    cost = tokens in that worker's queue + tokens of the prompt that it has not cached
+
+So a cached prefix attracts a request only as long as the queue in front of it is shorter than what the prefix saves.
+(NVIDIA Dynamo's router weighs both in one formula too, with a weight for the prefix.) Decode goes where most pages are
+free.
 """
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.request import Request
 from common.trace import StepRecord, Work
 
-from .orders import Hello, Order
+from .messages import Hello, Order, Report
 from .prefix_tree import Node, PrefixTree
 
-# Where a request stands; what is in brackets holds something of it.
-QUEUED = "queued"  # [nobody]
+# The phases of a flight; in brackets, the workers that hold something of it.
+QUEUED = "queued"  # [none]
 PREFILL = "prefill"  # [its prefill worker]
 READY = "ready"  # [its prefill worker] waits for room on a decode worker
 TRANSFER = "transfer"  # [both]
-DECODE = "decode"  # [its decode worker]
+DECODE = "decode"  # [its decode worker]; where prompts are computed too if there is no handoff
 
 
 class SeenPages:
-    """What one prefill worker has probably cached: pages of the prompts that it was sent, at most as many as it has.
+    """What one worker has probably cached: the pages of the prompts it was sent, as many as it has room for.
 
-    Probably, since the worker forgets by its own order. A wrong guess costs time, and never a wrong token.
+    A wrong guess costs time, never a wrong token: the worker evicts in its own order.
     """
 
     def __init__(self, page_size: int, most: int):
@@ -33,7 +37,7 @@ class SeenPages:
         self.tree = PrefixTree()
 
     def longest(self, tokens: list[int]) -> int:
-        """Tokens of the longest beginning that is there."""
+        """Return how many tokens of the longest known prefix there are."""
         node: Node | None = self.tree.root
         for start in range(0, len(tokens), self.page_size):
             node = node.children.get(tuple(tokens[start : start + self.page_size]))
@@ -42,7 +46,7 @@ class SeenPages:
         return len(tokens)
 
     def add(self, tokens: list[int]) -> None:
-        """These tokens are being computed; their full pages will be there."""
+        """Note that the full pages of these tokens are being computed."""
         path: list[Node] = []
         for start in range(0, len(tokens) - self.page_size + 1, self.page_size):
             page = tokens[start : start + self.page_size]
@@ -53,80 +57,107 @@ class SeenPages:
 
 
 @dataclass(eq=False)
+class Flight:
+    """A request on its way through the workers. Each attempt has a key of its own."""
+
+    request: Request
+    key: str = ""
+    since: float = 0.0  # when the phase began, on the clock of `time.monotonic`
+    phase: str = QUEUED
+    prefill: "Handle | None" = None
+    decode: "Handle | None" = None
+    ticket: object = None
+    first: int = 0  # output tokens when the attempt began
+    failed_transfers: int = 0
+    deaths: int = 0  # workers that have died under it since it last made progress
+
+
+@dataclass(eq=False)
 class Handle:
-    """The router's notes about one worker."""
+    """The router's notes about one worker. Sums are kept as things change: a look costs the same with 1,000 flights."""
 
     number: int
     role: str  # "prefill" or "decode"
-    up: bool = False
-    hello: Hello | None = None
+    hello: Hello | None = None  # None: it is down
     clock_offset: float = 0.0  # to add to its clock's seconds
-    orders: list[Order] = field(default_factory=list)  # to go with the next call
-    told: int = -1  # the number of the newest one of which the worker was told before that
-    calls: deque[str] = field(default_factory=deque)  # methods, open ones
-    heard: float = 0.0  # when it last answered, or was called after a silence
-    not_before: float = 0.0  # when it is to be greeted again
-    tasks: dict[str, int] = field(default_factory=dict)  # key -> tokens to compute, or pages to find room for
-    seen: SeenPages | None = None
     available: int = 0  # pages, by its last report
+    seen: SeenPages | None = None
     stats: dict[str, float] = field(default_factory=dict)
+    orders: list[Order] = field(default_factory=list)  # to go with the next mail
+    drops: list[str] = field(default_factory=list)
+    sent: int = 0  # number of the last mail
+    probe: bool = False  # whether the next mail goes even if it is empty
+    held: dict[str, int] = field(default_factory=dict)  # key of an order -> number of the mail it went with
+    tasks: dict[str, int] = field(default_factory=dict)  # key -> tokens to compute, or pages to reserve
+    load: int = 0  # sum of the tasks
+    isolated: str | None = None  # the only key that may run here: see recovery.py
 
-    def greet(self, hello: Hello) -> None:
-        """It is there, new and empty."""
-        self.up, self.hello, self.available = True, hello, hello.num_pages
+    @property
+    def up(self) -> bool:
+        return self.hello is not None
+
+    @property
+    def who(self) -> tuple[int, str, int]:
+        return self.number, self.role, self.hello.process if self.hello else 0
+
+    @property
+    def open(self) -> bool:
+        """Whether new orders may go there."""
+        return self.hello is not None and self.isolated is None
+
+    def greet(self, hello: Hello, clock_offset: float) -> None:
+        """It has started, empty."""
+        self.__init__(self.number, self.role, hello, clock_offset, hello.num_pages)
         self.seen = SeenPages(hello.page_size, hello.num_pages)
 
-    def take_orders(self) -> list[Order]:
-        """Those that go with this call."""
-        orders, self.orders = self.orders, []
-        return orders
+    def order(self, order: Order, task: int) -> None:
+        self.orders.append(order)
+        self.held[order.key] = self.sent + 1
+        self.tasks[order.key] = task
+        self.load += task
 
-    def as_seen_here(self, record: StepRecord, index: int) -> StepRecord:
-        """A step of this worker for the router's trace: by the router's clock, and under the requests' own ids."""
+    def task_done(self, key: str) -> None:
+        self.load -= self.tasks.pop(key, 0)
+
+    def forget(self, key: str) -> None:
+        """It no longer has this order."""
+        self.task_done(key)
+        self.held.pop(key, None)
+
+    def drop(self, key: str) -> None:
+        """It shall let go of this order. One for the same pages may follow, also in the same mail."""
+        self.forget(key)
+        self.orders = [order for order in self.orders if order.key != key]
+        self.drops.append(key)
+
+    def note(self, report: Report) -> None:
+        self.available = report.available
+        if report.heartbeat:
+            self.stats = report.heartbeat.stats
+
+    def in_our_time(self, record: StepRecord, index: int) -> StepRecord:
+        """A step of this worker for the router's trace: by the router's clock, under the requests' own ids."""
         start, end = record.start + self.clock_offset, record.end + self.clock_offset
         works = [Work(work.request_id.rpartition("#")[0], work.phase, work.tokens) for work in record.works]
         return StepRecord(index, start, end, works, record.counters | {"worker": self.number})
 
-    def reset(self) -> None:
-        """It is gone, with everything."""
-        self.up, self.stats = False, {}
-        self.orders.clear()
-        self.calls.clear()
-        self.tasks.clear()
-
-
-@dataclass(eq=False)
-class Flight:
-    """A request on its way through the workers. A new attempt has a new key."""
-
-    request: Request
-    key: str
-    since: float  # when it began to wait
-    phase: str = QUEUED
-    prefill: Handle | None = None
-    decode: Handle | None = None
-    ticket: object = None
-    attempts: int = 1
-
 
 def choose_prefill(handles: Iterable[Handle], tokens: list[int]) -> tuple[Handle, int] | None:
-    """The worker that computes these tokens, and how many of them it probably has; None if no worker is up."""
-    up = [(handle, handle.seen.longest(tokens)) for handle in handles if handle.up]
-    return max(up, key=lambda pair: (pair[1], -sum(pair[0].tasks.values())), default=None)
+    """The worker with the lowest cost, and how many tokens it has to compute; None if no worker is open."""
+    each = [(handle, len(tokens) - handle.seen.longest(tokens)) for handle in handles if handle.open]
+    return min(each, key=lambda pair: pair[0].load + pair[1], default=None)
 
 
-def choose_decode(handles: Iterable[Handle], tokens: int, running: dict[Handle, int]) -> tuple[Handle, int] | None:
+def choose_decode(handles: Iterable[Handle], tokens: int) -> tuple[Handle, int] | None:
     """The worker with the most free pages, and how many the request takes; None if no worker has room for it now.
 
-    A worker has room for pages for all its tokens and one more for everybody who runs there, the rule of its scheduler.
-    running: how many requests each has.
+    A worker has room for pages for all its tokens and one more for each request there, as its scheduler demands.
     """
     fitting = []
     for handle in handles:
-        if handle.up and running.get(handle, 0) < handle.hello.max_running:
-            needed = -(-tokens // handle.hello.page_size)
-            free = handle.available - sum(handle.tasks.values())
-            if needed + running.get(handle, 0) <= free:
+        if handle.open and len(handle.held) < handle.hello.max_running:
+            needed, free = -(-tokens // handle.hello.page_size), handle.available - handle.load
+            if needed + len(handle.held) <= free:
                 fitting.append((free, handle, needed))
     return max(fitting, key=lambda one: one[0])[1:] if fitting else None
 

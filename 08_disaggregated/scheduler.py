@@ -25,8 +25,9 @@ NEW in 07: a request that decodes may run some proposed tokens behind its newest
 budget and pages to put them in. They are charged like any others. Those that are rejected have left K and V behind, at
 places beyond the sequence's end: nobody looks there, and the tokens that come to stand there write over it.
 
-NEW in 08: a request may be parked. Then it holds its pages and does not run, because their contents are on the way to
-another worker, or from one.
+NEW in 08: a request may be parked. Then it holds its pages and does not run, because their contents are in transfer to
+another worker, or from one. And short prompts may pass a long one, since a prefill worker has no decoding requests to
+break its steps up.
 """
 
 from collections import deque
@@ -97,7 +98,7 @@ class Scheduler:
         self.max_running, self.token_budget = max_running, token_budget
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
-        self.parked: dict[str, Sequence] = {}  # NEW in 08: they hold pages that are on the way, and do not run
+        self.parked: dict[str, Sequence] = {}  # NEW in 08: their pages are in transfer, or wait for it
         self.allocator = PageAllocator(num_pages, page_size)
         self.speculation = speculation
         self.preemptions = 0  # ever
@@ -121,8 +122,10 @@ class Scheduler:
             chunk.room = self._make_room(chunk.sequence, min(count, budget))
             budget -= chunk.room
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
-        prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
-        while budget and (sequence := prefilling.popleft() if prefilling else self._admit()):
+        # NEW in 08: short ones first.
+        prefilling, budget = self._let_short_prompts_pass(budget)
+        while budget and prefilling:
+            sequence = prefilling.popleft()
             self.tokens_hit += self._reuse(sequence)
             chunks.append(self._chunk(sequence, budget))
             budget -= len(chunks[-1].token_ids)
@@ -146,34 +149,31 @@ class Scheduler:
             self.waiting.remove(request)
 
     def park(self, request: Request) -> Sequence:
-        """NEW in 08: it runs no more, and its pages stay as they are until it is removed."""
+        """NEW in 08: Stop running a request; its pages keep their contents until it is removed."""
         sequence = self.parked[request.request_id] = self.running.pop(request.request_id)
         return sequence
 
     def reserve(self, request: Request) -> Sequence | None:
-        """NEW in 08: pages for what another worker has computed; None, and nothing changes, while there is no room.
+        """NEW in 08: Take pages for what another worker has computed; None, and no change, if there is no room.
 
-        It is let in as if it had to be computed here, but not before those who were thrown out and wait to come back.
+        Preempted requests come first: while one waits, nothing is reserved.
         """
         if self.waiting or len(self.running) + len(self.parked) >= self.max_running:
             return None
-        self.waiting.append(request)
-        if (sequence := self._admit()) is None:
-            self.waiting.clear()
-            return None
-        self.park(request)
+        if (sequence := self._allocate(request)) is not None:
+            self.parked[request.request_id] = sequence
         return sequence
 
     def resume(self, request: Request) -> None:
-        """NEW in 08: what was reserved is filled, and only the last token remains to be computed."""
+        """NEW in 08: Run a request whose reserved pages are filled; only its last token remains to be computed."""
         sequence = self.running[request.request_id] = self.parked.pop(request.request_id)
-        if sequence.drafted == sequence.computed:  # of pages that were here already the draft model may know nothing
+        if sequence.drafted == sequence.computed:  # in pages from the tree the draft model's K and V may be missing
             sequence.drafted = request.num_tokens - 1
         sequence.computed = request.num_tokens - 1
 
     @property
     def holding(self) -> list[Sequence]:
-        """NEW in 08: all who have pages."""
+        """NEW in 08: every sequence that has pages."""
         return [*self.running.values(), *self.parked.values()]
 
     def check(self) -> None:
@@ -186,14 +186,35 @@ class Scheduler:
             assert sequence.drafted <= sequence.computed
 
     def _admit(self) -> Sequence | None:
-        """Lets the first one that waits run; None if nobody waits or there is no place.
-
-        There must be pages for all of its tokens, so that what has been begun can be finished, and another page for
-        everybody who runs, or else it would soon be thrown out again.
-        """
+        """Admit the oldest waiting request; None if there is none or no room for it."""
         if not self.waiting or len(self.running) == self.max_running:
             return None
-        request, table = self.waiting[0], PageTable(self.allocator.page_size)
+        if (sequence := self._allocate(self.waiting[0])) is not None:
+            self.waiting.popleft()
+            self.running[sequence.request.request_id] = sequence
+        return sequence
+
+    def _let_short_prompts_pass(self, budget: int) -> tuple[deque[Sequence], int]:
+        """NEW in 08: The prompts in the order in which they run in this step, and the tokens of this step for them.
+
+        Prompts that fit whole into half of the budget pass the oldest. Then the oldest gets as many tokens as they do,
+        and no more, so that the step is short and the oldest at least half as fast as alone.
+        """
+        prompts = [sequence for sequence in self.running.values() if sequence.remaining > 1]
+        while budget and (sequence := self._admit()):
+            prompts.append(sequence)
+        passing, taken = [], 0
+        for sequence in sorted(prompts[1:], key=lambda sequence: sequence.remaining):
+            if taken + sequence.remaining <= budget // 2:
+                passing.append(sequence)
+                taken += sequence.remaining
+        if passing and prompts[0].remaining > budget - taken:
+            budget = 2 * taken
+        return deque([*passing, *(sequence for sequence in prompts if sequence not in passing)]), budget
+
+    def _allocate(self, request: Request) -> Sequence | None:
+        """Take pages for all tokens of a request, and leave one for each that runs, or it would soon be preempted."""
+        table = PageTable(self.allocator.page_size)
         sequence = Sequence(request, table)
         self._reuse(sequence)
         lacking = self.allocator.pages_for(request.num_tokens) - len(table.pages)
@@ -201,8 +222,6 @@ class Scheduler:
             self.allocator.release(table)
             return None
         self.allocator.extend(table, request.num_tokens)
-        self.running[request.request_id] = sequence
-        self.waiting.popleft()
         self.tokens_asked += request.num_tokens
         self.tokens_hit += sequence.computed
         if not request.token_ids:  # otherwise it comes back after a preemption

@@ -9,89 +9,73 @@ import torch
 from common.engine import BaseEngine
 from common.stages import load_stage_module
 
-fleet_module, station_module, transport_module, scheduler_module, router_module = (
-    load_stage_module("08", name) for name in ("fleet", "station", "transport", "scheduler", "router")
+fleet_module, messages, worker_module, kv_transport, scheduler_module, router_module = (
+    load_stage_module("08", name) for name in ("fleet", "messages", "worker", "kv_transport", "scheduler", "router")
 )
+Event = fleet_module.Event
 
 
 class FaultyFleet(fleet_module.LocalFleet):
-    """Calls wait until the test lets a worker carry them out. Workers die, and lose what they have not answered."""
-
-    depth = 2
+    """Mail and reports wait until the test delivers, loses, repeats or reorders them. Workers die at any moment."""
 
     def __init__(self, makers):
         super().__init__(makers)
-        self.waiting = [deque() for _ in makers]
-        self.words = [deque() for _ in makers]  # what workers are told beside the calls, and have not heard yet
+        self.mail = [[] for _ in makers]
+        self.reports = [deque([event.news]) for event in self.greetings]  # or a Hello, or a Lost
+        self.greeted = [False] * len(makers)  # whether the router has heard of the present life
         self.hanging: set[int] = set()
         self.dead: set[int] = set()
-        self.at_once = True  # calls are carried out when replies are asked for
+        self.at_once = True  # every call of `events` delivers everything, and gives each worker a turn
+        self.heartbeats = False  # in each turn
 
-    def call(self, number, method, *arguments):
-        self.waiting[number].append((method, arguments))
+    def send(self, number, mail):
+        if self.greeted[number]:  # otherwise it is for an earlier life
+            self.mail[number].append(mail)
 
-    def tell(self, number, orders):
-        if "hello" not in vars(self.stations[number]):  # else it is meant for an earlier life: see `die`
-            self.words[number].append(orders)
+    def turn(self, number: int, heartbeat: bool = False) -> None:
+        """The worker reads all its mail, if it lives, and does what it can."""
+        if number not in self.hanging | self.dead:
+            while self.mail[number]:
+                self.workers[number].read(self.mail[number].pop(0))
+            if report := self.workers[number].turn(heartbeat or self.heartbeats):
+                self.reports[number].append(report)
 
-    def hear(self, number: int) -> None:
-        """The worker hears what it was told beside the calls: in time, or long after the call that brought it too."""
-        if self.words[number]:
-            self.stations[number].tell(self.words[number].popleft())
+    def events(self, seconds):
+        events = []
+        for number, reports in enumerate(self.reports):
+            if self.at_once:
+                self.turn(number)
+            while reports:
+                events.append(Event(number, reports.popleft()))
+                self.greeted[number] |= isinstance(events[-1].news, messages.Hello)
+        return events
 
-    def carry_out(self, number: int) -> None:
-        """One call of this worker, if it lives and has one."""
-        if self.waiting[number] and number not in self.hanging and number not in self.dead:
-            method, arguments = self.waiting[number].popleft()
-            result = getattr(self.stations[number], method)(*arguments)
-            if isinstance(result, fleet_module.WorkerLost):
-                self.forget(number)
-            self.answered.append(fleet_module.Reply(number, result))
-
-    def replies(self, seconds):
-        for number in range(len(self.stations)):
-            if number in self.dead and self.waiting[number]:
-                self.forget(number)
-                self.answered.append(fleet_module.Reply(number, fleet_module.WorkerLost("killed")))
-            elif self.at_once:
-                self.hear(number)
-                self.carry_out(number)
-        replies = super().replies(seconds)
-        for reply in replies:
-            if isinstance(reply.result, fleet_module.WorkerLost):
-                self.waiting[reply.number].clear()
-        return replies
-
-    def forget(self, number: int) -> None:
-        self.waiting[number].clear()
-        self.words[number].clear()
-        self.answered = [reply for reply in self.answered if reply.number != number]
+    def tamper(self, queue, what: str, place: int) -> None:
+        """Lose, repeat or delay one message of `mail[number]` or `reports[number]`."""
+        places = [i for i, one in enumerate(queue) if isinstance(one, (messages.Mail, messages.Report))]
+        if places:
+            message = queue[places[place % len(places)]]
+            if what != "repeat":
+                del queue[places[place % len(places)]]
+            if what != "lose":
+                queue.append(message)
 
     def die(self, number: int, returns: bool = True) -> None:
-        """SIGKILL at this moment: what it has done and not said is lost. With `returns`, Ray has restarted it."""
-        had_calls = bool(self.waiting[number]) or any(reply.number == number for reply in self.answered)
-        self.forget(number)
-        self.stations[number].transport.offers.clear()
-        super().kill(number)
+        """SIGKILL at this moment: what it has done and not said is lost. With `returns`, another process starts."""
         self.hanging.discard(number)
-        if not returns:
-            self.dead.add(number)
-        if had_calls:
-            self.answered.append(fleet_module.Reply(number, fleet_module.WorkerLost("killed")))
-        if returns:  # the new life refuses what is meant for the old one
-            station = self.stations[number]
-            station.work = station.drop = lambda *_: fleet_module.WorkerLost("another life")
+        self.mail[number].clear()
+        self.reports[number].clear()
+        self.workers[number].transport.clear()
+        self.workers[number] = worker_module.Worker(self.makers[number](), kv_transport.LocalTransport())
+        self.greeted[number] = False
+        self.reports[number].append(messages.Lost("killed"))
+        self.dead.add(number)
+        if returns:
+            self.revive(number)
 
-            def hello():
-                del station.work, station.drop, station.hello
-                return station.hello()
-
-            station.hello = hello
-
-    def kill(self, number):
-        self.forget(number)
-        super().kill(number)
-        self.hanging.discard(number)
+    def revive(self, number: int) -> None:
+        self.dead.discard(number)
+        self.reports[number].append(self.workers[number].hello())
 
 
 NO_MODEL = SimpleNamespace(
@@ -155,9 +139,8 @@ class WorkerWithoutModel(BaseEngine):
         return requests
 
 
-def fleet_without_model(prefill: int, decode: int, pages: int = 12, **seconds):
-    """A router before such workers, and its fleet."""
+def fleet_without_model(prefill: int, decode: int, pages: int = 12, wait_seconds: float = 1e9):
+    """A router in front of such workers, and its fleet."""
     fleet = FaultyFleet([lambda: WorkerWithoutModel(pages)] * (prefill + decode))
     roles = ["prefill"] * prefill + ["decode"] * decode
-    options = {"hang_seconds": 1e9, "wait_seconds": 1e9} | seconds
-    return router_module.Router(NO_MODEL, fleet, roles, **options), fleet
+    return router_module.Router(NO_MODEL, fleet, roles, wait_seconds), fleet

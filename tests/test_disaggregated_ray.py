@@ -1,7 +1,9 @@
-"""Stage 08's workers as real processes under Ray: killed, stopped, on two nodes, and no token shows it."""
+"""Stage 08's workers as real processes under Ray: killed, stopped, cut off, on two nodes, and no token shows it."""
 
 import os
+import random
 import signal
+import socket
 import time
 from collections.abc import Iterator
 
@@ -45,29 +47,23 @@ def engine(cluster, loaded) -> Iterator[Engine]:
 def all_there(request):
     """Each test begins with all workers up, and ends with nothing left in any of them."""
     engine = request.getfixturevalue("engine")
-    wait_for_workers(engine)
+    until(engine, lambda: all(handle.up for handle in engine.handles))
     yield
-    wait_for_workers(engine)
+    until(engine, lambda: all(handle.up for handle in engine.handles))
+    until(engine, lambda: engine.stats()["kv_tokens_used"] == 0)  # as the next heartbeats tell
     engine.check()
-    stats = engine.stats()
-    assert stats["unfinished"] == 0 and stats["kv_tokens_used"] == 0, stats
+    assert engine.stats()["unfinished"] == 0
 
 
-def wait_for_workers(engine) -> None:
+def until(engine, condition) -> None:
     give_up = time.monotonic() + SECONDS
-    while not all(handle.up for handle in engine.handles):
-        for handle in engine.handles:
-            engine._set_to_work(handle)
-        engine._listen(0.05)
-        assert time.monotonic() < give_up, "a worker did not come back"
+    while not condition():
+        engine.step()
+        assert time.monotonic() < give_up, (engine.stats(), [flight.phase for flight in engine.flights.values()])
 
 
 def pid(engine, number: int) -> int:
-    return ray.get(engine.fleet.actors[number].process.remote())[0]
-
-
-def node(engine, number: int) -> str:
-    return ray.get(engine.fleet.actors[number].process.remote())[1]
+    return engine.handles[number].hello.process
 
 
 WORK = [
@@ -102,7 +98,7 @@ def run(engine, on_step=lambda requests: None) -> list:
 
 
 def test_two_nodes_give_the_same_tokens(engine, reference, undisturbed):
-    assert len({node(engine, handle.number) for handle in engine.handles}) == 2
+    assert "on 2 machines" in engine.why
     requests = run(engine)
     assert [request.token_ids for request in requests] == undisturbed
     assert requests[0].token_ids == reference.generate(WORK[0][0], 60, ignore_eos=True)
@@ -112,7 +108,7 @@ def test_two_nodes_give_the_same_tokens(engine, reference, undisturbed):
 @pytest.mark.parametrize("phase", [routing.PREFILL, routing.TRANSFER, routing.DECODE])
 def test_sigkill_costs_time_and_no_request(engine, undisturbed, phase):
     """The worker that computes, receives or decodes is killed as soon as somebody is in that phase."""
-    lost, killed = engine.lost, []
+    lost, killed = engine.recovery.lost, []
     pids = {handle.number: pid(engine, handle.number) for handle in engine.handles}
 
     def kill(requests):
@@ -123,7 +119,7 @@ def test_sigkill_costs_time_and_no_request(engine, undisturbed, phase):
             os.kill(pids[victim.number], signal.SIGKILL)
 
     assert [request.token_ids for request in run(engine, kill)] == undisturbed
-    assert killed and engine.lost >= lost
+    assert killed and engine.recovery.lost >= lost
 
 
 def test_a_stopped_worker_is_noticed_by_the_deadline(engine, undisturbed):
@@ -136,12 +132,12 @@ def test_a_stopped_worker_is_noticed_by_the_deadline(engine, undisturbed):
             os.kill(pids[number], signal.SIGSTOP)
 
     pids = {handle.number: pid(engine, handle.number) for handle in engine.handles}
-    engine.hang_seconds = 1.5
+    engine.fleet.hang_seconds = 1.5
     try:
         assert [request.token_ids for request in run(engine, stop)] == undisturbed
     finally:
-        engine.hang_seconds = 10
-    assert stopped and engine.lost >= 1
+        engine.fleet.hang_seconds = 10
+    assert stopped and engine.recovery.lost >= 1
 
 
 def test_who_leaves_frees_pages_in_both_processes(engine):
@@ -151,3 +147,38 @@ def test_who_leaves_frees_pages_in_both_processes(engine):
     for request in requests:
         engine.abort(request.request_id)
     assert engine.step() == []
+
+
+def test_a_cut_connection_is_no_death(engine, undisturbed):
+    """The process goes on with another connection, and keeps nothing of what it held before."""
+    pids, cuts = [pid(engine, handle.number) for handle in engine.handles], []
+
+    def cut(requests):
+        running = [flight for flight in engine.flights.values() if len(flight.request.token_ids) > 5]
+        if running and len(cuts) < 3 and all(handle.up for handle in engine.handles):
+            number = running[0].decode.number if running[0].decode else running[0].prefill.number
+            cuts.append(number)
+            socket.socket(fileno=os.dup(engine.fleet.connections[number].fileno())).shutdown(socket.SHUT_RDWR)
+            until(engine, lambda: not engine.handles[number].up)
+
+    assert [request.token_ids for request in run(engine, cut)] == undisturbed
+    until(engine, lambda: all(handle.up for handle in engine.handles))
+    assert len(cuts) >= 2 and [pid(engine, handle.number) for handle in engine.handles] == pids
+    for handle in engine.handles:
+        until(engine, lambda handle=handle: handle.available == handle.hello.num_pages)
+
+
+def test_a_burst_of_short_and_long_prompts_is_answered(engine, loaded):
+    """About as many as the workers can take, every eighth prompt long: each request ends, and in its order."""
+    rng, requests = random.Random("burst"), []
+    start, rate, count = time.monotonic(), 25.0, 100
+    while len(requests) < count or engine.has_unfinished:
+        while len(requests) < count and time.monotonic() - start > len(requests) / rate:
+            length = 900 if len(requests) % 8 == 0 else 12
+            prompt = [rng.randrange(200, 4000) for _ in range(length)]
+            requests.append(engine.add(prompt, endless(rng.randint(2, 24))))
+        engine.step()
+        assert time.monotonic() - start < 3 * SECONDS, [flight.phase for flight in engine.flights.values()]
+    assert {request.finish_reason for request in requests} == {"length"}
+    assert all(len(request.token_ids) == request.max_tokens for request in requests)
+    assert engine.stats()["handoffs"] >= count

@@ -1,8 +1,11 @@
-"""Stage 08's router against workers that die and hang at any moment: no request is lost, and no token comes twice."""
+"""Stage 08's router against workers that die and hang at any moment, and messages that are lost, repeated and delayed:
+no request waits for ever, and no token is missing or comes twice."""
 
 import time
+from collections import Counter
 
-from faulty_fleet import fleet_without_model, next_token, router_module
+import pytest
+from faulty_fleet import fleet_without_model, messages, next_token
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -10,7 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
 
-routing = load_stage_module("08", "routing")
+routing, recovery_module = (load_stage_module("08", name) for name in ("routing", "recovery"))
+
+
+ACCIDENTS = ["lose", "repeat", "delay"]
 
 
 def endless(max_tokens: int) -> SamplingParams:
@@ -25,16 +31,15 @@ def undisturbed(prompt: list[int], count: int) -> list[int]:
 
 
 class RouterMachine(RuleBasedStateMachine):
-    """Two prefill and two decode workers with too little memory. Calls, deaths and aborts come in any order."""
+    """Two prefill and two decode workers with too little memory. Turns, deaths, aborts and accidents, in any order."""
 
     def __init__(self):
         super().__init__()
+        self.usual = recovery_module.MOST_DEATHS, recovery_module.PROGRESS_TOKENS
+        recovery_module.MOST_DEATHS, recovery_module.PROGRESS_TOKENS = 10**6, 2
         self.router, self.fleet = fleet_without_model(2, 2)
         self.fleet.at_once = False
         self.open = {}
-        self.done = []
-        self.usual = router_module.AGAIN_SECONDS, router_module.MOST_ATTEMPTS
-        router_module.AGAIN_SECONDS, router_module.MOST_ATTEMPTS = 0.0, 10**6
 
     @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=10), output=st.integers(1, 8))
     def add(self, prompt, output):
@@ -48,24 +53,27 @@ class RouterMachine(RuleBasedStateMachine):
             self.router.abort(request.request_id)
             assert request.token_ids == self.open.pop(request)[: len(request.token_ids)]
 
-    @rule(number=st.integers(0, 3), calls=st.integers(1, 3))
-    def work(self, number, calls):
-        for _ in range(calls):
-            self.fleet.carry_out(number)
+    @rule(number=st.integers(0, 3), turns=st.integers(1, 3), heartbeat=st.booleans())
+    def turn(self, number, turns, heartbeat):
+        for _ in range(turns):
+            self.fleet.turn(number, heartbeat)
 
-    @rule(number=st.integers(0, 3))
-    def hear(self, number):
-        """Before the call that brings it too, or after."""
-        self.fleet.hear(number)
+    @rule(number=st.integers(0, 3), down=st.booleans(), place=st.integers(0, 3), what=st.sampled_from(ACCIDENTS))
+    def accident(self, number, down, place, what):
+        self.fleet.tamper((self.fleet.mail if down else self.fleet.reports)[number], what, place)
 
     @rule(number=st.integers(0, 3))
     def die(self, number):
         self.fleet.die(number)
 
     @rule(number=st.integers(0, 3))
-    def hang_until_noticed(self, number):
-        if self.router.handles[number].calls:
-            self.router.handles[number].heard = -1e12
+    def lose_the_connection(self, number):
+        """The same process, greeted once more."""
+        self.fleet.mail[number].clear()
+        self.fleet.reports[number].clear()
+        self.fleet.workers[number].clear()
+        self.fleet.greeted[number] = False
+        self.fleet.reports[number] += [messages.Lost("cut off"), self.fleet.workers[number].hello()]
 
     @rule()
     def step(self):
@@ -84,109 +92,263 @@ class RouterMachine(RuleBasedStateMachine):
             assert request.token_ids == tokens[: len(request.token_ids)]
 
     def teardown(self):
-        self.fleet.at_once = True
+        self.fleet.at_once = self.fleet.heartbeats = True
         for _ in range(2000):
             if not self.open:
                 break
             self.step()
-        router_module.AGAIN_SECONDS, router_module.MOST_ATTEMPTS = self.usual
-        assert not self.open, "somebody waits for ever"
-        self.router.step()  # hears the workers out
-        for station in self.fleet.stations:
-            allocator = station.scheduler.allocator
+        recovery_module.MOST_DEATHS, recovery_module.PROGRESS_TOKENS = self.usual
+        assert not self.open, "a request waits for ever"
+        for _ in range(3):  # for orders and drops that were lost
+            self.router.step()
+        assert not self.router.recovery.suspects and all(handle.open for handle in self.router.handles)
+        for worker in self.fleet.workers:
+            allocator = worker.scheduler.allocator
             assert len(allocator.free) + len(allocator.tree.unused) == allocator.num_pages, "a page is lost"
-            assert not station.worker.requests and not station.transport.offers and not station.handing_over
+            assert not worker.held and not worker.transport.offers and not worker.handing_over
 
 
 TestRouter = RouterMachine.TestCase
-TestRouter.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestRouter.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+
+
+def until(router, condition, seconds: float = 20.0) -> None:
+    give_up = time.monotonic() + seconds
+    while not condition():
+        router.step()
+        router.check()
+        assert time.monotonic() < give_up, [flight.phase for flight in router.flights.values()]
+
+
+def test_an_order_that_is_overtaken_is_not_lost():
+    """The schedule that once left requests in prefill for ever."""
+    router, fleet = fleet_without_model(1, 1)
+    fleet.at_once = False
+    requests = []
+    for number in range(3):
+        requests.append(router.add([number, 1], endless(4)))
+        router.step()
+    fleet.mail[0].reverse()
+    for _ in range(3):
+        fleet.mail[0], later = fleet.mail[0][:1], fleet.mail[0][1:]
+        fleet.turn(0)
+        fleet.mail[0] += later
+    fleet.at_once = True
+    until(router, lambda: not router.has_unfinished)
+    assert [request.token_ids for request in requests] == [undisturbed([n, 1], 4) for n in range(3)]
+    assert router.recovery.resumed == 0
+
+
+@pytest.mark.parametrize("down", [True, False], ids=["mail", "reports"])
+def test_every_message_can_be_lost(down):
+    """One after the other: whichever is lost, heartbeats bring the request to its end."""
+    lost = 0
+    while True:
+        router, fleet = fleet_without_model(1, 1)
+        fleet.heartbeats, fleet.at_once = True, False
+        request, seen = router.add([1, 2, 3], endless(5)), Counter()
+        until_lost = lost
+        for _ in range(200):
+            if not router.has_unfinished:
+                break
+            router.step()
+            for number in range(2):
+                for queue, mine in ((fleet.mail, down), (fleet.reports, not down)):
+                    if queue is fleet.reports:
+                        fleet.turn(number)
+                    for place, message in reversed(list(enumerate(queue[number]))):
+                        if mine and isinstance(message, (messages.Mail, messages.Report)):
+                            seen["all"] += 1
+                            if seen["all"] == until_lost + 1:
+                                del queue[number][place]
+        assert request.token_ids == undisturbed([1, 2, 3], 5)
+        if seen["all"] <= until_lost:
+            break
+        lost += 1
+    assert lost >= 3
 
 
 def test_requests_wait_for_workers_up_to_a_limit():
     router, fleet = fleet_without_model(1, 1, wait_seconds=0.2)
-    request, short = router.add([1, 2, 3], endless(5)), router.add([1], endless(1))
-    fleet.die(1, returns=False)
-    give_up = time.monotonic() + 5
-    while router.has_unfinished and time.monotonic() < give_up:
-        changed = router.step()
-    assert changed == [request] and request.finish_reason == "error" and len(request.token_ids) == 1
-    assert short.finish_reason == "length", "it needed no decode worker"
-    assert router.step() == [] and router.stats()["kv_tokens_used"] == 0
-
-
-def test_who_comes_back_in_time_is_not_missed():
-    router, fleet = fleet_without_model(1, 1, wait_seconds=30)
     request = router.add([1, 2, 3], endless(5))
+    until(router, lambda: len(request.token_ids) >= 2)
+    fleet.die(0, returns=False)
     fleet.die(1, returns=False)
-    for _ in range(5):
-        router.step()
-    assert not request.finished and router.stats()["workers_up"] == 1
-    fleet.dead.clear()
-    give_up = time.monotonic() + 5
-    while router.has_unfinished and time.monotonic() < give_up:
-        router.step()
-    assert request.token_ids == undisturbed([1, 2, 3], 5)
+    until(router, lambda: request.finished)
+    assert request.finish_reason == "error" and request.token_ids == undisturbed([1, 2, 3], 5)[: len(request.token_ids)]
+    assert router.unavailable == "no prefill and no decode worker is up"
+    assert router.step() == [] and router.stats()["kv_tokens_used"] == 0
+    fleet.revive(0)
+    fleet.revive(1)
+    later = router.add([1, 2, 3], endless(5))
+    until(router, lambda: later.finished)
+    assert later.finish_reason == "length" and router.unavailable == ""
 
 
-def test_a_worker_that_hangs_is_noticed_by_the_deadline():
-    router, fleet = fleet_without_model(1, 2, hang_seconds=0.1)
+@pytest.mark.parametrize("number", [0, 1], ids=["prefill", "decode"])
+def test_each_kind_of_worker_is_a_spare_of_the_other(number):
+    router, fleet = fleet_without_model(1, 1)
+    requests = [router.add([n, 2, 3], endless(8)) for n in range(3)]
+    for _ in range(4):
+        router.step()
+    fleet.die(number, returns=False)
+    later = router.add([5, 2, 3], endless(8))
+    until(router, lambda: not router.has_unfinished)
+    assert [one.token_ids for one in [*requests, later]] == [undisturbed([n, 2, 3], 8) for n in (0, 1, 2, 5)]
+    stats = router.stats()
+    assert (stats["prefill_workers_up"], stats["decode_workers_up"]) == ((0, 1), (1, 0))[number]
+    assert router.unavailable == f"no {('prefill', 'decode')[number]} worker is up"
+
+
+def test_a_worker_that_hangs_holds_nobody_up_for_longer_than_its_deadline():
+    router, fleet = fleet_without_model(1, 2)
     requests = [router.add([n, 2, 3], endless(6)) for n in range(4)]
     for _ in range(3):
         router.step()
     fleet.hanging = {1, 2}
-    give_up = time.monotonic() + 5
-    while router.has_unfinished and time.monotonic() < give_up:
+    for _ in range(50):
         router.step()
+    assert router.has_unfinished
+    for number in (1, 2):  # what the keeper of a real process says when it is silent for too long
+        fleet.die(number)
+    until(router, lambda: not router.has_unfinished)
     assert [request.token_ids for request in requests] == [undisturbed([n, 2, 3], 6) for n in range(4)]
     assert router.stats()["workers_lost"] == 2
 
 
-def test_a_request_that_kills_workers_is_given_up(monkeypatch):
-    monkeypatch.setattr(router_module, "AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr(router_module, "MOST_ATTEMPTS", 3)
+def test_a_broken_data_path_is_done_without():
+    """No pages ever arrive: after a few attempts one worker does the whole job, and the operator can read why."""
     router, fleet = fleet_without_model(1, 1)
-    request = router.add([1, 2, 3], endless(20))
-    for _ in range(200):
-        if request.finished:
+
+    class Failed:
+        bytes = seconds = 0
+
+        def done(self):
+            raise ConnectionError("no route")
+
+        def cancel(self):
+            pass
+
+    fleet.workers[1].transport.receive = lambda *_: Failed()
+    requests = [router.add([n, 2, 3], endless(6)) for n in range(4)]
+    until(router, lambda: not router.has_unfinished)
+    assert [request.token_ids for request in requests] == [undisturbed([n, 2, 3], 6) for n in range(4)]
+    assert router.stats()["failed_transfers"] == 4 * recovery_module.MOST_FAILED_TRANSFERS
+    assert router.handoffs == 0
+
+
+def test_a_request_that_kills_workers_ends_and_takes_nobody_along(caplog):
+    """Each worker dies as soon as it has run this one for a moment; its neighbours finish."""
+    router, fleet = fleet_without_model(2, 2, pages=60)
+    killer = router.add([7, 7, 7], endless(30))
+    others = [router.add([n, 2, 3], endless(8)) for n in range(12)]
+    deaths = 0
+    for _ in range(3000):
+        if not router.has_unfinished:
             break
         router.step()
-        if router.flights and next(iter(router.flights.values())).phase == routing.DECODE:
-            fleet.die(1)
-    assert request.finish_reason == "error" and router.lost == router_module.MOST_ATTEMPTS
+        router.check()
+        for number, worker in enumerate(fleet.workers):
+            if any(key.startswith(f"{killer.request_id}#") for key in worker.scheduler.running):
+                fleet.die(number)
+                deaths += 1
+    assert killer.finish_reason == "error" and deaths == recovery_module.MOST_DEATHS
+    assert [one.token_ids for one in others] == [undisturbed([n, 2, 3], 8) for n in range(12)]
+    assert f"request {killer.request_id} ends with an error: 4 workers have died under it" in caplog.text
+    assert all(handle.open for handle in router.handles)
+
+
+def test_losses_and_returns_are_logged(caplog):
+    router, fleet = fleet_without_model(1, 1)
+    router.add([1, 2, 3], endless(5))
+    router.step()
+    fleet.die(1)
+    until(router, lambda: not router.has_unfinished)
+    assert "worker 1 (decode) is lost with" in caplog.text and "killed" in caplog.text
+    assert "worker 1 (decode) is up" in caplog.text
+
+
+def test_requests_that_wait_for_room_are_served_in_order():
+    """A large one is not passed for ever by small ones for which there is room."""
+    router, _ = fleet_without_model(1, 1, pages=14)
+    first = [router.add([n, 1], endless(6)) for n in range(3)]
+    large = router.add([1] * 16, endless(8))
+    small = [router.add([n, 0], endless(6)) for n in range(3, 30)]
+    ended = []
+    while router.has_unfinished:
+        ended += [request for request in router.step() if request.finished]
+    assert ended.index(large) <= len(first) + 4, "at most those that came in the same steps"
+    assert len(ended) == len(first) + 1 + len(small)
+
+
+def test_a_pool_full_of_parked_pages_does_not_spin():
+    """A prefill worker with nothing to compute has nothing to report, and its loop sleeps until there is mail."""
+    router, fleet = fleet_without_model(1, 1, pages=6)
+    for n in range(6):
+        router.add([n, 1, 2, 3], endless(6))
+    for _ in range(6):
+        router.step()
+    fleet.hanging = {1}
+    for _ in range(10):
+        router.step()
+    reports = [fleet.workers[0].turn() for _ in range(5)]
+    assert fleet.workers[0].scheduler.waiting and not any(reports)
 
 
 # ---- Routing ----
 
 
-def handle(number: int, **attributes):
+def handle(number: int, tasks: dict[str, int] | None = None, **attributes):
     one = routing.Handle(number, "any")
-    one.greet(load_stage_module("08", "orders").Hello("", "", 0.0, 100, 4, 8, ""))
+    one.greet(messages.Hello("", 0.0, 1, 100, 4, 8, ""), 0.0)
+    for key, task in (tasks or {}).items():
+        one.order(messages.Order(key, [], [], None, 0, 0), task)
     for name, value in attributes.items():
         setattr(one, name, value)
     return one
 
 
-def test_prefill_goes_to_the_longest_prefix_then_to_the_least_work():
-    a, b, c = handle(0), handle(1, tasks={"x": 50}), handle(2, tasks={"y": 5})
+def test_prefill_goes_where_the_prompt_is_computed_first():
+    """Tokens in the queue and tokens of the prompt that are not cached, in one sum."""
+    a, b, c = handle(0, {"w": 6}), handle(1, {"x": 50}), handle(2, {"y": 5})
     tokens = list(range(20))
-    assert routing.choose_prefill([a, b, c], tokens) == (a, 0)
-    b.seen.add(tokens[:9])
-    c.seen.add(tokens[:4])
-    assert routing.choose_prefill([a, b, c], tokens) == (b, 8), "two pages of four are full, and that beats its queue"
-    assert routing.choose_prefill([a, b, c], [7, *tokens]) == (a, 0), "the same pages elsewhere in a text are others"
-    b.up = False
-    assert routing.choose_prefill([a, b, c], tokens) == (c, 4)
+    assert routing.choose_prefill([a, b, c], tokens) == (c, 20)
+    a.seen.add(tokens[:9])
+    assert routing.choose_prefill([a, b, c], tokens) == (a, 12), "6 + 12 < 5 + 20: two pages of four are full"
+    b.seen.add(tokens)
+    assert routing.choose_prefill([a, b, c], tokens) == (a, 12), "a whole prompt is no reason to wait for 50 tokens"
+    assert routing.choose_prefill([a, b, c], [7, *tokens]) == (c, 21), "the same pages elsewhere in a text are others"
+    a.isolated = "z"
+    c.hello = None
+    assert routing.choose_prefill([a, b, c], tokens) == (b, 0)
     assert routing.choose_prefill([], tokens) is None
+
+
+def test_one_shared_page_does_not_send_everything_to_one_worker():
+    handles = [handle(number) for number in range(4)]
+    for n in range(400):
+        tokens = [1, 2, 3, 4, *(1000 * n + i for i in range(60))]
+        chosen, missing = routing.choose_prefill(handles, tokens)
+        chosen.seen.add(tokens)
+        chosen.order(messages.Order(str(n), [], [], None, 0, 0), missing)
+        if n >= 40:
+            oldest = min(handles, key=lambda one: min(map(int, one.tasks), default=10**6))
+            oldest.task_done(next(iter(oldest.tasks)))
+    assert max(one.load for one in handles) < 2 * min(one.load for one in handles)
 
 
 def test_decode_goes_where_most_pages_are_free():
     a, b = handle(0, available=30), handle(1, available=50)
-    assert routing.choose_decode([a, b], 10, {}) == (b, 3)
-    b.tasks["promised"] = 25
-    assert routing.choose_decode([a, b], 10, {}) == (a, 3)
-    assert routing.choose_decode([a, b], 100, {}) == (a, 25)
-    assert routing.choose_decode([a, b], 100, {a: 6, b: 6}) is None, "nobody may be thrown out for it at once"
-    assert routing.choose_decode([a, b], 1, {a: 8, b: 8}) is None
+    assert routing.choose_decode([a, b], 10) == (b, 3)
+    b.order(messages.Order("promised", [], [], None, 0, 0), 25)
+    assert routing.choose_decode([a, b], 10) == (a, 3)
+    assert routing.choose_decode([a, b], 100) == (a, 25)
+    for one in (a, b):
+        one.held = {str(n): 1 for n in range(6)}
+    assert routing.choose_decode([a, b], 100) is None, "no request may be preempted for it at once"
+    for one in (a, b):
+        one.held = {str(n): 1 for n in range(8)}
+    assert routing.choose_decode([a, b], 1) is None
 
 
 def test_what_a_worker_has_seen_is_bounded():

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -23,20 +25,29 @@ engine_module = load_stage_module("08", "engine")
 @pytest.mark.parametrize(
     ("path", "stream"), [("/v1/completions", False), ("/v1/completions", True), ("/generate", False)]
 )
-def test_without_decode_workers_clients_are_told_with_503(loaded, monkeypatch, path, stream):
+def test_without_workers_clients_are_told_with_503(loaded, monkeypatch, path, stream):
     monkeypatch.setattr(engine_module, "LocalFleet", FaultyFleet)
     engine = engine_module.Engine(loaded, wait_seconds=0.3)
     with openai_server("08", loaded, engine=engine) as service:
-        engine.fleet.die(1, returns=False)
         body = {"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": True, "stream": stream}
-        answer = httpx.post(f"{service.url}{path}", json=body, timeout=30)
+        engine.fleet.hanging = {1}  # the first token comes
+        with ThreadPoolExecutor() as pool:
+            asked = pool.submit(httpx.post, f"{service.url}{path}", json=body, timeout=30)
+            wait_until(lambda: engine.handoffs or engine.stats()["generated_tokens"])
+            engine.fleet.die(0, returns=False)
+            engine.fleet.die(1, returns=False)
+            answer = asked.result()
         if stream:  # the first token has been sent, and with it the status
             event = json.loads(answer.text.split("\n\n")[-3].removeprefix("data: "))
             assert event["error"]["type"] == "server_error" and answer.text.endswith("data: [DONE]\n\n")
         else:
             assert answer.status_code == 503 and "could not be completed" in answer.text
         wait_until(service.idle)
-        engine.fleet.dead.clear()  # it comes back, and so does the service
+        health = httpx.get(f"{service.url}/health")
+        assert health.status_code == 503 and "no prefill and no decode worker is up" in health.text
+        engine.fleet.revive(0)
+        engine.fleet.revive(1)
+        wait_until(lambda: httpx.get(f"{service.url}/health").status_code == 200)
         assert httpx.post(f"{service.url}{path}", json=body | {"stream": False}, timeout=30).status_code == 200
 
 
@@ -52,26 +63,43 @@ def processes_of(session: int) -> set[str]:
     return found
 
 
+SECONDS = 100  # Ray gives up a lost head after 60
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_serve_with_two_decode_workers_and_end_cleanly(tmp_path):
+def test_the_readmes_command_serves_for_longer_than_a_minute(tmp_path):
+    """With a client all the time, a worker that is killed and comes back, and an orderly end."""
     pytest.importorskip("ray")
     port = free_port()
-    command = [sys.executable, str(ROOT / "08_disaggregated" / "main.py"), "--serve", "--port", str(port)]
-    command += ["--prefill", "1", "--decode", "2", "--kv-memory", "64M", "--device", "cpu"]
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, str(ROOT / "course.py"), "serve", "08", "--port", str(port), "--decode", "2"]
+    environment = os.environ | {"COURSE_NO_VENV": "1"}
+    body = {"prompt": "The capital of France is", "max_tokens": 8}
     with open(tmp_path / "log", "w+") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         try:
-            assert wait_until_healthy(server, f"http://127.0.0.1:{port}"), (tmp_path / "log").read_text()
-            body = {"prompt": "The capital of France is", "max_tokens": 8}
-            answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60).json()
-            assert "Paris" in answer["choices"][0]["text"]
-            metrics = httpx.get(f"http://127.0.0.1:{port}/metrics").text
-            assert "vllm:generation_tokens_total" in metrics
+            assert wait_until_healthy(server, url), (tmp_path / "log").read_text()
+            start, killed, missing = time.monotonic(), None, False
+            while time.monotonic() - start < SECONDS or not missing or httpx.get(f"{url}/health").status_code != 200:
+                answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+                assert answer.status_code == 200 and "Paris" in answer.json()["choices"][0]["text"], answer.text
+                if killed is None and time.monotonic() - start > 5:
+                    said = (tmp_path / "log").read_text()
+                    killed = int(re.search(r"worker 0 \(prefill\) is up, process (\d+)", said)[1])
+                    os.kill(killed, signal.SIGKILL)
+                elif killed is not None and not missing:
+                    health = httpx.get(f"{url}/health")
+                    missing = health.status_code == 503 and "no prefill worker is up" in health.text
+                assert server.poll() is None and time.monotonic() - start < 3 * SECONDS, (tmp_path / "log").read_text()
+                time.sleep(0.2)
+            assert httpx.get(f"{url}/health").json()["decode_workers_up"] == 2
+            said = (tmp_path / "log").read_text()
+            assert said.count("worker 0 (prefill) is up") == 2 and said.count("worker 0 (prefill) is lost") == 1, said
             assert sum("ray::" in command for command in processes_of(server.pid)) >= 1
-            server.send_signal(signal.SIGTERM)
+            os.killpg(server.pid, signal.SIGTERM)
             assert server.wait(30) == 0, (tmp_path / "log").read_text()
         finally:
-            server.kill()
+            os.killpg(server.pid, signal.SIGKILL) if server.poll() is None else None
             server.wait()
     give_up = time.monotonic() + 15
     while processes_of(server.pid) and time.monotonic() < give_up:

@@ -1,0 +1,101 @@
+"""NEW in 08: how the contents of pages get from one worker to another.
+
+A prefill worker offers the pages of a parked request (`send`) and gets a ticket, which reaches a decode worker through
+the router. The decode worker has reserved pages of its own by then, and fetches the contents straight into them
+(`receive`) while both workers go on computing. The offer stands until it is withdrawn (`abort`): if the receiver dies
+halfway, another one fetches the same pages again.
+
+Two processes on the machine with two CPU cores, medians in milliseconds for 63 pages of the bundled model, 8.3 MB (a
+prompt of 1,000 tokens), from the pages of one to the pages of the other:
+
+    shared memory, announced by a socket   2.2     only on one machine
+    TCP, sent from the pages               4.2     common/distributed/tcp_transport.py: works between machines
+    gloo (torch.distributed)               8.6     and its group must be formed again when a process dies
+    Ray's object store                    19.6     an actor's method that returns the array
+
+`python -m common.bench.transports` measures them; the figures are in results/transports/. On GPUs, vLLM and SGLang move
+pages by RDMA or NVLink (NIXL, Mooncake), layer by layer, without passing through the host's memory.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class Transfer(Protocol):
+    """Pages on their way into reserved ones. `bytes` and `seconds` are known once it is done."""
+
+    bytes: int
+    seconds: float
+
+    def done(self) -> bool:
+        """Whether every byte is in its place; ConnectionError, with the reason, if it never will be."""
+
+    def cancel(self) -> None:
+        """Return when nothing will be written to the reserved pages any more."""
+
+
+class KVTransport(Protocol):
+    """What a worker needs of a transport. Both ends have pools of the same shape."""
+
+    def register(self, pools: Sequence[Tensor]) -> None:
+        """Name the pools whose pages travel together: each [layers, pages, ...], with the same page numbers."""
+
+    def send(self, key: str, pages: Sequence[int]) -> Any:
+        """Offer these pages, which must not change until `abort`; return a ticket for `receive`."""
+
+    def receive(self, ticket: Any, skip: int, pages: Sequence[int], on_done: Callable[[], None]) -> Transfer:
+        """Start to fetch what is offered, without its first `skip` pages, into `pages`; call on_done at the end."""
+
+    def abort(self, key: str) -> None:
+        """Withdraw an offer, after which its pages may change. Unknown keys are ignored."""
+
+    def clear(self) -> None:
+        """Withdraw all offers."""
+
+
+class LocalTransport:
+    """A KVTransport between workers of one process: a copy that never leaves the device."""
+
+    def __init__(self):
+        self.offers: dict[str, list[int]] = {}
+
+    def register(self, pools: Sequence[Tensor]) -> None:
+        self.pools = list(pools)
+
+    def send(self, key: str, pages: Sequence[int]) -> "tuple[LocalTransport, str]":
+        self.offers[key] = list(pages)
+        return self, key
+
+    def receive(
+        self, ticket: "tuple[LocalTransport, str]", skip: int, pages: Sequence[int], on_done: Callable[[], None]
+    ) -> "LocalTransfer":
+        return LocalTransfer(self.pools, *ticket, skip, list(pages))
+
+    def abort(self, key: str) -> None:
+        self.offers.pop(key, None)
+
+    def clear(self) -> None:
+        self.offers.clear()
+
+
+class LocalTransfer:
+    def __init__(self, pools: list[Tensor], source: LocalTransport, key: str, skip: int, pages: list[int]):
+        start, self.bytes = time.perf_counter(), 0
+        offer = source.offers.get(key)
+        self.filled = offer is not None
+        if offer is not None:
+            for pool, from_pool in zip(pools, source.pools, strict=True):
+                pool[:, pages] = from_pool[:, offer[skip : skip + len(pages)]]
+                self.bytes += pool[:, 0].nbytes * len(pages)
+        self.seconds = time.perf_counter() - start
+
+    def done(self) -> bool:
+        if not self.filled:
+            raise ConnectionError("the pages have been withdrawn")
+        return True
+
+    def cancel(self) -> None:
+        """It is over already."""

@@ -1,0 +1,175 @@
+"""NEW in 08: a worker is an engine with a loop of its own. Mail comes in, reports go out, and nobody is asked between.
+
+A prefill worker computes a prompt, samples the first token, and parks the request: its pages keep their contents until
+the router drops the key. A decode worker reserves pages first, then fetches the contents into them, and continues with
+the second token. So nothing is ever in transfer without a place to go to. And no circle of waiting can arise: parked
+pages wait for room on a decode worker, and a decode worker gets room whenever one of its own requests ends.
+
+On the decode side an order passes three queues, which SGLang's decode server has too: `waiting_for_room`,
+`in_transfer`, and the scheduler's `running`.
+"""
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from common.request import Request
+
+from .kv_transport import KVTransport, Transfer
+from .messages import Arrival, Gain, Heartbeat, Hello, Mail, Order, Report
+
+HEARTBEAT_SECONDS = 1.0
+LOOK = None  # in a mailbox: a transfer has ended
+CLOSED = Mail(-1, [], [])  # in a mailbox: the router is gone
+
+
+class Worker:
+    """An engine, its transport and its orders. `engine` is the stage's WorkerEngine.
+
+    wake: called from any thread when a transfer has ended, since an idle worker sleeps until there is mail.
+    """
+
+    def __init__(self, engine, transport: KVTransport, wake: Callable[[], None] = lambda: None):
+        self.engine, self.transport, self.wake = engine, transport, wake
+        self.scheduler = engine.scheduler
+        transport.register(engine.pools)
+        self.mail_read = 0  # number of the newest mail
+        self.handing_over: set[str] = set()
+        self.waiting_for_room: deque[tuple[Request, Any]] = deque()  # with tickets
+        self.in_transfer: dict[str, Transfer] = {}
+
+    def hello(self) -> Hello:
+        allocator = self.scheduler.allocator
+        sizes = allocator.num_pages, allocator.page_size, self.scheduler.max_running
+        return Hello(socket.gethostname(), time.perf_counter(), os.getpid(), *sizes, self.engine.why)
+
+    def run(self, mailbox: "SimpleQueue[Mail | None]", send: Callable[[Report], None]) -> None:
+        """The loop: a turn after another while there is something to compute, else a turn for each mail."""
+        busy, beat = False, time.monotonic()
+        while CLOSED not in (mail := collect(mailbox, 0 if busy else max(0, beat - time.monotonic()))):
+            due = time.monotonic() >= beat
+            for one in mail:
+                if one is not LOOK:
+                    self.read(one)
+            report = self.turn(heartbeat=due)
+            if due:
+                beat = time.monotonic() + HEARTBEAT_SECONDS
+            if report:
+                send(report)
+            busy = report.record is not None
+
+    def turn(self, heartbeat: bool = False) -> Report:
+        """Start and finish transfers, run one step of the engine, and report."""
+        report = Report()
+        self._start_transfers()
+        self._finish_transfers(report)
+        self._step(report)
+        report.available = self.scheduler.allocator.available
+        if heartbeat:
+            parked = frozenset(self.scheduler.parked) - self.in_transfer.keys()
+            report.heartbeat = Heartbeat(self.mail_read, frozenset(self.held), parked, self.engine.stats())
+        return report
+
+    def clear(self) -> None:
+        """Let go of everything: there is a new router, which knows of nothing."""
+        for key in self.held:
+            self._drop(key)
+        self.transport.clear()
+        self.mail_read = 0
+
+    @property
+    def held(self) -> list[str]:
+        """The keys of all orders that are here."""
+        return [*self.engine.requests, *(request.request_id for request, _ in self.waiting_for_room)]
+
+    def check(self) -> None:
+        """Raise AssertionError if the books do not balance."""
+        self.engine.check()
+        assert self.in_transfer.keys() <= self.scheduler.parked.keys(), "pages arrive for which there is no place"
+        assert {*self.scheduler.parked, *self.handing_over} <= self.engine.requests.keys()
+
+    def read(self, mail: Mail) -> None:
+        self.mail_read = max(self.mail_read, mail.number)
+        for key in mail.drops:
+            self._drop(key)
+        held = set(self.held) if mail.orders else ()
+        for order in mail.orders:
+            if order.key not in held:  # otherwise it has come twice
+                self._take(order)
+
+    def _take(self, order: Order) -> None:
+        request = order.request(self.engine.eos_token_ids)
+        if order.ticket is not None:
+            self.waiting_for_room.append((request, order.ticket))
+            return
+        self.engine.accept(request)
+        self.engine.requests[order.key] = request
+        if order.hand_over:
+            self.handing_over.add(order.key)
+
+    def _start_transfers(self) -> None:
+        while self.waiting_for_room and (sequence := self.scheduler.reserve(self.waiting_for_room[0][0])) is not None:
+            request, ticket = self.waiting_for_room.popleft()
+            self.engine.requests[request.request_id] = request
+            table, count = sequence.page_table, self.scheduler.allocator.pages_for(request.num_tokens - 1)
+            cached = len(table.path)  # pages that this worker's own tree has need not travel
+            transfer = self.transport.receive(ticket, cached, table.pages[cached:count], self.wake)
+            self.in_transfer[request.request_id] = transfer
+
+    def _finish_transfers(self, report: Report) -> None:
+        for key, transfer in list(self.in_transfer.items()):
+            try:
+                if not transfer.done():
+                    continue
+            except ConnectionError as error:
+                self._drop(key)
+                report.failed.append((key, str(error)))
+            else:
+                del self.in_transfer[key]
+                self.scheduler.resume(self.engine.requests[key])
+                report.arrived.append(Arrival(key, transfer.bytes, transfer.seconds))
+
+    def _step(self, report: Report) -> None:
+        if not self.scheduler.running and not self.scheduler.waiting:
+            return
+        known = {key: len(request.token_ids) for key, request in self.engine.requests.items()}
+        for request in self.engine.step():
+            key, first = request.request_id, known[request.request_id]
+            new = request.token_ids[first:], request.logprobs[first:]
+            report.gains.append(Gain(key, first, *new, request.cached_tokens, request.finished))
+            if request.finished:
+                self.handing_over.discard(key)
+            elif key in self.handing_over:
+                self._hand_over(request, report)
+        if self.engine.trace[-1].works:  # otherwise nothing fits before parked pages are dropped
+            report.record = self.engine.trace[-1]
+
+    def _hand_over(self, request: Request, report: Report) -> None:
+        sequence = self.scheduler.park(request)
+        self.engine.read_ahead(sequence)
+        pages = sequence.page_table.pages[: self.scheduler.allocator.pages_for(sequence.computed)]
+        report.parked.append((request.request_id, self.transport.send(request.request_id, pages)))
+
+    def _drop(self, key: str) -> None:
+        """Let go of an order and its pages, wherever it stands; unknown keys are ignored."""
+        self.handing_over.discard(key)
+        self.waiting_for_room = deque(pair for pair in self.waiting_for_room if pair[0].request_id != key)
+        if transfer := self.in_transfer.pop(key, None):
+            transfer.cancel()  # before its pages are free
+        self.transport.abort(key)
+        self.engine.abort(key)
+
+
+def collect(mailbox: "SimpleQueue[Mail | None]", seconds: float) -> list[Mail | None]:
+    """All mail that is there; if there is none, wait this long for the first."""
+    mail = []
+    try:
+        mail.append(mailbox.get(timeout=seconds) if seconds else mailbox.get_nowait())
+        while True:
+            mail.append(mailbox.get_nowait())
+    except Empty:
+        return mail

@@ -1,0 +1,92 @@
+"""A connection between two processes that share a key: that of `multiprocessing`, with deadlines.
+
+The standard library's connections bring framing, pickling, and a challenge in both directions, so that the key never
+travels. What they lack is a deadline: `multiprocessing.connection.Listener` waits for ever for a silent stranger.
+"""
+
+import queue
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+
+HANDSHAKE_SECONDS = 5.0
+MOST_HANDSHAKES = 32  # at once
+PAUSE_SECONDS = 0.1  # after an error of `accept`, such as too many open files
+
+
+class Door:
+    """Listens on `host` for the one peer that knows `key`."""
+
+    def __init__(self, host: str):
+        self.key = secrets.token_bytes(32)
+        self.listener = socket.create_server((host, 0))
+        self.address: tuple[str, int] = self.listener.getsockname()[:2]
+        self.open = True
+        self.handshakes = threading.Semaphore(MOST_HANDSHAKES)
+
+    def accept(self, seconds: float) -> Connection:
+        """Return the first connection whose peer has the key, and close the door. TimeoutError if there is none."""
+        arrived: queue.Queue[Connection] = queue.Queue()
+        threading.Thread(target=self._admit_all, args=(arrived,), name="door", daemon=True).start()
+        try:
+            return arrived.get(timeout=seconds)
+        except queue.Empty:
+            raise TimeoutError(f"no peer with the key has connected to {self.address} within {seconds} s") from None
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self.open = False
+        with suppress(OSError):  # where a listening socket cannot be shut down, closing it wakes `accept` too
+            self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+
+    def _admit_all(self, arrived: "queue.Queue[Connection]") -> None:
+        while self.open:
+            try:
+                peer, _ = self.listener.accept()
+            except OSError:
+                time.sleep(PAUSE_SECONDS)
+                continue
+            if self.handshakes.acquire(blocking=False):
+                threading.Thread(target=self._admit, args=(peer, arrived), daemon=True).start()
+            else:
+                peer.close()
+
+    def _admit(self, peer: socket.socket, arrived: "queue.Queue[Connection]") -> None:
+        with suppress(OSError):  # a stranger
+            arrived.put(shake_hands(peer, self.key, deliver_challenge, answer_challenge))
+        self.handshakes.release()
+
+
+def connect(address: tuple[str, int], key: bytes) -> Connection:
+    """Connect to a door. OSError if there is none, if it is silent, or if it has another key."""
+    peer = socket.create_connection(address, timeout=HANDSHAKE_SECONDS)
+    return shake_hands(peer, key, answer_challenge, deliver_challenge)
+
+
+def shake_hands(peer: socket.socket, key: bytes, *challenges) -> Connection:
+    """Have both sides prove that they know the key; OSError, and the socket closed, if one of them does not."""
+    peer.settimeout(None)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    with peer:  # the connection has a descriptor of its own, so that the deadline can end this one
+        deadline = threading.Timer(HANDSHAKE_SECONDS, peer.shutdown, (socket.SHUT_RDWR,))
+        deadline.daemon = True
+        deadline.start()
+        connection = Connection(peer.dup().detach())
+        try:
+            for challenge in challenges:
+                challenge(connection, key)
+            return connection
+        except (AuthenticationError, EOFError, ValueError) as error:
+            connection.close()
+            raise ConnectionError(f"the other side does not know the key: {error}") from error
+        except OSError:
+            connection.close()
+            raise
+        finally:
+            deadline.cancel()

@@ -1,0 +1,213 @@
+"""A Ray cluster with a place for each worker: a Ray of our own on this machine, or a running one at an address.
+
+Ray starts processes, places them on machines and notices their end. This module adds what Ray leaves open:
+
+- Linux ends Ray's processes when the *thread* that started them ends, not only with its process. So Ray is started on a
+  thread that lives until `close`.
+- A Ray of our own is for this process alone: it listens on loopback and takes calls only with a token of its own.
+- Ray aborts a process 60 seconds after the head of its cluster was lost, or if there is none. So another process tries
+  an address first, and a thread watches the head and says in `failure` when it is lost.
+- Ray's workers import code from the driver's directory first. Here they import the course's.
+
+Nothing imports this module, which imports ray, before workers under Ray are asked for.
+"""
+
+import atexit
+import math
+import secrets
+import threading
+from concurrent.futures import Future, wait
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from ..threads import start
+from .joining import LOOPBACK, end_processes, find_head, join_ray, start_ray
+
+START_SECONDS = 90.0  # for a Ray of our own to start
+JOIN_SECONDS = 15.0  # for this process to join that Ray
+PLACE_SECONDS = 12.0  # for all workers to get their GPUs and cores
+LOOK_SECONDS = 2.0  # from one look at the head to the next
+SILENCE_SECONDS = 10.0  # a head that does not answer for so long is lost
+CLOSE_SECONDS = 10.0  # for Ray to end by itself
+OWN_CORES = 0.01  # what a worker asks of a Ray of our own: any number of workers share this machine's cores
+
+
+class Cluster:
+    """Join a Ray and reserve places for `count` workers, spread over its machines. One at a time in a process.
+
+    address: host:port of a running Ray; None starts one. ranks: the GPUs that each worker has, all in one machine (on
+    the CPU: the cores that it asks a running Ray for). If there are fewer GPUs than workers of one rank, workers share
+    them. device: "auto", "cuda" or "cpu". ValueError if it cannot be had. It ends with `close`, or with the process.
+    """
+
+    def __init__(self, address: str | None, count: int, ranks: int = 1, device: str = "auto"):
+        if device not in ("auto", "cuda", "cpu"):
+            raise ValueError(f"workers under Ray run on cuda or on the cpu, not on {device!r}: give one of these")
+        if ray.is_initialized():
+            raise ValueError("this process has joined a Ray already: close the engine that uses it first")
+        if address is not None:
+            find_head(address)
+        self.mine = address is None
+        self.loopback = self.mine  # the argument that workers give to `host`
+        self.failure: str | None = None  # a sentence, once Ray is found to be lost
+        self._token = secrets.token_hex(32)  # of a Ray of our own
+        self._group: PlacementGroup | None = None
+        self._closing = threading.Event()
+        self._joined: Future[None] = Future()
+        self._thread = threading.Thread(target=self._hold, args=(address,), name="ray", daemon=True)
+        atexit.register(self.close)  # before Ray's own, which was registered earlier
+        try:
+            self._thread.start()
+            self._wait_until_joined(address)
+            self.device, self._bundle, self._workers_per_gpu = plan(living_nodes(), count, ranks, device, self.mine)
+            self._reserve(count)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def description(self) -> str:
+        machines = len(set(self._places))
+        return f"Ray actors on {machines} machine{'s' * (machines > 1)}"
+
+    def actor_options(self, number: int) -> dict[str, Any]:
+        """Return what ActorClass.options takes for worker `number`. Ray neither restarts it nor repeats a call."""
+        threads = str(self.threads(number))
+        return {
+            "num_cpus": self._bundle["CPU"],
+            "num_gpus": self._bundle.get("GPU", 0),
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number),
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads}},
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
+
+    def threads(self, number: int) -> int:
+        """Return with how many threads worker `number` computes, its ranks together: its share of a machine's cores.
+
+        The workers of a machine compute at the same time, and more threads than cores would wait for each other
+        (common/threads.py).
+        """
+        node = self._places[number]
+        return max(1, int(self._cores[node]) // self._places.count(node))
+
+    def gpu_share(self) -> float:
+        """Return the part of a GPU's memory that one worker may fill: 1.0 if workers do not share GPUs."""
+        return 1.0 / self._workers_per_gpu
+
+    def close(self) -> None:
+        """Leave the cluster, which ends the workers. End a Ray of our own with all its processes. Idempotent."""
+        atexit.unregister(self.close)
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self.mine and self.failure:  # from a head that hangs, Ray would wait for an answer to its goodbye
+            end_processes(self._token)
+        if self._joined.done():
+            self._thread.join(CLOSE_SECONDS)
+        if self.mine:
+            end_processes(self._token)  # some of Ray's notice only half a minute later that it has ended
+
+    def _hold(self, address: str | None) -> None:
+        """Join Ray, and stay: the thread of this method lives as long as Ray's processes shall."""
+        try:
+            if address is None:
+                start_ray(self._token)
+            else:
+                join_ray(address)
+            context = ray.get_runtime_context()
+            self._head, self._node = context.gcs_address, context.get_node_id()
+        except BaseException as error:
+            self._joined.set_exception(error)
+            return
+        self._joined.set_result(None)
+        self._watch()
+        self._closing.wait()
+        ray.shutdown()  # and so ends what this process has reserved and started in a running Ray
+
+    def _wait_until_joined(self, address: str | None) -> None:
+        seconds = START_SECONDS if address is None else JOIN_SECONDS
+        what = "starting a Ray of our own" if address is None else f"joining the Ray at {address}"
+        wait([self._joined], seconds)
+        if not self._joined.done():
+            advice = "" if address is None else f"; `ray start --address={address}` makes this machine a part of it"
+            raise ValueError(f"{what} took longer than {seconds:.0f} seconds{advice}")
+        if error := self._joined.exception():
+            raise ValueError(f"{what} failed: {error}") from error
+
+    def _reserve(self, count: int) -> None:
+        """Reserve a bundle of resources for each worker. ValueError if others use them."""
+        group = placement_group([self._bundle] * count, strategy="SPREAD")
+        if not group.wait(PLACE_SECONDS):
+            free = {kind: ray.available_resources().get(kind, 0) for kind in self._bundle}
+            raise ValueError(f"{too_small(living_nodes(), count, self._bundle)}, of which {amounts(free)} are free")
+        self._places = [""] * count  # of each worker, the node
+        self._cores: dict[str, float] = {}  # of each node
+        self._group = group
+        self._look()
+
+    def _look(self) -> None:
+        """Ask the head where the workers' places are. If the head is lost, block or raise an exception."""
+        cores = {node["NodeID"]: node["Resources"].get("CPU", 1) for node in living_nodes()}
+        if self._node not in cores:
+            raise ConnectionError("the node on this machine is dead")
+        if self._group is not None:
+            nodes = placement_group_table(self._group)["bundles_to_node_id"]
+            self._cores |= cores
+            # While Ray looks for another node for the bundle of one that has died, it has none: the last one counts.
+            self._places = [nodes.get(number) or place for number, place in enumerate(self._places)]
+
+    def _watch(self) -> None:
+        """Look at the head until it is lost, or `close` is called. Others do the looking: it may block for ever."""
+        while not self._closing.wait(LOOK_SECONDS):
+            looking, _ = start(self._look)
+            for _ in range(2):  # if this process was stopped for a while, the first wait ends at once
+                wait([looking], SILENCE_SECONDS / 2)
+            error = looking.exception() if looking.done() else f"no answer for {SILENCE_SECONDS:.0f} seconds"
+            if error and not self._closing.is_set():
+                self.failure = f"Ray's head at {self._head} is lost: {error}"
+                return
+
+
+def host(loopback: bool) -> str:
+    """In a worker: return the address to listen on for the other workers. loopback: as the Cluster has it."""
+    return LOOPBACK if loopback else ray.util.get_node_ip_address()
+
+
+def living_nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def plan(nodes: list[dict], count: int, ranks: int, device: str, mine: bool) -> tuple[str, dict[str, float], int]:
+    """Return the device, the resources of each worker's bundle, and how many workers share a GPU.
+
+    ValueError if the nodes do not have as much, used by others or not.
+    """
+    gpus = sum(int(node["Resources"].get("GPU", 0)) for node in nodes)
+    if device == "auto":
+        device = "cuda" if gpus else "cpu"
+    bundle: dict[str, float] = {"CPU": OWN_CORES if mine else ranks}
+    sharing = 1
+    if device == "cuda":
+        if ranks == 1 and gpus:
+            sharing = math.ceil(count / gpus)
+        bundle["GPU"] = ranks if sharing == 1 else math.floor(10_000 / sharing) / 10_000  # Ray counts ten-thousandths
+    room = [min(int(node["Resources"].get(kind, 0) / each) for kind, each in bundle.items()) for node in nodes]
+    if sum(room) < count:
+        raise ValueError(too_small(nodes, count, bundle))
+    return device, bundle, sharing
+
+
+def too_small(nodes: list[dict], count: int, bundle: dict[str, float]) -> str:
+    """Say what was asked for and what there is."""
+    each = [amounts({kind: node["Resources"].get(kind, 0) for kind in bundle}) for node in nodes]
+    machines = f"{len(nodes)} machine{'s' * (len(nodes) != 1)} with {'; '.join(each)}"
+    return f"{count} workers were asked for, each on one machine with {amounts(bundle)}, and Ray has {machines}"
+
+
+def amounts(resources: dict[str, float]) -> str:
+    """ "2 GPUs, 8 CPUs" """
+    return ", ".join(f"{value:g} {kind}{'s' * (value != 1)}" for kind, value in sorted(resources.items(), reverse=True))

@@ -22,12 +22,15 @@ def parse_bytes(text: str | int) -> int:
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
-def kv_bytes_left(loaded: Loaded, tokens: int, rows: int) -> int:
+def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0) -> int:
     """Bytes that keys and values may take beside everything else.
 
     On a CPU, where memory is shared with all that runs there, a fixed modest amount. On a GPU what a step of the
     largest size leaves: `tokens` tokens go through the model, `rows` of them are scored, and the peak is measured. If
     several ranks share the model, it is what the one with the least has left.
+
+    share: the part of the GPU that this process may fill, weights and a step's peak included. Processes that share a
+    GPU load their models at the same time, so what is free at this moment says little about what the others will take.
     """
     if loaded.device.type != "cuda":
         return CPU_KV_BYTES
@@ -42,12 +45,16 @@ def kv_bytes_left(loaded: Loaded, tokens: int, rows: int) -> int:
     del hidden
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(loaded.device)
+    allowed = share * GPU_SHARE * total - before
+    there = free - share * (1 - GPU_SHARE) * total
     # Ranks that share a model take the same decisions only if they have as many pages.
-    left = loaded.shard.least(int(free - (1 - GPU_SHARE) * total - step), loaded.device)
+    left = loaded.shard.least(int(min(allowed, there) - step), loaded.device)
     if left <= 0:
+        part = "" if share == 1 else f", of which this worker may fill {share:.0%} and has filled {before / 2**30:.1f}"
         raise ValueError(
-            f"the GPU has no memory left for keys and values: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free, "
-            f"and a step of {tokens} tokens takes {step / 2**30:.1f}; give a smaller token budget or --dtype bfloat16"
+            f"the GPU has no memory left for keys and values: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
+            f"{part}, and a step of {tokens} tokens takes {step / 2**30:.1f}; give a smaller token budget or "
+            f"--dtype bfloat16"
         )
     return left
 

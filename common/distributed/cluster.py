@@ -104,12 +104,10 @@ class Cluster:
         if self._closing.is_set():
             return
         self._closing.set()
-        if self.mine and self.failure:  # from a head that hangs, Ray would wait for an answer to its goodbye
-            end_processes(self._token)
         if self._joined.done():
             self._thread.join(CLOSE_SECONDS)
         if self.mine:
-            end_processes(self._token)  # some of Ray's notice only half a minute later that it has ended
+            end_processes(self._token)  # if the head was lost, workers would live on for a minute
 
     def _hold(self, address: str | None) -> None:
         """Join Ray, and stay: the thread of this method lives as long as Ray's processes shall."""

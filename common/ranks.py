@@ -13,6 +13,7 @@ through shared memory, and start ranks on other machines too.
 import atexit
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import threading
@@ -69,7 +70,7 @@ class Ranks:
         self._answers: list[SimpleQueue] = []
         atexit.register(self.close)
         try:
-            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            store = open_store()
             model = {"name_or_path": name_or_path, "dtype": self.dtype, "load_format": load_format}
             for rank in range(1, count):
                 self._start(rank)
@@ -218,6 +219,13 @@ def place(count: int, device: str | torch.device, dtype: str | torch.dtype) -> t
         )
     # More threads than cores would wait for each other (threads.py), and every rank for the slowest.
     return device, dtype, max(1, torch.get_num_threads() // count)
+
+
+def open_store() -> dist.TCPStore:
+    """Open the store where all ranks meet, for this machine alone. By itself a TCPStore listens on all addresses."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    port, options = listening.getsockname()[1], {"is_master": True, "wait_for_workers": False}
+    return dist.TCPStore("127.0.0.1", port, **options, master_listen_fd=listening.detach())  # which closes it
 
 
 def meet(store: dist.Store, shard: Shard, device: torch.device) -> None:

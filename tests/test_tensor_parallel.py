@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -134,6 +135,21 @@ def test_text_stop_strings_and_interruptions(two, loaded, monkeypatch):
 
 def interrupt():
     raise KeyboardInterrupt
+
+
+def test_ranks_meet_on_loopback(two):
+    """Linux lists each listening socket of this process with its address, IPv4 addresses from the last byte on."""
+    sockets = Path("/proc/self/net")
+    if not sockets.exists():
+        pytest.skip("NOT RUN, needs /proc")
+    mine = {
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{fd}")
+    }
+    lines = [line.split() for name in ("tcp", "tcp6") for line in (sockets / name).read_text().splitlines()[1:]]
+    listening = [line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in mine]
+    assert "0100007F" in listening and not {"0" * 8, "0" * 32} & set(listening)
 
 
 def test_engines_that_would_not_stay_in_step_are_refused(two):

@@ -20,7 +20,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
@@ -68,8 +67,8 @@ class TensorParallelEngine:
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, request_id: str | None = None
     ) -> Request:
         request = self._engine.add(prompt, params, request_id)  # what it refuses, nobody else hears of
-        told = replace(request.params, seed=request.seed)  # or each would draw a seed of its own
-        self._ranks.tell("add", request.prompt_token_ids, told, request.request_id)
+        # With the seed that this rank has drawn, or each would draw its own; the parameters say if one was asked for.
+        self._ranks.tell("add", request.prompt_token_ids, request.params, request.request_id, request.seed)
         return request
 
     def step(self) -> list[Request]:
@@ -145,8 +144,8 @@ class Follower:
         keep_what_is_loaded()  # a pause for garbage on one rank is a pause for all
         self.answer("built")
 
-    def add(self, token_ids: list[int], params: SamplingParams, request_id: str) -> None:
-        self.engine.add(token_ids, params, request_id)
+    def add(self, token_ids: list[int], params: SamplingParams, request_id: str, seed: int) -> None:
+        self.engine.add(token_ids, params, request_id).seed = seed
 
     def step(self, sampled: list) -> None:
         """sampled: by rank 0, in the step before."""

@@ -92,6 +92,21 @@ def test_without_a_seed_all_ranks_draw_the_same(two):
     engine.check()  # and each step has compared what the ranks sampled
 
 
+def test_without_a_seed_draft_tokens_are_rejected_alike(two, loaded, prompts):
+    """All ranks reject, as one process with the same draw of a seed does. A seed in the parameters means comparison."""
+    params = SamplingParams(max_tokens=24, temperature=1.0, ignore_eos=True)
+    engine, alone = TensorParallelEngine(two, "07", **STAGES["07"]), load_engine("07")(loaded, **STAGES["07"])
+    requests = [engine.add(prompt, params) for prompt in prompts[:4]]
+    twins = [alone.add(prompt, params) for prompt in prompts[:4]]
+    for request, twin in zip(requests, twins, strict=True):
+        twin.seed = request.seed
+    drain(engine)
+    drain(alone)
+    assert [request.token_ids for request in requests] == [twin.token_ids for twin in twins]
+    stats = engine.stats()
+    assert 0 < stats["accepted_tokens"] < stats["draft_tokens"]
+
+
 def test_requests_that_join_late_leave_early_or_are_refused(two, loaded, prompts):
     """In memory that is short, so that some are preempted too."""
     params, short = SamplingParams(max_tokens=24, ignore_eos=True), sorted(prompts, key=len)[:6]
@@ -194,14 +209,14 @@ def test_a_rank_that_is_killed_ends_all(two):
 def test_a_rank_that_fails_says_why(two):
     engine = TensorParallelEngine(two, "05")
     engine.add(STORY, SamplingParams(max_tokens=3000, ignore_eos=True))
-    two.tell("add", [4096], GREEDY, "unknown to rank 0")
+    two.tell("add", [4096], GREEDY, "unknown to rank 0", 0)
     assert_lost(engine, two, "rank 1 of 2 failed: ValueError: token id 4096")
 
 
 def test_a_rank_notices_that_it_has_sampled_something_else(loaded):
     follower = Follower(answer=None)
     follower.engine = load_engine("02")(loaded)
-    follower.add([5, 6, 7], GREEDY, "one")
+    follower.add([5, 6, 7], GREEDY, "one", 0)
     follower.step([])
     [request] = follower.engine.requests.values()
     follower.step([(1, request.token_ids[-1:])])

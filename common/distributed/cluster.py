@@ -92,7 +92,7 @@ class Cluster:
         (common/threads.py).
         """
         node = self._places[number]
-        return max(1, int(self._cores[node]) // self._places.count(node))
+        return max(1, int(self._cores.get(node, 1)) // self._places.count(node))
 
     def gpu_share(self) -> float:
         """Return the part of a GPU's memory that one worker may fill: 1.0 if workers do not share GPUs."""

@@ -1,10 +1,10 @@
-"""Who waits for a long prompt, when prefill and decode share two cores, and when each has one of its own?
+"""Which requests wait for a long prompt, when prefill and decode share two cores, and when each has one of its own?
 
 Method. The same load on stage 07 with both cores, and on one prefill and one decode worker with a core each, as Ray
 runs them: clients that decode without a pause, each with a new short request when its last one has ended, and prompts
-of 1,000 tokens that come at fixed times, none to two in a second. All without HTTP, and without guesses, so that a
-step is a token. Waiting times are those at the router, of what came in the measured seconds. All pools are full of old
-pages when the measurement begins, since memory that is used for the first time is slow.
+of 1,000 tokens that arrive at fixed times, none to two in a second. All without HTTP and without draft tokens, so that
+a step is a token. Waiting times are those at the router, of what arrived in the measured seconds. All pools are full of
+old pages when the measurement begins, since memory that is used for the first time is slow.
 
 Expectation. Stage 07 computes a prompt in pieces of its token budget, and every piece is in a step that all others
 wait for: their longest gaps are as long as a step with a full piece, which is measured alone (the prediction). A decode
@@ -12,17 +12,16 @@ worker never computes a prompt, so its gaps should not depend on the prompts at 
 is no help with prompts, and the other way round. So the first token of a long prompt takes up to twice as long, the
 tokens of all clients together are not more but fewer, and 1,000 tokens' K and V, 8.3 MB, must travel.
 
-    python 08_disaggregated/benchmark.py --soak     kills workers fifty times under load, and compares every answer
+    python 08_disaggregated/benchmark.py --soak kills      ends 50 workers under load, and compares every answer
+    python 08_disaggregated/benchmark.py --soak bursts     an hour of bursts: is every request answered?
 """
 
+import argparse
 import itertools
 import json
-import os
-import signal
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +35,11 @@ sys.path.insert(0, str(STAGE.parent))
 from common.bench import plots
 from common.bench.documents import rounded, write_atomically
 from common.bench.engine_load import record
+from common.bench.fleet_soak import bursts, kills
 from common.bench.hardware import hardware, slug
 from common.bench.harness import Benchmark, Figures, run_benchmark
 from common.bench.metrics import LoadResult, RequestRecord, percentiles
+from common.bench.router_cost import milliseconds
 from common.bench.settings import Settings
 from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
@@ -61,7 +62,6 @@ SIZES = {
     "objectives": {"ttft": 0.5, "longest_gap": 0.05},  # seconds
 }
 QUICK = SIZES | {"clients": 2, "output": [2, 6], "long": 100, "rates": [0, 1], "seconds": 1, "pool": 2000}
-KILLS, KILL_AFTER = 50, (0.5, 3.0)  # seconds after all workers are up
 
 
 @dataclass
@@ -95,7 +95,7 @@ def measure_now(settings: Settings, sizes: dict) -> Figures:
         figures["handoff_gb_per_second"] = figures["handoff_mb"] / figures["handoff_ms"]
     finally:
         engine.close()
-    return figures
+    return figures | {f"router_ms_{phase}": milliseconds(phase) for phase in ("decode", "ready")}
 
 
 def options(loaded: Loaded, sizes: dict) -> dict:
@@ -180,11 +180,13 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
         "predicted_gap_ms": [before["itl_p50_ms"][0]] + [before["full_piece_ms"]] * (len(sizes["rates"]) - 1),
         "itl_p99_ratio": before["itl_p99_ms"][at] / now["itl_p99_ms"][at],
         "itl_worst_ratio": before["itl_worst_ms"][at] / now["itl_worst_ms"][at],
+        "itl_p99_ratio_without_prompts": now["itl_p99_ms"][0] / before["itl_p99_ms"][0],
         "itl_p50_ratio_without_prompts": before["itl_p50_ms"][0] / now["itl_p50_ms"][0],
         "throughput_ratio": now["tokens_per_second"][at] / before["tokens_per_second"][at],
         "throughput_ratio_without_prompts": now["tokens_per_second"][0] / before["tokens_per_second"][0],
         "ttft_long_ratio": now["ttft_long_p50_ms"][at - first] / before["ttft_long_p50_ms"][at - first],
         "ttft_short_ratio": now["ttft_short_p50_ms"][at] / before["ttft_short_p50_ms"][at],
+        "ttft_short_p90_ratio": now["ttft_short_p90_ms"][at] / before["ttft_short_p90_ms"][at],
         "predicted_handoff_mb": -(-sizes["long"] // 16) * 16 * config.kv_bytes_per_token(dtype) / 1e6,
     }
 
@@ -193,7 +195,7 @@ def draw(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     rates, labels = sizes["rates"], {BEFORE: "stage 07", NOW: "stage 08"}
     shorter = figures["itl_p99_ratio"]["median"]
-    message = f"Long prompts no longer hold up those who read along:\np99 of their gaps {shorter:.1f} times shorter"
+    message = f"Long prompts no longer hold up requests that decode:\np99 of their gaps {shorter:.1f} times shorter"
     bounds, lengths = sizes["objectives"], " to ".join(map(str, sizes["output"]))
     remark = (
         f"{sizes['clients']} clients decode ({sizes['short']} tokens in, {lengths} out), and prompts of "
@@ -206,8 +208,8 @@ def draw(document: dict, png: Path) -> None:
         ("itl_worst_ms", "milliseconds", "the longest gap of all"),
         ("ttft_short_p50_ms", "milliseconds", "first token of short prompts, median"),
         ("ttft_long_p50_ms", "milliseconds", "first token of long prompts, median"),
-        ("tokens_per_second", "tokens a second", "throughput of those who decode"),
-        ("goodput", "requests a second", "goodput of those who decode"),
+        ("tokens_per_second", "tokens a second", "throughput of the clients that decode"),
+        ("goodput", "requests a second", "goodput of the clients that decode"),
     ]
     with plots.page(png, document, message, rows=3, columns=2, height=11, remark=remark) as panels:
         for panel, (name, unit, title) in zip(panels, panels_of, strict=True):
@@ -220,69 +222,25 @@ def draw(document: dict, png: Path) -> None:
             panel.set_xlim(0, max(rates))
 
 
-def soak(settings: Settings, kills: int) -> dict:
-    """Kills one worker after another under load. Every answer is compared with that of workers that nobody disturbs."""
-    import ray
-
-    loaded, rng = settings.load(), Random("soak")
-    jobs = [
-        (random_prompt(rng.choice([20, 100, 400]), loaded.config.vocab_size, f"soak {i}"), SamplingParams(
-            max_tokens=rng.choice([1, 20, 80]), ignore_eos=True, temperature=i % 2, seed=i))
-        for i in range(40)
-    ]  # fmt: skip
-    expected = [one.token_ids for one in load_engine(NOW)(loaded).generate(*zip(*jobs, strict=True))]
-    engine = load_engine(NOW)(loaded, decode=2, workers="ray", kv_memory="64M", hang_seconds=5, wait_seconds=120)
-    turns, open_requests, phases, result = itertools.count(), {}, Counter(), Counter()
-    up_since, wait, longest, start = time.monotonic(), 1.0, 0.0, time.monotonic()
-    try:
-        while sum(phases.values()) < kills or engine.has_unfinished:
-            while len(open_requests) < 8 and sum(phases.values()) < kills:
-                number = next(turns) % len(jobs)
-                open_requests[engine.add(*jobs[number])] = number
-            for request in engine.step():
-                if request.finished:
-                    number = open_requests.pop(request)
-                    result["requests"] += 1
-                    result["tokens"] += len(request.token_ids)
-                    result["different"] += request.token_ids != expected[number]
-                    longest = max([longest, *record(request, request.timings.tokens).itl])
-            now = time.monotonic()
-            if not all(handle.up for handle in engine.handles):
-                up_since = now
-            elif now - up_since > wait and sum(phases.values()) < kills:
-                victim = rng.choice(engine.handles)
-                held = [one.phase for one in engine.flights.values() if victim in (one.prefill, one.decode)]
-                try:
-                    process, _ = ray.get(engine.fleet.actors[victim.number].process.remote(), timeout=1)
-                except ray.exceptions.RayError:  # it is dead or stopped already, and that has not been noticed yet
-                    continue
-                os.kill(process, signal.SIGSTOP if rng.random() < 0.1 else signal.SIGKILL)
-                phases[held[-1] if held else "idle"] += 1
-                up_since, wait = now, rng.uniform(*KILL_AFTER)
-                print(
-                    f"{now - start:6.0f} s  kill {sum(phases.values())}: worker {victim.number}, {held}",
-                    file=sys.stderr,
-                )
-        figures = {name: result[name] for name in ("requests", "tokens", "different")}
-        figures |= {"kills": sum(phases.values()), "kills_by_phase": dict(phases), "resumed": engine.resumed}
-        return figures | {"seconds": time.monotonic() - start, "longest_gap_seconds": longest}
-    finally:
-        engine.close()
-
-
-def run_soak() -> None:
+def run_soak(what: str, much: float) -> None:
     settings = Settings()
     machine = hardware(settings.place()[0])
-    document = {"benchmark": "08_disaggregated --soak", "hardware": machine, **soak(settings, KILLS)}
-    text = json.dumps(rounded(document), indent=1)
-    write_atomically(STAGE / "results" / "soak" / f"{slug(machine)}.json", text + "\n")
+    figures = {"kills": kills, "bursts": bursts}[what](settings, much)
+    text = json.dumps(
+        rounded({"benchmark": f"08_disaggregated --soak {what}", "hardware": machine, **figures}), indent=1
+    )
+    write_atomically(STAGE / "results" / "soak" / f"{slug(machine)}-{what}.json", text + "\n")
     print(text)
-    sys.exit(document["different"] > 0)
+    sys.exit(figures.get("different", 0) + figures.get("unanswered", 0) + figures.get("failed", 0) > 0)
 
 
 if __name__ == "__main__":
     if "--soak" in sys.argv:
-        run_soak()
+        parser = argparse.ArgumentParser(description="A soak of the server that `python3 course.py serve 08` starts.")
+        parser.add_argument("--soak", choices=["kills", "bursts"], required=True)
+        parser.add_argument("--much", type=float, metavar="N", help="kills (default: 50), or minutes (default: 60)")
+        args = parser.parse_args()
+        run_soak(args.soak, args.much or {"kills": 50, "bursts": 60}[args.soak])
     run_benchmark(
         Benchmark(
             script=Path(__file__).resolve(),

@@ -9,7 +9,7 @@ from common.loader import Loaded
 from common.request import Request
 from common.sampling import SamplingParams
 
-from .engine import Engine, Worker
+from .engine import Engine, WorkerEngine
 
 STORIES = ("a fox", "a baker", "a lighthouse")
 COLUMNS = 72
@@ -27,11 +27,14 @@ def show_arrival(loaded: Loaded) -> list[Request]:
     """The same arrival twice, on the same cores: all of them for one worker, and half of them for each of two."""
     filler = loaded.tokenizer("Passage: " + "The weather is mild. A cat sleeps on the wall. " * 170)["input_ids"]
     heading(f"{len(STORIES)} requests decode, and a prompt of {len(filler)} tokens arrives")
-    console.print("  █ a token comes   · none does   ▓ the prompt is computed")
-    runs = {"together: one worker": arrive(Worker(loaded, **OPTIONS), loaded, filler)}
-    apart = Engine(loaded, workers="ray", **OPTIONS)
+    console.print("  [green]█[/green] a token   [red]·[/red] no token   [yellow]▓[/yellow] the prompt is computed")
+    with console.status("one worker does everything"):
+        runs = {"together: one worker": arrive(WorkerEngine(loaded, **OPTIONS), loaded, filler)}
+    with console.status("starting two processes under Ray"):
+        apart = Engine(loaded, workers="ray", **OPTIONS)
     try:
-        runs["apart: a prefill and a decode worker"] = arrive(apart, loaded, filler)
+        with console.status("one worker computes prompts, another one decodes"):
+            runs["apart: a prefill and a decode worker"] = arrive(apart, loaded, filler)
     finally:
         apart.close()
     column = max(width(requests) for requests, _ in runs.values()) / COLUMNS
@@ -43,16 +46,18 @@ def show_arrival(loaded: Loaded) -> list[Request]:
     for name, (requests, _) in runs.items():
         reader = requests[-1]
         drawn = bar(gaps[name], max(gaps.values()), 24)
-        console.print(f"  longest wait for a next token {1e3 * gaps[name]:5.0f} ms  [red]{drawn}[/red]  {name}")
+        console.print(
+            f"  longest wait for a next token {1e3 * gaps[name]:5.0f} ms  [red]{drawn}[/red]  {name}", soft_wrap=True
+        )
         first = 1e3 * reader.timings.time_to_first_token
         console.print(f"  first token of the prompt     {first:5.0f} ms", highlight=False)
     bytes_per_token = loaded.config.kv_bytes_per_token(loaded.dtype)
-    console.print(f"  pages handed over for the prompt: {len(filler) * bytes_per_token / 1e6:.1f} MB")
+    console.print(f"  handed over for the prompt: {len(filler) * bytes_per_token / 1e6:.1f} MB of K and V")
     return [request for requests, _ in runs.values() for request in requests]
 
 
 def arrive(engine: BaseEngine, loaded: Loaded, filler: list[int]) -> tuple[list[Request], list[tuple[float, float]]]:
-    """The requests, the late one last, and when its prompt was being computed."""
+    """Return the requests, the late one last, and the spans of time in which its prompt was computed."""
     vocab = range(1000, 1000 + len(filler))
     for start in range(4):  # memory that is used for the first time is slow
         engine.generate([[(token * 7 + start) % 4000 for token in vocab]], SamplingParams(max_tokens=2))
@@ -81,7 +86,7 @@ def width(requests: list[Request]) -> float:
 
 
 def draw(requests: list[Request], phases: list[tuple[float, float]], column: float) -> float:
-    """A row for each request, a column for each slice of time; returns the longest gap of those who decode."""
+    """Draw a row for each request, a column for each slice of time; return the longest gap of the decoding ones."""
     start, *_, reader = begin(requests), requests[-1]
     names = [*STORIES, "the long prompt"]
     longest = 0.0

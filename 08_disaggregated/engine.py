@@ -43,6 +43,7 @@ class WorkerEngine(BaseEngine):
     the CPU, on a GPU what a step leaves. page_size: tokens in a page. attention: a backend of common.attention.
     NEW in 07: draft: a model as for `load_model`, or "lookup"; "auto" is the bundled draft for the bundled target.
     num_draft_tokens: proposals for each request in a step, always so many; None: as many as pay.
+    NEW in 08: gpu_share: the part of a GPU's memory that this worker may fill.
     """
 
     def __init__(
@@ -55,13 +56,16 @@ class WorkerEngine(BaseEngine):
         attention: str = "auto",
         draft: str = "auto",
         num_draft_tokens: int | None = None,
+        gpu_share: float = 1.0,
     ):
         super().__init__(loaded)
         draft_model = load_draft_model(draft, loaded)
         backend, self.why = choose_attention(attention, self.device, self.dtype, self.config.head_dim, page_size)
         self.why += f", draft={draft_model.name if draft_model else 'lookup'}"
         # NEW in 05: memory is counted in pages. NEW in 07: a page has its place in both models' pools.
-        budget = kv_bytes_left(loaded, token_budget, token_budget) if kv_memory is None else parse_bytes(kv_memory)
+        # NEW in 08: several workers may share a GPU.
+        left = kv_bytes_left(loaded, token_budget, token_budget, gpu_share) if kv_memory is None else kv_memory
+        budget = parse_bytes(left)
         models = [loaded, draft_model] if draft_model else [loaded]
         num_pages = budget // (page_size * sum(model.config.kv_bytes_per_token(self.dtype) for model in models))
         self.cache = KVCache(loaded, num_pages, page_size, backend)
@@ -163,9 +167,10 @@ class Engine(Router):
     """NEW in 08: The engine is a router in front of `prefill` and `decode` workers, which run a WorkerEngine each.
 
     workers: "local" for workers in this process, one after the other; "ray" for a process each, on this machine or on
-    the cluster at ray_address. prefill_options, decode_options: options of WorkerEngine for one kind of worker, over
-    those for both. device, dtype, load_format: for workers that load the model themselves; None: as `loaded` has it.
-    hang_seconds: a silent worker is ended and replaced. wait_seconds: how long requests wait while no worker is up.
+    the cluster at ray_address. tensor_parallel: processes that share each worker's model (Ray only). hang_seconds: a
+    silent worker is ended and replaced. wait_seconds: how long requests wait while no worker is up. prefill_options,
+    decode_options: options of WorkerEngine for one kind of worker, over those for both. device, dtype, load_format: for
+    workers that load the model themselves; None: as `loaded` has it.
     """
 
     def __init__(
@@ -177,6 +182,7 @@ class Engine(Router):
         ray_address: str | None = None,
         hang_seconds: float = 60.0,
         wait_seconds: float = 60.0,
+        tensor_parallel: int = 1,
         prefill_options: dict[str, Any] | None = None,
         decode_options: dict[str, Any] | None = None,
         max_running: int = 64,
@@ -195,6 +201,13 @@ class Engine(Router):
             raise ValueError(
                 f"there must be a worker of either kind, not {prefill} for prefill and {decode} for decode"
             )
+        if tensor_parallel > 1 and (workers == "local" or num_draft_tokens is None):
+            raise ValueError(
+                "workers that several ranks share are processes under Ray, which have to take the same decisions: "
+                "give --workers ray and a fixed --num-draft-tokens"
+            )
+        if kv_memory is None and loaded.device.type == "cuda" and workers == "local":
+            kv_memory = kv_bytes_left(loaded, token_budget, token_budget) // (prefill + decode)
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
         options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs}
         # A prefill worker has one token to find, and nothing to draft.
@@ -216,7 +229,7 @@ class Engine(Router):
                 "dtype": dtype or str(loaded.dtype).removeprefix("torch."),
                 "load_format": load_format,
             }
-            fleet = RayFleet(model, each, ray_address, hang_seconds)
+            fleet = RayFleet(model, each, tensor_parallel, ray_address, hang_seconds)
         else:
             raise ValueError(f"workers must be 'local' or 'ray', not {workers!r}")
         try:

@@ -16,20 +16,26 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
+import torch
+
 from common.accelerate import make_engine
 from common.distributed.channel import Door, connect
 from common.distributed.cluster import Cluster, host, ray
+from common.distributed.ranked import POLL_SECONDS, OnAllRanks, RankedTransport
 from common.distributed.tcp_transport import TcpTransport
 from common.garbage import keep_what_is_loaded
-from common.loader import load_model
+from common.loader import Loaded, load_model
+from common.ranks import Ranks
 from common.threads import on_a_passing_thread
 
+from .engine import WorkerEngine
 from .fleet import Event, Fleet
 from .messages import Lost, Mail
 from .worker import CLOSED, LOOK, Worker, collect
 
 START_SECONDS = 600.0  # for a process to start and load its model
 CONNECT_SECONDS = 30.0  # for router and worker to find each other
+CLOSE_SECONDS = 5.0  # for a keeper to notice that its worker has been ended
 AGAIN_SECONDS, MOST_SECONDS = 1.0, 30.0  # from the loss of a worker to the next start, which doubles while starts fail
 
 log = logging.getLogger("router")
@@ -38,17 +44,17 @@ log = logging.getLogger("router")
 class WorkerProcess:
     """The Ray actor. Its methods run one after another, on one thread, which is the engine's."""
 
-    def load(self, model: dict[str, Any], options: dict[str, Any], threads: int, gpu_share: float, loopback: bool):
-        import torch
-
-        from .engine import WorkerEngine
-
+    def load(self, model: dict[str, Any], options: dict[str, Any], ranks: int, threads: int, loopback: bool) -> None:
+        """Load the model and make the worker, which spans `ranks` processes of this machine."""
         torch.set_num_threads(threads)
-        loaded = on_a_passing_thread(lambda: load_model(**model))
-        engine = on_a_passing_thread(lambda: make_engine(WorkerEngine, loaded, **options))
-        keep_what_is_loaded()
         self.host = host(loopback)
-        self.worker = Worker(engine, TcpTransport(self.host))
+        if ranks == 1:
+            loaded = on_a_passing_thread(lambda: load_model(**model))
+            engine = on_a_passing_thread(lambda: make_engine(WorkerEngine, loaded, **options))
+            self.worker = Worker(engine, TcpTransport(self.host))
+        else:
+            self.worker = worker_on_ranks(Ranks(ranks, **model), options, self.host)
+        keep_what_is_loaded()
 
     def listen(self) -> tuple[tuple[str, int], bytes]:
         """Open a door for the router; return its address and key."""
@@ -62,9 +68,24 @@ class WorkerProcess:
         with self.door.accept(CONNECT_SECONDS) as connection:
             connection.send(self.worker.hello())
             threading.Thread(target=receive, args=(connection, mailbox), daemon=True).start()
-            with suppress(ConnectionError):
-                self.worker.run(mailbox, connection.send)
+            with suppress(BrokenPipeError, ConnectionResetError):  # the router is gone
+                Worker.run(self.worker, mailbox, connection.send)
         self.worker.clear()
+
+
+def make_worker(loaded: Loaded, options: dict[str, Any], host: str) -> Worker:
+    """One rank's part of a worker."""
+    transport = RankedTransport(TcpTransport(host), loaded.shard, loaded.device)
+    return Worker(make_engine(WorkerEngine, loaded, **options), transport)
+
+
+def worker_on_ranks(ranks: Ranks, options: dict[str, Any], host: str) -> OnAllRanks:
+    with ranks.in_step():
+        ranks.tell("make", __name__, "make_worker", options, host)
+        worker = make_worker(ranks.loaded, options, host)
+    ranks.answers()
+    worker.poll_seconds = POLL_SECONDS
+    return OnAllRanks(worker, ranks)
 
 
 def receive(connection: Connection, mailbox: "SimpleQueue[Mail | None]") -> None:
@@ -82,19 +103,32 @@ def transmit(connection: Connection, outbox: "SimpleQueue[Mail]") -> None:
 
 
 class RayFleet(Fleet):
-    """A process for each of `options`, in a Ray cluster. model: arguments of `load_model`; weights do not travel."""
+    """A process for each of `options`, in a Ray cluster. model: arguments of `load_model`; weights do not travel.
 
-    def __init__(self, model: dict[str, Any], options: list[dict[str, Any]], address: str | None, hang_seconds: float):
-        self.cluster = Cluster(address, len(options), device=model["device"])
-        self.description = self.cluster.description
-        self.model, self.options, self.hang_seconds = model | {"device": self.cluster.device}, options, hang_seconds
+    ranks: processes, on one machine, that share each worker's model.
+    """
+
+    def __init__(
+        self,
+        model: dict[str, Any],
+        options: list[dict[str, Any]],
+        ranks: int,
+        address: str | None,
+        hang_seconds: float,
+    ):
+        self.cluster = Cluster(address, len(options), ranks, model["device"])
+        self.description = self.cluster.description + (f" of {ranks} ranks" if ranks > 1 else "")
+        self.model, self.ranks, self.hang_seconds = model | {"device": self.cluster.device}, ranks, hang_seconds
+        self.options = [one | {"gpu_share": self.cluster.gpu_share()} for one in options]
         self.closing = threading.Event()
         self.inbox: SimpleQueue[Event] = SimpleQueue()
         self.outboxes: dict[int, SimpleQueue[Mail]] = {}  # of workers that are up
         self.connections: dict[int, Connection] = {}
         self.actors: dict[int, Any] = {}
-        for number in range(len(options)):
-            threading.Thread(target=self._keep, args=(number,), name=f"keeper {number}", daemon=True).start()
+        keepers = [partial(self._keep, number) for number in range(len(options))]
+        self.keepers = [threading.Thread(target=keep, name="keeper", daemon=True) for keep in keepers]
+        for keeper in self.keepers:
+            keeper.start()
 
     def send(self, number: int, mail: Mail) -> None:
         if outbox := self.outboxes.get(number):
@@ -108,6 +142,11 @@ class RayFleet(Fleet):
 
     def close(self) -> None:
         self.closing.set()
+        for actor in list(self.actors.values()):
+            with suppress(Exception):
+                ray.kill(actor)  # which ends its connection, and what its keeper waits for
+        for keeper in self.keepers:
+            keeper.join(CLOSE_SECONDS)
         self.cluster.close()
 
     def _keep(self, number: int) -> None:
@@ -124,6 +163,8 @@ class RayFleet(Fleet):
                 with connect(address, key) as connection:
                     met, pause = True, AGAIN_SECONDS
                     self._talk(number, connection)
+                if self.closing.is_set():
+                    return
                 ray.get(run, timeout=self.hang_seconds)  # raises what has ended the process, if it has ended
             except Exception as error:
                 if self.closing.is_set():
@@ -140,7 +181,7 @@ class RayFleet(Fleet):
 
     def _start(self, number: int) -> Any:
         actor = ray.remote(WorkerProcess).options(**self.cluster.actor_options(number)).remote()
-        here = self.cluster.threads(number), self.cluster.gpu_share(), self.cluster.loopback
+        here = self.ranks, self.cluster.threads(number), self.cluster.loopback
         try:
             ray.get(actor.load.remote(self.model, self.options[number], *here), timeout=START_SECONDS)
         except BaseException:

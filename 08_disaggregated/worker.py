@@ -9,6 +9,7 @@ On the decode side an order passes three queues, which SGLang's decode server ha
 `in_transfer`, and the scheduler's `running`.
 """
 
+import math
 import os
 import socket
 import time
@@ -31,7 +32,10 @@ class Worker:
     """An engine, its transport and its orders. `engine` is the stage's WorkerEngine.
 
     wake: called from any thread when a transfer has ended, since an idle worker sleeps until there is mail.
+    poll_seconds: how often to look at transfers all the same.
     """
+
+    poll_seconds = math.inf
 
     def __init__(self, engine, transport: KVTransport, wake: Callable[[], None] = lambda: None):
         self.engine, self.transport, self.wake = engine, transport, wake
@@ -50,7 +54,11 @@ class Worker:
     def run(self, mailbox: "SimpleQueue[Mail | None]", send: Callable[[Report], None]) -> None:
         """The loop: a turn after another while there is something to compute, else a turn for each mail."""
         busy, beat = False, time.monotonic()
-        while CLOSED not in (mail := collect(mailbox, 0 if busy else max(0, beat - time.monotonic()))):
+        while True:
+            patience = 0 if busy else max(0, beat - time.monotonic())
+            mail = collect(mailbox, min(patience, self.poll_seconds) if self.in_transfer else patience)
+            if CLOSED in mail:
+                return
             due = time.monotonic() >= beat
             for one in mail:
                 if one is not LOOK:

@@ -116,7 +116,8 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
     model = {"device": args.device, "dtype": args.dtype, "load_format": args.load_format}
     options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
     options |= {"graphs": args.graphs, "overlap": args.overlap}
-    if args.tensor_parallel == 1:
+    of_workers = "tensor_parallel" in options  # each of its workers is shared by ranks, and this process is none
+    if args.tensor_parallel == 1 or of_workers:
         loaded = load_model(args.model, **model)
         return loaded, make_engine(engine_class, loaded, **options)
     if args.demo:  # it builds engines of its own, of which the other ranks would not know

@@ -9,6 +9,7 @@ That holds for engines that decide by what they know. One that decides by what i
 would decide something else on each rank; such engines are refused.
 """
 
+import importlib
 import inspect
 import math
 import os
@@ -143,6 +144,15 @@ class Follower:
         self.engine = make_engine(load_engine(stage), self.loaded, **options)
         keep_what_is_loaded()  # a pause for garbage on one rank is a pause for all
         self.answer("built")
+
+    def make(self, module: str, function: str, options: dict[str, Any], *arguments: Any) -> None:
+        """Make something else than an engine, whose methods are then to be called."""
+        self.engine = getattr(importlib.import_module(module), function)(self.loaded, options, *arguments)
+        keep_what_is_loaded()
+        self.answer("made")
+
+    def call(self, method: str, *arguments: Any) -> None:
+        getattr(self.engine, method)(*arguments)
 
     def add(self, token_ids: list[int], params: SamplingParams, request_id: str, seed: int) -> None:
         self.engine.add(token_ids, params, request_id).seed = seed

@@ -1,0 +1,101 @@
+"""A worker of stage 08 whose model several ranks share (common/parallel.py): every rank runs the same worker.
+
+Rank 0 has the mailbox. It tells the others what it reads and when it takes a turn, and then all do the same with their
+own part of every page. Only one thing could differ between ranks: when pages have arrived. So ranks ask each other, and
+a transfer is done when it is done on all of them. Each rank fetches its part from the rank of its own number.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..parallel import Shard
+from ..ranks import Ranks
+
+FAILED, PENDING, DONE = 0, 1, 2
+POLL_SECONDS = 0.002  # an idle rank 0 does not hear when another rank's pages have arrived, and looks this often
+
+
+class RankedTransport:
+    """The transports of all ranks as one. A ticket is the list of their tickets, by rank."""
+
+    def __init__(self, transport, shard: Shard, device: torch.device):
+        self.transport, self.shard, self.device = transport, shard, device
+
+    def register(self, pools: Sequence[Tensor]) -> None:
+        self.transport.register(pools)
+
+    def send(self, key: str, pages: Sequence[int]) -> list[Any]:
+        tickets: list[Any] = [None] * self.shard.ranks
+        dist.all_gather_object(tickets, self.transport.send(key, pages))
+        return tickets
+
+    def receive(
+        self, ticket: list[Any], skip: int, pages: Sequence[int], on_done: Callable[[], None]
+    ) -> "RankedTransfer":
+        transfer = self.transport.receive(ticket[self.shard.rank], skip, pages, on_done)
+        return RankedTransfer(transfer, self.shard, self.device)
+
+    def abort(self, key: str) -> None:
+        self.transport.abort(key)
+
+    def clear(self) -> None:
+        self.transport.clear()
+
+
+class RankedTransfer:
+    """One rank's part of a transfer, which ends as the others' parts do."""
+
+    def __init__(self, transfer, shard: Shard, device: torch.device):
+        self.transfer, self.ranks, self.device = transfer, shard.ranks, device
+
+    @property
+    def bytes(self) -> int:
+        return self.transfer.bytes * self.ranks
+
+    @property
+    def seconds(self) -> float:
+        return self.transfer.seconds
+
+    def done(self) -> bool:
+        """As for every transfer; all ranks have to ask at the same time, and get the same answer."""
+        reason = "another rank's part has failed"
+        try:
+            state = DONE if self.transfer.done() else PENDING
+        except ConnectionError as error:
+            state, reason = FAILED, str(error)
+        least = torch.tensor(state, device=self.device)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        if least == FAILED:
+            raise ConnectionError(reason)
+        return bool(least == DONE)
+
+    def cancel(self) -> None:
+        self.transfer.cancel()
+
+
+class OnAllRanks:
+    """Rank 0's worker, which has the others do what it does. Attributes are those of the worker."""
+
+    def __init__(self, worker, ranks: Ranks):
+        self._worker, self._ranks = worker, ranks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
+
+    def read(self, mail) -> None:
+        self._do("read", mail)
+
+    def turn(self, heartbeat: bool = False):
+        return self._do("turn", heartbeat)
+
+    def clear(self) -> None:
+        self._do("clear")
+
+    def _do(self, method: str, *arguments) -> Any:
+        with self._ranks.in_step():
+            self._ranks.tell("call", method, *arguments)
+            return getattr(self._worker, method)(*arguments)

@@ -1,0 +1,120 @@
+"""Connections with a key: what a stranger can do at a door, and that it stays shut for strangers."""
+
+import errno
+import socket
+import threading
+
+import pytest
+
+from common.distributed import channel
+from common.distributed.channel import Door, connect
+
+
+def accept(door, seconds=20.0):
+    """`door.accept` on a thread; the list gets its result, or its exception."""
+    result = []
+
+    def run():
+        try:
+            result.append(door.accept(seconds))
+        except BaseException as error:
+            result.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, result
+
+
+def test_messages_go_both_ways():
+    door = Door("127.0.0.1")
+    thread, result = accept(door)
+    with connect(door.address, door.key) as here:
+        thread.join()
+        with result[0] as there:
+            here.send({"a": [1, 2]})
+            there.send("b" * 10**6)
+            assert there.recv() == {"a": [1, 2]} and len(here.recv()) == 10**6
+    with pytest.raises(OSError):
+        connect(door.address, door.key)  # the door is closed behind the first one
+
+
+def test_the_wrong_key_opens_no_door():
+    door = Door("127.0.0.1")
+    thread, result = accept(door)
+    with pytest.raises(OSError):
+        connect(door.address, bytes(32))
+    with connect(door.address, door.key):
+        thread.join()
+        result[0].close()
+
+
+def test_a_door_that_does_not_know_the_key_is_not_trusted():
+    """A stranger who listens in the worker's place, and takes any key for right."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+
+        def welcome_all():
+            peer, _ = stranger.accept()
+            with channel.Connection(peer.detach()) as connection:
+                connection.send_bytes(b"#CHALLENGE#" + bytes(40))
+                connection.recv_bytes()
+                connection.send_bytes(b"#WELCOME#")
+                connection.recv_bytes()
+                connection.send_bytes(bytes(16))
+
+        threading.Thread(target=welcome_all, daemon=True).start()
+        with pytest.raises(OSError):
+            connect(stranger.getsockname(), bytes(32))
+
+
+def test_silent_strangers_do_not_block_the_door(monkeypatch):
+    monkeypatch.setattr(channel, "MOST_HANDSHAKES", 4)
+    door = Door("127.0.0.1")
+    thread, result = accept(door, 60.0)
+    strangers = [socket.create_connection(door.address) for _ in range(3)]
+    with connect(door.address, door.key):
+        thread.join()
+        result[0].close()
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_silent_door_is_left_after_the_deadline(monkeypatch):
+    monkeypatch.setattr(channel, "HANDSHAKE_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(OSError):
+        connect(silent.getsockname(), bytes(32))
+
+
+def test_a_door_without_a_visitor_closes():
+    with pytest.raises(TimeoutError, match="no peer with the key"):
+        Door("127.0.0.1").accept(0.3)
+
+
+def test_an_error_of_accept_does_not_close_the_door(monkeypatch):
+    """After one EMFILE the loop once ended for good, while all looked well."""
+    door = Door("127.0.0.1")
+    failures = [OSError(errno.EMFILE, "too many open files")] * 3
+
+    class Listener:
+        def __init__(self, listener):
+            self.listener = listener
+
+        def accept(self):
+            if failures:
+                raise failures.pop()
+            return self.listener.accept()
+
+        def __getattr__(self, name):
+            return getattr(self.listener, name)
+
+    door.listener = Listener(door.listener)
+    thread, result = accept(door)
+    with connect(door.address, door.key):
+        thread.join()
+        result[0].close()
+    assert not failures
+
+
+def test_it_listens_on_its_host_alone():
+    door = Door("127.0.0.1")
+    assert door.address[0] == "127.0.0.1"
+    door.close()

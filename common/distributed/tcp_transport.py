@@ -1,0 +1,216 @@
+"""The contents of K/V pages travel between processes over TCP, on one machine or several.
+
+The sender offers pages under a key (`send`) and hands out a ticket. A receiver with the ticket, and with reserved pages
+of its own, fetches the contents straight into them (`receive`), while both processes go on computing. The offer stands
+until the sender withdraws it (`abort`): if the receiver dies halfway, another one fetches the same pages again.
+
+On the CPU bytes go from the pages to the socket and from the socket to the pages; pages on a GPU pass through host
+memory. Production engines move them from GPU to GPU, by RDMA or NVLink (NIXL, Mooncake).
+"""
+
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from .interruptible_socket import InterruptibleSocket
+from .page_bytes import bytes_of, check_pools, layout, on_host, page_views, staged_views
+from .page_handshake import MAX_KEY_BYTES, Handshake, Ticket
+from .tcp_transfer import TcpTransfer, allowed_seconds, family_of
+
+MAX_CONNECTIONS = 128  # accepted at once, strangers included; each has a thread and three descriptors
+MAX_FETCHES = 16  # transfers that one transport receives at once, each with a thread; the others wait their turn
+HANDSHAKE_SECONDS = 5.0  # from accepting a connection to its proof; a receiver needs milliseconds
+CROWDED_SECONDS = 1.0  # what is left of it once another connection waits for one of MAX_CONNECTIONS to end
+ACCEPT_PAUSE_SECONDS = 0.1  # after an error, such as having no descriptors left: they may be back then
+
+logger = logging.getLogger(__name__)
+
+
+class TcpTransport:
+    """Offers pages of the registered pools to other processes, and fetches theirs. Every method is for any thread."""
+
+    def __init__(self, host: str = "127.0.0.1"):
+        """Listen on this address only, on a port that the system chooses."""
+        self.pools: list[Tensor] = []
+        self._secret = secrets.token_bytes(32)
+        self._offers: dict[str, list[int]] = {}
+        self._connections: dict[InterruptibleSocket, list[int] | None] = {}  # None: has not proved itself
+        self._queued: deque[TcpTransfer] = deque()
+        self._transfers: set[TcpTransfer] = set()  # that have not ended: queued or under way
+        self._fetchers = 0
+        self._lock = threading.Condition()  # for all of these; a connection that leaves notifies
+        listener = socket.create_server((host, 0), family=family_of(host))
+        self.host, self.port = listener.getsockname()[:2]
+        self._closing = threading.Event()
+        self._listener = InterruptibleSocket(listener, stall=float("inf"))
+        self._acceptor = threading.Thread(target=self._accept, name="page transport", daemon=True)
+        self._acceptor.start()
+
+    def register(self, pools: Sequence[Tensor]) -> None:
+        """Take pages from these pools, and put them there: each [layers, pages, ...], contiguous, on the same device.
+
+        A page number means the same in all of them. Raise ValueError for pools that are not like that.
+        """
+        check_pools(pools)
+        self.pools = list(pools)
+
+    def send(self, key: str, pages: Sequence[int]) -> Ticket:
+        """Offer these pages until `abort(key)`; they must not change before. An older offer of the key is withdrawn."""
+        if len(key.encode()) > MAX_KEY_BYTES:
+            raise ValueError(f"the key {key[:20]!r}... has more than {MAX_KEY_BYTES} bytes: use a shorter one")
+        pages = self._existing(pages)
+        self.abort(key)
+        with self._lock:
+            self._offers[key] = pages
+        return Ticket(self.host, self.port, self._secret, key)
+
+    def receive(
+        self, ticket: Ticket, skip: int, pages: Sequence[int], on_done: Callable[[], None] | None = None
+    ) -> TcpTransfer:
+        """Start to fetch the offered pages, except for the first `skip`, into `pages`, in this order.
+
+        `on_done` is called once, from any thread, when the transfer has succeeded or failed.
+        """
+        transfer = TcpTransfer(self.pools, ticket, skip, self._existing(pages), on_done)
+        with self._lock:
+            self._transfers.add(transfer)
+            self._queued.append(transfer)
+            start = self._fetchers < MAX_FETCHES
+            self._fetchers += start
+        if start:
+            try:
+                threading.Thread(target=self._fetch, name="page fetcher", daemon=True).start()
+            except (RuntimeError, MemoryError) as error:  # the system has no thread left
+                self._fail_queued(error)
+        if self._closing.is_set():
+            transfer.cancel()
+        return transfer
+
+    def abort(self, key: str) -> None:
+        """Withdraw an offer; unknown keys are ignored. The pages may change afterwards."""
+        with self._lock:
+            if (offer := self._offers.pop(key, None)) is not None:
+                for connection, served in self._connections.items():
+                    if served is offer:
+                        connection.stop()
+
+    def clear(self) -> None:
+        """Withdraw all offers."""
+        for key in list(self._offers):
+            self.abort(key)
+
+    def close(self) -> None:
+        """Stop listening, withdraw all offers, end all connections and transfers. Calling it again is harmless."""
+        self._closing.set()
+        self._listener.stop()
+        with self._lock:
+            self._offers.clear()
+            for connection in self._connections:
+                connection.stop()
+            self._lock.notify_all()
+            transfers = list(self._transfers)
+        for transfer in transfers:
+            transfer.cancel()
+        self._acceptor.join()
+
+    def _existing(self, pages: Sequence[int]) -> list[int]:
+        count = self.pools[0].shape[1] if self.pools else 0
+        for page in pages:
+            if not 0 <= page < count:
+                raise ValueError(f"there is no page {page}: the registered pools have {count} pages")
+        return list(pages)
+
+    def _fail_queued(self, error: Exception) -> None:
+        """A fetcher could not start: end the queued transfers, unless another fetcher will come to them."""
+        with self._lock:
+            self._fetchers -= 1
+            failed = [] if self._fetchers else list(self._queued)
+            self._transfers.difference_update(failed)
+            if failed:
+                self._queued.clear()
+        for transfer in failed:
+            transfer.end(error)
+
+    def _fetch(self) -> None:
+        """On a thread: run transfers until none is queued."""
+        while True:
+            with self._lock:
+                if not self._queued:
+                    self._fetchers -= 1
+                    return
+                transfer = self._queued.popleft()
+            transfer.run()
+            with self._lock:
+                self._transfers.discard(transfer)
+
+    def _accept(self) -> None:
+        """On a thread: serve every connection on one of its own, until `close`. No error ends it."""
+        logged = ""  # the same trouble is logged once
+        with self._listener:
+            while not self._closing.is_set():
+                try:
+                    self._admit(InterruptibleSocket(self._listener.accept()))
+                    logged = ""
+                except Exception as error:  # no descriptors, memory or threads left; or the peer is gone already
+                    if not self._closing.wait(ACCEPT_PAUSE_SECONDS) and repr(error) != logged:
+                        logged = repr(error)
+                        logger.warning("%s:%s cannot accept connections, and retries: %s", self.host, self.port, logged)
+
+    def _admit(self, connection: InterruptibleSocket) -> None:
+        """Start a thread for the connection once there is room; connections without a proof make room before long."""
+        with self._lock:
+            while len(self._connections) >= MAX_CONNECTIONS and not self._closing.is_set():
+                for other, offer in self._connections.items():
+                    if offer is None:
+                        other.deadline = min(other.deadline, time.monotonic() + CROWDED_SECONDS)
+                self._lock.wait()
+            connection.deadline = time.monotonic() + HANDSHAKE_SECONDS
+            self._connections[connection] = None
+            if self._closing.is_set():
+                connection.stop()
+        try:
+            threading.Thread(target=self._serve, args=(connection,), name="page server", daemon=True).start()
+        except BaseException:
+            self._dismiss(connection)
+            raise
+
+    def _dismiss(self, connection: InterruptibleSocket) -> None:
+        connection.close()
+        with self._lock:
+            del self._connections[connection]
+            self._lock.notify_all()
+
+    def _serve(self, connection: InterruptibleSocket) -> None:
+        try:
+            self._answer(connection)
+        except OSError as error:
+            logger.debug("a connection ended early: %r", error)
+        except Exception:
+            logger.exception("pages could not be sent")
+        finally:
+            self._dismiss(connection)
+
+    def _answer(self, connection: InterruptibleSocket) -> None:
+        """Send the pages that the receiver asks for; raise OSError for a receiver that is slow, gone or a stranger."""
+        handshake = Handshake(connection, self._secret)
+        key, skip, count = handshake.hear()
+        with self._lock:
+            offer = self._connections[connection] = self._offers.get(key)
+        if offer is None:
+            handshake.reply({"error": "they are not on offer: they were withdrawn, or never offered"})
+            return
+        pages, pools = offer[skip:], self.pools
+        handshake.reply({"layout": layout(pools), "pages": len(pages)})
+        if len(pages) != count:
+            return
+        connection.deadline = time.monotonic() + allowed_seconds(bytes_of(pools, pages))
+        connection.write(page_views(pools, pages) if on_host(pools) else staged_views(pools, pages))
+        # The pages may have been withdrawn, and overwritten, while they were read: then `abort` has stopped this
+        # connection, the last proof cannot be sent, and the receiver does not take the pages for complete.
+        handshake.complete()

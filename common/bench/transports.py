@@ -25,7 +25,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import numpy
 import torch
 
-from common.stages import load_stage_module
+from common.distributed.tcp_transport import TcpTransport
 
 from .documents import rounded, write_atomically
 from .hardware import hardware
@@ -66,22 +66,22 @@ def copy() -> list[float]:
 
 
 def tcp_sender(queue, done) -> None:
-    transport = load_stage_module("08", "transport").TcpTransport()
+    transport = TcpTransport()
     transport.register(list(torch.from_numpy(pool())))
-    queue.put({count: tuple(transport.send(str(count), places(count).tolist())) for count in COUNTS})
+    queue.put({count: transport.send(str(count), places(count).tolist()) for count in COUNTS})
     done.wait()
 
 
 def tcp(context) -> list[float]:
     """What stage 08 uses."""
-    module, queue, done = load_stage_module("08", "transport"), context.Queue(), context.Event()
+    queue, done = context.Queue(), context.Event()
     sender = context.Process(target=tcp_sender, args=(queue, done))
     sender.start()
-    tickets, receiver = queue.get(), module.TcpTransport()
+    tickets, receiver = queue.get(), TcpTransport()
     receiver.register(list(torch.from_numpy(pool())))
 
     def move(count: int) -> None:
-        transfer = receiver.receive(module.Ticket(*tickets[count]), 0, places(count).tolist())
+        transfer = receiver.receive(tickets[count], 0, places(count).tolist())
         transfer.wait(10)
         assert transfer.done()
 

@@ -146,7 +146,7 @@ def test_who_leaves_frees_pages_on_both_sides(loaded, prompts):
 
 @pytest.fixture
 def faulty(loaded, monkeypatch):
-    monkeypatch.setattr(engine_module, "LocalFleet", FaultyFleet)
+    monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
     return lambda **options: Engine(loaded, num_draft_tokens=2, **options)
 
 

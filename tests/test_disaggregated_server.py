@@ -26,7 +26,7 @@ engine_module = load_stage_module("08", "engine")
     ("path", "stream"), [("/v1/completions", False), ("/v1/completions", True), ("/generate", False)]
 )
 def test_without_workers_clients_are_told_with_503(loaded, monkeypatch, path, stream):
-    monkeypatch.setattr(engine_module, "LocalFleet", FaultyFleet)
+    monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
     engine = engine_module.Engine(loaded, wait_seconds=0.3)
     with openai_server("08", loaded, engine=engine) as service:
         body = {"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": True, "stream": stream}

@@ -1,0 +1,91 @@
+"""NEW in 08: the stage's Engine: which workers there are, where they run, and with which options."""
+
+from functools import partial
+from typing import Any
+
+from common.accelerate import make_engine
+from common.loader import Loaded
+from common.memory import kv_bytes_left
+
+from .fleet import LocalFleet
+from .router import Router
+
+
+class Engine(Router):
+    """The engine is a router in front of `prefill` and `decode` workers, which run a WorkerEngine each.
+
+    workers: "local" for workers in this process, one after the other; "ray" for a process each, on this machine or on
+    the cluster at ray_address. tensor_parallel: processes that share each worker's model (Ray only). hang_seconds: a
+    silent worker is ended and replaced. wait_seconds: how long requests wait while no worker is up. prefill_options,
+    decode_options: options of WorkerEngine for one kind of worker, over those for both. device, dtype, load_format: for
+    workers that load the model themselves; None: as `loaded` has it.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        prefill: int = 1,
+        decode: int = 1,
+        workers: str = "local",
+        ray_address: str | None = None,
+        hang_seconds: float = 60.0,
+        wait_seconds: float = 60.0,
+        tensor_parallel: int = 1,
+        prefill_options: dict[str, Any] | None = None,
+        decode_options: dict[str, Any] | None = None,
+        max_running: int = 64,
+        token_budget: int = 256,
+        kv_memory: int | str | None = None,
+        page_size: int = 16,
+        attention: str = "auto",
+        draft: str = "auto",
+        num_draft_tokens: int | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        load_format: str = "auto",
+        graphs: bool | None = None,
+    ):
+        from .engine import WorkerEngine  # which imports this file
+
+        if prefill < 1 or decode < 1:
+            raise ValueError(
+                f"there must be a worker of either kind, not {prefill} for prefill and {decode} for decode"
+            )
+        if tensor_parallel > 1 and (workers == "local" or num_draft_tokens is None):
+            raise ValueError(
+                "workers that several ranks share are processes under Ray, which have to take the same decisions: "
+                "give --workers ray and a fixed --num-draft-tokens"
+            )
+        if kv_memory is None and loaded.device.type == "cuda" and workers == "local":
+            kv_memory = kv_bytes_left(loaded, token_budget, token_budget) // (prefill + decode)
+        options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
+        options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs}
+        # A prefill worker has one token to find, and nothing to draft.
+        of_role = {"prefill": {"num_draft_tokens": 0}, "decode": {"num_draft_tokens": num_draft_tokens}}
+        of_role["prefill"] |= prefill_options or {}
+        of_role["decode"] |= decode_options or {}
+        roles = ["prefill"] * prefill + ["decode"] * decode
+        each = [options | of_role[role] for role in roles]
+        if workers == "local":
+            fleet = LocalFleet([partial(make_engine, WorkerEngine, loaded, **one) for one in each])
+        elif workers == "ray":
+            try:  # only here: local workers need no Ray
+                from .ray_fleet import RayFleet
+            except ModuleNotFoundError as error:
+                raise ValueError(f"workers in processes of their own need Ray, and {error}: pip install ray") from error
+            model = {
+                "name_or_path": None if loaded.name == "bundled" else loaded.name,
+                "device": device or loaded.device.type,
+                "dtype": dtype or str(loaded.dtype).removeprefix("torch."),
+                "load_format": load_format,
+            }
+            fleet = RayFleet(model, each, tensor_parallel, ray_address, hang_seconds)
+        else:
+            raise ValueError(f"workers must be 'local' or 'ray', not {workers!r}")
+        try:
+            super().__init__(loaded, fleet, roles, wait_seconds)
+        except BaseException:
+            fleet.close()
+            raise
+        about = f"{prefill} prefill and {decode} decode workers ({fleet.description})"
+        self.why = f"{about}; {self.handles[0].hello.why}"

@@ -1,0 +1,53 @@
+"""The command line options of a fleet of workers."""
+
+import argparse
+import sys
+
+ROLE_OPTIONS = {"max_running": int, "token_budget": int, "kv_memory": str, "attention": str, "num_draft_tokens": int}
+
+
+def role_options(text: str) -> dict[str, int | str]:
+    """ "token_budget=512,kv_memory=2G" as options of a WorkerEngine."""
+    options: dict[str, int | str] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name not in ROLE_OPTIONS or not value:
+            known = ", ".join(ROLE_OPTIONS)
+            raise argparse.ArgumentTypeError(f"{part!r} is not NAME=VALUE with one of the names {known}")
+        options[name] = ROLE_OPTIONS[name](value)
+    return options
+
+
+def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
+    """How many workers there are, where they run, and what happens when they are lost."""
+    fleet = parser.add_argument_group("workers")
+    fleet.add_argument("--prefill", type=int, default=1, metavar="N", help="workers for prompts (default: 1)")
+    fleet.add_argument("--decode", type=int, default=1, metavar="N", help="workers for what follows (default: 1)")
+    fleet.add_argument(
+        "--workers",
+        choices=["ray", "local"],
+        default="ray" if "--serve" in sys.argv else "local",
+        help="ray: a process each (default with --serve); local: all in this process (default otherwise)",
+    )
+    for role in ("prefill", "decode"):
+        fleet.add_argument(
+            f"--{role}-options",
+            type=role_options,
+            metavar="NAME=VALUE,...",
+            help=f"for {role} workers in place of those for both: {', '.join(ROLE_OPTIONS)}",
+        )
+    fleet.add_argument("--ray-address", metavar="HOST:PORT", help="join this Ray cluster (default: one of our own)")
+    fleet.add_argument(
+        "--hang-seconds",
+        type=float,
+        default=60,
+        metavar="S",
+        help="replace a worker that is silent for this long (default: 60)",
+    )
+    fleet.add_argument(
+        "--wait-seconds",
+        type=float,
+        default=60,
+        metavar="S",
+        help="how long requests wait if no worker is up (default: 60)",
+    )

@@ -1,0 +1,67 @@
+"""Which worker stage 08's router chooses: prefix against load, room for pages, and what it believes to be cached."""
+
+from faulty_fleet import messages
+
+from common.stages import load_stage_module
+
+routing = load_stage_module("08", "routing")
+
+
+def handle(number: int, tasks: dict[str, int] | None = None, **attributes):
+    one = routing.Handle(number, "any")
+    one.greet(messages.Hello("", 0.0, 1, 100, 4, 8, ""), 0.0)
+    for key, task in (tasks or {}).items():
+        one.order(messages.Order(key, [], [], None, 0, 0), task)
+    for name, value in attributes.items():
+        setattr(one, name, value)
+    return one
+
+
+def test_prefill_goes_where_the_prompt_is_computed_first():
+    """Tokens in the queue and tokens of the prompt that are not cached, in one sum."""
+    a, b, c = handle(0, {"w": 6}), handle(1, {"x": 50}), handle(2, {"y": 5})
+    tokens = list(range(20))
+    assert routing.choose_prefill([a, b, c], tokens) == (c, 20)
+    a.seen.add(tokens[:9])
+    assert routing.choose_prefill([a, b, c], tokens) == (a, 12), "6 + 12 < 5 + 20: two pages of four are full"
+    b.seen.add(tokens)
+    assert routing.choose_prefill([a, b, c], tokens) == (a, 12), "a whole prompt is no reason to wait for 50 tokens"
+    assert routing.choose_prefill([a, b, c], [7, *tokens]) == (c, 21), "the same pages elsewhere in a text are others"
+    a.isolated = "z"
+    c.hello = None
+    assert routing.choose_prefill([a, b, c], tokens) == (b, 0)
+    assert routing.choose_prefill([], tokens) is None
+
+
+def test_one_shared_page_does_not_send_everything_to_one_worker():
+    handles = [handle(number) for number in range(4)]
+    for n in range(400):
+        tokens = [1, 2, 3, 4, *(1000 * n + i for i in range(60))]
+        chosen, missing = routing.choose_prefill(handles, tokens)
+        chosen.seen.add(tokens)
+        chosen.order(messages.Order(str(n), [], [], None, 0, 0), missing)
+        if n >= 40:
+            oldest = min(handles, key=lambda one: min(map(int, one.tasks), default=10**6))
+            oldest.task_done(next(iter(oldest.tasks)))
+    assert max(one.load for one in handles) < 2 * min(one.load for one in handles)
+
+
+def test_decode_goes_where_most_pages_are_free():
+    a, b = handle(0, available=30), handle(1, available=50)
+    assert routing.choose_decode([a, b], 10) == (b, 3)
+    b.order(messages.Order("promised", [], [], None, 0, 0), 25)
+    assert routing.choose_decode([a, b], 10) == (a, 3)
+    assert routing.choose_decode([a, b], 100) == (a, 25)
+    for one in (a, b):
+        one.held = {str(n): 1 for n in range(6)}
+    assert routing.choose_decode([a, b], 100) is None, "no request may be preempted for it at once"
+    for one in (a, b):
+        one.held = {str(n): 1 for n in range(8)}
+    assert routing.choose_decode([a, b], 1) is None
+
+
+def test_what_a_worker_has_seen_is_bounded():
+    seen = routing.SeenPages(2, 4)
+    for first in range(10):
+        seen.add([first, 1, 2, 3])
+    assert seen.tree.size <= 4 and seen.longest([9, 1, 2, 3]) == 4 and seen.longest([0, 1]) == 0

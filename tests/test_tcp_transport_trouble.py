@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
+from functools import partial
 
 import pytest
 import torch
@@ -64,6 +65,7 @@ def test_without_a_thread_the_transfer_has_failed(sender, receiver, monkeypatch)
         transfer.done()
     assert fetched(receiver.receive(ticket, 0, [3, 4])) and calls == [1]
     assert not receiver.pools[0][:, 1:3].any(), "the first transfer has not been run afterwards"
+    eventually(lambda: not receiver._transfers)
 
 
 def test_without_another_thread_a_transfer_waits_for_one_there_is(sender, receiver, monkeypatch):
@@ -136,7 +138,8 @@ def wake(request, monkeypatch):
     if request.param == "looking":
         monkeypatch.setattr(InterruptibleSocket, "stop", lambda sock: setattr(sock, "stopped", True))
     elif sys.platform == "linux":
-        monkeypatch.setattr(interruptible_socket, "LOOK_SECONDS", 1e6)
+        monkeypatch.setattr(interruptible_socket, "LOOK_SECONDS", 60)
+        monkeypatch.setattr(tcp_transfer, "InterruptibleSocket", partial(InterruptibleSocket, stall=60))
     else:
         pytest.skip("NOT RUN, it is so on Linux only")
 
@@ -145,7 +148,7 @@ def assert_cancelled(transfer) -> None:
     thread = threading.Thread(target=transfer.cancel, daemon=True)
     thread.start()
     thread.join(30)
-    assert not thread.is_alive(), "cancel has not returned"
+    assert not thread.is_alive(), "cancel has not returned at once"
     eventually(lambda: not threads("page fetcher"))
     with pytest.raises(ConnectionError, match="cancelled|this side ended"):
         transfer.done()
@@ -163,6 +166,7 @@ def test_after_cancelling_nothing_is_written(receiver, wake, said):
         if said == "some pages":
             sender.connection.write([b"x" * 300])
             eventually(lambda: not untouched(receiver))
+        transfer.wait(0.1)  # for the next byte, in most of the cases
         assert_cancelled(transfer)
         written = [pool.clone() for pool in receiver.pools]
         with suppress(OSError):

@@ -23,7 +23,7 @@ from .page_bytes import bytes_of, check_pools, layout, on_host, page_views, stag
 from .page_handshake import MAX_KEY_BYTES, Handshake, Ticket
 from .tcp_transfer import TcpTransfer, allowed_seconds, family_of
 
-MAX_CONNECTIONS = 128  # accepted at once, strangers included; each has a thread and three descriptors
+MAX_CONNECTIONS = 128  # accepted at once, strangers included; each has a thread and a descriptor
 MAX_FETCHES = 16  # transfers that one transport receives at once, each with a thread; the others wait their turn
 HANDSHAKE_SECONDS = 5.0  # from accepting a connection to its proof; a receiver needs milliseconds
 CROWDED_SECONDS = 1.0  # what is left of it once another connection waits for one of MAX_CONNECTIONS to end
@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 
 
 class TcpTransport:
-    """Offers pages of the registered pools to other processes, and fetches theirs. Every method is for any thread."""
+    """Offers pages of the registered pools to other processes, and fetches theirs. Any thread may call any method."""
 
     def __init__(self, host: str = "127.0.0.1"):
         """Listen on this address only, on a port that the system chooses."""
         self.pools: list[Tensor] = []
         self._secret = secrets.token_bytes(32)
         self._offers: dict[str, list[int]] = {}
-        self._connections: dict[InterruptibleSocket, list[int] | None] = {}  # None: has not proved itself
+        self._connections: dict[InterruptibleSocket, list[int] | None] = {}  # what each is sent; None: no proof yet
         self._queued: deque[TcpTransfer] = deque()
         self._transfers: set[TcpTransfer] = set()  # that have not ended: queued or under way
         self._fetchers = 0

@@ -139,12 +139,23 @@ import psutil  # from here on, since ray brings it
 """
 
 
-def begin(folder, program: str) -> subprocess.Popen:
-    """Start a program that lies in `folder`, there."""
-    folder.mkdir(exist_ok=True)
-    (folder / "driver.py").write_text(IMPORTS + program)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "driver.py"], cwd=folder, **pipes)
+@pytest.fixture
+def begin(tmp_path) -> Iterator:
+    """Starts programs, each in a folder of its own, and kills those that have not ended with the test."""
+    begun: list[subprocess.Popen] = []
+
+    def begin(program: str, name: str = ".") -> subprocess.Popen:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "driver.py").write_text(IMPORTS + program)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        begun.append(subprocess.Popen([sys.executable, "driver.py"], cwd=folder, **pipes))
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        process.kill()
+        process.communicate()
 
 
 def printed(process: subprocess.Popen) -> str:
@@ -154,7 +165,7 @@ def printed(process: subprocess.Popen) -> str:
     return output
 
 
-def test_workers_import_the_course_and_ray_prints_nothing(tmp_path):
+def test_workers_import_the_course_and_ray_prints_nothing(begin, tmp_path):
     """Not the packages of the same names in the driver's folder. One worker is killed, and the program just ends."""
     for name in ("common", "08_disaggregated"):
         (tmp_path / name).mkdir()
@@ -173,7 +184,7 @@ except ray.exceptions.RayError:
     time.sleep(2)  # Ray takes its time to tell of it
     print(*modules, cluster._token)
 """
-    *modules, token = printed(begin(tmp_path, program)).split()
+    *modules, token = printed(begin(program)).split()
     assert modules == [str(ROOT / "common" / "__init__.py")] * 2
     assert_all_end(token)
 
@@ -182,7 +193,7 @@ VICTIMS = {"SIGKILL": ["gcs_server"], "SIGSTOP": ["gcs_server"], "SIGKILL all": 
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-def test_the_head_is_lost(tmp_path):
+def test_the_head_is_lost(begin):
     """With the course's deadlines it takes at most 12 seconds. Shorter ones keep this test short."""
     assert module.LOOK_SECONDS + module.SILENCE_SECONDS < 15
     program = """
@@ -200,9 +211,7 @@ print(cluster.failure)
 cluster.close()
 print(cluster._token)
 """
-    programs = [
-        begin(tmp_path / how, program.format(victims, how.removesuffix(" all"))) for how, victims in VICTIMS.items()
-    ]
+    programs = [begin(program.format(victims, how.removesuffix(" all")), how) for how, victims in VICTIMS.items()]
     for process in programs:
         before, failure, token = printed(process).splitlines()
         assert before == "None" and failure.startswith("Ray's head at 127.0.0.1:") and " is lost: " in failure

@@ -59,8 +59,7 @@ def join_ray(address: str) -> None:
 def start_ray(token: str) -> None:
     """Start a Ray on this machine, which listens on loopback and takes calls with `token` only."""
     hush()
-    settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_enable_metrics_collection": "0"}
-    with environment(**settings), loopback_allowed():
+    with environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token), loopback_allowed():
         read_authentication_settings()
         ray.init(
             "local",

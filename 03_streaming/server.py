@@ -126,6 +126,7 @@ def serve(engine: BaseEngine, args: argparse.Namespace) -> None:
     server = build_server(engine, args)
     server.engine_thread.on_failure = partial(setattr, server, "should_exit", True)
     listener = server.config.bind_socket()
+    listener.listen(server.config.backlog)  # from here on a client that connects is answered, if a little later
     port = listener.getsockname()[1]
     print(f"serving on http://{args.host}:{port} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
     server.run(sockets=[listener])

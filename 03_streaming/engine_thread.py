@@ -17,7 +17,7 @@ Python's interpreter lock lets only one of two busy threads run.
 import asyncio
 import math
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -27,6 +27,8 @@ from common.engine import BaseEngine
 from common.request import Request
 from common.sampling import SamplingParams, TokenLogprobs
 from common.serving.errors import EngineDead, QueueFull
+
+Order = tuple[str | list[int], SamplingParams]  # a prompt, and what is asked for
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class Piece:
 class Stream:
     """One request as the event loop sees it: an asynchronous iterator of pieces."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop):
-        self.accepted: asyncio.Future[None] = loop.create_future()
+    def __init__(self, accepted: asyncio.Future[None]):
+        self.accepted = accepted  # one for all requests that were submitted together
         self.request: Request | None = None  # belongs to the engine thread until the last piece has come
         self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
         self._text_sent = 0  # characters
@@ -100,20 +102,31 @@ class EngineThread:
         self._thread.start()
 
     async def submit(self, prompt: str | list[int], params: SamplingParams) -> Stream:
-        """Queues a request. ValueError if it cannot be run, QueueFull or EngineDead if not here and now."""
+        """Queue one request, as `submit_all` does."""
+        [stream] = await self.submit_all([(prompt, params)])
+        return stream
+
+    async def submit_all(self, orders: Sequence[Order]) -> list[Stream]:
+        """Queue requests, all or none. Raise ValueError if one cannot be run, QueueFull or EngineDead if not now.
+
+        Room is reserved for all before the engine hears of any, and it takes all of them between the same two steps.
+        """
         if self.error is not None:
             raise EngineDead(str(self.error))
-        if len(self._open) >= self.max_queue:
-            raise QueueFull(f"{self.max_queue} requests are open, and more are not taken: try again later")
-        stream = Stream(self._loop)
-        self._open.add(stream)
-        self._commands.put(partial(self._engine_add, stream, prompt, params))
+        if len(self._open) + len(orders) > self.max_queue:
+            counts = f"{len(self._open)} requests are open, {len(orders)} more were sent"
+            raise QueueFull(f"{counts}, and the server takes {self.max_queue}: try again later")
+        accepted = self._loop.create_future()
+        streams = [Stream(accepted) for _ in orders]
+        self._open.update(streams)
+        self._commands.put(partial(self._engine_add, streams, orders))
         try:
-            await stream.accepted
-        except asyncio.CancelledError:  # the client went away while its request was on the way to the engine
-            self.abort(stream)
+            await accepted
+        except asyncio.CancelledError:  # the client went away while its requests were on the way to the engine
+            for stream in streams:
+                self.abort(stream)
             raise
-        return stream
+        return streams
 
     def abort(self, stream: Stream) -> None:
         """Ends a request before the engine's next step; one that has ended is left as it is."""
@@ -134,15 +147,16 @@ class EngineThread:
         self._commands.put(self._engine_stop)
         await asyncio.to_thread(self._thread.join)
 
-    def _answer(self, stream: Stream, error: ValueError | None) -> None:
+    def _answer(self, streams: list[Stream], error: ValueError | None) -> None:
         if error is not None:
-            self._open.discard(stream)
-        if stream.accepted.done():  # cancelled: nobody waits any more
+            self._open.difference_update(streams)
+        accepted = streams[0].accepted
+        if accepted.done():  # cancelled: no client waits for it
             return
         if error is not None:
-            stream.accepted.set_exception(error)
+            accepted.set_exception(error)
         else:
-            stream.accepted.set_result(None)
+            accepted.set_result(None)
 
     def _deliver(self, pieces: list[tuple[Stream, Piece]]) -> None:
         for stream, piece in pieces:
@@ -180,14 +194,17 @@ class EngineThread:
             command()
             idle = False
 
-    def _engine_add(self, stream: Stream, prompt: str | list[int], params: SamplingParams) -> None:
+    def _engine_add(self, streams: list[Stream], orders: Sequence[Order]) -> None:
+        refusal = None
         try:
-            stream.request = self.engine.add(prompt, params)
+            for stream, order in zip(streams, orders, strict=True):
+                stream.request = self.engine.add(*order)
+                self._by_id[stream.request.request_id] = stream
         except ValueError as error:
-            self._tell(self._answer, stream, error)
-        else:
-            self._by_id[stream.request.request_id] = stream
-            self._tell(self._answer, stream, None)
+            refusal = error
+            for stream in streams:
+                self._engine_abort(stream)
+        self._tell(self._answer, streams, refusal)
 
     def _engine_abort(self, stream: Stream) -> None:
         if stream.request is not None and not stream.request.finished:

@@ -43,9 +43,9 @@ class CountingThread(thread_module.EngineThread):
 
     submitted = aborted = 0
 
-    async def submit(self, prompt, params):
-        self.submitted += 1
-        return await super().submit(prompt, params)
+    async def submit_all(self, orders):
+        self.submitted += len(orders)
+        return await super().submit_all(orders)
 
     def abort(self, stream):
         super().abort(stream)

@@ -39,7 +39,7 @@ def test_the_answer_of_a_client_that_leaves_is_not_computed(engine, stream):
         engine.allow(10)
         wait_until(lambda: not engine.has_unfinished)
         assert engine.trace.steps <= 5, "the engine went on"
-        assert service.thread.stats["kv_tokens_reserved"] == 0
+        wait_until(lambda: service.thread.stats["kv_tokens_reserved"] == 0)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -280,7 +280,8 @@ def test_a_signal_ends_the_program_when_its_answers_are_complete(number, status)
     program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
     try:
         url = re.match(r"serving on (http://127.0.0.1:\d+)", program.stdout.readline())[1]
-        with httpx.stream("POST", f"{url}/generate", json=LONG | {"stream": True}, timeout=60) as response:
+        body = LONG | {"max_tokens": 40, "stream": True}  # few enough for the grace on a busy machine
+        with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as response:
             lines = response.iter_lines()
             assert next(lines).startswith("data: ")
             program.send_signal(number)

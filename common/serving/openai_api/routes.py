@@ -105,18 +105,14 @@ class Service:
         self, body: Body, prompts: Sequence[str | list[int]], answers: Answers, echoes: list[Echo]
     ) -> Call:
         """Queues a request for each choice of each prompt: all of them, or none."""
-        streams: list = []
-        try:
-            for prompt in prompts:
-                for i in range(body.choices):
-                    params = body.params
-                    if params.seed is not None:  # choices of one prompt must differ
-                        params = replace(params, seed=(params.seed + i) % 2**63)
-                    streams.append(await self.thread.submit(prompt, params))
-        except BaseException:
-            for stream in streams:
-                self.thread.abort(stream)
-            raise
+        orders = []
+        for prompt in prompts:
+            for i in range(body.choices):
+                params = body.params
+                if params.seed is not None:  # choices of one prompt must differ
+                    params = replace(params, seed=(params.seed + i) % 2**63)
+                orders.append((prompt, params))
+        streams = await self.thread.submit_all(orders)
         return Call(body, answers, streams, echoes)
 
     async def respond(self, http: Request, call: Call) -> Response:

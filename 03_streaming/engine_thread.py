@@ -15,16 +15,18 @@ Python's interpreter lock lets only one of two busy threads run.
 """
 
 import asyncio
+import copy
 import math
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 
 from common.detokenizer import certain_length
 from common.engine import BaseEngine
-from common.request import Request
+from common.request import Request, prompt_tokens
 from common.sampling import SamplingParams, TokenLogprobs
 from common.serving.errors import EngineDead, QueueFull
 
@@ -94,6 +96,8 @@ class EngineThread:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._open: set[Stream] = set()  # touched on the event loop only
         self._by_id: dict[str, Stream] = {}  # touched on the engine thread only
+        self.tokenizer = copy.deepcopy(engine.tokenizer)  # the engine's own belongs to its thread
+        self._tokenizing = ThreadPoolExecutor(1, "tokenizer")  # one: the processor is for the engine
         self._running = True
         self._thread = threading.Thread(target=self._engine_run, name="engine", daemon=True)
 
@@ -110,6 +114,7 @@ class EngineThread:
         """Queue requests, all or none. Raise ValueError if one cannot be run, QueueFull or EngineDead if not now.
 
         Room is reserved for all before the engine hears of any, and it takes all of them between the same two steps.
+        Their prompts are token ids by then: a long text takes a tokenizer longer than the engine takes for a step.
         """
         if self.error is not None:
             raise EngineDead(str(self.error))
@@ -119,6 +124,16 @@ class EngineThread:
         accepted = self._loop.create_future()
         streams = [Stream(accepted) for _ in orders]
         self._open.update(streams)
+        try:
+            token_ids = {}
+            for text in {prompt for prompt, _ in orders if isinstance(prompt, str)}:
+                token_ids[text] = await self.beside(prompt_tokens, text, self.tokenizer, self.engine.config)
+            if self.error is not None:  # in the meantime
+                raise EngineDead(str(self.error))
+        except BaseException:
+            self._open.difference_update(streams)
+            raise
+        orders = [(token_ids[prompt] if isinstance(prompt, str) else prompt, params) for prompt, params in orders]
         self._commands.put(partial(self._engine_add, streams, orders))
         try:
             await accepted
@@ -127,6 +142,10 @@ class EngineThread:
                 self.abort(stream)
             raise
         return streams
+
+    async def beside(self, function: Callable, *arguments):
+        """The result of a function that runs beside the engine and the event loop, on the tokenizer's thread."""
+        return await self._loop.run_in_executor(self._tokenizing, partial(function, *arguments))
 
     def abort(self, stream: Stream) -> None:
         """Ends a request before the engine's next step; one that has ended is left as it is."""
@@ -145,6 +164,7 @@ class EngineThread:
         for stream in self._open:
             self.abort(stream)
         self._commands.put(self._engine_stop)
+        self._tokenizing.shutdown(wait=False)
         await asyncio.to_thread(self._thread.join)
 
     def _answer(self, streams: list[Stream], error: ValueError | None) -> None:

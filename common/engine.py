@@ -46,7 +46,7 @@ class BaseEngine(ABC):
     ) -> Request:
         """Queues a prompt (text or token ids). ValueError, and nothing queued, if it cannot be run."""
         params = params or SamplingParams()
-        token_ids = prompt_tokens(prompt, self.tokenizer, self.config.vocab_size)
+        token_ids = prompt_tokens(prompt, self.tokenizer, self.config)
         room = self.config.context_length - len(token_ids)
         max_tokens = params.max_tokens if params.max_tokens is not None else room
         if max_tokens > room or room < 1:

@@ -1,11 +1,14 @@
 """One request: what was asked, what has been generated, and when. A finished request is its own completion."""
 
+import reprlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 from .detokenizer import IncrementalDetokenizer, find_stop
+from .model import ModelConfig
 from .sampling import SamplingParams, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -125,23 +128,48 @@ class Request:
         return True
 
 
-def prompt_tokens(prompt: str | Sequence[int], tokenizer, vocab_size: int) -> list[int]:
-    """The token ids of a prompt given as text or as ids; ValueError with one sentence for what cannot be run."""
+def prompt_tokens(prompt: str | Sequence[int], tokenizer, config: ModelConfig) -> list[int]:
+    """The token ids of a prompt given as text or as ids; ValueError with one sentence for what cannot be run.
+
+    What is too long in any case is refused before it is looked at: 4 MB of text take a tokenizer ten seconds.
+    """
+    most = config.context_length
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError("this model has no tokenizer: give the prompt as a list of token ids")
+        refuse_what_is_too_long(len(prompt), tokenizer, config)
         check_characters(prompt)
-        token_ids = tokenizer(prompt)["input_ids"]
+        # verbose: the tokenizer would warn of a text longer than the context, which is refused elsewhere.
+        token_ids = tokenizer(prompt, verbose=False)["input_ids"]
     else:
+        if len(prompt) > most:
+            raise ValueError(f"the prompt has {len(prompt)} tokens, more than the model's context of {most} tokens")
         token_ids = list(prompt)
     if not token_ids:
         raise ValueError("the prompt is empty: it must hold at least one token")
-    for token_id in token_ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int):
-            raise ValueError(f"a prompt is text or a list of integer token ids, and {token_id!r} is neither")
-        if not 0 <= token_id < vocab_size:
-            raise ValueError(f"token id {token_id} is outside the vocabulary of {vocab_size} tokens")
+    if set(map(type, token_ids)) != {int}:
+        stranger = next(token_id for token_id in token_ids if type(token_id) is not int)
+        raise ValueError(f"a prompt is text or a list of integer token ids, and {reprlib.repr(stranger)} is neither")
+    for token_id in (min(token_ids), max(token_ids)):
+        if not 0 <= token_id < config.vocab_size:
+            raise ValueError(
+                f"token id {reprlib.repr(token_id)} is outside the vocabulary of {config.vocab_size} tokens"
+            )
     return token_ids
+
+
+def refuse_what_is_too_long(characters: int, tokenizer, config: ModelConfig) -> None:
+    """ValueError for a text that exceeds the context even if each of its tokens is the longest there is."""
+    if characters > config.context_length * most_characters(tokenizer):
+        raise ValueError(
+            f"the prompt has {characters} characters, too many for {config.context_length} tokens of context"
+        )
+
+
+@lru_cache(maxsize=8)  # a vocabulary is walked once
+def most_characters(tokenizer) -> int:
+    """An upper bound of the characters that one token can stand for: the length of the longest entry."""
+    return max(map(len, tokenizer.get_vocab()))
 
 
 def check_characters(text: str) -> None:

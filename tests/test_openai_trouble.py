@@ -48,7 +48,7 @@ REFUSED = [
     ({"prompt": [1, "a"]}, "prompt", "valid"),
     ({"prompt": "\ud83d"}, None, "surrogate"),
     ({"prompt": [5] * 5000, "max_tokens": 1}, None, "context"),
-    ({"prompt": [5] * 5000, "max_tokens": 0, "echo": True}, "prompt", "context"),
+    ({"prompt": [5] * 5000, "max_tokens": 0, "echo": True}, None, "context"),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens", "echo"),
     ({"prompt": "a", "max_tokens": -1}, None, "max_tokens"),
     ({"prompt": "a", "max_tokens": "5"}, "max_tokens", "not '5'"),

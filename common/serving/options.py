@@ -19,5 +19,5 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-origin", action="append", default=[], metavar="URL", help="let its web pages ask; may be repeated"
     )
     server.add_argument(
-        "--max-body", type=int, default=8 << 20, metavar="BYTES", help="larger ones get 413 (default: 8 MiB)"
+        "--max-body", type=int, default=1 << 20, metavar="BYTES", help="larger ones get 413 (default: 1 MiB)"
     )

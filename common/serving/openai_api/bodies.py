@@ -13,6 +13,7 @@ from common.sampling import SamplingParams
 from .errors import BadRequest
 
 MOST_CHOICES = 128  # n, as in OpenAI's API
+MOST_PROMPTS = 2048  # of one call, as in OpenAI's API for embeddings
 IGNORED = {
     "user", "name", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id",
     "parallel_tool_calls", "prompt_cache_retention",
@@ -33,7 +34,10 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
 }
 
-TokenIds = list[Annotated[int, Field(ge=0)]]
+# Fail fast: without it a body with a million mistakes is checked to its end, in all the ways a field may be read.
+FAIL_FAST = Field(fail_fast=True)
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], FAIL_FAST]
+Prompts = Field(max_length=MOST_PROMPTS, fail_fast=True)
 
 
 class StreamOptions(BaseModel):
@@ -59,7 +63,7 @@ class Body(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], FAIL_FAST] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
@@ -108,7 +112,7 @@ class Body(BaseModel):
 class CompletionBody(Body):
     """`POST /v1/completions`. A prompt is a text or a list of token ids; several of them make as many answers."""
 
-    prompt: str | TokenIds | list[str] | list[TokenIds]
+    prompt: str | TokenIds | Annotated[list[str], Prompts] | Annotated[list[TokenIds], Prompts]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
 
@@ -143,7 +147,7 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], FAIL_FAST] | None = None
 
     def check(self) -> None:
         for name, value in (self.model_extra or {}).items():
@@ -162,7 +166,7 @@ class Message(BaseModel):
 class ChatBody(Body):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

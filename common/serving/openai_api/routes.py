@@ -1,7 +1,6 @@
 """`POST /v1/completions`, `POST /v1/chat/completions`, `GET /v1/models`."""
 
 import asyncio
-import copy
 import inspect
 import json
 from collections.abc import AsyncIterator, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
-from common.request import check_characters, prompt_tokens
+from common.request import check_characters, prompt_tokens, refuse_what_is_too_long
 from common.sampling import TokenLogprobs
 from common.serving.errors import EngineDead
 from common.serving.scoring import prompt_logprobs
@@ -52,11 +51,11 @@ class Call:
 
 
 class Service:
-    """What the routes share: the engine's thread, and a tokenizer of their own, since the engine's belongs to it."""
+    """What the routes share: the engine's thread, and the tokenizer beside it."""
 
     def __init__(self, engine_thread, name: str):
         self.thread, self.engine, self.name = engine_thread, engine_thread.engine, name
-        self.tokenizer = copy.deepcopy(self.engine.tokenizer)
+        self.tokenizer = engine_thread.tokenizer
         self.scoring = asyncio.Lock()  # one text at a time
 
     def check_model(self, name: str | None) -> None:
@@ -74,7 +73,7 @@ class Service:
             )
 
     def prompt_tokens(self, prompt: str | list[int]) -> list[int]:
-        return prompt_tokens(prompt, self.tokenizer, self.engine.config.vocab_size)
+        return prompt_tokens(prompt, self.tokenizer, self.engine.config)
 
     def chat_tokens(self, messages: Sequence[Message], generate: bool = True, options: dict | None = None) -> list[int]:
         """Messages in the checkpoint's own chat template."""
@@ -84,6 +83,7 @@ class Service:
         if taken := options.keys() & {*inspect.signature(template).parameters, "messages"}:
             raise BadRequest(f"chat_template_kwargs may not set {min(taken)!r}", "chat_template_kwargs")
         plain = [message.plain() for message in messages]
+        refuse_what_is_too_long(sum(len(one["content"]) for one in plain), self.tokenizer, self.engine.config)
         try:
             check_characters(json.dumps([plain, options], ensure_ascii=False))
             return template(plain, add_generation_prompt=generate, return_dict=True, **options)["input_ids"]
@@ -91,9 +91,7 @@ class Service:
             raise BadRequest(f"the chat template refuses these messages: {error}", "messages") from error
 
     async def echo(self, prompt: str | list[int], logprobs: int | None) -> Echo:
-        token_ids, most = await asyncio.to_thread(self.prompt_tokens, prompt), self.engine.config.context_length
-        if len(token_ids) > most:
-            raise BadRequest(f"the prompt has {len(token_ids)} tokens, and the model's context {most}", "prompt")
+        token_ids = await self.thread.beside(self.prompt_tokens, prompt)
         text = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids) if self.tokenizer else ""
         if logprobs is None:
             return Echo(token_ids, text, None)
@@ -187,7 +185,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/chat/completions")
     async def chat_completions(http: Request, body: ChatBody):
         service.check(body, 1)
-        prompt = await asyncio.to_thread(service.chat_tokens, body.messages, options=body.chat_template_kwargs)
+        prompt = await service.thread.beside(service.chat_tokens, body.messages, True, body.chat_template_kwargs)
         answers = ChatAnswers(service.name, service.tokenizer)
         return await service.respond(http, await service.submit(body, [prompt], answers, []))
 

@@ -1,13 +1,13 @@
 """`POST /tokenize`, `POST /detokenize`, `GET /tokenizer_info`, `GET /version`: vLLM's, which evaluation tools ask."""
 
-import asyncio
 import importlib.metadata
 import json
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter
 
-from common.request import check_characters
+from common.request import check_characters, refuse_what_is_too_long
 
 from .bodies import DetokenizeBody, TokenizeBody
 from .errors import BadRequest, Json, OpenAIRoute
@@ -32,12 +32,12 @@ def router(service: Service) -> APIRouter:
         if body.messages is not None:
             for message in body.messages:
                 message.check()
-            tokens = await asyncio.to_thread(service.chat_tokens, body.messages, body.add_generation_prompt)
+            tokens = await service.thread.beside(service.chat_tokens, body.messages, body.add_generation_prompt)
         else:
             check_characters(body.prompt)
-            tokens = await asyncio.to_thread(
-                tokenizer().encode, body.prompt, add_special_tokens=body.add_special_tokens
-            )
+            refuse_what_is_too_long(len(body.prompt), tokenizer(), service.engine.config)
+            encode = partial(tokenizer().__call__, add_special_tokens=body.add_special_tokens, verbose=False)
+            tokens = (await service.thread.beside(encode, body.prompt))["input_ids"]
         return Json(
             {
                 "count": len(tokens),
@@ -53,7 +53,7 @@ def router(service: Service) -> APIRouter:
         size = service.engine.config.vocab_size
         if strangers := [token_id for token_id in body.tokens if token_id >= size]:
             raise BadRequest(f"token id {strangers[0]} is outside the vocabulary of {size} tokens", "tokens")
-        return Json({"prompt": await asyncio.to_thread(tokenizer().decode, body.tokens)})
+        return Json({"prompt": await service.thread.beside(tokenizer().decode, body.tokens)})
 
     @routes.get("/tokenizer_info")
     async def tokenizer_info():

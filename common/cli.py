@@ -14,7 +14,6 @@ from pathlib import Path
 from types import ModuleType
 
 from .accelerate import make_engine
-from .detokenizer import certain_length
 from .engine import BaseEngine
 from .garbage import keep_what_is_loaded
 from .loader import DTYPES, Loaded, choose_device, load_model
@@ -152,9 +151,8 @@ def complete_prompt(engine: BaseEngine, args: argparse.Namespace) -> None:
     shown = 0
     while engine.has_unfinished:
         engine.step()
-        certain = len(request.text) if request.finished else certain_length(request.text, params.stop)
-        print(request.text[shown:certain], end="", flush=True)
-        shown = max(shown, certain)
+        print(request.text[shown : request.certain_length], end="", flush=True)
+        shown = max(shown, request.certain_length)
     print()
     if args.show_stats:
         elapsed = request.timings.end_to_end_latency

@@ -67,22 +67,49 @@ class IncrementalDetokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def find_stop(text: str, stop: Sequence[str], searched: int = 0) -> tuple[int, str] | None:
-    """Where the earliest of the stop strings begins in `text`, and which it is; None if there is none.
+class StopSearch:
+    """Looks for stop strings in a text that grows, piece by piece, in time linear in its length.
 
-    `searched` characters are known to hold no complete stop string, so only its tail is looked at again.
+    For each string it knows how much of it the text ends with. Where the next character does not go on with that, a
+    shorter beginning may still fit, and which one is known beforehand (Knuth, Morris and Pratt, 1977), so that no
+    character of the text is looked at again.
     """
-    found = None
-    for string in stop:
-        start = text.find(string, max(0, searched - len(string) + 1))
-        if start >= 0 and (found is None or start < found[0]):
-            found = start, string
-    return found
+
+    def __init__(self, stop: Sequence[str]):
+        self._strings = [(string, shorter_beginnings(string)) for string in stop]
+        self._matched = [0] * len(stop)  # characters at the end of the text with which each string begins
+        self._length = 0
+
+    @property
+    def held(self) -> int:
+        """Characters at the end of the text that may turn out to begin a stop string."""
+        return max(self._matched, default=0)
+
+    def find(self, piece: str) -> tuple[int, str] | None:
+        """Add a piece to the text. Where the earliest stop string begins that it completes, and which; or None."""
+        found = None
+        for number, (string, shorter) in enumerate(self._strings):
+            matched = self._matched[number]
+            for place, character in enumerate(piece, self._length + 1):
+                while matched and character != string[matched]:
+                    matched = shorter[matched - 1]
+                matched += character == string[matched]
+                if matched == len(string):
+                    if found is None or place - matched < found[0]:
+                        found = place - matched, string
+                    matched = shorter[-1]
+                    break
+            self._matched[number] = matched
+        self._length += len(piece)
+        return found
 
 
-def certain_length(text: str, stop: Sequence[str]) -> int:
-    """How many characters of `text` can be shown: the rest may still turn out to begin a stop string."""
-    for start in range(max(0, len(text) - max(map(len, stop), default=0) + 1), len(text)):
-        if any(string.startswith(text[start:]) for string in stop):
-            return start
-    return len(text)
+def shorter_beginnings(string: str) -> list[int]:
+    """For each beginning of a string, the length of the longest shorter beginning that it ends with."""
+    lengths = [0] * len(string)
+    for place in range(1, len(string)):
+        length = lengths[place - 1]
+        while length and string[place] != string[length]:
+            length = lengths[length - 1]
+        lengths[place] = length + (string[place] == string[length])
+    return lengths

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
 
-from .detokenizer import IncrementalDetokenizer, find_stop
+from .detokenizer import IncrementalDetokenizer, StopSearch
 from .model import ModelConfig
 from .sampling import SamplingParams, TokenLogprobs
 
@@ -69,6 +69,7 @@ class Request:
         self.timings = Timings()
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids) if tokenizer else None
+        self._stops = StopSearch(params.stop)
 
     def __repr__(self) -> str:
         state = self.finish_reason or "unfinished"
@@ -77,6 +78,11 @@ class Request:
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def certain_length(self) -> int:
+        """Characters of `text` that can be shown: while it runs, the rest may still begin a stop string."""
+        return len(self.text) - (0 if self.finished else self._stops.held)
 
     @property
     def all_token_ids(self) -> list[int]:
@@ -117,9 +123,8 @@ class Request:
 
     def _extend_text(self, piece: str) -> bool:
         """Adds text; if that completes a stop string, cuts the text there, ends the request and returns True."""
-        searched = len(self.text)
         self.text += piece
-        found = find_stop(self.text, self.params.stop, searched) if piece and self.params.stop else None
+        found = self._stops.find(piece)
         if found is None:
             return False
         start, string = found

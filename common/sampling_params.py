@@ -6,6 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+# Each character of an answer is compared with every stop string, on the thread that all requests share. OpenAI's API
+# allows four strings.
+MOST_STOPS, MOST_STOP_CHARACTERS, MOST_STOP_TOKENS = 32, 256, 128
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
@@ -64,8 +68,8 @@ def _is_number(value: object) -> bool:
     return (_is_int(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max
 
 
-def _is_list(value: object, is_allowed: Callable[[object], bool]) -> bool:
-    return isinstance(value, (tuple, list)) and all(map(is_allowed, value))
+def _is_list(value: object, most: int, is_allowed: Callable[[object], bool]) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) <= most and all(map(is_allowed, value))
 
 
 # For each field of SamplingParams: whether a value is allowed, and in words, what is.
@@ -79,12 +83,12 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "presence_penalty": (lambda x: _is_number(x) and -2 <= x <= 2, "a number from -2 to 2"),
     "frequency_penalty": (lambda x: _is_number(x) and -2 <= x <= 2, "a number from -2 to 2"),
     "stop": (
-        lambda x: _is_list(x, lambda text: isinstance(text, str) and text != ""),
-        "a non-empty string or a list of non-empty strings",
+        lambda x: _is_list(x, MOST_STOPS, lambda text: isinstance(text, str) and 0 < len(text) <= MOST_STOP_CHARACTERS),
+        f"a string of 1 to {MOST_STOP_CHARACTERS} characters or a list of at most {MOST_STOPS} of them",
     ),
     "stop_token_ids": (
-        lambda x: _is_list(x, lambda token_id: _is_int(token_id) and token_id >= 0),
-        "a list of integers of at least 0",
+        lambda x: _is_list(x, MOST_STOP_TOKENS, lambda token_id: _is_int(token_id) and token_id >= 0),
+        f"a list of at most {MOST_STOP_TOKENS} integers of at least 0",
     ),
     "include_stop_str_in_output": (lambda x: isinstance(x, bool), "True or False"),
     "seed": (

@@ -1,12 +1,14 @@
 """Text comes out of the detokenizer as soon as it is certain, and never has to be taken back."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from common.detokenizer import HOPELESS, REPLACEMENT, IncrementalDetokenizer, certain_length, find_stop
+from common.detokenizer import HOPELESS, REPLACEMENT, IncrementalDetokenizer, StopSearch
 from common.loader import CHECKPOINTS
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -168,43 +170,37 @@ stops = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
 abba = st.text("ab", max_size=12)
 
 
-@repeatable
-@given(text=abba, stop=stops, data=st.data())
-def test_find_stop_finds_the_earliest(text, stop, data):
+def first_stop(text: str, stop: list[str]) -> tuple[int, str] | None:
+    """By definition: the earliest stop string in a text, the first of those that begin there."""
     matches = [(start, string) for start in range(len(text)) for string in stop if text.startswith(string, start)]
-    assert find_stop(text, stop) == (matches[0] if matches else None)
-    first_end = min((start + len(string) for start, string in matches), default=len(text) + 1)
-    searched = data.draw(st.integers(0, min(first_end - 1, len(text))))
-    assert find_stop(text, stop, searched) == find_stop(text, stop)
-
-
-@repeatable
-@given(text=abba, stop=stops)
-def test_certain_length_holds_back_what_a_stop_string_may_remove_and_no_more(text, stop):
-    if find_stop(text, stop):
-        return  # such a text would have been cut already
-    certain = certain_length(text, stop)
-    begun = [
-        start for start in range(len(text)) if any(string.startswith(text[start:]) for string in stop)
-    ]  # a continuation exists that cuts the text here
-    assert certain == min(begun, default=len(text))
-    assert len(text) - certain <= max(map(len, stop)) - 1
+    return matches[0] if matches else None
 
 
 @repeatable
 @given(pieces=st.lists(st.text("ab", max_size=3), max_size=8), stop=stops)
-def test_what_is_shown_is_never_taken_back(pieces, stop):
-    text, shown = "", ""
+def test_the_earliest_stop_string_is_found_and_nothing_shown_is_taken_back(pieces, stop):
+    search, text, shown = StopSearch(stop), "", 0
     for piece in pieces:
-        searched, text = len(text), text + piece
-        if found := find_stop(text, stop, searched):
-            assert text[: found[0]].startswith(shown)
+        text += piece
+        found = search.find(piece)
+        assert found == first_stop(text, stop)
+        if found:
+            assert found[0] >= shown
             return
-        assert text.startswith(shown)
-        shown = text[: max(len(shown), certain_length(text, stop))]
-        assert len(shown) == certain_length(text, stop), "what was certain is not any more"
+        begun = [start for start in range(len(text)) if any(string.startswith(text[start:]) for string in stop)]
+        shown = len(text) - search.held
+        assert shown == min(begun, default=len(text)), "as much as possible is shown, and no more"
+
+
+def test_the_cost_of_stop_strings_does_not_grow_with_their_length():
+    """Each text is the worst for its strings: all but their last character is always there."""
+    search, began = StopSearch([f"{'a' * 255}{i:x}" for i in range(1, 10)]), time.perf_counter()
+    for _ in range(100_000):
+        assert search.find("a") is None
+    assert search.held == 255
+    assert time.perf_counter() - began < 20, "looking at all of them again takes minutes"
 
 
 def test_without_stop_strings_all_is_certain():
-    assert certain_length("anything", []) == len("anything")
-    assert find_stop("anything", []) is None
+    search = StopSearch([])
+    assert search.find("anything") is None and search.held == 0

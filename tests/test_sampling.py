@@ -45,8 +45,8 @@ INVALID = {
     "repetition_penalty": [*NOT_NUMBERS, 0, -1.0],
     **dict.fromkeys(["presence_penalty", "frequency_penalty"], [*NOT_NUMBERS, -2.01, 2.01]),
     **dict.fromkeys(["include_stop_str_in_output", "ignore_eos"], [0, 1, "yes", None]),
-    "stop": ["", ["a", ""], ("",), [1], [None], {"a"}, None, 3, b"a"],
-    "stop_token_ids": [[-1], [1.0], [True], ["1"], 3, "12", None],
+    "stop": ["", ["a", ""], ("",), [1], [None], {"a"}, None, 3, b"a", "a" * 257, ["a"] * 33],
+    "stop_token_ids": [[-1], [1.0], [True], ["1"], 3, "12", None, [1] * 129],
     "seed": [-1, 2**63, 1.0, True, "7"],
     "logprobs": [-1, 21, 1.0, True, "5"],
 }
@@ -64,6 +64,7 @@ def test_an_invalid_value_is_refused_with_field_value_and_what_is_allowed(name, 
 def test_the_ends_of_each_range_are_allowed():
     SamplingParams(temperature=0, top_k=0, top_p=5e-324, min_p=0, seed=0, logprobs=0, max_tokens=1)
     SamplingParams(temperature=1e300, top_k=2**100, top_p=1, min_p=1, seed=2**63 - 1, logprobs=20)
+    SamplingParams(stop=["a" * 256] * 32, stop_token_ids=[1] * 128)
     SamplingParams(presence_penalty=-2, frequency_penalty=2, repetition_penalty=1e-9, max_tokens=None)
 
 

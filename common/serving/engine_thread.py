@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from common.detokenizer import certain_length
 from common.engine import BaseEngine
 from common.request import Request, prompt_tokens
 from common.sampling import SamplingParams, TokenLogprobs
@@ -55,8 +54,7 @@ class Stream:
 
     def next_piece(self) -> Piece | None:
         """On the engine thread: what can be sent by now. None while no text is certain."""
-        request = self.request
-        certain = len(request.text) if request.finished else certain_length(request.text, request.params.stop)
+        request, certain = self.request, self.request.certain_length
         if certain <= self._text_sent and not request.finished:
             return None
         text, sent = request.text[self._text_sent : certain], self._tokens_sent

@@ -23,6 +23,7 @@ from common.serving.application import complete_application
 from common.serving.errors import EngineDead, QueueFull
 from common.serving.generate_api import completion_json, parse_generate_body
 from common.serving.metrics import Measured
+from common.serving.scoring import Scoring
 
 from .engine_thread import EngineThread, Stream
 from .graceful import Server
@@ -110,7 +111,7 @@ async def events(stream: Stream, watch: asyncio.Task) -> AsyncIterator[str]:
 
 def build_server(engine: BaseEngine, args: argparse.Namespace) -> Server:
     """The whole server: /generate over the engine thread, OpenAI's API, and what else others need to use it."""
-    engine_thread = EngineThread(Measured(engine, args.served_model_name or engine.name), args.max_queue)
+    engine_thread = EngineThread(Scoring(Measured(engine, args.served_model_name or engine.name)), args.max_queue)
     app = create_app(engine_thread)
     complete_application(app, engine_thread, args)
     return Server(app, engine_thread, args.host, args.port)

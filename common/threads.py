@@ -7,7 +7,6 @@ thread and runs it on another is slower than it could be. A team ends with its t
 beside the engine does so on a thread that passes away.
 """
 
-import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,11 +21,6 @@ def on_a_passing_thread(function: Callable[..., Result], *arguments) -> Result:
     result = future.result()
     thread.join()
     return result
-
-
-async def beside_the_event_loop(function: Callable[..., Result], *arguments) -> Result:
-    """The same for asyncio. (`asyncio.to_thread` has threads that stay.)"""
-    return await asyncio.wrap_future(start(function, *arguments)[0])
 
 
 def start(function: Callable[..., Result], *arguments) -> tuple["Future[Result]", threading.Thread]:

@@ -1,16 +1,25 @@
 """What one client may do to the others: calls for many answers, the longest prompts, the most of everything."""
 
+import asyncio
 import copy
+import json
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import httpx
 import pytest
 from pydantic import ValidationError
 from serving_openai import openai_server
-from serving_stage_03 import wait_until
+from serving_stage_03 import SteppingEngine, wait_until
 
+from common.model import Transformer
+from common.sampling import TokenLogprobs
+from common.serving.openai_api.answers import CompletionAnswers
 from common.serving.openai_api.bodies import ChatBody, CompletionBody
+from common.serving.openai_api.slices import sliced_json, sliced_logprobs
+from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine
 
 PROMPT = "Once upon a time"
@@ -97,3 +106,118 @@ def test_a_body_full_of_mistakes_is_refused_at_the_first():
         assert len(error.value.errors()) <= 8, name
     with pytest.raises(ValidationError, match="at most 2048 items"):
         CompletionBody.model_validate({"prompt": ["a"] * many})
+
+
+# ---- Prompts that are scored ----
+
+LONG_ECHO = {"prompt": [5] * 4000, "max_tokens": 0, "echo": True, "logprobs": 20}
+
+
+def test_a_prompt_is_scored_in_pieces_between_steps(loaded, engine):
+    """Beside it another request gains a token after each piece."""
+    sizes = []
+    engine.model = Watched(engine.model, sizes)
+    with openai_server("06", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
+        streaming = pool.submit(post, service, prompt=PROMPT, max_tokens=300, ignore_eos=True, stream=True)
+        wait_until(lambda: engine.trace.steps > 5)
+        answer = post(service, **LONG_ECHO)
+        assert streaming.result().status_code == 200
+    assert len(answer.json()["choices"][0]["logprobs"]["tokens"]) == 4000
+    pieces = [place for place, size in enumerate(sizes) if size > 100]
+    assert [sizes[place] for place in pieces] == [256] * 15 + [159]
+    assert all(after - before == 2 for before, after in zip(pieces, pieces[1:], strict=False)), "a step between pieces"
+
+
+class Watched(Transformer):
+    """A model that takes note of how many tokens each pass has."""
+
+    def __init__(self, model, sizes):
+        self.__dict__.update(model.__dict__)
+        self.sizes = sizes
+
+    def forward(self, token_ids, positions, attend):
+        self.sizes.append(len(token_ids))
+        return super().forward(token_ids, positions, attend)
+
+
+def test_prompts_to_be_scored_count_against_the_queue(loaded):
+    engine = SteppingEngine(loaded)
+    with openai_server("03", loaded, "--max-queue", "2", engine=engine) as service, ThreadPoolExecutor() as pool:
+        both = LONG_ECHO | {"prompt": PROMPT, "max_tokens": 1}
+        assert post(service, **both, n=2).status_code == 400, "three requests, of which one scores"
+        scoring = pool.submit(post, service, **both)
+        wait_until(lambda: engine.requests)
+        assert post(service, **LONG_ECHO).status_code == 429
+        engine.allow()
+        assert scoring.result().status_code == 200
+        assert post(service, **LONG_ECHO).status_code == 200
+
+
+def test_a_prompt_is_not_scored_for_a_client_that_has_gone(loaded, engine):
+    endless = mock.patch("common.serving.scoring.scores", endless_scores)
+    with endless, openai_server("06", loaded, engine=engine) as service:
+        service.hang_up_after(LONG_ECHO)
+        wait_until(service.idle)
+
+
+def test_a_shutdown_does_not_wait_for_scores_longer_than_its_grace(loaded, engine):
+    with mock.patch("common.serving.scoring.scores", endless_scores), ThreadPoolExecutor() as pool:
+        with openai_server("06", loaded, engine=engine) as service:
+            scoring = pool.submit(post, service, **LONG_ECHO)
+            wait_until(lambda: service.thread.stats["unfinished"])
+            service.thread.deadline = 0
+        assert scoring.result().status_code == 503
+
+
+def endless_scores(*_):
+    while True:
+        time.sleep(0.001)
+        yield []
+
+
+def test_scores_are_those_of_the_bare_model(loaded):
+    """Graphs keep the scores of the batch that they replayed, for as many rows as it had."""
+
+    class Graphed:
+        def __init__(self, model):
+            self.model = model
+
+        def __getattr__(self, name):
+            return getattr(self.model, name)
+
+        def logits(self, hidden):
+            raise AssertionError("the scores of another batch")
+
+    engine = load_engine("06")(loaded)
+    engine.model = Graphed(engine.model)
+    scoring = Scoring(engine)
+    request = scoring.add([5, 6, 7], ScoringParams(logprobs=1))
+    assert scoring.step() == [request] and len(request.logprobs) == 3
+
+
+def test_a_large_answer_is_written_in_slices(loaded):
+    """So that streams go on meanwhile: no slice is longer than a few milliseconds of Python."""
+    answers = CompletionAnswers("m", loaded.tokenizer, {})
+    entries = [TokenLogprobs(-1.0, [(i, -1.0 - i) for i in range(20)])] * 1000
+    expected = json.loads(json.dumps(CompletionAnswers("m", loaded.tokenizer, {}).logprobs(0, [5] * 1000, entries)))
+    pauses = 0
+
+    async def write():
+        logprobs = await sliced_logprobs(answers, 0, [5] * 1000, entries)
+        return await sliced_json(answers.answer([answers.choice(0, "text", logprobs, "length", None)], {}))
+
+    async def count():
+        nonlocal pauses
+        while True:
+            await asyncio.sleep(0)
+            pauses += 1
+
+    async def main():
+        counting = asyncio.create_task(count())
+        written = await write()
+        counting.cancel()
+        return json.loads(written)
+
+    choice = asyncio.run(main())["choices"][0]
+    assert choice["logprobs"] == expected and choice["text"] == "text"
+    assert pauses > 150, "1,000 tokens are 31 slices, five times"

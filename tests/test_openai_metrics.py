@@ -7,7 +7,7 @@ from serving_openai import openai_server
 from serving_stage_03 import wait_until
 
 from common.serving import metrics
-from common.stages import ROOT
+from common.stages import ROOT, load_engine
 
 ENDLESS = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
 
@@ -41,7 +41,7 @@ def test_metrics(loaded):
 
 
 def test_speculation_is_counted(loaded):
-    with openai_server("07", loaded) as service:
+    with openai_server("07", loaded, engine=load_engine("07")(loaded, num_draft_tokens=3)) as service:
         post(service, prompt="Once upon a time", max_tokens=40, ignore_eos=True, temperature=0)
         text = httpx.get(f"{service.url}/metrics").text
     names = (

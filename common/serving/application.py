@@ -13,7 +13,7 @@ from .openai_api import routes, tokenizer_routes
 
 def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) -> None:
     """Adds it all to an application that has `POST /generate` and `GET /health`; its engine is `Measured`."""
-    measured: Measured = engine_thread.engine
+    measured: Measured = engine_thread.engine  # or what has all of its methods
     service = routes.Service(engine_thread, measured.model_name)
     app.include_router(routes.router(service))
     app.include_router(tokenizer_routes.router(service))

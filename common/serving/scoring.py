@@ -1,33 +1,132 @@
-"""How likely a model finds a text: what evaluation harnesses ask for with `echo` and `logprobs`."""
+"""How likely a model finds a text: what evaluation harnesses ask for with `echo` and `logprobs`.
+
+A text is scored between the steps of the engine, on its thread, a piece after each step. So a long text delays the
+streams of others no more than a long prompt does, it is a request like any other to the engine's thread (it counts
+against the queue, and ends when its client has gone), and no other thread touches the model meanwhile.
+
+vLLM scores prompts within its steps (`prompt_logprobs`), where they share batches and memory with other requests. Here
+one text at a time has keys and values of its own beside the engine's, for as long as it is scored.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.engine import BaseEngine
 from common.model import Transformer
-from common.sampling import TokenLogprobs, token_logprobs
+from common.parallel import VocabularyParallelHead
+from common.request import Request, prompt_tokens
+from common.sampling import SamplingParams, TokenLogprobs, token_logprobs
 
-ROWS = 256  # tokens whose scores are computed at once: a row has one number for each token of the vocabulary
+PIECE = 256  # tokens that are run and scored at once, as in a step of the engine
 
 
-@torch.inference_mode()
-def prompt_logprobs(model: Transformer, token_ids: list[int], top: int) -> list[TokenLogprobs | None]:
-    """For each token its log-probability given those before it, and the `top` likeliest; None for the first one.
+class ScoringParams(SamplingParams):
+    """Ask for the `logprobs` of the prompt's tokens, and for nothing to be generated."""
 
-    One pass over the whole text, beside the engine and without its cache: the model is a function and keeps nothing, so
-    that this may run while the engine computes.
+
+class Scoring:
+    """An engine that can also score prompts: `add` one with `ScoringParams`, and find the scores in its `logprobs`.
+
+    Everything that is not defined here is the engine's own.
     """
-    ids = torch.tensor(token_ids, device=model.cos.device)
-    hidden = model(ids, torch.arange(len(ids), device=ids.device), causal_attention)
-    scored: list[TokenLogprobs | None] = [None]
-    for start in range(0, len(ids) - 1, ROWS):
-        following = ids[start + 1 : start + 1 + ROWS]
-        logits = model.logits(hidden[start : start + len(following)])
-        scored += token_logprobs(logits, following, [top] * len(following))
-    return scored
+
+    def __init__(self, engine: BaseEngine):
+        self._engine = engine
+        self._texts: dict[str, tuple[Request, Iterator[list[TokenLogprobs | None]]]] = {}  # oldest first
+        self._numbers = itertools.count()
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._texts) or self._engine.has_unfinished
+
+    def add(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None, request_id: str | None = None
+    ) -> Request:
+        if not isinstance(params, ScoringParams):
+            return self._engine.add(prompt, params, request_id)
+        model = bare(self._engine.model)
+        if isinstance(
+            getattr(model, "head", None), VocabularyParallelHead
+        ):  # all ranks would have to run it at the same time
+            raise ValueError("prompts are not scored (echo with logprobs) with --tensor-parallel")
+        token_ids = prompt_tokens(prompt, self._engine.tokenizer, self._engine.config)
+        request = Request(f"scoring-{next(self._numbers)}", token_ids, params, None, frozenset(), max_tokens=1)
+        self._texts[request.request_id] = request, scores(model, token_ids, params.logprobs or 0, self._engine.dtype)
+        return request
+
+    def step(self) -> list[Request]:
+        """One step of the engine, and a piece of the oldest text."""
+        changed = self._engine.step()
+        if not self._texts:
+            return changed
+        request, pieces = next(iter(self._texts.values()))
+        with torch.inference_mode():
+            request.logprobs += next(pieces)
+        if len(request.logprobs) < len(request.prompt_token_ids):
+            return changed
+        request.finish("length")
+        del self._texts[request.request_id]
+        return [*changed, request]
+
+    def abort(self, request_id: str) -> None:
+        request, _ = self._texts.pop(request_id, (None, None))
+        if request is None:
+            self._engine.abort(request_id)
+        else:
+            request.finish("abort")
+
+    def stats(self) -> dict[str, float]:
+        stats = self._engine.stats()
+        return stats | {"unfinished": stats["unfinished"] + len(self._texts)}
 
 
-def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q is [N, H, D], k and v are [N, H_kv, D]; each token attends to itself and to those before it."""
-    q, k, v = (heads.transpose(0, 1).unsqueeze(0) for heads in (q, k, v))  # [1, H, N, D]
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+def bare(model) -> Transformer:
+    """The model without what an engine may have around it: graphs keep the scores of the batch that they replayed."""
+    while not isinstance(model, Transformer):
+        model = model.model
+    return model
+
+
+def scores(
+    model: Transformer, token_ids: list[int], top: int, dtype: torch.dtype
+) -> Iterator[list[TokenLogprobs | None]]:
+    """Piece by piece, for each token its log-probability given those before it, and the `top` likeliest ones.
+
+    None for the first token, which nothing predicts. Nothing is computed before the first piece is asked for.
+    """
+    config, device = model.config, model.cos.device
+    ids = torch.tensor(token_ids, device=device)
+    k, v = (
+        torch.empty(config.num_layers, config.num_kv_heads, len(ids), config.head_dim, device=device, dtype=dtype)
+        for _ in range(2)
+    )
+    first: list[TokenLogprobs | None] = [None]
+    if len(ids) == 1:
+        yield first
+    for start in range(0, len(ids) - 1, PIECE):  # nothing is asked of the last token
+        stop = min(start + PIECE, len(ids) - 1)
+        hidden = model(ids[start:stop], torch.arange(start, stop, device=device), partial(attend, k, v, start))
+        following = ids[start + 1 : stop + 1]
+        yield first + token_logprobs(model.logits(hidden), following, [top] * len(following))
+        first = []
+
+
+def attend(keys: Tensor, values: Tensor, start: int, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """`attend` for the model: store what is new from place `start` on, and attend to all up to there.
+
+    q is [N, H, D], k and v are [N, H_kv, D], keys and values [layers, H_kv, S, D]; returns [N, H, D].
+    """
+    stop = start + len(q)
+    keys[layer, :, start:stop], values[layer, :, start:stop] = k.transpose(0, 1), v.transpose(0, 1)
+    earlier = torch.ones(len(q), stop, dtype=torch.bool, device=q.device).tril(start)
+    q, k, v = q.transpose(0, 1), keys[layer, :, :stop], values[layer, :, :stop]
+    q, k, v = (heads.unsqueeze(0) for heads in (q, k, v))  # [1, H, N, D], twice [1, H_kv, S, D]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=earlier, enable_gqa=True)[0].transpose(0, 1)

@@ -16,8 +16,9 @@ class Answers:
     whole: str  # what `object` says
     chunk: str
 
-    def __init__(self, model: str, tokenizer):
+    def __init__(self, model: str, tokenizer, texts: dict[int, str]):
         self.tokenizer = tokenizer
+        self.texts = texts  # of tokens; answers share it, as one answer may list thousands of tokens twenty times
         self.head = {"id": f"{self.prefix}-{token_hex(12)}", "created": int(time.time()), "model": model}
 
     def answer(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
@@ -27,14 +28,18 @@ class Answers:
         return self.head | {"object": self.chunk, "choices": choices, **usage}
 
     def token(self, token_id: int) -> str:
-        return self.tokenizer.decode([token_id]) if self.tokenizer else f"token_id:{token_id}"
+        if self.tokenizer is None:
+            return f"token_id:{token_id}"
+        if token_id not in self.texts:
+            self.texts[token_id] = self.tokenizer.decode([token_id])
+        return self.texts[token_id]
 
 
 class CompletionAnswers(Answers):
     prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, model: str, tokenizer):
-        super().__init__(model, tokenizer)
+    def __init__(self, model: str, tokenizer, texts: dict[int, str]):
+        super().__init__(model, tokenizer, texts)
         self.offsets: dict[int, int] = {}  # by choice: characters whose tokens have been listed
 
     def choice(self, index: int, text: str, logprobs, finish_reason: str | None, stop_reason) -> dict[str, Any]:
@@ -76,8 +81,8 @@ class CompletionAnswers(Answers):
 class ChatAnswers(Answers):
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, model: str, tokenizer):
-        super().__init__(model, tokenizer)
+    def __init__(self, model: str, tokenizer, texts: dict[int, str]):
+        super().__init__(model, tokenizer, texts)
         self.begun: set[int] = set()  # choices whose role has been told
 
     def choice(self, index: int, text: str, logprobs, finish_reason: str | None, stop_reason) -> dict[str, Any]:

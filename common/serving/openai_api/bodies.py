@@ -101,6 +101,16 @@ class Body(BaseModel):
         return self.n or 1
 
     @property
+    def echoes(self) -> bool:
+        """Whether the prompts are wanted in front of their answers."""
+        return False
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether log-probabilities of the prompts themselves are wanted."""
+        return False
+
+    @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -122,6 +132,14 @@ class CompletionBody(Body):
             raise BadRequest("the prompt is empty", "prompt")
         if self.max_tokens == 0 and not self.echo:
             raise BadRequest("max_tokens of 0 generates nothing, so it is for echo only", "max_tokens")
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
+
+    @property
+    def scores_prompts(self) -> bool:
+        return self.echoes and self.logprobs is not None
 
     @property
     def prompts(self) -> list[str | list[int]]:

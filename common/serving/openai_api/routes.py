@@ -2,52 +2,27 @@
 
 import asyncio
 import inspect
+import itertools
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from functools import partial
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
 from common.request import check_characters, prompt_tokens, refuse_what_is_too_long
-from common.sampling import TokenLogprobs
 from common.serving.errors import EngineDead
-from common.serving.scoring import prompt_logprobs
-from common.threads import beside_the_event_loop
+from common.serving.scoring import ScoringParams
 
-from .answers import Answers, ChatAnswers, CompletionAnswers, usage
+from .answers import Answers, ChatAnswers, CompletionAnswers
 from .bodies import Body, ChatBody, CompletionBody, Message
+from .calls import LOST, Call, Echo
 from .errors import BadRequest, Json, OpenAIRoute, error_object
+from .slices import dump, sliced_json
 
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
-LOST = ("error", "abort")  # how a choice ends that nobody has completed: the engine failed, or the server stops
 NOT_COMPLETED = "the request could not be completed"
-
-
-@dataclass
-class Echo:
-    """A prompt that stands in front of its answers."""
-
-    token_ids: list[int]
-    text: str
-    logprobs: list[TokenLogprobs | None] | None
-
-
-@dataclass
-class Call:
-    """One HTTP request on its way: a stream for each choice, prompt by prompt."""
-
-    body: Body
-    answers: Answers
-    streams: list
-    echoes: list[Echo]  # one for each prompt, or none at all
-
-    def echo(self, index: int) -> Echo | None:
-        return self.echoes[index // self.body.choices] if self.echoes else None
-
-    def usage(self, output_tokens: int) -> dict[str, Any]:
-        return usage([stream.request for stream in self.streams[:: self.body.choices]], output_tokens)
 
 
 class Service:
@@ -56,7 +31,7 @@ class Service:
     def __init__(self, engine_thread, name: str):
         self.thread, self.engine, self.name = engine_thread, engine_thread.engine, name
         self.tokenizer = engine_thread.tokenizer
-        self.scoring = asyncio.Lock()  # one text at a time
+        self.token_texts: dict[int, str] = {}  # those that have been in an answer's log-probabilities
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
@@ -67,13 +42,9 @@ class Service:
         """All that can be said before any work is done."""
         self.check_model(body.model)
         body.check()
-        if prompts * body.choices > self.thread.max_queue:
-            raise BadRequest(
-                f"one call for {prompts * body.choices} answers, and the queue takes {self.thread.max_queue}"
-            )
-
-    def prompt_tokens(self, prompt: str | list[int]) -> list[int]:
-        return prompt_tokens(prompt, self.tokenizer, self.engine.config)
+        answers = prompts * (body.choices + body.scores_prompts)
+        if answers > self.thread.max_queue:
+            raise BadRequest(f"one call for {answers} answers, and the queue takes {self.thread.max_queue}")
 
     def chat_tokens(self, messages: Sequence[Message], generate: bool = True, options: dict | None = None) -> list[int]:
         """Messages in the checkpoint's own chat template."""
@@ -90,83 +61,79 @@ class Service:
         except Exception as error:  # a template is a program that comes with the checkpoint, and raises what it likes
             raise BadRequest(f"the chat template refuses these messages: {error}", "messages") from error
 
-    async def echo(self, prompt: str | list[int], logprobs: int | None) -> Echo:
-        token_ids = await self.thread.beside(self.prompt_tokens, prompt)
-        text = prompt if isinstance(prompt, str) else self.tokenizer.decode(token_ids) if self.tokenizer else ""
-        if logprobs is None:
-            return Echo(token_ids, text, None)
-        async with self.scoring:
-            scores = await beside_the_event_loop(prompt_logprobs, self.engine.model, token_ids, logprobs)
-        return Echo(token_ids, text, scores)
+    async def submit(self, body: Body, prompts: Sequence[str | list[int]], answers: Answers) -> Call:
+        """Queue a request for each choice of each prompt, and one for each prompt to be scored: all, or none."""
+        params, choices, scored = body.params, [], []
+        if body.scores_prompts:
+            scored = [(prompt, ScoringParams(max_tokens=1, logprobs=params.logprobs)) for prompt in prompts]
+        if body.max_tokens != 0 or not body.echoes:
+            for prompt, number in itertools.product(prompts, range(body.choices)):
+                # Choices of one prompt must differ.
+                seed = None if params.seed is None else (params.seed + number) % 2**63
+                choices.append((prompt, replace(params, seed=seed)))
+        streams = await self.thread.submit_all(scored + choices) if scored + choices else []
+        return Call(body, answers, scored=streams[: len(scored)], streams=streams[len(scored) :])
 
-    async def submit(
-        self, body: Body, prompts: Sequence[str | list[int]], answers: Answers, echoes: list[Echo]
-    ) -> Call:
-        """Queues a request for each choice of each prompt: all of them, or none."""
-        orders = []
-        for prompt in prompts:
-            for i in range(body.choices):
-                params = body.params
-                if params.seed is not None:  # choices of one prompt must differ
-                    params = replace(params, seed=(params.seed + i) % 2**63)
-                orders.append((prompt, params))
-        streams = await self.thread.submit_all(orders)
-        return Call(body, answers, streams, echoes)
+    async def echoes(self, call: Call, prompts: Sequence[str | list[int]]) -> list[Echo]:
+        """The prompts as they stand in front of the answers. EngineDead if their scores were not completed."""
+        first = call.scored or call.streams[:: call.body.choices]
+        if first:
+            token_ids = [stream.request.prompt_token_ids for stream in first]
+        else:  # neither scores nor answers are wanted
+            check = partial(prompt_tokens, tokenizer=self.tokenizer, config=self.engine.config)
+            token_ids = [await self.thread.beside(check, prompt) for prompt in prompts]
+        await self.finished(call.scored)
+        echoes = []
+        for number, (prompt, ids) in enumerate(zip(prompts, token_ids, strict=True)):
+            text = prompt if isinstance(prompt, str) else self.tokenizer.decode(ids) if self.tokenizer else ""
+            echoes.append(Echo(ids, text, call.scored[number].request.logprobs if call.scored else None))
+        return echoes
 
-    async def respond(self, http: Request, call: Call) -> Response:
-        """The answer, whole or streamed; a client that goes away in between ends its requests."""
-        watch = asyncio.create_task(abort_when_gone(http, self.thread, call.streams))
-        if call.body.stream:
-            content = self.events(call, watch)
-            return StreamingResponse(content, media_type="text/event-stream", headers=SSE_HEADERS)
-        for stream in call.streams:
+    async def finished(self, streams: Sequence) -> None:
+        """Wait for the end of all streams. EngineDead if one was not completed."""
+        for stream in streams:
             if await stream.finished() is None or stream.request.finish_reason in LOST:
                 raise EngineDead(str(self.thread.error or NOT_COMPLETED))
-        watch.cancel()
+
+    async def respond(
+        self, http: Request, body: Body, prompts: Sequence[str | list[int]], answers: Answers
+    ) -> Response:
+        """The answer, whole or streamed; a client that goes away in between ends its requests."""
+        call = await self.submit(body, prompts, answers)
+        watch = asyncio.create_task(abort_when_gone(http, self.thread, call.scored + call.streams))
+        if body.echoes:
+            call.echoes = await self.echoes(call, prompts)
+        if body.stream:
+            content = self.events(call, watch)
+            return StreamingResponse(content, media_type="text/event-stream", headers=SSE_HEADERS)
+        await self.finished(call.streams)
         tokens = sum(len(stream.request.token_ids) for stream in call.streams)
-        return Json(call.answers.answer([whole_choice(call, i) for i in range(len(call.streams))], call.usage(tokens)))
+        choices = [await call.whole_choice(index) for index in range(call.choices)]
+        watch.cancel()
+        return Response(await sliced_json(answers.answer(choices, call.usage(tokens))), media_type="application/json")
 
     async def events(self, call: Call, watch: asyncio.Task) -> AsyncIterator[str]:
         """Server-sent events: chunks as they come, at the end the usage if it is wanted, and `[DONE]`."""
         body, answers = call.body, call.answers
         running = {"usage": None} if body.include_usage else {}
-        begun: set[int] = set()
         tokens = 0  # sent; the engine may be ahead
-        async for index, piece in merged(call.streams):
+        async for index, piece in call.pieces():
             if piece.finish_reason in LOST:
-                yield event(error_object(str(self.thread.error or NOT_COMPLETED), 500))
+                yield event(dump(error_object(str(self.thread.error or NOT_COMPLETED), 500)))
                 break
             tokens += len(piece.token_ids)
             if body.continuous_usage:
                 running = {"usage": call.usage(tokens)}
-            echo = None if index in begun else call.echo(index)
-            begun.add(index)
-            yield event(answers.chunk_of([chunk_choice(call, index, piece, echo)], **running))
+            yield event(await sliced_json(answers.chunk_of([await call.chunk_choice(index, piece)], **running)))
         else:
             if body.include_usage:
-                yield event(answers.chunk_of([], usage=call.usage(tokens)))
-        yield "data: [DONE]\n\n"
+                yield event(dump(answers.chunk_of([], usage=call.usage(tokens))))
+        yield event("[DONE]")
         watch.cancel()
 
 
-def whole_choice(call: Call, index: int) -> dict[str, Any]:
-    request, echo = call.streams[index].request, call.echo(index)
-    text, token_ids, entries = request.text, request.token_ids, request.logprobs
-    if echo is not None:
-        text, token_ids, entries = echo.text + text, echo.token_ids + token_ids, (echo.logprobs or []) + entries
-    logprobs = call.answers.logprobs(index, token_ids, entries) if request.params.logprobs is not None else None
-    return call.answers.choice(index, text, logprobs, request.finish_reason, request.stop_reason)
-
-
-def chunk_choice(call: Call, index: int, piece, echo: Echo | None) -> dict[str, Any]:
-    """echo: the prompt, which goes with the first chunk of its choice."""
-    request = call.streams[index].request
-    text, token_ids, entries = piece.text, piece.token_ids, piece.logprobs
-    if echo is not None:
-        text, token_ids, entries = echo.text + text, echo.token_ids + token_ids, (echo.logprobs or []) + entries
-    logprobs = call.answers.logprobs(index, token_ids, entries) if request.params.logprobs is not None else None
-    stop_reason = request.stop_reason if piece.finish_reason else None
-    return call.answers.chunk_choice(index, text, logprobs, piece.finish_reason, stop_reason)
+def event(data: str) -> str:
+    return f"data: {data}\n\n"
 
 
 def router(service: Service) -> APIRouter:
@@ -175,19 +142,15 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/completions")
     async def completions(http: Request, body: CompletionBody):
         service.check(body, len(body.prompts))
-        params, answers, echoes = body.params, CompletionAnswers(service.name, service.tokenizer), []
-        if body.echo:
-            echoes = [await service.echo(prompt, params.logprobs) for prompt in body.prompts]
-        if body.max_tokens == 0:
-            return echo_alone(body, answers, echoes)
-        return await service.respond(http, await service.submit(body, body.prompts, answers, echoes))
+        answers = CompletionAnswers(service.name, service.tokenizer, service.token_texts)
+        return await service.respond(http, body, body.prompts, answers)
 
     @routes.post("/v1/chat/completions")
     async def chat_completions(http: Request, body: ChatBody):
         service.check(body, 1)
         prompt = await service.thread.beside(service.chat_tokens, body.messages, True, body.chat_template_kwargs)
-        answers = ChatAnswers(service.name, service.tokenizer)
-        return await service.respond(http, await service.submit(body, [prompt], answers, []))
+        answers = ChatAnswers(service.name, service.tokenizer, service.token_texts)
+        return await service.respond(http, body, [prompt], answers)
 
     @routes.get("/v1/models")
     async def models():
@@ -202,49 +165,6 @@ def router(service: Service) -> APIRouter:
         return Json({"object": "list", "data": [card]})
 
     return routes
-
-
-def echo_alone(body: CompletionBody, answers: CompletionAnswers, echoes: list[Echo]) -> Response:
-    """Nothing is generated: the prompts come back, with what the model thinks of them if that is wanted."""
-    choices = []
-    for index, echo in enumerate(echo for echo in echoes for _ in range(body.choices)):
-        logprobs = answers.logprobs(index, echo.token_ids, echo.logprobs) if echo.logprobs is not None else None
-        choices.append((index, echo.text, logprobs, "length", None))
-    tokens = usage([echo.token_ids for echo in echoes], 0)
-    if not body.stream:
-        return Json(answers.answer([answers.choice(*choice) for choice in choices], tokens))
-    running = {"usage": tokens if body.continuous_usage else None} if body.include_usage else {}
-    events = [event(answers.chunk_of([answers.chunk_choice(*choice)], **running)) for choice in choices]
-    events += [event(answers.chunk_of([], usage=tokens))] * body.include_usage + ["data: [DONE]\n\n"]
-    return StreamingResponse(iter(events), media_type="text/event-stream", headers=SSE_HEADERS)
-
-
-def event(content: dict[str, Any]) -> str:
-    return f"data: {json.dumps(content, separators=(',', ':'))}\n\n"
-
-
-async def merged(streams: Sequence) -> AsyncIterator[tuple[int, Any]]:
-    """The pieces of all streams as they come, each with the number of its stream."""
-    if len(streams) == 1:
-        async for piece in streams[0]:
-            yield 0, piece
-        return
-    queue: asyncio.Queue = asyncio.Queue()
-
-    async def pump(index: int) -> None:
-        async for piece in streams[index]:
-            queue.put_nowait((index, piece))
-
-    pumps = [asyncio.create_task(pump(index)) for index in range(len(streams))]
-    try:
-        unfinished = len(streams)
-        while unfinished:
-            index, piece = await queue.get()
-            unfinished -= piece.finish_reason is not None
-            yield index, piece
-    finally:
-        for task in pumps:
-            task.cancel()
 
 
 async def abort_when_gone(http: Request, engine_thread, streams: Sequence) -> None:

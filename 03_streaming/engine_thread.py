@@ -18,6 +18,7 @@ import asyncio
 import copy
 import math
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from common.engine import BaseEngine
+from common.errors import out_of_memory
 from common.request import Request, prompt_tokens
 from common.sampling import SamplingParams, TokenLogprobs
 from common.serving.errors import EngineDead, QueueFull
@@ -45,8 +47,9 @@ class Piece:
 class Stream:
     """One request as the event loop sees it: an asynchronous iterator of pieces."""
 
-    def __init__(self, accepted: asyncio.Future[None]):
+    def __init__(self, accepted: asyncio.Future[None], arrived: float):
         self.accepted = accepted  # one for all requests that were submitted together
+        self.arrived = arrived  # on the clock of `Timings`
         self.request: Request | None = None  # belongs to the engine thread until the last piece has come
         self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
         self._text_sent = 0  # characters
@@ -108,11 +111,12 @@ class EngineThread:
         [stream] = await self.submit_all([(prompt, params)])
         return stream
 
-    async def submit_all(self, orders: Sequence[Order]) -> list[Stream]:
+    async def submit_all(self, orders: Sequence[Order], arrived: float | None = None) -> list[Stream]:
         """Queue requests, all or none. Raise ValueError if one cannot be run, QueueFull or EngineDead if not now.
 
         Room is reserved for all before the engine hears of any, and it takes all of them between the same two steps.
         Their prompts are token ids by then: a long text takes a tokenizer longer than the engine takes for a step.
+        arrived: when they came to the server; None: now.
         """
         if self.error is not None:
             raise EngineDead(str(self.error))
@@ -120,7 +124,7 @@ class EngineThread:
             counts = f"{len(self._open)} requests are open, {len(orders)} more were sent"
             raise QueueFull(f"{counts}, and the server takes {self.max_queue}: try again later")
         accepted = self._loop.create_future()
-        streams = [Stream(accepted) for _ in orders]
+        streams = [Stream(accepted, time.perf_counter() if arrived is None else arrived) for _ in orders]
         self._open.update(streams)
         try:
             token_ids = {}
@@ -184,7 +188,7 @@ class EngineThread:
 
     def _fail_all(self, error: BaseException) -> None:
         """End every open stream with an error: the thread is dead, and no client may be left waiting for it."""
-        self.failure, self.error = error, EngineDead(f"the engine failed: {error!r}")
+        self.failure, self.error = error, EngineDead(f"the engine failed: {out_of_memory(error) or repr(error)}")
         for stream in self._open:
             if not stream.accepted.done():
                 stream.accepted.set_exception(self.error)
@@ -200,7 +204,8 @@ class EngineThread:
                 self.stats = self.engine.stats()
         except BaseException as error:  # a library that calls sys.exit ends this thread too
             self._tell(self._fail_all, error)
-            raise
+            if out_of_memory(error) is None:  # that needs no traceback
+                raise
 
     def _engine_take_commands(self) -> None:
         idle = not self.engine.has_unfinished  # nothing to compute: sleep until a command comes
@@ -217,6 +222,7 @@ class EngineThread:
         try:
             for stream, order in zip(streams, orders, strict=True):
                 stream.request = self.engine.add(*order)
+                stream.request.timings.arrival = stream.arrived
                 self._by_id[stream.request.request_id] = stream
         except ValueError as error:
             refusal = error

@@ -68,7 +68,7 @@ def measure_streaming(settings: Settings, sizes: dict) -> Figures:
 
 def measure_continuous(settings: Settings, sizes: dict) -> Figures:
     loaded, engine_class = settings.load(), load_engine("04_continuous_batching")
-    engine = engine_class(loaded, max_running=sizes["max_running"])
+    engine = engine_class(loaded, max_running=sizes["max_running"], kv_memory="4G")
     figures = sweep(engine, sizes) | {"prefill_ms_per_token": prefill_ms_per_token(engine, sizes["prefill"])}
     figures |= mixed(engine_class(loaded, max_running=sizes["group"]), sizes)
     for budget in sizes["budgets"]:

@@ -15,6 +15,7 @@ import torch
 
 from common.engine import BaseEngine
 from common.loader import Loaded
+from common.memory import kv_bytes_left, parse_bytes, slots_that_fit
 from common.request import Request
 from common.transfers import to_device
 
@@ -26,15 +27,27 @@ from .scheduler import Scheduler
 class Engine(BaseEngine):
     """As many requests at once as there are slots.
 
-    max_running: slots, each with room for a whole context. token_budget: tokens of one step, of all requests together;
-    a large one finishes prompts in fewer steps, a small one lets decoding requests wait less for them.
+    max_running: slots, each with room for a whole context; fewer if kv_memory holds fewer.
+    token_budget: tokens of one step, of all requests together; a large one finishes prompts in fewer steps, a small one
+    lets decoding requests wait less for them. kv_memory: bytes for K and V, as a number or as "512M"; None: 1 GiB on
+    the CPU, on a GPU what a step leaves.
     """
 
-    def __init__(self, loaded: Loaded, max_running: int = 32, token_budget: int = 256):
+    def __init__(
+        self,
+        loaded: Loaded,
+        max_running: int = 32,
+        token_budget: int = 256,
+        kv_memory: int | str | None = None,
+    ):
         super().__init__(loaded)
         # NEW in 04: who runs is no longer "the oldest", and there is one cache for all.
-        self.scheduler = Scheduler(max_running, token_budget)
-        self.cache = KVCache(loaded, max_running)
+        budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
+        slots = min(max_running, slots_that_fit(loaded, budget))
+        if slots < max_running:
+            self.why = f"{slots} slots, all that fit into {budget / 2**30:.1f} GiB"
+        self.scheduler = Scheduler(slots, token_budget)
+        self.cache = KVCache(loaded, slots)
 
     def accept(self, request: Request) -> None:
         self.scheduler.add(request)

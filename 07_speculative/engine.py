@@ -69,6 +69,11 @@ class Engine(BaseEngine):
             speculation = Speculation(num_draft_tokens)
         self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size, speculation)
 
+    @property
+    def max_model_len(self) -> int:
+        """NEW in 05: a request can have no more tokens than all pages together."""
+        return min(self.config.context_length, self.cache.capacity)
+
     def accept(self, request: Request) -> None:
         self.scheduler.add(request)
 

@@ -15,6 +15,7 @@ from types import ModuleType
 
 from .accelerate import make_engine
 from .engine import BaseEngine
+from .errors import out_of_memory
 from .garbage import keep_what_is_loaded
 from .loader import DTYPES, Loaded, choose_device, load_model
 from .sampling import SamplingParams
@@ -104,8 +105,11 @@ def run_stage(
                 engine.trace.write_chrome_trace(args.trace)
             if hasattr(engine, "close"):  # it has processes of its own; at the interpreter's end may be too late
                 engine.close()
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+        said = out_of_memory(error)
+        if said is None and not isinstance(error, (ValueError, OSError)):
+            raise
+        sys.exit(f"error: {said or error}")
     except KeyboardInterrupt:
         sys.exit(130)
 

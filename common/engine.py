@@ -48,7 +48,8 @@ class BaseEngine(ABC):
         params = params or SamplingParams()
         token_ids = prompt_tokens(prompt, self.tokenizer, self.config)
         room = self.config.context_length - len(token_ids)
-        max_tokens = params.max_tokens if params.max_tokens is not None else room
+        # As many as there is room for; `accept` says what is wrong if not even one fits.
+        max_tokens = params.max_tokens if params.max_tokens is not None else max(1, self.max_model_len - len(token_ids))
         if max_tokens > room or room < 1:
             raise ValueError(
                 f"the prompt has {len(token_ids)} tokens and max_tokens is {max_tokens}, together more than the "
@@ -83,6 +84,11 @@ class BaseEngine(ABC):
         if request := self.requests.get(request_id):
             request.finish("abort")
             self._retire(request)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest sequence that can run: the context, or less if a stage's memory holds no more."""
+        return self.config.context_length
 
     @property
     def has_unfinished(self) -> bool:

@@ -59,6 +59,18 @@ def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0) ->
     return left
 
 
+def slots_that_fit(loaded: Loaded, budget: int) -> int:
+    """How many slots fit into `budget` bytes; ValueError if not even one does."""
+    context = loaded.config.context_length
+    slot_bytes = context * loaded.config.kv_bytes_per_token(loaded.dtype)
+    if slot_bytes > budget:
+        raise ValueError(
+            f"one slot for a context of {context} tokens takes {slot_bytes / 2**30:.1f} GiB, and K and V may take "
+            f"{budget / 2**30:.1f} GiB: give a larger --kv-memory, or use stage 05, which has pages in place of slots"
+        )
+    return budget // slot_bytes
+
+
 def zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """`torch.zeros`; on a CPU without writing them: the system gives a page of zeros when it is first touched."""
     if device.type != "cpu":

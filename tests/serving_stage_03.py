@@ -43,9 +43,9 @@ class CountingThread(thread_module.EngineThread):
 
     submitted = aborted = 0
 
-    async def submit_all(self, orders):
+    async def submit_all(self, orders, arrived=None):
         self.submitted += len(orders)
-        return await super().submit_all(orders)
+        return await super().submit_all(orders, arrived)
 
     def abort(self, stream):
         super().abort(stream)

@@ -258,3 +258,16 @@ def test_clients_of_one_server_share_its_steps(loaded, prompts, expected):
     assert answers == expected[:16]
     assert max(len(step.works) for step in engine.trace) >= 8
     assert not engine.has_unfinished
+
+
+# ---- Memory ----
+
+
+def test_there_are_as_many_slots_as_fit_into_the_memory(loaded):
+    slot_bytes = loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
+    engine = Engine(loaded, max_running=8, kv_memory=3 * slot_bytes + 1)
+    assert engine.why.startswith("3 slots")
+    engine.generate([[5], [6], [7], [8]], SamplingParams(max_tokens=2, ignore_eos=True))
+    assert [len(step.works) for step in engine.trace] == [3, 3, 1, 1]
+    with pytest.raises(ValueError, match="one slot for a context of 4096 tokens takes 0.0 GiB.*use stage 05"):
+        Engine(loaded, kv_memory=slot_bytes - 1)

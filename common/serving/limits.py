@@ -1,6 +1,7 @@
 """What stands before an application: an API key, a limit on the size of bodies."""
 
 import hmac
+import time
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,12 +30,16 @@ class ApiKey:
 
 
 class BodyLimit:
-    """Refuses bodies of more than `most` bytes with 413, and does not read them to the end."""
+    """Refuses bodies of more than `most` bytes with 413, and does not read them to the end.
+
+    It also notes when each request came, as `request.state.arrived`, before its body is read.
+    """
 
     def __init__(self, app: ASGIApp, most: int):
         self.app, self.most = app, most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["arrived"] = time.perf_counter()
         read, refusal = 0, f"the body is larger than {self.most} bytes"
 
         async def limited_receive() -> Message:

@@ -61,7 +61,7 @@ class Service:
         except Exception as error:  # a template is a program that comes with the checkpoint, and raises what it likes
             raise BadRequest(f"the chat template refuses these messages: {error}", "messages") from error
 
-    async def submit(self, body: Body, prompts: Sequence[str | list[int]], answers: Answers) -> Call:
+    async def submit(self, body: Body, prompts: Sequence[str | list[int]], answers: Answers, arrived: float) -> Call:
         """Queue a request for each choice of each prompt, and one for each prompt to be scored: all, or none."""
         params, choices, scored = body.params, [], []
         if body.scores_prompts:
@@ -71,7 +71,7 @@ class Service:
                 # Choices of one prompt must differ.
                 seed = None if params.seed is None else (params.seed + number) % 2**63
                 choices.append((prompt, replace(params, seed=seed)))
-        streams = await self.thread.submit_all(scored + choices) if scored + choices else []
+        streams = await self.thread.submit_all(scored + choices, arrived) if scored + choices else []
         return Call(body, answers, scored=streams[: len(scored)], streams=streams[len(scored) :])
 
     async def echoes(self, call: Call, prompts: Sequence[str | list[int]]) -> list[Echo]:
@@ -99,7 +99,7 @@ class Service:
         self, http: Request, body: Body, prompts: Sequence[str | list[int]], answers: Answers
     ) -> Response:
         """The answer, whole or streamed; a client that goes away in between ends its requests."""
-        call = await self.submit(body, prompts, answers)
+        call = await self.submit(body, prompts, answers, http.state.arrived)
         watch = asyncio.create_task(abort_when_gone(http, self.thread, call.scored + call.streams))
         if body.echoes:
             call.echoes = await self.echoes(call, prompts)
@@ -160,7 +160,7 @@ def router(service: Service) -> APIRouter:
             "created": 0,
             "owned_by": "local",
             "root": service.engine.name,
-            "max_model_len": service.engine.config.context_length,
+            "max_model_len": service.engine.max_model_len,
         }
         return Json({"object": "list", "data": [card]})
 

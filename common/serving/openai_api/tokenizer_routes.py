@@ -41,7 +41,7 @@ def router(service: Service) -> APIRouter:
         return Json(
             {
                 "count": len(tokens),
-                "max_model_len": service.engine.config.context_length,
+                "max_model_len": service.engine.max_model_len,
                 "tokens": tokens,
                 "token_strs": tokenizer().convert_ids_to_tokens(tokens) if body.return_token_strs else None,
             }

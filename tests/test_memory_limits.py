@@ -1,0 +1,64 @@
+"""Memory that is short: requests become as long as it allows, and where there is none a sentence says so."""
+
+import re
+import sys
+
+import httpx
+import pytest
+import torch
+from serving_openai import openai_server
+
+from common.errors import out_of_memory
+from common.sampling import SamplingParams
+from common.stages import ROOT, load_engine
+
+PAGED = ["05", "06", "07"]
+
+
+@pytest.mark.parametrize("stage", PAGED)
+def test_without_max_tokens_an_answer_may_fill_the_pool(loaded, stage):
+    engine = load_engine(stage)(loaded, kv_memory="1M")
+    assert engine.max_model_len < loaded.config.context_length
+    params = SamplingParams(max_tokens=None, ignore_eos=True)
+    [request] = engine.generate([[5] * 20], params)
+    assert (request.num_tokens, request.finish_reason) == (engine.max_model_len, "length")
+    with pytest.raises(ValueError, match="--kv-memory"):
+        engine.add([5] * engine.max_model_len, params)
+    assert load_engine(stage)(loaded).max_model_len == loaded.config.context_length
+
+
+def test_a_plain_chat_is_answered_with_any_pool(loaded):
+    engine = load_engine("06")(loaded, kv_memory="1M")
+    with openai_server("06", loaded, engine=engine) as service:
+        messages = [{"role": "user", "content": "What is 2+2?"}]
+        answer = httpx.post(f"{service.url}/v1/chat/completions", json={"messages": messages}, timeout=60)
+        assert answer.status_code == 200
+        [model] = httpx.get(f"{service.url}/v1/models").json()["data"]
+        assert model["max_model_len"] == engine.max_model_len
+        assert httpx.post(f"{service.url}/tokenize", json={"prompt": "a"}).json()["max_model_len"] == (
+            engine.max_model_len
+        )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 150.00 GiB."),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_out_of_memory_is_said_in_a_sentence(error, monkeypatch, capsys):
+    assert re.fullmatch(r".+ is out of memory: give a smaller .+", out_of_memory(error))
+    assert out_of_memory(RuntimeError("another")) is None
+
+    from common import cli
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(cli, "build_engine", fail)
+    monkeypatch.setattr(sys, "argv", ["main.py", "--prompt", "a", "--device", "cpu"])
+    with pytest.raises(SystemExit, match="^error: .+ is out of memory"):
+        cli.run_stage(ROOT / "02_kv_cache", "")

@@ -1,11 +1,15 @@
 """What a server tells Prometheus, and what its dashboard asks."""
 
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import pytest
 from serving_openai import openai_server
-from serving_stage_03 import wait_until
+from serving_stage_03 import SteppingEngine, wait_until
 
+from common.sampling import SamplingParams
 from common.serving import metrics
 from common.stages import ROOT, load_engine
 
@@ -14,6 +18,13 @@ ENDLESS = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True,
 
 def post(service, **body) -> None:
     assert httpx.post(f"{service.url}/v1/completions", json=body, timeout=60).status_code == 200
+
+
+metrics_of_completed_requests = (
+    "e2e_request_latency_seconds", "request_inference_time_seconds", "request_prefill_time_seconds",
+    "request_decode_time_seconds", "request_time_per_output_token_seconds", "request_prompt_tokens",
+    "request_generation_tokens", "request_max_num_generation_tokens", "request_params_max_tokens",
+)  # fmt: skip
 
 
 def test_metrics(loaded):
@@ -35,8 +46,14 @@ def test_metrics(loaded):
     assert value("kv_cache_usage_perc") == 0 and value("num_preemptions_total") == 0
     assert float(values['vllm:request_success_total{finished_reason="length",model_name="bundled"}']) == 2
     assert float(values['vllm:request_success_total{finished_reason="abort",model_name="bundled"}']) == 1
-    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"):
+    for name in ("time_to_first_token_seconds", "request_queue_time_seconds"):
         assert value(f"{name}_count") == 3
+    for name in metrics_of_completed_requests:
+        assert value(f"{name}_count") == 2, f"{name} counts what was aborted"
+    assert value("request_prompt_tokens_sum") == 80 and value("request_generation_tokens_sum") == 10
+    parts = value("request_prefill_time_seconds_sum") + value("request_decode_time_seconds_sum")
+    assert parts == pytest.approx(value("request_inference_time_seconds_sum"))
+    assert value("time_per_output_token_seconds_count") == value("inter_token_latency_seconds_count")
     assert value("inter_token_latency_seconds_count") >= 8
 
 
@@ -65,3 +82,49 @@ def test_the_dashboard_asks_for_what_is_measured(loaded):
         post(service, prompt="a", max_tokens=2)
         measured = set(re.findall(r"^vllm:(\w+)", httpx.get(f"{service.url}/metrics").text, re.MULTILINE))
     assert asked <= measured | counted, asked - measured - counted
+
+
+def test_requests_that_wait_cost_a_step_nothing(loaded):
+    """A thousand of them are looked at when they come, run and end, and never in between."""
+
+    class Unseen(dict):
+        def _refuse(self, *_):
+            raise AssertionError("all open requests were walked")
+
+        __iter__ = items = values = keys = _refuse
+
+    engine = load_engine("06")(loaded, max_running=1)
+    measured = metrics.Measured(engine, "bundled")
+    for number in range(20):
+        measured.add([5 + number], SamplingParams(max_tokens=2, ignore_eos=True))
+    engine.requests = Unseen(engine.requests)
+    ended = sum(request.finished for _ in range(40) for request in measured.step())
+    assert ended == 20 and not engine.has_unfinished
+    assert b'vllm:generation_tokens_total{model_name="bundled"} 40.0' in measured.exposition()
+
+
+def test_a_request_arrives_when_it_comes_and_not_when_the_engine_gets_to_it(loaded):
+    engine = SteppingEngine(loaded)
+    with openai_server("03", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
+        first = pool.submit(post, service, prompt="a", max_tokens=2, ignore_eos=True)
+        wait_until(lambda: engine.requests)
+        engine.allow(1)
+        wait_until(lambda: engine.trace.steps == 1)  # and the thread is in its second step, which waits
+        second = pool.submit(post, service, prompt="b", max_tokens=1)
+        wait_until(lambda: len(service.thread._open) == 2)
+        time.sleep(0.5)
+        engine.allow()
+        first.result(), second.result()
+        text = httpx.get(f"{service.url}/metrics").text
+    assert float(re.search(r"time_to_first_token_seconds_sum\{.+\} (\S+)", text)[1]) > 0.5
+
+
+def test_prompt_tokens_count_when_they_have_been_prefilled(loaded):
+    engine = load_engine("06")(loaded, token_budget=64)
+    measured = metrics.Measured(engine, "bundled")
+    measured.add([5] * 100, SamplingParams(max_tokens=2, ignore_eos=True))
+    measured.step()
+    assert b'vllm:prompt_tokens_total{model_name="bundled"} 0.0' in measured.exposition()
+    measured.step()
+    assert b'vllm:prompt_tokens_total{model_name="bundled"} 100.0' in measured.exposition()
+    measured.step()

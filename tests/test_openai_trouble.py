@@ -58,7 +58,7 @@ REFUSED = [
     ({"prompt": "a", "stop": ""}, None, "stop"),
     ({"prompt": "a", "stop": [5]}, "stop", "string"),
     ({"prompt": "a", "n": 0}, "n", "greater"),
-    ({"prompt": "a", "n": 100}, None, "the queue takes 64"),
+    ({"prompt": ["a"] * 100, "n": 100}, None, "the queue takes 1024"),
     ({"prompt": "a", "logprobs": 21}, "logprobs", "20"),
     ({"prompt": "a", "best_of": 2}, "best_of", "not supported"),
     ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),

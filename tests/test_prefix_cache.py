@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from common.request import Request
 from common.sampling import SamplingParams
-from common.stages import load_stage_module
+from common.stages import load_engine, load_stage_module
 
 engine_module, scheduler_module, tree_module = (
     load_stage_module("06", name) for name in ("engine", "scheduler", "prefix_tree")
@@ -187,6 +187,58 @@ def test_a_preempted_request_finds_its_own_pages_again(loaded):
     prefills = [work.tokens for step in engine.trace for work in step.works if work.request_id == young.request_id]
     assert prefills[0] == 30 and max(prefills[1:]) < 30, "its first page was still there"
     assert old.finished
+
+
+@pytest.mark.parametrize("stage", ["06", "07"])
+def test_what_a_request_finds_after_a_preemption_is_no_hit(loaded, stage):
+    """Of two requests with nothing in common, the younger is preempted in decode: it finds what it had computed."""
+    options = {"draft": "lookup", "num_draft_tokens": 0} if stage == "07" else {}
+    engine = load_engine(stage)(loaded, **pool(5), **options)
+    requests = [engine.add([5] * 30, endless(30)), engine.add([6] * 30, endless(18))]
+    while engine.has_unfinished:
+        engine.step()
+    stats = engine.stats()
+    assert stats["preemptions"] > 0
+    assert (stats["prefix_tokens_asked"], stats["prefix_tokens_hit"]) == (60, 0)
+    assert [request.cached_tokens for request in requests] == [0, 0]
+
+
+@pytest.mark.parametrize("stage", ["06", "07"])
+def test_what_is_found_for_a_later_piece_of_a_prompt_counts_for_the_request(loaded, stage):
+    options = {"draft": "lookup", "num_draft_tokens": 0} if stage == "07" else {}
+    engine = load_engine(stage)(loaded, max_running=2, token_budget=64, **options)
+    prompt = [11 + i % 97 for i in range(400)]
+    requests = [engine.add(prompt, endless(2)) for _ in range(2)]
+    while engine.has_unfinished:
+        engine.step()
+    assert requests[0].cached_tokens == 0 < requests[1].cached_tokens == engine.stats()["prefix_tokens_hit"]
+
+
+@pytest.mark.parametrize("stage", ["06", "07"])
+def test_a_long_prompt_at_the_head_of_the_queue_is_not_looked_up_in_every_step(loaded, stage):
+    options = {"draft": "lookup", "num_draft_tokens": 0} if stage == "07" else {}
+    engine = load_engine(stage)(loaded, **pool(40), **options)
+    prompt = [11 + i % 97 for i in range(330)]
+    engine.generate([prompt], endless(1))  # 20 pages of it are in the tree
+    requests = [engine.add([5 + i] * 16, endless(100)) for i in range(3)]
+    for _ in range(3):
+        engine.step()
+    waiting = engine.add(prompt + [5] * 200, endless(1))
+    tree, looked_up = engine.scheduler.allocator.tree, 0
+    follow = tree.follow
+
+    def counted(path, tokens):
+        nonlocal looked_up
+        looked_up += tokens[0] != tokens[-1]  # those of the long prompt
+        return follow(path, tokens)
+
+    tree.follow = counted
+    for _ in range(60):
+        engine.step()
+    assert waiting.cached_tokens == 0 and looked_up <= 2 * 21, "once, and not in 60 steps"
+    while engine.has_unfinished:
+        engine.step()
+    assert waiting.finished and all(request.finished for request in requests)
 
 
 def test_random_aborts_leave_only_cached_pages(loaded, prompts):

@@ -16,6 +16,7 @@ from common.engine import BaseEngine
 from common.request import Request
 
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)  # seconds
+COUNTS = tuple(scale * digit for scale in (1, 10, 100, 1_000, 10_000, 100_000) for digit in (1, 2, 5))  # tokens
 LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
 # What a stage's stats() may have, by vLLM's names.
 COUNTED = {
@@ -34,6 +35,8 @@ class Measured:
     def __init__(self, engine: BaseEngine, model_name: str):
         self._engine, self.model_name = engine, model_name
         self._waiting: dict[str, Request] = {}  # not yet in any step
+        self._scheduled: dict[str, float] = {}  # when the first step of each began, of those that run
+        self._known: dict[str, int] = {}  # output tokens that have been counted, of requests that have some
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)  # processor time and memory of this process
         self.last_stats = engine.stats()  # as of the last step: the engine itself may be in the middle of one
@@ -48,12 +51,25 @@ class Measured:
         def counter(name: str, meaning: str) -> Counter:
             return Counter(f"vllm:{name}", meaning, ["model_name"], registry=self._registry).labels(model_name)
 
-        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that were taken")
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens that were prefilled")
         self._output_tokens = counter("generation_tokens", "Tokens generated")
         self._ttft = histogram("time_to_first_token_seconds", "From a request's arrival to its first token", LONG)
-        self._itl = histogram("inter_token_latency_seconds", "From one chunk of a request to its next", SHORT)
-        self._e2e = histogram("e2e_request_latency_seconds", "From a request's arrival to its end", LONG)
+        gaps = "From one chunk of a request to its next"
+        # The second is the name that vLLM gave the first before, and that dashboards still ask for.
+        self._itl = [
+            histogram(f"{name}_seconds", gaps, SHORT) for name in ("inter_token_latency", "time_per_output_token")
+        ]
         self._queue = histogram("request_queue_time_seconds", "From a request's arrival to its first step", LONG)
+        # Of requests that were completed, when they end.
+        self._e2e = histogram("e2e_request_latency_seconds", "From a request's arrival to its end", LONG)
+        self._inference = histogram("request_inference_time_seconds", "From the first step to the last token", LONG)
+        self._prefill = histogram("request_prefill_time_seconds", "From the first step to the first token", LONG)
+        self._decode = histogram("request_decode_time_seconds", "From the first token to the last", LONG)
+        self._tpot = histogram("request_time_per_output_token_seconds", "Mean time per token after the first", SHORT)
+        self._asked = histogram("request_prompt_tokens", "Prompt tokens of a request", COUNTS)
+        self._answered = histogram("request_generation_tokens", "Generated tokens of a request", COUNTS)
+        self._longest = histogram("request_max_num_generation_tokens", "Most generated tokens of its choices", COUNTS)
+        self._most = histogram("request_params_max_tokens", "max_tokens of a request", COUNTS)
         self._ended = Counter(
             "vllm:request_success", "Requests by how they ended", ["model_name", "finished_reason"],
             registry=self._registry,
@@ -65,19 +81,18 @@ class Measured:
     def add(self, *arguments, **options) -> Request:
         request = self._engine.add(*arguments, **options)
         self._waiting[request.request_id] = request
-        self._prompt_tokens.inc(len(request.prompt_token_ids))
         return request
 
     def step(self) -> list[Request]:
-        before = {request_id: len(request.token_ids) for request_id, request in self._engine.requests.items()}
         trace, known = self._engine.trace, self._engine.trace.steps
         changed = self._engine.step()
         for back in range(min(trace.steps - known, len(trace)), 0, -1):  # several workers may have done a step, or none
             for work in trace[-back].works:
                 if request := self._waiting.pop(work.request_id, None):
+                    self._scheduled[request.request_id] = trace[-back].start
                     self._queue.observe(max(0.0, trace[-back].start - request.timings.arrival))
         for request in changed:
-            self._observe_tokens(request, before[request.request_id])
+            self._observe_tokens(request)
             if request.finished:
                 self._observe_end(request)
         return changed
@@ -97,16 +112,37 @@ class Measured:
         """Everything, in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _observe_tokens(self, request: Request, known: int) -> None:
-        moments = request.timings.tokens
+    def _observe_tokens(self, request: Request) -> None:
+        moments, known = request.timings.tokens, self._known.get(request.request_id, 0)
+        self._known[request.request_id] = len(moments)
         self._output_tokens.inc(len(moments) - known)
-        if len(moments) > known:  # the tokens of one step come as one chunk
-            since = moments[known - 1] if known else request.timings.arrival
-            (self._itl if known else self._ttft).observe(moments[known] - since)
+        if len(moments) == known:
+            return
+        if known == 0:
+            self._prompt_tokens.inc(len(request.prompt_token_ids))
+            self._ttft.observe(moments[0] - request.timings.arrival)
+            return
+        for histogram in self._itl:  # the tokens of one step come as one chunk
+            histogram.observe(moments[known] - moments[known - 1])
 
     def _observe_end(self, request: Request) -> None:
-        self._e2e.observe(request.timings.finished - request.timings.arrival)
+        self._known.pop(request.request_id, None)
         self._ended.labels(self.model_name, request.finish_reason).inc()
+        timings, scheduled = request.timings, self._scheduled.pop(request.request_id, None)
+        if request.finish_reason in ("abort", "error") or not timings.tokens:
+            return  # when a client gave up says nothing about the server's latency
+        self._e2e.observe(timings.finished - timings.arrival)
+        first, last, answered = timings.tokens[0], timings.tokens[-1], len(request.token_ids)
+        if scheduled is not None:
+            self._prefill.observe(max(0.0, first - scheduled))
+            self._inference.observe(max(0.0, last - scheduled))
+        self._decode.observe(last - first)
+        if answered > 1:
+            self._tpot.observe(timings.time_per_output_token)
+        self._asked.observe(len(request.prompt_token_ids))
+        self._answered.observe(answered)
+        self._longest.observe(answered)
+        self._most.observe(request.max_tokens)
 
 
 class FromStats(Collector):

@@ -7,7 +7,7 @@ import os
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """`--max-queue` and what stands between the engine and the world."""
     server = parser.add_argument_group("clients of the server, with --serve")
-    server.add_argument("--max-queue", type=int, default=64, help="open requests; more get 429 (default: 64)")
+    server.add_argument("--max-queue", type=int, default=1024, help="open requests; more get 429 (default: 1,024)")
     server.add_argument("--served-model-name", metavar="NAME", help="what clients call the model (default: its own)")
     server.add_argument(
         "--api-key",

@@ -20,6 +20,7 @@ ROPE_TYPES = {
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # those that vLLM takes, too
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -58,6 +59,13 @@ def read_eos_token_ids(folder: Path) -> frozenset[int]:
             require(valid, path, "eos_token_id", ids, "a token id or a list of them")
             return frozenset(ids)
     return frozenset()
+
+
+def read_sampling_defaults(folder: Path) -> dict[str, float]:
+    """What a checkpoint's authors recommend in generation_config.json, for requests that do not say otherwise."""
+    path = folder / "generation_config.json"
+    given = read_json(path) if path.exists() else {}
+    return {name: given[name] for name in SAMPLING_DEFAULTS if given.get(name) is not None}
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -103,6 +111,7 @@ def model_config(hf_config, where: str = "config.json") -> ModelConfig:
     other_layers = sorted(set(getattr(hf_config, "layer_types", None) or ()) - {"full_attention"})
     check(not other_layers, "layer_types", other_layers, "'full_attention' (for Qwen: use_sliding_window false)")
 
+    rope = rope_parameters(hf_config, where)
     # Llama and Qwen3 have one switch for all four projections; Qwen2 has a bias on Q, K and V and no switch.
     attention_bias = family in ("llama", "qwen3") and hf_config.attention_bias
     return ModelConfig(
@@ -113,14 +122,21 @@ def model_config(hf_config, where: str = "config.json") -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        context_length=hf_config.max_position_embeddings,
+        context_length=context_length(hf_config, rope),
         rms_norm_eps=hf_config.rms_norm_eps,
-        rope=rope_parameters(hf_config, where),
+        rope=rope,
         tie_embeddings=hf_config.tie_word_embeddings,
         qkv_bias=attention_bias or family == "qwen2",
         output_bias=attention_bias,
         qk_norm=family == "qwen3",
     )
+
+
+def context_length(hf_config, rope: dict) -> int:
+    """Tokens of the longest sequence. YaRN stretches the original context, whichever the file calls its own."""
+    if rope["rope_type"] == "yarn":
+        return int(rope["original_max_position_embeddings"] * rope["factor"])
+    return hf_config.max_position_embeddings
 
 
 def rope_parameters(hf_config, where: str) -> dict:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
+from .errors import shortened
 from .loader import Loaded
 from .request import Request, prompt_tokens
 from .sampling import Drawn, SampledToken, SamplingParams
@@ -35,6 +36,7 @@ class BaseEngine(ABC):
         self.config = loaded.config
         self.device, self.dtype = loaded.device, loaded.dtype
         self.eos_token_ids = loaded.eos_token_ids
+        self.sampling_defaults = loaded.sampling_defaults  # the checkpoint's own, for servers
         self.requests: dict[str, Request] = {}  # unfinished ones, in order of arrival
         self.trace = Trace()
         self.why = ""  # one line on what the engine has chosen by itself, and why
@@ -55,12 +57,15 @@ class BaseEngine(ABC):
                 f"the prompt has {len(token_ids)} tokens and max_tokens is {max_tokens}, together more than the "
                 f"model's context of {self.config.context_length} tokens"
             )
+        for token_id, _ in params.logit_bias:
+            if token_id >= self.config.vocab_size:
+                raise ValueError(f"logit_bias has token id {token_id}, and there are {self.config.vocab_size} tokens")
         if params.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this model has none")
         if request_id is None:
             request_id = f"request-{next(self._request_numbers)}"
         if request_id in self.requests:
-            raise ValueError(f"request id {request_id!r} is already in use by an unfinished request")
+            raise ValueError(f"request id {shortened(request_id)} is already in use by an unfinished request")
         request = Request(request_id, token_ids, params, self.tokenizer, self.eos_token_ids, max_tokens)
         self.accept(request)
         self.requests[request_id] = request

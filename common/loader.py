@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from .config import first_sentence, read_config, read_eos_token_ids, read_json
+from .config import first_sentence, read_config, read_eos_token_ids, read_json, read_sampling_defaults
 from .device import DTYPES, choose_device
 from .fused import choose_model
 from .model import ModelConfig, Transformer
@@ -47,6 +47,7 @@ class Loaded:
     device: torch.device
     dtype: torch.dtype
     shard: Shard = WHOLE
+    sampling_defaults: dict[str, float] = field(default_factory=dict)  # of the checkpoint, for servers
 
 
 def load_model(
@@ -76,15 +77,16 @@ def load_model(
     config = read_config(folder)
     tokenizer = load_tokenizer(folder)
     eos_token_ids = read_eos_token_ids(folder)
-    if not eos_token_ids and tokenizer is not None and tokenizer.eos_token_id is not None:
-        eos_token_ids = frozenset({tokenizer.eos_token_id})
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        eos_token_ids |= {tokenizer.eos_token_id}  # a chat checkpoint may name its end of turn here alone
     model = empty_model(config, device, dtype, shard)
     if load_format == "auto":
         copy_weights(model, folder, shard)
     else:
         randomize_weights(model, shard)
     model, name = choose_model(model, fused), str(name_or_path or "bundled")
-    return Loaded(model, tokenizer, model.config, eos_token_ids, name, device, dtype, shard)
+    defaults = read_sampling_defaults(folder)
+    return Loaded(model, tokenizer, model.config, eos_token_ids, name, device, dtype, shard, defaults)
 
 
 def find_checkpoint(name: str | os.PathLike | None, with_weights: bool) -> Path:

@@ -3,7 +3,7 @@
 import reprlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -57,7 +57,8 @@ class Request:
     ):
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
-        self.params = params
+        ending = (frozenset() if params.ignore_eos else eos_token_ids) | {*params.stop_token_ids}
+        self.params = replace(params, ending_token_ids=sorted(ending)) if params.min_tokens else params
         self.max_tokens = max_tokens
         self.seed = params.resolve_seed()
         self.token_ids: list[int] = []
@@ -126,7 +127,7 @@ class Request:
         """Adds text; if that completes a stop string, cuts the text there, ends the request and returns True."""
         self.text += piece
         found = self._stops.find(piece)
-        if found is None:
+        if found is None or len(self.token_ids) < self.params.min_tokens:
             return False
         start, string = found
         self.text = self.text[: start + len(string) if self.params.include_stop_str_in_output else start]

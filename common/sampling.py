@@ -3,7 +3,7 @@
 B rows (one for each token to be drawn) of V logits go through one pipeline, all rows at once, each row with
 its own parameters. The order is vLLM's, and each step depends on it:
 
-1. penalties change which token is likeliest, so they come first; greedy rows obey them too
+1. biases and penalties change which token is likeliest, so they come first; greedy rows obey them too
 2. temperature changes how much mass each token has, so it precedes the filters that measure mass
 3. min-p drops tokens far below the likeliest one; then top-k keeps k of what is left; then top-p keeps the
    smallest set that holds the share top_p of the mass still there
@@ -16,9 +16,9 @@ Randomness is a pure function of (seed, index of the output token): there is no 
 be lost in a preemption or advanced by a neighbour in the batch. Equal logits therefore give equal tokens,
 whatever else is in the batch. (Whether a model's logits are equal in another batch is up to its kernels.)
 
-Production engines fuse these steps into a few kernels, avoid the full sort, and keep the penalties' counts on
-the device between steps; here they are recounted from the token lists, which costs time but leaves no state
-to lose.
+Production engines fuse these steps into a few kernels and avoid the full sort. SGLang keeps the penalties' counts
+on the device between steps; vLLM recounts them from the token lists, as this sampler does: that costs time, but
+leaves no state to lose.
 """
 
 import hashlib
@@ -166,17 +166,22 @@ def uniform(seed: int, position: int, stream: int = 0) -> float:
 
 
 def apply_penalties(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Make tokens that occurred before less likely (or likelier, below the neutral value).
+    """Make tokens that occurred before less likely (or likelier, below the neutral value), and others as asked.
 
-    [B, V] float32 -> [B, V] float32: a new tensor, or the same one if no row has penalties. Repetition counts
+    [B, V] float32 -> [B, V] float32: a new tensor, or the same one if no row wants that. Repetition counts
     prompt and output, as the paper that introduced it does (CTRL); presence and frequency only the output, as
-    OpenAI's do.
+    OpenAI's do. Before them come the biases, and the tokens that may not end the answer yet: as in vLLM.
     """
     index = [i for i, row in enumerate(rows) if row.params.penalised]
     if not index:
         return logits
     places = to_device(index, torch.int64, logits.device)
     rows, changed = [rows[i] for i in index], logits[places]  # [R, V], a copy
+    for row, scores in zip(rows, changed, strict=True):
+        for token_id, bias in row.params.logit_bias:
+            scores[token_id] += bias
+        if len(row.token_ids) < row.params.min_tokens:
+            scores[[token_id for token_id in row.params.ending_token_ids if token_id < len(scores)]] = -math.inf
     in_output = _count((row.token_ids for row in rows), changed)
     seen = in_output + _count((row.prompt_token_ids for row in rows), changed) > 0
     repetition = _column([row.params.repetition_penalty for row in rows], changed)

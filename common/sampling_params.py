@@ -3,12 +3,13 @@
 import reprlib
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 # Each character of an answer is compared with every stop string, on the thread that all requests share. OpenAI's API
 # allows four strings.
 MOST_STOPS, MOST_STOP_CHARACTERS, MOST_STOP_TOKENS = 32, 256, 128
+MOST_BIASES = 300  # as in OpenAI's API
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +27,12 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # divides the logits of tokens in prompt or output; 1: off
     presence_penalty: float = 0.0  # subtracted once from the logits of tokens in the output
     frequency_penalty: float = 0.0  # subtracted once per occurrence in the output
+    logit_bias: Mapping[int | str, float] | Sequence[tuple[int, float]] = ()  # added to logits; kept as pairs
     stop: str | Sequence[str] = ()  # kept as a tuple
     stop_token_ids: Sequence[int] = ()  # kept as a tuple
     include_stop_str_in_output: bool = False
+    min_tokens: int = 0  # before so many output tokens nothing ends the answer
+    ending_token_ids: Sequence[int] = ()  # what min_tokens forbids: a Request says which tokens would end it
     seed: int | None = None  # None: a random one for each request
     ignore_eos: bool = False
     logprobs: int | None = None  # None: off; n: for the sampled token and the n likeliest
@@ -36,15 +40,22 @@ class SamplingParams:
     def __post_init__(self):
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        if isinstance(self.logit_bias, Mapping):  # in JSON, the keys are texts
+            pairs = [(_number_in(key), bias) for key, bias in self.logit_bias.items()]
+            object.__setattr__(self, "logit_bias", tuple(pairs))
         for name, (is_allowed, allowed) in ALLOWED.items():
             value = getattr(self, name)
             if not is_allowed(value):
                 # reprlib shortens: the value came from a client and may be a megabyte long.
                 raise ValueError(f"{name} must be {allowed}, not {reprlib.repr(value)}")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens is {self.min_tokens}, which is more than max_tokens, {self.max_tokens}")
         # One spelling for each meaning, so that equal requests compare equal and every request can be hashed.
         object.__setattr__(self, "top_k", max(self.top_k, 0))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "ending_token_ids", tuple(self.ending_token_ids))
+        object.__setattr__(self, "logit_bias", tuple(map(tuple, self.logit_bias)))
 
     @property
     def greedy(self) -> bool:
@@ -52,7 +63,9 @@ class SamplingParams:
 
     @property
     def penalised(self) -> bool:
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+        """Whether some tokens are made likelier or less likely, so that the likeliest may be another one."""
+        penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+        return penalties != (1, 0, 0) or bool(self.logit_bias) or self.min_tokens > 0
 
     def resolve_seed(self) -> int:
         """The seed asked for, or else a random one for this request: then one mechanism serves both."""
@@ -68,6 +81,17 @@ def _is_number(value: object) -> bool:
     return (_is_int(value) or isinstance(value, float)) and abs(value) <= sys.float_info.max
 
 
+def _number_in(key: object) -> object:
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 20 else key
+
+
+def _is_bias(pair: object) -> bool:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        return False
+    token_id, bias = pair
+    return _is_int(token_id) and token_id >= 0 and _is_number(bias) and -100 <= bias <= 100
+
+
 def _is_list(value: object, most: int, is_allowed: Callable[[object], bool]) -> bool:
     return isinstance(value, (tuple, list)) and len(value) <= most and all(map(is_allowed, value))
 
@@ -79,9 +103,14 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "top_k": (lambda x: _is_int(x) and x >= -1, "an integer of at least -1 (-1 and 0 mean off)"),
     "top_p": (lambda x: _is_number(x) and 0 < x <= 1, "a number above 0 and at most 1"),
     "min_p": (lambda x: _is_number(x) and 0 <= x <= 1, "a number from 0 to 1"),
-    "repetition_penalty": (lambda x: _is_number(x) and x > 0, "a finite number above 0"),
+    # A float32 logit divided by less, or multiplied by more, could become infinite, and a probability NaN.
+    "repetition_penalty": (lambda x: _is_number(x) and 0.01 <= x <= 100, "a number from 0.01 to 100"),
     "presence_penalty": (lambda x: _is_number(x) and -2 <= x <= 2, "a number from -2 to 2"),
     "frequency_penalty": (lambda x: _is_number(x) and -2 <= x <= 2, "a number from -2 to 2"),
+    "logit_bias": (
+        lambda x: _is_list(x, MOST_BIASES, _is_bias),
+        f"a map of at most {MOST_BIASES} token ids to numbers from -100 to 100",
+    ),
     "stop": (
         lambda x: _is_list(x, MOST_STOPS, lambda text: isinstance(text, str) and 0 < len(text) <= MOST_STOP_CHARACTERS),
         f"a string of 1 to {MOST_STOP_CHARACTERS} characters or a list of at most {MOST_STOPS} of them",
@@ -89,6 +118,11 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "stop_token_ids": (
         lambda x: _is_list(x, MOST_STOP_TOKENS, lambda token_id: _is_int(token_id) and token_id >= 0),
         f"a list of at most {MOST_STOP_TOKENS} integers of at least 0",
+    ),
+    "min_tokens": (lambda x: _is_int(x) and x >= 0, "an integer of at least 0"),
+    "ending_token_ids": (
+        lambda x: _is_list(x, MOST_BIASES, lambda token_id: _is_int(token_id) and token_id >= 0),
+        f"a list of at most {MOST_BIASES} integers of at least 0",
     ),
     "include_stop_str_in_output": (lambda x: isinstance(x, bool), "True or False"),
     "seed": (

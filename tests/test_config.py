@@ -124,3 +124,11 @@ def test_bundled_configs_describe_the_models_they_are_named_after(name, billions
         parameters = list(Transformer(config).parameters())
     assert all(parameter.is_meta for parameter in parameters)
     assert round(sum(parameter.numel() for parameter in parameters) / 1e9, 2) == billions
+
+
+@pytest.mark.parametrize("own", [32_768, 131_072])
+def test_with_yarn_the_context_is_the_original_one_times_the_factor(tmp_path, own):
+    """Some files call the stretched context their own, others the original one."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    write_json(tmp_path / "config.json", CONFIG | {"rope_scaling": yarn, "max_position_embeddings": own})
+    assert read_config(tmp_path).context_length == 131_072

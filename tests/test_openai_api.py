@@ -47,6 +47,9 @@ def chat(service, messages=QUESTION, **options):
 def test_the_model_is_listed(service):
     [model] = service.client.models.list().data
     assert model.id == service.name == "bundled" and model.root == "bundled"
+    assert service.client.models.retrieve("bundled") == model
+    with pytest.raises(openai.NotFoundError, match="'other/model' does not exist"):
+        service.client.models.retrieve("other/model")
 
 
 def test_completions_are_those_of_the_engine(service, expect, prompts):
@@ -126,6 +129,16 @@ def test_stop_reasons(service, expect):
     assert by_id.choices[0].stop_reason == token_id and by_id.usage.completion_tokens == 2
     [*_, last] = complete(service, max_tokens=20, stop=text[3:6], stream=True)
     assert last.choices[0].stop_reason == text[3:6]
+
+
+def test_biases_and_answers_of_at_least_so_many_tokens(service, expect):
+    first = expect(PROMPT, max_tokens=1).token_ids[0]
+    banned = complete(service, max_tokens=1, logit_bias={str(first): -100}, logprobs=0)
+    assert banned.choices[0].logprobs.tokens != [expect(PROMPT, max_tokens=1).text]
+    free = chat(service, max_tokens=60)
+    assert free.choices[0].finish_reason == "stop" and free.usage.completion_tokens < 50
+    held = chat(service, max_tokens=60, extra_body={"min_tokens": 50})
+    assert held.usage.completion_tokens >= 50
 
 
 # ---- Chat ----

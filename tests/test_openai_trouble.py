@@ -61,7 +61,10 @@ REFUSED = [
     ({"prompt": ["a"] * 100, "n": 100}, None, "the queue takes 1024"),
     ({"prompt": "a", "logprobs": 21}, "logprobs", "20"),
     ({"prompt": "a", "best_of": 2}, "best_of", "not supported"),
-    ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+    ({"prompt": "a", "logit_bias": {"4096": 1}}, None, "logit_bias has token id 4096"),
+    ({"prompt": "a", "logit_bias": {"a": 1}}, None, "logit_bias must be a map"),
+    ({"prompt": "a", "min_tokens": 9, "max_tokens": 3}, None, "more than max_tokens"),
+    ({"prompt": "a", "repetition_penalty": 1e-40}, None, "repetition_penalty must be"),
     ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format", "not supported"),
     ({"prompt": "a", "guided_regex": "a*"}, "guided_regex", "unknown field 'guided_regex'"),
     ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
@@ -113,8 +116,10 @@ def test_a_model_without_a_chat_template(loaded):
 
 
 def test_unknown_paths_and_methods(service):
-    assert httpx.get(f"{service.url}/v1/nothing").status_code == 404
-    assert httpx.get(f"{service.url}/v1/completions").status_code == 405
+    for path, status in (("/v1/nothing", 404), ("/nothing", 404), ("/v1/completions", 405)):
+        answer = httpx.get(f"{service.url}{path}")
+        assert answer.status_code == status
+        assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
 
 
 # ---- Limits ----
@@ -249,7 +254,7 @@ def fields(service, path: str) -> list[str]:
     """The names of the body's fields, as the application itself describes them."""
     schema = service.app.openapi()
     name = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    return [*schema["components"]["schemas"][name.rsplit("/", 1)[1]]["properties"], "logit_bias", "anything"]
+    return [*schema["components"]["schemas"][name.rsplit("/", 1)[1]]["properties"], "tools", "anything"]
 
 
 def test_no_body_makes_the_server_fail(service, pytestconfig):

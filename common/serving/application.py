@@ -2,25 +2,35 @@
 
 import argparse
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import Response
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from .limits import ApiKey, BodyLimit
 from .metrics import Measured
 from .openai_api import routes, tokenizer_routes
+from .openai_api.errors import error_response
 
 
 def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) -> None:
     """Adds it all to an application that has `POST /generate` and `GET /health`; its engine is `Measured`."""
     measured: Measured = engine_thread.engine  # or what has all of its methods
-    service = routes.Service(engine_thread, measured.model_name)
+    defaults = measured.sampling_defaults if args.generation_config else {}
+    service = routes.Service(engine_thread, measured.model_name, defaults)
     app.include_router(routes.router(service))
     app.include_router(tokenizer_routes.router(service))
 
     @app.get("/metrics")
     async def metrics():
         return Response(measured.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    by_hand = app.exception_handlers[HTTPException]
+
+    @app.exception_handler(HTTPException)
+    async def http_error(http: Request, error: HTTPException):
+        """Unknown paths and methods: as OpenAI's clients expect it, but where the course's own clients ask."""
+        return await by_hand(http, error) if http.url.path == "/generate" else error_response(http, error)
 
     # The last one added is asked first: a web page must be able to read that its key was refused.
     app.add_middleware(BodyLimit, most=args.max_body)

@@ -10,10 +10,11 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
+from common.errors import shortened
 from common.request import Request
 from common.sampling import SamplingParams
 
-PARAMETERS = {field.name for field in fields(SamplingParams)}
+PARAMETERS = {field.name for field in fields(SamplingParams)} - {"ending_token_ids"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def parse_generate_body(data: bytes) -> GenerateBody:
     unknown = body.keys() - PARAMETERS - {"prompt", "stream"}
     if unknown:
         known = ", ".join(["prompt", "stream", *sorted(PARAMETERS)])
-        raise ValueError(f"unknown field {min(unknown)!r}; known fields are {known}")
+        raise ValueError(f"unknown field {shortened(min(unknown))}; known fields are {known}")
     if not isinstance(body.get("prompt"), (str, list)):
         raise ValueError("the body needs a prompt: a string, or a list of token ids")
     if not isinstance(body.get("stream", False), bool):

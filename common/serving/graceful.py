@@ -19,9 +19,9 @@ FAREWELL_SECONDS = 3.0  # after that, for clients to take what has been written 
 class Server(uvicorn.Server):
     """uvicorn serving an application together with the engine thread behind it."""
 
-    def __init__(self, app: FastAPI, engine_thread: EngineThread, host: str, port: int):
+    def __init__(self, app: FastAPI, engine_thread: EngineThread, host: str, port: int, log_level: str = "warning"):
         patience = GRACE_SECONDS + FAREWELL_SECONDS
-        config = uvicorn.Config(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=patience)
+        config = uvicorn.Config(app, host=host, port=port, log_level=log_level, timeout_graceful_shutdown=patience)
         super().__init__(config)
         self.engine_thread = engine_thread
 

@@ -19,5 +19,17 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-origin", action="append", default=[], metavar="URL", help="let its web pages ask; may be repeated"
     )
     server.add_argument(
+        "--generation-config",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="sample as the checkpoint's generation_config.json recommends where a client does not say how",
+    )
+    server.add_argument(
+        "--log-level",
+        default="warning",
+        choices=["error", "warning", "info"],
+        help="warning: requests that are turned away; info: every request (default: warning)",
+    )
+    server.add_argument(
         "--max-body", type=int, default=1 << 20, metavar="BYTES", help="larger ones get 413 (default: 1 MiB)"
     )

@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from common.engine import BaseEngine
 from common.serving.application import complete_application
-from common.serving.errors import EngineDead, QueueFull
+from common.serving.errors import EngineDead, QueueFull, log_refusal
 from common.serving.generate_api import completion_json, parse_generate_body
 from common.serving.metrics import Measured
 from common.serving.scoring import Scoring
@@ -66,21 +66,27 @@ def create_app(engine_thread: EngineThread) -> FastAPI:
     @app.exception_handler(ClientDisconnect)  # in the middle of its question: nobody reads the answer
     @app.exception_handler(ValueError)
     async def bad_request(http: Request, error: ValueError):
-        return JSONResponse({"error": str(error)}, 400)
+        return refusal(http, str(error), 400)
 
     @app.exception_handler(QueueFull)
     async def queue_full(http: Request, error: QueueFull):
-        return JSONResponse({"error": str(error)}, 429, headers={"Retry-After": "1"})
+        return refusal(http, str(error), 429, headers={"Retry-After": "1"})
 
     @app.exception_handler(EngineDead)
     async def engine_dead(http: Request, error: EngineDead):
-        return JSONResponse({"error": str(error)}, 503)
+        return refusal(http, str(error), 503)
 
     @app.exception_handler(HTTPException)
     async def http_error(http: Request, error: HTTPException):
-        return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
+        return refusal(http, error.detail, error.status_code, headers=error.headers)
 
     return app
+
+
+def refusal(http: Request, message: str, status: int, **options) -> JSONResponse:
+    """An answer that says what is wrong, and a line in the server's log that says the same."""
+    log_refusal(http, status, message)
+    return JSONResponse({"error": message}, status, **options)
 
 
 async def abort_on_disconnect(http: Request, engine_thread: EngineThread, stream: Stream) -> None:
@@ -114,7 +120,7 @@ def build_server(engine: BaseEngine, args: argparse.Namespace) -> Server:
     engine_thread = EngineThread(Scoring(Measured(engine, args.served_model_name or engine.name)), args.max_queue)
     app = create_app(engine_thread)
     complete_application(app, engine_thread, args)
-    return Server(app, engine_thread, args.host, args.port)
+    return Server(app, engine_thread, args.host, args.port, args.log_level)
 
 
 def serve(engine: BaseEngine, args: argparse.Namespace) -> None:

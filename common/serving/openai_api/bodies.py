@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from common.errors import shortened
 from common.sampling import SamplingParams
+from common.sampling_params import MOST_BIASES
 
 from .errors import BadRequest
 
@@ -22,14 +24,12 @@ IGNORED = {
 NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
-    "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
-    "min_tokens": (0,),
     "skip_special_tokens": (True,),
     "use_beam_search": (False,),
 }
@@ -63,6 +63,8 @@ class Body(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MOST_BIASES)] | None = None
+    min_tokens: int | None = None
     stop: str | Annotated[list[str], FAIL_FAST] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
@@ -78,23 +80,23 @@ class Body(BaseModel):
                 continue
             if name in NOT_OFFERED:
                 raise BadRequest(f"{name} is not supported by this server", name)
-            raise BadRequest(f"unknown field {name!r}", name)
+            raise BadRequest(f"unknown field {shortened(name)}", name if len(name) < 80 else None)
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options are for streams: send stream: true with them", "stream_options")
 
-    def sampling_params(self, **overrides) -> SamplingParams:
-        """As the API means them: where nothing is said, temperature and top_p are 1."""
+    def sampling_params(self, defaults: dict[str, float], **overrides) -> SamplingParams:
+        """As the API means them: where neither body nor defaults say anything, temperature and top_p are 1."""
         given = {
-            "temperature": 1.0 if self.temperature is None else self.temperature,
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
             "seed": None if self.seed is None else self.seed % 2**63,
         }
         for name in (
-            "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-            "stop_token_ids", "include_stop_str_in_output", "ignore_eos",
+            "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+            "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logit_bias", "min_tokens",
         ):  # fmt: skip
             given[name] = getattr(self, name)
-        return SamplingParams(**{name: value for name, value in given.items() if value is not None}, **overrides)
+        given = {name: value for name, value in given.items() if value is not None}
+        return SamplingParams(**{"temperature": 1.0} | defaults | given | overrides)
 
     @property
     def choices(self) -> int:
@@ -147,11 +149,10 @@ class CompletionBody(Body):
             return list(self.prompt)
         return [self.prompt]
 
-    @property
-    def params(self) -> SamplingParams:
+    def params(self, defaults: dict[str, float]) -> SamplingParams:
         most = 16 if self.max_tokens is None else self.max_tokens  # the API's default
         # No sampling parameters generate nothing: whoever wants the prompt alone is answered without the engine.
-        return self.sampling_params(max_tokens=most or 1, logprobs=self.logprobs)
+        return self.sampling_params(defaults, max_tokens=most or 1, logprobs=self.logprobs)
 
 
 class Part(BaseModel):
@@ -170,7 +171,7 @@ class Message(BaseModel):
     def check(self) -> None:
         for name, value in (self.model_extra or {}).items():
             if value not in (None, []) and name not in IGNORED | {"refusal"}:
-                raise BadRequest(f"messages with {name!r} are not supported by this server", "messages")
+                raise BadRequest(f"messages with {shortened(name)} are not supported by this server", "messages")
         if self.content is None and self.role != "assistant":
             raise BadRequest(f"a message of the role {self.role!r} has no content", "messages")
 
@@ -197,10 +198,11 @@ class ChatBody(Body):
         if self.top_logprobs and not self.logprobs:
             raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
 
-    @property
-    def params(self) -> SamplingParams:
+    def params(self, defaults: dict[str, float]) -> SamplingParams:
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self.sampling_params(max_tokens=most, logprobs=(self.top_logprobs or 0) if self.logprobs else None)
+        return self.sampling_params(
+            defaults, max_tokens=most, logprobs=(self.top_logprobs or 0) if self.logprobs else None
+        )
 
 
 class TokenizeBody(BaseModel):

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from common.serving.errors import EngineDead, QueueFull
+from common.serving.errors import EngineDead, QueueFull, log_refusal
 
 
 class Json(Response):
@@ -36,8 +36,8 @@ def error_object(message: str, status: int, param: str | None = None, code: str 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def error_response(error: Exception) -> Response:
-    """What a client gets for an exception that a route has raised; those that are nobody's fault are raised again."""
+def error_response(http: Request, error: Exception) -> Response:
+    """What a client gets for an exception that a route has raised; an unknown one is raised again."""
     status, param, code, headers = 400, None, None, None
     match error:
         case BadRequest():
@@ -54,6 +54,7 @@ def error_response(error: Exception) -> Response:
             message = str(error)
         case _:
             raise error
+    log_refusal(http, status, message)
     return Json(error_object(message, status, param, code), status, headers=headers)
 
 
@@ -69,7 +70,7 @@ def first_mistake(error: RequestValidationError) -> tuple[str, str | None]:
         return 'the body must be a JSON object, sent with the header "Content-Type: application/json"', None
     message = mistake["msg"][:1].lower() + mistake["msg"][1:]
     given = "" if mistake["type"] == "missing" else f", not {reprlib.repr(mistake['input'])}"
-    return f"{'.'.join(place)}: {message}{given}", place[0]
+    return f"{'.'.join(part[:80] for part in place)}: {message}{given}", place[0][:80]
 
 
 class OpenAIRoute(APIRoute):
@@ -82,6 +83,6 @@ class OpenAIRoute(APIRoute):
             try:
                 return await handler(http)
             except (ValueError, RequestValidationError, QueueFull, EngineDead, HTTPException) as error:
-                return error_response(error)
+                return error_response(http, error)
 
         return handle

@@ -7,10 +7,12 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
+from common.errors import shortened
 from common.request import check_characters, prompt_tokens, refuse_what_is_too_long
 from common.serving.errors import EngineDead
 from common.serving.scoring import ScoringParams
@@ -28,15 +30,25 @@ NOT_COMPLETED = "the request could not be completed"
 class Service:
     """What the routes share: the engine's thread, and the tokenizer beside it."""
 
-    def __init__(self, engine_thread, name: str):
+    def __init__(self, engine_thread, name: str, defaults: dict[str, float]):
         self.thread, self.engine, self.name = engine_thread, engine_thread.engine, name
-        self.tokenizer = engine_thread.tokenizer
+        self.tokenizer, self.defaults = engine_thread.tokenizer, defaults
         self.token_texts: dict[int, str] = {}  # those that have been in an answer's log-probabilities
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
-            message = f"the model {name!r} does not exist: this server has {self.name!r}"
+            message = f"the model {shortened(name)} does not exist: this server has {self.name!r}"
             raise BadRequest(message, "model", status=404, code="model_not_found")
+
+    def model_card(self) -> dict[str, Any]:
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "local",
+            "root": self.engine.name,
+            "max_model_len": self.engine.max_model_len,
+        }
 
     def check(self, body: Body, prompts: int) -> None:
         """All that can be said before any work is done."""
@@ -52,18 +64,18 @@ class Service:
             raise BadRequest(f"the model {self.name!r} has no chat template: use /v1/completions", "messages")
         template, options = self.tokenizer.apply_chat_template, options or {}
         if taken := options.keys() & {*inspect.signature(template).parameters, "messages"}:
-            raise BadRequest(f"chat_template_kwargs may not set {min(taken)!r}", "chat_template_kwargs")
+            raise BadRequest(f"chat_template_kwargs may not set {shortened(min(taken))}", "chat_template_kwargs")
         plain = [message.plain() for message in messages]
         refuse_what_is_too_long(sum(len(one["content"]) for one in plain), self.tokenizer, self.engine.config)
         try:
             check_characters(json.dumps([plain, options], ensure_ascii=False))
             return template(plain, add_generation_prompt=generate, return_dict=True, **options)["input_ids"]
         except Exception as error:  # a template is a program that comes with the checkpoint, and raises what it likes
-            raise BadRequest(f"the chat template refuses these messages: {error}", "messages") from error
+            raise BadRequest(f"the chat template refuses these messages: {shortened(error)}", "messages") from error
 
     async def submit(self, body: Body, prompts: Sequence[str | list[int]], answers: Answers, arrived: float) -> Call:
         """Queue a request for each choice of each prompt, and one for each prompt to be scored: all, or none."""
-        params, choices, scored = body.params, [], []
+        params, choices, scored = body.params(self.defaults), [], []
         if body.scores_prompts:
             scored = [(prompt, ScoringParams(max_tokens=1, logprobs=params.logprobs)) for prompt in prompts]
         if body.max_tokens != 0 or not body.echoes:
@@ -154,15 +166,12 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models():
-        card = {
-            "id": service.name,
-            "object": "model",
-            "created": 0,
-            "owned_by": "local",
-            "root": service.engine.name,
-            "max_model_len": service.engine.max_model_len,
-        }
-        return Json({"object": "list", "data": [card]})
+        return Json({"object": "list", "data": [service.model_card()]})
+
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str):
+        service.check_model(name)
+        return Json(service.model_card())
 
     return routes
 

@@ -47,6 +47,7 @@ class Sequence:
     request: Request
     page_table: PageTable
     computed: int = 0
+    first: bool = False  # NEW in 06: whether it has been admitted for the first time, and not after a preemption
     drafted: int = 0  # NEW in 07: so many of its tokens the draft model has read, if there is one
     acceptance: Acceptance = field(default_factory=Acceptance)
 
@@ -102,7 +103,8 @@ class Scheduler:
         self.allocator = PageAllocator(num_pages, page_size)
         self.speculation = speculation
         self.preemptions = 0  # ever
-        self.tokens_asked = self.tokens_hit = 0  # ever: of all that were admitted, and of these found in the tree
+        self.tokens_asked = self.tokens_hit = 0  # ever: of requests that came, and of these found in the tree
+        self.refused: tuple[str, int, int] | None = None  # the head of the queue, with pages and requests at that time
 
     def add(self, request: Request) -> None:
         self.allocator.refuse_what_never_fits(len(request.prompt_token_ids) + request.max_tokens)
@@ -126,7 +128,7 @@ class Scheduler:
         prefilling, budget = self._let_short_prompts_pass(budget)
         while budget and prefilling:
             sequence = prefilling.popleft()
-            self.tokens_hit += self._reuse(sequence)
+            self._reuse(sequence)
             chunks.append(self._chunk(sequence, budget))
             budget -= len(chunks[-1].token_ids)
         return chunks
@@ -214,22 +216,33 @@ class Scheduler:
 
     def _allocate(self, request: Request) -> Sequence | None:
         """Take pages for all tokens of a request, and leave one for each that runs, or it would soon be preempted."""
+        # NEW in 06: a long prompt is not looked up in every step until there are more pages or fewer requests.
+        if self.refused and self.refused[0] == request.request_id:
+            _, available, running = self.refused
+            if self.allocator.available <= available and len(self.running) >= running:
+                return None
         table = PageTable(self.allocator.page_size)
         sequence = Sequence(request, table)
         self._reuse(sequence)
         lacking = self.allocator.pages_for(request.num_tokens) - len(table.pages)
         if lacking + len(self.running) > self.allocator.available:
             self.allocator.release(table)
+            self.refused = request.request_id, self.allocator.available, len(self.running)
             return None
         self.allocator.extend(table, request.num_tokens)
-        self.tokens_asked += request.num_tokens
-        self.tokens_hit += sequence.computed
-        if not request.token_ids:  # otherwise it comes back after a preemption
-            request.cached_tokens = sequence.computed
+        if not request.admitted:  # what it finds after a preemption it may have computed itself
+            request.admitted = sequence.first = True
+            self.tokens_asked += request.num_tokens
+            self._count_hit(request, sequence.computed)
         return sequence
 
-    def _reuse(self, sequence: Sequence) -> int:
-        """NEW in 06: takes over what others have computed, page by page, as far as it goes; how many tokens."""
+    def _count_hit(self, request: Request, tokens: int) -> None:
+        """NEW in 06: these tokens of its prompt were in the tree."""
+        self.tokens_hit += tokens
+        request.cached_tokens += tokens
+
+    def _reuse(self, sequence: Sequence) -> None:
+        """NEW in 06: Take over what other requests have computed, page by page, up to the first that is not there."""
         before, size, table = sequence.computed, self.allocator.page_size, sequence.page_table
         # Only where its own work ends with a full page, and only while a token remains to be computed after this page.
         while sequence.computed == len(table.path) * size and sequence.remaining > size:
@@ -241,7 +254,8 @@ class Scheduler:
             if sequence.drafted == sequence.computed and node.drafted:
                 sequence.drafted += size
             sequence.computed += size
-        return sequence.computed - before
+        if sequence.first:
+            self._count_hit(sequence.request, sequence.computed - before)
 
     def _cache_full_pages(self, sequence: Sequence) -> None:
         """NEW in 06: what has been computed goes into the tree, unless somebody else's copy is there already."""

@@ -3,8 +3,9 @@
     python -m common.bench.soak --stage 06 --minutes 5
 
 The server's own /metrics tells its memory. A line is fitted through the second half of the samples; in the first one
-caches fill and allocators settle. The exit status is 1 if a request failed, or if memory grew in that half by more than
-1 % of itself.
+caches fill and allocators settle. One more client sends the worst requests there are (worst_client.py), one kind after
+the other. The exit status is 1 if a request failed that should not, or if memory grew in that half by more than 1 % of
+itself.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from .metrics import RequestRecord
 from .openai_client import Connections, Target, converse
 from .settings import Settings
 from .workloads import corpus_jobs
+from .worst_client import attacks, send
 
 SAMPLE_SECONDS = 5.0
 MOST_GROWTH = 0.01
@@ -45,27 +47,36 @@ def main() -> int:
     settings = Settings.from_arguments(args)
     pool = ["--kv-memory", POOL] if args.stage >= "05" else []
     with running_server(args.stage, settings, *pool) as url:
-        records, samples = run(soak(url, settings, args.minutes * 60, args.clients))
+        records, samples, wrong = run(soak(url, settings, args.minutes * 60, args.clients))
     failed = [record for record in records if not record.success]
     growth = grown(samples)
     tokens = sum(record.output_tokens for record in records)
     print(f"{len(records)} requests, {len(failed)} failed, {tokens / samples[-1][0]:.0f} output tokens per second")
+    print(f"the worst client was answered as it should be {wrong.count(None)} of {len(wrong)} times")
+    for outcome in sorted({outcome for outcome in wrong if outcome}):
+        print(f"it was not: {outcome}")
     print(f"memory: {samples[-1][1] / 1e6:.0f} MB at the end, {100 * growth:+.2f} % in the second half")
     if args.json:
         device, dtype = settings.place()
         document = {"hardware": hardware(device), "dtype": str(dtype), "requests": len(records), "failed": len(failed)}
-        document |= {"clients": args.clients, "growth": growth, "seconds_and_bytes": samples}
+        document |= {
+            "worst_requests": len(wrong),
+            "clients": args.clients,
+            "growth": growth,
+            "seconds_and_bytes": samples,
+        }
         write_atomically(args.json, json.dumps(document, indent=1) + "\n")
-    return int(bool(failed) or growth > MOST_GROWTH)
+    return int(bool(failed) or any(wrong) or growth > MOST_GROWTH)
 
 
 async def soak(
     url: str, settings: Settings, seconds: float, clients: int
-) -> tuple[list[RequestRecord], list[tuple[float, float]]]:
-    """All requests, and (seconds since the start, bytes of the server) from time to time."""
+) -> tuple[list[RequestRecord], list[tuple[float, float]], list[str | None]]:
+    """All requests, (seconds since the start, bytes of the server) from time to time, and the worst client's."""
     jobs = itertools.cycle(corpus_jobs(load_tokenizer(settings.folder()), 2000, most_tokens=128))
     records: list[RequestRecord] = []
     samples: list[tuple[float, float]] = []
+    outcomes: list[str | None] = []
     start = time.perf_counter()
     async with Connections(url) as connections:
 
@@ -82,8 +93,16 @@ async def soak(
                 samples.append((time.perf_counter() - start, resident))
                 print(f"{samples[-1][0]:6.0f} s  {resident / 1e6:8.1f} MB  {len(records):>6} requests", flush=True)
 
-        await asyncio.gather(watch(), *(client() for _ in range(clients)))
-    return records, samples
+        async def worst_client() -> None:
+            async with connections.one() as http:
+                context = (await http.get("/v1/models")).json()["data"][0]["max_model_len"]
+                for attack in itertools.cycle(attacks(context).values()):
+                    if time.perf_counter() - start >= seconds:
+                        return
+                    outcomes.append(await send(http, attack))
+
+        await asyncio.gather(watch(), worst_client(), *(client() for _ in range(clients)))
+    return records, samples, outcomes
 
 
 def grown(samples: list[tuple[float, float]]) -> float:

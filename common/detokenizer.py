@@ -5,8 +5,8 @@ several tokens, and decoders of the SentencePiece kind add or drop a leading spa
 So the text of a list of tokens is not the sum of the texts of its tokens, and decoding the whole list again for
 every token costs time quadratic in its length.
 
-The way out (as in Hugging Face's text-generation-inference, and vLLM after it) is a window of a few tokens: some whose
-text has been said, and the new one. The window is decoded with every token, and what it has beyond the part that was
+The way out (as in Hugging Face's text-generation-inference) is a window of a few tokens: some whose text has been said,
+and the new one. (vLLM leaves that to `DecodeStream` of the tokenizers package, for tokenizers that it has.) The window is decoded with every token, and what it has beyond the part that was
 said is new. Where it ends in replacement characters, the last character is not yet complete and has to wait.
 """
 

@@ -101,8 +101,8 @@ TestPagedScheduler.settings = settings(max_examples=80, stateful_step_count=50, 
 
 def test_a_page_table_maps_tokens_to_places():
     table = table_module.PageTable(page_size=4)
-    table.pages = [12, 5, 3]
-    assert table.slots(2, 10) == [50, 51, 20, 21, 22, 23, 12, 13] and table.capacity == 12
+    table.pages = [7, 2, 9, 4]
+    assert table.slots(2, 14) == [30, 31, 8, 9, 10, 11, 36, 37, 38, 39, 16, 17] and table.capacity == 16
 
 
 # ---- The engine ----

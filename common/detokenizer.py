@@ -6,8 +6,9 @@ So the text of a list of tokens is not the sum of the texts of its tokens, and d
 every token costs time quadratic in its length.
 
 The way out (as in Hugging Face's text-generation-inference) is a window of a few tokens: some whose text has been said,
-and the new one. (vLLM leaves that to `DecodeStream` of the tokenizers package, for tokenizers that it has.) The window is decoded with every token, and what it has beyond the part that was
-said is new. Where it ends in replacement characters, the last character is not yet complete and has to wait.
+and the new one. The window is decoded with every token, and what it has beyond the part that was said is new. Where it
+ends in replacement characters, the last character is not yet complete and has to wait. (vLLM now leaves that to the
+tokenizers package and its `DecodeStream`, for tokenizers of that kind.)
 """
 
 from collections.abc import Sequence

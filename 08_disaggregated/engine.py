@@ -77,6 +77,11 @@ class WorkerEngine(BaseEngine):
         self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size, speculation)
 
     @property
+    def max_model_len(self) -> int:
+        """NEW in 05: a request can have no more tokens than all pages together."""
+        return min(self.config.context_length, self.cache.capacity)
+
+    @property
     def pools(self) -> list[Tensor]:
         """NEW in 08: all that belongs to a page and travels with it: each [layers, pages, page_size, H_kv, D]."""
         caches = [self.cache, self.drafter.cache] if isinstance(self.drafter, DraftModel) else [self.cache]

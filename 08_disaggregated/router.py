@@ -49,6 +49,10 @@ class Router(BaseEngine):
         self.smallest: PageAllocator | None = None  # a pool as large as that of the smallest worker
         self._gather()
 
+    @property
+    def max_model_len(self) -> int:
+        return min(self.config.context_length, self.smallest.num_pages * self.smallest.page_size)
+
     def accept(self, request: Request) -> None:
         self.smallest.refuse_what_never_fits(len(request.prompt_token_ids) + request.max_tokens)
         self.begin(Flight(request))

@@ -79,7 +79,8 @@ class FaultyFleet(fleet_module.LocalFleet):
 
 
 NO_MODEL = SimpleNamespace(
-    name="none", model=None, tokenizer=None, eos_token_ids=frozenset(), device=torch.device("cpu"), dtype=torch.float32,
+    name="none", model=None, tokenizer=None, eos_token_ids=frozenset(), sampling_defaults={},
+    device=torch.device("cpu"), dtype=torch.float32,
     config=SimpleNamespace(vocab_size=100, context_length=1000),
 )  # fmt: skip
 

@@ -93,6 +93,11 @@ def test_the_readmes_command_serves_for_longer_than_a_minute(tmp_path):
                 assert server.poll() is None and time.monotonic() - start < 3 * SECONDS, (tmp_path / "log").read_text()
                 time.sleep(0.2)
             assert httpx.get(f"{url}/health").json()["decode_workers_up"] == 2
+            metrics = httpx.get(f"{url}/metrics").text
+            figures = dict(re.findall(r"^fleet:(\w+)\{.*\} (\S+)$", metrics, re.MULTILINE))
+            assert float(figures["workers_lost_total"]) == 1 and float(figures["handoffs_total"]) > 10
+            assert float(figures["prefill_workers_up"]) == 1 and float(figures["decode_workers_up"]) == 2
+            assert float(figures["handoff_bytes_total"]) > 10**6 and float(figures["handoff_seconds_total"]) > 0
             said = (tmp_path / "log").read_text()
             assert said.count("worker 0 (prefill) is up") == 2 and said.count("worker 0 (prefill) is lost") == 1, said
             assert sum("ray::" in command for command in processes_of(server.pid)) >= 1

@@ -22,7 +22,8 @@ from common.stages import load_stage_module
 
 FLIGHTS, REPORTED, REPORTS = 1000, 64, 200
 MODEL = SimpleNamespace(
-    name="none", model=None, tokenizer=None, eos_token_ids=frozenset(), device=torch.device("cpu"), dtype=torch.float32,
+    name="none", model=None, tokenizer=None, eos_token_ids=frozenset(), sampling_defaults={},
+    device=torch.device("cpu"), dtype=torch.float32,
     config=SimpleNamespace(vocab_size=4096, context_length=4096),
 )  # fmt: skip
 

@@ -26,6 +26,12 @@ COUNTED = {
     "drafts": ("vllm:spec_decode_num_drafts", "Drafts that were verified"),
     "draft_tokens": ("vllm:spec_decode_num_draft_tokens", "Tokens that were drafted"),
     "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted"),
+    "workers_lost": ("fleet:workers_lost", "Workers that have died, hung or lost their connection"),
+    "requests_resumed": ("fleet:requests_resumed", "Requests begun again on another worker"),
+    "handoffs": ("fleet:handoffs", "Requests handed from a prefill to a decode worker"),
+    "handoff_bytes": ("fleet:handoff_bytes", "K and V of these requests"),
+    "handoff_seconds": ("fleet:handoff_seconds", "Time these were in transfer"),
+    "failed_transfers": ("fleet:failed_transfers", "Transfers that did not complete"),
 }
 
 
@@ -161,6 +167,9 @@ class FromStats(Collector):
         if capacity := stats.get("kv_tokens_capacity"):
             share = stats["kv_tokens_reserved"] / capacity
             gauges["vllm:kv_cache_usage_perc"] = (share, "Share of the K/V memory that is in use, from 0 to 1")
+        for role in ("prefill", "decode"):
+            if (up := stats.get(f"{role}_workers_up")) is not None:
+                gauges[f"fleet:{role}_workers_up"] = (up, f"Workers for {role} that are up")
         for metric, (value, meaning) in gauges.items():
             family = GaugeMetricFamily(metric, meaning, labels=["model_name"])
             family.add_metric([name], value)

@@ -25,9 +25,8 @@ NEW in 07: a request that decodes may run some proposed tokens behind its newest
 budget and pages to put them in. They are charged like any others. Those that are rejected have left K and V behind, at
 places beyond the sequence's end: nobody looks there, and the tokens that come to stand there write over it.
 
-NEW in 08: a request may be parked. Then it holds its pages and does not run, because their contents are in transfer to
-another worker, or from one. And short prompts may pass a long one, since a prefill worker has no decoding requests to
-break its steps up.
+NEW in 08: a parked request holds its pages and does not run, because their contents are in transfer to another worker,
+or from one. And short prompts may pass a long one.
 """
 
 from collections import deque
@@ -156,10 +155,8 @@ class Scheduler:
         return sequence
 
     def reserve(self, request: Request) -> Sequence | None:
-        """NEW in 08: Take pages for what another worker has computed; None, and no change, if there is no room.
-
-        Preempted requests come first: while one waits, nothing is reserved.
-        """
+        """NEW in 08: Take pages for what another worker has computed; None, and no change, if there is no room."""
+        # Preempted requests come first.
         if self.waiting or len(self.running) + len(self.parked) >= self.max_running:
             return None
         if (sequence := self._allocate(request)) is not None:

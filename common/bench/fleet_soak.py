@@ -140,7 +140,8 @@ async def kill_under_load(
     await asyncio.gather(killer(), *(client() for _ in range(CLIENTS)))
     names = ("requests", "failed", "tokens", "different", "resumed")
     figures = {name: result[name] for name in names} | {"kills": sum(killed.values()), "killed": dict(killed)}
-    return figures | {"seconds": time.monotonic() - start, "longest_gap_seconds": max(gaps)}
+    figures |= {"hang_seconds": HANG_SECONDS, "longest_gap_seconds": max(gaps)}
+    return figures | {"seconds": time.monotonic() - start}
 
 
 def workers(log: str) -> dict[int, tuple[int, str, int]]:

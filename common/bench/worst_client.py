@@ -23,7 +23,7 @@ from .http_client import events, run
 from .load import running_server
 from .settings import Settings
 
-ANSWER_TOKENS = 400  # of the streams that are watched
+ANSWER_TOKENS = 100  # of the streams that are watched
 
 
 class Attack(NamedTuple):

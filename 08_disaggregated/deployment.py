@@ -17,8 +17,9 @@ class Engine(Router):
     workers: "local" for workers in this process, one after the other; "ray" for a process each, on this machine or on
     the cluster at ray_address. tensor_parallel: processes that share each worker's model (Ray only). hang_seconds: a
     silent worker is ended and replaced. wait_seconds: how long requests wait while no worker is up. prefill_options,
-    decode_options: options of WorkerEngine for one kind of worker, over those for both. device, dtype, load_format: for
-    workers that load the model themselves; None: as `loaded` has it.
+    decode_options: options of WorkerEngine for one kind of worker, over those for both; by default prefill workers have
+    half of the token budget. device, dtype, load_format: for workers that load the model themselves; None: as `loaded`
+    has it.
     """
 
     def __init__(
@@ -60,8 +61,12 @@ class Engine(Router):
             kv_memory = kv_bytes_left(loaded, token_budget, token_budget) // (prefill + decode)
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
         options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs}
-        # A prefill worker has one token to find, and nothing to draft.
-        of_role = {"prefill": {"num_draft_tokens": 0}, "decode": {"num_draft_tokens": num_draft_tokens}}
+        # A prefill worker has one token to find, and nothing to draft. Short prompts wait for the piece that it runs.
+        piece = max(max_running, token_budget // 2)
+        of_role = {
+            "prefill": {"num_draft_tokens": 0, "token_budget": piece},
+            "decode": {"num_draft_tokens": num_draft_tokens},
+        }
         of_role["prefill"] |= prefill_options or {}
         of_role["decode"] |= decode_options or {}
         roles = ["prefill"] * prefill + ["decode"] * decode

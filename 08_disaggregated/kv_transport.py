@@ -33,6 +33,9 @@ class Transfer(Protocol):
     def done(self) -> bool:
         """Whether every byte is in its place; ConnectionError, with the reason, if it never will be."""
 
+    def wait(self, seconds: float) -> None:
+        """Return when it is done or has failed, or after this time."""
+
     def cancel(self) -> None:
         """Return when nothing will be written to the reserved pages any more."""
 
@@ -96,6 +99,9 @@ class LocalTransfer:
         if not self.filled:
             raise ConnectionError("the pages have been withdrawn")
         return True
+
+    def wait(self, seconds: float) -> None:
+        """It is over already."""
 
     def cancel(self) -> None:
         """It is over already."""

@@ -24,6 +24,7 @@ from .kv_transport import KVTransport, Transfer
 from .messages import Arrival, Gain, Heartbeat, Hello, Mail, Order, Report
 
 HEARTBEAT_SECONDS = 1.0
+JOIN_SECONDS = 0.003  # wait this long for pages before a step: those of a short prompt are here by then
 LOOK = None  # in a mailbox: a transfer has ended
 CLOSED = Mail(-1, [], [])  # in a mailbox: the router is gone
 
@@ -127,6 +128,7 @@ class Worker:
             cached = len(table.path)  # pages that this worker's own tree has need not travel
             transfer = self.transport.receive(ticket, cached, table.pages[cached:count], self.wake)
             self.in_transfer[request.request_id] = transfer
+            transfer.wait(JOIN_SECONDS)
 
     def _finish_transfers(self, report: Report) -> None:
         for key, transfer in list(self.in_transfer.items()):

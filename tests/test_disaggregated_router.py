@@ -226,6 +226,9 @@ def test_a_broken_data_path_is_done_without():
         def done(self):
             raise ConnectionError("no route")
 
+        def wait(self, seconds):
+            pass
+
         def cancel(self):
             pass
 

@@ -73,6 +73,9 @@ class RankedTransfer:
             raise ConnectionError(reason)
         return bool(least == DONE)
 
+    def wait(self, seconds: float) -> None:
+        self.transfer.wait(seconds)
+
     def cancel(self) -> None:
         self.transfer.cancel()
 

@@ -88,14 +88,15 @@ class Report:
     gains: list[Gain] = field(default_factory=list)
     parked: list[tuple[str, Any]] = field(default_factory=list)  # (key, ticket): the prompt is done, its pages wait
     arrived: list[Arrival] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)  # (key, reason): its pages could not be fetched
-    available: int = 0  # pages free for new requests
+    failed: list[tuple[str, str]] = field(default_factory=list)  # (key, reason): not fetched, or no room for it ever
+    available: int | None = None  # pages free for new requests, if they have become more or fewer
     record: StepRecord | None = None  # of the step, if there was one
     heartbeat: Heartbeat | None = None
 
     def __bool__(self) -> bool:
         """Whether the router learns anything from it."""
-        return any((self.gains, self.parked, self.arrived, self.failed, self.record, self.heartbeat))
+        news = self.gains, self.parked, self.arrived, self.failed, self.record, self.heartbeat
+        return any(news) or self.available is not None
 
 
 class Hello(NamedTuple):

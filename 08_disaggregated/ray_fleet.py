@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from common.accelerate import make_engine
-from common.distributed.channel import Door, connect
+from common.distributed.channel import Door, connect, hang_up, limit_reads
 from common.distributed.cluster import Cluster, host, ray
 from common.distributed.ranked import POLL_SECONDS, OnAllRanks, RankedTransport
 from common.distributed.tcp_transport import TcpTransport
@@ -30,7 +30,7 @@ from common.threads import on_a_passing_thread
 
 from .engine import WorkerEngine
 from .fleet import Event, Fleet
-from .messages import Lost, Mail
+from .messages import Hello, Lost, Mail
 from .worker import CLOSED, LOOK, Worker, collect
 
 START_SECONDS = 600.0  # for a process to start and load its model
@@ -89,17 +89,22 @@ def worker_on_ranks(ranks: Ranks, options: dict[str, Any], host: str) -> OnAllRa
 
 
 def receive(connection: Connection, mailbox: "SimpleQueue[Mail | None]") -> None:
-    with suppress(EOFError, OSError):
+    try:
         while True:
             mailbox.put(connection.recv())
-    mailbox.put(CLOSED)
+    except (EOFError, OSError):
+        pass  # the router is gone
+    finally:
+        mailbox.put(CLOSED)
 
 
 def transmit(connection: Connection, outbox: "SimpleQueue[Mail]") -> None:
     """On a thread of its own: a process that hangs does not read, and the router must not wait for it."""
-    with suppress(OSError):
+    try:
         while (mail := outbox.get()) is not CLOSED:
             connection.send(mail)
+    except Exception:  # the worker is gone, or cannot be told: the keeper notices that the connection has ended
+        hang_up(connection)
 
 
 class RayFleet(Fleet):
@@ -121,8 +126,8 @@ class RayFleet(Fleet):
         self.model, self.ranks, self.hang_seconds = model | {"device": self.cluster.device}, ranks, hang_seconds
         self.options = [one | {"gpu_share": self.cluster.gpu_share()} for one in options]
         self.closing = threading.Event()
-        self.inbox: SimpleQueue[Event] = SimpleQueue()
-        self.outboxes: dict[int, SimpleQueue[Mail]] = {}  # of workers that are up
+        self.inbox: SimpleQueue[tuple[Event, SimpleQueue[Mail] | None]] = SimpleQueue()
+        self.outboxes: dict[int, SimpleQueue[Mail]] = {}  # of the lives that the router knows of
         self.connections: dict[int, Connection] = {}
         self.actors: dict[int, Any] = {}
         keepers = [partial(self._keep, number) for number in range(len(options))]
@@ -131,14 +136,20 @@ class RayFleet(Fleet):
             keeper.start()
 
     def send(self, number: int, mail: Mail) -> None:
-        if outbox := self.outboxes.get(number):
-            outbox.put(mail)
+        if number in self.outboxes:
+            self.outboxes[number].put(mail)
 
     def events(self, seconds: float) -> list[Event]:
         """As for every Fleet. ConnectionError if Ray itself has died, and no worker can come back."""
         if self.cluster.failure:
             raise ConnectionError(self.cluster.failure)
-        return collect(self.inbox, seconds)
+        events = collect(self.inbox, seconds)
+        for (number, news), outbox in events:
+            if isinstance(news, Hello):  # only now, or mail for an earlier life would reach this one
+                self.outboxes[number] = outbox
+            elif isinstance(news, Lost):
+                self.outboxes.pop(number, None)
+        return [event for event, _ in events]
 
     def close(self) -> None:
         self.closing.set()
@@ -172,7 +183,7 @@ class RayFleet(Fleet):
                 if met:
                     log.warning("worker %d gets a new process: %s", number, describe(error))
                 else:
-                    self.inbox.put(Event(number, Lost(describe(error))))
+                    self.inbox.put((Event(number, Lost(describe(error))), None))
                     pause = min(2 * pause, MOST_SECONDS)
                 if actor := self.actors.pop(number, None):
                     with suppress(Exception):
@@ -193,19 +204,19 @@ class RayFleet(Fleet):
         """Pass on what comes and goes until the connection ends. TimeoutError if the worker is silent for too long."""
         reason = "its connection has ended"
         self.connections[number] = connection
-        outbox = self.outboxes[number] = SimpleQueue()
+        limit_reads(connection, self.hang_seconds)
+        outbox: SimpleQueue[Mail] = SimpleQueue()
         threading.Thread(target=transmit, args=(connection, outbox), daemon=True).start()
         try:
             while connection.poll(self.hang_seconds):
-                self.inbox.put(Event(number, connection.recv()))
+                self.inbox.put((Event(number, connection.recv()), outbox))
             reason = f"it has been silent for {self.hang_seconds:g} s"
             raise TimeoutError(reason)
         except (EOFError, ConnectionError):
             return
         finally:
-            del self.outboxes[number]
             outbox.put(CLOSED)
-            self.inbox.put(Event(number, Lost(reason)))
+            self.inbox.put((Event(number, Lost(reason)), None))
 
 
 def describe(error: Exception) -> str:

@@ -68,9 +68,11 @@ class Recovery:
         flights = [self.router.flights[key] for key in handle.held]
         log.warning("worker %d (%s) is lost with %d requests: %s", *handle.who[:2], len(flights), reason)
         self.lost += handle.up
+        suspects = set(handle.suspects())
         handle.__init__(handle.number, handle.role)
         for flight in flights:
-            flight.deaths += flight.decode is handle or flight.phase == PREFILL  # parked pages kill nobody
+            computed_there = flight.decode is handle or flight.phase == PREFILL  # parked pages do no harm
+            flight.deaths += computed_there and flight.key in suspects
             self.lose(flight, handle)
 
     def lose(self, flight: Flight, handle: Handle) -> None:
@@ -119,6 +121,9 @@ class Recovery:
         self.failed_transfers += 1
         flight.failed_transfers += 1
         log.warning("pages of request %s could not be fetched: %s", flight.request.request_id, reason)
+        if flight.failed_transfers >= 3 * MOST_FAILED_TRANSFERS:
+            self._fail(flight, reason)
+            return
         self.lose(flight, handle)
         if flight.phase == READY and flight.failed_transfers >= MOST_FAILED_TRANSFERS:
             self.begin_again(flight)
@@ -145,6 +150,8 @@ class Recovery:
             key = self.suspects.popleft()  # it has ended, begun again, or is cleared
             for handle in handles:
                 handle.isolated = None if handle.isolated == key else handle.isolated
+            if flight is not None:  # it makes room for the next suspect, and goes on where its pages are cached
+                self.begin_again(flight)
         if not self.suspects or flight.phase != QUEUED:
             return
         handle = next((one for one in handles if one.isolated == flight.key), None)
@@ -152,5 +159,8 @@ class Recovery:
             handle = min((one for one in handles if one.up), key=lambda one: len(one.held), default=None)
         if handle is not None:
             handle.isolated = flight.key
+            for key in list(handle.held):
+                if flights[key].phase == READY:  # they wait for another worker, perhaps for long
+                    self.begin_again(flights[key])
             if not handle.held:
                 self.router.order(flight, DECODE, handle, flight.request.num_tokens)

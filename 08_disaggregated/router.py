@@ -21,6 +21,7 @@ from .recovery import MOST_FAILED_TRANSFERS, Recovery
 from .routing import DECODE, PREFILL, QUEUED, READY, TRANSFER, Flight, Handle, add_up, choose_decode, choose_prefill
 
 LISTEN_SECONDS = 0.005  # a step waits this long for events: a request that arrives meanwhile waits as long
+MOST_ID = 200  # characters of a request id, which is part of keys
 START_SECONDS = 600.0  # for workers to load their model
 
 
@@ -46,7 +47,8 @@ class Router(BaseEngine):
         self.attempts = itertools.count()
         self.handoffs, self.handoff_bytes, self.handoff_seconds = 0, 0, 0.0  # ever
         self.recovery = Recovery(self, wait_seconds)
-        self.smallest: PageAllocator | None = None  # a pool as large as that of the smallest worker
+        self.smallest: PageAllocator  # a pool as large as that of the smallest worker
+        self.gathering = True
         self._gather()
 
     @property
@@ -54,6 +56,8 @@ class Router(BaseEngine):
         return min(self.config.context_length, self.smallest.num_pages * self.smallest.page_size)
 
     def accept(self, request: Request) -> None:
+        if len(request.request_id) > MOST_ID:
+            raise ValueError(f"a request id has at most {MOST_ID} characters, not {len(request.request_id)}")
         self.smallest.refuse_what_never_fits(len(request.prompt_token_ids) + request.max_tokens)
         self.begin(Flight(request))
 
@@ -148,7 +152,8 @@ class Router(BaseEngine):
             handle, to_compute = found
             hand_over = handle.role == "prefill" and decode_is_up and flight.failed_transfers < MOST_FAILED_TRANSFERS
             handle.seen.add(tokens)
-            self.order(flight, PREFILL if hand_over else DECODE, handle, to_compute)
+            task = to_compute if handle.role == "prefill" else self.smallest.pages_for(len(tokens))
+            self.order(flight, PREFILL if hand_over else DECODE, handle, task)
         self._send_mail()
 
     def _oldest(self, phase: str) -> Flight | None:
@@ -188,9 +193,11 @@ class Router(BaseEngine):
                 # Two machines have two clocks: what the worker says was about now. On one machine they are the same.
                 there = news.host != socket.gethostname()
                 handle.greet(news, time.perf_counter() - news.now if there else 0.0)
+                hello = min((one.hello for one in self.handles if one.up), key=lambda hello: hello.num_pages)
+                self.smallest = PageAllocator(hello.num_pages, hello.page_size)
                 self.recovery.worker_back(handle)
             elif isinstance(news, Lost):
-                if self.smallest is None:
+                if self.gathering:
                     raise ValueError(f"worker {number} ({handle.role}) could not be started: {news.reason}")
                 self.recovery.worker_lost(handle, news.reason)
             elif handle.up:
@@ -219,7 +226,7 @@ class Router(BaseEngine):
                 flight.ticket = ticket
                 self.enqueue(flight, READY)
         for key, reason in report.failed:
-            if (flight := self.flights.get(key)) and flight.decode is handle:
+            if (flight := self.flights.get(key)) and handle in (flight.prefill, flight.decode):
                 self.recovery.transfer_failed(handle, flight, reason)
         if report.heartbeat:
             self.recovery.compare(handle, report.heartbeat)
@@ -266,5 +273,4 @@ class Router(BaseEngine):
             self._listen(0.1)
             if time.monotonic() > give_up:
                 raise ValueError(f"the workers did not start within {START_SECONDS:.0f} seconds")
-        hello = min((handle.hello for handle in self.handles), key=lambda hello: hello.num_pages)
-        self.smallest = PageAllocator(hello.num_pages, hello.page_size)
+        self.gathering = False

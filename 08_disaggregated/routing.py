@@ -26,6 +26,9 @@ TRANSFER = "transfer"  # [both]
 DECODE = "decode"  # [its decode worker]; where prompts are computed too if there is no handoff
 
 
+MOST_BEGUN = 16  # orders that a worker may have begun since its last report
+
+
 class SeenPages:
     """What one worker has probably cached: the pages of the prompts it was sent, as many as it has room for.
 
@@ -90,6 +93,7 @@ class Handle:
     held: dict[str, int] = field(default_factory=dict)  # key of an order -> number of the mail it went with
     tasks: dict[str, int] = field(default_factory=dict)  # key -> tokens to compute, or pages to reserve
     load: int = 0  # sum of the tasks
+    computing: set[str] = field(default_factory=set)  # keys, in its last step
     isolated: str | None = None  # the only key that may run here: see recovery.py
 
     @property
@@ -131,9 +135,17 @@ class Handle:
         self.drops.append(key)
 
     def note(self, report: Report) -> None:
-        self.available = report.available
+        if report.available is not None:
+            self.available = report.available
+        if report.record:
+            self.computing = {work.request_id for work in report.record.works}
         if report.heartbeat:
             self.stats = report.heartbeat.stats
+
+    def suspects(self) -> list[str]:
+        """The keys that it may have been working on: those of its last step, and the first of those that wait."""
+        waiting = [key for key in self.held if key not in self.computing]
+        return [key for key in self.held if key in self.computing] + waiting[:MOST_BEGUN]
 
     def in_our_time(self, record: StepRecord, index: int) -> StepRecord:
         """A step of this worker for the router's trace: by the router's clock, under the requests' own ids."""

@@ -196,8 +196,8 @@ class Scheduler:
     def _let_short_prompts_pass(self, budget: int) -> tuple[deque[Sequence], int]:
         """NEW in 08: The prompts in the order in which they run in this step, and the tokens of this step for them.
 
-        Prompts that fit whole into half of the budget pass the oldest. Then the oldest gets as many tokens as they do,
-        and no more, so that the step is short and the oldest at least half as fast as alone.
+        Prompts that fit whole into half of the budget pass the oldest. Then the step is short: the oldest gets as many
+        tokens as they do, or what a quarter of the budget leaves.
         """
         prompts = [sequence for sequence in self.running.values() if sequence.remaining > 1]
         while budget and (sequence := self._admit()):
@@ -208,7 +208,7 @@ class Scheduler:
                 passing.append(sequence)
                 taken += sequence.remaining
         if passing and prompts[0].remaining > budget - taken:
-            budget = 2 * taken
+            budget = max(2 * taken, budget // 4)
         return deque([*passing, *(sequence for sequence in prompts if sequence not in passing)]), budget
 
     def _allocate(self, request: Request) -> Sequence | None:

@@ -43,6 +43,8 @@ class Worker:
         self.scheduler = engine.scheduler
         transport.register(engine.pools)
         self.mail_read = 0  # number of the newest mail
+        self.told_available = -1  # pages, by the last report
+        self.refused: list[tuple[str, str]] = []  # (key, reason), to be reported
         self.handing_over: set[str] = set()
         self.waiting_for_room: deque[tuple[Request, Any]] = deque()  # with tickets
         self.in_transfer: dict[str, Transfer] = {}
@@ -69,15 +71,18 @@ class Worker:
                 beat = time.monotonic() + HEARTBEAT_SECONDS
             if report:
                 send(report)
-            busy = report.record is not None
+            busy = report.record is not None or bool(report.failed)
 
     def turn(self, heartbeat: bool = False) -> Report:
         """Start and finish transfers, run one step of the engine, and report."""
-        report = Report()
+        report = Report(failed=self.refused)
+        self.refused = []
         self._start_transfers()
         self._finish_transfers(report)
         self._step(report)
-        report.available = self.scheduler.allocator.available
+        available = self.scheduler.allocator.available
+        if heartbeat or available != self.told_available:
+            report.available = self.told_available = available
         if heartbeat:
             parked = frozenset(self.scheduler.parked) - self.in_transfer.keys()
             report.heartbeat = Heartbeat(self.mail_read, frozenset(self.held), parked, self.engine.stats())
@@ -88,7 +93,7 @@ class Worker:
         for key in self.held:
             self._drop(key)
         self.transport.clear()
-        self.mail_read = 0
+        self.mail_read, self.told_available, self.refused = 0, -1, []
 
     @property
     def held(self) -> list[str]:
@@ -108,10 +113,14 @@ class Worker:
         held = set(self.held) if mail.orders else ()
         for order in mail.orders:
             if order.key not in held:  # otherwise it has come twice
-                self._take(order)
+                try:
+                    self._take(order)
+                except ValueError as error:  # a pool smaller than the router believes; the others need not suffer
+                    self.refused.append((order.key, str(error)))
 
     def _take(self, order: Order) -> None:
         request = order.request(self.engine.eos_token_ids)
+        self.scheduler.allocator.refuse_what_never_fits(len(request.prompt_token_ids) + request.max_tokens)
         if order.ticket is not None:
             self.waiting_for_room.append((request, order.ticket))
             return

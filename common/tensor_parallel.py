@@ -152,7 +152,13 @@ class Follower:
         self.answer("made")
 
     def call(self, method: str, *arguments: Any) -> None:
-        getattr(self.engine, method)(*arguments)
+        self.result = getattr(self.engine, method)(*arguments)
+
+    def agree(self, name: str, expected: list[tuple]) -> None:
+        """Fail if an attribute of the last call's result is not what rank 0 has (compared in their first fields)."""
+        found = [tuple(one[: len(other)]) for one, other in zip(getattr(self.result, name), expected, strict=False)]
+        if found != [tuple(other) for other in expected]:
+            raise RuntimeError(f"its {name} are {found}, and rank 0 has {expected}")
 
     def add(self, token_ids: list[int], params: SamplingParams, request_id: str, seed: int) -> None:
         self.engine.add(token_ids, params, request_id).seed = seed

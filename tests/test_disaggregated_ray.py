@@ -3,12 +3,12 @@
 import os
 import random
 import signal
-import socket
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from common.distributed.channel import hang_up
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
 
@@ -158,7 +158,7 @@ def test_a_cut_connection_is_no_death(engine, undisturbed):
         if running and len(cuts) < 3 and all(handle.up for handle in engine.handles):
             number = running[0].decode.number if running[0].decode else running[0].prefill.number
             cuts.append(number)
-            socket.socket(fileno=os.dup(engine.fleet.connections[number].fileno())).shutdown(socket.SHUT_RDWR)
+            hang_up(engine.fleet.connections[number])
             until(engine, lambda: not engine.handles[number].up)
 
     assert [request.token_ids for request in run(engine, cut)] == undisturbed

@@ -4,9 +4,12 @@ The standard library's connections bring framing, pickling, and a challenge in b
 travels. What they lack is a deadline: `multiprocessing.connection.Listener` waits for ever for a silent stranger.
 """
 
+import os
 import queue
 import secrets
 import socket
+import struct
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -53,20 +56,41 @@ class Door:
                 time.sleep(PAUSE_SECONDS)
                 continue
             if self.handshakes.acquire(blocking=False):
-                threading.Thread(target=self._admit, args=(peer, arrived), daemon=True).start()
+                try:
+                    threading.Thread(target=self._admit, args=(peer, arrived), daemon=True).start()
+                except RuntimeError:  # the system has no more threads
+                    self.handshakes.release()
+                    peer.close()
             else:
                 peer.close()
 
     def _admit(self, peer: socket.socket, arrived: "queue.Queue[Connection]") -> None:
-        with suppress(OSError):  # a stranger
+        try:
             arrived.put(shake_hands(peer, self.key, deliver_challenge, answer_challenge))
-        self.handshakes.release()
+        except OSError:
+            pass  # a stranger
+        finally:
+            self.handshakes.release()
 
 
 def connect(address: tuple[str, int], key: bytes) -> Connection:
     """Connect to a door. OSError if there is none, if it is silent, or if it has another key."""
     peer = socket.create_connection(address, timeout=HANDSHAKE_SECONDS)
     return shake_hands(peer, key, answer_challenge, deliver_challenge)
+
+
+def limit_reads(connection: Connection, seconds: float) -> None:
+    """From now on a message whose end is missing for this long raises OSError: its sender has stopped in the middle."""
+    if sys.platform != "win32":
+        timeval = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
+        with socket.socket(fileno=os.dup(connection.fileno())) as same:
+            same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+
+
+def hang_up(connection: Connection) -> None:
+    """End a connection that other threads may be using: both sides find that it has ended."""
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.shutdown(socket.SHUT_RDWR)
 
 
 def shake_hands(peer: socket.socket, key: bytes, *challenges) -> Connection:

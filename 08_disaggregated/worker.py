@@ -1,4 +1,4 @@
-"""NEW in 08: a worker is an engine with a loop of its own. Mail comes in, reports go out, and nobody is asked between.
+"""NEW in 08: a worker is an engine with a loop of its own. Mail comes in, reports go out, and no step waits for either.
 
 A prefill worker computes a prompt, samples the first token, and parks the request: its pages keep their contents until
 the router drops the key. A decode worker reserves pages first, then fetches the contents into them, and continues with

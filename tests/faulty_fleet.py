@@ -131,7 +131,7 @@ class WorkerWithoutModel(BaseEngine):
             for chunk in chunks:
                 tokens, end = chunk.sequence.request.all_token_ids, chunk.sequence.computed + len(chunk.token_ids)
                 for position, slot in enumerate(chunk.sequence.page_table.slots(0, end)):
-                    assert flat[slot] == fingerprint(tokens[: position + 1]), "somebody else's K and V"
+                    assert flat[slot] == fingerprint(tokens[: position + 1]), "another text's K and V"
             requests = [chunk.sequence.request for chunk in chunks if chunk.completes]
             for request in requests:
                 request.append(next_token(request.all_token_ids))

@@ -107,7 +107,7 @@ def test_two_nodes_give_the_same_tokens(engine, reference, undisturbed):
 
 @pytest.mark.parametrize("phase", [routing.PREFILL, routing.TRANSFER, routing.DECODE])
 def test_sigkill_costs_time_and_no_request(engine, undisturbed, phase):
-    """The worker that computes, receives or decodes is killed as soon as somebody is in that phase."""
+    """The worker that computes, receives or decodes is killed as soon as a request is in that phase."""
     lost, killed = engine.recovery.lost, []
     pids = {handle.number: pid(engine, handle.number) for handle in engine.handles}
 

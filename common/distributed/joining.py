@@ -119,7 +119,7 @@ def read_authentication_settings() -> None:
 
 def hush() -> None:
     """Keep Ray's own messages off the terminal. What matters of them reaches the caller as exceptions."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # the course reports to nobody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # the course sends no reports
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the default since Ray 2.60; before, it warns
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     ray_driver.print_to_stdstream = lambda *_, **__: None  # called for every worker that dies, whatever the log level

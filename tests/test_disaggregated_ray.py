@@ -15,7 +15,7 @@ from common.stages import load_stage_module
 ray = pytest.importorskip("ray")
 engine_module, routing = (load_stage_module("08", name) for name in ("engine", "routing"))
 Engine = engine_module.Engine
-POOL = {"kv_memory": "64M", "max_running": 16, "token_budget": 64, "num_draft_tokens": 0}  # slow enough to be killed
+POOL = {"kv_memory": "64M", "max_running": 16, "token_budget": 128, "num_draft_tokens": 0}  # slow enough to be killed
 SECONDS = 60.0  # for anything to happen
 
 

@@ -169,7 +169,7 @@ def test_a_pool_that_is_too_small_changes_no_token(loaded, prompts):
     """Preempted, evicted, hit again: the tokens are those of an engine with all the memory it wants."""
     short, params = [prompt[:60] for prompt in prompts[:12]] * 2, endless(40)
     roomy = Engine(loaded).generate(short, params)
-    engine = Engine(loaded, **pool(30))
+    engine = Engine(loaded, **pool(40))
     for _ in range(2):
         completions = engine.generate(short, params)
         assert [completion.token_ids for completion in completions] == [one.token_ids for one in roomy]

@@ -53,7 +53,9 @@ def show_arrival(loaded: Loaded) -> list[Request]:
         console.print(f"  first token of the prompt     {first:5.0f} ms", highlight=False)
     bytes_per_token = loaded.config.kv_bytes_per_token(loaded.dtype)
     console.print(f"  handed over for the prompt: {len(filler) * bytes_per_token / 1e6:.1f} MB of K and V")
-    return [request for requests, _ in runs.values() for request in requests]
+    requests = [request for requests, _ in runs.values() for request in requests]
+    # Both runs have the same prompts. Where their tokens are the same too, one check is for both.
+    return list({(*request.prompt_token_ids, *request.token_ids): request for request in requests}.values())
 
 
 def arrive(engine: BaseEngine, loaded: Loaded, filler: list[int]) -> tuple[list[Request], list[tuple[float, float]]]:

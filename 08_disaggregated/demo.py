@@ -14,7 +14,7 @@ from .engine import Engine, WorkerEngine
 STORIES = ("a fox", "a baker", "a lighthouse")
 COLUMNS = 72
 MARKS = {"token": "[green]█[/green]", "gap": "[red]·[/red]", "prefill": "[yellow]▓[/yellow]", "none": " "}
-OPTIONS = {"kv_memory": "96M", "draft": "lookup", "num_draft_tokens": 0}  # a step is a token
+OPTIONS = {"kv_memory": "20M", "draft": "lookup", "num_draft_tokens": 0}  # a step is a token
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
@@ -25,7 +25,7 @@ def demo(engine: Engine, loaded: Loaded) -> None:
 
 def show_arrival(loaded: Loaded) -> list[Request]:
     """The same arrival twice, on the same cores: all of them for one worker, and half of them for each of two."""
-    filler = loaded.tokenizer("Passage: " + "The weather is mild. A cat sleeps on the wall. " * 170)["input_ids"]
+    filler = loaded.tokenizer("Passage: " + "The weather is mild. A cat sleeps on the wall. " * 60)["input_ids"]
     heading(f"{len(STORIES)} requests decode, and a prompt of {len(filler)} tokens arrives")
     console.print("  [green]█[/green] a token   [red]·[/red] no token   [yellow]▓[/yellow] the prompt is computed")
     with console.status("one worker does everything"):
@@ -61,13 +61,13 @@ def show_arrival(loaded: Loaded) -> list[Request]:
 def arrive(engine: BaseEngine, loaded: Loaded, filler: list[int]) -> tuple[list[Request], list[tuple[float, float]]]:
     """Return the requests, the late one last, and the spans of time in which its prompt was computed."""
     vocab = range(1000, 1000 + len(filler))
-    for start in range(4):  # memory that is used for the first time is slow
+    for start in range(3):  # memory that is used for the first time is slow
         engine.generate([[(token * 7 + start) % 4000 for token in vocab]], SamplingParams(max_tokens=2))
     prompts = [chat_prompt(loaded.tokenizer, f"Tell me a story about {who} that lasts nine days.") for who in STORIES]
-    writers = [engine.add(prompt, SamplingParams(max_tokens=300, ignore_eos=True)) for prompt in prompts]
+    writers = [engine.add(prompt, SamplingParams(max_tokens=96, ignore_eos=True)) for prompt in prompts]
     while min(len(writer.token_ids) for writer in writers) < 20:
         engine.step()
-    reader = engine.add(filler, SamplingParams(max_tokens=20))
+    reader = engine.add(filler, SamplingParams(max_tokens=8))
     while engine.has_unfinished:
         engine.step()
     phases = [

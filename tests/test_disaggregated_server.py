@@ -74,7 +74,7 @@ def test_the_readmes_command_serves_for_longer_than_a_minute(tmp_path):
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, str(ROOT / "course.py"), "serve", "08", "--port", str(port), "--decode", "2"]
     environment = os.environ | {"COURSE_NO_VENV": "1"}
-    body = {"prompt": "The capital of France is", "max_tokens": 8}
+    body = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
     with open(tmp_path / "log", "w+") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         try:

@@ -5,9 +5,9 @@ import statistics
 import torch
 
 from common.cli import chat_prompt
-from common.config import read_config
 from common.demo import bar, check_against_reference, console, heading, show_answers
 from common.loader import Loaded, find_checkpoint
+from common.loader.config import read_config
 from common.request import Request
 from common.sampling import SamplingParams
 

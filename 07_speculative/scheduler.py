@@ -209,7 +209,7 @@ class Scheduler:
         size, tree, table = self.allocator.page_size, self.allocator.tree, sequence.page_table
         while (end := (len(table.path) + 1) * size) <= sequence.computed:
             tokens = sequence.request.token_ids_between(end - size, end)
-            if tokens[-1] < 0:  # it is still on the device: common/overlap.py
+            if tokens[-1] < 0:  # it is still on the device: common/gpu/overlap.py
                 break
             page = table.pages[len(table.path)]
             node = tree.follow(table.path, tokens) or tree.insert(table.path, tokens, page)

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from common.accelerate import make_engine
+from common.gpu.accelerate import make_engine
 from common.loader import Loaded
 from common.memory import kv_bytes_left
 

@@ -18,15 +18,14 @@ from typing import Any
 
 import torch
 
-from common.accelerate import make_engine
 from common.distributed.channel import Door, connect, hang_up, limit_reads
 from common.distributed.cluster import Cluster, host, ray
 from common.distributed.ranked import POLL_SECONDS, OnAllRanks, RankedTransport
 from common.distributed.tcp_transport import TcpTransport
-from common.garbage import keep_what_is_loaded
+from common.gpu.accelerate import make_engine
 from common.loader import Loaded, load_model
-from common.ranks import Ranks
-from common.threads import on_a_passing_thread
+from common.parallel.ranks import Ranks
+from common.process import freeze_loaded_objects, run_on_temporary_thread
 
 from .engine import WorkerEngine
 from .fleet import Event, Fleet
@@ -49,12 +48,12 @@ class WorkerProcess:
         torch.set_num_threads(threads)
         self.host = host(loopback)
         if ranks == 1:
-            loaded = on_a_passing_thread(lambda: load_model(**model))
-            engine = on_a_passing_thread(lambda: make_engine(WorkerEngine, loaded, **options))
+            loaded = run_on_temporary_thread(lambda: load_model(**model))
+            engine = run_on_temporary_thread(lambda: make_engine(WorkerEngine, loaded, **options))
             self.worker = Worker(engine, TcpTransport(self.host))
         else:
             self.worker = worker_on_ranks(Ranks(ranks, **model), options, self.host)
-        keep_what_is_loaded()
+        freeze_loaded_objects()
 
     def listen(self) -> tuple[tuple[str, int], bytes]:
         """Open a door for the router; return its address and key."""

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from .accelerate import make_engine
 from .engine import BaseEngine
 from .errors import out_of_memory
-from .garbage import keep_what_is_loaded
-from .loader import DTYPES, Loaded, choose_device, load_model
+from .gpu.accelerate import make_engine
+from .loader import Loaded, load_model
+from .loader.device import DTYPES, choose_device
+from .process import freeze_loaded_objects, run_on_temporary_thread
 from .sampling import SamplingParams
 from .stages import load_stage_module
-from .threads import on_a_passing_thread
 
 
 def build_parser(description: str) -> argparse.ArgumentParser:
@@ -89,8 +89,8 @@ def run_stage(
     try:
         engine_class = load_stage_module(stage, "engine").Engine
         print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
-        loaded, engine = on_a_passing_thread(build_engine, stage, engine_class, args)
-        keep_what_is_loaded()
+        loaded, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
+        freeze_loaded_objects()
         if engine.why:
             print(engine.why, file=sys.stderr)
         try:
@@ -125,7 +125,7 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
         return loaded, make_engine(engine_class, loaded, **options)
     if args.demo:  # it builds engines of its own, of which the other ranks would not know
         raise ValueError("--demo shows one process: with --tensor-parallel give --prompt or --serve")
-    from .tensor_parallel import Ranks, TensorParallelEngine, refuse_what_diverges
+    from .parallel.engine import Ranks, TensorParallelEngine, refuse_what_diverges
 
     refuse_what_diverges(engine_class, options)  # before the ranks are started, which takes seconds
     ranks = Ranks(args.tensor_parallel, args.model, **model)

@@ -14,7 +14,7 @@ Letters, here and in the whole course: N tokens in the step, B requests, S seque
 key/value heads, D head dimension, V vocabulary size.
 
 Production engines keep the same shape of model file and add quantised weights, and kernels that fuse norm, rotation
-and activation. Weights split over devices (tensor parallelism) are the matter of parallel.py.
+and activation. Weights split over devices (tensor parallelism) are the matter of parallel/shard.py.
 """
 
 import math

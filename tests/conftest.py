@@ -12,11 +12,11 @@ import pytest
 import torch
 from graph_stand_in import graphed
 
-from common.accelerate import overlapped
 from common.checkpoints.corpus import chat, document
 from common.engine import BaseEngine
-from common.garbage import keep_what_is_loaded
+from common.gpu.accelerate import overlapped
 from common.loader import Loaded, load_model
+from common.process import freeze_loaded_objects
 from common.reference import Reference
 from common.request import Request
 from common.stages import load_engine, stage_folders
@@ -62,7 +62,7 @@ def loaded(request) -> Loaded:
 @pytest.fixture(scope="session")
 def reference(loaded) -> Reference:
     reference = Reference(None, loaded.device)
-    keep_what_is_loaded()  # the suite collects garbage after each test, which would take 0.2 s each time
+    freeze_loaded_objects()  # the suite collects garbage after each test, which would take 0.2 s each time
     return reference
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from common.fused_kernels import norm_and_rotate
+from common.gpu.fused_kernels import norm_and_rotate
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def norm_rotate_write(
     num_heads: int,
     num_kv_heads: int,
 ) -> Tensor:
-    """q `[N, H, D]`, as `common.fused_kernels.norm_rotate` gives it; k and v go to their slots in the pages only.
+    """q `[N, H, D]`, as `common.gpu.fused_kernels.norm_rotate` gives it; k and v go to their slots in the pages only.
 
     k_pages, v_pages: `[pages, page_size, H_kv, D]`; slot_mapping: `[N]` int64, see `common.attention.PagedBatch`.
     """

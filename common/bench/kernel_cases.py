@@ -15,9 +15,9 @@ from common.attention import Attention as AttentionBackend
 from common.attention import PagedBatch, choose_attention
 from common.attention.torch_backend import TorchAttention
 from common.attention.triton_backend import TritonAttention
-from common.fused import fused_block
-from common.fused_kernels import add_norm, norm_rotate, silu_mul
-from common.loader import empty_model, randomize_weights
+from common.gpu.fused import fused_block
+from common.gpu.fused_kernels import add_norm, norm_rotate, silu_mul
+from common.loader.weights import empty_model, randomize_weights
 from common.model import MLP, Attention, Block, ModelConfig, Transformer
 
 from .fused_write import norm_rotate_write

@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from common.attention.triton_backend import why_not_triton
-from common.config import first_sentence, read_config
-from common.loader import choose_device, find_checkpoint
+from common.loader import find_checkpoint
+from common.loader.config import first_sentence, read_config
+from common.loader.device import choose_device
 from common.model import ModelConfig
 
 from .documents import rounded, write_atomically

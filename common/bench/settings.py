@@ -6,10 +6,11 @@ from pathlib import Path
 
 import torch
 
-from common.config import read_config
-from common.garbage import keep_what_is_loaded
-from common.loader import DTYPES, Loaded, choose_device, find_checkpoint, load_model
+from common.loader import Loaded, find_checkpoint, load_model
+from common.loader.config import read_config
+from common.loader.device import DTYPES, choose_device
 from common.model import ModelConfig
+from common.process import freeze_loaded_objects
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Settings:
 
     def load(self) -> Loaded:
         loaded = load_model(self.model, device=self.device, dtype=self.dtype, load_format=self.load_format)
-        keep_what_is_loaded()
+        freeze_loaded_objects()
         return loaded
 
     def folder(self) -> Path:

@@ -216,7 +216,7 @@ class Training:
         """Writes weights (bfloat16), config and the training record beside the tokenizer."""
         from safetensors.torch import save_file
 
-        from common.loader import checkpoint_names
+        from common.loader.weights import checkpoint_names
 
         config, folder = self.recipe.model, FOLDER / self.name
         parameters = dict(self.model.named_parameters())

@@ -23,7 +23,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ..threads import start
+from ..process import start
 from .joining import LOOPBACK, end_processes, find_head, join_ray, start_ray
 
 START_SECONDS = 90.0  # for a Ray of our own to start
@@ -89,7 +89,7 @@ class Cluster:
         """Return with how many threads worker `number` computes, its ranks together: its share of a machine's cores.
 
         The workers of a machine compute at the same time, and more threads than cores would wait for each other
-        (common/threads.py).
+        (common/process.py).
         """
         node = self._places[number]
         return max(1, int(self._cores.get(node, 1)) // self._places.count(node))

@@ -1,4 +1,4 @@
-"""A worker of stage 08 whose model several ranks share (common/parallel.py): every rank runs the same worker.
+"""A worker of stage 08 whose model several ranks share (common/parallel/shard.py): every rank runs the same worker.
 
 Rank 0 has the mailbox. It tells the others what it reads and when it takes a turn, and then all do the same with their
 own part of every page. Only one thing could differ between ranks: when pages have arrived. So ranks ask each other, and
@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..parallel import Shard
-from ..ranks import Ranks
+from ..parallel.ranks import Ranks
+from ..parallel.shard import Shard
 
 FAILED, PENDING, DONE = 0, 1, 2
 POLL_SECONDS = 0.002  # an idle rank 0 does not hear when another rank's pages have arrived, and looks this often

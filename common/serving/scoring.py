@@ -18,7 +18,7 @@ from torch import Tensor
 
 from common.engine import BaseEngine
 from common.model import Transformer
-from common.parallel import VocabularyParallelHead
+from common.parallel.shard import VocabularyParallelHead
 from common.request import Request, prompt_tokens
 from common.sampling import SamplingParams, TokenLogprobs, token_logprobs
 

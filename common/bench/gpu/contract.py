@@ -26,7 +26,7 @@ from torch import Tensor
 from common.bench import plots
 from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
-from common.loader import empty_model
+from common.loader.weights import empty_model
 from common.model import Transformer
 from common.request import Request
 from common.sampling import SamplingParams

@@ -13,7 +13,7 @@ from typing import Any
 
 from common.bench import plots
 from common.bench.hardware import ROOT
-from common.loader import DTYPES
+from common.loader.device import DTYPES
 
 from .run import Run, config_of
 from .suites import in_words, run_pytest

@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 
-from common.accelerate import make_engine
 from common.bench.documents import rounded, write_atomically
 from common.bench.predict import copy_bytes_per_second, decode_bytes, matmul_flops_per_second, step_flops
-from common.config import read_config
 from common.engine import BaseEngine
-from common.garbage import keep_what_is_loaded
-from common.loader import Loaded, choose_device, find_checkpoint, load_model
+from common.gpu.accelerate import make_engine
+from common.loader import Loaded, find_checkpoint, load_model
+from common.loader.config import read_config
+from common.loader.device import choose_device
 from common.model import ModelConfig
+from common.process import freeze_loaded_objects
 from common.stages import load_engine
 
 SWITCHES = ("graphs", "overlap")  # what changes how fast an engine is on a GPU, and nothing else
@@ -100,7 +101,7 @@ class Run:
         else:
             with config_folder(name) as folder:
                 loaded = load_model(folder, dtype=dtype, load_format="dummy")
-        keep_what_is_loaded()
+        freeze_loaded_objects()
         self._loaded[name] = "trained" if name == "bundled" else "random"
         names, kinds = list(self._loaded), set(self._loaded.values())
         if len(kinds) > 1:
@@ -117,7 +118,7 @@ class Run:
         self, stage: str, loaded: Loaded, graphs: bool | None = None, overlap: bool | None = None, **options: Any
     ) -> BaseEngine:
         """An engine of a stage with those of the options that the stage has; on a GPU with graphs and the overlapped
-        loop around it, as common/accelerate.py says. ValueError if they are asked for and cannot be had."""
+        loop around it, as common/gpu/accelerate.py says. ValueError if they are asked for and cannot be had."""
         engine_class = load_engine(stage)
         known = inspect.signature(engine_class).parameters
         options = {name: value for name, value in options.items() if name in known}

@@ -12,7 +12,7 @@ from typing import Any
 from common.bench.documents import rounded, write_atomically
 from common.bench.hardware import ROOT, hardware, slug
 from common.bench.harness import stop_group
-from common.loader import choose_device
+from common.loader.device import choose_device
 
 from .parts import ALL_SECONDS, PARTS, PATIENCE
 from .run import Run

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from common.bench.workloads import random_prompt
-from common.config import first_sentence
+from common.loader.config import first_sentence
 
 from . import throughput
 from .run import Run, config_folder, peak_memory_gib

@@ -1,0 +1,1 @@
+"""What makes a step fast on a GPU: recorded launches, a loop that overlaps host and device, fused kernels."""

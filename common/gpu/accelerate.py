@@ -1,0 +1,62 @@
+"""A stage's engine with what a GPU needs around it: graphs (graphs.py) and the overlapped loop (overlap.py).
+
+Both are about the time in which a GPU waits for Python, so both are on where there is a GPU, and the stages need not
+know of them. Without them an engine is what its stage's engine.py says, line by line.
+"""
+
+import inspect
+
+from ..engine import BaseEngine
+from ..loader import Loaded
+from .graphs import GraphedModel, ladder, why_no_graphs
+from .overlap import OverlappedLoop
+
+
+def make_engine(
+    engine_class: type[BaseEngine],
+    loaded: Loaded,
+    graphs: bool | None = None,
+    overlap: bool | None = None,
+    **options,
+) -> BaseEngine:
+    """`engine_class(loaded, **options)`, with graphs for decode and the overlapped loop if wanted.
+
+    None: where they can be had, and the device is a GPU. ValueError if they are asked for and cannot be had.
+    """
+    if overlap and (reason := why_no_overlap(engine_class)):
+        raise ValueError(f"the overlapped loop was asked for, but {reason}")
+    if overlap is None:
+        overlap = loaded.device.type == "cuda" and why_no_overlap(engine_class) is None
+    made = overlapped(engine_class) if overlap else engine_class
+    if "graphs" in inspect.signature(engine_class).parameters:  # it has workers, and each makes its own
+        return made(loaded, graphs=graphs, **options)
+    engine = made(loaded, **options)
+    cache = getattr(engine, "cache", None)
+    reason = why_no_graphs(loaded.device, getattr(cache, "attention", None))
+    if graphs and reason:
+        raise ValueError(f"graphs were asked for, but {reason}")
+    if graphs is not False and reason is None:
+        sizes = ladder(engine.scheduler.max_running)
+        most_tokens = min(engine.config.context_length, cache.capacity)
+        holder = engine.model if overlap else engine  # the overlapped loop has a wrapper of its own around the model
+        holder.model = GraphedModel(holder.model, cache, most_tokens, sizes)
+        engine.why += f", {len(sizes)} graphs for up to {sizes[-1]} requests"
+    if overlap:
+        engine.why += ", overlapped loop"
+    return engine
+
+
+def overlapped(engine_class: type[BaseEngine]) -> type[BaseEngine]:
+    """That engine with the overlapped loop in place of the plain one, and the same options."""
+    options = {"__signature__": inspect.signature(engine_class)}
+    return type(f"Overlapped{engine_class.__name__}", (OverlappedLoop, engine_class), options)
+
+
+def why_no_overlap(engine_class: type[BaseEngine]) -> str | None:
+    """Why a stage's loop cannot be overlapped, or None: if each request of a step gains one token, by `sample_next`."""
+    parameters = inspect.signature(engine_class).parameters
+    if "token_budget" not in parameters:
+        return "it is for engines that batch continuously, as from stage 04 on"
+    if "draft" in parameters:
+        return "who guesses the next tokens must know the last ones"
+    return None

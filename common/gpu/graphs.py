@@ -1,0 +1,145 @@
+"""CUDA graphs for decode: the launches of a step are recorded once, and from then on replayed with one call.
+
+A decode step is a dozen kernels for each layer, some of a few microseconds. Python takes longer to launch them than a
+GPU to run them, so that the GPU waits. A graph holds the launches with all their arguments. So what differs from step
+to step must lie at addresses that never change (static buffers), sizes must be fixed (one graph for each of a ladder of
+batch sizes), and nothing that is recorded may depend on a value that the host has looked at.
+
+A batch that is smaller than its graph is padded with copies of one of its rows. They compute the same K and V once
+more, and write the same numbers to the same place: nobody sees that they were there, and no memory is kept for them.
+
+To a stage, `GraphedModel` is its model, called as ever. What production engines add: graphs of the parts between
+attention, for batches that are not decode (vLLM's piecewise graphs), and for verification in speculative decoding.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from ..attention import Attention, PagedBatch
+from ..model import Attend, Transformer
+
+WARM_UPS = 2  # kernels are compiled and workspaces allocated before anything is recorded
+
+
+def why_no_graphs(device: torch.device, attention: Attention | None) -> str | None:
+    """Why steps cannot be recorded here, or None if they can."""
+    if device.type != "cuda":
+        return "CUDA graphs need a CUDA device"
+    if attention is None:
+        return "they need K and V in pages, as from stage 05 on"
+    return None if attention.capturable else f"the attention backend {attention.name!r} looks at values on the host"
+
+
+def ladder(most: int) -> list[int]:
+    """Batch sizes to record, ascending: 1, 2, 4, 8, then every 16, as far as `most`."""
+    return [size for size in (1, 2, 4, 8, *range(16, most, 16)) if size < most] + [most]
+
+
+class Capture:
+    """Records what a function launches, in memory that all recordings share: only one of them runs at a time."""
+
+    def __init__(self):
+        self.pool = None
+
+    def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Returns what launches the same again."""
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(WARM_UPS):
+                function()
+        torch.cuda.current_stream().wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            function()
+        self.pool = graph.pool()
+        return graph.replay
+
+
+class GraphedModel:
+    """A model that replays the batches in which every request has one token, and runs all others as they are.
+
+    cache: a stage's KVCache, with `attend`, the backend `attention` (capturable: its plan is the PagedBatch), and pools
+    k and v of `[layers, pages, page_size, H_kv, D]`. most_tokens: the longest sequence there can be. sizes: of batches,
+    ascending. Everything that is not about running a batch is the model's own.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, model: Transformer, cache, most_tokens: int, sizes: list[int]):
+        self.model, self.cache, self.sizes = model, cache, sizes
+        self.page_size = cache.k.shape[2]
+        width = -(-most_tokens // self.page_size)
+        most, device = sizes[-1], cache.k.device
+        self.token_ids, self.positions, self.slots = torch.zeros(3, most, dtype=torch.int64, device=device)
+        self.starts = torch.arange(most + 1, dtype=torch.int32, device=device)
+        self.lengths = torch.ones(most, dtype=torch.int32, device=device)
+        self.page_tables = torch.zeros(most, width, dtype=torch.int32, device=device)
+        self.hidden = torch.zeros(most, model.config.hidden_size, dtype=cache.k.dtype, device=device)
+        self.scores = torch.zeros(most, model.config.vocab_size, device=device)
+        self.argmax = torch.zeros(most, dtype=torch.int64, device=device)
+        self.replayed = 0  # rows of the newest batch, if it was replayed
+        # The slots of these rows, while there is no request, are those of page 0, which nobody owns yet either. The
+        # largest comes first: the others find room in the memory that it has needed.
+        capture = Capture()
+        self.replays = {size: capture(partial(self._forward, size)) for size in reversed(sizes)}
+
+    def __getattr__(self, name: str):
+        return getattr(self.model, name)
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """As `Transformer`. A stage's `attend` is its KVCache's, with a batch bound to it that has the plan."""
+        plan = getattr(next(iter(getattr(attend, "args", ())), None), "plan", None)
+        count = len(token_ids)
+        if not isinstance(plan, PagedBatch) or plan.decodes < count or count > self.sizes[-1]:
+            self.replayed = 0
+            return self.model(token_ids, positions, attend)
+        size = next(size for size in self.sizes if size >= count)
+        shortest = min(range(count), key=plan.host_lengths.__getitem__)  # it costs least to attend to once more
+        for static, tensor in (
+            (self.token_ids, token_ids),
+            (self.positions, positions),
+            (self.slots, plan.slot_mapping),
+            (self.lengths, plan.lengths),
+            (self.page_tables[:, : plan.page_tables.shape[1]], plan.page_tables),
+        ):
+            static[:count] = tensor
+            if count < size:
+                static[count:size] = tensor[shortest]
+        self.replays[size]()
+        self.replayed = count
+        return self.hidden[:count]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As `Transformer.logits`. Of a replayed batch, all rows are scored, and the scores are here already."""
+        if self.replayed == len(hidden):
+            return self.scores[: self.replayed]
+        self.replayed = 0
+        return self.model.logits(hidden)
+
+    @property
+    def best(self) -> Tensor | None:
+        """The argmax of the scores just asked for, [R] int64, if the graph has found it."""
+        return self.argmax[: self.replayed].clone() if self.replayed else None
+
+    def _forward(self, size: int) -> None:
+        """What is recorded. On the host, sequences are as long as they can become: launches must do for all."""
+        longest = self.page_tables.shape[1] * self.page_size
+        paged = PagedBatch(
+            query_starts=self.starts[: size + 1],
+            lengths=self.lengths[:size],
+            page_tables=self.page_tables[:size],
+            slot_mapping=self.slots[:size],
+            page_size=self.page_size,
+            decodes=size,
+            host_query_lengths=[1] * size,
+            host_lengths=[longest] * size,
+        )
+        batch = SimpleNamespace(slots=paged.slot_mapping, plan=self.cache.attention.prepare(paged))
+        attend = partial(self.cache.attend, batch)
+        self.hidden[:size] = self.model(self.token_ids[:size], self.positions[:size], attend)
+        self.scores[:size] = self.model.logits(self.hidden[:size])
+        self.argmax[:size] = self.scores[:size].argmax(-1)

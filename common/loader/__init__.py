@@ -1,0 +1,116 @@
+"""A name or a folder -> model, tokenizer and config, ready to run.
+
+A checkpoint in Hugging Face format is a folder: `config.json` (sizes and options), `model.safetensors` (the weights,
+or an index and several shards), `tokenizer.json`, and `generation_config.json` (which tokens end a text). config.py
+reads the sizes, weights.py fills the model, device.py chooses where and in what type it runs.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..gpu.fused import choose_model
+from ..model import ModelConfig, Transformer
+from ..parallel.shard import WHOLE, Shard
+from .config import first_sentence, read_config, read_eos_token_ids, read_sampling_defaults
+from .device import choose_device
+from .weights import copy_weights, empty_model, randomize_weights
+
+CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
+
+
+@dataclass
+class Loaded:
+    """What every engine starts from. `tokenizer` is a transformers fast tokenizer, None where the source has none.
+
+    `config` has the sizes of what is here: where `shard` is a part of the model, its numbers of heads.
+    """
+
+    model: Transformer
+    tokenizer: Any
+    config: ModelConfig
+    eos_token_ids: frozenset[int]
+    name: str
+    device: torch.device
+    dtype: torch.dtype
+    shard: Shard = WHOLE
+    sampling_defaults: dict[str, float] = field(default_factory=dict)  # of the checkpoint, for servers
+
+
+def load_model(
+    name_or_path: str | os.PathLike | None = None,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    load_format: str = "auto",
+    fused: bool | str = "auto",
+    shard: Shard = WHOLE,
+) -> Loaded:
+    """Load a checkpoint for inference: no gradients, evaluation mode.
+
+    name_or_path: None or "target" for the bundled checkpoint, "draft" for the smaller one that speculates for it, a
+        folder, the name of a bundled config (with load_format="dummy"), or a Hugging Face Hub id.
+    device, dtype: see `choose_device`. fused: whether with the kernels of common/gpu/fused.py, see `choose_model`.
+    load_format: "auto" reads the weights; "dummy" fills the model with random ones from the config alone, so that a
+        real size can be timed where nothing can be downloaded.
+    shard: which part of the model, for one of the processes that share it.
+
+    Raises FileNotFoundError or ValueError, one sentence with the file and the field or tensor that is at fault.
+    """
+    if load_format not in ("auto", "dummy"):
+        raise ValueError(f"load_format={load_format!r} is not known; known are 'auto' and 'dummy'")
+    device, dtype, _ = choose_device(device, dtype)
+    folder = find_checkpoint(name_or_path, with_weights=load_format == "auto")
+    config = read_config(folder)
+    tokenizer = load_tokenizer(folder)
+    eos_token_ids = read_eos_token_ids(folder)
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        eos_token_ids |= {tokenizer.eos_token_id}  # a chat checkpoint may name its end of turn here alone
+    model = empty_model(config, device, dtype, shard)
+    if load_format == "auto":
+        copy_weights(model, folder, shard)
+    else:
+        randomize_weights(model, shard)
+    model, name = choose_model(model, fused), str(name_or_path or "bundled")
+    defaults = read_sampling_defaults(folder)
+    return Loaded(model, tokenizer, model.config, eos_token_ids, name, device, dtype, shard, defaults)
+
+
+def find_checkpoint(name: str | os.PathLike | None, with_weights: bool) -> Path:
+    """The folder that `load_model`'s name stands for, downloaded if need be (HF_HUB_OFFLINE=1: from the cache only)."""
+    if name in (None, "target", "draft"):
+        return CHECKPOINTS / (name or "target")
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    configs = {path.name.lower(): path for path in (CHECKPOINTS / "configs").glob("*")}
+    bundled = configs.get(str(name).lower())
+    if bundled is not None:
+        if with_weights:
+            raise ValueError(f"{name} is bundled as a config without weights: load it with load_format='dummy'")
+        return bundled
+    from huggingface_hub import snapshot_download
+
+    wanted = ["*.json", "*.jinja", "*.model", "*.txt"] + (["*.safetensors"] if with_weights else [])
+    # A repository may hold the same weights again in another layout: Mistral's "consolidated", folders per format.
+    repeated = ["consolidated*", "*/*"]
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=wanted, ignore_patterns=repeated))
+    except Exception as error:  # no network, no such repository, no permission, not a valid id
+        reason = first_sentence(error)
+        raise FileNotFoundError(f"{name}: no such folder, and the Hugging Face Hub gave none ({reason})") from error
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's transformers fast tokenizer, or None if it has no tokenizer files."""
+    if not any((folder / file).exists() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # what transformers raises here differs from one version to the next
+        raise ValueError(f"{folder}: the tokenizer cannot be read ({first_sentence(error)})") from error

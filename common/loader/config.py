@@ -1,0 +1,165 @@
+"""config.json of a Hugging Face checkpoint -> ModelConfig, or one sentence that says what cannot be served.
+
+`transformers` parses the file: it knows every older spelling of a field (`rope_scaling`, `rope_theta`, `type`) and
+every family's defaults. What is left to do here is to refuse. A checkpoint that asks for something `common/model.py`
+does not do would still load, run, and answer a little wrong; that is the worst failure a server can have, so every
+such option is named and refused. Production engines keep a registry of model classes instead (vLLM's `ModelRegistry`)
+and refuse what no class claims.
+"""
+
+import json
+from pathlib import Path
+
+from ..model import ModelConfig
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+# rope_type -> the numbers it cannot do without, beside rope_theta
+ROPE_TYPES = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # those that vLLM takes, too
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+
+
+def read_json(path: Path) -> dict:
+    """The object in a JSON file. FileNotFoundError if there is no such file, ValueError if it holds no JSON object."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: holds a JSON {type(value).__name__}, not an object")
+    return value
+
+
+def read_eos_token_ids(folder: Path) -> frozenset[int]:
+    """The tokens that end a text, empty if no file names any; ValueError for anything but token ids.
+
+    Chat checkpoints have several and list them in generation_config.json, so that file is asked first. The raw files
+    are read because transformers would answer with a family's default where config.json names none.
+    """
+    for path in (folder / "generation_config.json", folder / "config.json"):
+        ids = read_json(path).get("eos_token_id") if path.exists() else None
+        if ids is not None:
+            ids = ids if isinstance(ids, list) else [ids]
+            valid = all(isinstance(token_id, int) and token_id >= 0 for token_id in ids)
+            require(valid, path, "eos_token_id", ids, "a token id or a list of them")
+            return frozenset(ids)
+    return frozenset()
+
+
+def read_sampling_defaults(folder: Path) -> dict[str, float]:
+    """What a checkpoint's authors recommend in generation_config.json, for requests that do not say otherwise."""
+    path = folder / "generation_config.json"
+    given = read_json(path) if path.exists() else {}
+    return {name: given[name] for name in SAMPLING_DEFAULTS if given.get(name) is not None}
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The ModelConfig of `folder/config.json`. FileNotFoundError or ValueError, one sentence with the file's path."""
+    path = folder / "config.json"
+    # Asked of the file itself, since transformers answers an unknown model type with a page of advice.
+    model_type = read_json(path).get("model_type")
+    require(model_type in MODEL_TYPES, path, "model_type", model_type, ", ".join(MODEL_TYPES))
+    from transformers import AutoConfig
+
+    try:
+        hf_config = AutoConfig.from_pretrained(folder)
+    except Exception as error:  # what transformers raises here differs from one version to the next
+        raise ValueError(f"{path}: not accepted by transformers ({first_sentence(error)})") from error
+    return model_config(hf_config, str(path))
+
+
+def model_config(hf_config, where: str = "config.json") -> ModelConfig:
+    """Translate a transformers configuration of one of MODEL_TYPES.
+
+    ValueError, one sentence that begins with `where` and names the field, for whatever `common/model.py` does not do.
+    """
+
+    def check(holds: bool, field: str, value, supported: str) -> None:
+        require(holds, where, field, value, supported)
+
+    family = hf_config.model_type
+    check(family in MODEL_TYPES, "model_type", family, ", ".join(MODEL_TYPES))
+    for field in SIZES:
+        size = getattr(hf_config, field)
+        check(isinstance(size, int) and size > 0, field, size, "a positive integer")
+    num_heads, num_kv_heads = hf_config.num_attention_heads, hf_config.num_key_value_heads
+    head_dim = getattr(hf_config, "head_dim", None) or hf_config.hidden_size // num_heads
+    check(num_heads % num_kv_heads == 0, "num_key_value_heads", num_kv_heads, f"a divisor of {num_heads} query heads")
+    check(head_dim > 0 and head_dim % 2 == 0, "head_dim", head_dim, "a positive even number")
+    check(hf_config.hidden_act == "silu", "hidden_act", hf_config.hidden_act, "'silu'")
+    check(not getattr(hf_config, "mlp_bias", False), "mlp_bias", True, "false")
+    quantization = getattr(hf_config, "quantization_config", None)
+    check(quantization is None, "quantization_config", quantization, "none: full-precision weights")
+    if family == "mistral":  # every layer has the window; it changes nothing where it spans the whole context
+        window, context = hf_config.sliding_window, hf_config.max_position_embeddings
+        check(window is None or window >= context, "sliding_window", window, f"null, or at least {context}")
+    other_layers = sorted(set(getattr(hf_config, "layer_types", None) or ()) - {"full_attention"})
+    check(not other_layers, "layer_types", other_layers, "'full_attention' (for Qwen: use_sliding_window false)")
+
+    rope = rope_parameters(hf_config, where)
+    # Llama and Qwen3 have one switch for all four projections; Qwen2 has a bias on Q, K and V and no switch.
+    attention_bias = family in ("llama", "qwen3") and hf_config.attention_bias
+    return ModelConfig(
+        vocab_size=hf_config.vocab_size,
+        hidden_size=hf_config.hidden_size,
+        intermediate_size=hf_config.intermediate_size,
+        num_layers=hf_config.num_hidden_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        context_length=context_length(hf_config, rope),
+        rms_norm_eps=hf_config.rms_norm_eps,
+        rope=rope,
+        tie_embeddings=hf_config.tie_word_embeddings,
+        qkv_bias=attention_bias or family == "qwen2",
+        output_bias=attention_bias,
+        qk_norm=family == "qwen3",
+    )
+
+
+def context_length(hf_config, rope: dict) -> int:
+    """Tokens of the longest sequence. YaRN stretches the original context, whichever the file calls its own."""
+    if rope["rope_type"] == "yarn":
+        return int(rope["original_max_position_embeddings"] * rope["factor"])
+    return hf_config.max_position_embeddings
+
+
+def rope_parameters(hf_config, where: str) -> dict:
+    """The rotary parameters as `common.model.rope_frequencies` reads them; ValueError for what it does not do."""
+    rope = dict(hf_config.rope_parameters or {})
+    per_layer = sorted(name for name, value in rope.items() if isinstance(value, dict))
+    require(not per_layer, where, "rope_parameters", per_layer, "one set for all layers")
+    kind = rope.get("rope_type")
+    require(kind in ROPE_TYPES, where, "rope_type", kind, ", ".join(ROPE_TYPES))
+    for field in ("rope_theta", *ROPE_TYPES[kind]):
+        value = rope.get(field)
+        require(isinstance(value, (int, float)) and value > 0, where, field, value, "a positive number")
+    partial = rope.get("partial_rotary_factor")
+    require(partial in (None, 1), where, "partial_rotary_factor", partial, "1")
+    return rope
+
+
+def require(holds: bool, where: Path | str, field: str, value, supported: str) -> None:
+    """Raise a ValueError of one sentence that names the file, the field, its value and what is supported instead."""
+    if not holds:
+        raise ValueError(f"{where}: {field}={value!r} is not supported; supported is {supported}")
+
+
+def first_sentence(error: Exception) -> str:
+    """What a library's error says, on one line and without the advice that often follows."""
+    return " ".join(str(error).split()).partition(". ")[0].strip('".')

@@ -1,0 +1,163 @@
+"""What benchmarks send and how they count it: metrics are what they are called, predictions agree with the model."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+
+from common.bench import predict
+from common.bench.load import generate_load
+from common.bench.metrics import LoadResult, RequestRecord, percentiles
+from common.bench.workloads import Job, corpus_jobs, fixed_length_jobs
+from common.loader import find_checkpoint, load_tokenizer
+from common.loader.config import read_config
+from common.model import Transformer
+
+# ---- Metrics ----
+
+
+@pytest.fixture
+def result() -> LoadResult:
+    """Four requests within ten seconds: three tokens in three chunks, four in two, one in one, and a failure."""
+    return LoadResult(
+        [
+            RequestRecord(start=0.0, end=3.0, chunks=[1.0, 2.0, 3.0], prompt_tokens=5, output_tokens=3),
+            RequestRecord(start=1.0, end=4.0, chunks=[2.5, 4.0], prompt_tokens=6, output_tokens=4),
+            RequestRecord(start=2.0, end=2.5, chunks=[2.5], prompt_tokens=7, output_tokens=1),
+            RequestRecord(start=2.0, end=9.0, error="HTTP 429: queue full"),
+        ],
+        seconds=10.0,
+    )
+
+
+def test_latencies_are_those_of_vllm_bench_serve(result):
+    assert result.values("ttft") == [1.0, 1.5, 0.5]
+    assert result.values("itl") == [1.0, 1.0, 1.5]
+    assert result.values("tpot") == [(3.0 - 1.0) / 2, (3.0 - 1.5) / 3]  # of one token there is none
+    assert result.values("e2el") == [3.0, 3.0, 0.5]
+
+
+def test_rates_count_successful_requests_over_the_wall_time(result):
+    assert result.throughput == (3 + 4 + 1) / 10
+    assert result.processed_per_second == (5 + 2 + 6 + 3 + 7 + 0) / 10
+    assert result.goodput({"ttft": 1.0}) == 2 / 10
+    assert result.goodput({"ttft": 1.5, "tpot": 0.6}) == 2 / 10  # one token meets any TPOT
+    assert result.goodput({"ttft": 1.5, "tpot": 0.6, "e2el": 1.0}) == 1 / 10
+    assert result.goodput({}) == 3 / 10
+
+
+def test_percentiles_interpolate_between_neighbours(result):
+    assert percentiles([4.0, 1.0, 2.0, 3.0]) == pytest.approx({"mean": 2.5, "p50": 2.5, "p90": 3.7, "p99": 3.97})
+    assert percentiles([7.0], (10,)) == {"mean": 7.0, "p10": 7.0}
+    with pytest.raises(ValueError, match="no values"):
+        percentiles([])
+    assert result.summary()["itl"]["p50"] == 1.0
+    assert LoadResult([RequestRecord(0.0, 1.0, error="refused")], 1.0).summary() == {}
+
+
+# ---- Workloads and predictions ----
+
+
+def test_workloads_are_seeded_and_their_lengths_are_known():
+    tokenizer = load_tokenizer(find_checkpoint(None, with_weights=True))
+    jobs = corpus_jobs(tokenizer, 60, seed=3, most_tokens=200)
+    assert jobs == corpus_jobs(tokenizer, 60, seed=3, most_tokens=200)
+    assert jobs[:20] == corpus_jobs(tokenizer, 20, seed=3, most_tokens=200)
+    assert jobs != corpus_jobs(tokenizer, 60, seed=4, most_tokens=200)
+    lengths = [job.max_tokens for job in jobs]
+    assert min(lengths) < 15 and max(lengths) == 200 and len(set(lengths)) > 20
+    assert all(job.ignore_eos and isinstance(job.prompt, list) for job in jobs)
+    assert {type(job.prompt) for job in corpus_jobs(tokenizer, 5, chat=False)} == {str}
+    assert corpus_jobs(None, 5) == corpus_jobs(tokenizer, 5)
+
+    fixed = fixed_length_jobs(10, 32, 16, vocab_size=50)
+    assert {(len(job.prompt), job.max_tokens, job.ignore_eos) for job in fixed} == {(32, 16, True)}
+    assert all(0 <= token < 50 for job in fixed for token in job.prompt)
+    assert len({tuple(job.prompt) for job in fixed}) == 10
+
+
+@pytest.mark.parametrize("name", [None, "Qwen3-0.6B", "TinyLlama-1.1B"])
+def test_predictions_agree_with_the_model_and_with_each_other(name):
+    config = read_config(find_checkpoint(name, with_weights=False))
+    with torch.device("meta"):
+        model = Transformer(config)
+    matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 2)
+    assert predict.parameters(config) == matrices
+
+    head = 2 * predict.head_parameters(config)
+    one_by_one = sum(predict.step_flops(config, 1, past) - head for past in range(50))
+    assert predict.step_flops(config, 50) - head == one_by_one
+    step, longer = (predict.decode_bytes(config, past, torch.bfloat16) for past in (100, 101))
+    assert longer - step == config.kv_bytes_per_token(torch.bfloat16)
+
+
+# ---- Load generator ----
+
+
+class FakeServer(BaseHTTPRequestHandler):
+    """Answers as stage 03 does, with three pieces 20 ms apart; the prompt says what goes wrong."""
+
+    open_requests, most_open, lock = 0, 0, threading.Lock()
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["prompt"] == "full":
+            self.send_response(429)
+            self.end_headers()
+            return self.wfile.write(b'{"error": "the queue is full"}')
+        with self.lock:
+            FakeServer.open_requests += 1
+            FakeServer.most_open = max(self.most_open, self.open_requests)
+        self.send_response(200)
+        self.end_headers()
+        end = {"finish_reason": "length", "prompt_tokens": 2, "generated_tokens": 4}
+        events = [{"text": "a", "finish_reason": None}, {"text": "b", "finish_reason": None}, {"text": "c"} | end]
+        for event in events:
+            time.sleep(0.02)
+            if body.get("stream"):
+                self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+                self.wfile.flush()
+        with self.lock:
+            FakeServer.open_requests -= 1
+        if not body.get("stream"):
+            self.wfile.write(json.dumps(events[-1]).encode())
+        elif body["prompt"] != "cut":
+            self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture(scope="module")
+def fake_url():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeServer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_the_loop_is_closed_and_every_request_is_recorded(fake_url):
+    result = generate_load(fake_url, [Job("hello", 4)] * 9, concurrency=3, stream=True)
+    assert FakeServer.most_open == 3
+    assert [(len(one.chunks), one.prompt_tokens, one.output_tokens) for one in result.successful] == [(3, 2, 4)] * 9
+    assert all(0.02 <= one.ttft < one.e2el for one in result.successful)
+    assert percentiles(result.values("itl"))["p50"] == pytest.approx(0.02, rel=0.5)
+    assert result.throughput == 36 / result.seconds
+
+    plain = generate_load(fake_url, [Job("hello", 4)], concurrency=1, stream=False)
+    assert [one.ttft == one.e2el >= 0.06 for one in plain.successful] == [True] and plain.values("itl") == []
+
+
+def test_failed_requests_say_why_and_count_for_nothing(fake_url):
+    jobs = [Job("full", 4), Job("cut", 4), Job("hello", 4)]
+    result = generate_load(fake_url, jobs, concurrency=1, stream=True)
+    assert [one.error for one in result.records] == [
+        'HTTP 429: {"error": "the queue is full"}',
+        "the stream ended without [DONE]",
+        None,
+    ]
+    assert result.throughput == 4 / result.seconds

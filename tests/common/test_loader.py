@@ -1,0 +1,295 @@
+"""Weights, names, tokenizers and devices: what the loader accepts, and in which words it refuses.
+
+That a loaded model computes the right thing is shown in test_model.py. Here checkpoints are written tensor by tensor,
+so that each can be wrong in one way.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from common import loader
+from common.loader import load_model
+from common.loader.config import read_config
+from common.loader.device import choose_device
+from common.loader.weights import checkpoint_names
+from common.model import Transformer
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+def write_json(path: Path, value) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A function that writes a small checkpoint of random tensors to `tmp_path`, with fields of config.json changed."""
+
+    def write(**fields) -> dict[str, torch.Tensor]:
+        write_json(tmp_path / "config.json", CONFIG | fields)
+        config = read_config(tmp_path)
+        with torch.device("meta"):
+            parameters = dict(Transformer(config).named_parameters())
+        tensors = {tensor: torch.randn(parameters[name][rows].shape) for name, tensor, rows in checkpoint_names(config)}
+        save_file(tensors, tmp_path / "model.safetensors")
+        return tensors
+
+    return write
+
+
+def save_shards(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """The tensors in two files and an index, as large checkpoints are stored."""
+    names = sorted(tensors)
+    files = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in names if files[name] == file}, folder / file)
+    write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": files})
+
+
+def refusal(error: type[Exception], *arguments, **options) -> str:
+    """The message of a failing `load_model`, checked to be one sentence on one line."""
+    with pytest.raises(error) as caught:
+        load_model(*arguments, device="cpu", **options)
+    message = str(caught.value)
+    assert "\n" not in message and ". " not in message and not message.endswith(".")
+    return message
+
+
+# Weights
+
+
+def test_every_tensor_arrives_in_its_rows(checkpoint, tmp_path):
+    tensors = checkpoint(attention_bias=True)
+    loaded = load_model(str(tmp_path), device="cpu")
+    parameters = dict(loaded.model.named_parameters())
+    names = checkpoint_names(loaded.config)
+    assert {tensor for _, tensor, _ in names} == set(tensors)
+    for name, tensor, rows in names:
+        assert torch.equal(parameters[name][rows], tensors[tensor])
+    assert loaded.name == str(tmp_path) and not loaded.model.training
+    assert not any(parameter.requires_grad for parameter in parameters.values())
+
+
+def test_shards_give_what_one_file_gives(checkpoint, tmp_path):
+    tensors = checkpoint()
+    single = load_model(tmp_path, device="cpu").model.state_dict()
+    (tmp_path / "model.safetensors").unlink()
+    save_shards(tensors, tmp_path)
+    sharded = load_model(tmp_path, device="cpu").model.state_dict()
+    assert single.keys() == sharded.keys() and all(torch.equal(single[name], sharded[name]) for name in single)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("asked", ["float32", "bfloat16", torch.float16])
+def test_weights_are_converted_to_the_type_asked_for(stored, asked, checkpoint, tmp_path):
+    tensors = {name: tensor.to(stored) for name, tensor in checkpoint().items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    loaded = load_model(tmp_path, device="cpu", dtype=asked)
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {loaded.dtype}
+    assert torch.equal(loaded.model.blocks[1].mlp.down.weight, tensors[DOWN].to(loaded.dtype))
+    assert loaded.model.cos.dtype == torch.float32  # positions need more digits than weights
+
+
+def test_tied_embeddings_are_one_parameter_even_if_stored_twice(checkpoint, tmp_path):
+    tensors = checkpoint(tie_word_embeddings=True)
+    assert "lm_head.weight" not in tensors
+    embedding = tensors["model.embed_tokens.weight"]
+    for extra in ({}, {"lm_head.weight": embedding.clone()}):
+        save_file(tensors | extra, tmp_path / "model.safetensors")
+        model = load_model(tmp_path, device="cpu", dtype="bfloat16").model
+        assert model.head.weight is model.embedding.weight
+        assert torch.equal(model.head.weight, embedding.bfloat16())
+    save_file(tensors | {"lm_head.weight": embedding + 1}, tmp_path / "model.safetensors")
+    assert "lm_head.weight" in refusal(ValueError, tmp_path)
+
+
+def test_tables_that_old_checkpoints_store_are_ignored(checkpoint, tmp_path):
+    tensors = checkpoint() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    load_model(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({DOWN: None}, ["no tensor", DOWN]),
+        ({"lm_head.weight": None}, ["no tensor", "lm_head.weight"]),
+        ({"model.layers.0.mlp.router.weight": torch.ones(2)}, ["model.layers.0.mlp.router.weight"]),
+        ({"model.layers.2.mlp.up_proj.weight": torch.ones(80, 64)}, ["model.layers.2.mlp.up_proj.weight"]),
+        ({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}, ["model.layers.0.self_attn.q_proj.bias"]),
+        ({DOWN: torch.ones(80, 64)}, [DOWN, "(80, 64)", "(64, 80)"]),
+        ({DOWN: torch.ones(80)}, [DOWN, "(80,)", "(64, 80)"]),  # would broadcast
+        ({DOWN: torch.ones(64, 80, dtype=torch.int8)}, [DOWN, "torch.int8"]),
+    ],
+)
+def test_tensors_that_are_missing_unexpected_or_of_another_shape_are_named(change, named, checkpoint, tmp_path):
+    tensors = checkpoint() | change
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, tmp_path / "model.safetensors")
+    message = refusal(ValueError, tmp_path)
+    assert all(part in message for part in [str(tmp_path), *named])
+    assert "no tensor" in message or "model.safetensors" in message
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1000], ids=["empty", "no header", "half a header", "cut short"])
+def test_a_damaged_file_is_named(keep, checkpoint, tmp_path):
+    checkpoint()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    assert str(path) in refusal(ValueError, tmp_path)
+
+
+def test_files_that_are_missing_are_named(checkpoint, tmp_path):
+    tensors = checkpoint()
+    (tmp_path / "model.safetensors").unlink()
+    assert "model.safetensors" in refusal(FileNotFoundError, tmp_path)
+
+    (tmp_path / "pytorch_model.bin").touch()
+    assert "pytorch_model.bin" in refusal(ValueError, tmp_path)
+
+    save_shards(tensors, tmp_path)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    assert "model-00002-of-00002.safetensors" in refusal(FileNotFoundError, tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    assert "model.safetensors.index.json" in refusal(ValueError, tmp_path)
+
+
+# Random weights
+
+
+def test_dummy_weights_need_no_file_and_are_the_same_each_time(tmp_path):
+    write_json(tmp_path / "config.json", CONFIG | {"model_type": "qwen2"})
+    first, second = (load_model(tmp_path, device="cpu", load_format="dummy") for _ in range(2))
+    assert first.tokenizer is None and first.eos_token_ids == {2}
+    for (name, one), (_, other) in zip(first.model.named_parameters(), second.model.named_parameters(), strict=True):
+        assert torch.equal(one, other)
+        assert (one == 1).all() if "norm" in name else 0.01 < one.std() < 0.03
+
+
+# Names
+
+
+def test_names_stand_for_bundled_folders(monkeypatch, checkpoint, tmp_path):
+    checkpoint()
+    for name, token_id in (("target", 1), ("draft", 2), ("configs/Some-Model-1B", 3)):
+        folder = tmp_path / "checkpoints" / name
+        folder.mkdir(parents=True)
+        write_json(folder / "config.json", CONFIG | {"eos_token_id": token_id})
+        (folder / "model.safetensors").symlink_to(tmp_path / "model.safetensors")
+    monkeypatch.setattr(loader, "CHECKPOINTS", tmp_path / "checkpoints")
+
+    bundled = load_model(device="cpu")
+    assert bundled.eos_token_ids == {1} and bundled.name == "bundled"
+    assert load_model("target", device="cpu").eos_token_ids == {1}
+    assert load_model("draft", device="cpu").eos_token_ids == {2}
+    dummy = load_model("some-model-1b", device="cpu", load_format="dummy")
+    assert dummy.eos_token_ids == {3} and dummy.name == "some-model-1b"
+    assert "load_format='dummy'" in refusal(ValueError, "Some-Model-1B")
+
+
+def test_other_names_are_asked_of_the_hub(monkeypatch, checkpoint, tmp_path):
+    checkpoint()
+    asked = {}
+
+    def snapshot_download(name, allow_patterns, ignore_patterns):
+        asked[name] = allow_patterns
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert load_model("someone/model", device="cpu").name == "someone/model"
+    load_model("someone/large-model", device="cpu", load_format="dummy")
+    assert "*.safetensors" in asked["someone/model"] and "*.safetensors" not in asked["someone/large-model"]
+
+
+@pytest.mark.parametrize("name", ["someone/no-such-model", "./no/such/folder", "/no/such/folder"])
+def test_a_name_that_nobody_knows(name, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert refusal(FileNotFoundError, name).startswith(f"{name}: ")
+
+
+# Tokenizer
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    """A byte-level tokenizer without merges, saved beside the checkpoint; token 0 is its end of text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {"<|end|>": 0} | {byte: 1 + i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>").save_pretrained(tmp_path)
+
+
+def test_the_tokenizer_comes_with_the_folder(tokenizer, tmp_path):
+    write_json(tmp_path / "config.json", CONFIG | {"vocab_size": 257, "eos_token_id": None})
+    loaded = load_model(tmp_path, device="cpu", load_format="dummy")
+    text = "  Größe 12 = 東京\n"
+    ids = loaded.tokenizer.encode(text)
+    assert len(ids) == len(text.encode()) and loaded.tokenizer.decode(ids) == text
+    assert loaded.eos_token_ids == {0}  # no file names one, so it is the tokenizer's
+
+
+def test_a_damaged_tokenizer_is_named(tokenizer, tmp_path):
+    write_json(tmp_path / "config.json", CONFIG)
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert str(tmp_path) in refusal(ValueError, tmp_path, load_format="dummy")
+
+
+# Device and type
+
+
+def test_the_choice_is_cuda_in_bfloat16_or_else_the_cpu_in_float32(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    device, dtype, reason = choose_device()
+    assert (device, dtype) == (torch.device("cuda"), torch.bfloat16)
+    assert reason.startswith("device=cuda (NVIDIA H100), dtype=bfloat16 (")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    device, dtype, reason = choose_device()
+    assert (device, dtype) == (torch.device("cpu"), torch.float32)
+    assert reason == "device=cpu (no CUDA device), dtype=float32 (exact and portable on CPU)"
+
+
+def test_what_is_asked_for_is_taken():
+    for bfloat16 in ("bfloat16", torch.bfloat16):
+        expected = "device=cpu (as asked), dtype=bfloat16 (as asked)"
+        assert choose_device(torch.device("cpu"), bfloat16) == (torch.device("cpu"), torch.bfloat16, expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"device": "gpu"}, {"device": "cuda:99"}, {"dtype": "int4"}, {"dtype": torch.int8}, {"load_format": "gguf"}],
+)
+def test_what_cannot_be_had_is_refused(options, tmp_path):
+    ((option, value),) = options.items()
+    with pytest.raises(ValueError, match=f"{option}='?{value}'? "):
+        load_model(tmp_path, **options)
+
+
+@pytest.mark.gpu
+def test_on_cuda_everything_is_on_cuda(checkpoint, tmp_path):
+    checkpoint()
+    loaded = load_model(tmp_path)
+    assert {tensor.device.type for tensor in (*loaded.model.parameters(), *loaded.model.buffers())} == {"cuda"}
+    assert loaded.dtype == torch.bfloat16

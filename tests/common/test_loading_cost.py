@@ -1,0 +1,96 @@
+"""What loading costs: memory for the weights once, no heavy import before it is needed, and patience, with a report."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+from common.loader import load_model, weights
+from common.loader.weights import checkpoint_names
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 30_000,
+    "hidden_size": 1024,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128,
+}
+# For each type given: the peak of memory while loading, above what there was before, in multiples of the weights.
+MEASURE = """
+import sys, threading, time
+from pathlib import Path
+from common.loader.config import read_config
+from common.loader import load_model
+
+def anonymous_bytes():  # not RSS, which counts pages of mapped files that the system can drop at any time
+    with open("/proc/self/status") as status:
+        return 1024 * next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+
+class Peak(threading.Thread):
+    value, stop = 0, False
+
+    def run(self):
+        while not self.stop:
+            self.value = max(self.value, anonymous_bytes())
+            time.sleep(0.0005)
+
+folder = Path(sys.argv[1])
+read_config(folder)  # imports transformers, which would count otherwise
+for dtype in sys.argv[2:]:
+    before, peak = anonymous_bytes(), Peak()
+    peak.start()
+    model = load_model(folder, device="cpu", dtype=dtype).model
+    peak.stop = True
+    peak.join()
+    print((peak.value - before) / sum(parameter.nbytes for parameter in model.parameters()))
+    del model
+"""
+
+
+def run_python(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", program, *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="NOT MEASURED: peak memory is read from /proc, which is not here"
+)
+def test_the_weights_are_in_memory_once(tmp_path):
+    """About 300 MB in bfloat16, loaded as they are and converted to float32.
+
+    A loader that reads everything before it copies would take 2 and 1.5 times the weights.
+    """
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    loaded = load_model(tmp_path, device="cpu", dtype="bfloat16", load_format="dummy")
+    parameters = dict(loaded.model.named_parameters())
+    assert 2.5e8 < sum(parameter.nbytes for parameter in parameters.values()) < 3.5e8
+    tensors = {tensor: parameters[name][rows].clone() for name, tensor, rows in checkpoint_names(loaded.config)}
+    save_file(tensors, tmp_path / "model.safetensors")
+
+    peaks = [float(peak) for peak in run_python(MEASURE, str(tmp_path), "bfloat16", "float32").split()]
+    assert len(peaks) == 2 and all(0.9 < peak <= 1.3 for peak in peaks), peaks
+
+
+def test_importing_the_loader_imports_neither_transformers_nor_the_hub():
+    program = "import sys, common.loader; print([m for m in ('transformers', 'huggingface_hub') if m in sys.modules])"
+    assert run_python(program).strip() == "[]"
+
+
+def test_progress_is_shown_for_large_models_only(monkeypatch, capsys, tmp_path):
+    small = {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 80}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | small))
+    load_model(tmp_path, device="cpu", load_format="dummy")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(weights, "PROGRESS_BYTES", 1000)
+    load_model(tmp_path, device="cpu", load_format="dummy")
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "GB" in err

@@ -1,0 +1,157 @@
+"""Shards: the parts that ranks have of a model are the model, and compute together what it computes.
+
+Ranks are threads of this process here; test_tensor_parallel.py has processes.
+"""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+from common.loader import Loaded, load_model
+from common.loader.weights import checkpoint_names
+from common.parallel import shard as shard_module
+from common.parallel.shard import WHOLE, Shard, split_dimension
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+CONFIGS = {
+    "tied": LLAMA,
+    "untied": LLAMA | {"tie_word_embeddings": False},
+    "biases": LLAMA | {"attention_bias": True},
+    "qkv_bias": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": False},
+    "qk_norm": LLAMA | {"model_type": "qwen3", "head_dim": 16},
+    "vocabulary of 97": LLAMA | {"vocab_size": 97, "tie_word_embeddings": False},
+    "vocabulary of 97, tied": LLAMA | {"vocab_size": 97},
+    "a rank without vocabulary": LLAMA | {"vocab_size": 9, "tie_word_embeddings": False},
+}
+each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
+each_count = pytest.mark.parametrize("count", [2, 4])
+
+
+def load(folder: Path, shard: Shard = WHOLE, **options) -> Loaded:
+    return load_model(folder, device="cpu", **{"dtype": "float32", "shard": shard} | options)
+
+
+@pytest.fixture
+def whole(tmp_path, config) -> Loaded:
+    """A random model, which is also written to `tmp_path` as a checkpoint."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    whole = load(tmp_path, load_format="dummy")
+    generator = torch.Generator().manual_seed(1)
+    for parameter in whole.model.parameters():  # norms too: each head must get its own numbers
+        parameter.normal_(generator=generator)
+    save_file({tensor: part.clone().contiguous() for tensor, part in tensors_of(whole)}, tmp_path / "model.safetensors")
+    return whole
+
+
+def tensors_of(loaded: Loaded) -> list[tuple[str, torch.Tensor]]:
+    parameters = dict(loaded.model.named_parameters())
+    return [(tensor, parameters[name][rows]) for name, tensor, rows in checkpoint_names(loaded.config)]
+
+
+@each_config
+@each_count
+@pytest.mark.parametrize("options", [{}, {"load_format": "dummy"}, {"load_format": "dummy", "dtype": "bfloat16"}])
+def test_the_parts_of_every_parameter_are_the_parameter(tmp_path, whole, config, count, options):
+    wanted = tensors_of(load(tmp_path, **options))
+    shards = [load(tmp_path, Shard(rank, count), **options) for rank in range(count)]
+    names = [name for name, _, _ in checkpoint_names(whole.config)]
+    for name, (tensor, expected), *parts in zip(names, wanted, *map(tensors_of, shards), strict=True):
+        parts = [part for _, part in parts]
+        dimension = split_dimension(name)
+        if dimension is None:
+            assert all(torch.equal(part, expected) for part in parts), tensor
+        else:
+            assert torch.equal(torch.cat(parts, dimension), expected), tensor
+    for shard in shards:
+        assert shard.config.num_kv_heads == whole.config.num_kv_heads // count
+        assert (shard.config.vocab_size, shard.config.context_length) == (config["vocab_size"], 128)
+
+
+def test_a_shard_of_a_wrong_checkpoint_is_refused_in_terms_of_the_whole(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    tensors = {tensor: part.clone().contiguous() for tensor, part in tensors_of(load(tmp_path, load_format="dummy"))}
+    down = "model.layers.1.mlp.down_proj.weight"
+    save_file(tensors | {down: torch.ones(64, 79)}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"down_proj.weight has shape \(64, 79\), but config.json makes it \(64, 80\)"):
+        load(tmp_path, Shard(0, 2))
+
+
+class Threads:
+    """The collectives of torch.distributed between the threads of this process that are called rank_0 and so on."""
+
+    ReduceOp = dist.ReduceOp
+
+    def __init__(self, count: int):
+        self.count, self.barrier, self.slots = count, threading.Barrier(count, timeout=20), [None] * count
+
+    def run(self, function) -> list:
+        """The results of `function(rank)` of all ranks."""
+        with ThreadPoolExecutor(self.count, thread_name_prefix="rank") as pool:
+            return list(pool.map(function, range(self.count)))
+
+    def exchange(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        self.slots[int(threading.current_thread().name.split("_")[1])] = tensor.clone()
+        self.barrier.wait()
+        tensors = list(self.slots)
+        self.barrier.wait()
+        return tensors
+
+    def all_reduce(self, tensor, op=dist.ReduceOp.SUM) -> None:
+        together = torch.stack(self.exchange(tensor))
+        tensor.copy_(together.sum(0) if op == dist.ReduceOp.SUM else together.amin(0))
+
+    def all_gather(self, parts, tensor) -> None:
+        for part, other in zip(parts, self.exchange(tensor), strict=True):
+            part.copy_(other)
+
+
+def causal(layer, q, k, v):
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+
+
+@each_config
+@each_count
+def test_together_they_compute_what_one_does(tmp_path, monkeypatch, whole, config, count):
+    ids, positions = torch.arange(9), torch.arange(9)
+    hidden = whole.model(ids, positions, causal)
+    expected = whole.model.logits(hidden)
+    threads = Threads(count)
+    monkeypatch.setattr(shard_module, "dist", threads)
+    shards = [load(tmp_path, Shard(rank, count)) for rank in range(count)]
+
+    def compute(rank):
+        model = shards[rank].model
+        hidden = model(ids, positions, causal)
+        return model.logits(hidden), model.logits(hidden[[]])
+
+    for logits, none in threads.run(compute):
+        assert logits.shape == expected.shape and none.shape == (0, config["vocab_size"])
+        assert torch.allclose(logits, expected, atol=1e-3 * expected.abs().max().item())
+        assert torch.equal(logits, threads.run(compute)[0][0]), "each rank has the same bits"
+
+
+def test_the_rank_with_the_least_memory_decides(monkeypatch):
+    threads = Threads(2)
+    monkeypatch.setattr(shard_module, "dist", threads)
+    numbers = [2**40 + 1, 2**40]
+    assert threads.run(lambda rank: Shard(rank, 2).least(numbers[rank], torch.device("cpu"))) == [2**40, 2**40]
+    assert Shard().least(7, torch.device("cpu")) == 7

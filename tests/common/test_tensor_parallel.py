@@ -1,0 +1,297 @@
+"""Engines on two ranks, two processes over gloo: their tokens are those of one, and they end together."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from common.cli import build_engine, build_parser
+from common.memory import kv_bytes_left
+from common.parallel import ranks, shard
+from common.parallel.engine import Follower, TensorParallelEngine
+from common.parallel.ranks import RankLost, Ranks
+from common.sampling import SamplingParams
+from common.stages import ROOT, load_engine
+
+GREEDY = SamplingParams(max_tokens=16)
+STAGES = {"02": {}, "05": {}, "06": {}, "07": {"num_draft_tokens": 3}}
+STORY = "Once upon a time, there was"
+
+posix = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+
+
+# ---- Engines of two ranks ----
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """The ranks that the tests of this file share, started anew after a test that has ended them."""
+    started: list[Ranks] = []
+    yield started
+    for one in started:
+        one.close()
+
+
+@pytest.fixture
+def two(pair) -> Ranks:
+    if not pair or pair[-1].failure:
+        for one in pair:
+            one.close()
+        pair.append(Ranks(2, device="cpu"))
+    return pair[-1]
+
+
+def drain(engine) -> None:
+    while engine.has_unfinished:
+        engine.step()
+    engine.check()
+    assert engine.stats()["kv_tokens_used"] == 0
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_greedy_tokens_are_those_of_transformers(two, prompts, expected, stage):
+    engine = TensorParallelEngine(two, stage, **STAGES[stage])
+    completions = engine.generate(prompts[:12], GREEDY)
+    assert [request.token_ids for request in completions] == [tokens[:16] for tokens in expected[:12]]
+    engine.check()
+    assert engine.why.startswith("ranks=2 (a process with ") and "over gloo" in engine.why
+    assert engine.config.num_kv_heads == 1 and engine.model.blocks[0].mlp.down.weight.shape == (256, 344)
+
+
+def test_logits_are_close_to_those_of_one(two, reference, prompts):
+    engine = TensorParallelEngine(two, "02")
+    [request] = engine.generate([prompts[0]], SamplingParams(max_tokens=4, ignore_eos=True, logprobs=20))
+    for i, entry in enumerate(request.logprobs):
+        wanted = reference.next_logits(prompts[0] + request.token_ids[:i]).log_softmax(-1)
+        assert [value for _, value in entry.top] == pytest.approx(wanted.topk(20).values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("stage", ["05", "07"])
+def test_sampled_tokens_are_those_of_one_rank(two, loaded, prompts, stage):
+    each = [
+        SamplingParams(max_tokens=8, temperature=1.0, seed=1),
+        SamplingParams(max_tokens=8, temperature=0.7, top_k=20, top_p=0.9, seed=2),
+        SamplingParams(max_tokens=8, temperature=1.5, min_p=0.05, seed=3, repetition_penalty=1.3),
+    ]
+    alone = load_engine(stage)(loaded, **STAGES[stage]).generate(prompts[:3], each)
+    engine = TensorParallelEngine(two, stage, **STAGES[stage])
+    assert [r.token_ids for r in engine.generate(prompts[:3], each)] == [r.token_ids for r in alone]
+
+
+def test_without_a_seed_all_ranks_draw_the_same(two):
+    engine = TensorParallelEngine(two, "06")
+    requests = engine.generate([STORY] * 6, SamplingParams(max_tokens=12, temperature=1.5))
+    assert len({tuple(request.token_ids) for request in requests}) >= 4
+    engine.check()  # and each step has compared what the ranks sampled
+
+
+def test_without_a_seed_draft_tokens_are_rejected_alike(two, loaded, prompts):
+    """All ranks reject, as one process with the same draw of a seed does. A seed in the parameters means comparison."""
+    params = SamplingParams(max_tokens=24, temperature=1.0, ignore_eos=True)
+    engine, alone = TensorParallelEngine(two, "07", **STAGES["07"]), load_engine("07")(loaded, **STAGES["07"])
+    requests = [engine.add(prompt, params) for prompt in prompts[:4]]
+    twins = [alone.add(prompt, params) for prompt in prompts[:4]]
+    for request, twin in zip(requests, twins, strict=True):
+        twin.seed = request.seed
+    drain(engine)
+    drain(alone)
+    assert [request.token_ids for request in requests] == [twin.token_ids for twin in twins]
+    stats = engine.stats()
+    assert 0 < stats["accepted_tokens"] < stats["draft_tokens"]
+
+
+def test_requests_that_join_late_leave_early_or_are_refused(two, loaded, prompts):
+    """In memory that is short, so that some are preempted too."""
+    params, short = SamplingParams(max_tokens=24, ignore_eos=True), sorted(prompts, key=len)[:6]
+    alone = load_engine("05")(loaded).generate(short, params)
+    page = 4 * two.loaded.config.kv_bytes_per_token(torch.float32)
+    engine = TensorParallelEngine(two, "05", kv_memory=24 * page, page_size=4)
+    requests = []
+    for i, prompt in enumerate(short):
+        requests.append(engine.add(prompt, params, f"number {i}"))
+        with pytest.raises(ValueError, match="vocabulary"):
+            engine.add([4096], params)
+        with pytest.raises(ValueError, match="already in use"):
+            engine.add(prompt, params, f"number {i}")
+        engine.step()
+        engine.check()
+        if i == 2:
+            engine.abort("number 1")
+            engine.abort("unknown")
+    drain(engine)
+    assert [request.finish_reason for request in requests] == ["length", "abort", *["length"] * 4]
+    for request, other in zip(requests, alone, strict=True):
+        assert request.token_ids == other.token_ids[: len(request.token_ids)]
+    assert engine.stats()["preemptions"] > 0 and engine.step() == []
+
+
+def test_text_stop_strings_and_interruptions(two, loaded, monkeypatch):
+    engine = TensorParallelEngine(two, "06")
+    [full] = load_engine("02")(loaded).generate([STORY], GREEDY)
+    stop = full.text[20:26]
+    [cut] = engine.generate([STORY], SamplingParams(max_tokens=40, stop=stop))
+    assert (cut.text, cut.stop_reason) == (full.text[: full.text.index(stop)], stop)
+
+    step, steps = engine.step, iter(range(4))
+    monkeypatch.setattr(engine, "step", lambda: step() if next(steps, None) is not None else interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([STORY] * 3, GREEDY)
+    monkeypatch.undo()
+    drain(engine)
+    assert engine.generate([STORY], GREEDY)[0].text == full.text
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_ranks_meet_on_loopback(two):
+    """Linux lists each listening socket of this process with its address, IPv4 addresses from the last byte on."""
+    sockets = Path("/proc/self/net")
+    if not sockets.exists():
+        pytest.skip("NOT RUN, needs /proc")
+    mine = {
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{fd}")
+    }
+    lines = [line.split() for name in ("tcp", "tcp6") for line in (sockets / name).read_text().splitlines()[1:]]
+    listening = [line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in mine]
+    assert "0100007F" in listening and not {"0" * 8, "0" * 32} & set(listening)
+
+
+def test_engines_that_would_not_stay_in_step_are_refused(two):
+    with pytest.raises(ValueError, match="--num-draft-tokens"):
+        TensorParallelEngine(two, "07")
+    with pytest.raises(ValueError, match="a router before workers"):
+        TensorParallelEngine(two, "08")
+    with pytest.raises(ValueError, match="already"):
+        Ranks(2, device="cpu")
+    engine = TensorParallelEngine(two, "05")
+    assert engine.generate([STORY], SamplingParams(max_tokens=2))[0].token_ids, "none of them has ended the ranks"
+
+
+# ---- Failures ----
+
+
+def assert_lost(engine, two: Ranks, says: str) -> None:
+    """The engine notices within seconds, says why, and nothing is left running."""
+    start = time.monotonic()
+    with pytest.raises(RankLost, match=says):
+        while engine.has_unfinished:
+            engine.step()
+    assert time.monotonic() - start < 10
+    with pytest.raises(RankLost, match=says):
+        engine.add(STORY)
+    for request_id in list(engine.requests):
+        engine.abort(request_id)  # raises nothing
+    engine.close()
+    assert all(process.poll() is not None for process in two._followers)
+    assert not dist.is_initialized()
+
+
+@posix
+def test_a_rank_that_is_killed_ends_all(two):
+    engine = TensorParallelEngine(two, "05")
+    engine.add(STORY, SamplingParams(max_tokens=3000, ignore_eos=True))
+    timer = threading.Timer(0.5, two._followers[0].kill)
+    timer.start()
+    assert_lost(engine, two, r"rank 1 of 2 has ended \(exit status -9\)")
+
+
+def test_a_rank_that_fails_says_why(two):
+    engine = TensorParallelEngine(two, "05")
+    engine.add(STORY, SamplingParams(max_tokens=3000, ignore_eos=True))
+    two.tell("add", [4096], GREEDY, "unknown to rank 0", 0)
+    assert_lost(engine, two, "rank 1 of 2 failed: ValueError: token id 4096")
+
+
+def test_a_rank_notices_that_it_has_sampled_something_else(loaded):
+    follower = Follower(answer=None)
+    follower.engine = load_engine("02")(loaded)
+    follower.add([5, 6, 7], GREEDY, "one", 0)
+    follower.step([])
+    [request] = follower.engine.requests.values()
+    follower.step([(1, request.token_ids[-1:])])
+    with pytest.raises(RuntimeError, match="it has sampled .* and rank 0"):
+        follower.step([(2, [4095])])
+
+
+@posix
+def test_a_rank_that_hangs_is_not_waited_for(pair, monkeypatch):
+    for one in pair:
+        one.close()
+    monkeypatch.setattr(ranks, "MEETING_SECONDS", 3.0)
+    stopped = Ranks(2, device="cpu")
+    engine = TensorParallelEngine(stopped, "02")
+    engine.add(STORY)
+    stopped._followers[0].send_signal(signal.SIGSTOP)
+    assert_lost(engine, stopped, "rank 0 could not end its step.*Timed out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--tensor-parallel", "3"], "3 ranks cannot share this model, whose num_heads is 4"),
+        (["--tensor-parallel", "0"], "2 ranks or more, not 0"),
+        (["--tensor-parallel", "2", "--device", "cuda:1"], "give the device as cuda"),
+        (["--tensor-parallel", "3", "--device", "cuda"], "3 ranks needs a GPU of its own.* are 2"),
+        (["--tensor-parallel", "2", "--device", "meta"], "not on meta"),
+        (["--tensor-parallel", "2", "--demo"], "--prompt or --serve"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(pair, monkeypatch, arguments, says):
+    for one in pair:
+        one.close()
+    pair.clear()
+    if "cuda" in "".join(arguments):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    mode = [] if "--demo" in arguments else ["--prompt", "a"]
+    args = build_parser("").parse_args([*mode, *arguments])
+    with pytest.raises(ValueError, match=says):
+        build_engine(ROOT / "02_kv_cache", load_engine("02"), args)
+    assert not dist.is_initialized()
+
+
+# ---- The command line ----
+
+
+def start_main(*arguments: str) -> subprocess.Popen:
+    command = [sys.executable, str(ROOT / "02_kv_cache" / "main.py"), "--prompt", STORY, "--tensor-parallel", "2"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*command, "--device", "cpu", *arguments], env=os.environ, **pipes)
+
+
+def test_a_prompt_on_two_ranks(loaded):
+    main = start_main("--max-tokens", "12", "--ignore-eos")
+    # Rank 1 has the same stderr: that its end is reached within the time says that nobody is left.
+    output, errors = main.communicate(timeout=60)
+    [alone] = load_engine("02")(loaded).generate([STORY], SamplingParams(max_tokens=12, ignore_eos=True))
+    assert (main.returncode, output) == (0, alone.text + "\n"), errors
+    assert len(errors.splitlines()) == 2 and "\nranks=2 (" in errors
+
+
+@posix
+@pytest.mark.parametrize(("sent", "status"), [("SIGINT", 130), ("SIGKILL", -9)])
+def test_all_ranks_end_with_the_first(sent, status):
+    main = start_main("--max-tokens", "3000", "--ignore-eos")
+    assert main.stdout.read(1)
+    main.send_signal(getattr(signal, sent))
+    start = time.monotonic()
+    _, errors = main.communicate(timeout=30)
+    assert main.returncode == status and time.monotonic() - start < 15
+    assert "Traceback" not in errors
+
+
+def test_one_rank_is_as_before(loaded):
+    args = build_parser("").parse_args(["--prompt", "a", "--device", "cpu"])
+    alone, engine = build_engine(ROOT / "02_kv_cache", load_engine("02"), args)
+    assert type(engine) is load_engine("02") and alone.shard == shard.WHOLE and alone.config == loaded.config
+    assert kv_bytes_left(alone, 256, 64) == 2**30

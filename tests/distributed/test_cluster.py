@@ -1,0 +1,218 @@
+"""Ray under a Cluster: it lives as long as that, for one process alone, and its end is noticed."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from common.process import run_on_temporary_thread
+from common.stages import ROOT
+
+ray = pytest.importorskip("ray")
+from ray_probe import SECONDS, assert_all_end, places, processes_of_ray, psutil  # noqa: E402 (not if ray is missing)
+
+from common.distributed import cluster as module  # noqa: E402
+from common.distributed import joining  # noqa: E402
+from common.distributed.cluster import Cluster  # noqa: E402
+
+
+@pytest.fixture(scope="class")
+def own() -> Iterator[Cluster]:
+    cluster = run_on_temporary_thread(Cluster, None, 3)
+    yield cluster
+    cluster.close()
+
+
+class TestOurOwn:
+    """A Ray of our own, in the order of its life."""
+
+    def test_it_outlives_the_thread_that_asked_for_it(self, own):
+        time.sleep(1)  # the signal comes when the thread has ended
+        names = {process.name().removesuffix(".exe") for process in processes_of_ray(own._token)}
+        assert {"gcs_server", "raylet"} <= names
+        assert own.mine and own.failure is None and own.description == "Ray actors on 1 machine"
+        cores = max(1, os.cpu_count() // 3)
+        assert [own.threads(number) for number in range(3)] == [cores] * 3
+        where = places(own, 3)
+        assert {(address, threads) for _, address, threads, _ in where} == {("127.0.0.1", str(cores))}
+
+    def test_it_listens_on_loopback(self, own):
+        processes = [*processes_of_ray(own._token), psutil.Process()]
+        sockets = [
+            (process.name(), connection.laddr.ip)
+            for process in processes
+            for connection in process.net_connections()
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert len(sockets) >= 4, "GCS, raylet, an agent and a worker listen"
+        strangers = [where for where in sockets if where[1] not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")]
+        assert strangers == []
+
+    def test_it_wants_its_token(self, own):
+        assert "RAY_AUTH_TOKEN" not in os.environ, "no process but Ray's has it"
+        with joining.environment(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0"):  # or Ray would not look on loopback
+            with pytest.raises(ValueError, match="cannot be joined: .*uthentication"):
+                joining.find_head(own._head)
+            with joining.environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=own._token):
+                joining.find_head(own._head)
+
+    def test_there_is_one_at_a_time(self, own):
+        with pytest.raises(ValueError, match="joined a Ray already"):
+            Cluster(None, 1)
+        assert processes_of_ray(own._token)
+
+    def test_it_ends_with_close(self, own):
+        token = own._token
+        own.close()
+        own.close()
+        assert not ray.is_initialized()
+        assert_all_end(token)
+
+
+@pytest.mark.parametrize(("device", "says"), [("mps", "not on 'mps'"), ("cuda", "Ray has 1 machine with 0 GPUs")])
+def test_a_device_that_is_not_there(device, says):
+    if device == "cuda" and os.path.exists("/dev/nvidia0"):
+        pytest.skip("NOT RUN, needs a machine without a GPU")
+    with pytest.raises(ValueError, match=says):
+        Cluster(None, 2, device=device)
+    assert not ray.is_initialized()
+
+
+# ---- Addresses ----
+
+
+class Page(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def addresses() -> Iterator[dict[str, str]]:
+    """Where nobody listens, where nobody answers, and where something answers that is not Ray."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        yield {
+            "nobody": nobody,
+            "silent": f"127.0.0.1:{silent.getsockname()[1]}",
+            "http": f"127.0.0.1:{server.server_port}",
+        }
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [("nobody", "efused|10061"), ("silent", "does not answer as Ray"), ("http", "not answer as Ray")]
+)
+def test_an_address_without_ray(addresses, monkeypatch, kind, says):
+    assert joining.REACH_SECONDS + joining.ANSWER_SECONDS < 20
+    monkeypatch.setattr(joining, "ANSWER_SECONDS", 4.0)
+    with pytest.raises(ValueError, match=f"there is no Ray at {addresses[kind]}: .*({says})"):
+        Cluster(addresses[kind], 1)
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "auto", "6379", "127.0.0.1", ":6379", "127.0.0.1:99999"])
+def test_what_is_no_address(address):
+    with pytest.raises(ValueError, match=f"{address}"):
+        Cluster(address, 1)
+
+
+# ---- Whole programs ----
+
+IMPORTS = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+import ray
+from common.distributed import cluster as module
+from common.process import run_on_temporary_thread
+from common.trace import Trace
+import psutil  # from here on, since ray brings it
+
+"""
+
+
+@pytest.fixture
+def begin(tmp_path) -> Iterator:
+    """Starts programs, each in a folder of its own, and kills those that have not ended with the test."""
+    begun: list[subprocess.Popen] = []
+
+    def begin(program: str, name: str = ".") -> subprocess.Popen:
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "driver.py").write_text(IMPORTS + program)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        begun.append(subprocess.Popen([sys.executable, "driver.py"], cwd=folder, **pipes))
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def printed(process: subprocess.Popen) -> str:
+    """What a program prints until its end. Nothing may be on stderr, least of all from Ray."""
+    output, errors = process.communicate(timeout=2 * SECONDS)
+    assert (process.returncode, errors) == (0, ""), output
+    return output
+
+
+def test_workers_import_the_course_and_ray_prints_nothing(begin, tmp_path):
+    """Not the packages of the same names in the driver's folder. One worker is killed, and the program just ends."""
+    for name in ("common", "08_disaggregated"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('this is not the course')")
+    program = """
+cluster = module.Cluster(None, 2)
+workers = [ray.remote(Trace).options(**cluster.actor_options(number)).remote() for number in range(2)]
+modules = [ray.get(worker.__ray_call__.remote(lambda self: sys.modules["common"].__file__)) for worker in workers]
+pid = ray.get(workers[0].__ray_call__.remote(lambda self: os.getpid()))
+call = workers[0].__ray_call__.remote(lambda self: time.sleep(60))
+time.sleep(0.5)
+os.kill(pid, signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
+try:
+    ray.get(call)
+except ray.exceptions.RayError:
+    time.sleep(2)  # Ray takes its time to tell of it
+    print(*modules, cluster._token)
+"""
+    *modules, token = printed(begin(program)).split()
+    assert modules == [str(ROOT / "common" / "__init__.py")] * 2
+    assert_all_end(token)
+
+
+VICTIMS = {"SIGKILL": ["gcs_server"], "SIGSTOP": ["gcs_server"], "SIGKILL all": ["gcs_server", "raylet"]}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_the_head_is_lost(begin):
+    """With the course's deadlines it takes at most 12 seconds. Shorter ones keep this test short."""
+    assert module.LOOK_SECONDS + module.SILENCE_SECONDS < 15
+    program = """
+module.SILENCE_SECONDS, module.CLOSE_SECONDS = 6.0, 3.0
+cluster = module.Cluster(None, 1)
+time.sleep(module.LOOK_SECONDS + 1)
+print(cluster.failure)
+for process in psutil.Process().children():
+    if process.name() in {}:
+        process.send_signal(signal.{})
+start = time.monotonic()
+while cluster.failure is None and time.monotonic() - start < 30:
+    time.sleep(0.1)
+print(cluster.failure)
+cluster.close()
+print(cluster._token)
+"""
+    programs = [begin(program.format(victims, how.removesuffix(" all")), how) for how, victims in VICTIMS.items()]
+    for process in programs:
+        before, failure, token = printed(process).splitlines()
+        assert before == "None" and failure.startswith("Ray's head at 127.0.0.1:") and " is lost: " in failure
+        assert_all_end(token)

@@ -1,0 +1,246 @@
+"""The fused kernels compute what the operations of common/model.py compute, and so does the model that uses them."""
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from common.gpu.fused import FusedTransformer, fuse
+from common.loader import load_model, weights
+from common.model import ModelConfig, Transformer, rope_table, rotate
+from common.sampling import SamplingParams
+from common.stages import load_engine
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="NOT RUN, needs the package triton (Linux): the fused kernels"
+)
+INTERPRETED = pytest.param(
+    "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="NOT RUN, on CUDA kernels are compiled")
+)
+devices = pytest.mark.parametrize("device", [INTERPRETED, pytest.param("cuda", marks=pytest.mark.gpu)])
+dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch.")
+)
+
+SMALL = ModelConfig(
+    vocab_size=97, hidden_size=48, intermediate_size=80, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
+    context_length=64,
+)  # fmt: skip
+CONFIGS = {
+    "llama": SMALL,
+    "llama tied": replace(SMALL, tie_embeddings=True, rms_norm_eps=1e-2),
+    "qwen3": replace(SMALL, qk_norm=True, head_dim=80, num_kv_heads=1, rms_norm_eps=1e-2),
+    "qwen2": replace(SMALL, qkv_bias=True, num_kv_heads=4),
+    "one layer, odd sizes": replace(SMALL, num_layers=1, hidden_size=37, intermediate_size=45, head_dim=6, num_heads=3,
+                                    num_kv_heads=3, output_bias=True, qk_norm=True),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch):
+    """Fresh memory is NaN, so that a place that a kernel leaves out shows."""
+
+    def poisoned(make):
+        return lambda *arguments, **options: make(*arguments, **options).fill_(float("nan"))
+
+    from common.gpu import fused_kernels
+
+    ours = type("torch", (), {"empty": poisoned(torch.empty), "empty_like": poisoned(torch.empty_like)})
+    monkeypatch.setattr(fused_kernels, "torch", ours)
+
+
+def normal(*shape, dtype, device, scale=1.0):
+    return (scale * torch.randn(*shape)).to(device, dtype)
+
+
+def assert_as_eager(actual, expected):
+    """float32 within a few units in the last place of numbers about 10. The others are rounded where the plain model
+    rounds, so that they differ only where its float32 results lie within their last bits of a rounding border."""
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    ulp = torch.finfo(expected.dtype).eps
+    if expected.dtype == torch.float32:
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-6)
+    elif expected.dtype == torch.bfloat16 and expected.device.type == "cpu":  # the interpreter cuts bits off instead
+        torch.testing.assert_close(actual, expected, atol=4 * ulp, rtol=4 * ulp)
+    else:
+        torch.testing.assert_close(actual, expected, atol=4 * ulp, rtol=ulp)
+        assert (actual != expected).sum() <= 1 + 0.01 * actual.numel()
+
+
+# ---- Kernels ----
+
+
+@devices
+@dtypes
+@pytest.mark.parametrize("shape", [(1, 64), (3, 1024), (5, 100), (2, 2560), (2, 7), (0, 64)], ids=str)
+def test_add_norm(device, dtype, shape):
+    from common.gpu.fused_kernels import add_norm
+
+    x, residual = (normal(*shape, dtype=dtype, device=device) for _ in range(2))
+    weight = normal(shape[1], dtype=dtype, device=device)
+    total = residual + x
+    expected = F.rms_norm(total, weight.shape, weight, 1e-2)
+    alone = F.rms_norm(residual, weight.shape, weight, 1e-2)
+    assert_as_eager(add_norm(None, before := residual.clone(), weight, 1e-2), alone)
+    assert torch.equal(before, residual)
+    assert_as_eager(add_norm(x, residual, weight, 1e-2), expected)
+    assert_as_eager(residual, total)
+
+
+@devices
+@dtypes
+@pytest.mark.parametrize("normed", [True, False], ids=["normed", "plain"])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (1, 1, 80), (7, 7, 96), (16, 8, 128)])
+def test_norm_rotate(device, dtype, normed, heads, kv_heads, head_dim):
+    from common.gpu.fused_kernels import norm_rotate
+
+    config = replace(SMALL, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, context_length=40)
+    cos, sin = (table.to(device) for table in rope_table(config))
+    qkv = normal(5, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=device)
+    positions = torch.tensor([39, 0, 7, 7, 23], device=device)
+    weights = [normal(head_dim, dtype=dtype, device=device) for _ in range(2)] if normed else [None, None]
+    q, k, v = qkv.clone().view(5, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    c, s = (table[positions].unsqueeze(1).to(dtype) for table in (cos, sin))
+    expected = []
+    for x, weight in zip((q, k), weights, strict=True):
+        expected.append(rotate(F.rms_norm(x, (head_dim,), weight, 1e-2) if normed else x, c, s))
+    actual = norm_rotate(qkv, positions, cos, sin, *weights, 1e-2, heads, kv_heads)
+    for ours, theirs in zip(actual, [*expected, v], strict=True):
+        assert_as_eager(ours, theirs)
+        assert ours.stride()[1:] == (head_dim, 1), "attention takes heads and dimensions as contiguous"
+
+
+@devices
+@dtypes
+@pytest.mark.parametrize("shape", [(1, 64), (3, 1024), (2, 3000), (4, 45), (0, 64)], ids=str)
+def test_silu_mul(device, dtype, shape):
+    from common.gpu.fused_kernels import silu_mul
+
+    gate_up = normal(shape[0], 2 * shape[1], dtype=dtype, device=device, scale=3)
+    gate, up = gate_up.chunk(2, dim=-1)
+    assert_as_eager(silu_mul(gate_up), F.silu(gate) * up)
+
+
+# ---- The model ----
+
+
+def random_model(config: ModelConfig, device="cpu", dtype=torch.float32) -> Transformer:
+    model = weights.empty_model(config, torch.device(device), dtype)
+    for name, parameter in model.named_parameters():
+        parameter.copy_((1.0 if "norm" in name else 0.0) + 0.15 * torch.randn(parameter.shape))
+    return model
+
+
+def causal_attend(layer, q, k, v):
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).squeeze(0).transpose(0, 1)
+
+
+def step_of(config: ModelConfig, device="cpu", count=9):
+    return torch.randint(config.vocab_size, (count,), device=device), torch.randperm(64, device=device)[:count]
+
+
+@devices
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_hidden_states_are_those_of_the_plain_model(config, device):
+    model = random_model(config, device)
+    fused, step = fuse(model), step_of(config, device)
+    with torch.inference_mode():
+        expected, hidden = model(*step, causal_attend), fused(*step, causal_attend)
+        assert hidden.dtype == expected.dtype and expected.std() > 0.5
+        torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(fused.logits(hidden), model.logits(expected), atol=1e-5, rtol=1e-5)
+
+
+@devices
+def test_bfloat16_is_as_close_to_float32_as_the_plain_model_is(device):
+    exact, step = random_model(CONFIGS["qwen3"], device), step_of(CONFIGS["qwen3"], device)
+    plain = random_model(CONFIGS["qwen3"], device, torch.bfloat16)
+    for ours, theirs in zip(exact.parameters(), plain.parameters(), strict=True):
+        theirs.copy_(ours)
+        ours.copy_(theirs)
+    with torch.inference_mode():
+        expected = exact(*step, causal_attend)
+        plain_error, fused_error = (
+            (model(*step, causal_attend) - expected).square().mean().sqrt() for model in (plain, fuse(plain))
+        )
+    # The interpreter cuts bits off where a GPU rounds: twice the error, and all of it to one side.
+    assert 0 < fused_error < plain_error * (1.2 if device == "cuda" else 4)
+
+
+@devices
+def test_it_is_the_same_modules_and_parameters(device):
+    model = random_model(CONFIGS["llama tied"], device)
+    fused = fuse(model)
+    assert isinstance(fused, Transformer) and fused.head.weight is model.embedding.weight
+    parameters = dict(model.named_parameters())
+    assert parameters.keys() == dict(fused.named_parameters()).keys()
+    assert all(parameter is parameters[name] for name, parameter in fused.named_parameters())
+
+
+class Doubled(nn.Module):
+    """Stands for a product that is spread over GPUs: a module of another class, whose result is its own."""
+
+    def __init__(self, linear: nn.Module):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x):
+        return self.linear(x) + self.linear(x)
+
+
+@devices
+def test_modules_can_be_replaced_and_heads_are_those_of_the_block(device):
+    model = random_model(CONFIGS["llama"], device)
+    for block in model.blocks:
+        block.attention.output, block.mlp.down = Doubled(block.attention.output), Doubled(block.mlp.down)
+    model.head = Doubled(model.head)
+    step = step_of(model.config, device)
+    with torch.inference_mode():
+        expected = model.logits(model(*step, causal_attend))
+        model.config = replace(model.config, num_heads=40, num_kv_heads=40)
+        fused = fuse(model)
+        torch.testing.assert_close(fused.logits(fused(*step, causal_attend)), expected, atol=1e-5, rtol=1e-5)
+
+
+@devices
+def test_the_bundled_model_writes_what_the_reference_writes(device, reference):
+    loaded = load_model(device=device, dtype="float32", fused=True)
+    assert isinstance(loaded.model, FusedTransformer)
+    prompt = loaded.tokenizer("The capital of France is")["input_ids"]
+    [completion] = load_engine("05")(loaded, kv_memory="8M").generate([prompt], SamplingParams(max_tokens=4))
+    assert completion.token_ids == reference.generate(prompt, 4)
+
+
+def test_the_cpu_has_the_plain_model_unless_asked(monkeypatch):
+    assert type(load_model(device="cpu").model) is Transformer
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match="fused kernels cannot run here: "):
+        load_model(device="cpu", fused=True)
+    with pytest.raises(ValueError, match="fused='always' is not known"):
+        load_model(device="cpu", fused="always")
+
+
+@pytest.mark.gpu
+def test_cuda_has_the_fused_model_unless_not_wanted():
+    assert type(load_model(device="cuda").model) is FusedTransformer
+    assert type(load_model(device="cuda", fused=False).model) is Transformer
+
+
+@pytest.mark.gpu
+@torch.inference_mode()
+def test_a_cuda_graph_can_hold_it():
+    model = fuse(random_model(CONFIGS["qwen3"], "cuda", torch.bfloat16))
+    ids, positions = step_of(model.config, "cuda")
+    model(ids, positions, causal_attend)  # compiles the kernels
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        hidden = model(ids, positions, causal_attend)
+    for _ in range(2):
+        for held, new in zip((ids, positions), step_of(model.config, "cuda"), strict=True):
+            held.copy_(new)
+        graph.replay()
+        torch.testing.assert_close(hidden, model(ids, positions, causal_attend))

@@ -1,0 +1,104 @@
+"""Decode from graphs, on the CPU with a stand-in for capture and replay (graph_stand_in.py), and on a GPU for real."""
+
+import pytest
+import torch
+from graph_stand_in import Capture, graphed
+
+from common.gpu.accelerate import make_engine
+from common.gpu.graphs import GraphedModel, ladder
+from common.sampling import SamplingParams
+from common.stages import load_engine
+
+GREEDY = SamplingParams(max_tokens=30, ignore_eos=True)
+STAGES = ["05", "06", "07"]
+
+
+def on_either(stage: str, loaded, **options):
+    """An engine with graphs: real ones on a GPU, elsewhere the stand-in."""
+    if loaded.device.type == "cuda":
+        return make_engine(load_engine(stage), loaded, graphs=True, **options)
+    return graphed(load_engine(stage), overlap=False)(loaded, **options)
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (16, [1, 2, 4, 8, 16]), (40, [1, 2, 4, 8, 16, 32, 40])],
+)
+def test_the_ladder_ends_with_the_largest_batch(most, sizes):
+    assert ladder(most) == sizes
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_replayed_tokens_are_those_of_transformers(stage, loaded, prompts, reference):
+    options = {"num_draft_tokens": 0} if stage == "07" else {}
+    engine = on_either(stage, loaded, **options)
+    asked = [prompt[:60] for prompt in prompts[:5]]  # 5 of 6 rows
+    expected = [reference.generate(prompt, 30, ignore_eos=True) for prompt in asked]
+    model, replays = engine.model, []
+    for size, replay in model.replays.items():
+        model.replays[size] = lambda size=size, replay=replay: (replays.append(size), replay())
+    assert [one.token_ids for one in engine.generate(asked, GREEDY)] == expected
+    assert len(replays) >= 25 and max(replays) == 6, "decode steps were not replayed"
+
+
+def test_a_replay_changes_nothing_but_the_slots_of_its_batch(loaded, prompts):
+    """Padding rows write, too: what is there already."""
+    engines = [on_either("05", loaded), load_engine("05")(loaded, kv_memory="8M", attention="torch")]
+    for engine in engines:
+        engine.cache.k.fill_(7.0), engine.cache.v.fill_(7.0)
+        engine.generate([prompt[:20] for prompt in prompts[:5]], GREEDY)
+    pages = min(engine.cache.k.shape[1] for engine in engines)
+    for kind in ("k", "v"):
+        graphed_pages, plain_pages = (getattr(engine.cache, kind)[:, :pages] for engine in engines)
+        used = (plain_pages != 7).any(-1).any(-1)
+        assert torch.equal(used, (graphed_pages != 7).any(-1).any(-1))
+        assert used.any() and torch.allclose(graphed_pages[used], plain_pages[used], atol=1e-4)
+
+
+def test_the_greedy_token_comes_out_of_the_graph(loaded, prompts, monkeypatch):
+    engine = on_either("05", loaded)
+    request = engine.add(prompts[0][:9], GREEDY)
+    engine.step()
+    assert engine.model.best is None, "a prompt is not replayed"
+    monkeypatch.setattr(torch.Tensor, "argmax", lambda *_, **__: pytest.fail("searched outside the graph"))
+    engine.step()
+    assert engine.model.best.tolist() == request.token_ids[-1:]
+    engine.abort(request.request_id)
+
+
+def test_the_model_is_called_as_ever_by_others(loaded, prompts):
+    """Prompts are scored with an `attend` that has no pages."""
+    engine = on_either("05", loaded)
+    assert isinstance(engine.model, GraphedModel)
+    ids = torch.tensor(prompts[0][:9], device=loaded.device)
+    attend = lambda layer, q, k, v: q  # noqa: E731
+    positions = torch.arange(9, device=loaded.device)
+    hidden = engine.model(ids, positions, attend)
+    assert torch.equal(hidden, loaded.model(ids, positions, attend))
+    assert torch.equal(engine.model.logits(hidden), loaded.model.logits(hidden))
+
+
+def test_what_looks_at_a_value_cannot_be_recorded():
+    values = torch.arange(3)
+    with pytest.raises(AssertionError, match="depends on a value"):
+        Capture()(lambda: values.sum().item())
+
+
+def test_the_stand_in_replays_what_lies_in_static_buffers():
+    static, out, factor = torch.ones(3), torch.zeros(3), 2
+
+    def double():
+        out[:] = (static * factor).flip(0)
+
+    replay = Capture()(double)
+    static[:] = torch.tensor([1.0, 2.0, 3.0])
+    factor = 100  # Python does not run again
+    replay()
+    assert out.tolist() == [6.0, 4.0, 2.0]
+
+
+@pytest.mark.parametrize(("stage", "reason"), [("05", "need a CUDA device"), ("02", "CUDA"), ("08", "CUDA")])
+def test_where_they_cannot_be_had(stage, reason, loaded):
+    if loaded.device.type == "cpu":
+        with pytest.raises(ValueError, match=reason):
+            make_engine(load_engine(stage), loaded, graphs=True)

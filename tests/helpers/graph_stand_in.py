@@ -1,0 +1,87 @@
+"""CUDA graphs without CUDA: operations are recorded with the very tensors they were called with, and then done again.
+
+As with a graph, a replay runs no Python of the model: shapes, numbers and addresses are those of the recording, and
+what has changed since is what lies in the static buffers. Whoever looks at a value on the host during the recording
+fails.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from common.attention import PagedBatch
+from common.attention.torch_backend import TorchAttention
+from common.engine import BaseEngine
+from common.gpu import accelerate, graphs
+from common.loader import Loaded
+
+HOST_LOOKS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default}
+SMALL_POOL = 1_424  # tokens: enough for the contract's longest prompt, and too few for all at once
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        assert operation not in HOST_LOOKS, f"{operation} depends on a value: a CUDA graph cannot hold that"
+        result = operation(*args, **(kwargs or {}))
+        self.calls.append((operation, args, kwargs or {}, result))
+        return result
+
+
+class Capture:
+    """Takes the place of `common.gpu.graphs.Capture`."""
+
+    def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
+        with Recorder() as recorder:
+            function()
+        return partial(self.replay, recorder.calls)
+
+    @staticmethod
+    def replay(calls) -> None:
+        new: dict[int, torch.Tensor] = {}  # by the identity of the recorded one
+
+        def current(value):
+            return new.get(id(value), value) if isinstance(value, torch.Tensor) else value
+
+        for operation, args, kwargs, result in calls:
+            again = operation(*tree_map(current, args), **tree_map(current, kwargs))
+            for was, now in zip(tree_flatten(result)[0], tree_flatten(again)[0], strict=True):
+                if isinstance(was, torch.Tensor):
+                    new[id(was)] = now
+
+
+class LateTorch(TorchAttention):
+    """The torch backend as a kernel would be: it looks at lengths and page tables only when it attends."""
+
+    name, capturable = "torch", True
+
+    def prepare(self, batch: PagedBatch) -> PagedBatch:
+        return batch
+
+    def attend(self, q, k_pages, v_pages, plan: PagedBatch):
+        return super().attend(q, k_pages, v_pages, super().prepare(plan))
+
+
+def graphed(engine_class: type[BaseEngine], overlap: bool) -> Callable[[Loaded], BaseEngine]:
+    """Makes engines of that class whose decode is replayed, in a pool so small that requests are preempted."""
+
+    def make(loaded: Loaded, **options) -> BaseEngine:
+        if loaded.device.type == "cuda":  # there is no need to pretend
+            return accelerate.make_engine(engine_class, loaded, True, overlap, **{"kv_memory": "1G"} | options)
+        options = {"max_running": 6, "kv_memory": SMALL_POOL * loaded.config.kv_bytes_per_token(loaded.dtype)} | options
+        late = lambda *_: (LateTorch(loaded.device, loaded.dtype), "attention=torch")  # noqa: E731
+        with (
+            patch.object(graphs, "Capture", Capture),
+            patch.object(accelerate, "why_no_graphs", lambda *_: None),
+            patch.dict(engine_class.__init__.__globals__, choose_attention=late),
+        ):
+            return accelerate.make_engine(engine_class, loaded, graphs=True, overlap=overlap, **options)
+
+    return make

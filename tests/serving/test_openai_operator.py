@@ -1,0 +1,109 @@
+"""What a server's operator sees and says: reasons for refusals, and how a checkpoint wants to be sampled."""
+
+import argparse
+import logging
+from dataclasses import replace
+
+import httpx
+import pytest
+from serving_openai import openai_server
+
+from common.errors import SHORT
+from common.loader.config import read_sampling_defaults
+from common.serving.openai_api.bodies import ChatBody, CompletionBody
+from common.serving.options import add_server_arguments
+
+LONG = "x" * 50_000
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+
+
+@pytest.fixture(scope="module")
+def service(loaded):
+    with openai_server("06", loaded) as service:
+        yield service
+
+
+def post(service, path="/v1/completions", **body) -> httpx.Response:
+    return httpx.post(f"{service.url}{path}", json=body, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a", "model": LONG}),
+        ("/v1/completions", {"prompt": "a", LONG: 1}),
+        ("/v1/completions", {"prompt": "a", "stream": True, "stream_options": {LONG: 1}}),
+        ("/v1/completions", {"prompt": "a", "stop": LONG}),
+        ("/v1/completions", {"prompt": "a", "max_tokens": LONG}),
+        ("/v1/completions", {"prompt": [LONG, 5]}),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {LONG: 1}}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a", LONG: 1}]}),
+        ("/v1/chat/completions", {"messages": [{"role": LONG, "content": "a"}]}),
+        ("/v1/chat/completions", CHAT | {"chat_template_kwargs": {LONG: 1}}),
+        ("/generate", {"prompt": "a", LONG: 1}),
+        ("/generate", {"prompt": [LONG]}),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_an_error_repeats_no_more_than_the_beginning_of_a_value(service, path, body):
+    answer = post(service, path, **body)
+    assert answer.status_code in (200, 400, 404)
+    assert "x" * (SHORT + 1) not in answer.text
+
+
+def test_a_refused_request_leaves_a_line_with_its_reason(loaded, caplog):
+    with openai_server("03", loaded, "--log-level", "info") as service:
+        logging.getLogger("uvicorn.error").addHandler(caplog.handler)  # uvicorn's own lead to stderr alone
+        refused = [
+            post(service, prompt="a", temperature=-1),
+            post(service, "/generate", prompt="a", temperature=-1),
+            post(service, model="other", prompt="a"),
+            httpx.get(f"{service.url}/nothing"),
+        ]
+        lines = [(record.levelname, record.getMessage()) for record in caplog.records if ": 4" in record.getMessage()]
+        logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+    assert [answer.status_code for answer in refused] == [400, 400, 404, 404]
+    reason = "temperature must be a finite number of at least 0, not -1"
+    assert lines[:2] == [
+        ("INFO", f"POST /v1/completions: 400, {reason}.0"),
+        ("INFO", f"POST /generate: 400, {reason}"),
+    ]
+    assert lines[2][1].startswith("POST /v1/completions: 404, the model 'other' does not exist")
+    assert lines[3] == ("INFO", "GET /nothing: 404, Not Found")
+
+
+@pytest.mark.parametrize("level", ["warning", "info"])
+def test_the_level_of_the_log_is_uvicorns(loaded, level):
+    with openai_server("03", loaded, "--log-level", level) as service:
+        assert logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO) == (level == "info")
+        assert service.app is not None
+
+
+def test_a_checkpoint_says_how_it_wants_to_be_sampled(tmp_path):
+    assert read_sampling_defaults(tmp_path) == {}
+    (tmp_path / "generation_config.json").write_text(
+        '{"temperature": 0.6, "top_k": 20, "top_p": null, "do_sample": true}'
+    )
+    defaults = read_sampling_defaults(tmp_path)
+    assert defaults == {"temperature": 0.6, "top_k": 20}
+    body = CompletionBody.model_validate({"prompt": "a"})
+    assert (body.params(defaults).temperature, body.params(defaults).top_k, body.params({}).temperature) == (0.6, 20, 1)
+    asked = ChatBody.model_validate({"messages": [{"role": "user", "content": "a"}], "temperature": 0, "top_k": -1})
+    assert (asked.params(defaults).temperature, asked.params(defaults).top_k) == (0, 0)
+
+
+@pytest.mark.parametrize(("options", "greedy"), [([], True), (["--no-generation-config"], False)])
+def test_that_can_be_turned_off(loaded, options, greedy):
+    with openai_server("03", replace(loaded, sampling_defaults={"top_k": 1}), *options) as service:
+        texts = {
+            post(service, prompt="Once upon a time", max_tokens=8, temperature=5, seed=i).json()["choices"][0]["text"]
+            for i in range(4)
+        }
+    assert (len(texts) == 1) == greedy
+
+
+def test_the_command_line_knows_these_options():
+    parser = argparse.ArgumentParser()
+    add_server_arguments(parser)
+    args = parser.parse_args([])
+    assert (args.generation_config, args.log_level, args.max_queue) == (True, "warning", 1024)

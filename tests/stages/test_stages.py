@@ -1,0 +1,215 @@
+"""What the single stages promise beyond the contract, and the command line that they share."""
+
+import re
+import runpy
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from common.loader import find_checkpoint
+from common.loader.config import read_config
+from common.request import Timings
+from common.sampling import SamplingParams
+from common.stages import ROOT, load_engine, load_stage_module, stage_folder, stage_folders
+
+STAGES = [folder.name for folder in stage_folders()]
+STORY = "Once upon a time, there was"
+
+
+def tokens_of_each_step(stage: str, loaded, prompt: list[int], max_tokens: int) -> list[int]:
+    engine = load_engine(stage)(loaded)
+    engine.generate([prompt], SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+    return [step.tokens for step in engine.trace]
+
+
+# ---- Stage 01 ----
+
+
+def test_01_runs_the_whole_sequence_for_every_token(loaded, prompts):
+    p = len(prompts[0])
+    assert tokens_of_each_step("01", loaded, prompts[0], 5) == [p, p + 1, p + 2, p + 3, p + 4]
+
+
+# ---- Stage 02, and 03 whose engine is the same ----
+
+
+@pytest.mark.parametrize("stage", ["02", "03"])
+def test_02_runs_the_prompt_once_and_then_one_token_a_step(loaded, prompts, stage):
+    assert tokens_of_each_step(stage, loaded, prompts[0], 5) == [len(prompts[0]), 1, 1, 1, 1]
+
+
+def test_02_reserves_what_the_request_may_become(loaded, prompts):
+    engine, config = load_engine("02")(loaded), loaded.config
+    request = engine.add(prompts[0], SamplingParams(max_tokens=50, ignore_eos=True))
+    engine.add(prompts[1], SamplingParams(max_tokens=50))  # waits, and so holds nothing yet
+    assert engine.stats()["kv_bytes_reserved"] == 0
+    p = len(prompts[0])
+    for steps in range(1, 4):
+        engine.step()
+        stats = engine.stats()
+        assert stats["kv_tokens_used"] == p + steps - 1  # the last token has not been run yet
+        assert stats["kv_tokens_reserved"] == p + 50
+        numbers = 2 * config.num_layers * config.num_kv_heads * config.head_dim * (p + 50)
+        assert stats["kv_bytes_reserved"] == numbers * 4
+    for open_request in list(engine.requests):
+        engine.abort(open_request)
+    assert request.finish_reason == "abort" and engine.stats()["kv_bytes_reserved"] == 0
+
+
+def test_the_arithmetic_of_a_model_that_people_know():
+    tiny_llama = read_config(find_checkpoint("TinyLlama-1.1B", with_weights=False))
+    assert 50 * tiny_llama.kv_bytes_per_token(torch.float32) == 2_252_800
+
+
+# ---- The command line ----
+
+
+def run_main(monkeypatch, capsys, stage: str, *arguments: str) -> tuple[int | str | None, str, str]:
+    """main.py in this process: (what it would exit with, stdout, stderr)."""
+    main = ROOT / stage / "main.py"
+    monkeypatch.setattr(sys, "argv", [str(main), *arguments])
+    status: int | str | None = 0
+    try:
+        runpy.run_path(str(main), run_name="__main__")
+    except SystemExit as end:
+        status = end.code
+    return status, *capsys.readouterr()
+
+
+def test_a_prompt_from_another_directory(tmp_path):
+    command = [sys.executable, str(ROOT / "02_kv_cache" / "main.py"), "--prompt", STORY, "--max-tokens", "5"]
+    result = subprocess.run([*command, "--ignore-eos", "--show-stats"], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert re.fullmatch(r"device=cpu \(.+\), dtype=float32 \(.+\)\n", result.stderr)
+    assert re.search(r"\nprompt_tokens=\d+ generated_tokens=5 elapsed_seconds=[\d.]+ tokens_per_second", result.stdout)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_prompt_and_its_figures(monkeypatch, capsys, loaded, tmp_path, stage):
+    [expected] = load_engine(stage)(loaded).generate([STORY], SamplingParams(max_tokens=5, ignore_eos=True))
+    arguments = ["--prompt", STORY, "--max-tokens", "5", "--ignore-eos", "--show-stats", "--device", "cpu"]
+    trace = tmp_path / "trace.json"
+    status, output, _ = run_main(monkeypatch, capsys, stage, *arguments, "--trace", str(trace))
+    assert status == 0
+    *text, figures = output.removesuffix("\n").split("\n")
+    assert "\n".join(text) == expected.text
+    prompt_tokens = len(expected.prompt_token_ids)
+    assert re.fullmatch(
+        rf"prompt_tokens={prompt_tokens} generated_tokens=5 elapsed_seconds=\d+\.\d+ tokens_per_second=\d+\.\d+ "
+        r"device=cpu dtype=float32",
+        figures,
+    )
+    assert trace.stat().st_size > 0
+
+
+def test_stop_strings_and_seeds_on_the_command_line(monkeypatch, capsys, loaded):
+    arguments = ["--prompt", STORY, "--max-tokens", "16", "--ignore-eos", "--device", "cpu"]
+    engine = load_engine("02")(loaded)
+    [full] = engine.generate([STORY], SamplingParams(max_tokens=16, ignore_eos=True))
+    stop = full.text[10:14]
+    status, output, _ = run_main(monkeypatch, capsys, "02_kv_cache", *arguments, "--stop", "no!", "--stop", stop)
+    assert output == full.text[: full.text.index(stop)] + "\n"
+    sampled = [*arguments, "--temperature", "1.5", "--seed", "5"]
+    first, second = (run_main(monkeypatch, capsys, "02_kv_cache", *sampled)[1] for _ in range(2))
+    assert first == second != full.text + "\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", "a", "--temperature", "-1"], "temperature must be"),
+        (["--prompt", "a", "--max-tokens", "0"], "max_tokens must be"),
+        (["--prompt", "a", "--max-tokens", "9999"], "context of 4096 tokens"),
+        (["--prompt", "a", "--model", "EMPTY"], "config.json"),
+        (["--prompt", "a", "--model", "TinyLlama-1.1B"], "load_format='dummy'"),
+        (["--prompt", "a", "--device", "gpu"], "device='gpu'"),
+        (["--demo", "--device", "cuda:99"], "cuda:99"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_mistakes_are_answered_in_a_sentence(monkeypatch, capsys, tmp_path, arguments, says):
+    arguments = [str(tmp_path) if argument == "EMPTY" else argument for argument in arguments]
+    status, output, _ = run_main(monkeypatch, capsys, "02_kv_cache", *arguments)
+    assert isinstance(status, str), "a string: Python prints it and exits with 1"
+    assert status.startswith("error: ") and says in status and "\n" not in status
+    assert output == ""
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_help(monkeypatch, capsys, stage):
+    status, output, _ = run_main(monkeypatch, capsys, stage, "--help")
+    assert status == 0
+    assert re.search(rf"Stage {stage[:2]}, .+\.", output)
+    for option in ("--demo", "--prompt TEXT", "--serve", "--model NAME", "--show-stats", "--max-tokens"):
+        assert option in output
+
+
+def test_one_mode_must_be_chosen(monkeypatch, capsys):
+    for arguments in ([], ["--demo", "--serve"]):
+        status, _, errors = run_main(monkeypatch, capsys, "01_naive", *arguments)
+        assert status == 2 and "--demo" in errors
+
+
+# ---- Finding stages ----
+
+
+def test_a_stage_is_found_by_number_name_or_path():
+    for name in ("2", "02", "02_kv_cache", ROOT / "02_kv_cache"):
+        assert stage_folder(name) == ROOT / "02_kv_cache"
+    assert load_engine("1") is load_stage_module("01_naive", "engine").Engine
+
+
+def test_an_unknown_stage_is_answered_with_those_there_are():
+    with pytest.raises(ValueError, match="no stage '99'.*01_naive, 02_kv_cache"):
+        load_engine("99")
+
+
+def test_two_folders_of_one_name_are_not_confused(tmp_path):
+    impostor = tmp_path / "02_kv_cache"
+    impostor.mkdir()
+    (impostor / "engine.py").write_text("Engine = None\n")
+    load_engine("02")
+    with pytest.raises(ValueError, match="two folders are named '02_kv_cache'"):
+        load_engine(impostor)
+
+
+# ---- Requests ----
+
+
+def test_timings():
+    timings = Timings(arrival=10.0)
+    assert (timings.time_to_first_token, timings.time_per_output_token, timings.end_to_end_latency) == (None,) * 3
+    timings.tokens += [12.0]
+    assert (timings.time_to_first_token, timings.time_per_output_token) == (2.0, None)
+    timings.tokens += [13.0, 16.0]
+    timings.finished = 16.5
+    assert (timings.time_to_first_token, timings.time_per_output_token, timings.end_to_end_latency) == (2.0, 2.0, 6.5)
+
+
+def test_a_request_says_what_it_is(loaded):
+    engine = load_engine("02")(loaded)
+    request = engine.add([5, 6, 7], SamplingParams(max_tokens=2, ignore_eos=True), request_id="mine")
+    assert repr(request) == "Request(mine, 3 + 0 tokens, unfinished)"
+    while engine.has_unfinished:
+        engine.step()
+    assert repr(request) == "Request(mine, 3 + 2 tokens, length)"
+    assert request.all_token_ids == [5, 6, 7, *request.token_ids]
+
+
+def test_a_request_ends_for_the_first_reason_that_holds(loaded):
+    engine, [eos, *_] = load_engine("02")(loaded), loaded.eos_token_ids
+    turtle, *_ = loaded.tokenizer("🐢")["input_ids"]
+    reasons = [
+        (eos, {}, ("stop", None, "")),
+        (eos, {"ignore_eos": True}, ("length", None, "")),
+        (eos, {"ignore_eos": True, "stop_token_ids": [eos]}, ("stop", eos, "")),
+        (turtle, {}, ("length", None, "\ufffd")),  # the last character stays incomplete
+        (turtle, {"stop": "\ufffd"}, ("stop", "\ufffd", "")),
+    ]
+    for token_id, params, ending in reasons:
+        request = engine.add("a", SamplingParams(max_tokens=1, **params))
+        request.append(token_id)
+        assert (request.finish_reason, request.stop_reason, request.text) == ending

@@ -4,15 +4,13 @@ Ranks are threads of this process here; test_tensor_parallel.py has processes.
 """
 
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import save_file
+from thread_ranks import Threads
 
 from common.loader import Loaded, load_model
 from common.loader.weights import checkpoint_names
@@ -92,35 +90,6 @@ def test_a_shard_of_a_wrong_checkpoint_is_refused_in_terms_of_the_whole(tmp_path
     save_file(tensors | {down: torch.ones(64, 79)}, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"down_proj.weight has shape \(64, 79\), but config.json makes it \(64, 80\)"):
         load(tmp_path, Shard(0, 2))
-
-
-class Threads:
-    """The collectives of torch.distributed between the threads of this process that are called rank_0 and so on."""
-
-    ReduceOp = dist.ReduceOp
-
-    def __init__(self, count: int):
-        self.count, self.barrier, self.slots = count, threading.Barrier(count, timeout=20), [None] * count
-
-    def run(self, function) -> list:
-        """The results of `function(rank)` of all ranks."""
-        with ThreadPoolExecutor(self.count, thread_name_prefix="rank") as pool:
-            return list(pool.map(function, range(self.count)))
-
-    def exchange(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        self.slots[int(threading.current_thread().name.split("_")[1])] = tensor.clone()
-        self.barrier.wait()
-        tensors = list(self.slots)
-        self.barrier.wait()
-        return tensors
-
-    def all_reduce(self, tensor, op=dist.ReduceOp.SUM) -> None:
-        together = torch.stack(self.exchange(tensor))
-        tensor.copy_(together.sum(0) if op == dist.ReduceOp.SUM else together.amin(0))
-
-    def all_gather(self, parts, tensor) -> None:
-        for part, other in zip(parts, self.exchange(tensor), strict=True):
-            part.copy_(other)
 
 
 def causal(layer, q, k, v):

@@ -1,13 +1,15 @@
 """Connections with a key: what a stranger can do at a door, and that it stays shut for strangers."""
 
 import errno
+import os
 import socket
+import struct
 import threading
 
 import pytest
 
 from common.distributed import channel
-from common.distributed.channel import Door, connect
+from common.distributed.channel import Door, connect, limit_reads
 
 
 def accept(door, seconds=20.0):
@@ -36,6 +38,21 @@ def test_messages_go_both_ways():
             assert there.recv() == {"a": [1, 2]} and len(here.recv()) == 10**6
     with pytest.raises(OSError):
         connect(door.address, door.key)  # the door is closed behind the first one
+
+
+def test_a_sender_that_stops_in_the_middle_of_a_message_is_given_up():
+    door = Door("127.0.0.1")
+    thread, result = accept(door)
+    with connect(door.address, door.key) as here:
+        thread.join()
+        with result[0] as there:
+            limit_reads(here, 0.3)
+            there.send("whole")
+            assert here.recv() == "whole"
+            header = struct.pack("!i", 1000)
+            os.write(there.fileno(), header + b"the first of 1000 bytes")
+            with pytest.raises(OSError):
+                here.recv()
 
 
 def test_the_wrong_key_opens_no_door():

@@ -1,0 +1,132 @@
+"""A worker on several ranks: its parts of a page travel beside each other, and all ranks take the same decisions."""
+
+import pytest
+import torch
+from page_ends import eventually, random_pools, transport, zero_pools
+from thread_ranks import Threads
+
+from common.distributed import ranked
+from common.distributed.ranked import OnAllRanks, RankedTransfer, RankedTransport
+from common.parallel.shard import Shard
+from common.sampling import SamplingParams
+from common.stages import load_engine, load_stage_module
+
+CPU = torch.device("cpu")
+PAGES = [3, 7, 1], [2, 9, 4]  # of the sender, of the receiver
+
+
+class Part:
+    """One rank's transfer: `answers` are its states, or an error, one for each time that it is asked."""
+
+    bytes, seconds = 100, 0.5
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def done(self):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def ranks(monkeypatch) -> Threads:
+    threads = Threads(2)
+    monkeypatch.setattr(ranked, "dist", threads)
+    return threads
+
+
+def test_each_rank_fetches_from_the_rank_of_its_number(ranks):
+    sent, got = [random_pools(), random_pools()], [zero_pools(), zero_pools()]
+    with transport(sent[0]) as a, transport(sent[1]) as b, transport(got[0]) as c, transport(got[1]) as d:
+        senders = [RankedTransport(one, Shard(rank, 2), CPU) for rank, one in enumerate((a, b))]
+        receivers = [RankedTransport(one, Shard(rank, 2), CPU) for rank, one in enumerate((c, d))]
+        tickets = ranks.run(lambda rank: senders[rank].send("a", PAGES[0]))
+        assert tickets[0] == tickets[1] and len(tickets[0]) == 2
+        transfers = [one.receive(tickets[0], 1, PAGES[1][1:], lambda: None) for one in receivers]
+        eventually(lambda: ranks.run(lambda rank: transfers[rank].done()) == [True, True])
+        assert transfers[0].bytes == 2 * transfers[0].transfer.bytes > 0
+    for rank in range(2):
+        for source, copy in zip(sent[rank], got[rank], strict=True):
+            assert torch.equal(copy[:, PAGES[1][1:]], source[:, PAGES[0][1:]]) and not copy[:, PAGES[1][0]].any()
+
+
+def test_a_transfer_is_done_when_it_is_done_on_all_ranks(ranks):
+    parts = [Part(True, True, True), Part(False, False, True)]
+    transfers = [RankedTransfer(part, Shard(rank, 2), CPU) for rank, part in enumerate(parts)]
+    answers = [ranks.run(lambda rank: transfers[rank].done()) for _ in range(3)]
+    assert answers == [[False, False], [False, False], [True, True]]
+
+
+def test_a_part_that_fails_fails_on_all_ranks(ranks):
+    parts = [Part(True), Part(ConnectionError("the sender has gone"))]
+    transfers = [RankedTransfer(part, Shard(rank, 2), CPU) for rank, part in enumerate(parts)]
+
+    def reason(rank: int) -> str:
+        with pytest.raises(ConnectionError) as raised:
+            transfers[rank].done()
+        return str(raised.value)
+
+    assert ranks.run(reason) == ["another rank's part has failed", "the sender has gone"]
+
+
+class Told:
+    """Stands in for `Ranks`: what rank 0 tells the others."""
+
+    def __init__(self):
+        self.words, self.inside = [], 0
+
+    def tell(self, *words):
+        self.words.append(words)
+
+    def in_step(self):
+        return self
+
+    def __enter__(self):
+        self.inside += 1
+
+    def __exit__(self, *_):
+        self.inside -= 1
+
+
+def test_the_other_ranks_hear_of_all_that_rank_0_does(loaded):
+    """Mail and turns in their order, before rank 0 does them, and the tokens that they must have sampled too."""
+    engine, messages, transports, worker = (
+        load_stage_module("08", name) for name in ("engine", "messages", "kv_transport", "worker")
+    )
+    told = Told()
+    alone = worker.Worker(engine.WorkerEngine(loaded, kv_memory="8M", num_draft_tokens=0), transports.LocalTransport())
+    worker = OnAllRanks(alone, told)
+    order = messages.Order("a#0", [5, 6, 7], [], SamplingParams(max_tokens=2, ignore_eos=True), 0, 2, False, None)
+    worker.read(messages.Mail(1, [order], []))
+    gains = []
+    while not gains or not gains[-1].finished:
+        gains += worker.turn(heartbeat=False).gains
+    worker.clear()
+    assert told.inside == 0
+    kinds = [words[:2] for words in told.words]
+    assert kinds == [("call", "read"), *[("call", "turn"), ("agree", "gains")] * 2, ("call", "clear")]
+    agreed = [words[2] for words in told.words if words[0] == "agree"]
+    assert agreed == [[gain[:3]] for gain in gains]
+
+
+def test_workers_of_two_ranks_write_what_one_process_writes(loaded):
+    """Four processes under Ray: prefill and decode, on two ranks each."""
+    pytest.importorskip("ray")
+    options = {"kv_memory": "16M", "max_running": 8, "num_draft_tokens": 0}
+    prompts = ["The capital of France is", [*range(300, 420)], "Once upon a time"]
+    params = [
+        SamplingParams(max_tokens=8, ignore_eos=True),
+        SamplingParams(max_tokens=12, ignore_eos=True),
+        SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=3),
+    ]
+    expected = load_engine("06")(loaded, kv_memory="16M").generate(prompts, params)
+    engine = load_engine("08")(loaded, workers="ray", tensor_parallel=2, **options)
+    try:
+        assert "of 2 ranks" in engine.why
+        completions = engine.generate(prompts, params)
+        assert [one.token_ids for one in completions] == [one.token_ids for one in expected]
+        assert engine.handoffs == 3 and engine.recovery.lost == 0
+    finally:
+        engine.close()

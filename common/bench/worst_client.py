@@ -10,10 +10,11 @@ makes, that of the longest prompt. To measure an older version of the server, co
 import argparse
 import asyncio
 import json
+import multiprocessing
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from .load import running_server
 from .settings import Settings
 
 ANSWER_TOKENS = 100  # of the streams that are watched
+WAIT_SECONDS = 600
 
 
 class Attack(NamedTuple):
@@ -96,21 +98,49 @@ async def longest_gap(http, streams: int, seconds: float, tokens: int) -> float:
     return longest
 
 
-@asynccontextmanager
-async def attacking(http, attack: Attack) -> AsyncIterator[list[str | None]]:
-    """One client that sends it over and over for as long as the block runs; gives the outcomes so far."""
-    outcomes: list[str | None] = []
+class Attacker:
+    """The worst client. It is a process of its own, or the client that measures would be held up by the bodies too."""
 
-    async def client() -> None:
-        while True:
-            outcomes.append(await send(http, attack))
+    def __init__(self, url: str, context: int):
+        spawn = multiprocessing.get_context("spawn")
+        self.names, self.answers, self.stop = spawn.Queue(), spawn.Queue(), spawn.Event()
+        arguments = url, context, self.names, self.answers, self.stop
+        self.process = spawn.Process(target=attack, args=arguments, daemon=True)
+        self.process.start()
 
-    task = asyncio.create_task(client())
-    try:
-        yield outcomes
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+    @contextmanager
+    def sending(self, name: str) -> Iterator[list[str | None]]:
+        """Send this request over and over for as long as the block runs; the list has the outcomes afterwards."""
+        outcomes: list[str | None] = []
+        self.stop.clear()
+        self.names.put(name)
+        self.answers.get(timeout=WAIT_SECONDS)  # it has begun
+        try:
+            yield outcomes
+        finally:
+            self.stop.set()
+            outcomes += self.answers.get(timeout=WAIT_SECONDS)
+
+    def close(self) -> None:
+        self.names.put(None)
+        self.process.join()
+
+
+def attack(url: str, context: int, names, answers, stop) -> None:
+    """Run in the attacker's process, until the name is None."""
+
+    async def send_all() -> None:
+        import httpx
+
+        async with httpx.AsyncClient(base_url=url, timeout=WAIT_SECONDS) as http:
+            while (name := names.get()) is not None:
+                request, outcomes = attacks(context)[name], []
+                answers.put("begun")
+                while not stop.is_set() or not outcomes:
+                    outcomes.append(await send(http, request))
+                answers.put(outcomes)
+
+    run(send_all())
 
 
 async def measure(url: str, streams: int, seconds: float, tokens: int = ANSWER_TOKENS) -> dict[str, dict[str, Any]]:
@@ -122,12 +152,14 @@ async def measure(url: str, streams: int, seconds: float, tokens: int = ANSWER_T
         figures: dict[str, dict[str, Any]] = {
             "nothing": {"longest_gap_s": await longest_gap(http, streams, seconds, tokens)}
         }
-        for name, attack in attacks(context).items():
-            async with attacking(http, attack) as outcomes:
+        attacker = Attacker(url, context)
+        for name in attacks(context):
+            with attacker.sending(name) as outcomes:
                 gap = await longest_gap(http, streams, seconds, tokens)
             wrong = sorted({outcome for outcome in outcomes if outcome})
             figures[name] = {"longest_gap_s": gap, "sent": len(outcomes), "wrong": wrong}
             print(f"{name:>24}: {1e3 * gap:8.0f} ms, sent {len(outcomes)} times {wrong or ''}", file=sys.stderr)
+        attacker.close()
     return figures
 
 

@@ -1,5 +1,6 @@
 """What stands before an application: an API key, a limit on the size of bodies."""
 
+import asyncio
 import hmac
 import time
 
@@ -8,6 +9,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .openai_api.errors import Json, error_object
 
+SMALL_BODY = 64 << 10  # bytes: a chat of some 20,000 tokens
+LARGE_PER_SECOND = 4 << 20  # bytes of bodies above that; parsing a mebibyte takes 5 to 20 ms
 OPEN_PATHS = {"/health", "/metrics", "/version"}  # for load balancers and monitors, which have no key
 
 
@@ -32,11 +35,14 @@ class ApiKey:
 class BodyLimit:
     """Refuses bodies of more than `most` bytes with 413, and does not read them to the end.
 
+    Large bodies are read no faster than LARGE_PER_SECOND, all together: to parse one holds Python's interpreter lock,
+    and a client that sends one after the other would take it from the engine at every operation of a step.
     It also notes when each request came, as `request.state.arrived`, before its body is read.
     """
 
     def __init__(self, app: ASGIApp, most: int):
         self.app, self.most = app, most
+        self.free_at = 0.0  # when the next part of a large body may be read, on the clock of `time.monotonic`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})["arrived"] = time.perf_counter()
@@ -48,6 +54,9 @@ class BodyLimit:
             read += len(message.get("body", b""))
             if read > self.most:  # sent without its length, or longer than it said
                 raise HTTPException(413, refusal)
+            if read > SMALL_BODY:
+                self.free_at = max(self.free_at, time.monotonic()) + len(message["body"]) / LARGE_PER_SECOND
+                await asyncio.sleep(self.free_at - time.monotonic())
             return message
 
         length = dict(scope["headers"]).get(b"content-length", b"") if scope["type"] == "http" else b""

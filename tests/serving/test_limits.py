@@ -1,0 +1,46 @@
+"""What stands before the application: large bodies come in slowly, whoever sends them, small ones at once."""
+
+import asyncio
+
+from common.serving import limits
+
+
+def read_body(limit: limits.BodyLimit, parts: list[bytes]) -> int:
+    """Send a body through the middleware to an application that reads all of it; return its bytes."""
+    messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    messages[-1]["more_body"] = False
+    read = []
+
+    async def receive():
+        return messages.pop(0)
+
+    async def application(scope, receive, send):
+        more = True
+        while more:
+            message = await receive()
+            read.append(len(message["body"]))
+            more = message["more_body"]
+
+    limit.app = application
+    asyncio.run(limit({"type": "http", "headers": []}, receive, None))
+    return sum(read)
+
+
+def test_large_bodies_share_one_speed(monkeypatch):
+    """Two of them take as long as one of their length: a second connection is no way around it."""
+    clock = [100.0]
+
+    async def sleep(seconds):
+        clock[0] += max(0.0, seconds)
+
+    monkeypatch.setattr(limits.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(limits.asyncio, "sleep", sleep)
+    limit = limits.BodyLimit(None, most=1 << 20)
+    assert read_body(limit, [b"a" * (32 << 10)] * 2) == limits.SMALL_BODY and clock == [100.0]
+    for _ in range(2):
+        assert read_body(limit, [b"a" * (32 << 10)] * 32) == 1 << 20
+    large = 2 * ((1 << 20) - limits.SMALL_BODY)
+    assert clock[0] - 100 == large / limits.LARGE_PER_SECOND
+    clock[0] += 50  # time in which none came is not saved up
+    assert limit.free_at < clock[0] and read_body(limit, [b"a" * (1 << 20)]) == 1 << 20
+    assert clock[0] - 150 == (large + (1 << 20)) / limits.LARGE_PER_SECOND

@@ -17,7 +17,6 @@ first time, nothing after that. With COURSE_NO_VENV=1 they use the Python that r
 # All of this parses on Python 3.8, where check_python then says what is missing: a SyntaxError would not.
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.util
 import os
@@ -33,8 +32,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-SHOWN_LAST = ["engine.py", "server.py", "main.py"]  # by a diff: they build on the files that are new
-ASIDE = {"demo.py", "benchmark.py"}  # they show and measure the lesson, and are not part of it
 
 
 def find_stages(root: Path) -> list[Path]:
@@ -210,49 +207,12 @@ def paint(text: str, colour: str) -> str:
 # ---- The diff ----
 
 
-def diff_stages(before: Path, after: Path) -> list[str]:
-    """What changed from one stage to the next, line by line.
-
-    Lines of code begin with "+", "-" or " ", the hunks they come in with "@@", headings with none of these.
-    """
-    old, new = read_sources(before), read_sources(after)
-    lines, created, gone, added, removed = [f"{before.name} -> {after.name}"], [], [], 0, 0
-    for name in [*sorted({*old, *new} - {*SHOWN_LAST} - ASIDE), *SHOWN_LAST]:
-        was, now = old.get(name, []), new.get(name, [])
-        if name in new and name not in old:
-            created.append(f"{name}, {len(now)} lines")
-            lines += ["", f"new file: {created[-1]}", *("+" + line for line in now)]
-        elif name in old and name not in new:
-            gone.append(f"{name}, {len(was)} lines")
-        elif was != now:
-            hunks = list(difflib.unified_diff(was, now, lineterm=""))[2:]  # the first two repeat the names
-            plus, minus = (sum(line.startswith(sign) for line in hunks) for sign in "+-")
-            lines += ["", f"{name}: +{plus} -{minus}", *(name_place(line, now) for line in hunks)]
-            added, removed = added + plus, removed + minus
-    lines += ["", f"{added + removed} changed lines (+{added} -{removed}) in files that existed before."]
-    lines += [f"Left out: {' and '.join(sorted(ASIDE))}, which show and measure the lesson."]
-    return lines + [f"{what}: {'; '.join(names)}." for what, names in (("New", created), ("Gone", gone)) if names]
-
-
-def read_sources(stage: Path) -> dict[str, list[str]]:
-    """The lines of each Python file of a stage, by its path inside the stage."""
-    paths = [path for path in stage.rglob("*.py") if path.parent.name != "results"]
-    return {p.relative_to(stage).as_posix(): p.read_text(encoding="utf-8").splitlines() for p in paths}
-
-
-def name_place(line: str, code: list[str]) -> str:
-    """Add to a hunk's "@@ -41,7 +41,9 @@" the function or class that it begins in, as git does."""
-    hunk = re.match(r"@@ -\S+ \+(\d+)", line)
-    for above in reversed(code[: int(hunk[1]) - 1] if hunk else []):
-        if re.match(r"\s*(async def|def|class) ", above):
-            return f"{line} {above.strip()}"
-    return line
-
-
 def show_diff(stages: list[Path], stage: Path) -> int:
     if stage == stages[0]:
         print(f"{stage.name} is the first stage: there is none before it to compare it with.")
         return 0
+    from common.learn.stage_diff import diff_stages  # which needs nothing but Python
+
     colours = {"+": "32", "-": "31", "@": "36", " ": ""}
     lines = diff_stages(stages[stages.index(stage) - 1], stage)
     text = "\n".join(paint(line, colours.get(line[:1], "1")) for line in lines) + "\n"

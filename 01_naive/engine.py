@@ -5,7 +5,7 @@ samples a token, appends it, and calls the function again with the longer sequen
 calls: not the keys and values of the prompt, not those of the tokens generated a moment ago.
 
 It is correct, and it is the definition that the seven later stages are held against: whatever they keep, share,
-guess or move, their greedy tokens must be these. Its cost is that generating n tokens after a prompt of p runs
+draft or move, their greedy tokens must be these. Its cost is that generating n tokens after a prompt of p runs
 p + (p + 1) + ... + (p + n - 1) tokens through the model to produce n.
 
 What production engines do instead is the rest of the course. None of them has this loop, except in their tests.
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from common.engine import BaseEngine
 from common.request import Request
+from common.sampling import Drawn
+from common.trace import StepRecord
 
 
 class Engine(BaseEngine):
@@ -27,15 +29,29 @@ class Engine(BaseEngine):
         """One more token for the oldest request, by running its whole sequence again."""
         if not self.requests:
             return []
-        request = next(iter(self.requests.values()))
         with self.trace.step() as record:
-            token_ids = torch.tensor(request.all_token_ids, device=self.device)  # [S]
-            positions = torch.arange(len(token_ids), device=self.device)
-            record.work(request.request_id, "recompute", len(token_ids))
-            hidden = self.model(token_ids, positions, causal_attention)  # [S, hidden_size]
-            # The model has scored the next token after every position. Only the last score is news.
-            self.sample_next([request], self.model.logits(hidden[-1:]))
-        return [request]
+            request = self.schedule()
+            drawn = self.run(request, record)
+            return self.commit(request, drawn)
+
+    def schedule(self) -> Request:
+        """Choose the oldest request: the others wait until it has ended."""
+        return next(iter(self.requests.values()))
+
+    def run(self, request: Request, record: StepRecord) -> Drawn:
+        """Run the whole sequence through the model and draw its next token."""
+        token_ids = torch.tensor(request.all_token_ids, device=self.device)  # [S]
+        positions = torch.arange(len(token_ids), device=self.device)
+        record.work(request.request_id, "recompute", len(token_ids))
+        hidden = self.model(token_ids, positions, causal_attention)  # [S, hidden_size]
+        # The model has scored the next token after every position. Only the last score is news.
+        return self.draw([request], self.model.logits(hidden[-1:]))
+
+    def commit(self, request: Request, drawn: Drawn) -> list[Request]:
+        """Append the token to the request, and retire the request if that ends it."""
+        requests = self.append_tokens([request], [drawn.tokens()])
+        self.retire_finished(requests)
+        return requests
 
 
 def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

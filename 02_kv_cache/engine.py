@@ -16,6 +16,8 @@ import torch
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.request import Request
+from common.sampling import Drawn
+from common.trace import StepRecord
 
 from .kv_cache import KVCache
 
@@ -33,31 +35,46 @@ class Engine(BaseEngine):
         """One more token for the oldest request: from its whole prompt the first time, then from its last token."""
         if not self.requests:
             return []
-        request = next(iter(self.requests.values()))
         with self.trace.step() as record:
-            # NEW in 02: only tokens that have not been run yet are run. Before the first step that is the prompt.
-            cache = self.caches.get(request.request_id)
-            if cache is None:
-                phase, new_token_ids = "prefill", request.prompt_token_ids
-                capacity = len(request.prompt_token_ids) + request.max_tokens
-                cache = KVCache(self.config, capacity, self.device, self.dtype)
-                self.caches[request.request_id] = cache
-            else:
-                phase, new_token_ids = "decode", request.token_ids[-1:]
-            token_ids = torch.tensor(new_token_ids, device=self.device)  # [N]
-            positions = torch.arange(cache.length, cache.length + len(token_ids), device=self.device)
-            record.work(request.request_id, phase, len(token_ids))
-            hidden = self.model(token_ids, positions, cache.attend)  # [N, hidden_size]
-            cache.length += len(token_ids)
-            # The model has scored the next token after every position. Only the last score is news.
-            self.sample_next([request], self.model.logits(hidden[-1:]))
-        return [request]
+            request = self.schedule()
+            drawn = self.run(request, record)
+            return self.commit(request, drawn)
+
+    def schedule(self) -> Request:
+        """Choose the oldest request: the others wait until it has ended."""
+        return next(iter(self.requests.values()))
+
+    def run(self, request: Request, record: StepRecord) -> Drawn:
+        """Run the tokens of the sequence that the cache lacks through the model and draw its next token."""
+        # NEW in 02: only tokens that have not been run yet are run. Before the first step that is the prompt.
+        cache = self.caches.get(request.request_id)
+        if cache is None:
+            phase, new_token_ids = "prefill", request.prompt_token_ids
+            capacity = len(request.prompt_token_ids) + request.max_tokens
+            cache = KVCache(self.config, capacity, self.device, self.dtype)
+            self.caches[request.request_id] = cache
+        else:
+            phase, new_token_ids = "decode", request.token_ids[-1:]
+        token_ids = torch.tensor(new_token_ids, device=self.device)  # [N]
+        positions = torch.arange(cache.length, cache.length + len(token_ids), device=self.device)
+        record.work(request.request_id, phase, len(token_ids))
+        hidden = self.model(token_ids, positions, cache.attend)  # [N, hidden_size]
+        cache.length += len(token_ids)
+        # The model has scored the next token after every position. Only the last score is news.
+        return self.draw([request], self.model.logits(hidden[-1:]))
+
+    def commit(self, request: Request, drawn: Drawn) -> list[Request]:
+        """Append the token to the request, and retire the request if that ends it."""
+        requests = self.append_tokens([request], [drawn.tokens()])
+        self.retire_finished(requests)
+        return requests
 
     def release(self, request: Request) -> None:
         """NEW in 02: a request that ends gives its cache back; one that never began has none."""
         self.caches.pop(request.request_id, None)
 
     def stats(self) -> dict[str, float]:
+        """NEW in 02: how much of the caches is used, and how much is reserved."""
         return super().stats() | {
             "kv_tokens_used": sum(cache.length for cache in self.caches.values()),
             "kv_tokens_reserved": sum(cache.capacity for cache in self.caches.values()),

@@ -1,4 +1,4 @@
-"""The KV cache of one sequence: what attention needs of the past, and nothing else of it."""
+"""NEW in 02: the KV cache of one sequence: what attention needs of the past, and nothing else of it."""
 
 import torch
 import torch.nn.functional as F

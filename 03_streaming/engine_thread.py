@@ -1,4 +1,4 @@
-"""An engine on a thread of its own, and the streams by which asyncio code hears from it.
+"""NEW in 03: an engine on a thread of its own, and the streams by which asyncio code hears from it.
 
 A step of the engine computes for milliseconds to seconds without letting go, so it cannot run on the event loop,
 which has clients to listen to meanwhile. And an engine is not thread-safe, so no other thread may touch it. The two

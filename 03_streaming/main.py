@@ -12,8 +12,8 @@ from common.serving.options import add_server_arguments
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """NEW in 03: how many may wait (--max-queue), and what else a server is told."""
-    add_server_arguments(parser)
+    """Add the options of this stage to those of all stages."""
+    add_server_arguments(parser)  # NEW in 03: how many requests may wait, and what else a server is told
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The server: FastAPI on uvicorn, answers streamed as server-sent events while the engine computes.
+"""NEW in 03: FastAPI on uvicorn, answers streamed as server-sent events while the engine computes.
 
 Server-sent events are the simplest streaming there is: an ordinary HTTP response of type `text/event-stream` that is
 sent in pieces, each a line `data: ...` and an empty line. Every OpenAI-compatible server streams this way.

@@ -4,33 +4,32 @@ The model treats every token by itself, so for it a batch is a list of tokens an
 requests differ: each has its own past, in its own slot, of its own length.
 """
 
-from collections.abc import Sequence as List
-
 import torch
 
 from common.transfers import to_device
 
 from .scheduler import Chunk
-from .slot_attention import Part, plan_parts
+from .slot_attention import plan_calls
 
 
 class Batch:
     """The ragged batch of one step.
 
-    token_ids, positions, slots: `[N]`, int64. last_rows: for each chunk, in the order given, the row of its last
-    token, from which the next token is sampled if nothing else of the sequence is left to run. plan: what attention
-    does in each layer.
+    token_ids, positions, slots: `[N]`, int64. logits_rows: `[R]`, int64, the rows whose next token is wanted: the last
+    one of each chunk that completes its sequence. calls: what attention does in each layer.
     """
 
-    def __init__(self, chunks: List[Chunk], groups: int, device: torch.device, dtype: torch.dtype):
+    def __init__(self, chunks: list[Chunk], groups: int, device: torch.device, dtype: torch.dtype):
         """Chunks of neighbouring slots stand side by side. groups: how many query heads share a K/V head."""
-        token_ids, positions, slots = [], [], []
-        self.last_rows: list[int] = []
+        token_ids, positions, slots, logits_rows = [], [], [], []
         for chunk in chunks:
-            start, count = chunk.sequence.computed, len(chunk.token_ids)
+            count = len(chunk.token_ids)
             token_ids += chunk.token_ids
-            positions += range(start, start + count)
+            positions += range(chunk.start, chunk.start + count)
             slots += [chunk.sequence.slot] * count
-            self.last_rows.append(len(token_ids) - 1)
+            # A piece of a prompt that is not its end has scored nothing of use.
+            if chunk.completes:
+                logits_rows.append(len(token_ids) - 1)
         self.token_ids, self.positions, self.slots = to_device([token_ids, positions, slots], torch.int64, device)
-        self.plan: list[Part] = plan_parts(chunks, groups, device, dtype)
+        self.logits_rows = to_device(logits_rows, torch.int64, device)
+        self.calls = plan_calls(chunks, groups, device, dtype)

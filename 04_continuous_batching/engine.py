@@ -9,19 +9,18 @@ Production engines have the same loop. What they add: pages in place of slots (s
 between tenants, and the preparation of the next step while the GPU is busy with this one.
 """
 
-from functools import partial
-
 import torch
 
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.memory import kv_bytes_left, parse_bytes, slots_that_fit
 from common.request import Request
-from common.transfers import to_device
+from common.sampling import Drawn
+from common.trace import StepRecord
 
 from .batch import Batch
 from .kv_cache import KVCache
-from .scheduler import Scheduler
+from .scheduler import Chunk, Scheduler
 
 
 class Engine(BaseEngine):
@@ -45,11 +44,12 @@ class Engine(BaseEngine):
         budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
         slots = min(max_running, slots_that_fit(loaded, budget))
         if slots < max_running:
-            self.why = f"{slots} slots, all that fit into {budget / 2**30:.1f} GiB"
+            self.startup_notes = f"{slots} slots, all that fit into {budget / 2**30:.1f} GiB"
         self.scheduler = Scheduler(slots, token_budget)
         self.cache = KVCache(loaded, slots)
 
     def accept(self, request: Request) -> None:
+        """NEW in 04: queue the request, and raise ValueError if it can never run."""
         self.scheduler.add(request)
 
     @torch.inference_mode()
@@ -58,25 +58,38 @@ class Engine(BaseEngine):
         if not self.requests:
             return []
         with self.trace.step() as record:
-            chunks = self.scheduler.schedule()
-            for chunk in chunks:
-                record.work(chunk.sequence.request.request_id, chunk.phase, len(chunk.token_ids))
-            record.counters["waiting"] = len(self.scheduler.waiting)
-            # NEW in 04: one pass of the model for all of them.
-            batch = Batch(chunks, self.config.num_heads // self.config.num_kv_heads, self.device, self.dtype)
-            attend = partial(self.cache.attend, batch)
-            hidden = self.model(batch.token_ids, batch.positions, attend)  # [N, hidden_size]
-            rows = [row for row, chunk in zip(batch.last_rows, chunks, strict=True) if chunk.completes]
-            requests = self.scheduler.advance(chunks)
-            # A piece of a prompt that is not its end has scored nothing that anybody wants to know.
-            self.sample_next(requests, self.model.logits(hidden[to_device(rows, torch.int64, self.device)]))
+            chunks = self.schedule(record)
+            drawn = self.run(chunks)
+            return self.commit(chunks, drawn)
+
+    def schedule(self, record: StepRecord) -> list[Chunk]:
+        """NEW in 04: Choose tokens of many requests, as the scheduler decides."""
+        chunks = self.scheduler.schedule()
+        for chunk in chunks:
+            record.work(chunk.sequence.request.request_id, chunk.phase, len(chunk.token_ids))
+        record.counters["waiting"] = len(self.scheduler.waiting)
+        return chunks
+
+    def run(self, chunks: list[Chunk]) -> Drawn:
+        """NEW in 04: Run all chunks in one pass of the model; draw a token for each that completes its sequence."""
+        batch = Batch(chunks, self.config.num_heads // self.config.num_kv_heads, self.device, self.dtype)
+        hidden = self.model(batch.token_ids, batch.positions, self.cache.bind(batch))  # [N, hidden_size]
+        requests = [chunk.sequence.request for chunk in chunks if chunk.completes]
+        return self.draw(requests, self.model.logits(hidden[batch.logits_rows]))
+
+    def commit(self, chunks: list[Chunk], drawn: Drawn) -> list[Request]:
+        """Append to each of these requests its token, and retire those that this ends."""
+        completed = [chunk.sequence.request for chunk in chunks if chunk.completes]
+        requests = self.append_tokens(completed, [[token] for token in drawn.tokens()])
+        self.retire_finished(requests)
         return requests
 
     def release(self, request: Request) -> None:
-        """A request that ends makes room at once, and the next one that waits takes it in the next step."""
+        """Free the request's place for the next step."""
         self.scheduler.remove(request)
 
     def check(self) -> None:
+        """NEW in 04: raise AssertionError if the scheduler's books do not balance."""
         self.scheduler.check()
 
     def stats(self) -> dict[str, float]:

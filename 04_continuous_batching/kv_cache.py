@@ -1,4 +1,6 @@
-"""The KV cache of all running requests: one table with a row for each, and whatever attends to it."""
+"""The KV cache of all running requests: one table with a row for each, and what attends to it."""
+
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -24,12 +26,20 @@ class KVCache:
         self.v = zeros(shape, loaded.device, loaded.dtype)
         self.capacity = slots * config.context_length  # tokens there is room for
 
-    def attend(self, batch: Batch, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """`attend` for the model, once it is bound to the batch: store what is new, then attend to all there is.
+    def bind(self, batch: Batch) -> "BoundCache":
+        """NEW in 04: return the `attend` with which the model runs this batch."""
+        return BoundCache(self, batch)
 
-        q is [N, H, D], k and v are [N, H_kv, D]; returns [N, H, D]. NEW in 04: the N tokens belong to many requests.
-        """
-        keys, values = self.k[layer], self.v[layer]  # [slots, H_kv, context length, D]
-        keys[batch.slots, :, batch.positions] = k
-        values[batch.slots, :, batch.positions] = v
-        return attend_to_slots(q, keys, values, batch.plan)
+
+class BoundCache(NamedTuple):
+    """NEW in 04: `attend` for one batch, whose N tokens belong to many requests."""
+
+    cache: KVCache
+    batch: Batch
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store what is new, then attend to all there is. q is [N, H, D], k, v are [N, H_kv, D]; returns [N, H, D]."""
+        keys, values = self.cache.k[layer], self.cache.v[layer]  # [slots, H_kv, context length, D]
+        keys[self.batch.slots, :, self.batch.positions] = k
+        values[self.batch.slots, :, self.batch.positions] = v
+        return attend_to_slots(q, keys, values, self.batch.calls)

@@ -12,8 +12,9 @@ from common.serving.options import add_server_arguments
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """NEW in 04: how many may run, and how much a step may do."""
-    add_server_arguments(parser)
+    """Add the options of this stage to those of all stages."""
+    add_server_arguments(parser)  # how many requests may wait, and what else a server is told
+    # NEW in 04: how many requests may run, how much a step may do, how much memory K and V may take.
     engine = parser.add_argument_group("engine")
     engine.add_argument("--max-running", type=int, default=32, help="requests in a step (default: 32)")
     engine.add_argument("--token-budget", type=int, default=256, help="tokens in a step (default: 256)")

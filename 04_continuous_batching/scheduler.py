@@ -1,8 +1,8 @@
-"""The scheduler decides, before every step, which requests run in it and how many of their tokens.
+"""NEW in 04: the scheduler decides, before every step, which requests run in it and how many of their tokens.
 
 Static batching forms a group and runs it until its slowest member ends. Here the group is formed anew for every step
-(iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as a slot is free, and leaves it the moment
-it ends. And a long prompt is run in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not hold
+(iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as there is room, and leaves the moment it
+ends. And a long prompt is run in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not hold
 up those who are decoding.
 
 Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
@@ -13,14 +13,13 @@ no difference to the result.
 import heapq
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from common.request import Request
 
 
 @dataclass(eq=False)
 class Sequence:
-    """A running request: the first `computed` of its tokens have been run, and their K and V are in its slot."""
+    """A running request: K and V of its first `computed` tokens are in its slot, or will be after this step."""
 
     request: Request
     slot: int
@@ -32,20 +31,22 @@ class Sequence:
         return self.request.num_tokens - self.computed
 
 
-class Chunk(NamedTuple):
-    """What one step runs of one sequence: its next tokens."""
+@dataclass(eq=False)
+class Chunk:
+    """What one step runs of one sequence: its tokens from number `start` on.
+
+    completes: nothing of the sequence remains behind it, so its last token tells the next one.
+    """
 
     sequence: Sequence
+    start: int
     token_ids: list[int]
+    completes: bool
 
     @property
     def phase(self) -> str:
-        return "decode" if self.sequence.remaining == 1 and self.sequence.request.token_ids else "prefill"
-
-    @property
-    def completes(self) -> bool:
-        """Nothing remains after it, so its last token tells the next one."""
-        return len(self.token_ids) == self.sequence.remaining
+        decodes = self.completes and len(self.token_ids) == 1 and self.sequence.request.token_ids
+        return "decode" if decodes else "prefill"
 
 
 class Scheduler:
@@ -84,13 +85,6 @@ class Scheduler:
         # Neighbours in memory shall be neighbours in the batch, so that attention can take them together.
         return sorted(chunks, key=lambda chunk: (len(chunk.token_ids) > 1, chunk.sequence.slot))
 
-    def advance(self, chunks: list[Chunk]) -> list[Request]:
-        """Takes note that they have been run; returns the requests whose next token can be sampled."""
-        ready = [chunk.sequence.request for chunk in chunks if chunk.completes]
-        for chunk in chunks:
-            chunk.sequence.computed += len(chunk.token_ids)
-        return ready
-
     def remove(self, request: Request) -> None:
         """Forgets a request that ends, whether it runs or waits."""
         if sequence := self.running.pop(request.request_id, None):
@@ -113,5 +107,8 @@ class Scheduler:
         return sequence
 
     def _chunk(self, sequence: Sequence, most: int) -> Chunk:
-        stop = sequence.computed + min(sequence.remaining, most)
-        return Chunk(sequence, sequence.request.token_ids_between(sequence.computed, stop))
+        """Take the next tokens of a sequence, at most `most`. They count as computed: what is scheduled is run."""
+        start = sequence.computed
+        sequence.computed += min(sequence.remaining, most)
+        token_ids = sequence.request.token_ids_between(start, sequence.computed)
+        return Chunk(sequence, start, token_ids, completes=sequence.remaining == 0)

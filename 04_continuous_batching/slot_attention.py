@@ -5,7 +5,6 @@ of them, and a mask hides what is beyond each one's length. Where that would rea
 cut into several calls.
 """
 
-from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 import torch
@@ -20,8 +19,8 @@ CALL_COSTS_TOKENS = {"cpu": 300, "cuda": 4096}
 
 
 @dataclass(frozen=True)
-class Part:
-    """The rows of the batch that one attention call takes: `tokens` of each of the requests in neighbouring slots."""
+class AttentionCall:
+    """The rows of the batch that one call takes: `tokens` of each of the requests in neighbouring slots."""
 
     rows: slice
     slots: slice
@@ -31,52 +30,53 @@ class Part:
     mask: Tensor  # [B, 1, tokens * H / H_kv, longest]: 0 where a query may look, -inf where it may not
 
 
-def plan_parts(chunks: List[Chunk], groups: int, device: torch.device, dtype: torch.dtype) -> list[Part]:
-    """Cuts a batch into parts. groups: how many query heads share a K/V head."""
-    parts, start = [], 0
-    for run in runs(chunks, CALL_COSTS_TOKENS[device.type]):
-        tokens, first = len(run[0].token_ids), run[0].sequence.slot
-        past = torch.tensor([chunk.sequence.computed for chunk in run])
+def plan_calls(chunks: list[Chunk], groups: int, device: torch.device, dtype: torch.dtype) -> list[AttentionCall]:
+    """Plan the calls that attend for a whole batch. groups: how many query heads share a K/V head."""
+    calls, start = [], 0
+    for together in share_calls(chunks, CALL_COSTS_TOKENS[device.type]):
+        tokens, first = len(together[0].token_ids), together[0].sequence.slot
+        past = torch.tensor([chunk.start for chunk in together])
         longest = max(past.tolist()) + tokens
         # A token sees its own place and those before it. That also hides the padding behind shorter sequences.
         places = past[:, None] + torch.arange(tokens)
         seen = torch.arange(longest) <= places[:, None, :, None]  # [B, 1, tokens, longest]
         mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, float("-inf")).repeat_interleave(groups, dim=2)
-        rows, slots = slice(start, start + len(run) * tokens), slice(first, first + len(run))
-        parts.append(Part(rows, slots, len(run), tokens, longest, mask.to(device)))
+        rows, slots = slice(start, start + len(together) * tokens), slice(first, first + len(together))
+        calls.append(AttentionCall(rows, slots, len(together), tokens, longest, mask.to(device)))
         start = rows.stop
-    return parts
+    return calls
 
 
-def attend_to_slots(q: Tensor, keys: Tensor, values: Tensor, parts: list[Part]) -> Tensor:
+def attend_to_slots(q: Tensor, keys: Tensor, values: Tensor, calls: list[AttentionCall]) -> Tensor:
     """q is [N, H, D], keys and values are [slots, H_kv, context length, D]; returns [N, H, D]."""
     heads, groups = keys.shape[1], q.shape[1] // keys.shape[1]
     attended = torch.empty_like(q)
-    for part in parts:
+    for call in calls:
         # The query heads that share a K/V head stand beside the tokens: K and V are read once for the group.
-        queries = q[part.rows].view(part.requests, part.tokens, heads, groups, -1)  # [B, n, H_kv, H / H_kv, D]
+        queries = q[call.rows].view(call.requests, call.tokens, heads, groups, -1)  # [B, n, H_kv, H / H_kv, D]
         queries = queries.permute(0, 2, 1, 3, 4).flatten(2, 3)  # [B, H_kv, n * H / H_kv, D]
-        k, v = (past[part.slots, :, : part.longest] for past in (keys, values))  # [B, H_kv, S, D], views: no copy
-        result = F.scaled_dot_product_attention(queries, k, v, attn_mask=part.mask)
-        result = result.unflatten(2, (part.tokens, groups)).transpose(1, 2)  # [B, n, H_kv, H / H_kv, D]
-        attended[part.rows] = result.reshape(-1, *q.shape[1:])
+        k, v = (past[call.slots, :, : call.longest] for past in (keys, values))  # [B, H_kv, S, D], views: no copy
+        result = F.scaled_dot_product_attention(queries, k, v, attn_mask=call.mask)
+        result = result.unflatten(2, (call.tokens, groups)).transpose(1, 2)  # [B, n, H_kv, H / H_kv, D]
+        attended[call.rows] = result.reshape(-1, *q.shape[1:])
     return attended
 
 
-def runs(chunks: List[Chunk], call_costs: int) -> list[list[Chunk]]:
-    """Cuts the chunks into runs that share an attention call: as many tokens in each, slots that are neighbours, and
-    no more padding for the sake of one more request than a call of its own would cost, in tokens."""
-    cut: list[list[Chunk]] = []
+def share_calls(chunks: list[Chunk], call_costs: int) -> list[list[Chunk]]:
+    """Group the chunks that share a call: neighbouring slots, equally many tokens, and little padding.
+
+    One more request may bring no more padding than a call of its own would cost, in tokens.
+    """
+    groups: list[list[Chunk]] = []
     for chunk in chunks:
-        length = chunk.sequence.computed
-        if cut:
-            run, last = cut[-1], cut[-1][-1]
-            longest = max(other.sequence.computed for other in run)
-            padding = longest - length if length < longest else (length - longest) * len(run)
+        if groups:
+            group, last = groups[-1], groups[-1][-1]
+            longest = max(other.start for other in group)
+            padding = longest - chunk.start if chunk.start < longest else (chunk.start - longest) * len(group)
             neighbours = chunk.sequence.slot == last.sequence.slot + 1
             alike = len(chunk.token_ids) == len(last.token_ids)
             if neighbours and alike and padding <= call_costs:
-                run.append(chunk)
+                group.append(chunk)
                 continue
-        cut.append([chunk])
-    return cut
+        groups.append([chunk])
+    return groups

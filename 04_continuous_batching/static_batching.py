@@ -1,17 +1,17 @@
-"""Static batching, for comparison only: a fixed group, padded, that waits for its slowest member.
+"""NEW in 04: static batching, for comparison only: a fixed group, padded, that waits for its slowest member.
 
 This is what a server does that calls `generate` of a library on batches. Model, cache and attention are those of
 the stage; what differs is who runs when. The group's prompts are padded to the longest, and requests that have ended
 stay in the batch, computing nothing of use, until all have.
 """
 
-from functools import partial
-
 import torch
 
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.request import Request
+from common.sampling import Drawn
+from common.trace import StepRecord
 
 from .batch import Batch
 from .kv_cache import KVCache
@@ -34,30 +34,48 @@ class StaticEngine(BaseEngine):
         """All prompts of a new group at once, or one more token for everybody in the group."""
         if not self.requests:
             return []
+        with self.trace.step() as record:
+            chunks = self.schedule(record)
+            drawn = self.run(chunks)
+            return self.commit(drawn)
+
+    def schedule(self, record: StepRecord) -> list[Chunk]:
+        """Choose all that the group has left to run, padded to the longest; a new group if the last one has ended."""
         if not self.group:
             first = list(self.requests.values())[: self.max_running]
             self.group = [Sequence(request, slot) for slot, request in enumerate(first)]
-        with self.trace.step() as record:
-            width = max((s.remaining for s in self.group if not s.request.finished), default=1)
-            chunks = []
-            for sequence in self.group:
-                request, token_ids = sequence.request, []
-                if not request.finished:
-                    token_ids = request.token_ids_between(sequence.computed, request.num_tokens)
-                    record.work(request.request_id, "decode" if request.token_ids else "prefill", len(token_ids))
-                if width > len(token_ids):
-                    record.work(request.request_id, "padding", width - len(token_ids))
-                # What padding leaves in the slot is never seen: the sequence's own next tokens overwrite it in time.
-                chunks.append(Chunk(sequence, token_ids + [PADDING] * (width - len(token_ids))))
-            batch = Batch(chunks, self.config.num_heads // self.config.num_kv_heads, self.device, self.dtype)
-            hidden = self.model(batch.token_ids, batch.positions, partial(self.cache.attend, batch))  # [N, hidden_size]
-            running = [sequence for sequence in self.group if not sequence.request.finished]
-            rows = [s.slot * width + s.remaining - 1 for s in running]  # of each one's last token before the padding
-            for sequence in running:
-                sequence.computed += sequence.remaining
-            requests = [sequence.request for sequence in running]
-            self.sample_next(requests, self.model.logits(hidden[rows]))
+        width = max((s.remaining for s in self.group if not s.request.finished), default=1)
+        chunks = []
+        for sequence in self.group:
+            request, token_ids = sequence.request, []
+            if not request.finished:
+                token_ids = request.token_ids_between(sequence.computed, request.num_tokens)
+                record.work(request.request_id, "decode" if request.token_ids else "prefill", len(token_ids))
+            if width > len(token_ids):
+                record.work(request.request_id, "padding", width - len(token_ids))
+            # What padding leaves in the slot is never seen: the sequence's own next tokens overwrite it in time.
+            token_ids += [PADDING] * (width - len(token_ids))
+            chunks.append(Chunk(sequence, sequence.computed, token_ids, completes=False))
+        return chunks
+
+    def run(self, chunks: list[Chunk]) -> Drawn:
+        batch = Batch(chunks, self.config.num_heads // self.config.num_kv_heads, self.device, self.dtype)
+        hidden = self.model(batch.token_ids, batch.positions, self.cache.bind(batch))  # [N, hidden_size]
+        width, running = len(chunks[0].token_ids), self.unfinished
+        rows = [s.slot * width + s.remaining - 1 for s in running]  # of each one's last token before the padding
+        for sequence in running:
+            sequence.computed += sequence.remaining
+        return self.draw([sequence.request for sequence in running], self.model.logits(hidden[rows]))
+
+    def commit(self, drawn: Drawn) -> list[Request]:
+        tokens = [[token] for token in drawn.tokens()]
+        requests = self.append_tokens([sequence.request for sequence in self.unfinished], tokens)
+        self.retire_finished(requests)
         return requests
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        return [sequence for sequence in self.group if not sequence.request.finished]
 
     def release(self, request: Request) -> None:
         """Nobody's place is free before everybody has ended."""

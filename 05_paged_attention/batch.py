@@ -4,11 +4,9 @@ The model treats every token by itself, so for it a batch is a list of tokens an
 requests differ: each has its own past, in its own pages, of its own length.
 """
 
-from collections.abc import Sequence as List
-
 import torch
 
-from common.attention import Attention, PagedBatch
+from common.attention import PagedBatch
 from common.transfers import to_device
 
 from .scheduler import Chunk
@@ -17,26 +15,28 @@ from .scheduler import Chunk
 class Batch:
     """The ragged batch of one step.
 
-    token_ids, positions, slots: `[N]`, int64. last_rows: for each chunk, in the order given, the row of its last
-    token, from which the next token is sampled if nothing else of the sequence is left to run. plan: what attention
-    does in each layer.
+    token_ids, positions: `[N]`, int64. logits_rows: `[R]`, int64, the rows whose next token is wanted: the last one of
+    each chunk that completes its sequence. NEW in 05: paged: where K and V of the tokens go, and where their pasts lie.
     """
 
-    def __init__(self, chunks: List[Chunk], attention: Attention, device: torch.device):
+    def __init__(self, chunks: list[Chunk], device: torch.device):
         """Chunks of decoding requests come first."""
-        token_ids, positions, slots = [], [], []
+        token_ids, positions, slot_mapping, logits_rows = [], [], [], []
         query_lengths, lengths, tables = [], [], []
-        self.last_rows: list[int] = []
         for chunk in chunks:
-            start, count = chunk.sequence.computed, len(chunk.token_ids)
+            count = len(chunk.token_ids)
             token_ids += chunk.token_ids
-            positions += range(start, start + count)
+            positions += range(chunk.start, chunk.start + count)
             # NEW in 05: a token lies where the page table says, and attention must know that table.
-            slots += chunk.sequence.page_table.slots(start, start + count)
+            slot_mapping += chunk.sequence.page_table.slot_mapping(chunk.start, chunk.start + count)
             query_lengths.append(count)
-            lengths.append(start + count)
+            lengths.append(chunk.start + count)
             tables.append(chunk.sequence.page_table.pages)
-            self.last_rows.append(len(token_ids) - 1)
-        self.token_ids, self.positions, self.slots = to_device([token_ids, positions, slots], torch.int64, device)
-        paged = PagedBatch.pack(query_lengths, lengths, tables, self.slots, chunks[0].sequence.page_table.page_size)
-        self.plan = attention.prepare(paged)
+            # A piece of a prompt that is not its end has scored nothing of use.
+            if chunk.completes:
+                logits_rows.append(len(token_ids) - 1)
+        lists = [token_ids, positions, slot_mapping]
+        self.token_ids, self.positions, slot_mapping = to_device(lists, torch.int64, device)
+        self.logits_rows = to_device(logits_rows, torch.int64, device)
+        page_size = chunks[0].sequence.page_table.page_size
+        self.paged = PagedBatch.pack(query_lengths, lengths, tables, slot_mapping, page_size)

@@ -1,18 +1,18 @@
 """The KV cache of all requests: a pool of pages, and attention that finds a sequence by its page table."""
 
+from typing import Any, NamedTuple
+
 from torch import Tensor
 
-from common.attention import Attention
+from common.attention import Attention, PagedBatch
 from common.loader import Loaded
 from common.memory import zeros
-
-from .batch import Batch
 
 
 class KVCache:
     """The keys and values of `num_pages` pages, of whichever sequences they are.
 
-    NEW in 05: pages in place of slots. One page holds `page_size` tokens of one sequence, in all layers.
+    NEW in 05: one page holds `page_size` tokens of one sequence, in all layers.
     """
 
     def __init__(self, loaded: Loaded, num_pages: int, page_size: int, attention: Attention):
@@ -24,11 +24,20 @@ class KVCache:
         self.attention = attention
         self.capacity = num_pages * page_size  # tokens there is room for
 
-    def attend(self, batch: Batch, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """`attend` for the model, once it is bound to the batch: store what is new, then attend to all there is.
+    def bind(self, batch: PagedBatch) -> "BoundCache":
+        """Return the `attend` with which the model runs this batch."""
+        return BoundCache(self, batch, self.attention.prepare(batch))
 
-        q is [N, H, D], k and v are [N, H_kv, D]; returns [N, H, D]. NEW in 05: what knows about pages is a kernel.
-        """
-        k_pages, v_pages = self.k[layer], self.v[layer]  # [pages, page_size, H_kv, D]
-        self.attention.write(k, v, k_pages, v_pages, batch.slots)
-        return self.attention.attend(q, k_pages, v_pages, batch.plan)
+
+class BoundCache(NamedTuple):
+    """`attend` for one batch, whose N tokens belong to many requests. NEW in 05: a kernel knows about pages."""
+
+    cache: KVCache
+    batch: PagedBatch
+    plan: Any  # of the attention backend
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store what is new, then attend to all there is. q is [N, H, D], k, v are [N, H_kv, D]; returns [N, H, D]."""
+        k_pages, v_pages = self.cache.k[layer], self.cache.v[layer]  # [pages, page_size, H_kv, D]
+        self.cache.attention.write(k, v, k_pages, v_pages, self.batch.slot_mapping)
+        return self.cache.attention.attend(q, k_pages, v_pages, self.plan)

@@ -12,14 +12,16 @@ from common.serving.options import add_server_arguments
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """NEW in 05: how much memory K and V may take, and in pieces of which size."""
-    add_server_arguments(parser)
+    """Add the options of this stage to those of all stages."""
+    add_server_arguments(parser)  # how many requests may wait, and what else a server is told
+    # How many requests may run, how much a step may do, how much memory K and V may take.
     engine = parser.add_argument_group("engine")
     engine.add_argument("--max-running", type=int, default=64, help="requests in a step (default: 64)")
     engine.add_argument("--token-budget", type=int, default=256, help="tokens in a step (default: 256)")
     engine.add_argument(
         "--kv-memory", metavar="SIZE", help="for K and V, as 512M or 2G (default: 1G; GPU: what is left)"
     )
+    # NEW in 05: in pieces of which size, and which kernels read them.
     engine.add_argument("--page-size", type=int, default=16, help="tokens in a page (default: 16)")
     engine.add_argument("--attention", default="auto", help="auto, torch, numba, triton or flash (default: auto)")
 

@@ -19,7 +19,7 @@ class PageTable:
         """Tokens there is room for."""
         return len(self.pages) * self.page_size
 
-    def slots(self, start: int, stop: int) -> list[int]:
+    def slot_mapping(self, start: int, stop: int) -> list[int]:
         """Where tokens `start` to `stop` lie: page * page_size + place in the page."""
         size, pages = self.page_size, self.pages
         return [pages[position // size] * size + position % size for position in range(start, stop)]
@@ -47,7 +47,7 @@ class PageAllocator:
         self.free += reversed(table.pages)
         table.pages = []
 
-    def refuse_what_never_fits(self, tokens: int) -> None:
+    def check_fits(self, tokens: int) -> None:
         """ValueError if a request of so many tokens is too large for the pool, even with nobody else in it."""
         if self.pages_for(tokens) > self.num_pages:
             raise ValueError(

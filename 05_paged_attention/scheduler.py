@@ -1,8 +1,8 @@
 """The scheduler decides, before every step, which requests run in it and how many of their tokens.
 
 Static batching forms a group and runs it until its slowest member ends. Here the group is formed anew for every step
-(iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as a slot is free, and leaves it the moment
-it ends. And a long prompt is run in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not hold
+(iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as there is room, and leaves the moment it
+ends. And a long prompt is run in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not hold
 up those who are decoding.
 
 Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
@@ -18,7 +18,6 @@ on nothing but seed and position, it goes on with the tokens it would have had.
 
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from common.request import Request
 
@@ -27,7 +26,7 @@ from .page_table import PageAllocator, PageTable
 
 @dataclass(eq=False)
 class Sequence:
-    """A running request: the first `computed` of its tokens have been run, and their K and V are in its pages."""
+    """A running request: K and V of its first `computed` tokens are in its pages, or will be after this step."""
 
     request: Request
     page_table: PageTable
@@ -39,28 +38,30 @@ class Sequence:
         return self.request.num_tokens - self.computed
 
 
-class Chunk(NamedTuple):
-    """What one step runs of one sequence: its next tokens."""
+@dataclass(eq=False)
+class Chunk:
+    """What one step runs of one sequence: its tokens from number `start` on.
+
+    completes: nothing of the sequence remains behind it, so its last token tells the next one.
+    """
 
     sequence: Sequence
+    start: int
     token_ids: list[int]
+    completes: bool
 
     @property
     def phase(self) -> str:
-        return "decode" if self.sequence.remaining == 1 and self.sequence.request.token_ids else "prefill"
-
-    @property
-    def completes(self) -> bool:
-        """Nothing remains after it, so its last token tells the next one."""
-        return len(self.token_ids) == self.sequence.remaining
+        decodes = self.completes and len(self.token_ids) == 1 and self.sequence.request.token_ids
+        return "decode" if decodes else "prefill"
 
 
 class Scheduler:
     """First come, first served; at most `max_running` requests and `token_budget` tokens in a step.
 
     Nobody starves: the budget has a token for every running request, so in every step each one that decodes gets its
-    token, and the oldest one in prefill gets at least one. NEW in 05: unless its pages are taken, and they are taken
-    from the youngest only. The oldest always gets on, since `add` has seen to it that it fits in when it is alone.
+    token, and the oldest one in prefill gets at least one. NEW in 05: preemption takes pages from the youngest only, so
+    the oldest always gets on: `add` has seen to it that it fits in when it is alone.
     """
 
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int):
@@ -78,7 +79,7 @@ class Scheduler:
         self.preemptions = 0  # ever
 
     def add(self, request: Request) -> None:
-        self.allocator.refuse_what_never_fits(len(request.prompt_token_ids) + request.max_tokens)
+        self.allocator.check_fits(len(request.prompt_token_ids) + request.max_tokens)
         self.waiting.append(request)
 
     def schedule(self) -> list[Chunk]:
@@ -95,13 +96,6 @@ class Scheduler:
             chunks.append(self._chunk(sequence, budget))
             budget -= len(chunks[-1].token_ids)
         return chunks
-
-    def advance(self, chunks: list[Chunk]) -> list[Request]:
-        """Takes note that they have been run; returns the requests whose next token can be sampled."""
-        ready = [chunk.sequence.request for chunk in chunks if chunk.completes]
-        for chunk in chunks:
-            chunk.sequence.computed += len(chunk.token_ids)
-        return ready
 
     def remove(self, request: Request) -> None:
         """Forgets a request that ends, whether it runs or waits."""
@@ -128,7 +122,7 @@ class Scheduler:
         return sequence
 
     def _allocate(self, request: Request) -> Sequence | None:
-        """Take pages for all tokens of a request, and leave one for each that runs, or it would soon be preempted."""
+        """NEW in 05: take pages for all tokens of a request; leave one for each that runs, or it is soon preempted."""
         if self.allocator.pages_for(request.num_tokens) + len(self.running) > len(self.allocator.free):
             return None
         table = PageTable(self.allocator.page_size)
@@ -136,7 +130,7 @@ class Scheduler:
         return Sequence(request, table)
 
     def _extend(self, sequence: Sequence) -> bool:
-        """Room for the next token; False if the sequence itself is the youngest, and had to give up its pages."""
+        """NEW in 05: make room for the next token; False if the sequence is the youngest, and gave up its pages."""
         while sequence.request.request_id in self.running:
             if self.allocator.extend(sequence.page_table, sequence.computed + 1):
                 return True
@@ -144,12 +138,15 @@ class Scheduler:
         return False
 
     def _preempt(self) -> None:
-        """Takes the pages of the youngest, and puts it at the front of the queue: it came before all who wait."""
+        """NEW in 05: take the pages of the youngest, and put it at the front of the queue: it came first."""
         _, sequence = self.running.popitem()
         self.allocator.release(sequence.page_table)
         self.waiting.appendleft(sequence.request)
         self.preemptions += 1
 
     def _chunk(self, sequence: Sequence, most: int) -> Chunk:
-        stop = sequence.computed + min(sequence.remaining, most)
-        return Chunk(sequence, sequence.request.token_ids_between(sequence.computed, stop))
+        """Take the next tokens of a sequence, at most `most`. They count as computed: what is scheduled is run."""
+        start = sequence.computed
+        sequence.computed += min(sequence.remaining, most)
+        token_ids = sequence.request.token_ids_between(start, sequence.computed)
+        return Chunk(sequence, start, token_ids, completes=sequence.remaining == 0)

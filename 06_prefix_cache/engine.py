@@ -9,8 +9,6 @@ Production engines have just this. What they add: a router that sends a request 
 pages in the host's memory and on disk.
 """
 
-from functools import partial
-
 import torch
 
 from common.attention import choose_attention
@@ -18,11 +16,12 @@ from common.engine import BaseEngine
 from common.loader import Loaded
 from common.memory import kv_bytes_left, parse_bytes
 from common.request import Request
-from common.transfers import to_device
+from common.sampling import Drawn
+from common.trace import StepRecord
 
 from .batch import Batch
 from .kv_cache import KVCache
-from .scheduler import Scheduler
+from .scheduler import Chunk, Scheduler
 
 
 class Engine(BaseEngine):
@@ -43,8 +42,9 @@ class Engine(BaseEngine):
         attention: str = "auto",
     ):
         super().__init__(loaded)
-        backend, self.why = choose_attention(attention, self.device, self.dtype, self.config.head_dim, page_size)
-        # NEW in 05: memory is counted in pages.
+        head_dim = self.config.head_dim
+        backend, self.startup_notes = choose_attention(attention, self.device, self.dtype, head_dim, page_size)
+        # Memory is counted in pages.
         budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
         num_pages = budget // (page_size * self.config.kv_bytes_per_token(self.dtype))
         self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size)
@@ -52,10 +52,11 @@ class Engine(BaseEngine):
 
     @property
     def max_model_len(self) -> int:
-        """NEW in 05: a request can have no more tokens than all pages together."""
+        """A request can have no more tokens than all pages together."""
         return min(self.config.context_length, self.cache.capacity)
 
     def accept(self, request: Request) -> None:
+        """Queue the request, and raise ValueError if it can never run."""
         self.scheduler.add(request)
 
     @torch.inference_mode()
@@ -64,27 +65,41 @@ class Engine(BaseEngine):
         if not self.requests:
             return []
         with self.trace.step() as record:
-            chunks = self.scheduler.schedule()
-            for chunk in chunks:
-                record.work(chunk.sequence.request.request_id, chunk.phase, len(chunk.token_ids))
-            record.counters["waiting"] = len(self.scheduler.waiting)
-            record.counters["preemptions"] = self.scheduler.preemptions
-            record.counters["tokens_hit"] = self.scheduler.tokens_hit
-            # NEW in 04: one pass of the model for all of them.
-            batch = Batch(chunks, self.cache.attention, self.device)
-            attend = partial(self.cache.attend, batch)
-            hidden = self.model(batch.token_ids, batch.positions, attend)  # [N, hidden_size]
-            rows = [row for row, chunk in zip(batch.last_rows, chunks, strict=True) if chunk.completes]
-            requests = self.scheduler.advance(chunks)
-            # A piece of a prompt that is not its end has scored nothing that anybody wants to know.
-            self.sample_next(requests, self.model.logits(hidden[to_device(rows, torch.int64, self.device)]))
+            chunks = self.schedule(record)
+            drawn = self.run(chunks)
+            return self.commit(chunks, drawn)
+
+    def schedule(self, record: StepRecord) -> list[Chunk]:
+        """Choose tokens of many requests, as the scheduler decides."""
+        chunks = self.scheduler.schedule()
+        for chunk in chunks:
+            record.work(chunk.sequence.request.request_id, chunk.phase, len(chunk.token_ids))
+        record.counters["waiting"] = len(self.scheduler.waiting)
+        record.counters["preemptions"] = self.scheduler.preemptions
+        record.counters["tokens_hit"] = self.scheduler.tokens_hit
+        return chunks
+
+    def run(self, chunks: list[Chunk]) -> Drawn:
+        """Run all chunks in one pass of the model; draw a token for each that completes its sequence."""
+        batch = Batch(chunks, self.device)
+        hidden = self.model(batch.token_ids, batch.positions, self.cache.bind(batch.paged))  # [N, hidden_size]
+        requests = [chunk.sequence.request for chunk in chunks if chunk.completes]
+        return self.draw(requests, self.model.logits(hidden[batch.logits_rows]))
+
+    def commit(self, chunks: list[Chunk], drawn: Drawn) -> list[Request]:
+        """Append to each of these requests its token, and retire those that this ends."""
+        completed = [chunk.sequence.request for chunk in chunks if chunk.completes]
+        requests = self.append_tokens(completed, [[token] for token in drawn.tokens()])
+        self.scheduler.cache_full_pages()  # NEW in 06: before they can be released
+        self.retire_finished(requests)
         return requests
 
     def release(self, request: Request) -> None:
-        """A request that ends makes room at once, and the next one that waits takes it in the next step."""
+        """Free the request's place for the next step."""
         self.scheduler.remove(request)
 
     def check(self) -> None:
+        """Raise AssertionError if the scheduler's books do not balance."""
         self.scheduler.check()
 
     def stats(self) -> dict[str, float]:

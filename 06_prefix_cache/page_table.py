@@ -19,7 +19,7 @@ class PageTable:
         """Tokens there is room for."""
         return len(self.pages) * self.page_size
 
-    def slots(self, start: int, stop: int) -> list[int]:
+    def slot_mapping(self, start: int, stop: int) -> list[int]:
         """Where tokens `start` to `stop` lie: page * page_size + place in the page."""
         size, pages = self.page_size, self.pages
         return [pages[position // size] * size + position % size for position in range(start, stop)]
@@ -46,11 +46,11 @@ class PageAllocator:
 
     @property
     def available(self) -> int:
-        """Pages that are free, or cached and used by nobody."""
+        """NEW in 06: pages that are free, or cached and unused."""
         return len(self.free) + len(self.tree.unused)
 
     def adopt(self, table: PageTable, node: Node) -> None:
-        """The next page on the table's path; the table's own page in its place is free if it is another one."""
+        """NEW in 06: put a cached page next on the table's path; free the table's own page if it is another one."""
         place = len(table.path)
         if place == len(table.pages):
             table.pages.append(node.page)
@@ -64,7 +64,7 @@ class PageAllocator:
         self.free += reversed(table.pages[len(table.path) :])
         table.pages, table.path = [], []
 
-    def refuse_what_never_fits(self, tokens: int) -> None:
+    def check_fits(self, tokens: int) -> None:
         """ValueError if a request of so many tokens is too large for the pool, even with nobody else in it."""
         if self.pages_for(tokens) > self.num_pages:
             raise ValueError(

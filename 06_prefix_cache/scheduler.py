@@ -1,8 +1,8 @@
 """The scheduler decides, before every step, which requests run in it and how many of their tokens.
 
 Static batching forms a group and runs it until its slowest member ends. Here the group is formed anew for every step
-(iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as a slot is free, and leaves it the moment
-it ends. And a long prompt is run in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not hold
+(iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as there is room, and leaves the moment it
+ends. And a long prompt is run in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not hold
 up those who are decoding.
 
 Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
@@ -24,7 +24,6 @@ nobody writes to a page of another, and the last token is always computed, since
 
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from common.request import Request
 
@@ -33,7 +32,7 @@ from .page_table import PageAllocator, PageTable
 
 @dataclass(eq=False)
 class Sequence:
-    """A running request: the first `computed` of its tokens have been run, and their K and V are in its pages."""
+    """A running request: K and V of its first `computed` tokens are in its pages, or will be after this step."""
 
     request: Request
     page_table: PageTable
@@ -46,28 +45,30 @@ class Sequence:
         return self.request.num_tokens - self.computed
 
 
-class Chunk(NamedTuple):
-    """What one step runs of one sequence: its next tokens."""
+@dataclass(eq=False)
+class Chunk:
+    """What one step runs of one sequence: its tokens from number `start` on.
+
+    completes: nothing of the sequence remains behind it, so its last token tells the next one.
+    """
 
     sequence: Sequence
+    start: int
     token_ids: list[int]
+    completes: bool
 
     @property
     def phase(self) -> str:
-        return "decode" if self.sequence.remaining == 1 and self.sequence.request.token_ids else "prefill"
-
-    @property
-    def completes(self) -> bool:
-        """Nothing remains after it, so its last token tells the next one."""
-        return len(self.token_ids) == self.sequence.remaining
+        decodes = self.completes and len(self.token_ids) == 1 and self.sequence.request.token_ids
+        return "decode" if decodes else "prefill"
 
 
 class Scheduler:
     """First come, first served; at most `max_running` requests and `token_budget` tokens in a step.
 
     Nobody starves: the budget has a token for every running request, so in every step each one that decodes gets its
-    token, and the oldest one in prefill gets at least one. NEW in 05: unless its pages are taken, and they are taken
-    from the youngest only. The oldest always gets on, since `add` has seen to it that it fits in when it is alone.
+    token, and the oldest one in prefill gets at least one. Preemption takes pages from the youngest only, so
+    the oldest always gets on: `add` has seen to it that it fits in when it is alone.
     """
 
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int):
@@ -87,7 +88,7 @@ class Scheduler:
         self.refused: tuple[str, int, int] | None = None  # the head of the queue, with pages and requests at that time
 
     def add(self, request: Request) -> None:
-        self.allocator.refuse_what_never_fits(len(request.prompt_token_ids) + request.max_tokens)
+        self.allocator.check_fits(len(request.prompt_token_ids) + request.max_tokens)
         self.waiting.append(request)
 
     def schedule(self) -> list[Chunk]:
@@ -106,13 +107,16 @@ class Scheduler:
             budget -= len(chunks[-1].token_ids)
         return chunks
 
-    def advance(self, chunks: list[Chunk]) -> list[Request]:
-        """Takes note that they have been run; returns the requests whose next token can be sampled."""
-        ready = [chunk.sequence.request for chunk in chunks if chunk.completes]
-        for chunk in chunks:
-            chunk.sequence.computed += len(chunk.token_ids)
-            self._cache_full_pages(chunk.sequence)
-        return ready
+    def cache_full_pages(self) -> None:
+        """NEW in 06: Put what has been computed into the tree, unless another request's copy is there already."""
+        size, tree = self.allocator.page_size, self.allocator.tree
+        for sequence in self.running.values():
+            table = sequence.page_table
+            while (end := (len(table.path) + 1) * size) <= sequence.computed:
+                tokens = sequence.request.token_ids_between(end - size, end)
+                page = table.pages[len(table.path)]
+                node = tree.follow(table.path, tokens) or tree.insert(table.path, tokens, page)
+                self.allocator.adopt(table, node)
 
     def remove(self, request: Request) -> None:
         """Forgets a request that ends, whether it runs or waits."""
@@ -139,7 +143,7 @@ class Scheduler:
         return sequence
 
     def _allocate(self, request: Request) -> Sequence | None:
-        """Take pages for all tokens of a request, and leave one for each that runs, or it would soon be preempted."""
+        """Take pages for all tokens of a request; leave one for each that runs, or it is soon preempted."""
         # NEW in 06: a long prompt is not looked up in every step until there are more pages or fewer requests.
         if self.refused and self.refused[0] == request.request_id:
             _, available, running = self.refused
@@ -179,19 +183,8 @@ class Scheduler:
         if sequence.first:
             self._count_hit(sequence.request, sequence.computed - before)
 
-    def _cache_full_pages(self, sequence: Sequence) -> None:
-        """NEW in 06: what has been computed goes into the tree, unless somebody else's copy is there already."""
-        size, tree, table = self.allocator.page_size, self.allocator.tree, sequence.page_table
-        while (end := (len(table.path) + 1) * size) <= sequence.computed:
-            tokens = sequence.request.token_ids_between(end - size, end)
-            if tokens[-1] < 0:  # it is still on the device: common/gpu/overlap.py
-                break
-            page = table.pages[len(table.path)]
-            node = tree.follow(table.path, tokens) or tree.insert(table.path, tokens, page)
-            self.allocator.adopt(table, node)
-
     def _extend(self, sequence: Sequence) -> bool:
-        """Room for the next token; False if the sequence itself is the youngest, and had to give up its pages."""
+        """Make room for the next token; False if the sequence is the youngest, and gave up its pages."""
         while sequence.request.request_id in self.running:
             if self.allocator.extend(sequence.page_table, sequence.computed + 1):
                 return True
@@ -199,12 +192,15 @@ class Scheduler:
         return False
 
     def _preempt(self) -> None:
-        """Takes the pages of the youngest, and puts it at the front of the queue: it came before all who wait."""
+        """Take the pages of the youngest, and put it at the front of the queue: it came first."""
         _, sequence = self.running.popitem()
         self.allocator.release(sequence.page_table)
         self.waiting.appendleft(sequence.request)
         self.preemptions += 1
 
     def _chunk(self, sequence: Sequence, most: int) -> Chunk:
-        stop = sequence.computed + min(sequence.remaining, most)
-        return Chunk(sequence, sequence.request.token_ids_between(sequence.computed, stop))
+        """Take the next tokens of a sequence, at most `most`. They count as computed: what is scheduled is run."""
+        start = sequence.computed
+        sequence.computed += min(sequence.remaining, most)
+        token_ids = sequence.request.token_ids_between(start, sequence.computed)
+        return Chunk(sequence, start, token_ids, completes=sequence.remaining == 0)

@@ -1,4 +1,4 @@
-"""The demo: which words were guessed, for a story by the draft model and for a copy by prompt lookup."""
+"""The demo: which words were drafted, for a story by the draft model and for a copy by prompt lookup."""
 
 from rich.markup import escape
 
@@ -12,36 +12,36 @@ from .engine import Engine
 
 STORY = "Tell me a story about a fox that lasts two days."
 COPY = "Repeat this text exactly: lantern 4711 meadow 208 compass 31337 harbour 99 ribbon 640 thunder 12"
-GUESSED, OWN = "green", "bold yellow"
+DRAFTED, OWN = "green", "bold yellow"
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
     requests = show_answers(engine)
-    console.print(f"\n[{GUESSED}]guessed, and accepted[/{GUESSED}]   [{OWN}]the model's own word[/{OWN}]")
+    console.print(f"\n[{DRAFTED}]draft tokens, accepted[/{DRAFTED}]   [{OWN}]the model's own word[/{OWN}]")
     for question, draft, name in ((STORY, "draft", "a draft model"), (COPY, "lookup", "prompt lookup")):
-        heading(f"{question}   ({name} guesses)")
+        heading(f"{question}   ({name} drafts)")
         requests += compare(loaded, question, draft)
     check_against_reference(loaded, requests)
 
 
 def compare(loaded: Loaded, question: str, draft: str) -> list[Request]:
-    """The same answer with guesses and without any, which is what stage 06 does."""
+    """The same answer with draft tokens and without any, which is what stage 06 does."""
     prompt, params = chat_prompt(loaded.tokenizer, question), SamplingParams(max_tokens=150)
-    guessing, plain = Engine(loaded, draft=draft), Engine(loaded, num_draft_tokens=0)
-    for engine in (guessing, plain):
+    drafting, plain = Engine(loaded, draft=draft), Engine(loaded, num_draft_tokens=0)
+    for engine in (drafting, plain):
         engine.generate([prompt[:-1]], SamplingParams(max_tokens=8))  # warm, or the first one is slow
-    before = guessing.stats()
-    request, text = run_coloured(guessing, prompt, params)
+    before = drafting.stats()
+    request, text = run_coloured(drafting, prompt, params)
     console.print(f"  {text}\n")
     [alone] = plain.generate([prompt], params)
-    stats = {name: value - before[name] for name, value in guessing.stats().items()}
+    stats = {name: value - before[name] for name, value in drafting.stats().items()}
     passes = stats["steps"]
     console.print(
         f"  {len(request.token_ids)} tokens in {passes:.0f} passes of the model, "
         f"{len(request.token_ids) / passes:.1f} in each; "
-        f"{stats['accepted_tokens']:.0f} of {stats['draft_tokens']:.0f} guesses were accepted"
+        f"{stats['accepted_tokens']:.0f} of {stats['draft_tokens']:.0f} draft tokens were accepted"
     )
-    times = {"with guesses": request, "without": alone}
+    times = {"with drafts": request, "without": alone}
     slowest = max(one.timings.time_per_output_token for one in times.values())
     for label, one in times.items():
         seconds = one.timings.time_per_output_token
@@ -60,7 +60,7 @@ def run_coloured(engine: Engine, prompt: list[int], params: SamplingParams) -> t
         engine.step()
         accepted = int(engine.stats()["accepted_tokens"] - accepted)
         for place, token in enumerate(request.token_ids[before:]):
-            colour = GUESSED if place < accepted else OWN
+            colour = DRAFTED if place < accepted else OWN
             word = engine.tokenizer.decode([token], skip_special_tokens=True)
             coloured += f"[{colour}]{escape(word)}[/{colour}]"
     return request, coloured.strip()

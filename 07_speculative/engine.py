@@ -1,16 +1,15 @@
-"""Stage 07: speculative decoding. Somebody quick guesses the next few tokens, and the model checks them all at once.
+"""Stage 07: speculative decoding. A drafter drafts the next few tokens, and the model verifies them all at once.
 
 Decode reads every weight for one token. To score a token and four more behind it takes hardly longer, since the weights
 are read once for all of them. What is missing is tokens to score: the next ones are what is being looked for. So they
-are guessed (drafter.py), run behind the newest token as if they were known, and kept as far as the model agrees
-(verification.py). How many to guess, and when not to, is speculation.py's matter.
+are drafted (drafter.py), run behind the newest token as if they were known, and kept as far as the model agrees
+(verification.py). How many to draft, and when none, is decided in speculation.py and adaptive_speculation.py.
 
 Production engines have just this, for many kinds of drafters. What they add: drafts and verification in one CUDA graph,
-trees of guesses, and heads trained on the target's own hidden states.
+trees of draft tokens, and heads trained on the target's own hidden states.
 """
 
 import time
-from functools import partial
 
 import torch
 
@@ -19,14 +18,16 @@ from common.engine import BaseEngine
 from common.loader import Loaded
 from common.memory import kv_bytes_left, parse_bytes
 from common.request import Request
-from common.transfers import to_device
+from common.sampling import SampledToken
+from common.trace import StepRecord
 
+from .adaptive_speculation import AdaptiveSpeculation
 from .batch import Batch
 from .drafter import Drafter, DraftModel, PromptLookup, load_draft_model
 from .kv_cache import KVCache
 from .pass_times import measured_costs
-from .scheduler import Scheduler
-from .speculation import AdaptiveSpeculation, Speculation
+from .scheduler import Chunk, Scheduler
+from .speculation import Speculation
 from .verification import verify
 
 
@@ -37,7 +38,7 @@ class Engine(BaseEngine):
     lets decoding requests wait less for them. kv_memory: bytes for K and V, as a number or as "512M"; None: 1 GiB on
     the CPU, on a GPU what a step leaves. page_size: tokens in a page. attention: a backend of common.attention.
     NEW in 07: draft: a model as for `load_model`, or "lookup"; "auto" is the bundled draft for the bundled target.
-    num_draft_tokens: proposals for each request in a step, always so many; None: as many as pay.
+    num_draft_tokens: for each request in a step, a fixed number; None: as many as pay (07b).
     """
 
     def __init__(
@@ -53,9 +54,10 @@ class Engine(BaseEngine):
     ):
         super().__init__(loaded)
         draft_model = load_draft_model(draft, loaded)
-        backend, self.why = choose_attention(attention, self.device, self.dtype, self.config.head_dim, page_size)
-        self.why += f", draft={draft_model.name if draft_model else 'lookup'}"
-        # NEW in 05: memory is counted in pages. NEW in 07: a page has its place in both models' pools.
+        head_dim = self.config.head_dim
+        backend, self.startup_notes = choose_attention(attention, self.device, self.dtype, head_dim, page_size)
+        self.startup_notes += f", draft={draft_model.name if draft_model else 'lookup'}"
+        # Memory is counted in pages. NEW in 07: a page has its place in both models' pools.
         budget = kv_bytes_left(loaded, token_budget, token_budget) if kv_memory is None else parse_bytes(kv_memory)
         models = [loaded, draft_model] if draft_model else [loaded]
         num_pages = budget // (page_size * sum(model.config.kv_bytes_per_token(self.dtype) for model in models))
@@ -71,10 +73,11 @@ class Engine(BaseEngine):
 
     @property
     def max_model_len(self) -> int:
-        """NEW in 05: a request can have no more tokens than all pages together."""
+        """A request can have no more tokens than all pages together."""
         return min(self.config.context_length, self.cache.capacity)
 
     def accept(self, request: Request) -> None:
+        """Queue the request, and raise ValueError if it can never run."""
         self.scheduler.add(request)
 
     @torch.inference_mode()
@@ -83,50 +86,56 @@ class Engine(BaseEngine):
         if not self.requests:
             return []
         with self.trace.step() as record:
-            chunks = self.scheduler.schedule()
-            self.drafter.propose(chunks)  # NEW in 07
-            # Kernels for one query want these side by side.
-            chunks.sort(key=lambda chunk: len(chunk.token_ids) + len(chunk.proposal.token_ids) > 1)
-            for chunk in chunks:
-                tokens = len(chunk.token_ids) + len(chunk.proposal.token_ids)
-                record.work(chunk.sequence.request.request_id, chunk.phase, tokens)
-            record.counters["waiting"] = len(self.scheduler.waiting)
-            record.counters["preemptions"] = self.scheduler.preemptions
-            record.counters["tokens_hit"] = self.scheduler.tokens_hit
-            # NEW in 04: one pass of the model for all of them.
-            batch = Batch(chunks, self.cache.attention, self.device)
-            attend = partial(self.cache.attend, batch)
-            hidden = self.model(batch.token_ids, batch.positions, attend)  # [N, hidden_size]
-            # NEW in 07: scored are the newest tokens of whoever has nothing left to run, and the proposals behind them.
-            ready, rows = [], []
-            for chunk, last in zip(chunks, batch.last_rows, strict=True):
-                if chunk.completes:
-                    ready.append(chunk)
-                    rows += range(last - len(chunk.proposal.token_ids), last + 1)
-            requests, proposals = [chunk.sequence.request for chunk in ready], [chunk.proposal for chunk in ready]
-            gained = verify(self.model.logits(hidden[to_device(rows, torch.int64, self.device)]), requests, proposals)
-            for request, tokens in zip(requests, gained, strict=True):
-                self.append_tokens(request, tokens)
-            self.scheduler.advance(chunks)
-            if all(work.phase == "decode" for work in record.works):
-                counts = [len(proposal.token_ids) for proposal in proposals]
-                self.scheduler.speculation.took(time.perf_counter() - record.start, counts)
-            record.counters["drafted"] = sum(len(proposal.token_ids) for proposal in proposals)
-            record.counters["accepted"] = sum(proposal.accepted for proposal in proposals)
-            self.retire_finished(requests)
+            chunks = self.schedule(record)
+            tokens = self.run(chunks)
+            return self.commit(chunks, tokens, record)
+
+    def schedule(self, record: StepRecord) -> list[Chunk]:
+        """Choose tokens of many requests, as the scheduler decides."""
+        chunks = self.scheduler.schedule()
+        self.drafter.draft(chunks)  # NEW in 07
+        chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # kernels for one query want these side by side
+        for chunk in chunks:
+            record.work(chunk.sequence.request.request_id, chunk.phase, chunk.num_tokens)
+        record.counters["waiting"] = len(self.scheduler.waiting)
+        record.counters["preemptions"] = self.scheduler.preemptions
+        record.counters["tokens_hit"] = self.scheduler.tokens_hit
+        return chunks
+
+    def run(self, chunks: list[Chunk]) -> list[list[SampledToken]]:
+        """Run all chunks in one pass of the model; NEW in 07: verify the draft of each that completes its sequence."""
+        batch = Batch(chunks, self.device)
+        hidden = self.model(batch.token_ids, batch.positions, self.cache.bind(batch.paged))  # [N, hidden_size]
+        requests = [chunk.sequence.request for chunk in chunks if chunk.completes]
+        drafts = [chunk.draft for chunk in chunks if chunk.completes]
+        return verify(self.model.logits(hidden[batch.logits_rows]), requests, drafts)
+
+    def commit(self, chunks: list[Chunk], tokens: list[list[SampledToken]], record: StepRecord) -> list[Request]:
+        """Append to each of these requests its tokens, and retire those that this ends."""
+        completed = [chunk.sequence.request for chunk in chunks if chunk.completes]
+        requests = self.append_tokens(completed, tokens)
+        self.scheduler.count_accepted(chunks)  # NEW in 07: rejected draft tokens do not count as computed
+        self.scheduler.cache_full_pages()  # before they can be released
+        counts = [len(chunk.draft.token_ids) for chunk in chunks]
+        if all(work.phase == "decode" for work in record.works):
+            self.scheduler.speculation.record_step_time(time.perf_counter() - record.start, counts)
+        record.counters["drafted"] = sum(counts)
+        record.counters["accepted"] = sum(chunk.draft.accepted for chunk in chunks)
+        self.retire_finished(requests)
         return requests
 
     def release(self, request: Request) -> None:
-        """A request that ends makes room at once, and the next one that waits takes it in the next step."""
+        """Free the request's place for the next step."""
         self.scheduler.remove(request)
 
     def check(self) -> None:
+        """Raise AssertionError if the scheduler's books do not balance."""
         self.scheduler.check()
 
     def stats(self) -> dict[str, float]:
         running = self.scheduler.running.values()
         tree, page_size = self.scheduler.allocator.tree, self.scheduler.allocator.page_size
-        shared = (tree.size - len(tree.unused)) * page_size  # NEW in 06: what several use counts once
+        shared = (tree.size - len(tree.unused)) * page_size  # what several use counts once
         counted = sum(len(sequence.page_table.path) * page_size for sequence in running)  # once for each user
         used = sum(sequence.computed for sequence in running) - counted + shared
         reserved = sum(sequence.page_table.capacity for sequence in running) - counted + shared

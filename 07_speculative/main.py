@@ -1,4 +1,4 @@
-"""Stage 07, speculative decoding: a drafter guesses the next tokens, and one pass checks them all."""
+"""Stage 07, speculative decoding: a drafter drafts the next tokens, and one pass verifies them all."""
 
 import argparse
 import sys
@@ -12,29 +12,31 @@ from common.serving.options import add_server_arguments
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """NEW in 05: how much memory K and V may take, and in pieces of which size."""
-    add_server_arguments(parser)
+    """Add the options of this stage to those of all stages."""
+    add_server_arguments(parser)  # how many requests may wait, and what else a server is told
+    # How many requests may run, how much a step may do, how much memory K and V may take.
     engine = parser.add_argument_group("engine")
     engine.add_argument("--max-running", type=int, default=64, help="requests in a step (default: 64)")
     engine.add_argument("--token-budget", type=int, default=256, help="tokens in a step (default: 256)")
     engine.add_argument(
         "--kv-memory", metavar="SIZE", help="for K and V, as 512M or 2G (default: 1G; GPU: what is left)"
     )
+    # In pieces of which size, and which kernels read them.
     engine.add_argument("--page-size", type=int, default=16, help="tokens in a page (default: 16)")
     engine.add_argument("--attention", default="auto", help="auto, torch, numba, triton or flash (default: auto)")
-    # NEW in 07: who guesses, and how much.
+    # NEW in 07: what drafts, and how much.
     engine.add_argument(
         "--draft",
         metavar="NAME",
         default="auto",
-        help="a small model with the same vocabulary, which guesses, or lookup, which repeats what followed the same "
-        "words before (default: the bundled draft model for the bundled model, otherwise lookup)",
+        help="a small model with the same vocabulary, or lookup, which repeats what followed the same words before "
+        "(default: the bundled draft model for the bundled model, otherwise lookup)",
     )
     engine.add_argument(
         "--num-draft-tokens",
         metavar="K",
         type=int,
-        help="guesses for each request in a step, 0 to 8, always so many (default: as many as pay)",
+        help="fixed number of draft tokens per request and step, 0 to 8 (default: adaptive)",
     )
 
 

@@ -11,13 +11,13 @@ from collections import OrderedDict
 class Node:
     """One page of computed K and V, and how many running sequences use it."""
 
-    __slots__ = ("children", "drafted", "page", "parent", "references", "tokens")
+    __slots__ = ("children", "draft_computed", "page", "parent", "references", "tokens")
 
     def __init__(self, parent: "Node | None", tokens: tuple[int, ...], page: int):
         self.parent, self.tokens, self.page = parent, tokens, page
         self.children: dict[tuple[int, ...], Node] = {}
         self.references = 0
-        self.drafted = False  # NEW in 07: whether the draft model's K and V are in its page, too
+        self.draft_computed = False  # NEW in 07: whether the draft model's K and V are in its page too
 
 
 class PrefixTree:

@@ -1,24 +1,23 @@
-"""NEW in 07: which of the proposed tokens become output, and what follows the last of them.
+"""NEW in 07: which draft tokens become output, and what follows the last of them.
 
-The target has scored the newest token and the k proposals behind it in one pass, so it has said what it would have
-said after each of them. The output is the proposals up to the first one that it does not take, and one token of its
-own: in place of that one, or, if it takes all, behind the last. So a pass gives 1 to k + 1 tokens, and never fewer
-than a pass without proposals.
+The target has scored the newest token and the k draft tokens behind it in one pass, so it has said what it would have
+said after each of them. The output is the draft tokens up to the first one that it rejects, and one token of its own:
+in place of that one, or, if it accepts all, behind the last. So a pass gives 1 to k + 1 tokens, and never fewer than a
+pass without draft tokens.
 
 Two ways to decide, and the output of both is distributed as the target's own (Leviathan et al., 2023; Chen et al.,
 2023):
 
-- *Comparison.* The sampler of stage 06 draws the target's token. A proposal that is the same token is accepted. For
+- *Comparison.* The sampler of stage 06 draws the target's token. A draft token that is the same is accepted. For
   greedy requests nothing else makes sense. It also keeps what a seed promises, since what is drawn depends on seed and
-  position alone: the text is that of stage 06, whatever has been proposed.
-- *Rejection sampling*, for requests without a seed whose proposals were drawn from a distribution q. With p the
-  target's, a proposal x is accepted with probability min(1, p(x) / q(x)), else the token is drawn from the positive
+  position alone: the text is that of stage 06, whatever the draft.
+- *Rejection sampling*, for requests without a seed whose draft tokens were drawn from a distribution q. With p the
+  target's, a draft token x is accepted with probability min(1, p(x) / q(x)), else the token is drawn from the positive
   part of p - q. No other way accepts more often: in sum over x, min(p(x), q(x)).
 
-For a proposal that was not drawn at all (prompt lookup) the two are the same: q is 1 at x, and p(x) is accepted.
+For a draft token that was not drawn at all (prompt lookup) the two are the same: q is 1 at x, and p(x) is accepted.
 """
 
-from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from itertools import accumulate, compress, pairwise
 
@@ -34,8 +33,8 @@ COIN, RESIDUAL = 1, 2
 
 
 @dataclass
-class Proposal:
-    """What a drafter thinks comes next: up to k tokens.
+class Draft:
+    """What a drafter expects to come next: up to k draft tokens.
 
     probabilities: for each token the distribution `[V]`, float64, that it was drawn from, where a request is to be
     verified by rejection sampling; otherwise empty. accepted: how many of them `verify` has taken.
@@ -48,7 +47,7 @@ class Proposal:
 
 @dataclass
 class Row:
-    """A request as it would be with some proposals accepted: what the sampler reads of it."""
+    """A request as it would be with some draft tokens accepted: what the sampler reads of it."""
 
     params: SamplingParams
     prompt_token_ids: list[int]
@@ -56,62 +55,62 @@ class Row:
     seed: int
 
     @classmethod
-    def after(cls, request: Request, proposed: list[int]) -> "Row":
-        return cls(request.params, request.prompt_token_ids, request.token_ids + proposed, request.seed)
+    def after(cls, request: Request, accepted: list[int]) -> "Row":
+        return cls(request.params, request.prompt_token_ids, request.token_ids + accepted, request.seed)
 
 
 def by_rejection(request: Request) -> bool:
     return not request.params.greedy and request.params.seed is None
 
 
-def verify(logits: Tensor, requests: List[Request], proposals: List[Proposal]) -> list[list[SampledToken]]:
-    """The tokens that each request gains, at least one; each proposal learns how many of its own are among them.
+def verify(logits: Tensor, requests: list[Request], drafts: list[Draft]) -> list[list[SampledToken]]:
+    """Return the tokens that each request gains, at least one, and set `accepted` in each draft.
 
-    logits is `[R, V]` float32: for each request in turn, the scores behind its newest token and behind each proposal.
+    logits is `[R, V]` float32: for each request in turn, the scores behind its newest token and each draft token.
     """
     rows, spans = [], []
-    for request, proposal in zip(requests, proposals, strict=True):
-        spans.append(range(len(rows), len(rows) + len(proposal.token_ids) + 1))
-        rows += [Row.after(request, proposal.token_ids[:count]) for count in range(len(spans[-1]))]
+    for request, draft in zip(requests, drafts, strict=True):
+        spans.append(range(len(rows), len(rows) + len(draft.token_ids) + 1))
+        rows += [Row.after(request, draft.token_ids[:count]) for count in range(len(spans[-1]))]
     gained: list[list[SampledToken]] = [[] for _ in requests]
-    drawn = [bool(proposal.probabilities) for proposal in proposals]
+    drawn = [bool(draft.probabilities) for draft in drafts]
     for decide, mine in ((compare, [not one for one in drawn]), (reject, drawn)):
         if any(mine):
             places = [i for span in compress(spans, mine) for i in span]
             chosen = logits if all(mine) else logits[to_device(places, torch.int64, logits.device)]
-            decided = iter(decide(chosen, [rows[i] for i in places], list(compress(proposals, mine))))
+            decided = iter(decide(chosen, [rows[i] for i in places], list(compress(drafts, mine))))
             gained = [next(decided) if one else tokens for tokens, one in zip(gained, mine, strict=True)]
-    for tokens, proposal in zip(gained, proposals, strict=True):
-        proposal.accepted = len(tokens) - 1
+    for tokens, draft in zip(gained, drafts, strict=True):
+        draft.accepted = len(tokens) - 1
     return gained
 
 
-def compare(logits: Tensor, rows: List[Row], proposals: List[Proposal]) -> list[list[SampledToken]]:
-    """For each request what the target says, for as long as the proposals say the same, and its next token."""
+def compare(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list[list[SampledToken]]:
+    """Return for each request what the target says for as long as the draft says the same, and its next token."""
     said, gained = iter(sample(logits, rows)), []
-    for proposal in proposals:
-        mine = [next(said) for _ in range(len(proposal.token_ids) + 1)]
+    for draft in drafts:
+        mine = [next(said) for _ in range(len(draft.token_ids) + 1)]
         agreed = 0
-        while agreed < len(proposal.token_ids) and mine[agreed].token_id == proposal.token_ids[agreed]:
+        while agreed < len(draft.token_ids) and mine[agreed].token_id == draft.token_ids[agreed]:
             agreed += 1
         gained.append(mine[: agreed + 1])
     return gained
 
 
-def reject(logits: Tensor, rows: List[Row], proposals: List[Proposal]) -> list[list[SampledToken]]:
+def reject(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list[list[SampledToken]]:
     """Rejection sampling, for each request. The host waits for the device twice, however many there are."""
     device = logits.device
     p = probabilities(logits, rows)  # [R, V]
-    q = torch.stack([one for proposal in proposals for one in proposal.probabilities])  # [K, V]: one row less for each
-    starts = [0, *accumulate(len(proposal.token_ids) + 1 for proposal in proposals)]
+    q = torch.stack([one for draft in drafts for one in draft.probabilities])  # [K, V]: one row less for each
+    starts = [0, *accumulate(len(draft.token_ids) + 1 for draft in drafts)]
     judging = [i for start, end in pairwise(starts) for i in range(start, end - 1)]  # the rows of p beside those of q
-    ids = to_device([one for proposal in proposals for one in proposal.token_ids], torch.int64, device)[:, None]
+    ids = to_device([one for draft in drafts for one in draft.token_ids], torch.int64, device)[:, None]
     p_beside_q = p[to_device(judging, torch.int64, device)]  # [K, V]
     chances = torch.cat([p_beside_q.gather(-1, ids), q.gather(-1, ids)], dim=-1).tolist()
     kept, last_rows, streams, rejected = [], [], [], []
-    for number, (proposal, start) in enumerate(zip(proposals, starts, strict=False)):
+    for number, (draft, start) in enumerate(zip(drafts, starts, strict=False)):
         first, count = start - number, 0  # its first row of q
-        while count < len(proposal.token_ids):
+        while count < len(draft.token_ids):
             # q is positive where a token was drawn. A coin is below 1, so what p likes at least as much is always kept.
             row, (p_of_it, q_of_it) = rows[start + count], chances[first + count]
             if uniform(row.seed, len(row.token_ids), COIN) * q_of_it >= p_of_it:
@@ -120,7 +119,7 @@ def reject(logits: Tensor, rows: List[Row], proposals: List[Proposal]) -> list[l
             count += 1
         kept.append(count)
         last_rows.append(start + count)
-        streams.append(0 if count == len(proposal.token_ids) else RESIDUAL)
+        streams.append(0 if count == len(draft.token_ids) else RESIDUAL)
     weights = p[to_device(last_rows, torch.int64, device)]  # [B, V]
     if rejected:
         mine, theirs = to_device(list(zip(*rejected, strict=True)), torch.int64, device)
@@ -130,7 +129,7 @@ def reject(logits: Tensor, rows: List[Row], proposals: List[Proposal]) -> list[l
     lasts = [rows[i] for i in last_rows]
     uniforms = [uniform(row.seed, len(row.token_ids), stream) for row, stream in zip(lasts, streams, strict=True)]
     last = draw(weights, uniforms).tolist()
-    token_ids = [[*one.token_ids[:count], end] for one, count, end in zip(proposals, kept, last, strict=True)]
+    token_ids = [[*one.token_ids[:count], end] for one, count, end in zip(drafts, kept, last, strict=True)]
     scored = [start + i for start, tokens in zip(starts, token_ids, strict=False) for i in range(len(tokens))]
     flat = to_device([token for tokens in token_ids for token in tokens], torch.int64, device)
     wanted = [rows[i].params.logprobs for i in scored]

@@ -49,9 +49,7 @@ class Engine(Router):
         from .engine import WorkerEngine  # which imports this file
 
         if prefill < 1 or decode < 1:
-            raise ValueError(
-                f"there must be a worker of either kind, not {prefill} for prefill and {decode} for decode"
-            )
+            raise ValueError(f"there must be a worker of either kind, not {prefill} for prefill, {decode} for decode")
         if tensor_parallel > 1 and (workers == "local" or num_draft_tokens is None):
             raise ValueError(
                 "workers that several ranks share are processes under Ray, which have to take the same decisions: "
@@ -62,15 +60,11 @@ class Engine(Router):
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
         options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs}
         # A prefill worker has one token to find, and nothing to draft. Short prompts wait for the piece that it runs.
-        piece = max(max_running, token_budget // 2)
-        of_role = {
-            "prefill": {"num_draft_tokens": 0, "token_budget": piece},
-            "decode": {"num_draft_tokens": num_draft_tokens},
-        }
-        of_role["prefill"] |= prefill_options or {}
-        of_role["decode"] |= decode_options or {}
+        for_prefill = {"num_draft_tokens": 0, "token_budget": max(max_running, token_budget // 2)}
+        prefill_options = options | for_prefill | (prefill_options or {})
+        decode_options = options | {"num_draft_tokens": num_draft_tokens} | (decode_options or {})
         roles = ["prefill"] * prefill + ["decode"] * decode
-        each = [options | of_role[role] for role in roles]
+        each = [prefill_options] * prefill + [decode_options] * decode
         if workers == "local":
             fleet = LocalFleet([partial(make_engine, WorkerEngine, loaded, **one) for one in each])
         elif workers == "ray":
@@ -93,4 +87,4 @@ class Engine(Router):
             fleet.close()
             raise
         about = f"{prefill} prefill and {decode} decode workers ({fleet.description})"
-        self.why = f"{about}; {self.handles[0].hello.why}"
+        self.startup_notes = f"{about}; {self.handles[0].hello.startup_notes}"

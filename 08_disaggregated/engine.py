@@ -3,15 +3,14 @@
 Prefill workers compute prompts, decode workers everything after the first token, each in a process of its own with its
 own pool and tree. The pages of a prompt travel from one to the other. What was the engine is now in a worker, hardly
 changed; the engine is a router in front of a fleet of workers (deployment.py). 08a, the handoff: messages.py,
-kv_transport.py, worker.py. 08b, the router: fleet.py, routing.py, router.py. 08c, processes and their death:
-recovery.py, ray_fleet.py.
+kv_transport.py, worker.py, fleet.py. 08b, the router: routing.py, router.py. 08c, processes and their death:
+recovery.py, ray_fleet.py, deployment.py.
 
 Production engines do this with a router of their own (Mooncake, NVIDIA Dynamo, llm-d) in front of whole vLLM or SGLang
 servers. What they add: pages that go from GPU to GPU, and as many workers of either kind as the load asks for.
 """
 
 import time
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,15 +20,17 @@ from common.engine import BaseEngine
 from common.loader import Loaded
 from common.memory import kv_bytes_left, parse_bytes
 from common.request import Request
-from common.transfers import to_device
+from common.sampling import SampledToken
+from common.trace import StepRecord
 
+from .adaptive_speculation import AdaptiveSpeculation
 from .batch import Batch
 from .deployment import Engine  # noqa: F401 (NEW in 08: a router in front of workers; each runs a WorkerEngine)
 from .drafter import Drafter, DraftModel, PromptLookup, load_draft_model
 from .kv_cache import KVCache
 from .pass_times import measured_costs
-from .scheduler import Scheduler, Sequence
-from .speculation import AdaptiveSpeculation, Speculation
+from .scheduler import Chunk, Scheduler, Sequence
+from .speculation import Speculation
 from .verification import verify
 
 
@@ -39,8 +40,8 @@ class WorkerEngine(BaseEngine):
     token_budget: tokens of one step, of all requests together; a large one finishes prompts in fewer steps, a small one
     lets decoding requests wait less for them. kv_memory: bytes for K and V, as a number or as "512M"; None: 1 GiB on
     the CPU, on a GPU what a step leaves. page_size: tokens in a page. attention: a backend of common.attention.
-    NEW in 07: draft: a model as for `load_model`, or "lookup"; "auto" is the bundled draft for the bundled target.
-    num_draft_tokens: proposals for each request in a step, always so many; None: as many as pay.
+    draft: a model as for `load_model`, or "lookup"; "auto" is the bundled draft for the bundled target.
+    num_draft_tokens: for each request in a step, a fixed number; None: as many as pay (07b).
     NEW in 08: gpu_share: the part of a GPU's memory that this worker may fill.
     """
 
@@ -58,9 +59,10 @@ class WorkerEngine(BaseEngine):
     ):
         super().__init__(loaded)
         draft_model = load_draft_model(draft, loaded)
-        backend, self.why = choose_attention(attention, self.device, self.dtype, self.config.head_dim, page_size)
-        self.why += f", draft={draft_model.name if draft_model else 'lookup'}"
-        # NEW in 05: memory is counted in pages. NEW in 07: a page has its place in both models' pools.
+        head_dim = self.config.head_dim
+        backend, self.startup_notes = choose_attention(attention, self.device, self.dtype, head_dim, page_size)
+        self.startup_notes += f", draft={draft_model.name if draft_model else 'lookup'}"
+        # Memory is counted in pages. A page has its place in both models' pools.
         # NEW in 08: several workers may share a GPU.
         left = kv_bytes_left(loaded, token_budget, token_budget, gpu_share) if kv_memory is None else kv_memory
         budget = parse_bytes(left)
@@ -78,7 +80,7 @@ class WorkerEngine(BaseEngine):
 
     @property
     def max_model_len(self) -> int:
-        """NEW in 05: a request can have no more tokens than all pages together."""
+        """A request can have no more tokens than all pages together."""
         return min(self.config.context_length, self.cache.capacity)
 
     @property
@@ -94,6 +96,7 @@ class WorkerEngine(BaseEngine):
             self.drafter.read_ahead(sequence)
 
     def accept(self, request: Request) -> None:
+        """Queue the request, and raise ValueError if it can never run."""
         self.scheduler.add(request)
 
     @torch.inference_mode()
@@ -102,52 +105,58 @@ class WorkerEngine(BaseEngine):
         if not self.requests:
             return []
         with self.trace.step() as record:
-            chunks = self.scheduler.schedule()
+            chunks = self.schedule(record)
             if not chunks:  # NEW in 08: nothing fits before pages that are in transfer have been dropped
                 return []
-            self.drafter.propose(chunks)  # NEW in 07
-            # Kernels for one query want these side by side.
-            chunks.sort(key=lambda chunk: len(chunk.token_ids) + len(chunk.proposal.token_ids) > 1)
-            for chunk in chunks:
-                tokens = len(chunk.token_ids) + len(chunk.proposal.token_ids)
-                record.work(chunk.sequence.request.request_id, chunk.phase, tokens)
-            record.counters["waiting"] = len(self.scheduler.waiting)
-            record.counters["preemptions"] = self.scheduler.preemptions
-            record.counters["tokens_hit"] = self.scheduler.tokens_hit
-            # NEW in 04: one pass of the model for all of them.
-            batch = Batch(chunks, self.cache.attention, self.device)
-            attend = partial(self.cache.attend, batch)
-            hidden = self.model(batch.token_ids, batch.positions, attend)  # [N, hidden_size]
-            # NEW in 07: scored are the newest tokens of whoever has nothing left to run, and the proposals behind them.
-            ready, rows = [], []
-            for chunk, last in zip(chunks, batch.last_rows, strict=True):
-                if chunk.completes:
-                    ready.append(chunk)
-                    rows += range(last - len(chunk.proposal.token_ids), last + 1)
-            requests, proposals = [chunk.sequence.request for chunk in ready], [chunk.proposal for chunk in ready]
-            gained = verify(self.model.logits(hidden[to_device(rows, torch.int64, self.device)]), requests, proposals)
-            for request, tokens in zip(requests, gained, strict=True):
-                self.append_tokens(request, tokens)
-            self.scheduler.advance(chunks)
-            if all(work.phase == "decode" for work in record.works):
-                counts = [len(proposal.token_ids) for proposal in proposals]
-                self.scheduler.speculation.took(time.perf_counter() - record.start, counts)
-            record.counters["drafted"] = sum(len(proposal.token_ids) for proposal in proposals)
-            record.counters["accepted"] = sum(proposal.accepted for proposal in proposals)
-            self.retire_finished(requests)
+            tokens = self.run(chunks)
+            return self.commit(chunks, tokens, record)
+
+    def schedule(self, record: StepRecord) -> list[Chunk]:
+        """Choose tokens of many requests, as the scheduler decides."""
+        chunks = self.scheduler.schedule()
+        self.drafter.draft(chunks)
+        chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # kernels for one query want these side by side
+        for chunk in chunks:
+            record.work(chunk.sequence.request.request_id, chunk.phase, chunk.num_tokens)
+        record.counters["waiting"] = len(self.scheduler.waiting)
+        record.counters["preemptions"] = self.scheduler.preemptions
+        record.counters["tokens_hit"] = self.scheduler.tokens_hit
+        return chunks
+
+    def run(self, chunks: list[Chunk]) -> list[list[SampledToken]]:
+        """Run all chunks in one pass of the model; verify the draft of each that completes its sequence."""
+        batch = Batch(chunks, self.device)
+        hidden = self.model(batch.token_ids, batch.positions, self.cache.bind(batch.paged))  # [N, hidden_size]
+        requests = [chunk.sequence.request for chunk in chunks if chunk.completes]
+        drafts = [chunk.draft for chunk in chunks if chunk.completes]
+        return verify(self.model.logits(hidden[batch.logits_rows]), requests, drafts)
+
+    def commit(self, chunks: list[Chunk], tokens: list[list[SampledToken]], record: StepRecord) -> list[Request]:
+        """Append to each of these requests its tokens, and retire those that this ends."""
+        completed = [chunk.sequence.request for chunk in chunks if chunk.completes]
+        requests = self.append_tokens(completed, tokens)
+        self.scheduler.count_accepted(chunks)  # rejected draft tokens do not count as computed
+        self.scheduler.cache_full_pages()  # before they can be released
+        counts = [len(chunk.draft.token_ids) for chunk in chunks]
+        if all(work.phase == "decode" for work in record.works):
+            self.scheduler.speculation.record_step_time(time.perf_counter() - record.start, counts)
+        record.counters["drafted"] = sum(counts)
+        record.counters["accepted"] = sum(chunk.draft.accepted for chunk in chunks)
+        self.retire_finished(requests)
         return requests
 
     def release(self, request: Request) -> None:
-        """A request that ends makes room at once, and the next one that waits takes it in the next step."""
+        """Free the request's place for the next step."""
         self.scheduler.remove(request)
 
     def check(self) -> None:
+        """Raise AssertionError if the scheduler's books do not balance."""
         self.scheduler.check()
 
     def stats(self) -> dict[str, float]:
         running = self.scheduler.holding
         tree, page_size = self.scheduler.allocator.tree, self.scheduler.allocator.page_size
-        shared = (tree.size - len(tree.unused)) * page_size  # NEW in 06: what several use counts once
+        shared = (tree.size - len(tree.unused)) * page_size  # what several use counts once
         counted = sum(len(sequence.page_table.path) * page_size for sequence in running)  # once for each user
         used = sum(sequence.computed for sequence in running) - counted + shared
         reserved = sum(sequence.page_table.capacity for sequence in running) - counted + shared

@@ -10,7 +10,6 @@ which mail it has read, so the router sees what is missing and what should not b
 reconcile in the same way).
 """
 
-from collections.abc import Sequence as List
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -49,8 +48,8 @@ class Mail(NamedTuple):
     """What the router sends in one message. number: 1, 2, 3 ... for each worker. drops: keys to let go of first."""
 
     number: int
-    orders: List[Order]
-    drops: List[str]
+    orders: list[Order]
+    drops: list[str]
 
 
 class Gain(NamedTuple):
@@ -108,7 +107,7 @@ class Hello(NamedTuple):
     num_pages: int
     page_size: int
     max_running: int
-    why: str
+    startup_notes: str
 
 
 class Lost(NamedTuple):

@@ -1,6 +1,6 @@
 """Pages, who owns them, and where a token's K and V lie.
 
-NEW in 06: a page may also belong to the tree of cached pages, which keeps what nobody uses until memory runs out.
+A page may also belong to the tree of cached pages, which keeps what nobody uses until memory runs out.
 """
 
 from .prefix_tree import Node, PrefixTree
@@ -12,14 +12,14 @@ class PageTable:
     def __init__(self, page_size: int):
         self.page_size = page_size
         self.pages: list[int] = []
-        self.path: list[Node] = []  # NEW in 06: those of its pages that are in the tree, the first ones always
+        self.path: list[Node] = []  # those of its pages that are in the tree, the first ones always
 
     @property
     def capacity(self) -> int:
         """Tokens there is room for."""
         return len(self.pages) * self.page_size
 
-    def slots(self, start: int, stop: int) -> list[int]:
+    def slot_mapping(self, start: int, stop: int) -> list[int]:
         """Where tokens `start` to `stop` lie: page * page_size + place in the page."""
         size, pages = self.page_size, self.pages
         return [pages[position // size] * size + position % size for position in range(start, stop)]
@@ -46,11 +46,11 @@ class PageAllocator:
 
     @property
     def available(self) -> int:
-        """Pages that are free, or cached and used by nobody."""
+        """Pages that are free, or cached and unused."""
         return len(self.free) + len(self.tree.unused)
 
     def adopt(self, table: PageTable, node: Node) -> None:
-        """The next page on the table's path; the table's own page in its place is free if it is another one."""
+        """Put a cached page next on the table's path; free the table's own page if it is another one."""
         place = len(table.path)
         if place == len(table.pages):
             table.pages.append(node.page)
@@ -60,11 +60,11 @@ class PageAllocator:
         table.path.append(node)
 
     def release(self, table: PageTable) -> None:
-        self.tree.release(table.path)  # NEW in 06: these pages stay in the tree, for whoever begins alike
+        self.tree.release(table.path)  # these pages stay in the tree, for whoever begins alike
         self.free += reversed(table.pages[len(table.path) :])
         table.pages, table.path = [], []
 
-    def refuse_what_never_fits(self, tokens: int) -> None:
+    def check_fits(self, tokens: int) -> None:
         """ValueError if a request of so many tokens is too large for the pool, even with nobody else in it."""
         if self.pages_for(tokens) > self.num_pages:
             raise ValueError(

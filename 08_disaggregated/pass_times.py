@@ -1,19 +1,17 @@
-"""NEW in 07: how long a pass of a model takes, by the number of tokens in it. Measured once, when an engine starts."""
+"""How long a pass of a model takes, by the number of tokens in it. Measured once, when an engine starts."""
 
 import time
 import weakref
 from collections.abc import Callable
-from functools import partial
-from types import SimpleNamespace
 
 import torch
 
 from common.attention import PagedBatch
 from common.model import Transformer
 
+from .adaptive_speculation import Costs, PassTimes
 from .drafter import Drafter, DraftModel
 from .kv_cache import KVCache
-from .speculation import Costs, PassTimes
 
 CONTEXT = 128  # tokens of each text
 LARGEST = 512  # tokens
@@ -24,16 +22,16 @@ _known: weakref.WeakKeyDictionary[Transformer, PassTimes] = weakref.WeakKeyDicti
 
 
 def measured_costs(model: Transformer, cache: KVCache, drafter: Drafter) -> Costs:
-    """For a target with that cache, and a drafter."""
+    """Measure a target with that cache, and a drafter."""
     draft = pass_times(drafter.model, drafter.cache) if isinstance(drafter, DraftModel) else None
     return Costs(pass_times(model, cache), draft)
 
 
 @torch.inference_mode()
 def pass_times(model: Transformer, cache: KVCache) -> PassTimes:
-    """Measures passes over 1, 2, 4, ... tokens, each of another request, up to the token that each has chosen.
+    """Measure passes over 1, 2, 4, ... tokens, each of another request, up to the token that each has chosen.
 
-    cache: a KVCache that nobody uses yet; its first page is written to. A model is measured once in a process.
+    cache: a KVCache that no request uses yet; its first page is written to. A model is measured once in a process.
     """
     if model not in _known:
         seconds: dict[int, float] = {}
@@ -48,7 +46,7 @@ def pass_times(model: Transformer, cache: KVCache) -> PassTimes:
 
 
 def decode_pass(model: Transformer, cache: KVCache, requests: int) -> Callable[[], object]:
-    """A pass over one token of each of so many requests, whose texts of CONTEXT tokens lie in the same pages."""
+    """Return a pass over one token of each request; their texts of CONTEXT tokens lie in the same pages."""
     num_pages, page_size = cache.k.shape[1:3]
     pages = min(-(-CONTEXT // page_size), num_pages)
     ids = torch.zeros(requests, dtype=torch.int64, device=cache.k.device)
@@ -57,8 +55,7 @@ def decode_pass(model: Transformer, cache: KVCache, requests: int) -> Callable[[
     )
 
     def run() -> list[int]:
-        batch = SimpleNamespace(slots=ids, plan=cache.attention.prepare(paged))
-        hidden = model(ids, ids, partial(cache.attend, batch))
+        hidden = model(ids, ids, cache.bind(paged))
         return model.logits(hidden).argmax(-1).tolist()  # a GPU is done when the list is here
 
     return run

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from common.distributed.channel import Door, connect, hang_up, limit_reads
-from common.distributed.cluster import Cluster, host, ray
+from common.distributed.channel import Door, connect, limit_reads, receive_into, send_from
+from common.distributed.cluster import Cluster, describe, host, ray
 from common.distributed.ranked import POLL_SECONDS, OnAllRanks, RankedTransport
 from common.distributed.tcp_transport import TcpTransport
 from common.gpu.accelerate import make_engine
@@ -66,7 +66,7 @@ class WorkerProcess:
         self.worker.wake = partial(mailbox.put, LOOK)
         with self.door.accept(CONNECT_SECONDS) as connection:
             connection.send(self.worker.hello())
-            threading.Thread(target=receive, args=(connection, mailbox), daemon=True).start()
+            threading.Thread(target=receive_into, args=(mailbox, connection, CLOSED), daemon=True).start()
             with suppress(BrokenPipeError, ConnectionResetError):  # the router is gone
                 Worker.run(self.worker, mailbox, connection.send)
         self.worker.clear()
@@ -87,25 +87,6 @@ def worker_on_ranks(ranks: Ranks, options: dict[str, Any], host: str) -> OnAllRa
     return OnAllRanks(worker, ranks)
 
 
-def receive(connection: Connection, mailbox: "SimpleQueue[Mail | None]") -> None:
-    try:
-        while True:
-            mailbox.put(connection.recv())
-    except (EOFError, OSError):
-        pass  # the router is gone
-    finally:
-        mailbox.put(CLOSED)
-
-
-def transmit(connection: Connection, outbox: "SimpleQueue[Mail]") -> None:
-    """On a thread of its own: a process that hangs does not read, and the router must not wait for it."""
-    try:
-        while (mail := outbox.get()) is not CLOSED:
-            connection.send(mail)
-    except Exception:  # the worker is gone, or cannot be told: the keeper notices that the connection has ended
-        hang_up(connection)
-
-
 class RayFleet(Fleet):
     """A process for each of `options`, in a Ray cluster. model: arguments of `load_model`; weights do not travel.
 
@@ -113,12 +94,7 @@ class RayFleet(Fleet):
     """
 
     def __init__(
-        self,
-        model: dict[str, Any],
-        options: list[dict[str, Any]],
-        ranks: int,
-        address: str | None,
-        hang_seconds: float,
+        self, model: dict[str, Any], options: list[dict[str, Any]], ranks: int, address: str | None, hang_seconds: float
     ):
         self.cluster = Cluster(address, len(options), ranks, model["device"])
         self.description = self.cluster.description + (f" of {ranks} ranks" if ranks > 1 else "")
@@ -205,7 +181,7 @@ class RayFleet(Fleet):
         self.connections[number] = connection
         limit_reads(connection, self.hang_seconds)
         outbox: SimpleQueue[Mail] = SimpleQueue()
-        threading.Thread(target=transmit, args=(connection, outbox), daemon=True).start()
+        threading.Thread(target=send_from, args=(outbox, connection, CLOSED), daemon=True).start()
         try:
             while connection.poll(self.hang_seconds):
                 self.inbox.put((Event(number, connection.recv()), outbox))
@@ -216,10 +192,3 @@ class RayFleet(Fleet):
         finally:
             outbox.put(CLOSED)
             self.inbox.put((Event(number, Lost(reason)), None))
-
-
-def describe(error: Exception) -> str:
-    """One line on what has ended a worker."""
-    cause = getattr(error, "cause", None) or error
-    lines = str(cause).strip().splitlines() or [type(cause).__name__]
-    return lines[0] if isinstance(cause, (ValueError, OSError)) else f"{type(cause).__name__}: {lines[0]}"

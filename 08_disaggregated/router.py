@@ -58,7 +58,7 @@ class Router(BaseEngine):
     def accept(self, request: Request) -> None:
         if len(request.request_id) > MOST_ID:
             raise ValueError(f"a request id has at most {MOST_ID} characters, not {len(request.request_id)}")
-        self.smallest.refuse_what_never_fits(len(request.prompt_token_ids) + request.max_tokens)
+        self.smallest.check_fits(len(request.prompt_token_ids) + request.max_tokens)
         self.begin(Flight(request))
 
     def step(self) -> list[Request]:

@@ -1,19 +1,17 @@
 """The scheduler decides, before every step, which requests run in it and how many of their tokens.
 
 Static batching forms a group and runs it until its slowest member ends. Here the group is formed anew for every step
-(iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as a slot is free, and leaves it the moment
-it ends. And a long prompt is run in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not hold
+(iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as there is room, and leaves the moment it
+ends. And a long prompt is run in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not hold
 up those who are decoding.
 
 Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
 the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and it makes
 no difference to the result.
 
-Pages: a request gets pages for the tokens it has, and one more page when the last one is full. So many more
-requests fit in than if each had a slot for the longest it may become. The price is that memory may run out in the
-middle: then the youngest request gives its pages back, returns to the front of the queue, and later runs again what it
-had run (preemption by recomputation). Its tokens are known, so that is a prefill, and fast; and as the sampler depends
-on nothing but seed and position, it goes on with the tokens it would have had.
+Pages: a request gets pages for the tokens it has, and one more page when the last one is full. When memory runs out,
+the youngest request gives its pages back, returns to the front of the queue, and later runs again what it had run
+(preemption by recomputation): a prefill, after which it goes on with the tokens it would have had.
 
 A page that is full goes into the tree of cached pages, and stays there when its request has ended. A new request takes
 over from the tree the pages that it begins with, and computes only the rest. Two requests that begin alike and come
@@ -21,9 +19,8 @@ together both compute it, and the one that is done later takes over the first on
 converge on one copy): nobody ever waits for somebody else's prefill. Only full pages are shared, so that nobody writes
 to a page of another, and the last token is always computed, since its logits are wanted.
 
-NEW in 07: a request that decodes may run some proposed tokens behind its newest one, if there are tokens left in the
-budget and pages to put them in. They are charged like any others. Those that are rejected have left K and V behind, at
-places beyond the sequence's end: nobody looks there, and the tokens that come to stand there write over it.
+A request that decodes may run draft tokens behind its newest one, if budget and pages are left. Rejected ones leave
+K and V beyond the sequence's end: attention does not look there, and the tokens that follow overwrite them.
 
 NEW in 08: a parked request holds its pages and does not run, because their contents are in transfer to another worker,
 or from one. And short prompts may pass a long one.
@@ -35,20 +32,19 @@ from dataclasses import dataclass, field
 from common.request import Request
 
 from .page_table import PageAllocator, PageTable
-from .speculation import MOST, Acceptance, Speculation
-from .verification import Proposal
+from .speculation import MAX_DRAFT_TOKENS, Speculation
+from .verification import Draft
 
 
 @dataclass(eq=False)
 class Sequence:
-    """A running request: the first `computed` of its tokens have been run, and their K and V are in its pages."""
+    """A running request: K and V of its first `computed` tokens are in its pages, or will be after this step."""
 
     request: Request
     page_table: PageTable
     computed: int = 0
-    first: bool = False  # NEW in 06: whether it has been admitted for the first time, and not after a preemption
-    drafted: int = 0  # NEW in 07: so many of its tokens the draft model has read, if there is one
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    first: bool = False  # whether it has been admitted for the first time, and not after a preemption
+    draft_computed: int = 0  # the same of the draft model, if there is one
 
     @property
     def remaining(self) -> int:
@@ -58,33 +54,36 @@ class Sequence:
 
 @dataclass(eq=False)
 class Chunk:
-    """What one step runs of one sequence: its tokens from `start` on.
+    """What one step runs of one sequence: its tokens from number `start` on.
 
-    NEW in 07: and behind them at most `room` proposed tokens, if they are its last ones.
+    completes: nothing of the sequence remains behind it, so its last token tells the next one.
+    draft: tokens that may come next, at most `room` of them, which run behind it.
     """
 
     sequence: Sequence
     start: int
     token_ids: list[int]
+    completes: bool
     room: int = 0
-    proposal: Proposal = field(default_factory=Proposal)
+    draft: Draft = field(default_factory=Draft)
 
     @property
     def phase(self) -> str:
-        return "decode" if self.sequence.remaining == 1 and self.sequence.request.token_ids else "prefill"
+        decodes = self.completes and len(self.token_ids) == 1 and self.sequence.request.token_ids
+        return "decode" if decodes else "prefill"
 
     @property
-    def completes(self) -> bool:
-        """Nothing remains after it, so its last token tells the next one."""
-        return len(self.token_ids) == self.sequence.remaining
+    def num_tokens(self) -> int:
+        """How many tokens go through the model."""
+        return len(self.token_ids) + len(self.draft.token_ids)
 
 
 class Scheduler:
     """First come, first served; at most `max_running` requests and `token_budget` tokens in a step.
 
     Nobody starves: the budget has a token for every running request, so in every step each one that decodes gets its
-    token, and the oldest one in prefill gets at least one. NEW in 05: unless its pages are taken, and they are taken
-    from the youngest only. The oldest always gets on, since `add` has seen to it that it fits in when it is alone.
+    token, and the oldest one in prefill gets at least one. Preemption takes pages from the youngest only, so
+    the oldest always gets on: `add` has seen to it that it fits in when it is alone.
     """
 
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int, speculation: Speculation):
@@ -106,7 +105,7 @@ class Scheduler:
         self.refused: tuple[str, int, int] | None = None  # the head of the queue, with pages and requests at that time
 
     def add(self, request: Request) -> None:
-        self.allocator.refuse_what_never_fits(len(request.prompt_token_ids) + request.max_tokens)
+        self.allocator.check_fits(len(request.prompt_token_ids) + request.max_tokens)
         self.waiting.append(request)
 
     def schedule(self) -> list[Chunk]:
@@ -117,8 +116,8 @@ class Scheduler:
             if sequence.remaining == 1 and self._extend(sequence):
                 chunks.append(self._chunk(sequence, 1))
         budget = self.token_budget - len(chunks)
-        # NEW in 07: everybody has a token before anybody has a proposal, but proposals come before prompts.
-        counts = self.speculation.counts([chunk.sequence.acceptance for chunk in chunks])
+        # Each has its token before any has draft tokens, but draft tokens come before prompts.
+        counts = self.speculation.counts([chunk.sequence for chunk in chunks])
         for chunk, count in zip(chunks, counts, strict=True):
             chunk.room = self._make_room(chunk.sequence, min(count, budget))
             budget -= chunk.room
@@ -132,15 +131,26 @@ class Scheduler:
             budget -= len(chunks[-1].token_ids)
         return chunks
 
-    def advance(self, chunks: list[Chunk]) -> None:
-        """Takes note that they have been run, and that the requests have the tokens that this has brought."""
+    def count_accepted(self, chunks: list[Chunk]) -> None:
+        """Count the draft tokens that have become output as computed; the newest token is yet to be run."""
         for chunk in chunks:
-            sequence, end = chunk.sequence, chunk.start + len(chunk.token_ids) + len(chunk.proposal.token_ids)
-            # NEW in 07: what was run counts up to the last token that was accepted; the newest one is yet to be run.
-            sequence.computed = min(end, sequence.request.num_tokens - 1)
-            sequence.drafted = min(sequence.drafted, sequence.computed)
-            self.speculation.learn(sequence.acceptance, len(chunk.proposal.token_ids), chunk.proposal.accepted)
-            self._cache_full_pages(sequence)
+            sequence = chunk.sequence
+            sequence.computed = min(chunk.start + chunk.num_tokens, sequence.request.num_tokens - 1)
+            sequence.draft_computed = min(sequence.draft_computed, sequence.computed)
+            self.speculation.learn(sequence, len(chunk.draft.token_ids), chunk.draft.accepted)
+
+    def cache_full_pages(self) -> None:
+        """Put what has been computed into the tree, unless another request's copy is there already."""
+        size, tree = self.allocator.page_size, self.allocator.tree
+        for sequence in self.running.values():
+            table = sequence.page_table
+            while (end := (len(table.path) + 1) * size) <= sequence.computed:
+                tokens = sequence.request.token_ids_between(end - size, end)
+                page = table.pages[len(table.path)]
+                node = tree.follow(table.path, tokens) or tree.insert(table.path, tokens, page)
+                if node.page != page and not node.draft_computed:  # it was computed in the page given up
+                    sequence.draft_computed = min(sequence.draft_computed, end - size)
+                self.allocator.adopt(table, node)
 
     def remove(self, request: Request) -> None:
         """Forgets a request that ends, whether it runs or waits."""
@@ -166,8 +176,8 @@ class Scheduler:
     def resume(self, request: Request) -> None:
         """NEW in 08: Run a request whose reserved pages are filled; only its last token remains to be computed."""
         sequence = self.running[request.request_id] = self.parked.pop(request.request_id)
-        if sequence.drafted == sequence.computed:  # in pages from the tree the draft model's K and V may be missing
-            sequence.drafted = request.num_tokens - 1
+        if sequence.draft_computed == sequence.computed:  # in pages from the tree the draft's K and V may be missing
+            sequence.draft_computed = request.num_tokens - 1
         sequence.computed = request.num_tokens - 1
 
     @property
@@ -181,8 +191,8 @@ class Scheduler:
         for sequence in self.holding:
             assert 0 <= sequence.computed < sequence.request.num_tokens
             room, page_size = sequence.page_table.capacity, self.allocator.page_size
-            assert sequence.computed <= room < sequence.request.num_tokens + MOST + page_size
-            assert sequence.drafted <= sequence.computed
+            assert sequence.computed <= room < sequence.request.num_tokens + MAX_DRAFT_TOKENS + page_size
+            assert sequence.draft_computed <= sequence.computed
 
     def _admit(self) -> Sequence | None:
         """Admit the oldest waiting request; None if there is none or no room for it."""
@@ -212,8 +222,8 @@ class Scheduler:
         return deque([*passing, *(sequence for sequence in prompts if sequence not in passing)]), budget
 
     def _allocate(self, request: Request) -> Sequence | None:
-        """Take pages for all tokens of a request, and leave one for each that runs, or it would soon be preempted."""
-        # NEW in 06: a long prompt is not looked up in every step until there are more pages or fewer requests.
+        """Take pages for all tokens of a request; leave one for each that runs, or it is soon preempted."""
+        # A long prompt is not looked up in every step until there are more pages or fewer requests.
         if self.refused and self.refused[0] == request.request_id:
             _, available, running = self.refused
             if self.allocator.available <= available and len(self.running) >= running:
@@ -234,12 +244,12 @@ class Scheduler:
         return sequence
 
     def _count_hit(self, request: Request, tokens: int) -> None:
-        """NEW in 06: these tokens of its prompt were in the tree."""
+        """These tokens of its prompt were in the tree."""
         self.tokens_hit += tokens
         request.cached_tokens += tokens
 
     def _reuse(self, sequence: Sequence) -> None:
-        """NEW in 06: Take over what other requests have computed, page by page, up to the first that is not there."""
+        """Take over what other requests have computed, page by page, up to the first that is not there."""
         before, size, table = sequence.computed, self.allocator.page_size, sequence.page_table
         # Only where its own work ends with a full page, and only while a token remains to be computed after this page.
         while sequence.computed == len(table.path) * size and sequence.remaining > size:
@@ -248,27 +258,14 @@ class Scheduler:
             if node is None:
                 break
             self.allocator.adopt(table, node)
-            if sequence.drafted == sequence.computed and node.drafted:
-                sequence.drafted += size
+            if sequence.draft_computed == sequence.computed and node.draft_computed:
+                sequence.draft_computed += size
             sequence.computed += size
         if sequence.first:
             self._count_hit(sequence.request, sequence.computed - before)
 
-    def _cache_full_pages(self, sequence: Sequence) -> None:
-        """NEW in 06: what has been computed goes into the tree, unless somebody else's copy is there already."""
-        size, tree, table = self.allocator.page_size, self.allocator.tree, sequence.page_table
-        while (end := (len(table.path) + 1) * size) <= sequence.computed:
-            tokens = sequence.request.token_ids_between(end - size, end)
-            if tokens[-1] < 0:  # it is still on the device: common/gpu/overlap.py
-                break
-            page = table.pages[len(table.path)]
-            node = tree.follow(table.path, tokens) or tree.insert(table.path, tokens, page)
-            if node.page != page and not node.drafted:
-                sequence.drafted = min(sequence.drafted, end - size)  # NEW in 07: it had been read in its own page
-            self.allocator.adopt(table, node)
-
     def _extend(self, sequence: Sequence) -> bool:
-        """Room for the next token; False if the sequence itself is the youngest, and had to give up its pages."""
+        """Make room for the next token; False if the sequence is the youngest, and gave up its pages."""
         while sequence.request.request_id in self.running:
             if self.allocator.extend(sequence.page_table, sequence.computed + 1):
                 return True
@@ -276,25 +273,28 @@ class Scheduler:
         return False
 
     def _make_room(self, sequence: Sequence, most: int) -> int:
-        """NEW in 07: how many proposals there is room for, without taking pages from others; one token comes anyway."""
+        """Take pages for draft tokens if any are free; return how many. One token comes without a draft."""
         most = min(most, sequence.request.max_tokens - len(sequence.request.token_ids) - 1)
-        while most and not self.allocator.extend(sequence.page_table, sequence.computed + 1 + most):
+        while most and not self.allocator.extend(sequence.page_table, sequence.computed + most):
             most -= 1
         return most
 
     def _release(self, sequence: Sequence) -> None:
-        """NEW in 07: with a note for whoever takes over its cached pages, whether the draft model has read them too."""
-        for node in sequence.page_table.path[: sequence.drafted // self.allocator.page_size]:
-            node.drafted = True
+        """Note on its cached pages what the draft model has computed too, and give all its pages back."""
+        for node in sequence.page_table.path[: sequence.draft_computed // self.allocator.page_size]:
+            node.draft_computed = True
         self.allocator.release(sequence.page_table)
 
     def _preempt(self) -> None:
-        """Takes the pages of the youngest, and puts it at the front of the queue: it came before all who wait."""
+        """Take the pages of the youngest, and put it at the front of the queue: it came first."""
         _, sequence = self.running.popitem()
         self._release(sequence)
         self.waiting.appendleft(sequence.request)
         self.preemptions += 1
 
     def _chunk(self, sequence: Sequence, most: int) -> Chunk:
-        stop = sequence.computed + min(sequence.remaining, most)
-        return Chunk(sequence, sequence.computed, sequence.request.token_ids_between(sequence.computed, stop))
+        """Take the next tokens of a sequence, at most `most`. They count as computed: what is scheduled is run."""
+        start = sequence.computed
+        sequence.computed += min(sequence.remaining, most)
+        token_ids = sequence.request.token_ids_between(start, sequence.computed)
+        return Chunk(sequence, start, token_ids, completes=sequence.remaining == 0)

@@ -52,7 +52,7 @@ class Worker:
     def hello(self) -> Hello:
         allocator = self.scheduler.allocator
         sizes = allocator.num_pages, allocator.page_size, self.scheduler.max_running
-        return Hello(socket.gethostname(), time.perf_counter(), os.getpid(), *sizes, self.engine.why)
+        return Hello(socket.gethostname(), time.perf_counter(), os.getpid(), *sizes, self.engine.startup_notes)
 
     def run(self, mailbox: "SimpleQueue[Mail | None]", send: Callable[[Report], None]) -> None:
         """The loop: a turn after another while there is something to compute, else a turn for each mail."""
@@ -120,7 +120,7 @@ class Worker:
 
     def _take(self, order: Order) -> None:
         request = order.request(self.engine.eos_token_ids)
-        self.scheduler.allocator.refuse_what_never_fits(len(request.prompt_token_ids) + request.max_tokens)
+        self.scheduler.allocator.check_fits(len(request.prompt_token_ids) + request.max_tokens)
         if order.ticket is not None:
             self.waiting_for_room.append((request, order.ticket))
             return

@@ -91,8 +91,8 @@ def run_stage(
         print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
         loaded, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
         freeze_loaded_objects()
-        if engine.why:
-            print(engine.why, file=sys.stderr)
+        if engine.startup_notes:
+            print(engine.startup_notes, file=sys.stderr)
         try:
             if args.demo:
                 load_stage_module(stage, "demo").demo(engine, loaded)
@@ -125,9 +125,9 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
         return loaded, make_engine(engine_class, loaded, **options)
     if args.demo:  # it builds engines of its own, of which the other ranks would not know
         raise ValueError("--demo shows one process: with --tensor-parallel give --prompt or --serve")
-    from .parallel.engine import Ranks, TensorParallelEngine, refuse_what_diverges
+    from .parallel.engine import Ranks, TensorParallelEngine, check_deterministic
 
-    refuse_what_diverges(engine_class, options)  # before the ranks are started, which takes seconds
+    check_deterministic(engine_class, options)  # before the ranks are started, which takes seconds
     ranks = Ranks(args.tensor_parallel, args.model, **model)
     return ranks.loaded, TensorParallelEngine(ranks, stage, **options)
 

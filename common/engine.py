@@ -5,9 +5,10 @@
     while engine.has_unfinished:
         changed = engine.step()      # one iteration; the requests that gained tokens or ended
 
-A stage writes `step`, and `accept` and `release` if its requests queue or hold memory. The rest, from checking a prompt
-to `generate`, is the same in all eight, so one test suite, one command line, one server and one benchmark harness drive
-any of them. An engine is not thread-safe: from stage 03 on, one thread owns it.
+A stage writes `step` in three methods: `schedule` chooses what runs, `run` runs it, `commit` gives the requests their
+tokens and retires those that end. It writes `accept` and `release` if its requests queue or hold memory. The rest, from
+checking a prompt to `generate`, is the same in all eight, so one test suite, one command line, one server and one
+benchmark harness drive any of them. An engine is not thread-safe: from stage 03 on, one thread owns it.
 """
 
 import itertools
@@ -39,7 +40,7 @@ class BaseEngine(ABC):
         self.sampling_defaults = loaded.sampling_defaults  # the checkpoint's own, for servers
         self.requests: dict[str, Request] = {}  # unfinished ones, in order of arrival
         self.trace = Trace()
-        self.why = ""  # one line on what the engine has chosen by itself, and why
+        self.startup_notes = ""  # one line on what the engine has chosen by itself, and why
         self._generated_tokens = 0
         self._request_numbers = itertools.count()
 
@@ -127,25 +128,25 @@ class BaseEngine(ABC):
                 self.abort(request.request_id)
         return requests
 
-    def sample_next(self, requests: Sequence[Request], logits: torch.Tensor) -> None:
-        """Samples one token for each request from `logits[B, V]` and retires the requests that it ends."""
-        for request, sampled in zip(requests, self.draw(requests, logits).tokens(), strict=True):
-            self.append_tokens(request, [sampled])
-        self.retire_finished(requests)
-
     def draw(self, requests: Sequence[Request], logits: torch.Tensor) -> Drawn:
-        """One token for each request, on the device; a graph may have found the likeliest ones already."""
-        return Drawn(logits, requests, getattr(self.model, "best", None))
+        """Draw one token for each request from `logits[B, V]`, on the device, without waiting for it."""
+        return Drawn(logits, requests, getattr(self.model, "best", None))  # a graph may have found the likeliest ones
 
-    def append_tokens(self, request: Request, tokens: Sequence[SampledToken]) -> None:
-        """Gives a request its next tokens, up to the one that ends it; what is behind that one is dropped."""
-        for sampled in tokens:
-            request.append(sampled.token_id, sampled.logprobs)
-            self._generated_tokens += 1
-            if request.finished:
-                break
+    def append_tokens(self, requests: Sequence[Request], tokens: Sequence[Sequence[SampledToken]]) -> list[Request]:
+        """Append to each request its tokens, up to the one that ends it; return the requests that gained any.
+
+        A request that has ended while the step was on the device (gpu/overlap.py) gains nothing.
+        """
+        unfinished = [request for request in requests if not request.finished]
+        for request, new in zip(requests, tokens, strict=True):
+            for sampled in new:
+                if not request.finished:
+                    request.append(sampled.token_id, sampled.logprobs)
+                    self._generated_tokens += 1
+        return unfinished
 
     def retire_finished(self, requests: Sequence[Request]) -> None:
+        """Release whatever the stage holds for those of the requests that have ended."""
         for request in requests:
             if request.finished:
                 self._retire(request)

@@ -144,7 +144,7 @@ def prompt_tokens(prompt: str | Sequence[int], tokenizer, config: ModelConfig) -
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError("this model has no tokenizer: give the prompt as a list of token ids")
-        refuse_what_is_too_long(len(prompt), tokenizer, config)
+        check_text_length(len(prompt), tokenizer, config)
         check_characters(prompt)
         # verbose: the tokenizer would warn of a text longer than the context, which is refused elsewhere.
         token_ids = tokenizer(prompt, verbose=False)["input_ids"]
@@ -165,7 +165,7 @@ def prompt_tokens(prompt: str | Sequence[int], tokenizer, config: ModelConfig) -
     return token_ids
 
 
-def refuse_what_is_too_long(characters: int, tokenizer, config: ModelConfig) -> None:
+def check_text_length(characters: int, tokenizer, config: ModelConfig) -> None:
     """ValueError for a text that exceeds the context even if each of its tokens is the longest there is."""
     if characters > config.context_length * most_characters(tokenizer):
         raise ValueError(

@@ -1,6 +1,6 @@
 """Where the time of a decode step goes: attention, the rest of the model, sampling, bookkeeping.
 
-For stages 04 and later, whose engines have a cache with an `attend`. Bookkeeping is what remains: the scheduler, the
+For stages 04 and later, whose engines have a cache with a `bind`. Bookkeeping is what remains: the scheduler, the
 tensors of the batch, the trace. Functions are timed from outside, so
 that the engine that is read is the engine that runs.
 """
@@ -45,11 +45,13 @@ def step_profile(engine: BaseEngine, requests: int, context: int, steps: int = 2
     one begins: ValueError.
     """
     watch = Stopwatch(synchronizer(engine))
+    bind = engine.cache.bind
     patches = [
-        (engine.cache, "attend", "attention"),
-        (engine.model, "forward", "forward"),
-        (engine.model, "logits", "sampling"),
-        (engine, "sample_next", "sampling"),
+        (engine.cache, "bind", lambda batch: watch.timed("attention", bind(batch))),
+        (engine.model, "forward", watch.timed("forward", engine.model.forward)),
+        (engine.model, "logits", watch.timed("sampling", engine.model.logits)),
+        (engine, "draw", watch.timed("sampling", engine.draw)),
+        (engine, "append_tokens", watch.timed("sampling", engine.append_tokens)),
     ]
     originals = [(owner, name, vars(owner).get(name)) for owner, name, _ in patches]
     endless = SamplingParams(max_tokens=steps + 2, ignore_eos=True)
@@ -59,8 +61,8 @@ def step_profile(engine: BaseEngine, requests: int, context: int, steps: int = 2
     try:
         if len(engine.step()) < requests:
             raise ValueError(f"the prompts of {requests} requests do not fit into one step of this engine")
-        for owner, name, part in patches:
-            setattr(owner, name, watch.timed(part, getattr(owner, name)))
+        for owner, name, timed in patches:
+            setattr(owner, name, timed)
         for _ in range(steps):
             watch.seconds.clear()
             engine.step()

@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any
 
 HANDSHAKE_SECONDS = 5.0
 MOST_HANDSHAKES = 32  # at once
@@ -91,6 +92,29 @@ def hang_up(connection: Connection) -> None:
     """End a connection that other threads may be using: both sides find that it has ended."""
     with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.shutdown(socket.SHUT_RDWR)
+
+
+def receive_into(inbox: "queue.SimpleQueue[Any]", connection: Connection, closed: Any) -> None:
+    """Put all messages into the inbox until the connection ends, and then `closed`. For a thread of its own."""
+    try:
+        while True:
+            inbox.put(connection.recv())
+    except (EOFError, OSError):
+        pass  # the peer is gone
+    finally:
+        inbox.put(closed)
+
+
+def send_from(outbox: "queue.SimpleQueue[Any]", connection: Connection, closed: Any) -> None:
+    """Send all messages from the outbox until `closed` comes. For a thread of its own.
+
+    A process that hangs does not read, and its peer must not wait for it.
+    """
+    try:
+        while (message := outbox.get()) is not closed:
+            connection.send(message)
+    except Exception:  # the peer is gone, or cannot be told: the thread that reads notices the end
+        hang_up(connection)
 
 
 def shake_hands(peer: socket.socket, key: bytes, *challenges) -> Connection:

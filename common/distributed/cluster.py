@@ -175,6 +175,13 @@ def host(loopback: bool) -> str:
     return LOOPBACK if loopback else ray.util.get_node_ip_address()
 
 
+def describe(error: Exception) -> str:
+    """Return one line on what has ended an actor."""
+    cause = getattr(error, "cause", None) or error
+    lines = str(cause).strip().splitlines() or [type(cause).__name__]
+    return lines[0] if isinstance(cause, (ValueError, OSError)) else f"{type(cause).__name__}: {lines[0]}"
+
+
 def living_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 

@@ -40,9 +40,9 @@ def make_engine(
         most_tokens = min(engine.config.context_length, cache.capacity)
         holder = engine.model if overlap else engine  # the overlapped loop has a wrapper of its own around the model
         holder.model = GraphedModel(holder.model, cache, most_tokens, sizes)
-        engine.why += f", {len(sizes)} graphs for up to {sizes[-1]} requests"
+        engine.startup_notes += f", {len(sizes)} graphs for up to {sizes[-1]} requests"
     if overlap:
-        engine.why += ", overlapped loop"
+        engine.startup_notes += ", overlapped loop"
     return engine
 
 
@@ -53,10 +53,10 @@ def overlapped(engine_class: type[BaseEngine]) -> type[BaseEngine]:
 
 
 def why_no_overlap(engine_class: type[BaseEngine]) -> str | None:
-    """Why a stage's loop cannot be overlapped, or None: if each request of a step gains one token, by `sample_next`."""
+    """Say why a stage's loop cannot be overlapped; None if `run` draws a token for each request and waits for none."""
     parameters = inspect.signature(engine_class).parameters
     if "token_budget" not in parameters:
         return "it is for engines that batch continuously, as from stage 04 on"
     if "draft" in parameters:
-        return "who guesses the next tokens must know the last ones"
+        return "a drafter must know the last tokens to draft the next ones"
     return None

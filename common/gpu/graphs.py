@@ -14,7 +14,6 @@ attention, for batches that are not decode (vLLM's piecewise graphs), and for ve
 
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -63,9 +62,9 @@ class Capture:
 class GraphedModel:
     """A model that replays the batches in which every request has one token, and runs all others as they are.
 
-    cache: a stage's KVCache, with `attend`, the backend `attention` (capturable: its plan is the PagedBatch), and pools
-    k and v of `[layers, pages, page_size, H_kv, D]`. most_tokens: the longest sequence there can be. sizes: of batches,
-    ascending. Everything that is not about running a batch is the model's own.
+    cache: a stage's KVCache, with `bind`, the backend `attention` (capturable: it looks at no value on the host), and
+    pools k and v of `[layers, pages, page_size, H_kv, D]`. most_tokens: the longest sequence there can be. sizes: of
+    batches, ascending. Everything that is not about running a batch is the model's own.
     """
 
     @torch.inference_mode()
@@ -74,7 +73,7 @@ class GraphedModel:
         self.page_size = cache.k.shape[2]
         width = -(-most_tokens // self.page_size)
         most, device = sizes[-1], cache.k.device
-        self.token_ids, self.positions, self.slots = torch.zeros(3, most, dtype=torch.int64, device=device)
+        self.token_ids, self.positions, self.slot_mapping = torch.zeros(3, most, dtype=torch.int64, device=device)
         self.starts = torch.arange(most + 1, dtype=torch.int32, device=device)
         self.lengths = torch.ones(most, dtype=torch.int32, device=device)
         self.page_tables = torch.zeros(most, width, dtype=torch.int32, device=device)
@@ -82,8 +81,8 @@ class GraphedModel:
         self.scores = torch.zeros(most, model.config.vocab_size, device=device)
         self.argmax = torch.zeros(most, dtype=torch.int64, device=device)
         self.replayed = 0  # rows of the newest batch, if it was replayed
-        # The slots of these rows, while there is no request, are those of page 0, which nobody owns yet either. The
-        # largest comes first: the others find room in the memory that it has needed.
+        # These rows write to page 0, which no request owns yet. The largest size comes first: the others find room in
+        # the memory that it has needed.
         capture = Capture()
         self.replays = {size: capture(partial(self._forward, size)) for size in reversed(sizes)}
 
@@ -91,20 +90,20 @@ class GraphedModel:
         return getattr(self.model, name)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """As `Transformer`. A stage's `attend` is its KVCache's, with a batch bound to it that has the plan."""
-        plan = getattr(next(iter(getattr(attend, "args", ())), None), "plan", None)
+        """As `Transformer`. A stage's `attend` is a BoundCache, which has the batch."""
+        batch = getattr(attend, "batch", None)
         count = len(token_ids)
-        if not isinstance(plan, PagedBatch) or plan.decodes < count or count > self.sizes[-1]:
+        if not isinstance(batch, PagedBatch) or batch.decodes < count or count > self.sizes[-1]:
             self.replayed = 0
             return self.model(token_ids, positions, attend)
         size = next(size for size in self.sizes if size >= count)
-        shortest = min(range(count), key=plan.host_lengths.__getitem__)  # it costs least to attend to once more
+        shortest = min(range(count), key=batch.host_lengths.__getitem__)  # it costs least to attend to once more
         for static, tensor in (
             (self.token_ids, token_ids),
             (self.positions, positions),
-            (self.slots, plan.slot_mapping),
-            (self.lengths, plan.lengths),
-            (self.page_tables[:, : plan.page_tables.shape[1]], plan.page_tables),
+            (self.slot_mapping, batch.slot_mapping),
+            (self.lengths, batch.lengths),
+            (self.page_tables[:, : batch.page_tables.shape[1]], batch.page_tables),
         ):
             static[:count] = tensor
             if count < size:
@@ -128,18 +127,16 @@ class GraphedModel:
     def _forward(self, size: int) -> None:
         """What is recorded. On the host, sequences are as long as they can become: launches must do for all."""
         longest = self.page_tables.shape[1] * self.page_size
-        paged = PagedBatch(
+        batch = PagedBatch(
             query_starts=self.starts[: size + 1],
             lengths=self.lengths[:size],
             page_tables=self.page_tables[:size],
-            slot_mapping=self.slots[:size],
+            slot_mapping=self.slot_mapping[:size],
             page_size=self.page_size,
             decodes=size,
             host_query_lengths=[1] * size,
             host_lengths=[longest] * size,
         )
-        batch = SimpleNamespace(slots=paged.slot_mapping, plan=self.cache.attention.prepare(paged))
-        attend = partial(self.cache.attend, batch)
-        self.hidden[:size] = self.model(self.token_ids[:size], self.positions[:size], attend)
+        self.hidden[:size] = self.model(self.token_ids[:size], self.positions[:size], self.cache.bind(batch))
         self.scores[:size] = self.model.logits(self.hidden[:size])
         self.argmax[:size] = self.scores[:size].argmax(-1)

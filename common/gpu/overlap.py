@@ -1,31 +1,32 @@
-"""Overlapped scheduling: the host plans the next step, and processes the last one, while the device runs this one.
+"""Overlapped scheduling: the host schedules the next step, and commits the last one, while the device runs this one.
 
-    plain:       plan 1, launch | wait | process 1, plan 2, launch | wait | process 2, plan 3, launch | ...
-                                 device 1                           device 2
+    plain:       schedule 1, run 1 | wait | commit 1, schedule 2, run 2 | wait | commit 2, schedule 3, run 3 | ...
+                             device 1 ----                     device 2 ----                     device 3 --
 
-    overlapped:  plan 1, launch | plan 2, launch | wait | process 1, plan 3, launch | wait | process 2, ...
-                                 device 1 ------------  device 2 -----------------   device 3 ---------
+    overlapped:  schedule 1, run 1 | schedule 2, run 2 | wait | commit 1, schedule 3, run 3 | wait | commit 2, ...
+                             device 1 ----------------  device 2 --------------------------  device 3 ------
 
-In the plain loop, a stage's own `step`, the device has nothing to do while the host takes note of tokens and plans. But
-to plan a step the host need not know the tokens of the one before, only that each request has one more; and to run it
-need not know them either: they are on the device, where the next step can pick them up. So here the host is a step
-ahead.
+In the plain loop, a stage's own `step`, the device has nothing to do while the host commits a step and schedules the
+next. But to schedule a step the host need not know the tokens of the one before, only that each request has one more;
+and to run it need not know them either: they are on the device, where the next step can pick them up. So here the host
+is a step ahead.
 
-The stage's step is used as it is. While it lasts, each request whose newest token is still on the device has a
-placeholder in its place: -1 stands for the first token that the flight before has drawn, -2 for the second. The
-scheduler plans with it as with any token, the sampler counts it, and `Resolved` puts the token itself in before the
+The stage's three methods are used as they are. While a step is scheduled and run, each request whose newest token is
+still on the device has a placeholder in its place: -1 stands for the first token that the step before has drawn, -2 for
+the second. The scheduler counts it as any token, the sampler too, and `Resolved` puts the token itself in before the
 model sees it.
 
 What it costs: of an end-of-sequence token or a stop string the host learns one step late. By then another token of that
 request is on its way, which is dropped. Its pages can be given away all the same: the device does steps in order, so
-whoever gets them writes to them later. An answer that ends by its length is foreseen.
+another request writes to them later. An answer that ends by its length is foreseen.
 
 SGLang ("zero-overhead scheduler") and vLLM ("async scheduling") do the same. On a CPU, which is host and device in one,
 nothing is gained by it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -38,11 +39,15 @@ from ..request import Request
 from ..sampling import Drawn
 
 
-class Flight(NamedTuple):
-    """A step that has been launched: the requests that gain a token by it, and these tokens, in the same order."""
+class Launched(NamedTuple):
+    """A step on the device: its chunks, the requests that gain a token by it, and these tokens in the same order."""
 
+    chunks: list
     requests: list[Request]
     drawn: Drawn
+
+
+NOTHING = Launched([], [], SimpleNamespace(token_ids=None, tokens=list))  # before the first step
 
 
 class Resolved:
@@ -68,28 +73,23 @@ class OverlappedLoop(BaseEngine):
     def __init__(self, loaded: Loaded, **options):
         super().__init__(loaded, **options)
         self.model = Resolved(self.model)
-        self.flight: Flight | None = None  # launched, and its tokens are not known yet
-        self.leaving: set[Request] = set()  # their last token is in flight, and they have been released
+        self.launched = NOTHING  # the step on the device, whose tokens are not known yet
+        self.leaving: set[Request] = set()  # the device has their last token, and they have been released
 
+    @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Launches a step, and then processes the tokens of the one before."""
+        """Launch a step, and then commit the one before."""
+        if not self.requests:
+            return []
+        before, self.launched = self.launched, NOTHING
         changed: list[Request] = []
         # Penalties depend on the tokens themselves, which the host counts: then it has to wait for them.
-        if self.flight and any(request.params.penalised for request in self.flight.requests):
-            changed = self._land()
-        with self._in_place():
-            self._let_go()
-            before, self.flight = self.flight, None
-            if len(self.leaving) < len(self.requests):
-                super().step()
-        self.flight, launched = before, self.flight
-        changed += self._land()
-        self.flight = launched if self.requests else None
+        if any(request.params.penalised for request in before.requests):
+            changed, before = self.commit(before.chunks, before.drawn), NOTHING
+        launched = self._launch(before)
+        changed += self.commit(before.chunks, before.drawn)
+        self.launched = launched if self.requests else NOTHING
         return changed
-
-    def sample_next(self, requests: Sequence[Request], logits: Tensor) -> None:
-        """The stage's step ends here: the tokens are drawn, and not waited for."""
-        self.flight = Flight(list(requests), self.draw(requests, logits))
 
     def release(self, request: Request) -> None:
         if request in self.leaving:
@@ -97,42 +97,39 @@ class OverlappedLoop(BaseEngine):
         else:
             super().release(request)
         if not self.requests:
-            self.flight = None
+            self.launched = NOTHING
 
     def check(self) -> None:
-        with self._in_place():
+        with self._placeholders(self.launched):
             super().check()
 
+    def _launch(self, before: Launched) -> Launched:
+        """Schedule and run a step, while the tokens of the step before are on the device."""
+        with self._placeholders(before):
+            self._let_go(before)
+            if len(self.leaving) == len(self.requests):
+                return NOTHING
+            with self.trace.step() as record:
+                chunks = self.schedule(record)
+                requests = [chunk.sequence.request for chunk in chunks if chunk.completes]
+                return Launched(chunks, requests, self.run(chunks))
+
     @contextmanager
-    def _in_place(self) -> Iterator[None]:
-        """As long as this lasts, requests in flight have a placeholder for the token that they will have."""
-        expecting = [] if self.flight is None else self.flight.requests
-        self.model.drawn = None if self.flight is None else self.flight.drawn.token_ids
-        for place, request in enumerate(expecting):
+    def _placeholders(self, before: Launched) -> Iterator[None]:
+        """As long as this lasts, requests have a placeholder for the token that is on the device."""
+        self.model.drawn = before.drawn.token_ids
+        for place, request in enumerate(before.requests):
             request.token_ids.append(-1 - place)
         try:
             yield
         finally:
-            for request in expecting:
+            for request in before.requests:
                 request.token_ids.pop()
             self.model.drawn = None
 
-    def _let_go(self) -> None:
-        """Requests whose last token is in flight run no more, and whatever they hold can be given away."""
-        for request in self.flight.requests if self.flight else []:
+    def _let_go(self, before: Launched) -> None:
+        """Release the requests whose last token is on the device: they run no more."""
+        for request in before.requests:
             if len(request.token_ids) == request.max_tokens and not request.finished:
                 super().release(request)
                 self.leaving.add(request)
-
-    def _land(self) -> list[Request]:
-        """Waits for the tokens in flight and gives them to their requests; returns those that had not ended before."""
-        flight, self.flight = self.flight, None
-        if flight is None:
-            return []
-        changed = []
-        for request, sampled in zip(flight.requests, flight.drawn.tokens(), strict=True):
-            if not request.finished:
-                self.append_tokens(request, [sampled])
-                changed.append(request)
-        self.retire_finished(changed)
-        return changed

@@ -51,7 +51,7 @@ class TensorParallelEngine:
 
     def __init__(self, ranks: Ranks, stage: str | Path, **options: Any):
         engine_class = load_engine(stage)
-        refuse_what_diverges(engine_class, options)
+        check_deterministic(engine_class, options)
         self._ranks = ranks
         self._sampled: list = []  # in the step before
         self._thread: int | None = None  # that has made the last step
@@ -59,7 +59,7 @@ class TensorParallelEngine:
             ranks.tell("build", stage_folder(stage), options)
             self._engine: BaseEngine = make_engine(engine_class, ranks.loaded, **options)
         ranks.answers()
-        self.why = "; ".join(filter(None, [ranks.why, self._engine.why]))
+        self.startup_notes = "; ".join(filter(None, [ranks.why, self._engine.startup_notes]))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -102,7 +102,7 @@ class TensorParallelEngine:
         self._ranks.close()
 
 
-def refuse_what_diverges(engine_class: type[BaseEngine], options: dict[str, Any]) -> None:
+def check_deterministic(engine_class: type[BaseEngine], options: dict[str, Any]) -> None:
     """ValueError if ranks that run this engine would not all take the same decisions."""
     parameters = inspect.signature(engine_class).parameters
     if "workers" in parameters:

@@ -61,7 +61,7 @@ def test_greedy_tokens_are_those_of_transformers(two, prompts, expected, stage):
     completions = engine.generate(prompts[:12], GREEDY)
     assert [request.token_ids for request in completions] == [tokens[:16] for tokens in expected[:12]]
     engine.check()
-    assert engine.why.startswith("ranks=2 (a process with ") and "over gloo" in engine.why
+    assert engine.startup_notes.startswith("ranks=2 (a process with ") and "over gloo" in engine.startup_notes
     assert engine.config.num_kv_heads == 1 and engine.model.blocks[0].mlp.down.weight.shape == (256, 344)
 
 

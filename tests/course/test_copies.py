@@ -1,13 +1,12 @@
 """The stages are copies of each other, and this polices them: what has the same name is the same code, or the lesson
-says that it has changed, in a paragraph of its README such as
+says that it has changed, in a comment of its README such as
 
-    Changed from 04: `Engine.step`, `Scheduler.plan`, `server.py`
+    <!-- Changed from 04: `Engine.step`, `Scheduler.plan`, `server.py` -->
 
-where a file's name stands for everything in it.
+where a file's name stands for everything in it. What is new or changed has a marker such as "NEW in 05".
 """
 
 import ast
-import difflib
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -15,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import course
+from common.learn.stage_diff import ASIDE, DEFINITIONS, compare, sittings
 
 STAGES = course.find_stages(course.ROOT)
-MAX_CHANGED_LINES = 150
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+MAX_CHANGED_LINES, MAX_NEW_LINES = 150, 350  # in a sitting, without blank lines and docstrings
 LOADERS = re.compile(r"\b(load_engine|load_stage_module|import_module|__import__)\b")
 
 each_pair = pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)), ids=lambda stage: stage.name[:2])
@@ -28,7 +27,7 @@ each_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.na
 def sources(stage: Path) -> dict[str, str]:
     """The files that belong to the lesson, by name."""
     paths = sorted(stage.glob("*.py"))
-    return {path.name: path.read_text(encoding="utf-8") for path in paths if path.name not in course.ASIDE}
+    return {path.name: path.read_text(encoding="utf-8") for path in paths if path.name not in ASIDE}
 
 
 def definitions(code: str) -> dict[str, str]:
@@ -65,16 +64,11 @@ def changed_files_and_names(before: Path, after: Path) -> dict[str, set[str]]:
 
 
 def listed_as_changed(stage: Path, before: Path) -> set[str]:
-    """What the lesson says: every name in backticks in its paragraphs "Changed from NN"."""
+    """What the lesson says: every name in backticks in its comments "Changed from NN"."""
     readme = stage / "README.md"
-    paragraphs = readme.read_text(encoding="utf-8").split("\n\n") if readme.exists() else []
-    heading = f"Changed from {before.name[:2]}:"
-    return {
-        name
-        for paragraph in paragraphs
-        if paragraph.lstrip().startswith(heading)
-        for name in re.findall(r"`([^`]+)`", paragraph)
-    }
+    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
+    comments = re.findall(rf"<!-- Changed from {before.name[:2]}:(.*?)-->", text, re.DOTALL)
+    return {name for comment in comments for name in re.findall(r"`([^`]+)`", comment)}
 
 
 @each_pair
@@ -87,29 +81,51 @@ def test_the_same_name_is_the_same_code_unless_the_lesson_says_so(before, after)
     assert files - changed.keys() == set(), f"{after.name}/README.md calls these files changed, and they are not"
 
 
-def without_module_docstring(code: str) -> list[str]:
-    """A module's docstring says what its stage is about, and so is another one in each."""
-    first = ast.parse(code).body[0]
-    is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    return code.splitlines()[first.end_lineno if is_docstring else 0 :]
+@each_pair
+def test_a_sitting_is_short(before, after):
+    changes = {change.name: change for change in compare(before, after)}
+    for title, names in sittings(after, [*changes]):
+        mine = [changes[name] for name in names]
+        changed = sum(change.added + change.removed for change in mine if change.kind == "changed")
+        assert changed <= MAX_CHANGED_LINES, (title, changed)
+        new = sum(change.added for change in mine if change.kind == "new")
+        assert new <= MAX_NEW_LINES, (title, new)
+
+
+def marked_sources(code: str) -> dict[str, str]:
+    """The text of each function, and of each class without its methods, by qualified name."""
+    found: dict[str, str] = {}
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, DEFINITIONS):
+                inner = [part for part in node.body if isinstance(part, DEFINITIONS)]
+                last = inner[0].lineno - 1 if isinstance(node, ast.ClassDef) and inner else node.end_lineno
+                found[prefix + node.name] = "\n".join(code.splitlines()[node.lineno - 1 : last])
+                visit(inner if isinstance(node, ast.ClassDef) else [], f"{prefix}{node.name}.")
+
+    visit(ast.parse(code).body, "")
+    return found
 
 
 @each_pair
-def test_the_diff_can_be_read_in_one_sitting(before, after):
-    old, new = sources(before), sources(after)
-    changed = 0
-    for file in old.keys() & new.keys():
-        lines = difflib.ndiff(*(without_module_docstring(code[file]) for code in (old, new)))
-        changed += sum(line.startswith(("+", "-")) for line in lines)
-    assert changed <= MAX_CHANGED_LINES
+def test_what_is_new_is_marked(before, after):
+    """At the top of a file that is wholly new; else in each new function or class, and somewhere in what changed."""
+    marker, old, new = f"NEW in {after.name[:2]}", sources(before), sources(after)
+    for file, code in new.items():
+        assert {*re.findall(r"NEW in \d\d", code)} <= {marker}, f"{file} shows what is new in another stage"
+        if (ast.get_docstring(ast.parse(code)) or "").startswith(marker):
+            continue
+        assert file in old, f"{file} is new, and does not say so"
+        was, now, texts = definitions(old[file]), definitions(code), marked_sources(code)
+        assert was == now or marker in code, f"{file} has changed, and does not say where"
+        marked = {name for name in now if marker in texts[name]}
+        unmarked = {name for name in now.keys() - was.keys() - marked if name.rpartition(".")[0] not in marked}
+        assert unmarked == set(), f"new in {file}, and not marked"
 
 
-@each_stage
-def test_what_is_new_is_marked(stage):
-    number = int(stage.name[:2])
-    marked = {int(found) for code in sources(stage).values() for found in re.findall(r"NEW in (\d\d)", code)}
-    assert max(marked, default=0) <= number, "a stage shows nothing that a later one teaches"
-    assert number in marked or stage == STAGES[0]
+def test_the_first_stage_has_nothing_new():
+    assert not any("NEW in" in code for code in sources(STAGES[0]).values())
 
 
 @each_stage
@@ -163,6 +179,7 @@ def test_changes_are_found(tmp_path, change, names):
     assert changed_files_and_names(*stages) == ({"engine.py": names} if names else {})
 
 
-def test_the_lesson_is_read_to_the_end_of_its_paragraph(tmp_path):
-    (tmp_path / "README.md").write_text("`a`\n\nChanged from 01: `b`,\n`c.d`\n\n`e`\n\nChanged from 01: `f.py`\n")
+def test_the_lesson_is_read_to_the_end_of_its_comment(tmp_path):
+    text = "`a`\n\n<!-- Changed from 01: `b`,\n`c.d` -->\n\n`e`\n\n<!-- Changed from 01: `f.py` -->\n"
+    (tmp_path / "README.md").write_text(text)
     assert listed_as_changed(tmp_path, Path("01_naive")) == {"b", "c.d", "f.py"}

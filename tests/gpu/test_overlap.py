@@ -5,6 +5,7 @@ import random
 import pytest
 
 from common.gpu.accelerate import make_engine
+from common.gpu.overlap import NOTHING
 from common.sampling import Drawn, SamplingParams
 from common.stages import load_engine
 
@@ -75,7 +76,7 @@ def test_aborts_at_any_moment(stage, loaded, prompts):
             assert request.token_ids == whole.token_ids[: len(request.token_ids)]
         else:
             assert request.token_ids == whole.token_ids
-    assert engine.flight is None and not engine.leaving
+    assert engine.launched is NOTHING and not engine.leaving
 
 
 @each_stage
@@ -109,6 +110,22 @@ def test_only_an_answer_that_ends_by_itself_costs_a_step(stage, loaded, prompts,
     assert tokens_run(engine_of(stage, loaded), prompts[ended], greedy) == by_itself + (len(expected[ended]) < 40)
 
 
+def test_pages_are_found_again_as_soon_as_in_the_plain_loop(loaded):
+    """After a single token, of which nothing is committed before its request has left; and one step after a prompt."""
+    once, twice = list(range(100, 200)), list(range(200, 300))
+    found = []
+    for engine in (load_engine("06")(loaded), engine_of("06", loaded)):
+        requests = engine.generate([once], SamplingParams(max_tokens=1, ignore_eos=True))
+        requests += engine.generate([once], SamplingParams(max_tokens=1, ignore_eos=True))
+        for _ in range(2):
+            requests.append(engine.add(twice, SamplingParams(max_tokens=8, ignore_eos=True)))
+            engine.step()
+        while engine.has_unfinished:
+            engine.step()
+        found.append([request.cached_tokens for request in requests])
+    assert found == [[0, 96, 0, 96]] * 2
+
+
 def test_no_placeholder_is_ever_seen(loaded, prompts):
     engine = engine_of("06", loaded)
     requests = [engine.add(prompt, SamplingParams(max_tokens=40, ignore_eos=True)) for prompt in prompts[:8]]
@@ -122,7 +139,7 @@ def test_no_placeholder_is_ever_seen(loaded, prompts):
             tree += node.children.values()
 
 
-@pytest.mark.parametrize(("stage", "reason"), [("02", "batch continuously"), ("07", "must know the last ones")])
+@pytest.mark.parametrize(("stage", "reason"), [("02", "batch continuously"), ("07", "must know the last tokens")])
 def test_where_it_cannot_be_had(stage, reason, loaded):
     with pytest.raises(ValueError, match=reason):
         engine_of(stage, loaded)

@@ -123,19 +123,20 @@ class WorkerWithoutModel(BaseEngine):
         with self.trace.step() as record:
             chunks, flat = self.scheduler.schedule(), self.memory.view(-1)
             for chunk in chunks:
-                sequence, start = chunk.sequence, chunk.sequence.computed
+                sequence = chunk.sequence
                 record.work(sequence.request.request_id, chunk.phase, len(chunk.token_ids))
-                end = start + len(chunk.token_ids)
-                for position, slot in enumerate(sequence.page_table.slots(start, end), start):
+                slots = sequence.page_table.slot_mapping(chunk.start, sequence.computed)
+                for position, slot in enumerate(slots, chunk.start):
                     flat[slot] = fingerprint(sequence.request.all_token_ids[: position + 1])
             for chunk in chunks:
-                tokens, end = chunk.sequence.request.all_token_ids, chunk.sequence.computed + len(chunk.token_ids)
-                for position, slot in enumerate(chunk.sequence.page_table.slots(0, end)):
+                tokens = chunk.sequence.request.all_token_ids
+                for position, slot in enumerate(chunk.sequence.page_table.slot_mapping(0, chunk.sequence.computed)):
                     assert flat[slot] == fingerprint(tokens[: position + 1]), "another text's K and V"
             requests = [chunk.sequence.request for chunk in chunks if chunk.completes]
             for request in requests:
                 request.append(next_token(request.all_token_ids))
-            self.scheduler.advance(chunks)
+            self.scheduler.count_accepted(chunks)
+            self.scheduler.cache_full_pages()
             self.retire_finished(requests)
         return requests
 

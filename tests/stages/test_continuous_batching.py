@@ -77,7 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not idle or all(chunk.completes for chunk in chunks), "budget is left over while there is work"
         assert not idle or not self.scheduler.waiting or len(self.scheduler.running) == 3
         self.admitted += [name for name in self.scheduler.running if name not in self.admitted]
-        for request in self.scheduler.advance(chunks):
+        for request in [chunk.sequence.request for chunk in chunks if chunk.completes]:
             request.append(11)
             if request.finished:
                 self.scheduler.remove(self.open.pop(request.request_id))
@@ -118,11 +118,11 @@ def test_impossible_options_are_refused(loaded, options, says):
 
 def test_slots_are_cut_where_padding_would_cost_more_than_a_call():
     def chunk(slot, length, tokens=1):
-        sequence = scheduler_module.Sequence(make_request("any", length + tokens), slot, length)
-        return scheduler_module.Chunk(sequence, [7] * tokens)
+        sequence = scheduler_module.Sequence(make_request("any", length + tokens), slot, length + tokens)
+        return scheduler_module.Chunk(sequence, length, [7] * tokens, completes=True)
 
     def cut(*chunks):
-        return [[part.sequence.slot for part in run] for run in attention_module.runs(chunks, call_costs=48)]
+        return [[part.sequence.slot for part in run] for run in attention_module.share_calls(chunks, call_costs=48)]
 
     assert cut(chunk(0, 100), chunk(1, 120), chunk(2, 90)) == [[0, 1, 2]]
     assert cut(chunk(0, 100), chunk(1, 900), chunk(2, 90)) == [[0], [1], [2]], "a long one would make all read more"
@@ -266,7 +266,7 @@ def test_clients_of_one_server_share_its_steps(loaded, prompts, expected):
 def test_there_are_as_many_slots_as_fit_into_the_memory(loaded):
     slot_bytes = loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
     engine = Engine(loaded, max_running=8, kv_memory=3 * slot_bytes + 1)
-    assert engine.why.startswith("3 slots")
+    assert engine.startup_notes.startswith("3 slots")
     engine.generate([[5], [6], [7], [8]], SamplingParams(max_tokens=2, ignore_eos=True))
     assert [len(step.works) for step in engine.trace] == [3, 3, 1, 1]
     with pytest.raises(ValueError, match="one slot for a context of 4096 tokens takes 0.0 GiB.*use stage 05"):

@@ -98,7 +98,7 @@ def run(engine, on_step=lambda requests: None) -> list:
 
 
 def test_two_nodes_give_the_same_tokens(engine, reference, undisturbed):
-    assert "on 2 machines" in engine.why
+    assert "on 2 machines" in engine.startup_notes
     requests = run(engine)
     assert [request.token_ids for request in requests] == undisturbed
     assert requests[0].token_ids == reference.generate(WORK[0][0], 60, ignore_eos=True)

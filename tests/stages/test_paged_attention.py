@@ -67,14 +67,12 @@ class PagedSchedulerMachine(RuleBasedStateMachine):
         slots = [
             slot
             for chunk in chunks
-            for slot in chunk.sequence.page_table.slots(
-                chunk.sequence.computed, chunk.sequence.computed + len(chunk.token_ids)
-            )
+            for slot in chunk.sequence.page_table.slot_mapping(chunk.start, chunk.sequence.computed)
         ]
         assert len(slots) == len(set(slots)), "two tokens are written to one place"
         decodes = [len(chunk.token_ids) == 1 and chunk.phase == "decode" for chunk in chunks]
         assert decodes == sorted(decodes, reverse=True), "decodes come first"
-        for request in self.scheduler.advance(chunks):
+        for request in [chunk.sequence.request for chunk in chunks if chunk.completes]:
             request.append(11)
             if request.finished:
                 self.scheduler.remove(self.open.pop(request.request_id))
@@ -102,7 +100,7 @@ TestPagedScheduler.settings = settings(max_examples=80, stateful_step_count=50, 
 def test_a_page_table_maps_tokens_to_places():
     table = table_module.PageTable(page_size=4)
     table.pages = [7, 2, 9, 4]
-    assert table.slots(2, 14) == [30, 31, 8, 9, 10, 11, 36, 37, 38, 39, 16, 17] and table.capacity == 16
+    assert table.slot_mapping(2, 14) == [30, 31, 8, 9, 10, 11, 36, 37, 38, 39, 16, 17] and table.capacity == 16
 
 
 # ---- The engine ----
@@ -190,7 +188,7 @@ def test_reserved_is_used_but_for_the_last_page(loaded, prompts):
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="NOT RUN, needs triton: kernels in the engine")
 def test_the_kernels_give_the_same_tokens_in_the_engine(loaded, reference):
     engine = Engine(loaded, attention="triton", token_budget=64)
-    assert engine.cache.attention.name == "triton" and engine.why == "attention=triton (asked for)"
+    assert engine.cache.attention.name == "triton" and engine.startup_notes == "attention=triton (asked for)"
     prompts = [[9, 8, 7, 6, 5] * 20, [40, 41], [77] * 17]
     completions = engine.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True))
     for prompt, completion in zip(prompts, completions, strict=True):

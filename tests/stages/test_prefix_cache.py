@@ -63,16 +63,19 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         assert bool(chunks) == bool(self.open), "there is work, and nobody gets on"
         assert not self.open or min(self.open) in {chunk.sequence.request.request_id for chunk in chunks}
         for chunk in chunks:
-            sequence, start = chunk.sequence, chunk.sequence.computed
+            sequence, start = chunk.sequence, chunk.start
             assert len(chunk.token_ids) >= 1
-            for position, slot in enumerate(sequence.page_table.slots(start, start + len(chunk.token_ids)), start):
+            for position, slot in enumerate(sequence.page_table.slot_mapping(start, sequence.computed), start):
                 self.memory[slot] = tuple(sequence.request.all_token_ids[: position + 1])
         for chunk in chunks:  # everything is written before anything is read, as in a layer of the model
-            tokens, end = chunk.sequence.request.all_token_ids, chunk.sequence.computed + len(chunk.token_ids)
-            for position, slot in enumerate(chunk.sequence.page_table.slots(0, end)):
+            tokens, end = chunk.sequence.request.all_token_ids, chunk.sequence.computed
+            for position, slot in enumerate(chunk.sequence.page_table.slot_mapping(0, end)):
                 assert self.memory[slot] == tuple(tokens[: position + 1]), "somebody else's K and V"
-        for request in self.scheduler.advance(chunks):
+        requests = [chunk.sequence.request for chunk in chunks if chunk.completes]
+        for request in requests:
             request.append(len(request.token_ids) % 2)
+        self.scheduler.cache_full_pages()
+        for request in requests:
             if request.finished:
                 self.scheduler.remove(self.open.pop(request.request_id))
 

@@ -1,4 +1,4 @@
-"""What stage 07 promises beyond the contract: whatever is guessed, the output is the target's."""
+"""What stage 07 promises beyond the contract: whatever the draft, the output is the target's."""
 
 import random
 from dataclasses import replace
@@ -16,7 +16,7 @@ from common.stages import load_stage_module
 drafter_module, engine_module, scheduler_module, speculation_module, verification_module = (
     load_stage_module("07", name) for name in ("drafter", "engine", "scheduler", "speculation", "verification")
 )
-Engine, Proposal, Row = engine_module.Engine, verification_module.Proposal, verification_module.Row
+Engine, Draft, Row = engine_module.Engine, verification_module.Draft, verification_module.Row
 GREEDY = SamplingParams(max_tokens=40)
 PAGE_BYTES = 16 * (8192 + 1024)  # K and V of 16 tokens, of the bundled target and of its draft, in float32
 
@@ -25,7 +25,7 @@ def endless(max_tokens: int, **params) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
 
 
-# ---- Tokens, whatever is guessed ----
+# ---- Tokens, whatever the draft ----
 
 DRAFTERS = [{"num_draft_tokens": k, "draft": draft} for draft in ("draft", "lookup") for k in (1, 4, 8)]
 each_drafter = pytest.mark.parametrize("options", DRAFTERS, ids=lambda o: f"{o['draft']} {o['num_draft_tokens']}")
@@ -42,17 +42,17 @@ def test_greedy_tokens_are_those_of_transformers(loaded, prompts, expected, opti
 
 @each_drafter
 def test_ends_in_the_middle_of_an_accepted_run(loaded, prompts, options):
-    """Stop strings, stop ids, the end of the sequence and max_tokens end where they end without proposals."""
+    """Stop strings, stop ids, the end of the sequence and max_tokens end where they end without draft tokens."""
     chosen = [prompts[i] for i in (0, 3, 7, -1, -1, -1, -2)]
     [full] = Engine(loaded, num_draft_tokens=0).generate([prompts[-1]], endless(60))
     each = [SamplingParams(max_tokens=n) for n in (2, 5, 40)]
     each += [endless(60, stop=full.text[30:37]), endless(60, stop_token_ids=[full.token_ids[11]])]
     each += [endless(60, stop=[full.text[20:23]], include_stop_str_in_output=True), SamplingParams(max_tokens=40)]
     ended = [Engine(loaded, **opts).generate(chosen, each) for opts in (options, {"num_draft_tokens": 0})]
-    for with_proposals, without in zip(*ended, strict=True):
-        assert with_proposals.token_ids == without.token_ids and with_proposals.text == without.text
+    for with_drafts, without in zip(*ended, strict=True):
+        assert with_drafts.token_ids == without.token_ids and with_drafts.text == without.text
         for name in ("finish_reason", "stop_reason"):
-            assert getattr(with_proposals, name) == getattr(without, name)
+            assert getattr(with_drafts, name) == getattr(without, name)
 
 
 @each_drafter
@@ -60,9 +60,9 @@ def test_seeds_penalties_and_logprobs(loaded, prompts, options):
     each = [endless(20, temperature=1.0, seed=1, logprobs=2), endless(20, repetition_penalty=1.4, logprobs=0)]
     each += [endless(20, temperature=0.8, top_p=0.9, seed=3, frequency_penalty=0.7, logprobs=5)]
     runs = [Engine(loaded, **opts).generate(prompts[:3], each) for opts in (options, {"num_draft_tokens": 0})]
-    for with_proposals, without in zip(*runs, strict=True):
-        assert with_proposals.token_ids == without.token_ids
-        for ours, theirs in zip(with_proposals.logprobs, without.logprobs, strict=True):
+    for with_drafts, without in zip(*runs, strict=True):
+        assert with_drafts.token_ids == without.token_ids
+        for ours, theirs in zip(with_drafts.logprobs, without.logprobs, strict=True):
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
             assert [value for _, value in ours.top] == pytest.approx([value for _, value in theirs.top], abs=1e-4)
 
@@ -79,7 +79,7 @@ def test_a_pool_that_is_too_small_changes_no_token(loaded, prompts):
     assert engine.stats()["preemptions"] > 0 and engine.stats()["prefix_tokens_hit"] > 0
 
 
-def test_one_pass_for_different_numbers_of_proposals_and_a_prompt(loaded, prompts):
+def test_one_pass_for_different_numbers_of_draft_tokens_and_a_prompt(loaded, prompts):
     engine = Engine(loaded, num_draft_tokens=4)
     requests = [engine.add(prompts[0], endless(40)), engine.add(prompts[1], endless(3))]
     engine.step()
@@ -108,7 +108,7 @@ def test_lookup_finds_the_last_occurrence_of_the_longest_run(tokens, shortest, m
 
 
 class Recorder(drafter_module.DraftModel):
-    """A draft model without a model: it writes down what it is given to run, and guesses by chance."""
+    """A draft model without a model: it writes down what it is given to run, and drafts by chance."""
 
     def __init__(self, memory: dict, rng: random.Random):
         self.memory, self.rng, self.read_budget, self.context_length = memory, rng, 5, 100
@@ -117,23 +117,23 @@ class Recorder(drafter_module.DraftModel):
         for chunk in chunks:
             assert 0 < len(chunk.token_ids) <= self.read_budget
             written = chunk.sequence.request.all_token_ids[: chunk.start]
-            guessed = chunk.start - len(written)
-            written += [] if not guessed else self.open[chunk.sequence].token_ids[:guessed]
-            for place, slot in enumerate(chunk.sequence.page_table.slots(0, chunk.start)):
+            drafted = chunk.start - len(written)
+            written += [] if not drafted else self.open[chunk.sequence].token_ids[:drafted]
+            for place, slot in enumerate(chunk.sequence.page_table.slot_mapping(0, chunk.start)):
                 assert self.memory[slot] == tuple(written[: place + 1]), "the draft reads somebody else's K and V"
             text = written + chunk.token_ids
-            slots = chunk.sequence.page_table.slots(chunk.start, len(text))
+            slots = chunk.sequence.page_table.slot_mapping(chunk.start, len(text))
             self.memory.update({slot: tuple(text[: chunk.start + i + 1]) for i, slot in enumerate(slots)})
-        return torch.zeros(len(chunks), 1)
+        return torch.zeros(sum(chunk.completes for chunk in chunks), 1)
 
-    def _guess(self, chunks, hidden):
+    def _draft_one(self, chunks, hidden):
         assert len(chunks) == len(hidden)
         for chunk in chunks:
-            chunk.proposal.token_ids.append(self.rng.randrange(2))
+            chunk.draft.token_ids.append(self.rng.randrange(2))
 
-    def propose(self, chunks):
-        self.open = {chunk.sequence: chunk.proposal for chunk in chunks}
-        super().propose(chunks)
+    def draft(self, chunks):
+        self.open = {chunk.sequence: chunk.draft for chunk in chunks}
+        super().draft(chunks)
 
 
 class SpeculationMachine(RuleBasedStateMachine):
@@ -165,26 +165,27 @@ class SpeculationMachine(RuleBasedStateMachine):
         chunks = self.scheduler.schedule()
         assert bool(chunks) == bool(self.open), "there is work, and nobody gets on"
         assert sum(len(chunk.token_ids) + chunk.room for chunk in chunks) <= 9
-        self.drafter.propose(chunks)
+        self.drafter.draft(chunks)
         texts = {}
         for chunk in chunks:
-            assert len(chunk.proposal.token_ids) <= chunk.room
+            assert len(chunk.draft.token_ids) <= chunk.room
             request, end = chunk.sequence.request, chunk.start + len(chunk.token_ids)
-            assert chunk.start == chunk.sequence.computed and (chunk.completes or not chunk.proposal.token_ids)
-            assert len(request.token_ids) + len(chunk.proposal.token_ids) < request.max_tokens
-            texts[chunk] = request.all_token_ids[:end] + chunk.proposal.token_ids
-            slots = chunk.sequence.page_table.slots(chunk.start, len(texts[chunk]))
+            assert end == chunk.sequence.computed and (chunk.completes or not chunk.draft.token_ids)
+            assert len(request.token_ids) + len(chunk.draft.token_ids) < request.max_tokens
+            texts[chunk] = request.all_token_ids[:end] + chunk.draft.token_ids
+            slots = chunk.sequence.page_table.slot_mapping(chunk.start, len(texts[chunk]))
             self.memory.update({slot: tuple(texts[chunk][: p + 1]) for p, slot in enumerate(slots, chunk.start)})
         for chunk, text in texts.items():  # all is written before anything is read
-            for place, slot in enumerate(chunk.sequence.page_table.slots(0, len(text))):
+            for place, slot in enumerate(chunk.sequence.page_table.slot_mapping(0, len(text))):
                 assert self.memory[slot] == tuple(text[: place + 1]), "somebody else's K and V, or a rejected token's"
         ready = [chunk for chunk in chunks if chunk.completes]
         for chunk in ready:
-            chunk.proposal.accepted = self.rng.randint(0, len(chunk.proposal.token_ids))
-            for token in [*chunk.proposal.token_ids[: chunk.proposal.accepted], self.rng.randrange(2)]:
+            chunk.draft.accepted = self.rng.randint(0, len(chunk.draft.token_ids))
+            for token in [*chunk.draft.token_ids[: chunk.draft.accepted], self.rng.randrange(2)]:
                 if not chunk.sequence.request.finished:
                     chunk.sequence.request.append(token)
-        self.scheduler.advance(chunks)
+        self.scheduler.count_accepted(chunks)
+        self.scheduler.cache_full_pages()
         for chunk in ready:
             if chunk.sequence.request.finished:
                 self.scheduler.remove(self.open.pop(chunk.sequence.request.request_id))
@@ -221,7 +222,7 @@ def test_the_draft_reads_a_cached_beginning_once(loaded):
         handle.remove()
 
 
-def test_a_draft_that_cannot_guess_is_refused(loaded):
+def test_a_draft_model_of_another_vocabulary_is_refused(loaded):
     with pytest.raises(ValueError, match="another vocabulary"):
         drafter_module.load_draft_model("draft", replace(loaded, config=replace(loaded.config, vocab_size=99)))
     with pytest.raises(FileNotFoundError, match="nowhere"):
@@ -236,7 +237,7 @@ def test_a_draft_that_cannot_guess_is_refused(loaded):
 
 def test_a_bad_drafter_is_not_asked_for_long(loaded, prompts):
     engine = Engine(loaded)
-    engine.drafter._guess = lambda chunks, hidden: [chunk.proposal.token_ids.append(5) for chunk in chunks]
+    engine.drafter._draft_one = lambda chunks, hidden: [chunk.draft.token_ids.append(5) for chunk in chunks]
     engine.generate(prompts[:4], endless(60))
     drafted = [step.counters["drafted"] for step in engine.trace]
     assert sum(drafted[:10]) > 0 and sum(drafted[30:]) < sum(drafted[:10])

@@ -1,4 +1,4 @@
-"""How many tokens stage 07 proposes: the arithmetic, and what is learned while it runs."""
+"""How many tokens stage 07 drafts: the arithmetic, and what is learned while it runs."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,11 @@ from hypothesis import strategies as st
 
 from common.stages import load_stage_module
 
-speculation_module = load_stage_module("07", "speculation")
+speculation_module = load_stage_module("07", "adaptive_speculation")
+
+
+class SimpleSequence:
+    """Stands for a sequence of which nothing has been seen."""
 
 
 def costs(per_pass: float, per_token: float, draft: float = 0.0):
@@ -29,7 +33,7 @@ def test_the_best_number_by_arithmetic():
     assert counts == sorted(counts, reverse=True) and counts[0] >= 4 and counts[-1] == 0
     assert [best(rate / 10, 1, cheap) for rate in range(11)] == sorted(best(rate / 10, 1, cheap) for rate in range(11))
     assert best(0.8, 1, cheap, factor=1.2) <= best(0.8, 1, cheap) and best(0.8, 1, cheap, factor=5.0) == 0
-    # By hand: 1, 1.5, 1.75 tokens in 1, 1.2, 1.45 seconds for 0, 1, 2 proposals
+    # By hand: 1, 1.5, 1.75 tokens in 1, 1.2, 1.45 seconds for 0, 1, 2 draft tokens
     by_hand = speculation_module.PassTimes({1: 1, 2: 1.2, 3: 1.45, 9: 9})
     assert best(0.5, 1, speculation_module.Costs(by_hand, None)) == 1
 
@@ -56,13 +60,13 @@ def test_requests_differ():
 
 def test_time_is_learned():
     adaptive = speculation_module.AdaptiveSpeculation(costs(1.0, 0.02, draft=0.05))
-    fresh = [speculation_module.Acceptance() for _ in range(2)]
+    fresh = [SimpleSequence() for _ in range(2)]
     usual = adaptive.counts(fresh)
     for _ in range(60):
-        adaptive.took(3 * adaptive.costs.step(usual), usual)
-    assert usual[0] > 0 and adaptive.counts(fresh) == [0, 0], "steps with proposals take three times as long"
+        adaptive.record_step_time(3 * adaptive.costs.step(usual), usual)
+    assert usual[0] > 0 and adaptive.counts(fresh) == [0, 0], "steps with draft tokens take three times as long"
     for _ in range(3000):
-        adaptive.took(adaptive.costs.step([0, 0]), [0, 0])
+        adaptive.record_step_time(adaptive.costs.step([0, 0]), [0, 0])
     assert adaptive.counts(fresh) == usual, "and some time later they are tried again"
 
 

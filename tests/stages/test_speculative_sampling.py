@@ -12,7 +12,7 @@ from common.sampling import SamplingParams, draw, probabilities, uniform
 from common.stages import load_stage_module
 
 engine_module, verification = (load_stage_module("07", name) for name in ("engine", "verification"))
-Engine, Proposal, Row = engine_module.Engine, verification.Proposal, verification.Row
+Engine, Draft, Row = engine_module.Engine, verification.Draft, verification.Row
 
 
 def endless(max_tokens: int, **params) -> SamplingParams:
@@ -48,23 +48,23 @@ SAMPLINGS = {
 
 def speculate(requests: list[Request], draft: torch.Tensor | None, counts: list[int]) -> None:
     """One step for a target and a draft that know the last token only: row i of their tables follows token i."""
-    proposals = [Proposal() for _ in requests]
+    drafts = [Draft() for _ in requests]
     for place in range(max(counts)):
         going = [i for i, count in enumerate(counts) if count > place]
-        rows = [Row.after(requests[i], proposals[i].token_ids) for i in going]
+        rows = [Row.after(requests[i], drafts[i].token_ids) for i in going]
         last = [(row.prompt_token_ids + row.token_ids)[-1] for row in rows]
         q = probabilities(TARGET[last] if draft is None else draft[last], rows)
-        guesses = draw(q, [uniform(row.seed, len(row.token_ids)) for row in rows]).tolist()
-        for i, before, guess, shares in zip(going, last, guesses, q, strict=True):
-            proposals[i].token_ids.append((before + 1) % V if draft is None else guess)  # lookup draws nothing
+        drawn = draw(q, [uniform(row.seed, len(row.token_ids)) for row in rows]).tolist()
+        for i, before, token, shares in zip(going, last, drawn, q, strict=True):
+            drafts[i].token_ids.append((before + 1) % V if draft is None else token)  # lookup draws nothing
             if draft is not None and verification.by_rejection(requests[i]):
-                proposals[i].probabilities.append(shares)
+                drafts[i].probabilities.append(shares)
     behind = [
-        token for one, two in zip(requests, proposals, strict=True) for token in [one.all_token_ids[-1], *two.token_ids]
+        token for one, two in zip(requests, drafts, strict=True) for token in [one.all_token_ids[-1], *two.token_ids]
     ]
-    gained = verification.verify(TARGET[behind], requests, proposals)
-    for request, proposal, tokens in zip(requests, proposals, gained, strict=True):
-        assert len(tokens) == proposal.accepted + 1
+    gained = verification.verify(TARGET[behind], requests, drafts)
+    for request, one, tokens in zip(requests, drafts, gained, strict=True):
+        assert len(tokens) == one.accepted + 1
         for sampled in tokens:
             if not request.finished:
                 request.append(sampled.token_id, sampled.logprobs)
@@ -112,7 +112,7 @@ def test_the_chi_square_finds_a_wrong_rule(monkeypatch):
 
 
 @pytest.mark.parametrize("draft", [*DRAFTS, "lookup"])
-def test_a_seed_gives_the_same_text_whatever_is_guessed(draft):
+def test_a_seed_gives_the_same_text_whatever_the_draft(draft):
     params = [SamplingParams(max_tokens=8, temperature=1.0, seed=seed) for seed in range(40)]
     for one in params:
         assert len({tuple(texts(draft, one, range(one.seed, one.seed + 1), k)[0].token_ids) for k in (0, 1, 3)}) == 1

@@ -113,7 +113,7 @@ def same_tokens_around(run: Run) -> dict[str, bool]:
     for stage in (stage for stage in run.sizes["stages"] if stage >= "05"):
         engine = run.engine(stage, loaded, max_running=8, kv_memory="1G")
         same[stage] = [request.token_ids for request in engine.generate(prompts, params)] == wanted
-        run.say(f"{stage} as it runs on a GPU: {'the same' if same[stage] else 'OTHER'} tokens; {engine.why}")
+        run.say(f"{stage} as it runs on a GPU: {'the same' if same[stage] else 'OTHER'} tokens; {engine.startup_notes}")
         del engine
         free_memory(run.device)
     return same
@@ -145,7 +145,7 @@ def compare_logits(run: Run, model: str) -> dict[str, dict[str, Any]]:
             "median_of_positions": statistics.median(each),
             "worst_position": max(each),
             "positions": len(each),
-            "attention": engine.why,
+            "attention": engine.startup_notes,
         }
         run.say(f"{model}, {stage}: logits in bfloat16 are {errors[stage]['relative_error']:.4f} from float32")
         del engine

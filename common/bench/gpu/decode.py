@@ -39,7 +39,7 @@ def measure(run: Run) -> None:
     loaded = run.load(sizes["model"])
     run.ceilings()
     engine = run.engine(STAGE, loaded, max_running=max(sizes["batches"]), token_budget=sizes["token_budget"])
-    run.say(f"room for K and V of {engine.stats()['kv_tokens_capacity']:,} tokens; {engine.why}")
+    run.say(f"room for K and V of {engine.stats()['kv_tokens_capacity']:,} tokens; {engine.startup_notes}")
     points: dict[int, dict[str, list]] = {}
     for batch in sorted(sizes["batches"], reverse=True):  # so that the smaller ones find their prompts in the cache
         rounds = decode_steps(engine, batch, sizes)

@@ -76,7 +76,7 @@ def measure(run: Run) -> None:
             continue
         warm_up(engine, sizes)
         runs[mode_name(mode)] = row = serve(engine, jobs, sizes)
-        row |= {"peak_memory_gib": peak_memory_gib(run.device), "why": engine.why}
+        row |= {"peak_memory_gib": peak_memory_gib(run.device), "why": engine.startup_notes}
         run.keep(runs=runs)  # before the profile, which can fail for reasons of its own
         row |= profile_steps(engine, sizes)
         run.keep(runs=runs)

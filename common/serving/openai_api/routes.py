@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
 from common.errors import shortened
-from common.request import check_characters, prompt_tokens, refuse_what_is_too_long
+from common.request import check_characters, check_text_length, prompt_tokens
 from common.serving.errors import EngineDead
 from common.serving.scoring import ScoringParams
 
@@ -66,7 +66,7 @@ class Service:
         if taken := options.keys() & {*inspect.signature(template).parameters, "messages"}:
             raise BadRequest(f"chat_template_kwargs may not set {shortened(min(taken))}", "chat_template_kwargs")
         plain = [message.plain() for message in messages]
-        refuse_what_is_too_long(sum(len(one["content"]) for one in plain), self.tokenizer, self.engine.config)
+        check_text_length(sum(len(one["content"]) for one in plain), self.tokenizer, self.engine.config)
         try:
             check_characters(json.dumps([plain, options], ensure_ascii=False))
             return template(plain, add_generation_prompt=generate, return_dict=True, **options)["input_ids"]

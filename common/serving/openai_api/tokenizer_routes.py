@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from common.request import check_characters, refuse_what_is_too_long
+from common.request import check_characters, check_text_length
 
 from .bodies import DetokenizeBody, TokenizeBody
 from .errors import BadRequest, Json, OpenAIRoute
@@ -35,7 +35,7 @@ def router(service: Service) -> APIRouter:
             tokens = await service.thread.beside(service.chat_tokens, body.messages, body.add_generation_prompt)
         else:
             check_characters(body.prompt)
-            refuse_what_is_too_long(len(body.prompt), tokenizer(), service.engine.config)
+            check_text_length(len(body.prompt), tokenizer(), service.engine.config)
             encode = partial(tokenizer().__call__, add_special_tokens=body.add_special_tokens, verbose=False)
             tokens = (await service.thread.beside(encode, body.prompt))["input_ids"]
         return Json(

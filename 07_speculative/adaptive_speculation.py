@@ -1,0 +1,141 @@
+"""NEW in 07: how many draft tokens pay for each request, from what speculation costs and how often it is right.
+
+A pass over n tokens takes the target T(n) seconds, and the draft model t(n). B requests that decode take T(B) without
+draft tokens. With k draft tokens for each they take T(B (1 + k)), and before it k passes of the draft model, each t(B).
+If a draft token is accepted with probability a, independently of the others, such a step brings
+
+    1 + a + a^2 + ... + a^k        tokens for each request (Leviathan et al., 2023, equation 1)
+
+because the i-th draft token counts only if all before it do. The k with the most tokens a second is the best one. While
+T grows slowly with n (memory-bound: the weights are read once, however many tokens use them) draft tokens are cheap; in
+a large batch each token costs its share of arithmetic, and the best k is 0. Requests differ in a, so they differ in k.
+
+T and t are measured when the engine starts, a is estimated for each request from its own recent draft tokens. What the
+formula leaves out (texts that the draft model has to read, caches that two models share, bookkeeping) is learned as a
+factor, from how long steps take with draft tokens and without.
+"""
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from .speculation import MAX_DRAFT_TOKENS, Speculation
+
+FORGET = 0.9  # with each step, of what was seen: what is ten steps old counts a third
+FORGET_IDLE = 0.99  # with each step without draft tokens: a request that was given up is tried again, but not soon
+PRIOR_WEIGHT = 4.0  # weight of the average rate, in observed draft tokens
+FIRST_RATE = 0.7  # acceptance rate, before anything has been seen
+FIRST_SLOWNESS = 1.3  # of steps with draft tokens over their passes alone, before any has been timed
+LEAST_GAIN = 1.05  # what draft tokens have to promise: estimates err, and what they bring by chance is soon lost again
+
+
+@dataclass
+class Acceptance:
+    """How many draft tokens were accepted, of those that were judged: the ones behind a rejected token are not."""
+
+    accepted: float = 0.0
+    judged: float = 0.0
+
+    def learn(self, drafted: int, accepted: int, forget: float = FORGET) -> None:
+        forget = forget if drafted else max(forget, FORGET_IDLE)
+        self.accepted = forget * self.accepted + accepted
+        self.judged = forget * self.judged + min(accepted + 1, drafted)
+
+    def rate(self, average: float) -> float:
+        """Return the acceptance rate, between 0 and 1; the average where there is no evidence, or only an old one."""
+        return (self.accepted + PRIOR_WEIGHT * average) / (self.judged + PRIOR_WEIGHT)
+
+
+class PassTimes:
+    """Seconds of a pass over n tokens, on straight lines between the sizes that were measured."""
+
+    def __init__(self, seconds: dict[int, float]):
+        self.sizes, self.seconds = list(seconds), list(seconds.values())
+
+    def __call__(self, tokens: int) -> float:
+        right = next((i for i, size in enumerate(self.sizes) if size >= tokens), len(self.sizes) - 1)
+        right = max(right, 1)
+        (a, b), (x, y) = self.sizes[right - 1 : right + 1], self.seconds[right - 1 : right + 1]
+        return x + (y - x) * (tokens - a) / (b - a)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of a pass over n tokens. draft: None for a drafter without a model."""
+
+    target: PassTimes
+    draft: PassTimes | None
+
+    def drafting(self, requests: int) -> float:
+        return self.draft(requests) if self.draft else 0.0
+
+    def step(self, counts: list[int]) -> float:
+        """Return the seconds of a step in which the requests have these numbers of draft tokens."""
+        passes = (sum(count >= depth for count in counts) for depth in range(1, max(counts) + 1))
+        return self.target(len(counts) + sum(counts)) + sum(map(self.drafting, passes))
+
+
+def best_counts(rates: list[float], costs: Costs, factor: float = 1.0) -> list[int]:
+    """Return the numbers of draft tokens that bring the most tokens a second, given the requests' acceptance rates.
+
+    All are 0 if the best is hardly more than without. factor: how many times longer than by `costs` such a step takes.
+    """
+    batch = len(rates)
+    plain = costs.target(batch)
+    # A draft token takes a place in the pass, and must bring what this time would bring without it.
+    least = LEAST_GAIN * factor * (costs.target(2 * batch) - plain) / plain
+    reach = [useful_depth(rate, least) for rate in rates]
+    tokens, places, drafting = float(batch), batch, 0.0
+    best, depth_of_best = LEAST_GAIN * batch / plain, 0
+    for depth in range(1, MAX_DRAFT_TOKENS + 1):
+        going = [rate for rate, most in zip(rates, reach, strict=True) if most >= depth]
+        if not going:
+            break
+        tokens += sum(rate**depth for rate in going)
+        places += len(going)
+        drafting += costs.drafting(len(going))
+        tokens_per_second = tokens / (factor * (costs.target(places) + drafting))
+        if tokens_per_second > best:
+            best, depth_of_best = tokens_per_second, depth
+    return [min(depth_of_best, most) for most in reach]
+
+
+def useful_depth(rate: float, least: float) -> int:
+    """Return how many draft tokens are each accepted, with all before it, with more than this probability."""
+    depth, share = 0, rate
+    while depth < MAX_DRAFT_TOKENS and share > least:
+        depth, share = depth + 1, share * rate
+    return depth
+
+
+class AdaptiveSpeculation(Speculation):
+    """For each request the number that is best for its own acceptance rate, in a batch of the present size."""
+
+    def __init__(self, costs: Costs):
+        super().__init__(MAX_DRAFT_TOKENS)
+        self.costs = costs
+        # Of each running sequence, and gone with it.
+        self.acceptances: weakref.WeakKeyDictionary[Any, Acceptance] = weakref.WeakKeyDictionary()
+        self.average = Acceptance()  # of all requests
+        # Of steps without and with draft tokens: real seconds / those by `costs`.
+        self.slowness = {False: 1.0, True: FIRST_SLOWNESS}
+
+    def counts(self, sequences: list[Any]) -> list[int]:
+        average = self.average.rate(FIRST_RATE)
+        rates = [self._acceptance(sequence).rate(average) for sequence in sequences]
+        return best_counts(rates, self.costs, self.slowness[True] / self.slowness[False]) if rates else []
+
+    def learn(self, sequence: Any, drafted: int, accepted: int) -> None:
+        super().learn(sequence, drafted, accepted)
+        self._acceptance(sequence).learn(drafted, accepted)
+        self.average.learn(drafted, accepted, forget=0.999)
+
+    def _acceptance(self, sequence: Any) -> Acceptance:
+        return self.acceptances.setdefault(sequence, Acceptance())
+
+    def record_step_time(self, seconds: float, counts: list[int]) -> None:
+        kind, slowness = any(counts), self.slowness
+        times = min(seconds / self.costs.step(counts), 4.0)  # a disturbance that lasts longer is no part of a step
+        slowness[kind] += 0.05 * (times - slowness[kind])
+        if not kind:  # nothing is learned about the other kind; it is tried again when it has been forgotten
+            slowness[True] += 0.002 * (slowness[False] - slowness[True])

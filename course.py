@@ -238,6 +238,9 @@ VERBS = {
     "bench": Verb("[STAGE]", "measure a stage against the one before it, or every stage, and all at once", bench),
     "diff": Verb("STAGE", "read what a stage changed in the one before it; needs nothing but Python", diff),
     "test": Verb("", "run the tests; arguments go to pytest", module("pytest", "-q")),
+    "doctor": Verb(
+        "", "say what this machine lacks, and what to expect of it", module("common.setup.doctor", bare=True)
+    ),
     "kit": Verb("", "gather all wheels for machines without a network", module("common.setup.gather", bare=True)),
 }
 

@@ -61,11 +61,11 @@ def describe(lines: list[str], installed: int) -> str:
 
 
 class StatusLine:
-    """One line on a terminal that is written over; in a log, a line for each new activity and every 15 s."""
+    """One line on a terminal that is written over; in a log, a line when an activity is new, and every 15 s."""
 
     def __init__(self):
         self.live = sys.stderr.isatty()
-        self.activity, self.said = "", -SAY_EVERY
+        self.activities, self.said = set(), 0.0
 
     def __enter__(self) -> "StatusLine":
         return self
@@ -78,6 +78,7 @@ class StatusLine:
         activity = text.split()[0]
         if self.live:
             print(f"\r\033[K{seconds:5.0f} s   {text[:70]}", end="", file=sys.stderr, flush=True)
-        elif activity != self.activity or seconds - self.said >= SAY_EVERY:
+        elif activity not in self.activities or seconds - self.said >= SAY_EVERY:
             note(f"{seconds:5.0f} s   {text}")
-            self.activity, self.said = activity, seconds
+            self.activities.add(activity)
+            self.said = seconds

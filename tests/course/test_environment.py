@@ -216,13 +216,15 @@ def test_a_failing_pip_shows_its_last_lines_and_the_advice(tmp_path):
     assert "line 39" in before and "line 20" not in before
 
 
-def test_a_log_gets_a_line_for_each_activity(capsys):
+def test_a_log_gets_a_line_for_each_activity_and_now_and_then(capsys):
     with progress.StatusLine() as status:
-        for seconds, text in [(0, "starting pip"), (1, "unpacking 1"), (2, "unpacking 2"), (17, "unpacking 3")]:
+        for seconds, text in enumerate(["starting pip", "choosing 1", "downloading", "choosing 2"]):
             status.say(seconds, text)
+        status.say(17, "choosing 3")
     assert capsys.readouterr().err.split("\n") == [
         "    0 s   starting pip",
-        "    1 s   unpacking 1",
-        "   17 s   unpacking 3",
+        "    1 s   choosing 1",
+        "    2 s   downloading",
+        "   17 s   choosing 3",
         "",
     ]

@@ -36,6 +36,8 @@ PLATFORMS = {  # name: the tags of the wheels that run there, what the markers i
     "macos-arm64": (["macosx_14_0_arm64"], MACOS | {"platform_machine": "arm64"}),  # and older ones: pip adds them
     "windows-amd64": (["win_amd64"], WINDOWS | {"platform_machine": "AMD64"}),
 }
+COMMANDS = ("export COURSE_KIT=FOLDER", "python3 course.py demo")
+WINDOWS_COMMANDS = ("set COURSE_KIT=FOLDER", "py course.py demo")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 
 
@@ -48,9 +50,9 @@ def main(arguments: list[str], root: Path = ROOT) -> None:
     files = list(folder.glob("*.whl"))
     size = sum(path.stat().st_size for path in files) / 1e6
     note(f"{folder}: {len(files)} files, {size:,.0f} MB. On a machine with {args.platform} and Python {args.python}:")
-    setting = "set COURSE_KIT=FOLDER" if args.platform.startswith("windows") else "export COURSE_KIT=FOLDER"
-    note(f"  {setting}    (FOLDER: the copy of {args.out.name} there)")
-    note("  python3 course.py demo")
+    for command in WINDOWS_COMMANDS if args.platform.startswith("windows") else COMMANDS:
+        note(f"  {command}")
+    note(f"FOLDER is the copy of {args.out.name} there.")
 
 
 def build_parser() -> argparse.ArgumentParser:

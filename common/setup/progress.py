@@ -52,6 +52,8 @@ def describe(lines: list[str], installed: int) -> str:
             names = packages[1].split(", ")
             place = min(max(installed, 0), len(names) - 1)
             return f"unpacking {place + 1} of {len(names)}: {names[place]}"
+        if file := re.match(r"Saved \S*?([^/\\\s]+)\.whl", line):
+            return f"saving {file[1].split('-')[0]}"
         if file := re.match(r"\s*(?:Downloading|Using cached) (?:\S*/)?([^/\s]+\.whl) \((.+)\)", line):
             return f"downloading {file[1].split('-')[0]} ({file[2]})"
         if line.startswith(("Collecting ", "Processing ")):

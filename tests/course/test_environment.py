@@ -196,6 +196,7 @@ SAID_BY_PIP = [
     ("  Downloading torch-2.13.0-cp312-none-any.whl.metadata (30 kB)", "choosing versions: 1 package so far"),
     ("Collecting filelock (from torch==2.13.0)", "choosing versions: 2 packages so far"),
     ("Downloading torch-2.13.0-cp312-none-any.whl (190.2 MB)", "downloading torch (190.2 MB)"),
+    ("Saved ./kits/torch-2.13.0-cp312-none-any.whl", "saving torch"),
     ("Installing collected packages: filelock, numpy, torch", "unpacking 2 of 3: numpy"),
 ]
 

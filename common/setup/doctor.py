@@ -25,6 +25,7 @@ KNOWN_PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 ENVIRONMENT_GB, CUDA_ENVIRONMENT_GB = 3, 10  # of disk: .venv, and what pip unpacks meanwhile
 MEMORY_GB = 2
 PORT = 8000
+PACE_SECONDS = 120  # for pace to answer: a quiet machine takes 6
 INDEX = "https://pypi.org/simple"
 COMPILERS = ("g++", "clang++", "c++", "cl")
 
@@ -39,7 +40,10 @@ def main() -> int:
     gpu = find_gpu()
     on_cpu = [python, environment, lambda: disk(gpu), memory, cores, others, port, network]
     lines = [show(check()) for check in [*on_cpu, lambda: compiler(gpu), browser]]
-    pace = measure_pace() if usable_python() else None
+    pace = None
+    if usable_python():
+        pace, line = measure_pace()
+        lines.append(show(line))
     lines.append(show(gpu_line(gpu, pace)))
     print()
     recorded = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
@@ -112,17 +116,15 @@ def memory() -> Line:
 
 def cores() -> Line:
     usable, quota = machine.usable_cores(), machine.core_quota()
+    best = usable if quota is None else max(1, min(usable, int(quota)))
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    if quota is not None and quota < usable:
-        return Line(
-            OPTIONAL,
-            "cores",
-            f"{usable}, and this container may use the time of {quota:g}: set "
-            f"OMP_NUM_THREADS={max(1, int(quota))}, or threads wait for each other.",
-        )
-    if threads.isdecimal() and int(threads) != usable:
-        return Line(OPTIONAL, "cores", f"{usable}, and OMP_NUM_THREADS={threads}: unset it to use all of them.")
-    return Line(OK, "cores", str(usable))
+    used = int(threads) if threads.isdecimal() else usable
+    if used == best:
+        return Line(OK, "cores", str(best))
+    if used < best:
+        return Line(OPTIONAL, "cores", f"{best}, and OMP_NUM_THREADS={threads}: unset it to use all of them.")
+    why = f"the time of {best}, and there would be {used} threads that wait for each other"
+    return Line(OPTIONAL, "cores", f"{why}: set OMP_NUM_THREADS={best}.")
 
 
 def others() -> Line:
@@ -197,18 +199,18 @@ def gpu_line(gpu: str | None, pace: dict | None) -> Line:
     if gpu is None:
         return Line(OK, "GPU", "none from NVIDIA: everything runs on the CPU")
     if not gpu:
-        return Line(NEEDED, "GPU", "its driver does not answer: repair the driver until `nvidia-smi` lists the GPU.")
+        return Line(OPTIONAL, "GPU", "its driver does not answer: repair the driver until `nvidia-smi` lists the GPU.")
     described = "; ".join(gpu.splitlines())
     if pace and pace["cuda"] is None:
         return Line(
-            NEEDED,
+            OPTIONAL,
             "GPU",
             f"{described}, and .venv has PyTorch for CPUs: delete .venv, and the next command "
             "installs the one with CUDA.",
         )
     if pace and pace["device"] != "cuda":
         return Line(
-            NEEDED, "GPU", f"{described}, and this driver is too old for PyTorch's CUDA {pace['cuda']}: update it."
+            OPTIONAL, "GPU", f"{described}, and this driver is too old for PyTorch's CUDA {pace['cuda']}: update it."
         )
     return Line(OK, "GPU", described)
 
@@ -216,39 +218,44 @@ def gpu_line(gpu: str | None, pace: dict | None) -> Line:
 # ---- What to expect ----
 
 
-def measure_pace() -> dict | None:
-    """Return what `pace` measures in the environment, or None if it fails; what it said then is shown."""
-    note("    timing one step of stage 05 (some seconds) ...")
+def measure_pace() -> tuple[dict | None, Line]:
+    """Return what `pace` measures in the environment, or None if it fails, and the line that says so."""
+    note("    timing one step of stage 05 (a few seconds) ...")
     command = [usable_python(), "-m", "common.setup.pace"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace")
+    try:
+        result = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, errors="replace", timeout=PACE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        advice = "end what keeps the cores busy, and try again"
+        return None, Line(NEEDED, "stage 05", f"was not ready in {PACE_SECONDS} s: {advice}.")
     if result.returncode:
-        show(Line(NEEDED, "stage 05", f"does not run: {(result.stderr.splitlines() or ['no reason given'])[-1]}"))
-        return None
-    return json.loads(result.stdout.splitlines()[-1])
+        reason = (result.stderr.splitlines() or ["no reason given"])[-1]
+        return None, Line(NEEDED, "stage 05", f"does not run: {reason}.")
+    pace = json.loads(result.stdout.splitlines()[-1])
+    what = f"one step in which {pace['requests']} requests decode"
+    return pace, Line(OK, "stage 05", f"{what}: {pace['step_ms']:.1f} ms on {pace['device']}")
 
 
 def expectations(pace: dict | None, recorded: dict) -> list[str]:
     """Say what to expect: of a recorded time, the start is as measured here, and the rest scales with a step."""
     if pace is None:
         return ["Once `python3 course.py demo 1` has run, doctor also says how fast this machine is."]
-    step, device = pace["step_ms"], pace["device"]
-    lines = [f"One step of stage 05 in which {pace['requests']} requests decode: {step:.1f} ms on {device}."]
+    device = pace["device"]
     if device != recorded.get("device"):
-        return [*lines, f"How long demos take is recorded for no machine with {device}, so there is nothing to expect."]
-    recorded_step = recorded["step_ms"]
-    ratio = step / recorded_step
-    lines.append(
-        f"Where the times below were recorded ({recorded['cpu']}, {recorded['cpu_cores']} cores) it takes "
-        f"{recorded_step:.1f} ms."
-    )
+        return [f"No times of demos are recorded for {device} that this could be compared with."]
+    ratio = pace["step_ms"] / recorded["step_ms"]
+    machine_there = f"{recorded['cpu']}, {recorded['cpu_cores']} cores"
+    lines = [f"Where the demos were timed ({machine_there}) that step takes {recorded['step_ms']:.1f} ms."]
 
     def expected(seconds: float) -> float:
         return pace["ready_seconds"] + max(0.0, seconds - recorded["ready_seconds"]) * ratio
 
     demos = {name: expected(seconds) for name, seconds in recorded["demo_seconds"].items()}
     lines.append(f"Expect of `demo`: {', '.join(f'{name} in {seconds:.0f} s' for name, seconds in demos.items())}.")
-    whole, bench = sum(demos.values()) / 60, sum(map(expected, recorded["bench_seconds"].values())) / 60
-    lines.append(f"Expect of all demos together {whole:.1f} minutes, and of the whole `bench` {bench:.0f} minutes.")
+    lines.append(f"Expect of all demos together {sum(demos.values()) / 60:.1f} minutes.")
+    if bench := recorded.get("bench_seconds"):
+        lines.append(f"Expect of the whole `bench` {sum(map(expected, bench.values())) / 60:.0f} minutes.")
     return lines
 
 

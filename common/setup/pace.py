@@ -6,6 +6,7 @@ STARTED = time.monotonic()
 
 import json  # noqa: E402 (the clock starts before anything is imported)
 import statistics  # noqa: E402
+import sys  # noqa: E402
 
 import torch  # noqa: E402
 
@@ -16,6 +17,7 @@ from common.sampling import SamplingParams  # noqa: E402
 from common.stages import load_engine  # noqa: E402
 
 REQUESTS, PROMPT, TOKENS, WARM_UP = 8, 64, 64, 8
+MOST_SECONDS = 20
 
 
 def measure() -> dict:
@@ -32,13 +34,19 @@ def measure() -> dict:
 
 
 def step_seconds(engine: BaseEngine, vocab_size: int) -> list[float]:
-    """Return the seconds of each step in which all of REQUESTS requests decode, without the first WARM_UP."""
+    """Return the seconds of steps in which all of REQUESTS requests decode, without the first WARM_UP.
+
+    Exit with a sentence if there are none after MOST_SECONDS.
+    """
     for number in range(REQUESTS):
         prompt = [(number * PROMPT + place) % vocab_size for place in range(PROMPT)]
         engine.add(prompt, SamplingParams(max_tokens=TOKENS, ignore_eos=True))
-    while engine.has_unfinished:
+    give_up = time.monotonic() + MOST_SECONDS
+    while engine.has_unfinished and time.monotonic() < give_up:
         engine.step()
     steps = [step for step in engine.trace if [work.phase for work in step.works] == ["decode"] * REQUESTS]
+    if len(steps) <= WARM_UP:
+        sys.exit(f"{len(steps)} steps took {MOST_SECONDS} s: end what keeps the cores busy, and try again")
     return [step.seconds for step in steps[WARM_UP:]]
 
 

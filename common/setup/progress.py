@@ -29,7 +29,7 @@ def run_pip(command: list[str], venv: Path, advice: str, environment: Mapping[st
         reader.start()
         while reader.is_alive():
             reader.join(LOOK_EVERY)
-            status.say(time.monotonic() - started, describe(lines, count_installed(venv) - before))
+            status.say(time.monotonic() - started, describe(lines, max(0, count_installed(venv) - before)))
     if child.returncode:
         sys.exit("\n".join([*lines[-SHOWN_LINES:], advice]))
 
@@ -50,8 +50,9 @@ def describe(lines: list[str], installed: int) -> str:
     for line in reversed(lines):
         if packages := re.match(r"Installing collected packages: (.+)", line):
             names = packages[1].split(", ")
-            place = min(max(installed, 0), len(names) - 1)
-            return f"unpacking {place + 1} of {len(names)}: {names[place]}"
+            if installed >= len(names):
+                return "checking what was unpacked"
+            return f"unpacking {installed + 1} of {len(names)}: {names[installed]}"
         if file := re.match(r"Saved \S*?([^/\\\s]+)\.whl", line):
             return f"saving {file[1].split('-')[0]}"
         if file := re.match(r"\s*(?:Downloading|Using cached) (?:\S*/)?([^/\s]+\.whl) \((.+)\)", line):

@@ -1,6 +1,6 @@
-"""Record what doctor's expectations come from: `python -m common.setup.record`, on a quiet machine.
+"""Record what doctor's expectations come from: `python -m common.setup.record [bench]`, on a quiet machine.
 
-It times every stage's demo and every benchmark, as their user starts them, and writes recorded.json.
+It times every stage's demo, and with `bench` every benchmark, as their user starts them, and writes recorded.json.
 """
 
 import json
@@ -20,14 +20,15 @@ STAGES = sorted(path.parent for path in ROOT.glob("[0-9][0-9]_*/main.py"))
 SCRIPTS = [folder / "benchmark.py" for folder in (*STAGES, ROOT / "common" / "bench")]
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     facts = hardware(choose_device()[0])
     document = {name: facts[name] for name in ("device", "cpu", "cpu_cores", "os", "python", "torch", "commit", "date")}
     document |= json.loads(output_of("-m", "common.setup.pace").splitlines()[-1])
     document["demo_seconds"] = {stage.name[:2]: seconds(stage / "main.py", "--demo") for stage in STAGES}
-    with tempfile.TemporaryDirectory() as unused:
-        benchmarks = [path for path in SCRIPTS if path.exists()]
-        document["bench_seconds"] = {path.parent.name: seconds(path, "--results", unused) for path in benchmarks}
+    if "bench" in arguments:
+        with tempfile.TemporaryDirectory() as unused:
+            benchmarks = [path for path in SCRIPTS if path.exists()]
+            document["bench_seconds"] = {path.parent.name: seconds(path, "--results", unused) for path in benchmarks}
     write_atomically(RECORDED, json.dumps(rounded(document), indent=1) + "\n")
 
 
@@ -44,4 +45,4 @@ def output_of(*arguments: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

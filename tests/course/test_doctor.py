@@ -77,8 +77,9 @@ def test_memory(monkeypatch, free, mark, said):
     [
         (None, "", OK, "4"),
         (4.0, "4", OK, "4"),
-        (1.5, "", OPTIONAL, "OMP_NUM_THREADS=1"),
-        (None, "2", OPTIONAL, "unset"),
+        (1.5, "1", OK, "1"),
+        (1.5, "", OPTIONAL, "there would be 4 threads that wait for each other: set OMP_NUM_THREADS=1."),
+        (None, "2", OPTIONAL, "4, and OMP_NUM_THREADS=2: unset it"),
     ],
 )
 def test_cores(monkeypatch, quota, threads, mark, said):
@@ -177,10 +178,10 @@ def test_a_missing_compiler_matters_on_a_gpu(monkeypatch, gpu, mark):
     ("gpu", "measured", "mark", "said"),
     [
         (None, PACE, OK, "everything runs on the CPU"),
-        ("", None, NEEDED, "`nvidia-smi` lists"),
+        ("", None, OPTIONAL, "`nvidia-smi` lists"),
         ("H100, 535.1, 80 GB", None, OK, "535.1"),
-        ("H100, 535.1, 80 GB", PACE, NEEDED, "delete .venv"),
-        ("H100, 535.1, 80 GB", PACE | {"cuda": "13.0"}, NEEDED, "too old for PyTorch's CUDA 13.0"),
+        ("H100, 535.1, 80 GB", PACE, OPTIONAL, "delete .venv"),
+        ("H100, 535.1, 80 GB", PACE | {"cuda": "13.0"}, OPTIONAL, "too old for PyTorch's CUDA 13.0"),
         ("H100, 580.1, 80 GB", PACE | {"cuda": "13.0", "device": "cuda"}, OK, "580.1"),
     ],
 )
@@ -191,22 +192,40 @@ def test_a_gpu_is_told_with_what_keeps_pytorch_from_it(gpu, measured, mark, said
 
 def test_expectations_scale_with_a_step_and_not_with_the_start():
     """A step takes 1.5 times as long here: a demo of 10 s, 2 s of them to start, takes 3 + 1.5 * 8 = 15 s."""
-    *_, demos, whole = doctor.expectations(PACE, RECORDED)
+    *_, demos, whole, bench = doctor.expectations(PACE, RECORDED)
     assert demos == "Expect of `demo`: 01 in 15 s, 02 in 3 s."
-    assert whole == "Expect of all demos together 0.3 minutes, and of the whole `bench` 15 minutes."
-    assert "recorded for no machine with cuda" in doctor.expectations(PACE | {"device": "cuda"}, RECORDED)[-1]
+    assert whole == "Expect of all demos together 0.3 minutes."
+    assert bench == "Expect of the whole `bench` 15 minutes."
+    for other in (RECORDED | {"device": "cuda"}, {}):
+        assert "No times of demos are recorded for cpu" in doctor.expectations(PACE, other)[-1]
     assert "has run" in doctor.expectations(None, RECORDED)[-1]
 
 
+@pytest.mark.skipif(not doctor.RECORDED.exists(), reason="NOT RUN, nothing is recorded: python -m common.setup.record")
 def test_what_is_recorded_covers_every_stage():
     recorded = json.loads(doctor.RECORDED.read_text())
-    stages = course.find_stages(course.ROOT)
-    assert list(recorded["demo_seconds"]) == [stage.name[:2] for stage in stages]
-    assert set(recorded["bench_seconds"]) == {
-        path.parent.name
-        for path in [*(stage / "benchmark.py" for stage in stages), course.ROOT / "common/bench/benchmark.py"]
-        if path.exists()
-    }
+    assert list(recorded["demo_seconds"]) == [stage.name[:2] for stage in course.find_stages(course.ROOT)]
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "mark", "said"),
+    [
+        (0, json.dumps(PACE), OK, "one step in which 8 requests decode: 6.0 ms on cpu"),
+        (1, "", NEEDED, "does not run: the reason."),
+        (None, "", NEEDED, "was not ready in 120 s: end what keeps the cores busy"),
+    ],
+)
+def test_timing_a_step_is_told_in_a_line(monkeypatch, status, output, mark, said):
+    def run(command, timeout, **options):
+        if status is None:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, status, stdout=output, stderr="Traceback\nthe reason\n")
+
+    fake(monkeypatch, usable_python="python")
+    monkeypatch.setattr(doctor.subprocess, "run", run)
+    measured, line = doctor.measure_pace()
+    assert (measured is None) == (status != 0)
+    assert line.mark == mark and said in line.text
 
 
 def test_the_pace_is_that_of_steps_in_which_all_requests_decode(loaded):

@@ -83,8 +83,9 @@ def has_venv_module() -> bool:
     return bool(importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip"))
 
 
-def pip(venv: Path, *arguments: str) -> list[str]:
-    return [str(python_of(venv)), "-m", "pip", *arguments]
+def pip_install(venv: Path, *arguments: str) -> list[str]:
+    """Return the command. Python compiles a module when it is first imported; all of them would take pip a minute."""
+    return [str(python_of(venv)), "-m", "pip", "install", "--no-compile", *arguments]
 
 
 def install_requirements(venv: Path, requirements: Path) -> None:
@@ -95,8 +96,8 @@ def install_requirements(venv: Path, requirements: Path) -> None:
     if torch and is_cpu_torch_better():
         # The CPU build of a version satisfies requirements.txt too: the second call leaves it alone.
         note("There is no NVIDIA GPU here: taking the CPU build of PyTorch.")
-        run_pip(pip(venv, "install", "--extra-index-url", TORCH_CPU_INDEX, torch), venv, ADVICE)
-    run_pip(pip(venv, "install", "-r", str(requirements)), venv, ADVICE)
+        run_pip(pip_install(venv, "--extra-index-url", TORCH_CPU_INDEX, torch), venv, ADVICE)
+    run_pip(pip_install(venv, "-r", str(requirements)), venv, ADVICE)
 
 
 def install_wheels(venv: Path, wheels: list[Path]) -> None:
@@ -104,7 +105,7 @@ def install_wheels(venv: Path, wheels: list[Path]) -> None:
     note(f"Installing {len(wheels)} checked files from the kit into .venv, without a network.")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     environment["PIP_CONFIG_FILE"] = os.devnull
-    run_pip(pip(venv, "install", "--no-index", "--no-deps", *map(str, wheels)), venv, ADVICE, environment)
+    run_pip(pip_install(venv, "--no-index", "--no-deps", *map(str, wheels)), venv, ADVICE, environment)
 
 
 def torch_requirement(requirements: Path) -> str | None:

@@ -32,7 +32,7 @@ class FakeMachine:
         return subprocess.CompletedProcess(command, 0, stdout="")
 
     def run_pip(self, command, venv, advice, variables=None):
-        self.installs.append(command[command.index("install") + 1 :])
+        self.installs.append(command[command.index("--no-compile") + 1 :])
         self.environments.append(variables)
         if self.pip_fails:
             sys.exit(advice)

@@ -2,36 +2,36 @@
 
 usage: python3 course.py COMMAND [STAGE] [more arguments are passed on]
 
-  demo  [STAGE]   watch one stage work, or every stage in turn
-  serve STAGE     start a stage's HTTP server
-  bench [STAGE]   measure a stage against the one before it, or every stage in turn, and all at once
-  diff  STAGE     read what a stage changed in the one before it; needs nothing but Python
-  test            run the tests; arguments go to pytest
+{commands}
 
 A stage is named by its number or its folder: 2, 02 and 02_kv_cache are the same.
 
-Every command but diff first makes .venv and installs requirements.txt into it: some minutes the
-first time, nothing after that. With COURSE_NO_VENV=1 they use the Python that runs course.py as it is.
+The first command that needs it makes .venv and installs requirements.txt into it: a few minutes the first
+time, instant afterwards. With COURSE_KIT=FOLDER it installs from a kit, without a network; with
+COURSE_NO_VENV=1 it makes nothing and uses the Python that runs course.py.
 """
 
-# All of this parses on Python 3.8, where check_python then says what is missing: a SyntaxError would not.
-from __future__ import annotations
+import sys
 
-import hashlib
-import importlib.util
+if sys.version_info < (3, 10):  # noqa: UP036 (ruff assumes what is checked here). Down to 3.6 all of this file parses.
+    running = "{}.{}".format(*sys.version_info[:2])
+    sys.exit(f"The course needs Python 3.10 or newer, and this is {running}: run it with a newer one.")
+
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
 import subprocess
-import sys
-import time
-import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
+
+from common.setup.environment import note, prepare_environment
 
 ROOT = Path(__file__).resolve().parent
-TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+READER_GONE = 128 + 13  # how shells report SIGPIPE
 
 
 def find_stages(root: Path) -> list[Path]:
@@ -63,100 +63,12 @@ def title(stage: Path) -> str:
     return ""
 
 
-def show_help(stages: list[Path]) -> None:
-    print(__doc__)
+def show_help(stages: list[Path]) -> int:
+    print(__doc__.format(commands="\n".join(f"  {name:6} {verb.stages:9} {verb.help}" for name, verb in VERBS.items())))
     width = max((len(stage.name) for stage in stages), default=0)
     for stage in stages:
         print(f"  {stage.name:{width}}   {title(stage)}")
-
-
-# ---- The environment: .venv, made and filled on the first start ----
-
-
-def check_python() -> None:
-    if sys.version_info < (3, 10):  # noqa: UP036 (ruff assumes what is checked here)
-        running = "{}.{}".format(*sys.version_info[:2])
-        sys.exit(f"The course needs Python 3.10 or newer, and this is {running}: run it with a newer one.")
-
-
-def prepare_environment(root: Path) -> str:
-    """Return the Python to run things with, after making .venv and installing into it what is missing.
-
-    .venv/course-stamp names the Python and the requirements that .venv was made for. It exists only while all
-    of them are installed: whatever interrupts an installation, the next start takes it up again.
-    """
-    if os.environ.get("COURSE_NO_VENV") == "1":
-        return sys.executable
-    venv = root / ".venv"
-    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    stamp = venv / "course-stamp"
-    version = "{}.{}".format(*sys.version_info[:2])
-    wanted = [version, hashlib.sha256((root / "requirements.txt").read_bytes()).hexdigest()]
-    found = stamp.read_text().split() if stamp.exists() else []
-    if found == wanted and python.exists():
-        return str(python)
-
-    started = time.monotonic()
-    if found[:1] not in ([], [version]) or not has_pip(python):  # made by another Python, or not to its end
-        make_venv(venv)
-    stamp.unlink(missing_ok=True)
-    install_requirements(python, root / "requirements.txt")
-    stamp.write_text(" ".join(wanted))
-    note(f"Ready after {time.monotonic() - started:.0f} s.")
-    return str(python)
-
-
-def has_pip(python: Path) -> bool:
-    """False for a .venv that is missing, half made, or whose own Python has been removed."""
-    command = [str(python), "-m", "pip", "--version"]
-    return python.exists() and subprocess.run(command, capture_output=True).returncode == 0
-
-
-def make_venv(venv: Path) -> None:
-    if not (importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip")):
-        sys.exit("This Python has no venv module: on Debian or Ubuntu, `apt install python3-venv` adds it.")
-    note("Making .venv, a Python environment for the course alone: some seconds.")
-    setup_step([sys.executable, "-m", "venv", "--clear", str(venv)], "Making .venv failed, for the reason above.")
-
-
-def install_requirements(python: Path, requirements: Path) -> None:
-    note("Installing requirements.txt into .venv. The first time that is 0.6 GB to download, or several GB")
-    note("where PyTorch comes with CUDA, and takes some minutes.")
-    advice = "pip failed, for the reason above. Once that is put right, the same command carries on."
-    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
-    if not sys.stdout.isatty():
-        pip.append("--quiet")
-    torch = re.search(r"^torch\b[^#\n]*", requirements.read_text(encoding="utf-8"), re.MULTILINE)
-    if torch and is_cpu_torch_better():
-        # The CPU build of a version satisfies requirements.txt too: the second call leaves it alone.
-        note("There is no NVIDIA GPU here: taking the CPU build of PyTorch.")
-        setup_step([*pip, "--extra-index-url", TORCH_CPU_INDEX, torch[0].strip()], advice)
-    setup_step([*pip, "-r", str(requirements)], advice)
-
-
-def is_cpu_torch_better() -> bool:
-    """True on Linux without a GPU, where PyPI's torch brings gigabytes of CUDA, if the CPU index answers."""
-    if sys.platform != "linux" or shutil.which("nvidia-smi") or os.path.exists("/dev/nvidia0"):
-        return False
-    try:
-        urllib.request.urlopen(TORCH_CPU_INDEX + "/torch/", timeout=4).close()
-    except Exception:  # whatever is in the way: PyPI's build works as well, it is only larger
-        return False
-    return True
-
-
-def setup_step(command: list[str], advice: str) -> None:
-    """Run one command of the setup. A terminal shows all it prints, a log only the end of it if it fails."""
-    piped = {} if sys.stdout.isatty() else {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    result = subprocess.run(command, text=True, errors="replace", **piped)
-    if result.returncode:
-        last_lines = (result.stdout or "").splitlines()[-15:]
-        sys.exit("\n".join([*last_lines, advice]))
-
-
-def note(text: str) -> None:
-    """Print to stderr, so that stdout holds only what the demos and benchmarks print."""
-    print(text, file=sys.stderr, flush=True)
+    return 0
 
 
 # ---- Running things ----
@@ -178,7 +90,18 @@ def run(command: list[str], root: Path) -> int:
             interrupted = True
     if interrupted:
         raise KeyboardInterrupt
+    if child.returncode and reader_has_gone():
+        return READER_GONE
     return child.returncode if child.returncode >= 0 else 128 - child.returncode  # a signal, as shells count
+
+
+def reader_has_gone() -> bool:
+    """Return whether stdout is a pipe whose reader has ended, as `head` does once it has its lines."""
+    if not hasattr(select, "poll"):  # Windows
+        return False
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def run_stages(stages: list[Path], script: str, arguments: list[str], root: Path) -> int:
@@ -191,6 +114,8 @@ def run_stages(stages: list[Path], script: str, arguments: list[str], root: Path
             print(paint(f"\n==== {stage.name}: {title(stage)} ".ljust(100, "="), "1"), flush=True)
         path = (stage / script).relative_to(root).as_posix()
         status = run([python, path, *arguments], root)
+        if status == READER_GONE:
+            return status
         if status:
             not_run = f" Not run: {list_names(stages[index + 1 :])}." if len(stages) > 1 else ""
             note(f"{path} failed with exit status {status}.{not_run}")
@@ -226,35 +151,87 @@ def show_diff(stages: list[Path], stage: Path) -> int:
     return 0
 
 
+# ---- The commands: each takes the stages that were chosen, the remaining arguments and the course's root ----
+
+
+def demo(chosen: list[Path], arguments: list[str], root: Path) -> int:
+    return run_stages(chosen, "main.py", ["--demo", *arguments], root)
+
+
+def serve(chosen: list[Path], arguments: list[str], root: Path) -> int:
+    return run_stages(chosen, "main.py", ["--serve", *arguments], root)
+
+
+def bench(chosen: list[Path], arguments: list[str], root: Path) -> int:
+    folders = chosen + [root / "common" / "bench"] * (len(chosen) > 1)  # the last one measures all of them at once
+    return run_stages([one for one in folders if (one / "benchmark.py").exists()], "benchmark.py", arguments, root)
+
+
+def diff(chosen: list[Path], arguments: list[str], root: Path) -> int:
+    return show_diff(find_stages(root), chosen[0])
+
+
+def module(name: str, *fixed: str, bare: bool = False) -> Callable[[list[Path], list[str], Path], int]:
+    """Return a command that runs `python -m name`, with the folder names of the stages before the other arguments.
+
+    bare: use the Python that runs course.py, and make no .venv.
+    """
+
+    def command(chosen: list[Path], arguments: list[str], root: Path) -> int:
+        python = sys.executable if bare else prepare_environment(root)
+        return run([python, "-m", name, *fixed, *(stage.name for stage in chosen), *arguments], root)
+
+    return command
+
+
+class Verb(NamedTuple):
+    """One command. `stages` is how the help shows its stages: "[STAGE]" one or all, "STAGE" one, "" none."""
+
+    stages: str
+    help: str
+    run: Callable[[list[Path], list[str], Path], int]
+
+
+VERBS = {
+    "demo": Verb("[STAGE]", "watch one stage work, or every stage in turn", demo),
+    "serve": Verb("STAGE", "start a stage's HTTP server", serve),
+    "bench": Verb("[STAGE]", "measure a stage against the one before it, or every stage, and all at once", bench),
+    "diff": Verb("STAGE", "read what a stage changed in the one before it; needs nothing but Python", diff),
+    "test": Verb("", "run the tests; arguments go to pytest", module("pytest", "-q")),
+    "doctor": Verb(
+        "", "say what this machine lacks, and what to expect of it", module("common.setup.doctor", bare=True)
+    ),
+    "kit": Verb("", "gather all wheels for machines without a network", module("common.setup.gather", bare=True)),
+}
+
+
 def main(arguments: list[str], root: Path = ROOT) -> int:
     stages = find_stages(root)
     command, *rest = arguments or ["help"]
-    if command in ("help", "-h", "--help") or rest[:1] in (["-h"], ["--help"]):
-        show_help(stages)
-        return 0
-    if command == "test":
-        return run([prepare_environment(root), "-m", "pytest", "-q", *rest], root)
-    if command not in ("demo", "serve", "bench", "diff"):
-        sys.exit(f"There is no command {command!r}; there is demo, serve, bench, diff and test.")
+    if command in ("help", "-h", "--help"):
+        return show_help(stages)
+    if command not in VERBS:
+        sys.exit(f"Unknown command {command!r}. Use {', '.join(VERBS)}.")
+    verb = VERBS[command]
+    if verb.stages and rest[:1] in (["-h"], ["--help"]):
+        return show_help(stages)
 
-    chosen = stages
-    if rest and not rest[0].startswith("-"):
+    chosen = stages if verb.stages else []
+    if verb.stages and rest and not rest[0].startswith("-"):
         chosen, rest = [pick_stage(stages, rest[0])], rest[1:]
-    elif command in ("serve", "diff"):
-        sys.exit(f"Which stage shall `{command}` take? There is {list_names(stages)}.")
-
-    if command == "diff":
-        return show_diff(stages, chosen[0])
-    if command == "bench":
-        folders = chosen + [root / "common" / "bench"] * (chosen == stages)  # the last one measures all of them at once
-        return run_stages([one for one in folders if (one / "benchmark.py").exists()], "benchmark.py", rest, root)
-    return run_stages(chosen, "main.py", [f"--{command}", *rest], root)
+    elif verb.stages == "STAGE":
+        sys.exit(f"`{command}` needs a stage: one of {list_names(stages)}.")
+    return verb.run(chosen, rest, root)
 
 
 if __name__ == "__main__":
-    check_python()
     sys.stdout.reconfigure(errors="replace")  # a console that lacks a character shows "?" in its place
     try:
-        sys.exit(main(sys.argv[1:]))
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
     except KeyboardInterrupt:
-        sys.exit(130)
+        status = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it ends
+        status = READER_GONE
+    sys.exit(status)

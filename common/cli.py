@@ -8,6 +8,7 @@ that has the name of a parameter of the stage's Engine is given to it.
 import argparse
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,9 @@ def run_stage(
                 engine.trace.write_chrome_trace(args.trace)
             if hasattr(engine, "close"):  # it has processes of its own; at the interpreter's end may be too late
                 engine.close()
+    except BrokenPipeError:  # the reader of stdout has ended, as `head` does once it has its lines
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more when it ends
+        sys.exit(1)
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
         said = out_of_memory(error)
         if said is None and not isinstance(error, (ValueError, OSError)):

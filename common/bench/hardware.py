@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from common.setup.machine import usable_cores
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -59,16 +61,11 @@ def cpu_name() -> str:
 def raw_cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():  # Linux; ARM machines have no such line
-        named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
         return named[1] if named else platform.machine()
     if platform.system() == "Darwin":
         return run("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
     return platform.processor()
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on: fewer than the machine's inside a container or under taskset."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def ram_gib() -> float | None:

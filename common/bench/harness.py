@@ -174,6 +174,9 @@ def run_side(script: Path, side: str, settings: Settings, quick: bool) -> dict:
 
 
 def stop_group(child: subprocess.Popen) -> None:
+    if not hasattr(os, "killpg"):  # Windows: the server has had its Ctrl-C from the console
+        child.kill()
+        return
     os.killpg(child.pid, signal.SIGTERM)
     try:
         child.wait(STOP_SECONDS)

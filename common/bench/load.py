@@ -91,7 +91,7 @@ def running_server(stage: str, settings: Settings, *options: str) -> Iterator[st
     port = free_port()
     main = stage_folder(stage) / "main.py"
     command = [sys.executable, str(main), "--serve", "--port", str(port), *settings.arguments(), *options]
-    with tempfile.TemporaryFile("w+") as log:  # not a pipe, which would fill up and stop the server
+    with tempfile.TemporaryFile("w+", errors="replace") as log:  # not a pipe, which would fill up and stop the server
         server = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             url = f"http://127.0.0.1:{port}"

@@ -1,0 +1,263 @@
+"""`python3 course.py doctor`: what this machine lacks, in a sentence each, and what to expect of it.
+
+It installs and changes nothing, and needs only Python. Where the environment exists, it times a step of stage 05 there.
+The exit status is 1 if something is marked "!!".
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import webbrowser
+from pathlib import Path
+from typing import NamedTuple
+
+from . import machine
+from .environment import answers, has_venv_module, is_ready, python_of
+from .kit import checked_wheels, running_python
+from .progress import note
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDED = Path(__file__).with_name("recorded.json")  # what record.py measured on one machine
+OK, OPTIONAL, NEEDED = "ok", "--", "!!"
+KNOWN_PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+ENVIRONMENT_GB, CUDA_ENVIRONMENT_GB = 3, 10  # of disk: .venv, and what pip unpacks meanwhile
+MEMORY_GB = 2
+PORT = 8000
+PACE_SECONDS = 120  # for pace to answer: a quiet machine takes 6
+INDEX = "https://pypi.org/simple"
+COMPILERS = ("g++", "clang++", "c++", "cl")
+
+
+class Line(NamedTuple):
+    mark: str
+    name: str
+    text: str
+
+
+def main() -> int:
+    gpu = find_gpu()
+    on_cpu = [python, environment, lambda: disk(gpu), memory, cores, others, port, network]
+    lines = [show(check()) for check in [*on_cpu, lambda: compiler(gpu), browser]]
+    pace = None
+    if usable_python():
+        pace, line = measure_pace()
+        lines.append(show(line))
+    lines.append(show(gpu_line(gpu, pace)))
+    print()
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
+    print("\n".join(expectations(pace, recorded)))
+    return int(any(line.mark == NEEDED for line in lines))
+
+
+def show(line: Line) -> Line:
+    print(f"{line.mark}  {line.name:13} {line.text}", flush=True)
+    return line
+
+
+# ---- The checks ----
+
+
+def python() -> Line:
+    if not has_venv_module():
+        return Line(
+            NEEDED,
+            "Python",
+            f"{running_python()} has no venv module: on Debian or Ubuntu, `apt install python3-venv` adds it.",
+        )
+    if running_python() not in KNOWN_PYTHONS:
+        return Line(
+            OPTIONAL,
+            "Python",
+            f"{running_python()} has not been tried: if installing fails, use one of {', '.join(KNOWN_PYTHONS)}.",
+        )
+    return Line(OK, "Python", sys.version.split()[0])
+
+
+def usable_python() -> str | None:
+    """Return the Python that the course's commands will use, if what they need is installed already."""
+    if os.environ.get("COURSE_NO_VENV") == "1":
+        return sys.executable
+    return str(python_of(ROOT / ".venv")) if is_ready(ROOT) else None
+
+
+def environment() -> Line:
+    if os.environ.get("COURSE_NO_VENV") == "1":
+        return Line(OK, "environment", "that of this Python, as COURSE_NO_VENV=1 asks")
+    if is_ready(ROOT):
+        return Line(OK, "environment", ".venv holds all of requirements.txt")
+    kit = os.environ.get("COURSE_KIT")
+    if not kit:
+        return Line(OPTIONAL, "environment", "not there yet: the first `course.py demo` makes it, in a few minutes.")
+    try:
+        wheels = checked_wheels(Path(kit), ROOT / "requirements.txt")
+    except SystemExit as stop:
+        return Line(NEEDED, "kit", " ".join(str(stop).splitlines()))
+    return Line(OK, "kit", f"{len(wheels)} files with the right checksums; the first `course.py demo` installs them")
+
+
+def disk(gpu: str | None) -> Line:
+    free = shutil.disk_usage(ROOT).free / 1e9
+    needed = 0.5 if usable_python() else CUDA_ENVIRONMENT_GB if gpu else ENVIRONMENT_GB
+    if free < needed:
+        return Line(NEEDED, "disk", f"{free:.1f} GB free: free {needed} GB, which .venv and the results need.")
+    return Line(OK, "disk", f"{free:,.0f} GB free")
+
+
+def memory() -> Line:
+    free = machine.free_memory()
+    if free is None:
+        return Line(OK, "memory", f"{MEMORY_GB} GB must be free; this system does not tell Python how much is")
+    if free < MEMORY_GB * 1e9:
+        return Line(NEEDED, "memory", f"{free / 1e9:.1f} GB free: close programs until {MEMORY_GB} GB are.")
+    return Line(OK, "memory", f"{free / 1e9:.1f} GB free")
+
+
+def cores() -> Line:
+    usable, quota = machine.usable_cores(), machine.core_quota()
+    best = usable if quota is None else max(1, min(usable, int(quota)))
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    used = int(threads) if threads.isdecimal() else usable
+    if used == best:
+        return Line(OK, "cores", str(best))
+    if used < best:
+        return Line(OPTIONAL, "cores", f"{best}, and OMP_NUM_THREADS={threads}: unset it to use all of them.")
+    why = f"the time of {best}, and there would be {used} threads that wait for each other"
+    return Line(OPTIONAL, "cores", f"{why}: set OMP_NUM_THREADS={best}.")
+
+
+def others() -> Line:
+    busy = machine.busy_cores()
+    if busy is None:
+        return Line(OK, "in use", "this system does not tell Python how busy it is")
+    taken, names = busy
+    if taken >= 0.3:
+        who = f" ({', '.join(names[:3])})" if names else ""
+        return Line(OPTIONAL, "in use", f"{taken:.1f} cores are busy{who}: end that before you measure anything.")
+    return Line(OK, "in use", f"{taken:.1f} cores are busy")
+
+
+def port() -> Line:
+    if machine.is_port_free(PORT):
+        return Line(OK, "port", f"{PORT} is free")
+    other = next((port for port in range(PORT + 1, PORT + 100) if machine.is_port_free(port)), 0)
+    return Line(OPTIONAL, "port", f"{PORT} is taken by another program: start servers with --port {other}.")
+
+
+def network() -> Line:
+    set_for_pip = machine.said_by(sys.executable, "-m", "pip", "config", "get", "global.index-url")
+    index = os.environ.get("PIP_INDEX_URL") or set_for_pip or INDEX
+    if answers(index.rstrip("/") + "/pip/"):
+        return Line(OK, "network", "the package index answers")
+    if usable_python() or os.environ.get("COURSE_KIT"):
+        return Line(OK, "network", "the package index does not answer, and nothing is to be installed from it")
+    return Line(
+        NEEDED,
+        "network",
+        "the package index does not answer: connect, or set COURSE_KIT to the folder of a "
+        "kit that `course.py kit --out FOLDER` made elsewhere.",
+    )
+
+
+def compiler(gpu: str | None) -> Line:
+    found = next((name for name in COMPILERS if shutil.which(name)), None)
+    if found:
+        return Line(OK, "C++ compiler", found)
+    if gpu:
+        return Line(
+            NEEDED, "C++ compiler", "none, and Triton needs one on a GPU: on Debian or Ubuntu, `apt install g++`."
+        )
+    return Line(
+        OPTIONAL,
+        "C++ compiler",
+        "none, and only the benchmark of kernels needs one, for torch.compile: `apt install g++`.",
+    )
+
+
+def browser() -> Line:
+    try:
+        webbrowser.get()
+    except webbrowser.Error:
+        return Line(
+            OPTIONAL,
+            "browser",
+            f"none here: open pages from another machine, through `ssh -L {PORT}:127.0.0.1:{PORT} THIS_MACHINE`.",
+        )
+    return Line(OK, "browser", "there is one")
+
+
+def find_gpu() -> str | None:
+    """Return name, driver and memory of the NVIDIA GPUs, "" if the driver does not answer, None without a GPU."""
+    if shutil.which("nvidia-smi"):
+        query = "--query-gpu=name,driver_version,memory.total"
+        return machine.said_by("nvidia-smi", query, "--format=csv,noheader") or ""
+    return "" if os.path.exists("/dev/nvidia0") else None
+
+
+def gpu_line(gpu: str | None, pace: dict | None) -> Line:
+    if gpu is None:
+        return Line(OK, "GPU", "none from NVIDIA: everything runs on the CPU")
+    if not gpu:
+        return Line(OPTIONAL, "GPU", "its driver does not answer: repair the driver until `nvidia-smi` lists the GPU.")
+    described = "; ".join(gpu.splitlines())
+    if pace and pace["cuda"] is None:
+        return Line(
+            OPTIONAL,
+            "GPU",
+            f"{described}, and .venv has PyTorch for CPUs: delete .venv, and the next command "
+            "installs the one with CUDA.",
+        )
+    if pace and pace["device"] != "cuda":
+        return Line(
+            OPTIONAL, "GPU", f"{described}, and this driver is too old for PyTorch's CUDA {pace['cuda']}: update it."
+        )
+    return Line(OK, "GPU", described)
+
+
+# ---- What to expect ----
+
+
+def measure_pace() -> tuple[dict | None, Line]:
+    """Return what `pace` measures in the environment, or None if it fails, and the line that says so."""
+    note("    timing one step of stage 05 (a few seconds) ...")
+    command = [usable_python(), "-m", "common.setup.pace"]
+    try:
+        result = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, errors="replace", timeout=PACE_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        advice = "end what keeps the cores busy, and try again"
+        return None, Line(NEEDED, "stage 05", f"was not ready in {PACE_SECONDS} s: {advice}.")
+    if result.returncode:
+        reason = (result.stderr.splitlines() or ["no reason given"])[-1]
+        return None, Line(NEEDED, "stage 05", f"does not run: {reason}.")
+    pace = json.loads(result.stdout.splitlines()[-1])
+    what = f"one step in which {pace['requests']} requests decode"
+    return pace, Line(OK, "stage 05", f"{what}: {pace['step_ms']:.1f} ms on {pace['device']}")
+
+
+def expectations(pace: dict | None, recorded: dict) -> list[str]:
+    """Say what to expect: of a recorded time, the start is as measured here, and the rest scales with a step."""
+    if pace is None:
+        return ["Once `python3 course.py demo 1` has run, doctor also says how fast this machine is."]
+    device = pace["device"]
+    if device != recorded.get("device"):
+        return [f"No times of demos are recorded for {device} that this could be compared with."]
+    ratio = pace["step_ms"] / recorded["step_ms"]
+    machine_there = f"{recorded['cpu']}, {recorded['cpu_cores']} cores"
+    lines = [f"Where the demos were timed ({machine_there}) that step takes {recorded['step_ms']:.1f} ms."]
+
+    def expected(seconds: float) -> float:
+        return pace["ready_seconds"] + max(0.0, seconds - recorded["ready_seconds"]) * ratio
+
+    demos = {name: expected(seconds) for name, seconds in recorded["demo_seconds"].items()}
+    lines.append(f"Expect of `demo`: {', '.join(f'{name} in {seconds:.0f} s' for name, seconds in demos.items())}.")
+    lines.append(f"Expect of all demos together {sum(demos.values()) / 60:.1f} minutes.")
+    if bench := recorded.get("bench_seconds"):
+        lines.append(f"Expect of the whole `bench` {sum(map(expected, bench.values())) / 60:.0f} minutes.")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

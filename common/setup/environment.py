@@ -1,0 +1,130 @@
+"""The environment, .venv: made and filled on the first start, from the package index or from a kit."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from .kit import checked_wheels, digest, running_python
+from .progress import note, run_pip
+
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+ADVICE = "pip failed, for the reason above. Once that is put right, the same command carries on."
+
+
+def prepare_environment(root: Path) -> str:
+    """Return the Python to run things with, after making .venv and installing into it what is missing.
+
+    .venv/course-stamp names the Python and the requirements that .venv was made for. It exists only while all
+    of them are installed: whatever interrupts an installation, the next start takes it up again.
+    Exit with a sentence if .venv cannot be made, pip fails, or the kit that COURSE_KIT names is not whole.
+    """
+    if os.environ.get("COURSE_NO_VENV") == "1":
+        return sys.executable
+    venv, requirements = root / ".venv", root / "requirements.txt"
+    python, stamp = python_of(venv), venv / "course-stamp"
+    if is_ready(root):
+        return str(python)
+
+    started = time.monotonic()
+    kit = os.environ.get("COURSE_KIT")
+    wheels = checked_wheels(Path(kit), requirements) if kit else []
+    made_by = stamp.read_text().split()[:1] if stamp.exists() else []
+    if made_by not in ([], [running_python()]) or not has_pip(python):  # made by another Python, or not to its end
+        make_venv(venv)
+    stamp.unlink(missing_ok=True)
+    if kit:
+        install_wheels(venv, wheels)
+    else:
+        install_requirements(venv, requirements)
+    stamp.write_text(" ".join(wanted_stamp(requirements)))
+    note(f"Ready after {time.monotonic() - started:.0f} s.")
+    return str(python)
+
+
+def is_ready(root: Path) -> bool:
+    """Return whether .venv holds what requirements.txt asks for, installed by this version of Python."""
+    stamp = root / ".venv" / "course-stamp"
+    found = stamp.read_text().split() if stamp.exists() else []
+    return found == wanted_stamp(root / "requirements.txt") and python_of(root / ".venv").exists()
+
+
+def wanted_stamp(requirements: Path) -> list[str]:
+    return [running_python(), digest(requirements)]
+
+
+def python_of(venv: Path) -> Path:
+    return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def has_pip(python: Path) -> bool:
+    """Return False for a .venv that is missing, half made, or whose own Python has been removed."""
+    command = [str(python), "-m", "pip", "--version"]
+    return python.exists() and subprocess.run(command, capture_output=True).returncode == 0
+
+
+def make_venv(venv: Path) -> None:
+    """Make an environment that holds pip and nothing else; exit with a sentence if that fails."""
+    if not has_venv_module():
+        sys.exit("This Python has no venv module: on Debian or Ubuntu, `apt install python3-venv` adds it.")
+    note(f"Making {venv.name}, a Python environment just for this course (a few seconds).")
+    command = [sys.executable, "-m", "venv", "--clear", str(venv)]
+    result = subprocess.run(command, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if result.returncode:
+        sys.exit(f"{result.stdout}Making {venv.name} failed, for the reason above.")
+
+
+def has_venv_module() -> bool:
+    return bool(importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip"))
+
+
+def pip_install(venv: Path, *arguments: str) -> list[str]:
+    """Return the command. Python compiles a module when it is first imported; all of them would take pip a minute."""
+    return [str(python_of(venv)), "-m", "pip", "install", "--no-compile", *arguments]
+
+
+def install_requirements(venv: Path, requirements: Path) -> None:
+    """Install requirements.txt from the package index that pip is set to; exit with a sentence if that fails."""
+    note("Installing requirements.txt into .venv: 0.6 GB to download, or several GB where PyTorch comes with CUDA")
+    note("(a few minutes the first time, instant afterwards).")
+    torch = torch_requirement(requirements)
+    if torch and is_cpu_torch_better():
+        # The CPU build of a version satisfies requirements.txt too: the second call leaves it alone.
+        note("There is no NVIDIA GPU here: taking the CPU build of PyTorch.")
+        run_pip(pip_install(venv, "--extra-index-url", TORCH_CPU_INDEX, torch), venv, ADVICE)
+    run_pip(pip_install(venv, "-r", str(requirements)), venv, ADVICE)
+
+
+def install_wheels(venv: Path, wheels: list[Path]) -> None:
+    """Install exactly these files: neither an index nor pip's own settings add anything to them."""
+    note(f"Installing {len(wheels)} checked files from the kit into .venv, without a network.")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
+    environment["PIP_CONFIG_FILE"] = os.devnull
+    run_pip(pip_install(venv, "--no-index", "--no-deps", *map(str, wheels)), venv, ADVICE, environment)
+
+
+def torch_requirement(requirements: Path) -> str | None:
+    """Return what requirements.txt says of torch, such as "torch==2.13.0"; None if it says nothing."""
+    line = re.search(r"^torch\b[^#\n]*", requirements.read_text(encoding="utf-8"), re.MULTILINE)
+    return line[0].strip() if line else None
+
+
+def is_cpu_torch_better() -> bool:
+    """Return True on Linux without a GPU, where PyPI's torch brings gigabytes of CUDA, if the CPU index answers."""
+    if sys.platform != "linux" or shutil.which("nvidia-smi") or os.path.exists("/dev/nvidia0"):
+        return False
+    return answers(TORCH_CPU_INDEX + "/torch/")
+
+
+def answers(url: str) -> bool:
+    """Return whether a package index can be reached. Whatever is in the way, there is another way to install."""
+    try:
+        urllib.request.urlopen(url, timeout=4).close()
+    except Exception:
+        return False
+    return True

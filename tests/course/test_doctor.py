@@ -1,0 +1,235 @@
+"""Doctor: every check is one line, which says what to do where something is missing."""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import course
+from common.setup import doctor, machine, pace
+from common.setup.doctor import NEEDED, OK, OPTIONAL
+from common.stages import load_engine
+
+GB = 10**9
+PACE = {"requests": 8, "step_ms": 6.0, "ready_seconds": 3.0, "device": "cpu", "cuda": None}
+RECORDED = {
+    "device": "cpu",
+    "cpu": "AMD EPYC",
+    "cpu_cores": 2,
+    "step_ms": 4.0,
+    "ready_seconds": 2.0,
+    "demo_seconds": {"01": 10.0, "02": 2.0},
+    "bench_seconds": {"02": 602.0},
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch):
+    for name in ("COURSE_NO_VENV", "COURSE_KIT", "OMP_NUM_THREADS", "PIP_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def fake(monkeypatch, **answers) -> None:
+    """Have functions of `machine` and `doctor` answer as given."""
+    for name, answer in answers.items():
+        monkeypatch.setattr(machine if hasattr(machine, name) else doctor, name, lambda *_, answer=answer: answer)
+
+
+def test_doctor_runs_before_anything_is_installed(tmp_path):
+    """Through the door, in a course without .venv."""
+    shutil.copytree(course.ROOT / "common/setup", tmp_path / "common/setup")
+    shutil.copy(course.__file__, tmp_path)
+    (tmp_path / "requirements.txt").write_text("torch\n")
+    command = [sys.executable, str(tmp_path / "course.py"), "doctor"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    lines = result.stdout.splitlines()
+    marks = [line[:2] for line in lines[: lines.index("")]]
+    assert set(marks) <= {OK, OPTIONAL, NEEDED} and len(marks) >= 11, result.stdout + result.stderr
+    assert result.returncode == (1 if NEEDED in marks else 0)
+
+
+@pytest.mark.parametrize("module", sorted(doctor.ROOT.glob("common/setup/*.py")), ids=lambda path: path.stem)
+def test_what_sets_up_needs_nothing_installed(module):
+    """All but the measurements, which run in the environment, and what runs as pip."""
+    imports = list(ast.walk(ast.parse(module.read_text(encoding="utf-8"))))
+    names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in imports if isinstance(node, ast.ImportFrom) and node.level == 0}
+    foreign = {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
+    assert not foreign or module.stem in ("pace", "record", "pip_for_another"), foreign
+
+
+@pytest.mark.parametrize(
+    ("free", "mark", "said"),
+    [(8 * GB, OK, "8.0 GB free"), (GB, NEEDED, "1.0 GB free: close programs"), (None, OK, "does not tell")],
+)
+def test_memory(monkeypatch, free, mark, said):
+    fake(monkeypatch, free_memory=free)
+    line = doctor.memory()
+    assert line.mark == mark and said in line.text
+
+
+@pytest.mark.parametrize(
+    ("quota", "threads", "mark", "said"),
+    [
+        (None, "", OK, "4"),
+        (4.0, "4", OK, "4"),
+        (1.5, "1", OK, "1"),
+        (1.5, "", OPTIONAL, "there would be 4 threads that wait for each other: set OMP_NUM_THREADS=1."),
+        (None, "2", OPTIONAL, "4, and OMP_NUM_THREADS=2: unset it"),
+    ],
+)
+def test_cores(monkeypatch, quota, threads, mark, said):
+    fake(monkeypatch, usable_cores=4, core_quota=quota)
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    line = doctor.cores()
+    assert line.mark == mark and said in line.text
+
+
+def test_busy_programs_are_named(monkeypatch):
+    fake(monkeypatch, busy_cores=(1.5, ["chrome", "python"]))
+    assert doctor.others().mark == OPTIONAL and "1.5 cores are busy (chrome, python)" in doctor.others().text
+    fake(monkeypatch, busy_cores=(0.1, []))
+    assert doctor.others().mark == OK
+
+
+def test_busy_cores_counts_what_was_worked_meanwhile(monkeypatch):
+    """Two seconds at 100 ticks each: 150 ticks are 0.75 cores, and this process is not one of the others."""
+    ticks, moments = iter([1000, 1150]), iter([10.0, 12.0])
+    programs = iter(
+        [{7: ("old", 40), os.getpid(): ("me", 0)}, {7: ("old", 100), 8: ("new", 45), os.getpid(): ("me", 200)}]
+    )
+    monkeypatch.setattr(machine, "busy_ticks", lambda: next(ticks))
+    monkeypatch.setattr(machine, "program_ticks", lambda: next(programs))
+    monkeypatch.setattr(machine.time, "monotonic", lambda: next(moments))
+    monkeypatch.setattr(machine.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(machine.os, "sysconf", lambda name: 100, raising=False)
+    assert machine.busy_cores() == (0.75, ["old", "new"])
+
+
+def test_what_a_container_may_use_is_read_from_its_limits(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    assert (machine.core_quota(), machine.free_memory()) == (None, None)
+    (tmp_path / "meminfo").write_text("MemTotal:  16000000 kB\nMemAvailable:   8000000 kB\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert (machine.core_quota(), machine.free_memory()) == (None, 8_192_000_000)
+    (tmp_path / "memory.max").write_text("4000000000\n")
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert (machine.core_quota(), machine.free_memory()) == (1.5, 4_000_000_000)
+
+
+def test_a_name_with_parentheses_is_a_name(monkeypatch, tmp_path):
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    (tmp_path / "42").mkdir()
+    fields = "S 1 1 1 0 -1 0 0 0 0 0 30 12 0 0 20 0 1"
+    (tmp_path / "42/stat").write_text(f"42 (a (strange) name) {fields}\n")
+    assert machine.program_ticks() == {42: ("a (strange) name", 42)}
+
+
+def test_a_taken_port_is_answered_with_a_free_one(monkeypatch):
+    with machine.socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setattr(doctor, "PORT", taken.getsockname()[1])
+        line = doctor.port()
+    assert line.mark == OPTIONAL and "taken by another program: start servers with --port" in line.text
+    assert doctor.port().mark == OK
+
+
+@pytest.mark.parametrize(
+    ("answers", "installed", "kit", "mark"),
+    [(True, None, "", OK), (False, "python", "", OK), (False, None, "/kits", OK), (False, None, "", NEEDED)],
+)
+def test_a_network_is_needed_only_to_install(monkeypatch, answers, installed, kit, mark):
+    fake(monkeypatch, answers=answers, usable_python=installed, said_by=None)
+    monkeypatch.setenv("COURSE_KIT", kit)
+    assert doctor.network().mark == mark
+
+
+def test_the_index_that_is_asked_is_the_one_that_pip_asks(monkeypatch):
+    asked = []
+    fake(monkeypatch, said_by="https://mirror.example/simple")
+    monkeypatch.setattr(doctor, "answers", asked.append)
+    doctor.network()
+    monkeypatch.setenv("PIP_INDEX_URL", "https://other.example/simple/")
+    doctor.network()
+    assert asked == ["https://mirror.example/simple/pip/", "https://other.example/simple/pip/"]
+
+
+def test_a_damaged_kit_is_reported_with_its_file(monkeypatch, tmp_path):
+    fake(monkeypatch, is_ready=False)
+    monkeypatch.setenv("COURSE_KIT", str(tmp_path))
+    line = doctor.environment()
+    assert line.mark == NEEDED and "holds no kit named" in line.text
+
+
+@pytest.mark.parametrize(("gpu", "mark"), [(None, OPTIONAL), ("H100, 580.1, 80 GB", NEEDED)])
+def test_a_missing_compiler_matters_on_a_gpu(monkeypatch, gpu, mark):
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    assert doctor.compiler(gpu).mark == mark
+
+
+@pytest.mark.parametrize(
+    ("gpu", "measured", "mark", "said"),
+    [
+        (None, PACE, OK, "everything runs on the CPU"),
+        ("", None, OPTIONAL, "`nvidia-smi` lists"),
+        ("H100, 535.1, 80 GB", None, OK, "535.1"),
+        ("H100, 535.1, 80 GB", PACE, OPTIONAL, "delete .venv"),
+        ("H100, 535.1, 80 GB", PACE | {"cuda": "13.0"}, OPTIONAL, "too old for PyTorch's CUDA 13.0"),
+        ("H100, 580.1, 80 GB", PACE | {"cuda": "13.0", "device": "cuda"}, OK, "580.1"),
+    ],
+)
+def test_a_gpu_is_told_with_what_keeps_pytorch_from_it(gpu, measured, mark, said):
+    line = doctor.gpu_line(gpu, measured)
+    assert line.mark == mark and said in line.text
+
+
+def test_expectations_scale_with_a_step_and_not_with_the_start():
+    """A step takes 1.5 times as long here: a demo of 10 s, 2 s of them to start, takes 3 + 1.5 * 8 = 15 s."""
+    *_, demos, whole, bench = doctor.expectations(PACE, RECORDED)
+    assert demos == "Expect of `demo`: 01 in 15 s, 02 in 3 s."
+    assert whole == "Expect of all demos together 0.3 minutes."
+    assert bench == "Expect of the whole `bench` 15 minutes."
+    for other in (RECORDED | {"device": "cuda"}, {}):
+        assert "No times of demos are recorded for cpu" in doctor.expectations(PACE, other)[-1]
+    assert "has run" in doctor.expectations(None, RECORDED)[-1]
+
+
+@pytest.mark.skipif(not doctor.RECORDED.exists(), reason="NOT RUN, nothing is recorded: python -m common.setup.record")
+def test_what_is_recorded_covers_every_stage():
+    recorded = json.loads(doctor.RECORDED.read_text())
+    assert list(recorded["demo_seconds"]) == [stage.name[:2] for stage in course.find_stages(course.ROOT)]
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "mark", "said"),
+    [
+        (0, json.dumps(PACE), OK, "one step in which 8 requests decode: 6.0 ms on cpu"),
+        (1, "", NEEDED, "does not run: the reason."),
+        (None, "", NEEDED, "was not ready in 120 s: end what keeps the cores busy"),
+    ],
+)
+def test_timing_a_step_is_told_in_a_line(monkeypatch, status, output, mark, said):
+    def run(command, timeout, **options):
+        if status is None:
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, status, stdout=output, stderr="Traceback\nthe reason\n")
+
+    fake(monkeypatch, usable_python="python")
+    monkeypatch.setattr(doctor.subprocess, "run", run)
+    measured, line = doctor.measure_pace()
+    assert (measured is None) == (status != 0)
+    assert line.mark == mark and said in line.text
+
+
+def test_the_pace_is_that_of_steps_in_which_all_requests_decode(loaded):
+    engine = load_engine("05")(loaded, kv_memory="64M")
+    seconds = pace.step_seconds(engine, loaded.config.vocab_size)
+    decoding = [step.seconds for step in engine.trace if step.tokens == len(step.works) == pace.REQUESTS]
+    assert seconds == decoding[pace.WARM_UP :] and len(seconds) > pace.TOKENS // 2

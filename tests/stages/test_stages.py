@@ -93,7 +93,7 @@ def test_a_prompt_and_its_figures(monkeypatch, capsys, loaded, tmp_path, stage):
     trace = tmp_path / "trace.json"
     status, output, _ = run_main(monkeypatch, capsys, stage, *arguments, "--trace", str(trace))
     assert status == 0
-    *text, figures = output.removesuffix("\n").split("\n")
+    *text, figures, counters = output.removesuffix("\n").split("\n")
     assert "\n".join(text) == expected.text
     prompt_tokens = len(expected.prompt_token_ids)
     assert re.fullmatch(
@@ -101,6 +101,10 @@ def test_a_prompt_and_its_figures(monkeypatch, capsys, loaded, tmp_path, stage):
         r"device=cpu dtype=float32",
         figures,
     )
+    names = [counter.partition("=")[0] for counter in counters.split()]
+    taught = {"05": "preemptions", "06": "prefix_tokens_hit", "07": "accepted_tokens", "08": "handoffs"}
+    assert names[0] == "steps" and taught.get(stage[:2], "steps") in names
+    assert not any(name.startswith("kv_") for name in names), "a request that has ended holds no memory"
     assert trace.stat().st_size > 0
 
 

@@ -39,7 +39,7 @@ def parse_generate_body(data: bytes) -> GenerateBody:
         known = ", ".join(["prompt", "stream", *sorted(PARAMETERS)])
         raise ValueError(f"unknown field {shortened(min(unknown))}; known fields are {known}")
     if not isinstance(body.get("prompt"), (str, list)):
-        raise ValueError("the body has no prompt: give a string, or a list of token ids")
+        raise ValueError("the body needs a prompt: a string, or a list of token ids")
     if not isinstance(body.get("stream", False), bool):
         raise ValueError("stream must be true or false")
     params = SamplingParams(**{name: value for name, value in body.items() if name in PARAMETERS})

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from common.cli import chat_prompt
 from common.loader import find_checkpoint
 from common.loader.config import read_config
 from common.request import Timings
@@ -140,6 +141,14 @@ def test_mistakes_are_answered_in_a_sentence(monkeypatch, capsys, tmp_path, argu
     assert isinstance(status, str), "a string: Python prints it and exits with 1"
     assert status.startswith("error: ") and says in status and "\n" not in status
     assert output == ""
+
+
+def test_transformers_does_not_warn_of_a_prompt_that_the_engine_refuses(loaded, monkeypatch):
+    warnings = []
+    monkeypatch.setattr("transformers.tokenization_utils_base.logger.warning", warnings.append)
+    with pytest.raises(ValueError, match="more than the model's context"):
+        load_engine("02")(loaded).add(chat_prompt(loaded.tokenizer, "hello there " * 3000))
+    assert warnings == []
 
 
 @pytest.mark.parametrize("stage", STAGES)

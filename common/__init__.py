@@ -1,1 +1,1 @@
-"""What every stage of the course shares and no stage teaches: model, loader, sampling, contract, tools."""
+"""What all stages share: the model, its loader, the sampler, the engine contract, and tools. README.md is the map."""

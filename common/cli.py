@@ -1,8 +1,8 @@
 """The command line that every stage shares: `--demo`, `--prompt TEXT` or `--serve`.
 
-A stage's main.py hands over its folder, where engine.py and demo.py stand (and up to stage 03 a server.py of its own,
-later ones share that of common.serving); what no stage does differently stands here. An argument that main.py adds and
-that has the name of a parameter of the stage's Engine is given to it.
+A stage's main.py passes its folder, which holds engine.py and demo.py, and up to stage 03 a server.py (later stages
+share common/serving/server.py). An option that main.py adds goes to the stage's Engine if the Engine has a parameter of
+that name.
 """
 
 import argparse
@@ -23,13 +23,17 @@ from .process import freeze_loaded_objects, run_on_temporary_thread
 from .sampling import SamplingParams
 from .stages import load_stage_module
 
+# Gauges that are back at zero, or say nothing new, once the one request of --prompt has ended.
+GAUGES = {"unfinished", "running", "waiting", "generated_tokens"}
+
 
 def build_parser(description: str) -> argparse.ArgumentParser:
+    """Build the options that all stages have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--demo", action="store_true", help="show what this stage does, in under half a minute")
     mode.add_argument("--prompt", metavar="TEXT", help="complete one prompt and print the answer")
-    mode.add_argument("--serve", action="store_true", help="answer over HTTP until Ctrl-C")
+    mode.add_argument("--serve", action="store_true", help="serve over HTTP until Ctrl-C")
 
     parser.add_argument(
         "--trace", metavar="FILE", help="write the engine's steps as Chrome trace JSON, for ui.perfetto.dev"
@@ -45,33 +49,35 @@ def build_parser(description: str) -> argparse.ArgumentParser:
         "--load-format",
         default="auto",
         choices=["auto", "dummy"],
-        help="dummy: random weights from the config alone, to time a size that is not at hand",
+        help="dummy: random weights from the config alone, to time a model without downloading its weights",
     )
     model.add_argument(
         "--tensor-parallel",
         type=int,
         default=1,
         metavar="N",
-        help="share every layer among N processes, each with a GPU of its own, or its part of the CPU's cores; memory "
-        "for K and V counts for each (default: 1, this process alone)",
+        help="split every layer over N processes, each with its own GPU or its share of the CPU's cores; memory for K "
+        "and V is per process (default: 1)",
     )
 
     gpu = parser.add_argument_group("on a GPU")
     either = argparse.BooleanOptionalAction
     gpu.add_argument("--graphs", action=either, help="replay decode from CUDA graphs (default: from stage 05 on)")
-    gpu.add_argument("--overlap", action=either, help="plan a step while another runs (default: in stages 04 to 06)")
+    gpu.add_argument("--overlap", action=either, help="schedule while the GPU computes (default: in stages 04 to 06)")
 
     sampling = parser.add_argument_group("sampling, with --prompt")
-    sampling.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template")
-    sampling.add_argument("--max-tokens", type=int, default=128, help="output tokens at most (default: 128)")
+    sampling.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
+    sampling.add_argument("--max-tokens", type=int, default=128, help="most output tokens (default: 128)")
     sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
     sampling.add_argument("--top-k", type=int, default=0, help="sample from the k likeliest tokens (default: off)")
-    sampling.add_argument("--top-p", type=float, default=1.0, help="sample from this share of the mass (default: 1)")
-    sampling.add_argument("--min-p", type=float, default=0.0, help="drop tokens this far below the likeliest")
+    sampling.add_argument("--top-p", type=float, default=1.0, help="sample from this share of probability (default: 1)")
+    sampling.add_argument("--min-p", type=float, default=0.0, help="drop tokens below this fraction of the likeliest")
     sampling.add_argument("--seed", type=int, help="the same seed gives the same tokens")
-    sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end here; may be repeated")
-    sampling.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")
-    sampling.add_argument("--show-stats", action="store_true", help="print counts and times after the text")
+    sampling.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this; may be repeated"
+    )
+    sampling.add_argument("--ignore-eos", action="store_true", help="continue past the end-of-sequence token")
+    sampling.add_argument("--show-stats", action="store_true", help="print times and engine counters after the text")
 
     server = parser.add_argument_group("server, with --serve")
     server.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
@@ -82,7 +88,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
 def run_stage(
     stage: Path, description: str, more_arguments: Callable[[argparse.ArgumentParser], None] | None = None
 ) -> None:
-    """Runs the command line of the stage in that folder; exits with 1 and a sentence on error, 130 after Ctrl-C."""
+    """Run the command line of the stage in this folder. Exit with 1 and a sentence on error, with 130 after Ctrl-C."""
     parser = build_parser(description)
     if more_arguments is not None:
         more_arguments(parser)
@@ -104,47 +110,47 @@ def run_stage(
         finally:
             if args.trace:
                 engine.trace.write_chrome_trace(args.trace)
-            if hasattr(engine, "close"):  # it has processes of its own; at the interpreter's end may be too late
+            if hasattr(engine, "close"):  # its processes must end before the interpreter does
                 engine.close()
     except BrokenPipeError:  # the reader of stdout has ended, as `head` does once it has its lines
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more when it ends
         sys.exit(1)
     except (ValueError, OSError, MemoryError, RuntimeError) as error:
-        said = out_of_memory(error)
-        if said is None and not isinstance(error, (ValueError, OSError)):
+        message = out_of_memory(error)
+        if message is None and not isinstance(error, (ValueError, OSError)):
             raise
-        sys.exit(f"error: {said or error}")
+        sys.exit(f"error: {message or error}")
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Namespace) -> tuple[Loaded, BaseEngine]:
-    """The stage's engine; with --tensor-parallel what stands before the engines of all ranks, and does the same."""
+    """Load the model and build the stage's engine; with --tensor-parallel, one that drives the engines of all ranks."""
     model = {"device": args.device, "dtype": args.dtype, "load_format": args.load_format}
     options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
     options |= {"graphs": args.graphs, "overlap": args.overlap}
-    of_workers = "tensor_parallel" in options  # each of its workers is shared by ranks, and this process is none
-    if args.tensor_parallel == 1 or of_workers:
+    workers_have_ranks = "tensor_parallel" in options  # stage 08: this process is none of the ranks
+    if args.tensor_parallel == 1 or workers_have_ranks:
         loaded = load_model(args.model, **model)
         return loaded, make_engine(engine_class, loaded, **options)
-    if args.demo:  # it builds engines of its own, of which the other ranks would not know
-        raise ValueError("--demo shows one process: with --tensor-parallel give --prompt or --serve")
+    if args.demo:  # a demo builds more engines, and the other ranks would not know of them
+        raise ValueError("--demo runs in one process: with --tensor-parallel use --prompt or --serve")
     from .parallel.engine import Ranks, TensorParallelEngine, check_deterministic
 
-    check_deterministic(engine_class, options)  # before the ranks are started, which takes seconds
+    check_deterministic(engine_class, options)  # before the ranks start, which takes seconds
     ranks = Ranks(args.tensor_parallel, args.model, **model)
     return ranks.loaded, TensorParallelEngine(ranks, stage, **options)
 
 
 def server_module(stage: Path) -> ModuleType:
-    """The stage's own server where it has one, otherwise the one that all stages after the third share."""
+    """Return the stage's own server.py, or common/serving/server.py, which all later stages share."""
     if (stage / "server.py").exists():
         return load_stage_module(stage, "server")
     return importlib.import_module("common.serving.server")
 
 
 def complete_prompt(engine: BaseEngine, args: argparse.Namespace) -> None:
-    """Prints the completion of `args.prompt` as it grows, and its figures if they are wanted."""
+    """Print the completion of `args.prompt` as it grows, and with --show-stats two lines of figures."""
     params = SamplingParams(
         max_tokens=args.max_tokens,
         temperature=args.temperature,
@@ -169,12 +175,14 @@ def complete_prompt(engine: BaseEngine, args: argparse.Namespace) -> None:
             f"elapsed_seconds={elapsed:.3f} tokens_per_second={len(request.token_ids) / elapsed:.1f} "
             f"device={engine.device} dtype={str(engine.dtype).removeprefix('torch.')}"
         )
+        stats = engine.stats().items()
+        print(*(f"{name}={n:.6g}" for name, n in stats if name not in GAUGES and not name.startswith("kv_")))
 
 
 def chat_prompt(tokenizer, text: str) -> list[int]:
-    """Token ids of one user message in the checkpoint's chat template, ready for the assistant's answer."""
+    """Return the token ids of one user message in the chat template, up to where the assistant's answer begins."""
     if tokenizer is None or tokenizer.chat_template is None:
-        raise ValueError("this model has no chat template: give the prompt without --chat")
+        raise ValueError("this model has no chat template: leave out --chat")
     messages = [{"role": "user", "content": text}]
-    # Ids, not text: a template may write special tokens that the tokenizer would add to a text once more.
+    # Ids, not text: the template writes special tokens, and tokenizing its text would add them a second time.
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]

@@ -1,5 +1,6 @@
-"""What the demos of the stages share: three prompts with known answers, bars, and the check at the end."""
+"""What the stages' demos share: three prompts with known answers, bars, and the check at the end."""
 
+import sys
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -12,7 +13,8 @@ from .reference import Reference
 from .request import Request
 from .sampling import SamplingParams
 
-console = Console(highlight=False)
+# Wrap lines on a terminal only: a pipe or a file has no width.
+console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 COMPLETE = "The capital of France is"
 ASK = ("What is 2+2?", "Explain KV cache in one sentence.")
@@ -23,13 +25,13 @@ def heading(text: str) -> None:
 
 
 def bar(value: float, full: float, width: int = 30) -> str:
-    """A horizontal bar, `width` characters long at `full`, in eighths of a character."""
+    """Return a horizontal bar, `width` characters long for a value of `full`, in steps of an eighth of a character."""
     eighths = round(min(1.0, value / full) * width * 8) if full else 0
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def show_answers(engine: BaseEngine) -> list[Request]:
-    """Runs the three prompts and prints what the model says."""
+    """Complete the three prompts, print the answers, and return the finished requests."""
     heading("Three prompts")
     prompts: list = [COMPLETE, *ASK]
     if engine.tokenizer.chat_template is not None:
@@ -41,7 +43,7 @@ def show_answers(engine: BaseEngine) -> list[Request]:
 
 
 def check_against_reference(loaded: Loaded, requests: Sequence[Request]) -> None:
-    """The last line of every demo: are these greedy tokens those of transformers' `generate`?"""
+    """Print the last line of every demo: whether these greedy tokens are those of transformers' `generate`."""
     heading("Check")
     reference = Reference(loaded.name, loaded.device)
     tokens = sum(len(request.token_ids) for request in requests)
@@ -53,7 +55,7 @@ def check_against_reference(loaded: Loaded, requests: Sequence[Request]) -> None
             )
             console.print(
                 f"  [red]✗ output token {same + 1} of {request.request_id} is {request.token_ids[same]}, "
-                f"and transformers' generate has {expected[same]}[/red]"
+                f"but transformers' generate gives {expected[same]}[/red]"
             )
             return
     console.print(f"  [green]✓ all {tokens} greedy tokens are those of transformers' generate[/green]")

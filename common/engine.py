@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .errors import shortened
+from .errors import counted, shortened
 from .loader import Loaded
 from .request import Request, prompt_tokens
 from .sampling import Drawn, SampledToken, SamplingParams
@@ -25,10 +25,10 @@ from .trace import Trace
 
 
 class BaseEngine(ABC):
-    """Everything of an engine but the engine: validation, finishing, aborting, `generate`."""
+    """Everything of an engine but `step`: validation, finishing, aborting, `generate`."""
 
-    idle_seconds: float | None = None  # with nothing unfinished, the longest time without a step; None: for ever
-    unavailable: str = ""  # why new requests should be sent elsewhere, if they should; may be read from any thread
+    idle_seconds: float | None = None  # `step` is due after this time even if no request is unfinished; None: never
+    unavailable: str = ""  # if not "", why new requests should go to another server; any thread may read it
 
     def __init__(self, loaded: Loaded):
         self.name = loaded.name
@@ -37,7 +37,7 @@ class BaseEngine(ABC):
         self.config = loaded.config
         self.device, self.dtype = loaded.device, loaded.dtype
         self.eos_token_ids = loaded.eos_token_ids
-        self.sampling_defaults = loaded.sampling_defaults  # the checkpoint's own, for servers
+        self.sampling_defaults = loaded.sampling_defaults  # the checkpoint's, for requests over HTTP
         self.requests: dict[str, Request] = {}  # unfinished ones, in order of arrival
         self.trace = Trace()
         self.startup_notes = ""  # one line on what the engine has chosen by itself, and why
@@ -47,26 +47,26 @@ class BaseEngine(ABC):
     def add(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, request_id: str | None = None
     ) -> Request:
-        """Queues a prompt (text or token ids). ValueError, and nothing queued, if it cannot be run."""
+        """Queue a prompt (text or token ids). Raise ValueError, and queue nothing, if it can never run."""
         params = params or SamplingParams()
         token_ids = prompt_tokens(prompt, self.tokenizer, self.config)
         room = self.config.context_length - len(token_ids)
-        # As many as there is room for; `accept` says what is wrong if not even one fits.
+        # None: as many output tokens as fit. If not even one fits, `accept` raises the error.
         max_tokens = params.max_tokens if params.max_tokens is not None else max(1, self.max_model_len - len(token_ids))
         if max_tokens > room or room < 1:
             raise ValueError(
-                f"the prompt has {len(token_ids)} tokens and max_tokens is {max_tokens}, together more than the "
-                f"model's context of {self.config.context_length} tokens"
+                f"the prompt has {counted(len(token_ids), 'token')} and max_tokens is {max_tokens}, together more than "
+                f"the model's context of {self.config.context_length} tokens: shorten one of them"
             )
         for token_id, _ in params.logit_bias:
-            if token_id >= self.config.vocab_size:
-                raise ValueError(f"logit_bias has token id {token_id}, and there are {self.config.vocab_size} tokens")
+            if token_id >= (size := self.config.vocab_size):
+                raise ValueError(f"logit_bias has token id {token_id}, outside the vocabulary of {size} tokens")
         if params.stop and self.tokenizer is None:
-            raise ValueError("stop strings need a tokenizer, and this model has none")
+            raise ValueError("stop strings need a tokenizer and this model has none: use stop_token_ids")
         if request_id is None:
             request_id = f"request-{next(self._request_numbers)}"
         if request_id in self.requests:
-            raise ValueError(f"request id {shortened(request_id)} is already in use by an unfinished request")
+            raise ValueError(f"request id {shortened(request_id)} belongs to an unfinished request: choose another one")
         request = Request(request_id, token_ids, params, self.tokenizer, self.eos_token_ids, max_tokens)
         self.accept(request)
         self.requests[request_id] = request
@@ -74,26 +74,26 @@ class BaseEngine(ABC):
 
     @abstractmethod
     def step(self) -> list[Request]:
-        """Runs one iteration and returns the requests that gained tokens or ended; [] if there is nothing to do."""
+        """Run one iteration; return the requests that gained tokens or ended, [] if there is nothing to do."""
 
     def accept(self, request: Request) -> None:  # noqa: B027 (a stage may have no queue of its own)
-        """Takes in a request that `add` has checked; ValueError if this stage can never run it."""
+        """Queue a request that `add` has checked. Raise ValueError if this stage can never run it."""
 
     def release(self, request: Request) -> None:  # noqa: B027 (a stage may hold nothing)
-        """Frees what the stage holds for a request that ends. Called exactly once for each."""
+        """Free what the stage holds for a request that ends. Called exactly once for each request."""
 
-    def check(self) -> None:  # noqa: B027 (a stage may have nothing to keep)
-        """Raises AssertionError if the stage's books do not balance. For tests and debugging, between two steps."""
+    def check(self) -> None:  # noqa: B027 (a stage may hold nothing)
+        """Raise AssertionError if the stage's bookkeeping is inconsistent. For tests, between two steps."""
 
     def abort(self, request_id: str) -> None:
-        """Ends a request now, whatever it waits for; unknown and finished ids are ignored."""
+        """End a request now, running or waiting; ignore unknown and finished ids."""
         if request := self.requests.get(request_id):
             request.finish("abort")
             self._retire(request)
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the longest sequence that can run: the context, or less if a stage's memory holds no more."""
+        """Return the length in tokens of the longest sequence that can run: the context, or less if memory is short."""
         return self.config.context_length
 
     @property
@@ -101,7 +101,7 @@ class BaseEngine(ABC):
         return bool(self.requests)
 
     def stats(self) -> dict[str, float]:
-        """Counters and gauges. `kv_tokens_reserved` counts the places for K/V that are set aside, filled or not."""
+        """Return counters and gauges. `kv_tokens_reserved` counts the K/V places set aside, filled or not."""
         return {
             "unfinished": len(self.requests),
             "kv_tokens_used": 0,
@@ -113,17 +113,17 @@ class BaseEngine(ABC):
     def generate(
         self, prompts: Sequence[str | Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Request]:
-        """Completes all prompts, in their order; `params` is one for all or one for each."""
+        """Complete all prompts and return the requests in the same order; `params` is one for all or one for each."""
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts came with {len(each)} sampling parameters")
+            raise ValueError(f"{len(prompts)} prompts came with {len(each)} SamplingParams: give one, or one for each")
         requests: list[Request] = []
         try:
             for prompt, one in zip(prompts, each, strict=True):
                 requests.append(self.add(prompt, one))
             while not all(request.finished for request in requests):
                 self.step()
-        finally:  # a refused prompt or Ctrl-C: nothing of this call may stay behind
+        finally:  # after a refused prompt or Ctrl-C, no request of this call may stay in the engine
             for request in requests:
                 self.abort(request.request_id)
         return requests

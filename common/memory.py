@@ -1,4 +1,4 @@
-"""Memory for keys and values: how much there is, and how it is taken."""
+"""Memory for keys and values: how much is free, and how it is allocated."""
 
 import math
 import re
@@ -7,30 +7,33 @@ import numpy
 import torch
 from torch import Tensor
 
+from .errors import shortened
 from .loader import Loaded
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 CPU_KV_BYTES = 2**30
-GPU_SHARE = 0.9  # of the GPU's memory that this process may fill: others may be there, too, and fragments are lost
+GPU_SHARE = 0.9  # of the GPU's memory; the rest is for fragmentation and for other processes
 
 
 def parse_bytes(text: str | int) -> int:
-    """ "512M", "1.5GiB", "2g" or a number of bytes; ValueError for anything else. Units are powers of 1,024."""
+    """Return the bytes of "512M", "1.5GiB", "2g" or a number; units are powers of 1,024. Raise ValueError otherwise."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", str(text).strip(), re.IGNORECASE)
     if not found:
-        raise ValueError(f"a size of memory is a number with K, M or G, such as 512M or 1.5G, not {text!r}")
+        raise ValueError(
+            f"{shortened(text)} is not a size of memory: give a number with K, M or G, such as 512M or 1.5G"
+        )
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
 def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0) -> int:
-    """Bytes that keys and values may take beside everything else.
+    """Return how many bytes keys and values may take. Raise ValueError if a GPU has none left.
 
-    On a CPU, where memory is shared with all that runs there, a fixed modest amount. On a GPU what a step of the
-    largest size leaves: `tokens` tokens go through the model, `rows` of them are scored, and the peak is measured. If
-    several ranks share the model, it is what the one with the least has left.
+    On a CPU return CPU_KV_BYTES: other programs use the same memory. On a GPU run the largest step, `tokens` tokens
+    with `rows` of them scored, and return what its peak leaves. If several ranks share the model, return the minimum
+    over all ranks.
 
-    share: the part of the GPU that this process may fill, weights and a step's peak included. Processes that share a
-    GPU load their models at the same time, so what is free at this moment says little about what the others will take.
+    share: the part of the GPU that this process may fill, weights and a step's peak included. Workers that share a GPU
+    load their models at the same time, so free memory alone says little about what the others will take.
     """
     if loaded.device.type != "cuda":
         return CPU_KV_BYTES
@@ -40,15 +43,15 @@ def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0) ->
     with torch.inference_mode():
         ids = torch.zeros(tokens, dtype=torch.int64, device=loaded.device)
         hidden = loaded.model(ids, ids, lambda layer, q, k, v: q)
-        loaded.model.logits(hidden[:rows]).double().softmax(-1)  # as the sampler does it
+        loaded.model.logits(hidden[:rows]).double().softmax(-1)  # as the sampler does
     step = torch.cuda.max_memory_allocated(loaded.device) - before
     del hidden
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(loaded.device)
     allowed = share * GPU_SHARE * total - before
-    there = free - share * (1 - GPU_SHARE) * total
-    # Ranks that share a model take the same decisions only if they have as many pages.
-    left = loaded.shard.least(int(min(allowed, there) - step), loaded.device)
+    available = free - share * (1 - GPU_SHARE) * total
+    # Ranks schedule alike only if they have the same number of pages.
+    left = loaded.shard.min_over_ranks(int(min(allowed, available) - step), loaded.device)
     if left <= 0:
         part = "" if share == 1 else f", of which this worker may fill {share:.0%} and has filled {before / 2**30:.1f}"
         raise ValueError(
@@ -60,7 +63,7 @@ def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0) ->
 
 
 def slots_that_fit(loaded: Loaded, budget: int) -> int:
-    """How many slots fit into `budget` bytes; ValueError if not even one does."""
+    """Return how many slots fit into `budget` bytes. Raise ValueError if none does."""
     context = loaded.config.context_length
     slot_bytes = context * loaded.config.kv_bytes_per_token(loaded.dtype)
     if slot_bytes > budget:
@@ -72,7 +75,7 @@ def slots_that_fit(loaded: Loaded, budget: int) -> int:
 
 
 def zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """`torch.zeros`; on a CPU without writing them: the system gives a page of zeros when it is first touched."""
+    """Return zeros as `torch.zeros` does; on a CPU the system provides each page of zeros at its first use."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     return torch.from_numpy(numpy.zeros(math.prod(shape) * dtype.itemsize, numpy.uint8)).view(dtype).view(shape)

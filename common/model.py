@@ -7,14 +7,14 @@ Everything in the course meets at one call:
 
 N is all tokens of this step, of all requests, laid end to end (a ragged batch). There is no batch dimension and no
 padding: every operation here treats a token by itself, so the model cannot tell one long prompt from 32 requests
-that decode. Tokens see each other only in attention, and attention is not in this file: whoever calls the model
-supplies `attend`, and so decides where K and V live. That is what the eight stages differ in.
+that decode. Tokens see each other only in attention, and attention is not in this file: the caller supplies `attend`
+and so decides where K and V live. The eight stages differ in that.
 
 Letters, here and in the whole course: N tokens in the step, B requests, S sequence length, H query heads, H_kv
 key/value heads, D head dimension, V vocabulary size.
 
 Production engines keep the same shape of model file and add quantised weights, and kernels that fuse norm, rotation
-and activation. Weights split over devices (tensor parallelism) are the matter of parallel/shard.py.
+and activation. For weights split over devices (tensor parallelism) see parallel/shard.py.
 """
 
 import math
@@ -104,6 +104,8 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
+    """One layer: attention, then the MLP, each behind a norm and added to the residual stream."""
+
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -134,7 +136,7 @@ class Transformer(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Hidden states after the final norm, `[N, hidden_size]`, of `token_ids[N]` at `positions[N]` (both int64)."""
+        """Return `[N, hidden_size]` after the final norm, for `token_ids[N]` at `positions[N]` (both int64)."""
         x = self.embedding(token_ids)  # [N, hidden_size]
         cos = self.cos[positions].unsqueeze(1).to(x.dtype)  # [N, 1, D], the same for every head
         sin = self.sin[positions].unsqueeze(1).to(x.dtype)
@@ -143,12 +145,12 @@ class Transformer(nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Next-token scores `[R, V]` in float32 for the rows that will be sampled, `hidden[R, hidden_size]`."""
+        """Return next-token scores `[R, V]` in float32 for the rows that will be sampled, `hidden[R, hidden_size]`."""
         return self.head(hidden).float()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al., 2021) of `x[N, heads, D]`, pairing dimension i with i + D/2.
+    """Apply rotary position embedding (Su et al., 2021) to `x[N, heads, D]`, pairing dimension i with i + D/2.
 
     A rotation maps the pair (a, b) to (a cos - b sin, b cos + a sin). Rolling by D/2 swaps a and b, and the table
     holds the first half of `sin` negated, so that the rotation is one multiplication and one fused multiply-add.
@@ -157,7 +159,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rope_table(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """cos and sin, each `[context_length, D]` in float32, the first half of sin negated (see `rotate`)."""
+    """Return cos and sin, each `[context_length, D]` in float32, the first half of sin negated (see `rotate`)."""
     inverse_frequency, scale = rope_frequencies(config.rope, config.head_dim)
     angles = torch.outer(torch.arange(config.context_length, device="cpu").float(), inverse_frequency)  # [S, D/2]
     cos, sin = angles.cos() * scale, angles.sin() * scale
@@ -165,11 +167,11 @@ def rope_table(config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 
 def rope_frequencies(rope: dict, head_dim: int) -> tuple[Tensor, float]:
-    """Radians per position for each of the D/2 pairs (float32), and a factor on cos and sin.
+    """Return radians per position for each of the D/2 pairs (float32), and a factor on cos and sin.
 
-    The scalings stretch a model trained on short texts over longer ones. `linear` slows all pairs alike (Chen et al.,
+    The scalings stretch a model trained on short texts to longer ones. `linear` slows all pairs alike (Chen et al.,
     2023); `llama3` and `yarn` (Peng et al., 2023) keep the fast pairs, which tell neighbours apart, slow the slow
-    ones, and blend in between.
+    ones, and interpolate in between.
     """
     pairs = torch.arange(0, head_dim, 2, device="cpu").float()
     frequency = 1.0 / rope["rope_theta"] ** (pairs / head_dim)
@@ -187,10 +189,10 @@ def rope_frequencies(rope: dict, head_dim: int) -> tuple[Tensor, float]:
         return frequency * (keep + (1 - keep) / factor), 1.0
     if kind == "yarn":
 
-        def pair_that_turns(times: float) -> float:  # index of the pair with `times` full turns over the context
-            return head_dim * math.log(original_length / (times * 2 * math.pi)) / (2 * math.log(rope["rope_theta"]))
+        def pair_with(rotations: float) -> float:  # index of the pair with this many full turns over the context
+            return head_dim * math.log(original_length / (rotations * 2 * math.pi)) / (2 * math.log(rope["rope_theta"]))
 
-        low, high = pair_that_turns(rope.get("beta_fast") or 32), pair_that_turns(rope.get("beta_slow") or 1)
+        low, high = pair_with(rope.get("beta_fast") or 32), pair_with(rope.get("beta_slow") or 1)
         if rope.get("truncate", True):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, head_dim - 1)
@@ -201,7 +203,7 @@ def rope_frequencies(rope: dict, head_dim: int) -> tuple[Tensor, float]:
 
 
 def yarn_attention_factor(rope: dict) -> float:
-    """YaRN's factor on cos and sin: it sharpens attention, which longer contexts would otherwise flatten."""
+    """Return YaRN's factor on cos and sin: it sharpens attention, which a longer context would flatten."""
     if rope.get("attention_factor") is not None:
         return rope["attention_factor"]
 

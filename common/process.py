@@ -1,14 +1,14 @@
-"""What a process that serves has to arrange about its threads and its garbage collector.
+"""Threads and garbage collection of a process that serves.
 
-Threads: on a CPU, OpenMP gives every thread that computes a team of workers of its own. Between two operations the
-workers wait in a loop, ready at once, but only as long as all teams together have no more workers than the machine has
-cores; otherwise they sleep, and waking them costs more than most operations of a small model. So a program that loads
-its model on one thread and runs it on another is slower than it could be. A team ends with its thread: whatever
-computes beside the engine does so on a temporary thread.
+Threads: on a CPU, OpenMP gives each thread that computes its own team of workers. Between two operations the workers
+spin, ready at once, as long as all teams together have no more workers than the machine has cores. Beyond that they
+sleep, and waking them costs more than most operations of a small model. So a program that loads its model on one thread
+and runs it on another is slower than it needs to be. A team ends with its thread: work outside the engine's thread runs
+on a temporary one.
 
-Garbage: now and then Python's collector visits every object there is, in search of unused cycles. With torch,
-transformers and a model loaded these are some 400,000, and a visit takes about 0.2 s, in which no token comes. None of
-them is garbage.
+Garbage: from time to time Python's collector visits all objects in search of unused cycles. With torch, transformers
+and a model loaded these are about 400,000; a visit takes about 0.2 s, in which no request gains a token, and finds no
+garbage among them.
 """
 
 import atexit
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 def run_on_temporary_thread(function: Callable[..., Result], *arguments) -> Result:
-    """Return the function's result, or raise its exception. Ctrl-C does not wait for the thread."""
+    """Run the function on a new thread; return its result or raise its exception. Ctrl-C does not wait for it."""
     future, thread = start(function, *arguments)
     result = future.result()
     thread.join()
@@ -48,4 +48,4 @@ def freeze_loaded_objects() -> None:
     """Exempt every object that exists now from garbage collection (as vLLM's servers do)."""
     gc.collect()
     gc.freeze()
-    atexit.register(gc.unfreeze)  # or libraries that count what is left at the end report leaks
+    atexit.register(gc.unfreeze)  # or libraries that count their objects at exit report leaks

@@ -1,4 +1,4 @@
-"""The reference that every stage is held against: `generate` of the transformers library, greedy, in float32."""
+"""The reference for every stage's tokens: `generate` of the transformers library, greedy, in float32."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from .loader import find_checkpoint
 
 
 class Reference:
-    """A checkpoint in transformers' own model class. `name` as in `load_model`."""
+    """A checkpoint in transformers' own model class, in float32. name: as for `load_model`."""
 
     def __init__(self, name: str | None = None, device: torch.device | str = "cpu"):
         from transformers import AutoModelForCausalLM
@@ -22,7 +22,7 @@ class Reference:
     def generate(
         self, prompt: Sequence[int], max_tokens: int, *, ignore_eos: bool = False, use_cache: bool = True
     ) -> list[int]:
-        """Greedy output tokens for one prompt of token ids, an end-of-sequence token included."""
+        """Return the greedy output tokens for one prompt of token ids, an end-of-sequence token included."""
         inputs = torch.tensor([list(prompt)], device=self.model.device)
         stopping = {"eos_token_id": None, "min_new_tokens": max_tokens} if ignore_eos else {}
         output = self.model.generate(
@@ -37,5 +37,5 @@ class Reference:
 
     @torch.inference_mode()
     def next_logits(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Scores for the token after `token_ids`: `[V]` in float32."""
+        """Return the scores of the token after `token_ids`: `[V]` in float32."""
         return self.model(torch.tensor([list(token_ids)], device=self.model.device)).logits[0, -1]

@@ -1,4 +1,4 @@
-"""One request: what was asked, what has been generated, and when. A finished request is its own completion."""
+"""One request: its prompt, its output so far, and its timings. A finished request is the completion."""
 
 import reprlib
 import time
@@ -16,10 +16,10 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass
 class Timings:
-    """Moments on the clock of `time.perf_counter`, in seconds, and the field's metrics derived from them."""
+    """Times in seconds on the clock of `time.perf_counter`, and the metrics derived from them (None: not yet known)."""
 
     arrival: float = field(default_factory=time.perf_counter)
-    tokens: list[float] = field(default_factory=list)  # when each output token was known
+    tokens: list[float] = field(default_factory=list)  # when the host had each output token
     finished: float | None = None
 
     @property
@@ -32,17 +32,17 @@ class Timings:
 
     @property
     def time_per_output_token(self) -> float | None:
-        """Mean time from one output token to the next, the first one excluded."""
+        """Return the mean time from one output token to the next, in seconds."""
         return (self.tokens[-1] - self.tokens[0]) / (len(self.tokens) - 1) if len(self.tokens) > 1 else None
 
 
 class Request:
-    """A prompt on its way to a completion.
+    """A prompt and its completion.
 
-    Attributes that a caller reads: `request_id`, `prompt_token_ids`, `token_ids` (output so far, an end-of-sequence
-    token included), `text` (output so far, without special tokens and, unless asked for, without the stop string),
-    `finish_reason` (None while it runs), `stop_reason` (the stop string or stop token id that ended it), `logprobs`
-    (one entry per output token if asked for), `cached_tokens` (of the prompt: found in a cache and not computed),
+    Attributes for callers: `request_id`, `prompt_token_ids`, `token_ids` (output so far, with an end-of-sequence
+    token), `text` (output so far, without special tokens and, unless include_stop_str_in_output is set, without the
+    stop string), `finish_reason` (None until it ends), `stop_reason` (the stop string or stop token id that ended it),
+    `logprobs` (one entry per output token, if requested), `cached_tokens` (prompt tokens found in the prefix cache),
     `timings`.
     """
 
@@ -67,7 +67,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.cached_tokens = 0
-        self.admitted = False  # whether it has ever run; a preempted one waits once more
+        self.admitted = False  # whether it has ever run; stays True when a preempted request waits again
         self.timings = Timings()
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids) if tokenizer else None
@@ -83,26 +83,26 @@ class Request:
 
     @property
     def certain_length(self) -> int:
-        """Characters of `text` that can be shown: while it runs, the rest may still begin a stop string."""
+        """Return how many characters of `text` are final. Until the request ends, the rest may begin a stop string."""
         return len(self.text) - (0 if self.finished else self._stops.held)
 
     @property
     def all_token_ids(self) -> list[int]:
-        """Prompt and output so far: the sequence whose next token is wanted."""
+        """Return prompt and output so far: the sequence that the next token continues."""
         return self.prompt_token_ids + self.token_ids
 
     @property
     def num_tokens(self) -> int:
-        """The length of `all_token_ids`."""
+        """Return the length of `all_token_ids`."""
         return len(self.prompt_token_ids) + len(self.token_ids)
 
     def token_ids_between(self, start: int, stop: int) -> list[int]:
-        """`all_token_ids[start:stop]`, at the cost of what is wanted and not of the whole sequence."""
+        """Return `all_token_ids[start:stop]` without building the whole sequence."""
         output = len(self.prompt_token_ids)  # where it begins
         return self.prompt_token_ids[start:stop] + self.token_ids[max(start - output, 0) : max(stop - output, 0)]
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
-        """Takes one generated token and decides whether it is the last."""
+        """Append one generated token, and end the request if it is the last."""
         self.token_ids.append(token_id)
         self.timings.tokens.append(time.perf_counter())
         if self.params.logprobs is not None:
@@ -112,19 +112,19 @@ class Request:
         elif token_id in self.params.stop_token_ids:
             self.finish("stop", token_id)
         elif self._detokenizer and self._extend_text(self._detokenizer.append(token_id)):
-            pass  # a stop string has just been completed
+            pass  # `_extend_text` has found a stop string and ended the request
         elif len(self.token_ids) == self.max_tokens:
             self.finish("length")
 
     def finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:
-        """Ends the request; what the detokenizer still held back joins the text."""
+        """End the request, and append the text that the detokenizer has held back."""
         if self._detokenizer and not isinstance(stop_reason, str) and self._extend_text(self._detokenizer.flush()):
             return
         self.finish_reason, self.stop_reason = reason, stop_reason
         self.timings.finished = time.perf_counter()
 
     def _extend_text(self, piece: str) -> bool:
-        """Adds text; if that completes a stop string, cuts the text there, ends the request and returns True."""
+        """Append text. If it completes a stop string, cut the text there, end the request and return True."""
         self.text += piece
         found = self._stops.find(piece)
         if found is None or len(self.token_ids) < self.params.min_tokens:
@@ -136,27 +136,28 @@ class Request:
 
 
 def prompt_tokens(prompt: str | Sequence[int], tokenizer, config: ModelConfig) -> list[int]:
-    """The token ids of a prompt given as text or as ids; ValueError with one sentence for what cannot be run.
+    """Return the token ids of a prompt given as text or as ids. Raise ValueError if no engine could run it.
 
-    What is too long in any case is refused before it is looked at: 4 MB of text take a tokenizer ten seconds.
+    A text that cannot fit the context is refused before it is tokenized: 4 MB of text take a tokenizer ten seconds.
     """
     most = config.context_length
     if isinstance(prompt, str):
         if tokenizer is None:
             raise ValueError("this model has no tokenizer: give the prompt as a list of token ids")
-        check_text_length(len(prompt), tokenizer, config)
+        check_prompt_length(len(prompt), tokenizer, config)
         check_characters(prompt)
-        # verbose: the tokenizer would warn of a text longer than the context, which is refused elsewhere.
-        token_ids = tokenizer(prompt, verbose=False)["input_ids"]
+        token_ids = tokenizer(prompt)["input_ids"]
     else:
         if len(prompt) > most:
-            raise ValueError(f"the prompt has {len(prompt)} tokens, more than the model's context of {most} tokens")
+            raise ValueError(
+                f"the prompt has {len(prompt)} tokens, more than the model's context of {most}: shorten it"
+            )
         token_ids = list(prompt)
     if not token_ids:
-        raise ValueError("the prompt is empty: it must hold at least one token")
+        raise ValueError("the prompt is empty: give at least one token")
     if set(map(type, token_ids)) != {int}:
-        stranger = next(token_id for token_id in token_ids if type(token_id) is not int)
-        raise ValueError(f"a prompt is text or a list of integer token ids, and {reprlib.repr(stranger)} is neither")
+        wrong = next(token_id for token_id in token_ids if type(token_id) is not int)
+        raise ValueError(f"the prompt contains {reprlib.repr(wrong)}: give text, or a list of integer token ids")
     for token_id in (min(token_ids), max(token_ids)):
         if not 0 <= token_id < config.vocab_size:
             raise ValueError(
@@ -165,23 +166,24 @@ def prompt_tokens(prompt: str | Sequence[int], tokenizer, config: ModelConfig) -
     return token_ids
 
 
-def check_text_length(characters: int, tokenizer, config: ModelConfig) -> None:
-    """ValueError for a text that exceeds the context even if each of its tokens is the longest there is."""
-    if characters > config.context_length * most_characters(tokenizer):
+def check_prompt_length(characters: int, tokenizer, config: ModelConfig) -> None:
+    """Raise ValueError for a text too long for the context even if each token is the vocabulary's longest."""
+    if characters > config.context_length * max_token_characters(tokenizer):
         raise ValueError(
-            f"the prompt has {characters} characters, too many for {config.context_length} tokens of context"
+            f"the prompt has {characters} characters, too many for the model's context of {config.context_length} "
+            "tokens: shorten it"
         )
 
 
-@lru_cache(maxsize=8)  # a vocabulary is walked once
-def most_characters(tokenizer) -> int:
-    """An upper bound of the characters that one token can stand for: the length of the longest entry."""
+@lru_cache(maxsize=8)  # one pass over the vocabulary for each tokenizer
+def max_token_characters(tokenizer) -> int:
+    """Return the length of the vocabulary's longest entry: no token decodes to more characters."""
     return max(map(len, tokenizer.get_vocab()))
 
 
 def check_characters(text: str) -> None:
-    """ValueError for half of a surrogate pair, as JSON can write it: a tokenizer would answer with a TypeError."""
+    """Raise ValueError for half of a surrogate pair, which JSON can write: a tokenizer would raise TypeError."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError("the text holds half of a surrogate pair, which is no character") from error
+        raise ValueError("the text contains half of a surrogate pair: send whole characters") from error

@@ -1,4 +1,4 @@
-"""What a request may ask of the sampler and of the stopping rules, and which values are allowed."""
+"""SamplingParams: what a request may ask of the sampler and of the stopping rules, and which values are allowed."""
 
 import reprlib
 import secrets
@@ -6,8 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-# Each character of an answer is compared with every stop string, on the thread that all requests share. OpenAI's API
-# allows four strings.
+# The engine's thread compares each character of an answer with every stop string. OpenAI's API allows four.
 MOST_STOPS, MOST_STOP_CHARACTERS, MOST_STOP_TOKENS = 32, 256, 128
 MOST_BIASES = 300  # as in OpenAI's API
 
@@ -16,7 +15,7 @@ MOST_BIASES = 300  # as in OpenAI's API
 class SamplingParams:
     """What one request asks of the sampler and of the stopping rules; immutable.
 
-    Raises ValueError, in one sentence that names the field, for a value that ALLOWED does not allow.
+    Raise ValueError, in one sentence that names the field, for a value that ALLOWED does not allow.
     """
 
     max_tokens: int | None = 128  # output tokens; None: as many as the context length leaves
@@ -31,8 +30,8 @@ class SamplingParams:
     stop: str | Sequence[str] = ()  # kept as a tuple
     stop_token_ids: Sequence[int] = ()  # kept as a tuple
     include_stop_str_in_output: bool = False
-    min_tokens: int = 0  # before so many output tokens nothing ends the answer
-    ending_token_ids: Sequence[int] = ()  # what min_tokens forbids: a Request says which tokens would end it
+    min_tokens: int = 0  # no token and no stop string ends an answer shorter than this
+    ending_token_ids: Sequence[int] = ()  # the tokens that min_tokens forbids; Request fills it in
     seed: int | None = None  # None: a random one for each request
     ignore_eos: bool = False
     logprobs: int | None = None  # None: off; n: for the sampled token and the n likeliest
@@ -40,17 +39,17 @@ class SamplingParams:
     def __post_init__(self):
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        if isinstance(self.logit_bias, Mapping):  # in JSON, the keys are texts
+        if isinstance(self.logit_bias, Mapping):  # in JSON, keys are strings
             pairs = [(_number_in(key), bias) for key, bias in self.logit_bias.items()]
             object.__setattr__(self, "logit_bias", tuple(pairs))
         for name, (is_allowed, allowed) in ALLOWED.items():
             value = getattr(self, name)
             if not is_allowed(value):
-                # reprlib shortens: the value came from a client and may be a megabyte long.
+                # reprlib shortens: a client's value may be a megabyte long.
                 raise ValueError(f"{name} must be {allowed}, not {reprlib.repr(value)}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens is {self.min_tokens}, which is more than max_tokens, {self.max_tokens}")
-        # One spelling for each meaning, so that equal requests compare equal and every request can be hashed.
+            raise ValueError(f"min_tokens is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}")
+        # One spelling for each meaning, so that equal parameters compare equal and can be hashed.
         object.__setattr__(self, "top_k", max(self.top_k, 0))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
@@ -63,12 +62,12 @@ class SamplingParams:
 
     @property
     def penalised(self) -> bool:
-        """Whether some tokens are made likelier or less likely, so that the likeliest may be another one."""
+        """Return whether penalties, biases or min_tokens change the logits, and so perhaps the likeliest token."""
         penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
         return penalties != (1, 0, 0) or bool(self.logit_bias) or self.min_tokens > 0
 
     def resolve_seed(self) -> int:
-        """The seed asked for, or else a random one for this request: then one mechanism serves both."""
+        """Return the requested seed, or a random one: the sampler then needs only one mechanism."""
         return secrets.randbits(63) if self.seed is None else self.seed
 
 
@@ -96,7 +95,7 @@ def _is_list(value: object, most: int, is_allowed: Callable[[object], bool]) -> 
     return isinstance(value, (tuple, list)) and len(value) <= most and all(map(is_allowed, value))
 
 
-# For each field of SamplingParams: whether a value is allowed, and in words, what is.
+# For each field of SamplingParams: a test for a value, and the words for what the test allows.
 ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "max_tokens": (lambda x: x is None or (_is_int(x) and x >= 1), "an integer of at least 1, or None"),
     "temperature": (lambda x: _is_number(x) and x >= 0, "a finite number of at least 0"),

@@ -1,4 +1,4 @@
-"""What the engine did, step by step: a ring buffer that demos, benchmarks and tests read.
+"""A record of every step of the engine, in a ring buffer that demos, benchmarks and tests read.
 
     with trace.step() as step:
         step.work(request.request_id, "decode", tokens=1)
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class Work(NamedTuple):
-    """What one step did for one request: `tokens` is how many went through the model."""
+    """What one step did for one request: its phase, and how many of its tokens went through the model."""
 
     request_id: str
     phase: str
@@ -28,7 +28,7 @@ class Work(NamedTuple):
 class StepRecord:
     """One step of the engine; `start` and `end` in seconds on the clock of `time.perf_counter`.
 
-    counters: what a stage counts, such as pages in use, hits, drafts.
+    counters: the stage's own, such as pages in use, prefix cache hits, draft tokens.
     """
 
     __slots__ = ("_works", "counters", "end", "index", "start")
@@ -42,17 +42,18 @@ class StepRecord:
         counters: dict[str, float] | None = None,
     ):
         self.index, self.start, self.end = index, start, end
-        # One plain tuple for all works: with an object for each, the buffer holds half a million, and each time that
-        # Python's garbage collector visits them, no token comes for 50 ms. It leaves tuples of plain values alone.
+        # One flat tuple for all works. An object for each would be half a million objects, and each visit of Python's
+        # garbage collector would take 50 ms. The collector does not track tuples of plain values.
         self._works: tuple[str | int, ...] = tuple(itertools.chain.from_iterable(works))
         self.counters = {} if counters is None else counters
 
     def work(self, request_id: str, phase: str, tokens: int) -> None:
+        """Record that `tokens` tokens of this request run in this step; phase: "prefill" or "decode", for example."""
         self._works += (request_id, phase, tokens)
 
     @property
     def works(self) -> list[Work]:
-        """What has been done for each request, in order."""
+        """Return what the step did for each request, in order."""
         return [Work(*self._works[place : place + 3]) for place in range(0, len(self._works), 3)]
 
     @property
@@ -69,7 +70,7 @@ class Trace:
 
     def __init__(self, capacity: int = 8192):
         self._records: deque[StepRecord] = deque(maxlen=capacity)
-        self.steps = 0  # ever taken, also those that have left the buffer
+        self.steps = 0  # since the start, those that have left the buffer included
 
     def __iter__(self) -> Iterator[StepRecord]:
         return iter(self._records)
@@ -84,13 +85,13 @@ class Trace:
         self._records.clear()
 
     def add(self, record: StepRecord) -> None:
-        """Keeps the record of a step that was timed elsewhere."""
+        """Keep a finished record, such as that of a step in another process."""
         self.steps += 1
         self._records.append(record)
 
     @contextmanager
     def step(self) -> Iterator[StepRecord]:
-        """Times one step and keeps its record, also of a step that failed."""
+        """Time one step and keep its record, even if the step fails."""
         record = StepRecord(self.steps, time.perf_counter())
         self.steps += 1
         try:
@@ -100,7 +101,7 @@ class Trace:
             self._records.append(record)
 
     def write_chrome_trace(self, path: str | Path) -> None:
-        """Writes the buffer in the Trace Event Format, times in microseconds."""
+        """Write the buffer in the Trace Event Format, times in microseconds."""
         rows: dict[str, int] = {}
         events = []
         for record in self._records:

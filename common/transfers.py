@@ -1,8 +1,8 @@
-"""Numbers that go to the device and come back, without making the host wait for the device.
+"""Copy numbers to the device and back without making the host wait.
 
-A GPU works through a queue, and the host is ahead of it. `torch.tensor(values, device="cuda")` waits until the queue is
-empty, and so does `.tolist()`; and while the host then does its own work, the device does nothing. From pinned memory,
-which the system never moves, a copy is one more entry of the queue. On a CPU all of this is a plain tensor.
+A GPU works through a queue, and the host runs ahead of it. `torch.tensor(values, device="cuda")` waits until the queue
+is empty, and so does `.tolist()`; while the host then does its own work, the device is idle. From pinned memory, which
+the system never moves, a copy is one more entry in the queue. On a CPU these are plain tensors.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 def to_device(values: Sequence, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of these numbers, or lists of numbers, on the device; the host does not wait."""
+    """Return a tensor of these numbers, or lists of numbers, on the device; the host does not wait."""
     host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
     return host.to(device, non_blocking=True)
 
 
 class ToHost:
-    """The numbers of a tensor, on their way to the host from the moment this is made."""
+    """A copy of a tensor to the host, which starts when this object is created."""
 
     def __init__(self, tensor: Tensor):
         self.event, self.host = None, tensor
@@ -29,7 +29,7 @@ class ToHost:
             self.event.record()
 
     def tolist(self) -> list:
-        """Waits until they are here."""
+        """Wait for the copy to end, and return its numbers."""
         if self.event is not None:
             self.event.synchronize()
         return self.host.tolist()

@@ -1,4 +1,4 @@
-"""Draws loss.png, the training of both checkpoints, from their training.json.
+"""Draw loss.png, the loss curves of both checkpoints, from their training.json.
 
 python -m common.checkpoints.plot_loss
 """
@@ -15,7 +15,7 @@ from .tokenizer import FOLDER
 
 
 def tokens_seen(recipe: dict, step: int) -> float:
-    """Millions of tokens in the first `step` steps: each has `tokens_per_step`, or one row if that is longer."""
+    """Return the millions of tokens in the first `step` steps; a step has `tokens_per_step`, or one longer row."""
     seen = begin = 0
     for until, length in recipe["row_lengths"]:
         end = min(step, math.ceil(until * recipe["steps"]))

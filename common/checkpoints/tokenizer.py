@@ -1,10 +1,10 @@
-"""Trains the bundled tokenizer: byte-level BPE (Sennrich et al., 2016; bytes as in GPT-2), 4,096 tokens.
+"""Train the bundled tokenizer: byte-level BPE (Sennrich et al., 2016; bytes as in GPT-2), 4,096 tokens.
 
     python -m common.checkpoints.tokenizer          # writes common/checkpoints/{target,draft}/tokenizer*
 
-Bytes are the alphabet, so any text can be encoded and no token is "unknown"; a character outside the corpus takes
-several tokens, which is what stage 03's detokenizer has to put together. Digits stand alone: a small model copies
-and adds numbers far better when 317 is always "3" "1" "7".
+Bytes are the alphabet, so any text can be encoded and no token is "unknown". A character outside the corpus takes
+several tokens, which the detokenizer (common/detokenizer.py) joins. Each digit is a token: a small model copies and
+adds numbers far better when 317 is always "3" "1" "7".
 """
 
 from itertools import chain
@@ -36,7 +36,7 @@ CHAT_TEMPLATE = (
 
 
 def train() -> PreTrainedTokenizerFast:
-    """Learns the merges from the corpus; the same corpus always gives the same tokenizer."""
+    """Learn the merges from the corpus, and return the tokenizer; the same corpus always gives the same one."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

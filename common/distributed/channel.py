@@ -1,7 +1,7 @@
-"""A connection between two processes that share a key: that of `multiprocessing`, with deadlines.
+"""Connect two processes that share a key, with the connections of `multiprocessing` and deadlines.
 
-The standard library's connections bring framing, pickling, and a challenge in both directions, so that the key never
-travels. What they lack is a deadline: `multiprocessing.connection.Listener` waits for ever for a silent stranger.
+The standard library's connections have framing, pickling, and a challenge in both directions, so that the key never
+travels. They have no deadlines: `multiprocessing.connection.Listener` waits for a silent peer for ever.
 """
 
 import os
@@ -23,7 +23,7 @@ PAUSE_SECONDS = 0.1  # after an error of `accept`, such as too many open files
 
 
 class Door:
-    """Listens on `host` for the one peer that knows `key`."""
+    """Listen on `host` for the one peer that knows `key`."""
 
     def __init__(self, host: str):
         self.key = secrets.token_bytes(32)
@@ -33,7 +33,7 @@ class Door:
         self.handshakes = threading.Semaphore(MOST_HANDSHAKES)
 
     def accept(self, seconds: float) -> Connection:
-        """Return the first connection whose peer has the key, and close the door. TimeoutError if there is none."""
+        """Return the first connection whose peer has the key, and close the door. Raise TimeoutError if none comes."""
         arrived: queue.Queue[Connection] = queue.Queue()
         threading.Thread(target=self._admit_all, args=(arrived,), name="door", daemon=True).start()
         try:
@@ -45,7 +45,7 @@ class Door:
 
     def close(self) -> None:
         self.open = False
-        with suppress(OSError):  # where a listening socket cannot be shut down, closing it wakes `accept` too
+        with suppress(OSError):  # some systems cannot shut down a listening socket; there, closing it wakes `accept`
             self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
 
@@ -59,7 +59,7 @@ class Door:
             if self.handshakes.acquire(blocking=False):
                 try:
                     threading.Thread(target=self._admit, args=(peer, arrived), daemon=True).start()
-                except RuntimeError:  # the system has no more threads
+                except RuntimeError:  # the system has no threads left
                     self.handshakes.release()
                     peer.close()
             else:
@@ -69,19 +69,19 @@ class Door:
         try:
             arrived.put(shake_hands(peer, self.key, deliver_challenge, answer_challenge))
         except OSError:
-            pass  # a stranger
+            pass  # a peer without the key
         finally:
             self.handshakes.release()
 
 
 def connect(address: tuple[str, int], key: bytes) -> Connection:
-    """Connect to a door. OSError if there is none, if it is silent, or if it has another key."""
+    """Connect to a door. Raise OSError if none listens, if it is silent, or if it has another key."""
     peer = socket.create_connection(address, timeout=HANDSHAKE_SECONDS)
     return shake_hands(peer, key, answer_challenge, deliver_challenge)
 
 
 def limit_reads(connection: Connection, seconds: float) -> None:
-    """From now on a message whose end is missing for this long raises OSError: its sender has stopped in the middle."""
+    """Raise OSError from reads of a message whose rest does not arrive for this long: its sender has stopped."""
     if sys.platform != "win32":
         timeval = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
         with socket.socket(fileno=os.dup(connection.fileno())) as same:
@@ -89,7 +89,7 @@ def limit_reads(connection: Connection, seconds: float) -> None:
 
 
 def hang_up(connection: Connection) -> None:
-    """End a connection that other threads may be using: both sides find that it has ended."""
+    """End a connection, even while other threads use it; both sides see the end."""
     with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.shutdown(socket.SHUT_RDWR)
 
@@ -118,10 +118,10 @@ def send_from(outbox: "queue.SimpleQueue[Any]", connection: Connection, closed: 
 
 
 def shake_hands(peer: socket.socket, key: bytes, *challenges) -> Connection:
-    """Have both sides prove that they know the key; OSError, and the socket closed, if one of them does not."""
+    """Make both sides prove that they know the key. Raise OSError and close the socket if one of them does not."""
     peer.settimeout(None)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with peer:  # the connection has a descriptor of its own, so that the deadline can end this one
+    with peer:  # `connection` has its own descriptor, so that the deadline can shut down this one
         deadline = threading.Timer(HANDSHAKE_SECONDS, peer.shutdown, (socket.SHUT_RDWR,))
         deadline.daemon = True
         deadline.start()

@@ -4,12 +4,12 @@ Ray starts processes, places them on machines and notices their end. This module
 
 - Linux ends Ray's processes when the *thread* that started them ends, not only with its process. So Ray is started on a
   thread that lives until `close`.
-- A Ray of our own is for this process alone: it listens on loopback and takes calls only with a token of its own.
-- Ray aborts a process 60 seconds after the head of its cluster was lost, or if there is none. So another process tries
-  an address first, and a thread watches the head and says in `failure` when it is lost.
+- A Ray of our own is for this process alone: it listens on loopback and takes only calls with its secret token.
+- Ray aborts a process 60 seconds after it has lost the head of its cluster, or if it finds none. So another process
+  tries an address first, and a thread watches the head and sets `failure` when it is lost.
 - Ray's workers import code from the driver's directory first. Here they import the course's.
 
-Nothing imports this module, which imports ray, before workers under Ray are asked for.
+This module imports ray. Import it only when workers under Ray are needed.
 """
 
 import atexit
@@ -23,6 +23,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from ..errors import counted
 from ..process import start
 from .joining import LOOPBACK, end_processes, find_head, join_ray, start_ray
 
@@ -30,29 +31,30 @@ START_SECONDS = 90.0  # for a Ray of our own to start
 JOIN_SECONDS = 15.0  # for this process to join that Ray
 PLACE_SECONDS = 12.0  # for all workers to get their GPUs and cores
 LOOK_SECONDS = 2.0  # from one look at the head to the next
-SILENCE_SECONDS = 10.0  # a head that does not answer for so long is lost
+SILENCE_SECONDS = 10.0  # a head that does not answer for this long counts as lost
 CLOSE_SECONDS = 10.0  # for Ray to end by itself
-OWN_CORES = 0.01  # what a worker asks of a Ray of our own: any number of workers share this machine's cores
+OWN_CORES = 0.01  # that a worker reserves in a Ray of our own: any number of workers share this machine's cores
 
 
 class Cluster:
-    """Join a Ray and reserve places for `count` workers, spread over its machines. One at a time in a process.
+    """Join a Ray and reserve places for `count` workers, spread over its machines. A process has one at a time.
 
-    address: host:port of a running Ray; None starts one. ranks: the GPUs that each worker has, all in one machine (on
-    the CPU: the cores that it asks a running Ray for). If there are fewer GPUs than workers of one rank, workers share
-    them. device: "auto", "cuda" or "cpu". ValueError if it cannot be had. It ends with `close`, or with the process.
+    address: host:port of a running Ray; None starts one. ranks: the number of GPUs of each worker, all in one machine
+    (on the CPU: the number of cores that it reserves in a running Ray). If there are fewer GPUs than workers of one
+    rank, workers share them. device: "auto", "cuda" or "cpu". Raise ValueError if the address has no Ray, or the
+    cluster too few resources. The cluster ends with `close`, or with the process.
     """
 
     def __init__(self, address: str | None, count: int, ranks: int = 1, device: str = "auto"):
         if device not in ("auto", "cuda", "cpu"):
-            raise ValueError(f"workers under Ray run on cuda or on the cpu, not on {device!r}: give one of these")
+            raise ValueError(f"workers under Ray cannot run on {device!r}: use auto, cuda or cpu")
         if ray.is_initialized():
             raise ValueError("this process has joined a Ray already: close the engine that uses it first")
         if address is not None:
             find_head(address)
         self.mine = address is None
-        self.loopback = self.mine  # the argument that workers give to `host`
-        self.failure: str | None = None  # a sentence, once Ray is found to be lost
+        self.loopback = self.mine  # the argument of workers for `host`
+        self.failure: str | None = None  # a sentence, once Ray is lost
         self._token = secrets.token_hex(32)  # of a Ray of our own
         self._group: PlacementGroup | None = None
         self._closing = threading.Event()
@@ -70,11 +72,10 @@ class Cluster:
 
     @property
     def description(self) -> str:
-        machines = len(set(self._places))
-        return f"Ray actors on {machines} machine{'s' * (machines > 1)}"
+        return f"Ray actors on {counted(len(set(self._places)), 'machine')}"
 
     def actor_options(self, number: int) -> dict[str, Any]:
-        """Return what ActorClass.options takes for worker `number`. Ray neither restarts it nor repeats a call."""
+        """Return the arguments of ActorClass.options for worker `number`: Ray neither restarts it nor repeats calls."""
         threads = str(self.threads(number))
         return {
             "num_cpus": self._bundle["CPU"],
@@ -86,7 +87,7 @@ class Cluster:
         }
 
     def threads(self, number: int) -> int:
-        """Return with how many threads worker `number` computes, its ranks together: its share of a machine's cores.
+        """Return the number of threads of worker `number`, all its ranks together: its share of its machine's cores.
 
         The workers of a machine compute at the same time, and more threads than cores would wait for each other
         (common/process.py).
@@ -95,11 +96,11 @@ class Cluster:
         return max(1, int(self._cores.get(node, 1)) // self._places.count(node))
 
     def gpu_share(self) -> float:
-        """Return the part of a GPU's memory that one worker may fill: 1.0 if workers do not share GPUs."""
+        """Return the share of a GPU's memory that one worker may fill: 1.0 if workers do not share GPUs."""
         return 1.0 / self._workers_per_gpu
 
     def close(self) -> None:
-        """Leave the cluster, which ends the workers. End a Ray of our own with all its processes. Idempotent."""
+        """Leave the cluster, which ends the workers, and end all processes of a Ray of our own. Idempotent."""
         atexit.unregister(self.close)
         if self._closing.is_set():
             return
@@ -107,10 +108,10 @@ class Cluster:
         if self._joined.done():
             self._thread.join(CLOSE_SECONDS)
         if self.mine:
-            end_processes(self._token)  # if the head was lost, workers would live on for a minute
+            end_processes(self._token)  # without the head, workers would run for another minute
 
     def _hold(self, address: str | None) -> None:
-        """Join Ray, and stay: the thread of this method lives as long as Ray's processes shall."""
+        """Join Ray and wait for `close`: Ray's processes end with the thread that runs this method."""
         try:
             if address is None:
                 start_ray(self._token)
@@ -124,20 +125,20 @@ class Cluster:
         self._joined.set_result(None)
         self._watch()
         self._closing.wait()
-        ray.shutdown()  # and so ends what this process has reserved and started in a running Ray
+        ray.shutdown()  # ends what this process has reserved and started in a running Ray, too
 
     def _wait_until_joined(self, address: str | None) -> None:
         seconds = START_SECONDS if address is None else JOIN_SECONDS
         what = "starting a Ray of our own" if address is None else f"joining the Ray at {address}"
         wait([self._joined], seconds)
         if not self._joined.done():
-            advice = "" if address is None else f"; `ray start --address={address}` makes this machine a part of it"
-            raise ValueError(f"{what} took longer than {seconds:.0f} seconds{advice}")
+            advice = "try again" if address is None else f"add this machine to it: ray start --address={address}"
+            raise ValueError(f"{what} took longer than {seconds:.0f} seconds: {advice}")
         if error := self._joined.exception():
             raise ValueError(f"{what} failed: {error}") from error
 
     def _reserve(self, count: int) -> None:
-        """Reserve a bundle of resources for each worker. ValueError if others use them."""
+        """Reserve a bundle of resources for each worker. Raise ValueError if other programs use them."""
         group = placement_group([self._bundle] * count, strategy="SPREAD")
         if not group.wait(PLACE_SECONDS):
             free = {kind: ray.available_resources().get(kind, 0) for kind in self._bundle}
@@ -148,21 +149,21 @@ class Cluster:
         self._look()
 
     def _look(self) -> None:
-        """Ask the head where the workers' places are. If the head is lost, block or raise an exception."""
+        """Ask the head for the nodes of all workers. If the head is lost, block or raise an exception."""
         cores = {node["NodeID"]: node["Resources"].get("CPU", 1) for node in living_nodes()}
         if self._node not in cores:
             raise ConnectionError("the node on this machine is dead")
         if self._group is not None:
             nodes = placement_group_table(self._group)["bundles_to_node_id"]
             self._cores |= cores
-            # While Ray looks for another node for the bundle of one that has died, it has none: the last one counts.
+            # While Ray looks for a new node for a bundle whose node has died, keep the last one.
             self._places = [nodes.get(number) or place for number, place in enumerate(self._places)]
 
     def _watch(self) -> None:
-        """Look at the head until it is lost, or `close` is called. Others do the looking: it may block for ever."""
+        """Look at the head until it is lost, or `close` is called. Each look has a thread: it may block for ever."""
         while not self._closing.wait(LOOK_SECONDS):
             looking, _ = start(self._look)
-            for _ in range(2):  # if this process was stopped for a while, the first wait ends at once
+            for _ in range(2):  # after a pause of the whole process, the first wait ends at once
                 wait([looking], SILENCE_SECONDS / 2)
             error = looking.exception() if looking.done() else f"no answer for {SILENCE_SECONDS:.0f} seconds"
             if error and not self._closing.is_set():
@@ -171,7 +172,7 @@ class Cluster:
 
 
 def host(loopback: bool) -> str:
-    """In a worker: return the address to listen on for the other workers. loopback: as the Cluster has it."""
+    """In a worker, return the address to listen on for other workers. loopback: `Cluster.loopback`."""
     return LOOPBACK if loopback else ray.util.get_node_ip_address()
 
 
@@ -187,9 +188,9 @@ def living_nodes() -> list[dict[str, Any]]:
 
 
 def plan(nodes: list[dict], count: int, ranks: int, device: str, mine: bool) -> tuple[str, dict[str, float], int]:
-    """Return the device, the resources of each worker's bundle, and how many workers share a GPU.
+    """Return the device, the resources of each worker's bundle, and the number of workers that share a GPU.
 
-    ValueError if the nodes do not have as much, used by others or not.
+    Raise ValueError if the nodes have less in total, whether others use it or not.
     """
     gpus = sum(int(node["Resources"].get("GPU", 0)) for node in nodes)
     if device == "auto":
@@ -199,7 +200,7 @@ def plan(nodes: list[dict], count: int, ranks: int, device: str, mine: bool) -> 
     if device == "cuda":
         if ranks == 1 and gpus:
             sharing = math.ceil(count / gpus)
-        bundle["GPU"] = ranks if sharing == 1 else math.floor(10_000 / sharing) / 10_000  # Ray counts ten-thousandths
+        bundle["GPU"] = ranks if sharing == 1 else math.floor(10_000 / sharing) / 10_000  # Ray's unit is 1/10,000
     room = [min(int(node["Resources"].get(kind, 0) / each) for kind, each in bundle.items()) for node in nodes]
     if sum(room) < count:
         raise ValueError(too_small(nodes, count, bundle))
@@ -207,12 +208,12 @@ def plan(nodes: list[dict], count: int, ranks: int, device: str, mine: bool) -> 
 
 
 def too_small(nodes: list[dict], count: int, bundle: dict[str, float]) -> str:
-    """Say what was asked for and what there is."""
+    """Return a sentence with the resources that the workers need and those of the nodes."""
     each = [amounts({kind: node["Resources"].get(kind, 0) for kind in bundle}) for node in nodes]
-    machines = f"{len(nodes)} machine{'s' * (len(nodes) != 1)} with {'; '.join(each)}"
-    return f"{count} workers were asked for, each on one machine with {amounts(bundle)}, and Ray has {machines}"
+    machines = f"{counted(len(nodes), 'machine')} with {'; '.join(each)}"
+    return f"{count} workers need {amounts(bundle)} each, on one machine, and Ray has {machines}"
 
 
 def amounts(resources: dict[str, float]) -> str:
-    """ "2 GPUs, 8 CPUs" """
+    """Return "2 GPUs, 8 CPUs" for {"CPU": 8, "GPU": 2}."""
     return ", ".join(f"{value:g} {kind}{'s' * (value != 1)}" for kind, value in sorted(resources.items(), reverse=True))

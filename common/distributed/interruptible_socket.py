@@ -1,4 +1,4 @@
-"""A TCP socket whose calls have deadlines, and end as soon as another thread says so.
+"""A TCP socket whose calls have a common deadline, and which another thread can stop.
 
 Python's own timeout is for a single call: a peer that sends a byte every few seconds never exceeds it, and holds a
 thread for ever.
@@ -17,27 +17,29 @@ from contextlib import suppress
 STALL_SECONDS = 10.0  # without a byte in either direction; the end of a peer's process is noticed at once
 # `stop` ends a wait at once on Linux. Other systems do not wake a thread that connects or accepts: it looks this often.
 LOOK_SECONDS = 0.25
-BUFFERS = 256  # handed to the system in one call: Linux takes up to 1,024
-SCATTER_GATHER = hasattr(socket.socket, "recvmsg_into")  # not on Windows: one buffer a call there
+BUFFERS = 256  # most buffers in one system call: Linux takes up to 1,024
+SCATTER_GATHER = hasattr(socket.socket, "recvmsg_into")  # not on Windows, which gets one buffer a call
 CONNECTING = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 # select() cannot watch descriptors from 1,024 on, and Windows has no poll().
 Selector = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
 class InterruptibleSocket:
-    """One thread uses it, and any thread may `stop` it. A method that fails, is late or is stopped raises OSError.
+    """Wrap a socket for one thread; any thread may `stop` it. Methods raise OSError if they fail or are stopped.
 
-    `deadline`, a time of `time.monotonic`, is for all calls together, and `stall`, in seconds, for each wait: past
-    them a method raises TimeoutError. The socket is closed with this object.
+    `deadline`, a time of `time.monotonic`, limits all calls together, and `stall`, in seconds, each wait: past them a
+    method raises TimeoutError. `close` closes the socket.
     """
 
     def __init__(self, sock: socket.socket, stall: float = STALL_SECONDS):
         self.socket, self.stall = sock, stall
         self.deadline = math.inf
         self.stopped = False
-        self._lock = threading.Lock()  # a descriptor that is closed while `stop` uses it may be another file's by then
-        with suppress(OSError):  # the peer is gone already
-            # Without it a short message waits until the peer has acknowledged the one before, which may take 40 ms.
+        self._lock = (
+            threading.Lock()
+        )  # keeps `close` from freeing the descriptor, for other files, while `stop` uses it
+        with suppress(OSError):  # the peer has closed the connection already
+            # Without it a short message waits until the peer acknowledges the one before, which may take 40 ms.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def stop(self) -> None:
@@ -59,7 +61,7 @@ class InterruptibleSocket:
 
     def connect(self, address: tuple[str, int]) -> None:
         self.socket.setblocking(False)
-        with self._lock:  # either `stop` comes first and is seen here, or it finds a socket that it can shut down
+        with self._lock:  # a `stop` before this is noticed here; one after it finds a socket that it can shut down
             self._check()
             error = self.socket.connect_ex(address)
         if error in CONNECTING:
@@ -76,7 +78,7 @@ class InterruptibleSocket:
         return bytes(data)
 
     def read_into(self, pieces: Sequence[memoryview]) -> None:
-        """Fill the pieces in order; they are one-dimensional, of bytes. ConnectionError if the peer ends before."""
+        """Fill the pieces, one-dimensional and of bytes, in order. Raise ConnectionError if the peer ends before."""
         in_parts(pieces, lambda rest: self._wait_for(self._receive, rest))
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
@@ -96,7 +98,7 @@ class InterruptibleSocket:
         with Selector() as selector:
             selector.register(self.socket, selectors.EVENT_WRITE)
             if not selector.select(self.socket.gettimeout()):
-                raise TimeoutError  # as Python's own
+                raise TimeoutError  # without errno, as Python's own timeouts
         if error := self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(error, os.strerror(error))
 
@@ -104,14 +106,14 @@ class InterruptibleSocket:
         """Repeat the call until it succeeds without a wait of more than LOOK_SECONDS; return its result."""
         stalled = time.monotonic() + self.stall
         while True:
-            self._check()  # even if the call will not wait: a peer may send byte after byte
+            self._check()  # also before calls that do not wait: a peer may send one byte after another
             if (seconds := stalled - time.monotonic()) <= 0:
-                raise TimeoutError(f"nothing came or went for {self.stall:g} s")
+                raise TimeoutError(f"no byte arrived or left for {self.stall:g} s")
             self.socket.settimeout(min(LOOK_SECONDS, seconds))
             try:
                 return call(*arguments)
             except OSError as error:
-                if not isinstance(error, TimeoutError) or error.errno:  # Python's own timeout has no number
+                if not isinstance(error, TimeoutError) or error.errno:  # Python's own timeouts have no errno
                     self._check()
                     raise
 
@@ -123,9 +125,9 @@ class InterruptibleSocket:
 
 
 def in_parts(pieces: Sequence[bytes | memoryview], step: Callable[[list[bytes | memoryview]], int]) -> None:
-    """Call `step` with the next of the remaining pieces until none remains; it returns how many bytes it has done."""
+    """Call `step` with the remaining pieces until none remains; it returns the number of bytes that it has handled."""
     pieces = [piece for piece in pieces if len(piece)]
-    place, offset = 0, 0  # the first piece that remains, and how many of its bytes are done
+    place, offset = 0, 0  # the first piece that remains, and the number of its bytes that are done
     while place < len(pieces):
         offset += step([pieces[place][offset:], *pieces[place + 1 : place + BUFFERS]])
         while place < len(pieces) and offset >= len(pieces[place]):

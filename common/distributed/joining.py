@@ -1,8 +1,8 @@
-"""How this process gets into a Ray: it starts one of its own, or joins a running one. cluster.py uses it.
+"""Start a Ray for this process, or join a running one. cluster.py uses it.
 
-Four things here depend on parts of Ray that are not documented: its choice of an address, its reading of tokens, the
-path that its workers import from, and its messages. There are tests for each. They pass with Ray 2.52, the first that
-has tokens, and with 2.60.
+Four things here depend on undocumented parts of Ray: its choice of an address, its reading of tokens, the import path
+of its workers, and its messages. Each has a test; they pass with Ray 2.52, the first version with tokens, and with
+2.60.
 """
 
 import logging
@@ -23,72 +23,74 @@ from ray.job_config import JobConfig
 from ..stages import ROOT
 
 REACH_SECONDS = 5.0  # for a connection to the address of a running Ray
-ANSWER_SECONDS = 12.0  # for what listens there to answer as the head of a Ray does
-OBJECT_STORE_BYTES = 80 << 20  # messages are small, and pages do not pass through it: about the least that Ray takes
+ANSWER_SECONDS = 12.0  # for the process at that address to answer as the head of a Ray
+OBJECT_STORE_BYTES = 80 << 20  # about Ray's minimum: messages are small, and pages do not pass through the store
 LOOPBACK = "127.0.0.1"
 ASK_HEALTH = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address"]
 
 
 def find_head(address: str) -> None:
-    """Raise ValueError unless a Ray's head answers at `address`, of this version of Ray, and takes our token."""
+    """Raise ValueError unless a Ray's head of this version answers at `address` and accepts our token."""
     name, _, port = address.rpartition(":")
     if "/" in address or not name or not port.isdecimal():
-        raise ValueError(f"the address of a running Ray is host:port, as `ray start --head` prints it, not {address!r}")
+        raise ValueError(f"{address!r} is not the address of a Ray: give host:port, as `ray start --head` prints it")
     try:
         socket.create_connection((name.strip("[]"), int(port)), REACH_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise ValueError(f"there is no Ray at {address}: {error}") from error
+        raise ValueError(f"there is no Ray at {address} ({error}): start one with `ray start --head`") from error
     try:
         asked = subprocess.run(
             [*ASK_HEALTH, address], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise ValueError(f"there is no Ray at {address}: something listens there, but does not answer as Ray") from None
+        raise ValueError(
+            f"there is no Ray at {address}: another program listens there; check the port of `ray start --head`"
+        ) from None
     if asked.returncode:
         reason = asked.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise ValueError(f"the Ray at {address} cannot be joined: {reason}")
 
 
 def join_ray(address: str) -> None:
-    """Join the Ray at `address`, with the token that Ray's own settings name if it wants one."""
-    hush()
+    """Join the Ray at `address`, with the token from Ray's own settings if it requires one."""
+    silence_ray()
     read_authentication_settings()
-    ray.init(address, job_config=CourseFirst(), log_to_driver=False, configure_logging=False)
+    ray.init(address, job_config=CourseJobConfig(), log_to_driver=False, configure_logging=False)
 
 
 def start_ray(token: str) -> None:
-    """Start a Ray on this machine, which listens on loopback and takes calls with `token` only."""
-    hush()
+    """Start a Ray on this machine, which listens on loopback and takes only calls with `token`."""
+    silence_ray()
     with environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token), loopback_allowed():
         read_authentication_settings()
         ray.init(
             "local",
             num_cpus=os.cpu_count(),
-            num_gpus=torch.cuda.device_count(),  # Ray would also count those that this torch cannot use
+            num_gpus=torch.cuda.device_count(),  # Ray would also count GPUs that this torch cannot use
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
-            job_config=CourseFirst(),
+            job_config=CourseJobConfig(),
             log_to_driver=False,
             configure_logging=False,
             _node_ip_address=LOOPBACK,
         )
 
 
-class CourseFirst(JobConfig):
-    """Has workers import from the course before anything else.
+class CourseJobConfig(JobConfig):
+    """Make workers import the course's modules before others of the same name.
 
     In a new worker Ray puts the driver's working directory and the directory of its script before PYTHONPATH, and then
     imports the actor's class. A folder named `common` there would be imported in place of the course's.
     """
 
-    def _serialize(self) -> str:  # after Ray has put its directories in, before it sends them
+    def _serialize(self) -> str:  # Ray calls it after it has set its directories, and before it sends them
         self._py_driver_sys_path = [str(ROOT)]
         return super()._serialize()
 
 
 @contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """For the processes that are started meanwhile. Those of Ray pass it on to the workers that they start."""
+    """Set environment variables for the processes started meanwhile; Ray's processes pass them on to their workers."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -103,7 +105,7 @@ def environment(**variables: str) -> Iterator[None]:
 
 @contextmanager
 def loopback_allowed() -> Iterator[None]:
-    """Elsewhere than on macOS and Windows, Ray replaces 127.0.0.1 by an address that other machines can reach."""
+    """Let Ray use 127.0.0.1. On Linux it would replace it by an address that other machines can reach."""
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
     try:
         yield
@@ -112,24 +114,24 @@ def loopback_allowed() -> Iterator[None]:
 
 
 def read_authentication_settings() -> None:
-    """Have Ray read its environment variables now. By itself it reads them once, when it is imported."""
+    """Make Ray read its environment variables now; by itself it reads them only when it is imported."""
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
 
 
-def hush() -> None:
-    """Keep Ray's own messages off the terminal. What matters of them reaches the caller as exceptions."""
+def silence_ray() -> None:
+    """Keep Ray's own messages off the terminal. Its errors reach the caller as exceptions."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # the course sends no reports
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the default since Ray 2.60; before, it warns
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the default since Ray 2.60; older versions warn
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     ray_driver.print_to_stdstream = lambda *_, **__: None  # called for every worker that dies, whatever the log level
 
 
 def end_processes(token: str) -> None:
-    """End the processes of the Ray that was started with `token`, wherever in the tree of processes they are."""
+    """Kill all processes of the Ray that was started with `token`, whatever their parents."""
     import psutil  # comes with Ray
 
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # it has just ended, or is another user's
+        with suppress(psutil.Error):  # the process has just ended, or is another user's
             if process.environ().get("RAY_AUTH_TOKEN") == token:
                 process.kill()

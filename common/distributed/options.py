@@ -7,36 +7,36 @@ ROLE_OPTIONS = {"max_running": int, "token_budget": int, "kv_memory": str, "atte
 
 
 def role_options(text: str) -> dict[str, int | str]:
-    """ "token_budget=512,kv_memory=2G" as options of a WorkerEngine."""
+    """Parse "token_budget=512,kv_memory=2G" into options of a WorkerEngine. Raise ArgumentTypeError for other names."""
     options: dict[str, int | str] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
         if name not in ROLE_OPTIONS or not value:
             known = ", ".join(ROLE_OPTIONS)
-            raise argparse.ArgumentTypeError(f"{part!r} is not NAME=VALUE with one of the names {known}")
+            raise argparse.ArgumentTypeError(f"{part!r} is not an option: give NAME=VALUE with one of {known}")
         options[name] = ROLE_OPTIONS[name](value)
     return options
 
 
 def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
-    """How many workers there are, where they run, and what happens when they are lost."""
+    """Add the options for the number of workers, where they run, and when they count as lost."""
     fleet = parser.add_argument_group("workers")
-    fleet.add_argument("--prefill", type=int, default=1, metavar="N", help="workers for prompts (default: 1)")
-    fleet.add_argument("--decode", type=int, default=1, metavar="N", help="workers for what follows (default: 1)")
+    fleet.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill workers (default: 1)")
+    fleet.add_argument("--decode", type=int, default=1, metavar="N", help="decode workers (default: 1)")
     fleet.add_argument(
         "--workers",
         choices=["ray", "local"],
         default="ray" if "--serve" in sys.argv else "local",
-        help="ray: a process each (default with --serve); local: all in this process (default otherwise)",
+        help="ray: one process per worker (default with --serve); local: all in this process (default otherwise)",
     )
     for role in ("prefill", "decode"):
         fleet.add_argument(
             f"--{role}-options",
             type=role_options,
             metavar="NAME=VALUE,...",
-            help=f"for {role} workers in place of those for both: {', '.join(ROLE_OPTIONS)}",
+            help=f"options of {role} workers alone: {', '.join(ROLE_OPTIONS)}",
         )
-    fleet.add_argument("--ray-address", metavar="HOST:PORT", help="join this Ray cluster (default: one of our own)")
+    fleet.add_argument("--ray-address", metavar="HOST:PORT", help="join this Ray cluster (default: start one)")
     fleet.add_argument(
         "--hang-seconds",
         type=float,
@@ -49,5 +49,5 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=60,
         metavar="S",
-        help="how long requests wait if no worker is up (default: 60)",
+        help="fail requests that wait this long while no worker is up (default: 60)",
     )

@@ -1,4 +1,4 @@
-"""The bytes of pages, in the order in which they travel: pool by pool, layer by layer, page by page.
+"""The bytes of pages in the order of a transfer: pool by pool, layer by layer, page by page.
 
 Pools are tensors [layers, pages, ...], contiguous, on one device; a page number means the same in all of them.
 """
@@ -10,20 +10,21 @@ from torch import Tensor
 
 
 def check_pools(pools: Sequence[Tensor]) -> None:
-    """Raise ValueError for pools whose pages cannot travel together."""
+    """Raise ValueError for pools whose pages cannot be transferred together."""
     if not pools or any(pool.dim() < 2 or not pool.numel() or not pool.is_contiguous() for pool in pools):
-        raise ValueError("pools must be contiguous tensors [layers, pages, ...], one at least, and none of them empty")
+        raise ValueError("pools must be contiguous tensors [layers, pages, ...]: at least one, and none of them empty")
     if len({(pool.shape[1], pool.device) for pool in pools}) > 1:
         found = ", ".join(f"{pool.shape[1]} on {pool.device}" for pool in pools)
-        raise ValueError(f"pools must have the same number of pages, on one device, not {found}")
+        raise ValueError(f"pools must have the same number of pages on the same device, not {found}")
 
 
 def layout(pools: Sequence[Tensor]) -> list[str]:
-    """What must agree between sender and receiver: for each pool its dtype, layers and shape of a page in a layer."""
+    """Return what must agree between sender and receiver: each pool's dtype, layers, and shape of a page in a layer."""
     return [f"{pool.dtype} {[pool.shape[0], *pool.shape[2:]]}" for pool in pools]
 
 
 def bytes_of(pools: Sequence[Tensor], pages: Sequence[int]) -> int:
+    """Return the bytes of these pages in all pools."""
     return sum(pool[:, 0].nbytes for pool in pools) * len(pages)
 
 
@@ -32,7 +33,7 @@ def on_host(pools: Sequence[Tensor]) -> bool:
 
 
 def page_views(pools: Sequence[Tensor], pages: Sequence[int]) -> list[memoryview]:
-    """The memory of pages on the CPU, to read or to write; neighbouring pages are one piece."""
+    """Return views of the memory of pages on the CPU, to read or to write; neighbouring pages are one view."""
     runs = page_runs(pages)
     pieces = []
     for pool in pools:
@@ -44,7 +45,7 @@ def page_views(pools: Sequence[Tensor], pages: Sequence[int]) -> list[memoryview
 
 
 def page_runs(pages: Sequence[int]) -> list[tuple[int, int]]:
-    """(first page, one after the last) of each run of ascending neighbours: [7, 8, 9, 3] is (7, 10), (3, 4)."""
+    """Return (first page, one after the last) of each ascending run: (7, 10), (3, 4) for [7, 8, 9, 3]."""
     runs: list[tuple[int, int]] = []
     for page in pages:
         if runs and runs[-1][1] == page:
@@ -55,13 +56,13 @@ def page_runs(pages: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def staged_views(pools: Sequence[Tensor], pages: Sequence[int]) -> list[memoryview]:
-    """A copy of the pages in host memory, one piece for each pool."""
+    """Copy the pages to host memory, and return one view for each pool."""
     copies = (pool.view(*pool.shape[:2], -1)[:, list(pages)].cpu() for pool in pools)
     return [memoryview(copy.flatten().view(torch.uint8).numpy()) for copy in copies]
 
 
 def unpack(staged: Tensor, pools: Sequence[Tensor], pages: Sequence[int]) -> None:
-    """Copy host memory, uint8 and in the order of travel, into the pages; return when the device has done so."""
+    """Copy host memory, uint8 in the order of a transfer, into the pages; return when the device has done so."""
     start = 0
     for pool in pools:
         count = bytes_of([pool], pages)

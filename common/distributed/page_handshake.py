@@ -1,4 +1,4 @@
-"""The messages between receiver and sender before and after the pages' bytes.
+"""The handshake of a page transfer: the messages before and after the bytes of the pages.
 
     receiver                                      sender
                                               <-  nonce
@@ -7,10 +7,10 @@
                                               <-  the bytes of the pages
                                               <-  proof, if the offer still stood after the last byte
 
-A proof is an HMAC-SHA256 with the ticket's secret over a label and all messages before it, the bytes of the pages left
-out. So each side knows that the other one holds the secret, which never travels, and that no earlier connection is
-replayed. The pages are not encrypted, and not protected from a stranger who can change packets under way: between
-machines that share no private network, put a tunnel under it.
+A proof is an HMAC-SHA256 with the ticket's secret over a label and all messages before it, without the bytes of the
+pages. So each side knows that the other one holds the secret, which never travels, and that no earlier connection is
+replayed. The pages are neither encrypted nor protected from an attacker who can change packets: between machines
+without a common private network, use a tunnel.
 """
 
 import hmac
@@ -23,12 +23,12 @@ from .interruptible_socket import InterruptibleSocket
 
 NONCE_BYTES, PROOF_BYTES = 16, 32
 MAX_KEY_BYTES, MAX_ANSWER_BYTES = 1024, 1 << 16
-REQUEST = Struct(f"!{NONCE_BYTES}sIIH")  # nonce, pages to skip, pages, bytes of the key, which follows
-LENGTH = Struct("!I")  # bytes of the answer, which follows
+REQUEST = Struct(f"!{NONCE_BYTES}sIIH")  # nonce, pages to skip, pages, bytes of the key; then the key
+LENGTH = Struct("!I")  # bytes of the answer; then the answer
 
 
 class Ticket(NamedTuple):
-    """Where pages can be fetched, and the secret that gives the right to. It must reach the receiver in confidence."""
+    """The address and the secret with which pages can be fetched. Only the receiver may see it."""
 
     host: str
     port: int
@@ -37,14 +37,14 @@ class Ticket(NamedTuple):
 
 
 class Handshake:
-    """One side's part. A method raises OSError if the connection fails or the other side does not prove itself."""
+    """One side of the handshake. Methods raise OSError if the connection fails or the other side's proof is wrong."""
 
     def __init__(self, connection: InterruptibleSocket, secret: bytes):
         self.connection, self.secret = connection, secret
         self.transcript = b""
 
     def ask(self, key: str, skip: int, count: int) -> dict:
-        """The receiver asks for `count` pages after the first `skip`; return what the sender answers."""
+        """Receiver: ask for `count` pages after the first `skip`; return the sender's answer."""
         self.transcript += self.connection.read(NONCE_BYTES)
         name = key.encode()
         request = REQUEST.pack(secrets.token_bytes(NONCE_BYTES), skip, count, len(name)) + name
@@ -60,11 +60,11 @@ class Handshake:
         return json.loads(answer)
 
     def expect_completion(self) -> None:
-        """The receiver has the last byte; return if the sender proves that the pages were on offer until then."""
+        """Receiver, after the last byte: return if the sender proves that the offer still stood."""
         self._verify("complete")
 
     def hear(self) -> tuple[str, int, int]:
-        """The sender challenges the receiver; return the key, the pages to skip, and the number of pages to send."""
+        """Sender: challenge the receiver; return the key, the pages to skip, and the number of pages to send."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         self.connection.write([nonce])
         request = self.connection.read(REQUEST.size)
@@ -77,14 +77,14 @@ class Handshake:
         return name.decode(), skip, count
 
     def reply(self, answer: dict) -> None:
-        """The sender answers a request that it has heard."""
+        """Sender: answer the request that `hear` has returned."""
         text = json.dumps(answer).encode()
         message = LENGTH.pack(len(text)) + text
         self.transcript += message
         self.connection.write([message, self._proof("answer")])
 
     def complete(self) -> None:
-        """The sender has sent the last byte, and the pages were on offer until then."""
+        """Sender, after the last byte: prove that the offer still stood."""
         self.connection.write([self._proof("complete")])
 
     def _proof(self, label: str) -> bytes:

@@ -1,8 +1,9 @@
 """A worker of stage 08 whose model several ranks share (common/parallel/shard.py): every rank runs the same worker.
 
-Rank 0 has the mailbox. It tells the others what it reads and when it takes a turn, and then all do the same with their
-own part of every page. Only one thing could differ between ranks: when pages have arrived. So ranks ask each other, and
-a transfer is done when it is done on all of them. Each rank fetches its part from the rank of its own number.
+Rank 0 has the mailbox. It forwards the messages that it reads and the turns that it takes, and all ranks then do the
+same with their own part of every page. Only one thing could differ between ranks: when pages arrive. So ranks ask each
+other, and a transfer is done when it is done on all of them. Each rank fetches its part from the sender's rank of the
+same number.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from ..parallel.ranks import Ranks
 from ..parallel.shard import Shard
 
 FAILED, PENDING, DONE = 0, 1, 2
-POLL_SECONDS = 0.002  # an idle rank 0 does not hear when another rank's pages have arrived, and looks this often
+POLL_SECONDS = 0.002  # an idle rank 0 is not notified when another rank's pages arrive, so it polls
 
 
 class RankedTransport:
@@ -47,7 +48,7 @@ class RankedTransport:
 
 
 class RankedTransfer:
-    """One rank's part of a transfer, which ends as the others' parts do."""
+    """One rank's part of a transfer, which succeeds or fails together with the parts of all ranks."""
 
     def __init__(self, transfer, shard: Shard, device: torch.device):
         self.transfer, self.ranks, self.device = transfer, shard.ranks, device
@@ -61,7 +62,10 @@ class RankedTransfer:
         return self.transfer.seconds
 
     def done(self) -> bool:
-        """As for every transfer; all ranks have to ask at the same time, and get the same answer."""
+        """Return whether all parts have arrived; raise ConnectionError if one has failed.
+
+        All ranks must call this at the same time, and get the same result.
+        """
         reason = "another rank's part has failed"
         try:
             state = DONE if self.transfer.done() else PENDING
@@ -81,7 +85,7 @@ class RankedTransfer:
 
 
 class OnAllRanks:
-    """Rank 0's worker, which has the others do what it does. Attributes are those of the worker."""
+    """Rank 0's worker, with calls forwarded to all other ranks. All other attributes are those of the worker."""
 
     def __init__(self, worker, ranks: Ranks):
         self._worker, self._ranks = worker, ranks
@@ -94,7 +98,7 @@ class OnAllRanks:
 
     def turn(self, heartbeat: bool = False):
         report = self._do("turn", heartbeat)
-        if report.gains:  # ranks that sample differently would go on with the pages of different texts
+        if report.gains:  # ranks that sample different tokens would compute K and V of different texts
             self._ranks.tell("agree", "gains", [gain[:3] for gain in report.gains])
         return report
 

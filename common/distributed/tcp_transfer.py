@@ -1,4 +1,4 @@
-"""One transfer of pages over TCP, as the receiver sees it."""
+"""The receiver's side of one transfer of pages over TCP."""
 
 import logging
 import socket
@@ -9,18 +9,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..errors import counted
 from .interruptible_socket import InterruptibleSocket
 from .page_bytes import bytes_of, layout, on_host, page_views, unpack
 from .page_handshake import Handshake, Ticket
 
-TRANSFER_SECONDS = 20.0  # the deadline of a transfer, and beyond it
-MIN_BYTES_PER_SECOND = 10e6  # what its bytes take at this rate
+TRANSFER_SECONDS = 20.0  # a transfer's deadline is this time
+MIN_BYTES_PER_SECOND = 10e6  # plus the time of its bytes at this rate
 
 logger = logging.getLogger(__name__)
 
 
 class TcpTransfer:
-    """Pages on their way into reserved ones. `bytes` and `seconds` are known once it is done."""
+    """Fetch pages into reserved ones. `bytes` is known from the start, `seconds` when the transfer has ended."""
 
     def __init__(
         self,
@@ -36,12 +37,12 @@ class TcpTransfer:
         self._connection: InterruptibleSocket | None = None
         self._cancelled = False
         self._complete = False  # the only sign of success
-        self._reason = ""  # of a failure
+        self._reason = ""  # for a failure
         self._ended = threading.Event()
         self._lock = threading.Lock()  # for `_connection` and `_cancelled`, and for ending once
 
     def done(self) -> bool:
-        """Whether every byte is in its place; raise ConnectionError, with the reason, if that will never be so."""
+        """Return whether every byte is in its place. Raise ConnectionError with the reason of a failed transfer."""
         if not self._ended.is_set():
             return False
         if self._complete:
@@ -50,11 +51,11 @@ class TcpTransfer:
         raise ConnectionError(f"the pages of {key!r} did not arrive from {host}:{port}: {self._reason}")
 
     def wait(self, seconds: float) -> None:
-        """Return when the transfer has succeeded or failed, after this many seconds at most."""
+        """Return when the transfer has succeeded or failed, or after this many seconds."""
         self._ended.wait(seconds)
 
     def cancel(self) -> None:
-        """End the transfer; return when nothing will be written to the reserved pages any more."""
+        """End the transfer; after the return nothing writes to the reserved pages."""
         with self._lock:
             self._cancelled = True
             connection = self._connection
@@ -70,13 +71,13 @@ class TcpTransfer:
             with self._open() as connection:
                 self._fetch(connection)
             self.end(None)
-        except BaseException as error:  # whatever it is, the pages are not complete
+        except BaseException as error:  # after any error the pages are incomplete
             self.end(error)
             if not isinstance(error, OSError):
                 logger.exception("pages could not be fetched")
 
     def end(self, error: BaseException | None) -> None:
-        """Record failure, or success without an error, and call `on_done`. Only the first call counts."""
+        """Record the failure, or success if `error` is None, and call `on_done`. Later calls do nothing."""
         with self._lock:
             if self._ended.is_set():
                 return
@@ -118,13 +119,15 @@ class TcpTransfer:
         if answer["layout"] != layout(self.pools):
             raise ConnectionError(f"the sender's pools are {answer['layout']}, the receiver's {layout(self.pools)}")
         if answer["pages"] != len(self.pages):
-            raise ConnectionError(f"the sender has {answer['pages']} pages to send, the receiver {len(self.pages)}")
+            offered, reserved = counted(answer["pages"], "page"), len(self.pages)
+            raise ConnectionError(f"the sender has {offered} to send, the receiver has reserved {reserved}")
 
 
 def allowed_seconds(count: int) -> float:
-    """How long a transfer of this many bytes may take, on either side."""
+    """Return the most seconds that a transfer of `count` bytes may take, on either side."""
     return TRANSFER_SECONDS + count / MIN_BYTES_PER_SECOND
 
 
 def family_of(host: str) -> socket.AddressFamily:
+    """Return the address family of a numeric address or a name; names are looked up as IPv4."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET

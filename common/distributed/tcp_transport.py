@@ -1,11 +1,11 @@
-"""The contents of K/V pages travel between processes over TCP, on one machine or several.
+"""Send the contents of K/V pages from process to process over TCP, on one machine or several.
 
 The sender offers pages under a key (`send`) and hands out a ticket. A receiver with the ticket, and with reserved pages
 of its own, fetches the contents straight into them (`receive`), while both processes go on computing. The offer stands
-until the sender withdraws it (`abort`): if the receiver dies halfway, another one fetches the same pages again.
+until the sender withdraws it (`abort`): if the receiver dies halfway, another one can fetch the same pages again.
 
 On the CPU bytes go from the pages to the socket and from the socket to the pages; pages on a GPU pass through host
-memory. Production engines move them from GPU to GPU, by RDMA or NVLink (NIXL, Mooncake).
+memory. Production engines copy them from GPU to GPU, by RDMA or NVLink (NIXL, Mooncake).
 """
 
 import logging
@@ -18,33 +18,36 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from ..errors import counted, shortened
 from .interruptible_socket import InterruptibleSocket
 from .page_bytes import bytes_of, check_pools, layout, on_host, page_views, staged_views
 from .page_handshake import MAX_KEY_BYTES, Handshake, Ticket
 from .tcp_transfer import TcpTransfer, allowed_seconds, family_of
 
-MAX_CONNECTIONS = 128  # accepted at once, strangers included; each has a thread and a descriptor
-MAX_FETCHES = 16  # transfers that one transport receives at once, each with a thread; the others wait their turn
+MAX_CONNECTIONS = 128  # open at once, those without a proof included; each has a thread and a descriptor
+MAX_FETCHES = 16  # transfers that one transport receives at once, each on a thread; later ones are queued
 HANDSHAKE_SECONDS = 5.0  # from accepting a connection to its proof; a receiver needs milliseconds
-CROWDED_SECONDS = 1.0  # what is left of it once another connection waits for one of MAX_CONNECTIONS to end
-ACCEPT_PAUSE_SECONDS = 0.1  # after an error, such as having no descriptors left: they may be back then
+CROWDED_SECONDS = 1.0  # what is left of HANDSHAKE_SECONDS while another connection waits for a place
+ACCEPT_PAUSE_SECONDS = 0.1  # after an error that may pass, such as having no descriptors left
 
 logger = logging.getLogger(__name__)
 
 
 class TcpTransport:
-    """Offers pages of the registered pools to other processes, and fetches theirs. Any thread may call any method."""
+    """Offer pages of the registered pools to other processes, and fetch theirs. Any thread may call any method.
+
+    Listen on the address `host` only, on a port that the system chooses.
+    """
 
     def __init__(self, host: str = "127.0.0.1"):
-        """Listen on this address only, on a port that the system chooses."""
         self.pools: list[Tensor] = []
         self._secret = secrets.token_bytes(32)
         self._offers: dict[str, list[int]] = {}
-        self._connections: dict[InterruptibleSocket, list[int] | None] = {}  # what each is sent; None: no proof yet
+        self._connections: dict[InterruptibleSocket, list[int] | None] = {}  # the pages it gets; None: no proof yet
         self._queued: deque[TcpTransfer] = deque()
-        self._transfers: set[TcpTransfer] = set()  # that have not ended: queued or under way
+        self._transfers: set[TcpTransfer] = set()  # queued or running
         self._fetchers = 0
-        self._lock = threading.Condition()  # for all of these; a connection that leaves notifies
+        self._lock = threading.Condition()  # for all of these; notified when a connection ends
         listener = socket.create_server((host, 0), family=family_of(host))
         self.host, self.port = listener.getsockname()[:2]
         self._closing = threading.Event()
@@ -53,17 +56,17 @@ class TcpTransport:
         self._acceptor.start()
 
     def register(self, pools: Sequence[Tensor]) -> None:
-        """Take pages from these pools, and put them there: each [layers, pages, ...], contiguous, on the same device.
+        """Send pages from these pools, and receive into them: each [layers, pages, ...], contiguous, on one device.
 
-        A page number means the same in all of them. Raise ValueError for pools that are not like that.
+        A page number means the same in all of them. Raise ValueError for other pools.
         """
         check_pools(pools)
         self.pools = list(pools)
 
     def send(self, key: str, pages: Sequence[int]) -> Ticket:
-        """Offer these pages until `abort(key)`; they must not change before. An older offer of the key is withdrawn."""
+        """Offer these pages until `abort(key)`; they must not change before. Withdraw an older offer of the key."""
         if len(key.encode()) > MAX_KEY_BYTES:
-            raise ValueError(f"the key {key[:20]!r}... has more than {MAX_KEY_BYTES} bytes: use a shorter one")
+            raise ValueError(f"the key {shortened(key)} has more than {MAX_KEY_BYTES} bytes: use a shorter one")
         pages = self._existing(pages)
         self.abort(key)
         with self._lock:
@@ -73,9 +76,9 @@ class TcpTransport:
     def receive(
         self, ticket: Ticket, skip: int, pages: Sequence[int], on_done: Callable[[], None] | None = None
     ) -> TcpTransfer:
-        """Start to fetch the offered pages, except for the first `skip`, into `pages`, in this order.
+        """Start fetching the offered pages after the first `skip` into `pages`, in this order.
 
-        `on_done` is called once, from any thread, when the transfer has succeeded or failed.
+        Call `on_done` once, from any thread, when the transfer has succeeded or failed.
         """
         transfer = TcpTransfer(self.pools, ticket, skip, self._existing(pages), on_done)
         with self._lock:
@@ -93,7 +96,7 @@ class TcpTransport:
         return transfer
 
     def abort(self, key: str) -> None:
-        """Withdraw an offer; unknown keys are ignored. The pages may change afterwards."""
+        """Withdraw an offer; ignore unknown keys. The pages may change afterwards."""
         with self._lock:
             if (offer := self._offers.pop(key, None)) is not None:
                 for connection, served in self._connections.items():
@@ -123,11 +126,11 @@ class TcpTransport:
         count = self.pools[0].shape[1] if self.pools else 0
         for page in pages:
             if not 0 <= page < count:
-                raise ValueError(f"there is no page {page}: the registered pools have {count} pages")
+                raise ValueError(f"there is no page {page}: the registered pools have {counted(count, 'page')}")
         return list(pages)
 
     def _fail_queued(self, error: Exception) -> None:
-        """A fetcher could not start: end the queued transfers, unless another fetcher will come to them."""
+        """After a fetcher could not start: fail the queued transfers, unless another fetcher is running."""
         with self._lock:
             self._fetchers -= 1
             failed = [] if self._fetchers else list(self._queued)
@@ -150,20 +153,20 @@ class TcpTransport:
                 self._transfers.discard(transfer)
 
     def _accept(self) -> None:
-        """On a thread: serve every connection on one of its own, until `close`. No error ends it."""
-        logged = ""  # the same trouble is logged once
+        """On a thread: start a thread for every connection, until `close`. No error ends the loop."""
+        logged = ""  # the last error, so that a repeated one is logged once
         with self._listener:
             while not self._closing.is_set():
                 try:
                     self._admit(InterruptibleSocket(self._listener.accept()))
                     logged = ""
-                except Exception as error:  # no descriptors, memory or threads left; or the peer is gone already
+                except Exception as error:  # no descriptors, memory or threads left, or the peer has gone
                     if not self._closing.wait(ACCEPT_PAUSE_SECONDS) and repr(error) != logged:
                         logged = repr(error)
                         logger.warning("%s:%s cannot accept connections, and retries: %s", self.host, self.port, logged)
 
     def _admit(self, connection: InterruptibleSocket) -> None:
-        """Start a thread for the connection once there is room; connections without a proof make room before long."""
+        """Start a thread for the connection once there is a place; shorten the deadlines of those without a proof."""
         with self._lock:
             while len(self._connections) >= MAX_CONNECTIONS and not self._closing.is_set():
                 for other, offer in self._connections.items():
@@ -197,13 +200,13 @@ class TcpTransport:
             self._dismiss(connection)
 
     def _answer(self, connection: InterruptibleSocket) -> None:
-        """Send the pages that the receiver asks for; raise OSError for a receiver that is slow, gone or a stranger."""
+        """Send the requested pages. Raise OSError for a receiver that is too slow, has gone, or has no valid proof."""
         handshake = Handshake(connection, self._secret)
         key, skip, count = handshake.hear()
         with self._lock:
             offer = self._connections[connection] = self._offers.get(key)
         if offer is None:
-            handshake.reply({"error": "they are not on offer: they were withdrawn, or never offered"})
+            handshake.reply({"error": "they are not on offer: withdrawn, or never offered"})
             return
         pages, pools = offer[skip:], self.pools
         handshake.reply({"layout": layout(pools), "pages": len(pages)})
@@ -211,6 +214,6 @@ class TcpTransport:
             return
         connection.deadline = time.monotonic() + allowed_seconds(bytes_of(pools, pages))
         connection.write(page_views(pools, pages) if on_host(pools) else staged_views(pools, pages))
-        # The pages may have been withdrawn, and overwritten, while they were read: then `abort` has stopped this
-        # connection, the last proof cannot be sent, and the receiver does not take the pages for complete.
+        # If the offer was withdrawn while the pages were read, they may have been overwritten. Then `abort` has stopped
+        # this connection, the last proof cannot be sent, and the receiver rejects the pages.
         handshake.complete()

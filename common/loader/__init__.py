@@ -1,8 +1,8 @@
-"""A name or a folder -> model, tokenizer and config, ready to run.
+"""Load a checkpoint, given by name or folder: model, tokenizer and config, ready to run.
 
 A checkpoint in Hugging Face format is a folder: `config.json` (sizes and options), `model.safetensors` (the weights,
 or an index and several shards), `tokenizer.json`, and `generation_config.json` (which tokens end a text). config.py
-reads the sizes, weights.py fills the model, device.py chooses where and in what type it runs.
+reads the sizes, weights.py fills the model, device.py chooses device and dtype.
 """
 
 import os
@@ -24,9 +24,9 @@ CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 
 @dataclass
 class Loaded:
-    """What every engine starts from. `tokenizer` is a transformers fast tokenizer, None where the source has none.
+    """The input of every engine. `tokenizer` is a transformers fast tokenizer, or None if the checkpoint has none.
 
-    `config` has the sizes of what is here: where `shard` is a part of the model, its numbers of heads.
+    `config` describes the part of the model in this process: if `shard` is not the whole, fewer heads.
     """
 
     model: Transformer
@@ -53,22 +53,22 @@ def load_model(
 
     name_or_path: None or "target" for the bundled checkpoint, "draft" for the smaller one that speculates for it, a
         folder, the name of a bundled config (with load_format="dummy"), or a Hugging Face Hub id.
-    device, dtype: see `choose_device`. fused: whether with the kernels of common/gpu/fused.py, see `choose_model`.
+    device, dtype: see `choose_device`. fused: whether to use the kernels of common/gpu/fused.py, see `choose_model`.
     load_format: "auto" reads the weights; "dummy" fills the model with random ones from the config alone, so that a
         real size can be timed where nothing can be downloaded.
-    shard: which part of the model, for one of the processes that share it.
+    shard: the part of the model to load, for a process that shares it with others.
 
-    Raises FileNotFoundError or ValueError, one sentence with the file and the field or tensor that is at fault.
+    Raise FileNotFoundError or ValueError, one sentence with the file and the field or tensor at fault.
     """
     if load_format not in ("auto", "dummy"):
-        raise ValueError(f"load_format={load_format!r} is not known; known are 'auto' and 'dummy'")
+        raise ValueError(f"load_format={load_format!r} is unknown: use 'auto' or 'dummy'")
     device, dtype, _ = choose_device(device, dtype)
     folder = find_checkpoint(name_or_path, with_weights=load_format == "auto")
     config = read_config(folder)
     tokenizer = load_tokenizer(folder)
     eos_token_ids = read_eos_token_ids(folder)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
-        eos_token_ids |= {tokenizer.eos_token_id}  # a chat checkpoint may name its end of turn here alone
+        eos_token_ids |= {tokenizer.eos_token_id}  # some chat checkpoints name their end of turn only here
     model = empty_model(config, device, dtype, shard)
     if load_format == "auto":
         copy_weights(model, folder, shard)
@@ -80,7 +80,7 @@ def load_model(
 
 
 def find_checkpoint(name: str | os.PathLike | None, with_weights: bool) -> Path:
-    """The folder that `load_model`'s name stands for, downloaded if need be (HF_HUB_OFFLINE=1: from the cache only)."""
+    """Return the folder of a name as in `load_model`, downloading it if necessary (HF_HUB_OFFLINE=1: cache only)."""
     if name in (None, "target", "draft"):
         return CHECKPOINTS / (name or "target")
     folder = Path(name).expanduser()
@@ -90,7 +90,9 @@ def find_checkpoint(name: str | os.PathLike | None, with_weights: bool) -> Path:
     bundled = configs.get(str(name).lower())
     if bundled is not None:
         if with_weights:
-            raise ValueError(f"{name} is bundled as a config without weights: load it with load_format='dummy'")
+            raise ValueError(
+                f"{name} is bundled as a config without weights: use load_format='dummy' (--load-format dummy)"
+            )
         return bundled
     from huggingface_hub import snapshot_download
 
@@ -101,16 +103,21 @@ def find_checkpoint(name: str | os.PathLike | None, with_weights: bool) -> Path:
         return Path(snapshot_download(str(name), allow_patterns=wanted, ignore_patterns=repeated))
     except Exception as error:  # no network, no such repository, no permission, not a valid id
         reason = first_sentence(error)
-        raise FileNotFoundError(f"{name}: no such folder, and the Hugging Face Hub gave none ({reason})") from error
+        raise FileNotFoundError(
+            f"{name}: no such folder, and no download from the Hugging Face Hub ({reason})"
+        ) from error
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The folder's transformers fast tokenizer, or None if it has no tokenizer files."""
+    """Return the folder's transformers fast tokenizer, or None if it has no tokenizer files."""
     if not any((folder / file).exists() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         return None
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # what transformers raises here differs from one version to the next
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # transformers raises different types in different versions
         raise ValueError(f"{folder}: the tokenizer cannot be read ({first_sentence(error)})") from error
+    # transformers would warn of prompts longer than the context, which engines refuse with an error.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    return tokenizer

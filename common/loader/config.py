@@ -1,10 +1,10 @@
-"""config.json of a Hugging Face checkpoint -> ModelConfig, or one sentence that says what cannot be served.
+"""Read config.json of a Hugging Face checkpoint into a ModelConfig, and refuse what common/model.py cannot run.
 
 `transformers` parses the file: it knows every older spelling of a field (`rope_scaling`, `rope_theta`, `type`) and
-every family's defaults. What is left to do here is to refuse. A checkpoint that asks for something `common/model.py`
-does not do would still load, run, and answer a little wrong; that is the worst failure a server can have, so every
-such option is named and refused. Production engines keep a registry of model classes instead (vLLM's `ModelRegistry`)
-and refuse what no class claims.
+every family's defaults. This module refuses. A checkpoint with an option that `common/model.py` does not implement
+would still load, run, and answer slightly wrong, the worst failure a server can have. So every such option is refused
+by name. Production engines keep a registry of model classes instead (vLLM's `ModelRegistry`) and refuse architectures
+that are not in it.
 """
 
 import json
@@ -13,14 +13,14 @@ from pathlib import Path
 from ..model import ModelConfig
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-# rope_type -> the numbers it cannot do without, beside rope_theta
+# rope_type -> the numbers that it needs, beside rope_theta
 ROPE_TYPES = {
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
-SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # those that vLLM takes, too
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # the same as in vLLM
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -33,7 +33,7 @@ SIZES = (
 
 
 def read_json(path: Path) -> dict:
-    """The object in a JSON file. FileNotFoundError if there is no such file, ValueError if it holds no JSON object."""
+    """Return the object in a JSON file. Raise FileNotFoundError without the file, ValueError without an object."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     try:
@@ -41,15 +41,15 @@ def read_json(path: Path) -> dict:
     except ValueError as error:
         raise ValueError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: holds a JSON {type(value).__name__}, not an object")
+        raise ValueError(f"{path}: contains a JSON {type(value).__name__}, not an object")
     return value
 
 
 def read_eos_token_ids(folder: Path) -> frozenset[int]:
-    """The tokens that end a text, empty if no file names any; ValueError for anything but token ids.
+    """Return the tokens that end a text, empty if no file names any. Raise ValueError for anything but token ids.
 
-    Chat checkpoints have several and list them in generation_config.json, so that file is asked first. The raw files
-    are read because transformers would answer with a family's default where config.json names none.
+    Chat checkpoints have several and list them in generation_config.json, so that file comes first. Read the raw files:
+    if config.json names none, transformers would return the family's default.
     """
     for path in (folder / "generation_config.json", folder / "config.json"):
         ids = read_json(path).get("eos_token_id") if path.exists() else None
@@ -62,23 +62,23 @@ def read_eos_token_ids(folder: Path) -> frozenset[int]:
 
 
 def read_sampling_defaults(folder: Path) -> dict[str, float]:
-    """What a checkpoint's authors recommend in generation_config.json, for requests that do not say otherwise."""
+    """Return the sampling parameters that generation_config.json recommends, for requests that give none."""
     path = folder / "generation_config.json"
     given = read_json(path) if path.exists() else {}
     return {name: given[name] for name in SAMPLING_DEFAULTS if given.get(name) is not None}
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The ModelConfig of `folder/config.json`. FileNotFoundError or ValueError, one sentence with the file's path."""
+    """Return the ModelConfig of `folder/config.json`. Raise FileNotFoundError or ValueError with the file's path."""
     path = folder / "config.json"
-    # Asked of the file itself, since transformers answers an unknown model type with a page of advice.
+    # Read from the raw file: for an unknown model type, transformers raises a page of advice.
     model_type = read_json(path).get("model_type")
     require(model_type in MODEL_TYPES, path, "model_type", model_type, ", ".join(MODEL_TYPES))
     from transformers import AutoConfig
 
     try:
         hf_config = AutoConfig.from_pretrained(folder)
-    except Exception as error:  # what transformers raises here differs from one version to the next
+    except Exception as error:  # transformers raises different types in different versions
         raise ValueError(f"{path}: not accepted by transformers ({first_sentence(error)})") from error
     return model_config(hf_config, str(path))
 
@@ -86,7 +86,7 @@ def read_config(folder: Path) -> ModelConfig:
 def model_config(hf_config, where: str = "config.json") -> ModelConfig:
     """Translate a transformers configuration of one of MODEL_TYPES.
 
-    ValueError, one sentence that begins with `where` and names the field, for whatever `common/model.py` does not do.
+    Raise ValueError, one sentence with `where` and the field, for anything that common/model.py does not implement.
     """
 
     def check(holds: bool, field: str, value, supported: str) -> None:
@@ -105,7 +105,7 @@ def model_config(hf_config, where: str = "config.json") -> ModelConfig:
     check(not getattr(hf_config, "mlp_bias", False), "mlp_bias", True, "false")
     quantization = getattr(hf_config, "quantization_config", None)
     check(quantization is None, "quantization_config", quantization, "none: full-precision weights")
-    if family == "mistral":  # every layer has the window; it changes nothing where it spans the whole context
+    if family == "mistral":  # every layer has the window; it changes nothing if it spans the whole context
         window, context = hf_config.sliding_window, hf_config.max_position_embeddings
         check(window is None or window >= context, "sliding_window", window, f"null, or at least {context}")
     other_layers = sorted(set(getattr(hf_config, "layer_types", None) or ()) - {"full_attention"})
@@ -133,14 +133,14 @@ def model_config(hf_config, where: str = "config.json") -> ModelConfig:
 
 
 def context_length(hf_config, rope: dict) -> int:
-    """Tokens of the longest sequence. YaRN stretches the original context, whichever the file calls its own."""
+    """Return the context length in tokens. With YaRN it is the original one times the factor; files may name either."""
     if rope["rope_type"] == "yarn":
         return int(rope["original_max_position_embeddings"] * rope["factor"])
     return hf_config.max_position_embeddings
 
 
 def rope_parameters(hf_config, where: str) -> dict:
-    """The rotary parameters as `common.model.rope_frequencies` reads them; ValueError for what it does not do."""
+    """Return the rotary parameters for `common.model.rope_frequencies`. Raise ValueError for what it cannot compute."""
     rope = dict(hf_config.rope_parameters or {})
     per_layer = sorted(name for name, value in rope.items() if isinstance(value, dict))
     require(not per_layer, where, "rope_parameters", per_layer, "one set for all layers")
@@ -155,11 +155,11 @@ def rope_parameters(hf_config, where: str) -> dict:
 
 
 def require(holds: bool, where: Path | str, field: str, value, supported: str) -> None:
-    """Raise a ValueError of one sentence that names the file, the field, its value and what is supported instead."""
+    """Unless it holds, raise a ValueError that names the file, the field, its value and the supported values."""
     if not holds:
         raise ValueError(f"{where}: {field}={value!r} is not supported; supported is {supported}")
 
 
 def first_sentence(error: Exception) -> str:
-    """What a library's error says, on one line and without the advice that often follows."""
+    """Return the first sentence of a library's error, on one line and without the advice that often follows."""
     return " ".join(str(error).split()).partition(". ")[0].strip('".')

@@ -1,6 +1,8 @@
-"""Where a model runs, and in what type of number."""
+"""Choose the device and the dtype that a model runs with."""
 
 import torch
+
+from ..errors import counted
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -8,9 +10,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def choose_device(
     device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
 ) -> tuple[torch.device, torch.dtype, str]:
-    """The one place that decides where and in what type a model runs; the third result is the reason, to be printed.
+    """Return the device, the dtype, and one line for the user with both and the reasons.
 
-    "auto" is CUDA where there is one, in bfloat16, else the CPU in float32. ValueError for what cannot be had.
+    "auto" is CUDA in bfloat16 if a CUDA device is there, otherwise the CPU in float32. Raise ValueError for a device or
+    a dtype that is not available.
     """
     cuda = torch.cuda.is_available()
     if device == "auto":
@@ -20,14 +23,14 @@ def choose_device(
         try:
             device, device_reason = torch.device(device), "as asked"
         except (RuntimeError, TypeError) as error:
-            raise ValueError(f"device={device!r} is not a device; try 'auto', 'cpu', 'cuda' or 'cuda:1'") from error
+            raise ValueError(f"device={device!r} is not a device: use 'auto', 'cpu', 'cuda' or 'cuda:1'") from error
         count = torch.cuda.device_count()
         if device.type == "cuda" and (device.index or 0) >= count:
-            raise ValueError(f"device='{device}' was asked for, but the CUDA devices that torch sees here are {count}")
+            raise ValueError(f"device='{device}' is not available: torch sees {counted(count, 'CUDA device')} here")
     if dtype != "auto":
         dtype, dtype_reason = DTYPES.get(dtype, dtype), "as asked"
         if dtype not in DTYPES.values():
-            raise ValueError(f"dtype={dtype!r} is not supported; supported are auto, {', '.join(DTYPES)}")
+            raise ValueError(f"dtype={dtype!r} is not supported: use auto, {', '.join(DTYPES)}")
     elif device.type == "cuda":
         dtype, dtype_reason = torch.bfloat16, "half the bytes of float32, and native on CUDA"
     else:

@@ -1,11 +1,11 @@
-"""The weights of a checkpoint, from its files into the model.
+"""Copy the weights of a checkpoint from its files into the model.
 
-Loading is copying: the model is built without memory, its parameters are allocated once, on the device and in the type
-they will run in, and every tensor of the memory-mapped files is copied straight to its place. So the weights are in
-memory once; reading them all into a dictionary first, the obvious way, needs room for them twice.
+The model is built without memory, and its parameters are allocated once, on the device and in the dtype that they run
+with. Every tensor of the memory-mapped files is then copied straight into its parameter. So the weights are in memory
+once; the obvious way, to read them all into a dictionary first, needs room for them twice.
 
-Where several processes share a model (parallel/shard.py), each copies only its own part out of the mapped files, as
-with vLLM's `weight_loader`. Production engines add several threads, or GPUDirect Storage, that read the files at once.
+If several processes share a model (parallel/shard.py), each copies only its own part out of the mapped files, as with
+vLLM's `weight_loader`. Production engines add several threads, or GPUDirect Storage, that read the files at once.
 """
 
 import sys
@@ -22,12 +22,12 @@ from ..parallel.shard import WHOLE, Shard
 from .config import read_json
 from .device import DTYPES
 
-PROGRESS_BYTES = 10**9  # smaller models load before anyone wonders
+PROGRESS_BYTES = 10**9  # smaller models load within seconds, without a progress line
 
 
 def empty_model(config: ModelConfig, device: torch.device, dtype: torch.dtype, shard: Shard = WHOLE) -> Transformer:
-    """A model for inference whose parameters are uninitialised memory of `dtype` on `device`."""
-    with torch.device("meta"):  # shapes without memory, or PyTorch would allocate and initialise what is then replaced
+    """Build a model for inference whose parameters are uninitialised memory of `dtype` on `device`."""
+    with torch.device("meta"):  # shapes without memory: PyTorch would initialise weights that are replaced anyway
         model = shard.build(config)
     for name, parameter in list(model.named_parameters()):
         module, _, attribute = name.rpartition(".")
@@ -40,11 +40,11 @@ def empty_model(config: ModelConfig, device: torch.device, dtype: torch.dtype, s
 
 
 def allocate(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Uninitialised memory for one parameter.
+    """Return uninitialised memory for one parameter.
 
-    In float32 on a CPU, a matrix with more rows than columns is stored column by column. Decode multiplies it by one
+    In float32 on a CPU, store a matrix with more rows than columns column by column. Decode multiplies it by one
     vector, and BLAS then adds columns to a sum instead of taking a dot product for each of the many rows: measured up
-    to 2.5 times as fast, and no slower for many tokens. It stays a matrix of that shape to everybody who uses it.
+    to 2.5 times as fast, and no slower for many tokens. The tensor's shape stays the same.
     """
     if device.type == "cpu" and dtype == torch.float32 and len(shape) == 2 and shape[0] > shape[1]:
         return torch.empty(shape[::-1], dtype=dtype, device=device).t()
@@ -52,9 +52,9 @@ def allocate(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Ten
 
 
 def checkpoint_names(config: ModelConfig) -> list[tuple[str, str, slice]]:
-    """Where each tensor of a Hugging Face checkpoint lies in `Transformer`: (parameter name, tensor name, rows).
+    """Return (parameter name, tensor name, rows) for each tensor of a Hugging Face checkpoint.
 
-    The tensor is `parameter[rows]`, in either direction: loading copies it in, and a trainer that writes a checkpoint
+    The tensor is `parameter[rows]` of `Transformer`: loading copies it in, and a trainer that writes a checkpoint
     copies it out. Q, K and V are rows of one parameter here, and so are gate and up. A tied head is not listed.
     """
     q, kv, mlp = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.intermediate_size
@@ -88,7 +88,10 @@ def checkpoint_names(config: ModelConfig) -> list[tuple[str, str, slice]]:
 
 
 def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE) -> None:
-    """Fill the model from the folder's safetensors files; every tensor must be there, fit, and have a place."""
+    """Fill the model from the folder's safetensors files.
+
+    Raise ValueError or FileNotFoundError if a tensor is missing, has another shape, or belongs to no parameter.
+    """
     parameters = dict(model.named_parameters())
     places = {tensor: (name, parameters[name][rows]) for name, tensor, rows in checkpoint_names(model.config)}
     progress = Progress(sum(place.nbytes for _, place in places.values()))
@@ -101,25 +104,25 @@ def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE) -> None
             continue
         parameter, place = places.pop(name, (None, None))
         if place is None:
-            raise ValueError(f"{path}: tensor {name} has no place in the model that config.json describes")
+            raise ValueError(f"{path}: tensor {name} belongs to no parameter of the model that config.json describes")
         whole_shape = shard.whole_shape(parameter, place.shape, model.config)
         if tensor.shape != whole_shape:
             shapes = f"{tuple(tensor.shape)}, but config.json makes it {tuple(whole_shape)}"
             raise ValueError(f"{path}: tensor {name} has shape {shapes}")
         if tensor.dtype not in DTYPES.values():
             raise ValueError(f"{path}: tensor {name} is {tensor.dtype}; supported are {', '.join(DTYPES)}")
-        place.copy_(shard.part(parameter, tensor))  # converts and moves on the way
+        place.copy_(shard.part(parameter, tensor))  # converts to the parameter's dtype and device
         progress.add(place.nbytes)
     if places:
         missing, more = next(iter(places)), f" (and {len(places) - 1} more)" if len(places) > 1 else ""
         raise ValueError(f"{folder}: the checkpoint has no tensor {missing}{more}")
     if tied_head is not None and not same_values(tied_head[1], model.head.weight):
-        # A second copy of the embedding is harmless; other values mean that config.json is wrong about its checkpoint.
+        # A second copy of the embedding is harmless; other values mean that config.json does not fit its checkpoint.
         raise ValueError(f"{tied_head[0]}: lm_head.weight is not the embedding, but config.json says they are tied")
 
 
 def stored_tensors(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
-    """(file, name, tensor) for all weights in the folder; a tensor is a view of the mapped file, not a copy."""
+    """Yield (file, name, tensor) for all weights in the folder; a tensor is a view of the mapped file, not a copy."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
         paths = [single]
@@ -144,15 +147,15 @@ def stored_tensors(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
 
 
 def same_values(stored: Tensor, loaded: Tensor, rows: int = 4096) -> bool:
-    """Whether `loaded[V, hidden_size]` holds `stored` converted; in blocks of rows, since a vocabulary is large."""
+    """Return whether `loaded[V, hidden_size]` is `stored` converted; compare blocks of rows, since V is large."""
     blocks = zip(stored.split(rows), loaded.split(rows), strict=False)
     return stored.shape == loaded.shape and all(torch.equal(a.to(b), b) for a, b in blocks)
 
 
 def randomize_weights(model: Transformer, shard: Shard = WHOLE) -> None:
-    """The same random weights each time: norms 1, all else normal with a standard deviation of 0.02.
+    """Fill the model with weights from a fixed seed: norms 1, all others normal with a standard deviation of 0.02.
 
-    A shard is the part of the very same model: parameter by parameter, the whole is made and the part kept.
+    A shard is a part of the same model: for each parameter, draw the whole and keep the part.
     """
     parameters = dict(model.named_parameters())
     progress = Progress(sum(parameter.nbytes for parameter in parameters.values()))
@@ -171,7 +174,7 @@ def randomize_weights(model: Transformer, shard: Shard = WHOLE) -> None:
 
 
 class Progress:
-    """For models that take a while: bytes done and seconds, on one line of stderr that is rewritten on a terminal."""
+    """Report bytes done and seconds for large models, on one line of stderr that a terminal rewrites."""
 
     def __init__(self, total: int):
         self.total, self.done, self.start = total, 0, time.monotonic()

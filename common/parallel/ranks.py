@@ -1,10 +1,10 @@
-"""The processes of tensor parallelism: how they start, what they are told, and how they end together.
+"""Start the processes of tensor parallelism, send them commands, and end them together.
 
-Rank 0 is the caller's process. It starts the others, which load their own parts of the model (shard.py) and then do
-what they are told (engine.py). The tensors that meet inside a layer go through torch.distributed: over NCCL
-on CUDA, over gloo on the CPU. Commands go through a pipe to each process and not through a collective: a rank may wait
-for the next one for days, which a collective would take for a failure; and the pipe's end tells it that rank 0 is gone,
-however that came about.
+Rank 0 is the caller's process. It starts the others, which load their own parts of the model (shard.py) and then run
+the commands of rank 0 (engine.py). Tensors inside a layer go through torch.distributed: over NCCL on CUDA, over gloo on
+the CPU. Commands go to each process through a pipe and not through a collective. A rank may wait for the next command
+for days, which a collective would take for a failure; and the end of the pipe tells the rank that rank 0 is gone, for
+whatever reason.
 
 Production engines have this shape (vLLM's multiprocessing executor, SGLang's scheduler on each GPU). They send commands
 through shared memory, and start ranks on other machines too.
@@ -26,26 +26,27 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..errors import counted
 from ..loader import load_model
 from ..loader.device import choose_device
 from ..stages import ROOT
 from .shard import Shard
 
-MEETING_SECONDS = 60.0  # a rank that keeps the others waiting for so long in a collective hangs
-NOTICING_SECONDS = 2.0  # from the end of a connection to the news of its reason
+COLLECTIVE_SECONDS = 60.0  # a rank that keeps the others waiting in a collective for longer counts as hung
+NOTICING_SECONDS = 2.0  # from a broken connection until `_listen` knows the reason
 LEAVING_SECONDS = 5.0  # for a rank to end by itself
 FOLLOW = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from common.parallel.engine import follow; follow()"
 
 
 class RankLost(ConnectionError):
-    """A rank has ended or failed. Nothing more can be computed, and all others have been ended too."""
+    """A rank has ended or failed. All other ranks have been ended too, and nothing more can be computed."""
 
 
 class Ranks:
-    """`count` processes that share a model, this one among them; arguments otherwise as for `load_model`.
+    """Start `count` processes that share a model, this one included; other arguments as for `load_model`.
 
-    On CUDA rank r has cuda:r; on a CPU each has its share of the cores. ValueError for what cannot be had. There is one
-    at a time in a process. It ends with `close`, or with the process, and after a RankLost.
+    On CUDA rank r uses cuda:r; on a CPU each rank has its share of the cores. Raise ValueError if the machine has too
+    few GPUs, or if this process has ranks already. The ranks end with `close`, with this process, or after a RankLost.
     """
 
     def __init__(
@@ -58,11 +59,11 @@ class Ranks:
         load_format: str = "auto",
     ):
         if dist.is_initialized():
-            raise ValueError("this process shares a model with other ranks already: end that first")
+            raise ValueError("this process has ranks already: close their engine first")
         self.count = count
-        self.device, self.dtype, self.threads = place(count, device, dtype)
+        self.device, self.dtype, self.threads = choose_place(count, device, dtype)
         self.failure: str | None = None
-        self._known = threading.Event()  # that there is a failure
+        self._failed = threading.Event()  # set with `failure`
         self._ending = False
         self._lock = threading.Lock()
         self._threads_before = torch.get_num_threads()
@@ -75,10 +76,10 @@ class Ranks:
             for rank in range(1, count):
                 self._start(rank)
                 self._send(rank, "join", rank, count, store.port, self._device_of(rank), model, self.threads)
-            use_threads(self.threads)  # from here on: the others load at the same time
+            use_threads(self.threads)  # the others load at the same time
             self.loaded = load_model(**model, device=self._device_of(0), shard=Shard(0, count))
-            self.answers()  # all have loaded, and nobody waits for long when they meet
-            meet(store, self.loaded.shard, self.loaded.device)
+            self.answers()  # wait until all have loaded: joining the group has a short deadline
+            join_group(store, self.loaded.shard, self.loaded.device)
         except BaseException:
             self.close()
             raise
@@ -91,38 +92,39 @@ class Ranks:
         return f"ranks={self.count} (a process with {threads} each, over gloo)"
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Has every other rank do this; see Follower. RankLost if one is gone."""
+        """Send a command to every other rank; see Follower. Raise RankLost if one is gone."""
         with self.in_step():
             for rank in range(1, self.count):
                 self._send(rank, method, *arguments)
 
     def answers(self) -> list[Any]:
-        """What the others answer, in the order of ranks, once all have. RankLost if one is gone, or fails meanwhile."""
+        """Wait for an answer of every other rank, and return them in order. Raise RankLost if one is gone or fails."""
         found = [answers.get() for answers in self._answers]
         self._raise_failure()
         return found
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Around what all ranks do at the same time. An exception ends them, Ctrl-C too: nobody knows how far they are.
+        """Wrap what all ranks do at the same time.
 
-        RankLost if another rank was the reason, or does not come to a collective.
+        An exception, Ctrl-C included, ends all ranks, since they may have stopped at different places. Raise RankLost
+        if another rank was the reason, or does not reach a collective.
         """
         try:
             yield
         except BaseException as error:
-            if isinstance(error, RuntimeError):  # a collective notices that a process has ended before its watcher does
-                self._known.wait(NOTICING_SECONDS)
+            if isinstance(error, RuntimeError):  # a collective notices an ended process before its `_listen` does
+                self._failed.wait(NOTICING_SECONDS)
             lost = self.failure is not None or isinstance(error, RuntimeError)
             self._fail(f"rank 0 could not end its step: {error!r}")
-            # A ValueError says what is wrong with what was asked for. All ranks raise it, and another may be sooner.
+            # A ValueError is about the arguments. All ranks raise it, and another rank may be the first.
             if lost and isinstance(error, Exception) and not isinstance(error, (ValueError, RankLost)):
                 raise RankLost(self.failure) from error
             raise
         self._raise_failure()
 
     def close(self) -> None:
-        """Ends all ranks. Once more is harmless."""
+        """End all ranks. Calling it again is harmless."""
         atexit.unregister(self.close)
         if self._ending:
             return
@@ -135,7 +137,7 @@ class Ranks:
                 process.kill()
         if dist.is_initialized():
             if not orderly and self.device.type == "cuda":
-                dist.group.WORLD.abort()  # or it would wait for those who do not come
+                dist.group.WORLD.abort()  # or destroying the group would wait for ranks that have ended
             dist.destroy_process_group()
         for process in self._followers:
             try:
@@ -155,7 +157,7 @@ class Ranks:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | threads,
-            start_new_session=True,  # Ctrl-C is for rank 0, which ends the others
+            start_new_session=True,  # so that Ctrl-C reaches only rank 0, which ends the others
         )
         self._followers.append(process)
         self._answers.append(SimpleQueue())
@@ -169,12 +171,12 @@ class Ranks:
             pickle.dump((method, arguments), pipe)
             pipe.flush()
         except OSError as error:
-            self._known.wait(NOTICING_SECONDS)
-            self._fail(f"rank {rank} does not listen any more ({error})")
+            self._failed.wait(NOTICING_SECONDS)
+            self._fail(f"rank {rank} no longer reads its commands ({error})")
             raise RankLost(self.failure) from error
 
     def _listen(self, rank: int, process: subprocess.Popen, answers: SimpleQueue) -> None:
-        """On a thread for each of the others: takes what it answers, and notices its end, whatever rank 0 does."""
+        """On a thread for each other rank: queue its answers, and notice its end, whatever rank 0 is doing."""
         with process.stdout, suppress(EOFError, OSError, pickle.UnpicklingError):
             while not isinstance(answer := pickle.load(process.stdout), Exception):
                 answers.put(answer)
@@ -182,19 +184,19 @@ class Ranks:
         with suppress(subprocess.TimeoutExpired):
             process.wait(LEAVING_SECONDS)
         self._fail(f"rank {rank} of {self.count} has ended (exit status {process.returncode})")
-        answers.put(None)  # whoever waits for an answer
+        answers.put(None)  # wakes `answers`
 
     def _fail(self, reason: str) -> None:
-        """The first failure is the reason of all others. It ends all ranks, and what rank 0 waits for."""
+        """Record the first failure, which causes all later ones, and end all ranks and what rank 0 waits for."""
         with self._lock:
             if self._ending or self.failure is not None:
                 return
             self.failure = reason
-        self._known.set()
+        self._failed.set()
         for process in self._followers:
             process.kill()
         if self.device.type == "cuda" and dist.is_initialized():
-            dist.group.WORLD.abort()  # gloo notices by itself that a connection has ended; a kernel of NCCL does not
+            dist.group.WORLD.abort()  # gloo notices an ended connection by itself; a kernel of NCCL does not
 
     def _raise_failure(self) -> None:
         if self.failure is not None:
@@ -203,45 +205,47 @@ class Ranks:
             raise RankLost("the ranks have been ended")
 
 
-def place(count: int, device: str | torch.device, dtype: str | torch.dtype) -> tuple[torch.device, torch.dtype, int]:
-    """Where that many ranks run, in what type, and with how many threads each. ValueError if they cannot."""
+def choose_place(
+    count: int, device: str | torch.device, dtype: str | torch.dtype
+) -> tuple[torch.device, torch.dtype, int]:
+    """Return device, dtype and threads per rank for `count` ranks. Raise ValueError if this machine cannot run them."""
     if count < 2:
-        raise ValueError(f"a model is shared by 2 ranks or more, not {count}")
+        raise ValueError(f"tensor parallelism needs at least 2 ranks, not {count}")
     device, dtype, _ = choose_device(device, dtype)
     gpus = torch.cuda.device_count()
     if device.type not in ("cuda", "cpu"):
-        raise ValueError(f"ranks can share a model on cuda and on the cpu, not on {device.type}")
+        raise ValueError(f"ranks cannot run on {device.type}: use cuda or cpu")
     if device.type == "cuda" and device.index is not None:
-        raise ValueError(f"{count} ranks take cuda:0 to cuda:{count - 1}: give the device as cuda, not as {device}")
+        raise ValueError(f"{count} ranks use cuda:0 to cuda:{count - 1}: give the device as cuda, not as {device}")
     if device.type == "cuda" and gpus < count:
         raise ValueError(
-            f"each of {count} ranks needs a GPU of its own, and the CUDA devices that torch sees are {gpus}"
+            f"{count} ranks need a GPU each, and torch sees {counted(gpus, 'CUDA device')}: use fewer ranks"
         )
-    # More threads than cores would wait for each other (common/process.py), and every rank for the slowest.
+    # With more threads than cores, threads wait for each other (common/process.py), and every rank for the slowest.
     return device, dtype, max(1, torch.get_num_threads() // count)
 
 
 def open_store() -> dist.TCPStore:
-    """Open the store where all ranks meet, for this machine alone. By itself a TCPStore listens on all addresses."""
+    """Open the store where all ranks meet, on loopback: a TCPStore's own socket would listen on all addresses."""
     listening = socket.create_server(("127.0.0.1", 0))
     port, options = listening.getsockname()[1], {"is_master": True, "wait_for_workers": False}
-    return dist.TCPStore("127.0.0.1", port, **options, master_listen_fd=listening.detach())  # which closes it
+    return dist.TCPStore("127.0.0.1", port, **options, master_listen_fd=listening.detach())  # the store closes it
 
 
-def meet(store: dist.Store, shard: Shard, device: torch.device) -> None:
-    """All ranks call it, and from then on they can reach each other."""
+def join_group(store: dist.Store, shard: Shard, device: torch.device) -> None:
+    """Join the process group; return when all ranks have called this."""
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=store,
         rank=shard.rank,
         world_size=shard.ranks,
-        timeout=timedelta(seconds=MEETING_SECONDS),
+        timeout=timedelta(seconds=COLLECTIVE_SECONDS),
         device_id=device if device.type == "cuda" else None,
     )
 
 
 def use_threads(count: int) -> None:
-    """For what the calling thread computes from now on: torch's threads, and numba's where it is used."""
+    """Let the calling thread compute with this many threads of torch, and of numba if it is loaded."""
     torch.set_num_threads(count)
     if numba := sys.modules.get("numba"):
         numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))

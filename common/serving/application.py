@@ -1,4 +1,4 @@
-"""What makes a server one that others can use: OpenAI's API, metrics, an API key, limits."""
+"""Add to the application of stage 03 what a public server needs: OpenAI's API, metrics, an API key, limits."""
 
 import argparse
 
@@ -7,15 +7,15 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from .limits import ApiKey, BodyLimit
+from .limits import ApiKey, BodyLimit, JsonFromPages
 from .metrics import Measured
 from .openai_api import routes, tokenizer_routes
 from .openai_api.errors import error_response
 
 
 def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) -> None:
-    """Adds it all to an application that has `POST /generate` and `GET /health`; its engine is `Measured`."""
-    measured: Measured = engine_thread.engine  # or what has all of its methods
+    """Complete an application that has `POST /generate` and `GET /health`. The engine must be a `Measured` one."""
+    measured: Measured = engine_thread.engine  # or a wrapper of it
     defaults = measured.sampling_defaults if args.generation_config else {}
     service = routes.Service(engine_thread, measured.model_name, defaults)
     app.include_router(routes.router(service))
@@ -29,11 +29,12 @@ def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) 
 
     @app.exception_handler(HTTPException)
     async def http_error(http: Request, error: HTTPException):
-        """Unknown paths and methods: as OpenAI's clients expect it, but where the course's own clients ask."""
+        """Answer unknown paths and methods in the shape of OpenAI's API; `/generate` keeps its own."""
         return await by_hand(http, error) if http.url.path == "/generate" else error_response(http, error)
 
-    # The last one added is asked first: a web page must be able to read that its key was refused.
+    # The last middleware added runs first: with CORS outermost, a web page can read that its key was refused.
     app.add_middleware(BodyLimit, most=args.max_body)
+    app.add_middleware(JsonFromPages)
     if args.api_key:
         app.add_middleware(ApiKey, key=args.api_key)
     if args.allow_origin:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 @contextmanager
 def running(server) -> Iterator[str]:
-    """Starts a `uvicorn.Server` (port 0: any free one), yields its URL, and stops it as SIGTERM would."""
+    """Start a `uvicorn.Server` (port 0: any free one), yield its URL, and stop it as SIGTERM would."""
     thread = threading.Thread(target=server.run, name="uvicorn")
     thread.start()
     while not server.started:
         if not thread.is_alive():
-            raise RuntimeError("the server ended before it had started")
+            raise RuntimeError("the server ended before it could listen: see its log")
         time.sleep(0.01)
     try:
         host, port = server.servers[0].sockets[0].getsockname()[:2]

@@ -1,9 +1,9 @@
-"""The course's own `POST /generate`: a JSON body to a prompt and parameters, and a finished request to JSON.
+"""The course's own `POST /generate`: parse its JSON body, and write a finished request as JSON.
 
     {"prompt": "The capital of France is", "max_tokens": 16, "temperature": 0}
 
-Every field of `SamplingParams` may stand in the body. It names no web framework, so stages 01 and 02 (Flask) and
-the later ones (FastAPI) answer alike.
+The body may have every field of `SamplingParams`. This file imports no web framework, so stages 01 and 02 (Flask) and
+the later ones (FastAPI) give the same answers.
 """
 
 import json
@@ -19,13 +19,15 @@ PARAMETERS = {field.name for field in fields(SamplingParams)} - {"ending_token_i
 
 @dataclass(frozen=True)
 class GenerateBody:
+    """What a body of `/generate` asks for."""
+
     prompt: str | list[int]
     params: SamplingParams
     stream: bool = False
 
 
 def parse_generate_body(data: bytes) -> GenerateBody:
-    """ValueError, in one sentence, for anything that is malformed, missing, mistyped or unknown: never a guess."""
+    """Parse a body. Raise ValueError, one sentence, for a malformed, missing, mistyped or unknown field."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -45,7 +47,7 @@ def parse_generate_body(data: bytes) -> GenerateBody:
 
 
 def completion_json(request: Request) -> dict[str, Any]:
-    """What a client gets for a finished request; times in seconds."""
+    """Return the answer to a finished request; times in seconds."""
     timings = request.timings
     answer = {
         "id": request.request_id,

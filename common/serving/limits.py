@@ -1,4 +1,4 @@
-"""What stands before an application: an API key, a limit on the size of bodies."""
+"""Middleware in front of the application: an API key, limits on bodies, a rule for web pages."""
 
 import asyncio
 import hmac
@@ -11,11 +11,11 @@ from .openai_api.errors import Json, error_object
 
 SMALL_BODY = 64 << 10  # bytes: a chat of some 20,000 tokens
 LARGE_PER_SECOND = 4 << 20  # bytes of bodies above that; parsing a mebibyte takes 5 to 20 ms
-OPEN_PATHS = {"/health", "/metrics", "/version"}  # for load balancers and monitors, which have no key
+OPEN_PATHS = {"/health", "/metrics", "/version"}  # load balancers and monitors have no key
 
 
 class ApiKey:
-    """Refuses requests without `Authorization: Bearer KEY` with 401; OPEN_PATHS are open to all."""
+    """Refuse requests without `Authorization: Bearer KEY` with 401, except those for OPEN_PATHS."""
 
     def __init__(self, app: ASGIApp, key: str):
         self.app, self.expected = app, f"Bearer {key}".encode()
@@ -23,7 +23,7 @@ class ApiKey:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
             given = dict(scope["headers"]).get(b"authorization", b"")
-            # Compared in constant time: how long a refusal takes must not tell how much of the key was right.
+            # Compare in constant time: the time of a refusal must not tell how much of the key was right.
             if not hmac.compare_digest(given, self.expected):
                 message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
                 answer = Json(error_object(message, 401), 401, headers={"WWW-Authenticate": "Bearer"})
@@ -32,12 +32,32 @@ class ApiKey:
         await self.app(scope, receive, send)
 
 
-class BodyLimit:
-    """Refuses bodies of more than `most` bytes with 413, and does not read them to the end.
+class JsonFromPages:
+    """Refuse a web page's POST that is not declared as JSON, with 415.
 
-    Large bodies are read no faster than LARGE_PER_SECOND, all together: to parse one holds Python's interpreter lock,
-    and a client that sends one after the other would take it from the engine at every operation of a step.
-    It also notes when each request came, as `request.state.arrived`, before its body is read.
+    A browser sends JSON to another site only if that site allows it (--allow-origin), but forms and plain text without
+    asking, and bodies are parsed as JSON whatever they are declared as: `curl -d` calls them a form. Browsers send an
+    Origin with every POST, and other clients do not.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"]) if scope["type"] == "http" and scope["method"] == "POST" else {}
+        if b"origin" in headers and not headers.get(b"content-type", b"").startswith(b"application/json"):
+            message = "a web page must send its body as JSON: set the header Content-Type: application/json"
+            await Json(error_object(message, 415), 415)(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuse bodies of more than `most` bytes with 413, without reading them to the end.
+
+    Read large bodies, all together, no faster than LARGE_PER_SECOND: parsing one holds Python's interpreter lock, and a
+    client that sends one after another would take the lock from the engine at every operation of a step.
+    Also set `request.state.arrived`, the time of arrival, before the body is read.
     """
 
     def __init__(self, app: ASGIApp, most: int):
@@ -52,7 +72,7 @@ class BodyLimit:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > self.most:  # sent without its length, or longer than it said
+            if read > self.most:  # the header Content-Length is missing or too small
                 raise HTTPException(413, refusal)
             if read > SMALL_BODY:
                 self.free_at = max(self.free_at, time.monotonic()) + len(message["body"]) / LARGE_PER_SECOND

@@ -1,7 +1,7 @@
-"""What a server counts, for Prometheus, under vLLM's names, so that dashboards made for vLLM show this one too.
+"""Metrics for Prometheus, under vLLM's names, so that dashboards made for vLLM show this server too.
 
-`Measured` stands between the engine thread and its engine, and sees every request come, gain tokens and end. Gauges are
-those of the engine's `stats()` after its last step.
+`Measured` wraps the engine for the engine thread, and sees every request arrive, gain tokens and end. Gauges come from
+the engine's `stats()` after its last step.
 """
 
 from collections.abc import Iterable
@@ -18,37 +18,37 @@ from common.request import Request
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)  # seconds
 COUNTS = tuple(scale * digit for scale in (1, 10, 100, 1_000, 10_000, 100_000) for digit in (1, 2, 5))  # tokens
 LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
-# What a stage's stats() may have, by vLLM's names.
+# key of a stage's stats() -> name and description of the metric
 COUNTED = {
-    "preemptions": ("vllm:num_preemptions", "Requests that had to give their memory back"),
+    "preemptions": ("vllm:num_preemptions", "Preemptions: times a request lost its memory to an older one"),
     "prefix_tokens_asked": ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache"),
     "prefix_tokens_hit": ("vllm:prefix_cache_hits", "Tokens found in the prefix cache"),
-    "drafts": ("vllm:spec_decode_num_drafts", "Drafts that were verified"),
-    "draft_tokens": ("vllm:spec_decode_num_draft_tokens", "Tokens that were drafted"),
-    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted"),
+    "drafts": ("vllm:spec_decode_num_drafts", "Drafts verified"),
+    "draft_tokens": ("vllm:spec_decode_num_draft_tokens", "Draft tokens verified"),
+    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted"),
     "workers_lost": ("fleet:workers_lost", "Workers that have died, hung or lost their connection"),
-    "requests_resumed": ("fleet:requests_resumed", "Requests begun again on another worker"),
+    "requests_resumed": ("fleet:requests_resumed", "Requests restarted on another worker"),
     "handoffs": ("fleet:handoffs", "Requests handed from a prefill to a decode worker"),
-    "handoff_bytes": ("fleet:handoff_bytes", "K and V of these requests"),
-    "handoff_seconds": ("fleet:handoff_seconds", "Time these were in transfer"),
+    "handoff_bytes": ("fleet:handoff_bytes", "Bytes of K and V transferred for handoffs"),
+    "handoff_seconds": ("fleet:handoff_seconds", "Seconds of these transfers"),
     "failed_transfers": ("fleet:failed_transfers", "Transfers that did not complete"),
 }
 
 
 class Measured:
-    """An engine that is watched. It takes over nothing but the three methods by which requests come and go."""
+    """An engine with metrics. It overrides only the methods through which requests arrive, progress and end."""
 
     def __init__(self, engine: BaseEngine, model_name: str):
         self._engine, self.model_name = engine, model_name
         self._waiting: dict[str, Request] = {}  # not yet in any step
-        self._scheduled: dict[str, float] = {}  # when the first step of each began, of those that run
-        self._known: dict[str, int] = {}  # output tokens that have been counted, of requests that have some
+        self._scheduled: dict[str, float] = {}  # for each running request, when its first step began
+        self._counted: dict[str, int] = {}  # for each request, output tokens that the metrics include
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)  # processor time and memory of this process
-        self.last_stats = engine.stats()  # as of the last step: the engine itself may be in the middle of one
-        self._registry.register(FromStats(self))
+        self.last_stats = engine.stats()  # after the last step: the engine itself may be in the middle of one
+        self._registry.register(StatsCollector(self))
         if engine.device.type == "cuda":
-            self._registry.register(Gpu(engine.device.index or 0))
+            self._registry.register(GpuCollector(engine.device.index or 0))
 
         def histogram(name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
             metric = Histogram(f"vllm:{name}", meaning, ["model_name"], buckets=buckets, registry=self._registry)
@@ -61,12 +61,12 @@ class Measured:
         self._output_tokens = counter("generation_tokens", "Tokens generated")
         self._ttft = histogram("time_to_first_token_seconds", "From a request's arrival to its first token", LONG)
         gaps = "From one chunk of a request to its next"
-        # The second is the name that vLLM gave the first before, and that dashboards still ask for.
+        # The second is vLLM's older name for the first; dashboards still query it.
         self._itl = [
             histogram(f"{name}_seconds", gaps, SHORT) for name in ("inter_token_latency", "time_per_output_token")
         ]
         self._queue = histogram("request_queue_time_seconds", "From a request's arrival to its first step", LONG)
-        # Of requests that were completed, when they end.
+        # Observed when a request completes:
         self._e2e = histogram("e2e_request_latency_seconds", "From a request's arrival to its end", LONG)
         self._inference = histogram("request_inference_time_seconds", "From the first step to the last token", LONG)
         self._prefill = histogram("request_prefill_time_seconds", "From the first step to the first token", LONG)
@@ -74,7 +74,7 @@ class Measured:
         self._tpot = histogram("request_time_per_output_token_seconds", "Mean time per token after the first", SHORT)
         self._asked = histogram("request_prompt_tokens", "Prompt tokens of a request", COUNTS)
         self._answered = histogram("request_generation_tokens", "Generated tokens of a request", COUNTS)
-        self._longest = histogram("request_max_num_generation_tokens", "Most generated tokens of its choices", COUNTS)
+        self._longest = histogram("request_max_num_generation_tokens", "Generated tokens of its longest choice", COUNTS)
         self._most = histogram("request_params_max_tokens", "max_tokens of a request", COUNTS)
         self._ended = Counter(
             "vllm:request_success", "Requests by how they ended", ["model_name", "finished_reason"],
@@ -90,9 +90,9 @@ class Measured:
         return request
 
     def step(self) -> list[Request]:
-        trace, known = self._engine.trace, self._engine.trace.steps
+        trace, before = self._engine.trace, self._engine.trace.steps
         changed = self._engine.step()
-        for back in range(min(trace.steps - known, len(trace)), 0, -1):  # several workers may have done a step, or none
+        for back in range(min(trace.steps - before, len(trace)), 0, -1):  # in stage 08, steps of several workers
             for work in trace[-back].works:
                 if request := self._waiting.pop(work.request_id, None):
                     self._scheduled[request.request_id] = trace[-back].start
@@ -115,28 +115,28 @@ class Measured:
         return self.last_stats
 
     def exposition(self) -> bytes:
-        """Everything, in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def _observe_tokens(self, request: Request) -> None:
-        moments, known = request.timings.tokens, self._known.get(request.request_id, 0)
-        self._known[request.request_id] = len(moments)
-        self._output_tokens.inc(len(moments) - known)
-        if len(moments) == known:
+        moments, counted = request.timings.tokens, self._counted.get(request.request_id, 0)
+        self._counted[request.request_id] = len(moments)
+        self._output_tokens.inc(len(moments) - counted)
+        if len(moments) == counted:
             return
-        if known == 0:
+        if counted == 0:
             self._prompt_tokens.inc(len(request.prompt_token_ids))
             self._ttft.observe(moments[0] - request.timings.arrival)
             return
-        for histogram in self._itl:  # the tokens of one step come as one chunk
-            histogram.observe(moments[known] - moments[known - 1])
+        for histogram in self._itl:  # the tokens of one step are one chunk
+            histogram.observe(moments[counted] - moments[counted - 1])
 
     def _observe_end(self, request: Request) -> None:
-        self._known.pop(request.request_id, None)
+        self._counted.pop(request.request_id, None)
         self._ended.labels(self.model_name, request.finish_reason).inc()
         timings, scheduled = request.timings, self._scheduled.pop(request.request_id, None)
         if request.finish_reason in ("abort", "error") or not timings.tokens:
-            return  # when a client gave up says nothing about the server's latency
+            return  # the time at which a client gave up is not the server's latency
         self._e2e.observe(timings.finished - timings.arrival)
         first, last, answered = timings.tokens[0], timings.tokens[-1], len(request.token_ids)
         if scheduled is not None:
@@ -151,15 +151,15 @@ class Measured:
         self._most.observe(request.max_tokens)
 
 
-class FromStats(Collector):
-    """Gauges and counters that the engine keeps itself."""
+class StatsCollector(Collector):
+    """Collect the gauges and counters that the engine keeps itself."""
 
     def __init__(self, measured: Measured):
         self.measured = measured
 
     def collect(self) -> Iterable[Metric]:
         stats, name = self.measured.last_stats, self.measured.model_name
-        running = stats.get("running", min(stats["unfinished"], 1))  # stages without a batch run one at a time
+        running = stats.get("running", min(stats["unfinished"], 1))  # stages 01 to 03 run one request at a time
         gauges = {
             "vllm:num_requests_running": (running, "Requests in the running batch"),
             "vllm:num_requests_waiting": (stats.get("waiting", stats["unfinished"] - running), "Requests that wait"),
@@ -181,8 +181,8 @@ class FromStats(Collector):
                 yield family
 
 
-class Gpu(Collector):
-    """What NVML says of one device; nothing where there is no NVML, or where it does not answer."""
+class GpuCollector(Collector):
+    """Collect the metrics that NVML has of one device; none without NVML, or if it fails."""
 
     def __init__(self, index: int):
         self.index = index
@@ -199,7 +199,7 @@ class Gpu(Collector):
             values = {
                 "gpu_utilization_percent": (pynvml.nvmlDeviceGetUtilizationRates(device).gpu, "Time with a kernel"),
                 "gpu_memory_used_bytes": (memory.used, "Memory in use"),
-                "gpu_memory_total_bytes": (memory.total, "Memory there is"),
+                "gpu_memory_total_bytes": (memory.total, "Total memory"),
                 "gpu_power_watts": (pynvml.nvmlDeviceGetPowerUsage(device) / 1e3, "Power drawn"),
             }
         except pynvml.NVMLError:

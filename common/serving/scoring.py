@@ -1,11 +1,11 @@
-"""How likely a model finds a text: what evaluation harnesses ask for with `echo` and `logprobs`.
+"""Log-probabilities of a prompt's own tokens: evaluation harnesses request them with `echo` and `logprobs`.
 
-A text is scored between the steps of the engine, on its thread, a piece after each step. So a long text delays the
-streams of others no more than a long prompt does, it is a request like any other to the engine's thread (it counts
-against the queue, and ends when its client has gone), and no other thread touches the model meanwhile.
+A text is scored between the steps of the engine, on the engine's thread, one piece after each step. So a long text
+delays other streams no more than a long prompt does. To the engine thread it is a request like any other: it counts
+against the queue, and ends when its client disconnects. And no other thread touches the model.
 
 vLLM scores prompts within its steps (`prompt_logprobs`), where they share batches and memory with other requests. Here
-one text at a time has keys and values of its own beside the engine's, for as long as it is scored.
+one text at a time is scored, with its own keys and values outside the engine's memory.
 """
 
 import itertools
@@ -22,17 +22,17 @@ from common.parallel.shard import VocabularyParallelHead
 from common.request import Request, prompt_tokens
 from common.sampling import SamplingParams, TokenLogprobs, token_logprobs
 
-PIECE = 256  # tokens that are run and scored at once, as in a step of the engine
+PIECE = 256  # tokens that run at once, the default token budget of a step
 
 
 class ScoringParams(SamplingParams):
-    """Ask for the `logprobs` of the prompt's tokens, and for nothing to be generated."""
+    """Parameters of a request for the `logprobs` of its prompt's tokens. It generates nothing."""
 
 
 class Scoring:
-    """An engine that can also score prompts: `add` one with `ScoringParams`, and find the scores in its `logprobs`.
+    """An engine that also scores prompts: `add` one with `ScoringParams`, and read the scores in its `logprobs`.
 
-    Everything that is not defined here is the engine's own.
+    All other attributes are the engine's own.
     """
 
     def __init__(self, engine: BaseEngine):
@@ -52,18 +52,16 @@ class Scoring:
     ) -> Request:
         if not isinstance(params, ScoringParams):
             return self._engine.add(prompt, params, request_id)
-        model = bare(self._engine.model)
-        if isinstance(
-            getattr(model, "head", None), VocabularyParallelHead
-        ):  # all ranks would have to run it at the same time
-            raise ValueError("prompts are not scored (echo with logprobs) with --tensor-parallel")
+        model = unwrapped(self._engine.model)
+        if isinstance(getattr(model, "head", None), VocabularyParallelHead):  # only this rank would run it, and hang
+            raise ValueError("echo with logprobs does not work with --tensor-parallel: leave out one of the two")
         token_ids = prompt_tokens(prompt, self._engine.tokenizer, self._engine.config)
         request = Request(f"scoring-{next(self._numbers)}", token_ids, params, None, frozenset(), max_tokens=1)
         self._texts[request.request_id] = request, scores(model, token_ids, params.logprobs or 0, self._engine.dtype)
         return request
 
     def step(self) -> list[Request]:
-        """One step of the engine, and a piece of the oldest text."""
+        """Run one step of the engine, then score a piece of the oldest text."""
         changed = self._engine.step()
         if not self._texts:
             return changed
@@ -88,8 +86,8 @@ class Scoring:
         return stats | {"unfinished": stats["unfinished"] + len(self._texts)}
 
 
-def bare(model) -> Transformer:
-    """The model without what an engine may have around it: graphs keep the scores of the batch that they replayed."""
+def unwrapped(model) -> Transformer:
+    """Return the model without the engine's wrappers: that of CUDA graphs keeps the logits of its last replay."""
     while not isinstance(model, Transformer):
         model = model.model
     return model
@@ -98,9 +96,9 @@ def bare(model) -> Transformer:
 def scores(
     model: Transformer, token_ids: list[int], top: int, dtype: torch.dtype
 ) -> Iterator[list[TokenLogprobs | None]]:
-    """Piece by piece, for each token its log-probability given those before it, and the `top` likeliest ones.
+    """Yield, piece by piece, each token's log-probability given those before it, with the `top` likeliest tokens.
 
-    None for the first token, which nothing predicts. Nothing is computed before the first piece is asked for.
+    The entry of the first token, which nothing predicts, is None. Nothing runs before the first piece is requested.
     """
     config, device = model.config, model.cos.device
     ids = torch.tensor(token_ids, device=device)
@@ -111,7 +109,7 @@ def scores(
     first: list[TokenLogprobs | None] = [None]
     if len(ids) == 1:
         yield first
-    for start in range(0, len(ids) - 1, PIECE):  # nothing is asked of the last token
+    for start in range(0, len(ids) - 1, PIECE):  # the last token predicts nothing that is scored
         stop = min(start + PIECE, len(ids) - 1)
         hidden = model(ids[start:stop], torch.arange(start, stop, device=device), partial(attend, k, v, start))
         following = ids[start + 1 : stop + 1]
@@ -120,9 +118,9 @@ def scores(
 
 
 def attend(keys: Tensor, values: Tensor, start: int, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """`attend` for the model: store what is new from place `start` on, and attend to all up to there.
+    """Store the new K and V from position `start` on, and attend to all positions so far.
 
-    q is [N, H, D], k and v are [N, H_kv, D], keys and values [layers, H_kv, S, D]; returns [N, H, D].
+    q is [N, H, D], k and v are [N, H_kv, D], keys and values [layers, H_kv, S, D]; return [N, H, D].
     """
     stop = start + len(q)
     keys[layer, :, start:stop], values[layer, :, start:stop] = k.transpose(0, 1), v.transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Which config.json is accepted, and in which words another is refused."""
+"""config.json files that the loader accepts, and its errors for others."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def write_json(path: Path, value) -> None:
 
 
 def refusal(folder: Path, error: type[Exception] = ValueError) -> str:
-    """What `load_model` says, checked to be one sentence on one line that begins with the file."""
+    """Return the error of `load_model`, checked to be one sentence on one line that begins with the file."""
     with pytest.raises(error) as caught:
         load_model(folder, device="cpu", load_format="dummy")
     message = str(caught.value)
@@ -67,7 +67,7 @@ def refusal(folder: Path, error: type[Exception] = ValueError) -> str:
         ({"eos_token_id": -1}, "eos_token_id=[-1]"),
     ],
 )
-def test_what_the_model_does_not_do_is_refused_by_name(fields, named, tmp_path):
+def test_unsupported_options_are_refused_by_name(fields, named, tmp_path):
     write_json(tmp_path / "config.json", CONFIG | fields)
     assert named in refusal(tmp_path)
 
@@ -84,7 +84,7 @@ def test_what_the_model_does_not_do_is_refused_by_name(fields, named, tmp_path):
         {"head_dim": None},  # hidden_size / num_attention_heads
     ],
 )
-def test_what_looks_unusual_but_changes_nothing_is_accepted(fields, tmp_path):
+def test_unusual_options_without_effect_are_accepted(fields, tmp_path):
     write_json(tmp_path / "config.json", CONFIG | fields)
     config = read_config(tmp_path)
     assert (config.context_length, config.head_dim) == (128, 16)
@@ -107,7 +107,7 @@ def test_a_file_that_is_missing_or_not_a_json_object(tmp_path):
         (None, None, set()),  # not 2, which is what transformers takes for any Llama
     ],
 )
-def test_which_tokens_end_a_text(generation_config, eos_token_id, expected, tmp_path):
+def test_eos_token_ids(generation_config, eos_token_id, expected, tmp_path):
     write_json(tmp_path / "config.json", CONFIG | {"eos_token_id": eos_token_id})
     if generation_config is not None:
         write_json(tmp_path / "generation_config.json", generation_config)
@@ -128,7 +128,7 @@ def test_bundled_configs_describe_the_models_they_are_named_after(name, billions
 
 @pytest.mark.parametrize("own", [32_768, 131_072])
 def test_with_yarn_the_context_is_the_original_one_times_the_factor(tmp_path, own):
-    """Some files call the stretched context their own, others the original one."""
+    """Some files give the stretched context as max_position_embeddings, others the original one."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
     write_json(tmp_path / "config.json", CONFIG | {"rope_scaling": yarn, "max_position_embeddings": own})
     assert read_config(tmp_path).context_length == 131_072

@@ -1,4 +1,4 @@
-"""Text comes out of the detokenizer as soon as it is certain, and never has to be taken back."""
+"""The detokenizer emits text as soon as it is final, and never takes any back."""
 
 import time
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from common.detokenizer import HOPELESS, REPLACEMENT, IncrementalDetokenizer, StopSearch
+from common.detokenizer import MAX_INCOMPLETE_TOKENS, REPLACEMENT, IncrementalDetokenizer, StopSearch
 from common.loader import CHECKPOINTS
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -41,7 +41,7 @@ def decode(tokenizer, token_ids: list[int]) -> str:
 
 
 def said(tokenizer, prompt: list[int], output: list[int]) -> list[str]:
-    """What `append` returned for each token, and `flush` at the end."""
+    """Return the pieces of `append` for each token, and of `flush` at the end."""
     detokenizer = IncrementalDetokenizer(tokenizer, prompt)
     return [*map(detokenizer.append, output), detokenizer.flush()]
 
@@ -59,7 +59,7 @@ texts = st.lists(st.sampled_from(PARTS), max_size=12).map("".join) | st.text(max
 @both_kinds
 @repeatable
 @given(before=texts, after=texts)
-def test_text_comes_whole_and_at_the_earliest_moment(tokenizer, before, after):
+def test_each_character_comes_with_the_token_that_completes_it(tokenizer, before, after):
     prompt = tokenizer(before)["input_ids"]
     output = tokenizer(after, add_special_tokens=False)["input_ids"]
     pieces = said(tokenizer, prompt, output)
@@ -114,7 +114,7 @@ def test_any_tokens_of_a_sentencepiece_tokenizer(prompt, output):
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
-def test_a_character_that_the_prompt_began_costs_none_that_follows(cut):
+def test_a_character_begun_in_the_prompt_costs_no_later_text(cut):
     word, turtle = SENTENCEPIECE("the")["input_ids"], byte_ids("🐢".encode())
     assert "".join(said(SENTENCEPIECE, word + turtle[:cut], turtle[cut:] + word + turtle)) == " the🐢"
 
@@ -134,11 +134,11 @@ def test_special_tokens_are_skipped_wherever_they_stand():
     assert [piece for piece in pieces if piece] == [" a", "🐢"]
 
 
-def test_bytes_that_stay_broken_are_not_waited_for():
+def test_broken_bytes_are_held_back_for_a_limited_number_of_tokens():
     [broken] = [i for i in range(len(BYTE_LEVEL)) if BYTE_LEVEL.convert_ids_to_tokens(i) == "¢"]  # the byte 0xa2
-    pieces = said(BYTE_LEVEL, [broken], [broken] * 5 * HOPELESS)
-    assert "".join(pieces) == REPLACEMENT * 5 * HOPELESS
-    assert max(map(len, pieces)) <= HOPELESS
+    pieces = said(BYTE_LEVEL, [broken], [broken] * 5 * MAX_INCOMPLETE_TOKENS)
+    assert "".join(pieces) == REPLACEMENT * 5 * MAX_INCOMPLETE_TOKENS
+    assert max(map(len, pieces)) <= MAX_INCOMPLETE_TOKENS
 
 
 @both_kinds
@@ -161,7 +161,7 @@ def test_the_cost_of_a_token_does_not_grow(tokenizer, kind):
         return counting.decoded
 
     assert cost(2000) < 2.1 * cost(1000)
-    assert cost(2000) < 2000 * (2 * HOPELESS if kind == "broken" else 24)
+    assert cost(2000) < 2000 * (2 * MAX_INCOMPLETE_TOKENS if kind == "broken" else 24)
 
 
 # ---- Stop strings ----
@@ -171,14 +171,14 @@ abba = st.text("ab", max_size=12)
 
 
 def first_stop(text: str, stop: list[str]) -> tuple[int, str] | None:
-    """By definition: the earliest stop string in a text, the first of those that begin there."""
+    """By definition: find the earliest stop string in a text, the first of those that begin there."""
     matches = [(start, string) for start in range(len(text)) for string in stop if text.startswith(string, start)]
     return matches[0] if matches else None
 
 
 @repeatable
 @given(pieces=st.lists(st.text("ab", max_size=3), max_size=8), stop=stops)
-def test_the_earliest_stop_string_is_found_and_nothing_shown_is_taken_back(pieces, stop):
+def test_the_earliest_stop_string_is_found_and_no_shown_text_is_taken_back(pieces, stop):
     search, text, shown = StopSearch(stop), "", 0
     for piece in pieces:
         text += piece
@@ -193,7 +193,7 @@ def test_the_earliest_stop_string_is_found_and_nothing_shown_is_taken_back(piece
 
 
 def test_the_cost_of_stop_strings_does_not_grow_with_their_length():
-    """Each text is the worst for its strings: all but their last character is always there."""
+    """Each text is the worst case for its strings: everything matches but their last character."""
     search, began = StopSearch([f"{'a' * 255}{i:x}" for i in range(1, 10)]), time.perf_counter()
     for _ in range(100_000):
         assert search.find("a") is None
@@ -201,6 +201,6 @@ def test_the_cost_of_stop_strings_does_not_grow_with_their_length():
     assert time.perf_counter() - began < 20, "looking at all of them again takes minutes"
 
 
-def test_without_stop_strings_all_is_certain():
+def test_without_stop_strings_all_text_is_final():
     search = StopSearch([])
     assert search.find("anything") is None and search.held == 0

@@ -64,7 +64,7 @@ def save_shards(tensors: dict[str, torch.Tensor], folder: Path) -> None:
 
 
 def refusal(error: type[Exception], *arguments, **options) -> str:
-    """The message of a failing `load_model`, checked to be one sentence on one line."""
+    """Return the error of `load_model`, checked to be one sentence on one line."""
     with pytest.raises(error) as caught:
         load_model(*arguments, device="cpu", **options)
     message = str(caught.value)
@@ -203,7 +203,7 @@ def test_names_stand_for_bundled_folders(monkeypatch, checkpoint, tmp_path):
     assert "load_format='dummy'" in refusal(ValueError, "Some-Model-1B")
 
 
-def test_other_names_are_asked_of_the_hub(monkeypatch, checkpoint, tmp_path):
+def test_other_names_are_looked_up_on_the_hub(monkeypatch, checkpoint, tmp_path):
     checkpoint()
     asked = {}
 
@@ -218,7 +218,7 @@ def test_other_names_are_asked_of_the_hub(monkeypatch, checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["someone/no-such-model", "./no/such/folder", "/no/such/folder"])
-def test_a_name_that_nobody_knows(name, monkeypatch, tmp_path):
+def test_an_unknown_name_is_refused(name, monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert refusal(FileNotFoundError, name).startswith(f"{name}: ")
@@ -258,7 +258,7 @@ def test_a_damaged_tokenizer_is_named(tokenizer, tmp_path):
 # Device and type
 
 
-def test_the_choice_is_cuda_in_bfloat16_or_else_the_cpu_in_float32(monkeypatch):
+def test_auto_is_cuda_in_bfloat16_or_else_the_cpu_in_float32(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     device, dtype, reason = choose_device()
@@ -271,7 +271,7 @@ def test_the_choice_is_cuda_in_bfloat16_or_else_the_cpu_in_float32(monkeypatch):
     assert reason == "device=cpu (no CUDA device), dtype=float32 (exact and portable on CPU)"
 
 
-def test_what_is_asked_for_is_taken():
+def test_a_requested_device_and_dtype_are_used():
     for bfloat16 in ("bfloat16", torch.bfloat16):
         expected = "device=cpu (as asked), dtype=bfloat16 (as asked)"
         assert choose_device(torch.device("cpu"), bfloat16) == (torch.device("cpu"), torch.bfloat16, expected)
@@ -281,7 +281,7 @@ def test_what_is_asked_for_is_taken():
     "options",
     [{"device": "gpu"}, {"device": "cuda:99"}, {"dtype": "int4"}, {"dtype": torch.int8}, {"load_format": "gguf"}],
 )
-def test_what_cannot_be_had_is_refused(options, tmp_path):
+def test_unavailable_devices_and_dtypes_are_refused(options, tmp_path):
     ((option, value),) = options.items()
     with pytest.raises(ValueError, match=f"{option}='?{value}'? "):
         load_model(tmp_path, **options)

@@ -1,4 +1,4 @@
-"""What loading costs: memory for the weights once, no heavy import before it is needed, and patience, with a report."""
+"""The cost of loading: memory for the weights once, no heavy import before it is needed, progress for large models."""
 
 import json
 import subprocess

@@ -110,7 +110,7 @@ class CachedAttend:
 
 
 class RaggedAttend:
-    """Several sequences end to end: hands each its own rows."""
+    """Several sequences end to end: give each its own rows."""
 
     def __init__(self, lengths: list[int], attends: list):
         self.lengths, self.attends = lengths, attends
@@ -149,7 +149,7 @@ def test_logits_equal_those_of_transformers(family, rope, load):
 
 
 def test_the_cases_meet_every_option():
-    """The proof above is only as good as its cases: each family with every value of every option it has."""
+    """The test above is only as good as its cases: each family must meet every value of each of its options."""
     wanted = {
         "num_key_value_heads": {8, 4, 2, 1},
         "head_dim": {8, 16, 32},
@@ -175,7 +175,7 @@ def test_positions_need_not_begin_at_zero_or_be_consecutive(positions, load):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_sequence_does_not_notice_its_neighbours_in_the_batch(family, load):
+def test_a_sequence_does_not_depend_on_its_batch(family, load):
     model = load(reference_model(family, options_of(family, "default")))
     lengths = [13, 29]
     sequences = [random_tokens(length, seed=length) for length in lengths]

@@ -1,4 +1,4 @@
-"""Shards: the parts that ranks have of a model are the model, and compute together what it computes.
+"""Shards: the parts of all ranks make up the model, and together compute its logits.
 
 Ranks are threads of this process here; test_tensor_parallel.py has processes.
 """
@@ -83,7 +83,7 @@ def test_the_parts_of_every_parameter_are_the_parameter(tmp_path, whole, config,
         assert (shard.config.vocab_size, shard.config.context_length) == (config["vocab_size"], 128)
 
 
-def test_a_shard_of_a_wrong_checkpoint_is_refused_in_terms_of_the_whole(tmp_path):
+def test_errors_about_a_shards_tensors_give_the_shape_of_the_whole(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     tensors = {tensor: part.clone().contiguous() for tensor, part in tensors_of(load(tmp_path, load_format="dummy"))}
     down = "model.layers.1.mlp.down_proj.weight"
@@ -99,7 +99,7 @@ def causal(layer, q, k, v):
 
 @each_config
 @each_count
-def test_together_they_compute_what_one_does(tmp_path, monkeypatch, whole, config, count):
+def test_shards_together_compute_the_logits_of_the_whole(tmp_path, monkeypatch, whole, config, count):
     ids, positions = torch.arange(9), torch.arange(9)
     hidden = whole.model(ids, positions, causal)
     expected = whole.model.logits(hidden)
@@ -122,5 +122,5 @@ def test_the_rank_with_the_least_memory_decides(monkeypatch):
     threads = Threads(2)
     monkeypatch.setattr(shard_module, "dist", threads)
     numbers = [2**40 + 1, 2**40]
-    assert threads.run(lambda rank: Shard(rank, 2).least(numbers[rank], torch.device("cpu"))) == [2**40, 2**40]
-    assert Shard().least(7, torch.device("cpu")) == 7
+    assert threads.run(lambda rank: Shard(rank, 2).min_over_ranks(numbers[rank], torch.device("cpu"))) == [2**40, 2**40]
+    assert Shard().min_over_ranks(7, torch.device("cpu")) == 7

@@ -1,4 +1,4 @@
-"""Memory that is short: requests become as long as it allows, and where there is none a sentence says so."""
+"""Short memory: answers grow as long as the memory allows, and running out of it is reported in one sentence."""
 
 import re
 import sys
@@ -49,7 +49,7 @@ def test_a_plain_chat_is_answered_with_any_pool(loaded):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_out_of_memory_is_said_in_a_sentence(error, monkeypatch, capsys):
+def test_out_of_memory_is_reported_in_one_sentence(error, monkeypatch, capsys):
     assert re.fullmatch(r".+ is out of memory: give a smaller .+", out_of_memory(error))
     assert out_of_memory(RuntimeError("another")) is None
 

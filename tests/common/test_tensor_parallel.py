@@ -1,4 +1,4 @@
-"""Engines on two ranks, two processes over gloo: their tokens are those of one, and they end together."""
+"""Engines on two ranks, two processes over gloo: they generate the tokens of one process, and end together."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ posix = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 
 @pytest.fixture(scope="module")
 def pair():
-    """The ranks that the tests of this file share, started anew after a test that has ended them."""
+    """The ranks that this file's tests share, started again after a test that has ended them."""
     started: list[Ranks] = []
     yield started
     for one in started:
@@ -92,8 +92,8 @@ def test_without_a_seed_all_ranks_draw_the_same(two):
     engine.check()  # and each step has compared what the ranks sampled
 
 
-def test_without_a_seed_draft_tokens_are_rejected_alike(two, loaded, prompts):
-    """All ranks reject, as one process with the same draw of a seed does. A seed in the parameters means comparison."""
+def test_without_a_seed_all_ranks_reject_the_same_draft_tokens(two, loaded, prompts):
+    """All ranks draw from rank 0's seed. A seed in the parameters would switch from rejection to comparison."""
     params = SamplingParams(max_tokens=24, temperature=1.0, ignore_eos=True)
     engine, alone = TensorParallelEngine(two, "07", **STAGES["07"]), load_engine("07")(loaded, **STAGES["07"])
     requests = [engine.add(prompt, params) for prompt in prompts[:4]]
@@ -108,7 +108,7 @@ def test_without_a_seed_draft_tokens_are_rejected_alike(two, loaded, prompts):
 
 
 def test_requests_that_join_late_leave_early_or_are_refused(two, loaded, prompts):
-    """In memory that is short, so that some are preempted too."""
+    """With so little memory that some requests are preempted, too."""
     params, short = SamplingParams(max_tokens=24, ignore_eos=True), sorted(prompts, key=len)[:6]
     alone = load_engine("05")(loaded).generate(short, params)
     page = 4 * two.loaded.config.kv_bytes_per_token(torch.float32)
@@ -118,7 +118,7 @@ def test_requests_that_join_late_leave_early_or_are_refused(two, loaded, prompts
         requests.append(engine.add(prompt, params, f"number {i}"))
         with pytest.raises(ValueError, match="vocabulary"):
             engine.add([4096], params)
-        with pytest.raises(ValueError, match="already in use"):
+        with pytest.raises(ValueError, match="belongs to an unfinished request"):
             engine.add(prompt, params, f"number {i}")
         engine.step()
         engine.check()
@@ -167,10 +167,10 @@ def test_ranks_meet_on_loopback(two):
     assert "0100007F" in listening and not {"0" * 8, "0" * 32} & set(listening)
 
 
-def test_engines_that_would_not_stay_in_step_are_refused(two):
+def test_engines_whose_ranks_would_decide_differently_are_refused(two):
     with pytest.raises(ValueError, match="--num-draft-tokens"):
         TensorParallelEngine(two, "07")
-    with pytest.raises(ValueError, match="a router before workers"):
+    with pytest.raises(ValueError, match="a router with workers"):
         TensorParallelEngine(two, "08")
     with pytest.raises(ValueError, match="already"):
         Ranks(2, device="cpu")
@@ -182,7 +182,7 @@ def test_engines_that_would_not_stay_in_step_are_refused(two):
 
 
 def assert_lost(engine, two: Ranks, says: str) -> None:
-    """The engine notices within seconds, says why, and nothing is left running."""
+    """The engine raises within seconds, says why, and leaves no process running."""
     start = time.monotonic()
     with pytest.raises(RankLost, match=says):
         while engine.has_unfinished:
@@ -220,15 +220,15 @@ def test_a_rank_notices_that_it_has_sampled_something_else(loaded):
     follower.step([])
     [request] = follower.engine.requests.values()
     follower.step([(1, request.token_ids[-1:])])
-    with pytest.raises(RuntimeError, match="it has sampled .* and rank 0"):
+    with pytest.raises(RuntimeError, match="it sampled .*, but rank 0"):
         follower.step([(2, [4095])])
 
 
 @posix
-def test_a_rank_that_hangs_is_not_waited_for(pair, monkeypatch):
+def test_a_hung_rank_ends_all_after_the_deadline(pair, monkeypatch):
     for one in pair:
         one.close()
-    monkeypatch.setattr(ranks, "MEETING_SECONDS", 3.0)
+    monkeypatch.setattr(ranks, "COLLECTIVE_SECONDS", 3.0)
     stopped = Ranks(2, device="cpu")
     engine = TensorParallelEngine(stopped, "02")
     engine.add(STORY)
@@ -239,15 +239,15 @@ def test_a_rank_that_hangs_is_not_waited_for(pair, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--tensor-parallel", "3"], "3 ranks cannot share this model, whose num_heads is 4"),
-        (["--tensor-parallel", "0"], "2 ranks or more, not 0"),
+        (["--tensor-parallel", "3"], "3 ranks cannot share this model: its num_heads is 4"),
+        (["--tensor-parallel", "0"], "at least 2 ranks, not 0"),
         (["--tensor-parallel", "2", "--device", "cuda:1"], "give the device as cuda"),
-        (["--tensor-parallel", "3", "--device", "cuda"], "3 ranks needs a GPU of its own.* are 2"),
-        (["--tensor-parallel", "2", "--device", "meta"], "not on meta"),
+        (["--tensor-parallel", "3", "--device", "cuda"], "3 ranks need a GPU each, and torch sees 2 CUDA"),
+        (["--tensor-parallel", "2", "--device", "meta"], "cannot run on meta"),
         (["--tensor-parallel", "2", "--demo"], "--prompt or --serve"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(pair, monkeypatch, arguments, says):
+def test_impossible_numbers_of_ranks_and_devices_are_refused(pair, monkeypatch, arguments, says):
     for one in pair:
         one.close()
     pair.clear()
@@ -271,11 +271,11 @@ def start_main(*arguments: str) -> subprocess.Popen:
 
 def test_a_prompt_on_two_ranks(loaded):
     main = start_main("--max-tokens", "12", "--ignore-eos")
-    # Rank 1 has the same stderr: that its end is reached within the time says that nobody is left.
+    # Rank 1 writes to the same stderr: `communicate` returns only when both have ended.
     output, errors = main.communicate(timeout=60)
     [alone] = load_engine("02")(loaded).generate([STORY], SamplingParams(max_tokens=12, ignore_eos=True))
     assert (main.returncode, output) == (0, alone.text + "\n"), errors
-    assert len(errors.splitlines()) == 2 and "\nranks=2 (" in errors
+    assert len(errors.splitlines()) == 2 and "\nranks=2 (" in errors, errors
 
 
 @posix
@@ -290,7 +290,7 @@ def test_all_ranks_end_with_the_first(sent, status):
     assert "Traceback" not in errors
 
 
-def test_one_rank_is_as_before(loaded):
+def test_one_rank_starts_no_processes(loaded):
     args = build_parser("").parse_args(["--prompt", "a", "--device", "cpu"])
     alone, engine = build_engine(ROOT / "02_kv_cache", load_engine("02"), args)
     assert type(engine) is load_engine("02") and alone.shard == shard.WHOLE and alone.config == loaded.config

@@ -1,11 +1,11 @@
-"""The trace: what it gives back is what it was told, and the garbage collector does not look at it."""
+"""The trace: its records return what was recorded, and cost the garbage collector nothing."""
 
 import gc
 
 from common.trace import Trace, Work
 
 
-def test_a_record_gives_back_what_was_done():
+def test_a_record_returns_the_works_it_was_given():
     trace = Trace()
     with trace.step() as record:
         record.work("a", "prefill", 5)

@@ -1,4 +1,4 @@
-"""Connections with a key: what a stranger can do at a door, and that it stays shut for strangers."""
+"""Connections with a key: peers without it are refused, and cannot block the one that has it."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from common.distributed.channel import Door, connect, limit_reads
 
 
 def accept(door, seconds=20.0):
-    """`door.accept` on a thread; the list gets its result, or its exception."""
+    """Run `door.accept` on a thread; the list gets its result or its exception."""
     result = []
 
     def run():
@@ -40,7 +40,7 @@ def test_messages_go_both_ways():
         connect(door.address, door.key)  # the door is closed behind the first one
 
 
-def test_a_sender_that_stops_in_the_middle_of_a_message_is_given_up():
+def test_reading_from_a_sender_that_stops_in_a_message_fails():
     door = Door("127.0.0.1")
     thread, result = accept(door)
     with connect(door.address, door.key) as here:
@@ -55,7 +55,7 @@ def test_a_sender_that_stops_in_the_middle_of_a_message_is_given_up():
                 here.recv()
 
 
-def test_the_wrong_key_opens_no_door():
+def test_a_peer_with_the_wrong_key_is_refused():
     door = Door("127.0.0.1")
     thread, result = accept(door)
     with pytest.raises(OSError):
@@ -65,8 +65,8 @@ def test_the_wrong_key_opens_no_door():
         result[0].close()
 
 
-def test_a_door_that_does_not_know_the_key_is_not_trusted():
-    """A stranger who listens in the worker's place, and takes any key for right."""
+def test_a_listener_without_the_key_is_refused():
+    """Another program listens in the worker's place and accepts any key."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
 
         def welcome_all():
@@ -83,7 +83,7 @@ def test_a_door_that_does_not_know_the_key_is_not_trusted():
             connect(stranger.getsockname(), bytes(32))
 
 
-def test_silent_strangers_do_not_block_the_door(monkeypatch):
+def test_silent_peers_do_not_keep_out_the_one_with_the_key(monkeypatch):
     monkeypatch.setattr(channel, "MOST_HANDSHAKES", 4)
     door = Door("127.0.0.1")
     thread, result = accept(door, 60.0)
@@ -95,19 +95,19 @@ def test_silent_strangers_do_not_block_the_door(monkeypatch):
         stranger.close()
 
 
-def test_a_silent_door_is_left_after_the_deadline(monkeypatch):
+def test_connecting_to_a_silent_listener_fails_after_the_deadline(monkeypatch):
     monkeypatch.setattr(channel, "HANDSHAKE_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(OSError):
         connect(silent.getsockname(), bytes(32))
 
 
-def test_a_door_without_a_visitor_closes():
+def test_accept_fails_and_closes_if_no_peer_comes():
     with pytest.raises(TimeoutError, match="no peer with the key"):
         Door("127.0.0.1").accept(0.3)
 
 
-def test_an_error_of_accept_does_not_close_the_door(monkeypatch):
-    """After one EMFILE the loop once ended for good, while all looked well."""
+def test_an_error_of_accept_does_not_end_its_loop(monkeypatch):
+    """Once, a single EMFILE ended the loop for good, without a message."""
     door = Door("127.0.0.1")
     failures = [OSError(errno.EMFILE, "too many open files")] * 3
 
@@ -131,7 +131,7 @@ def test_an_error_of_accept_does_not_close_the_door(monkeypatch):
     assert not failures
 
 
-def test_it_listens_on_its_host_alone():
+def test_it_listens_on_its_host_only():
     door = Door("127.0.0.1")
     assert door.address[0] == "127.0.0.1"
     door.close()

@@ -1,4 +1,4 @@
-"""Ray under a Cluster: it lives as long as that, for one process alone, and its end is noticed."""
+"""Ray under a Cluster: it lives as long as the Cluster, serves one process, and its loss is noticed."""
 
 import os
 import socket
@@ -32,8 +32,8 @@ def own() -> Iterator[Cluster]:
 class TestOurOwn:
     """A Ray of our own, in the order of its life."""
 
-    def test_it_outlives_the_thread_that_asked_for_it(self, own):
-        time.sleep(1)  # the signal comes when the thread has ended
+    def test_it_outlives_the_thread_that_started_it(self, own):
+        time.sleep(1)  # Linux sends the signal when the thread has ended
         names = {process.name().removesuffix(".exe") for process in processes_of_ray(own._token)}
         assert {"gcs_server", "raylet"} <= names
         assert own.mine and own.failure is None and own.description == "Ray actors on 1 machine"
@@ -51,10 +51,9 @@ class TestOurOwn:
             if connection.status == psutil.CONN_LISTEN
         ]
         assert len(sockets) >= 4, "GCS, raylet, an agent and a worker listen"
-        strangers = [where for where in sockets if where[1] not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")]
-        assert strangers == []
+        assert [where for where in sockets if where[1] not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")] == []
 
-    def test_it_wants_its_token(self, own):
+    def test_it_refuses_calls_without_its_token(self, own):
         assert "RAY_AUTH_TOKEN" not in os.environ, "no process but Ray's has it"
         with joining.environment(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0"):  # or Ray would not look on loopback
             with pytest.raises(ValueError, match="cannot be joined: .*uthentication"):
@@ -62,7 +61,7 @@ class TestOurOwn:
             with joining.environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=own._token):
                 joining.find_head(own._head)
 
-    def test_there_is_one_at_a_time(self, own):
+    def test_a_second_one_is_refused(self, own):
         with pytest.raises(ValueError, match="joined a Ray already"):
             Cluster(None, 1)
         assert processes_of_ray(own._token)
@@ -75,8 +74,10 @@ class TestOurOwn:
         assert_all_end(token)
 
 
-@pytest.mark.parametrize(("device", "says"), [("mps", "not on 'mps'"), ("cuda", "Ray has 1 machine with 0 GPUs")])
-def test_a_device_that_is_not_there(device, says):
+@pytest.mark.parametrize(
+    ("device", "says"), [("mps", "cannot run on 'mps'"), ("cuda", "Ray has 1 machine with 0 GPUs")]
+)
+def test_a_missing_device_is_refused(device, says):
     if device == "cuda" and os.path.exists("/dev/nvidia0"):
         pytest.skip("NOT RUN, needs a machine without a GPU")
     with pytest.raises(ValueError, match=says):
@@ -94,14 +95,14 @@ class Page(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def addresses() -> Iterator[dict[str, str]]:
-    """Where nobody listens, where nobody answers, and where something answers that is not Ray."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+    """Addresses where no program listens, where one listens and never answers, and where a web server answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = f"127.0.0.1:{server.getsockname()[1]}"
     server = HTTPServer(("127.0.0.1", 0), Page)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         yield {
-            "nobody": nobody,
+            "closed": closed,
             "silent": f"127.0.0.1:{silent.getsockname()[1]}",
             "http": f"127.0.0.1:{server.server_port}",
         }
@@ -110,17 +111,17 @@ def addresses() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"), [("nobody", "efused|10061"), ("silent", "does not answer as Ray"), ("http", "not answer as Ray")]
+    ("kind", "says"), [("closed", "efused|10061"), ("silent", "another program"), ("http", "another program")]
 )
-def test_an_address_without_ray(addresses, monkeypatch, kind, says):
+def test_an_address_without_a_ray_is_refused(addresses, monkeypatch, kind, says):
     assert joining.REACH_SECONDS + joining.ANSWER_SECONDS < 20
     monkeypatch.setattr(joining, "ANSWER_SECONDS", 4.0)
-    with pytest.raises(ValueError, match=f"there is no Ray at {addresses[kind]}: .*({says})"):
+    with pytest.raises(ValueError, match=f"there is no Ray at {addresses[kind]}.*({says})"):
         Cluster(addresses[kind], 1)
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "auto", "6379", "127.0.0.1", ":6379", "127.0.0.1:99999"])
-def test_what_is_no_address(address):
+def test_malformed_addresses_are_refused(address):
     with pytest.raises(ValueError, match=f"{address}"):
         Cluster(address, 1)
 
@@ -141,7 +142,7 @@ import psutil  # from here on, since ray brings it
 
 @pytest.fixture
 def begin(tmp_path) -> Iterator:
-    """Starts programs, each in a folder of its own, and kills those that have not ended with the test."""
+    """A function that starts a program in a folder of its own. Kill those still running when the test ends."""
     begun: list[subprocess.Popen] = []
 
     def begin(program: str, name: str = ".") -> subprocess.Popen:
@@ -159,14 +160,14 @@ def begin(tmp_path) -> Iterator:
 
 
 def printed(process: subprocess.Popen) -> str:
-    """What a program prints until its end. Nothing may be on stderr, least of all from Ray."""
+    """Return what a program prints until its end. Fail if it writes to stderr: Ray must be silent."""
     output, errors = process.communicate(timeout=2 * SECONDS)
     assert (process.returncode, errors) == (0, ""), output
     return output
 
 
 def test_workers_import_the_course_and_ray_prints_nothing(begin, tmp_path):
-    """Not the packages of the same names in the driver's folder. One worker is killed, and the program just ends."""
+    """The driver's folder has packages of the same names. One worker is killed; the program ends without `close`."""
     for name in ("common", "08_disaggregated"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('this is not the course')")
@@ -193,8 +194,8 @@ VICTIMS = {"SIGKILL": ["gcs_server"], "SIGSTOP": ["gcs_server"], "SIGKILL all": 
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-def test_the_head_is_lost(begin):
-    """With the course's deadlines it takes at most 12 seconds. Shorter ones keep this test short."""
+def test_a_lost_head_is_reported(begin):
+    """With the course's deadlines it takes at most 12 seconds; this test shortens them."""
     assert module.LOOK_SECONDS + module.SILENCE_SECONDS < 15
     program = """
 module.SILENCE_SECONDS, module.CLOSE_SECONDS = 6.0, 3.0

@@ -1,6 +1,6 @@
-"""Where a Cluster's workers are placed, with which GPUs and threads, and what is said if there is no room.
+"""Where a Cluster places its workers, with which GPUs and threads, and its error if there is no room.
 
-Several nodes of Ray run on this machine. They claim cores and GPUs that are not there.
+Several nodes of Ray run on this machine. They claim cores and GPUs that it does not have.
 """
 
 import subprocess
@@ -36,7 +36,7 @@ def two_nodes() -> Iterator[str]:
 
 @pytest.fixture
 def joined(two_nodes) -> Iterator:
-    """Makes Clusters, one after the other."""
+    """A function that makes a Cluster, after closing the one before."""
     made: list[Cluster] = []
 
     def join(*arguments, **options) -> Cluster:
@@ -59,8 +59,8 @@ def test_workers_have_the_cores_of_their_own_machine(joined):
 
 
 def test_three_workers_share_two_gpus_and_leave_them_when_they_end(joined):
-    """The machine of this process has none: what the cluster has counts."""
-    for _ in range(2):  # the second time there is room only if the first has left
+    """The cluster's GPUs count, not those of this process's machine, which has none."""
+    for _ in range(2):  # the second Cluster has room only if the first one has left
         cluster = joined(3)
         assert (cluster.device, cluster.gpu_share()) == ("cuda", 0.5)
         assert [cluster.actor_options(number)["num_gpus"] for number in range(3)] == [0.5] * 3
@@ -71,25 +71,27 @@ def test_three_workers_share_two_gpus_and_leave_them_when_they_end(joined):
         cluster.close()
 
 
-def test_what_a_cluster_lacks_is_said(joined):
+def test_the_error_names_what_the_cluster_lacks(joined):
     start = time.monotonic()
-    with pytest.raises(
-        ValueError, match="2 workers were asked for, each on one machine with 2 GPUs, 2 CPUs, and Ray has"
-    ):
+    with pytest.raises(ValueError, match="2 workers need 2 GPUs, 2 CPUs each, on one machine, and Ray has"):
         joined(2, ranks=2, device="cuda")
-    with pytest.raises(ValueError, match="with 1 CPU, and Ray has 2 machines with (8 CPUs; 2 CPUs|2 CPUs; 8 CPUs)$"):
+    with pytest.raises(
+        ValueError, match="1 CPU each, on one machine, and Ray has 2 machines with (8 CPUs; 2 CPUs|2 CPUs; 8 CPUs)$"
+    ):
         joined(11, device="cpu")
     assert time.monotonic() - start < 30 and not ray.is_initialized()
 
 
-def test_what_others_use_is_said(two_nodes, joined, monkeypatch):
+def test_the_error_names_what_others_have_left(two_nodes, joined, monkeypatch):
     """Another process has reserved all cores."""
     other = "import sys; from common.distributed.cluster import Cluster; c = Cluster(sys.argv[1], 10, device='cpu')"
     command = [sys.executable, "-c", f"{other}; print('there', flush=True); sys.stdin.read()", two_nodes]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"there\n"
         monkeypatch.setattr(module, "PLACE_SECONDS", 2.0)
-        with pytest.raises(ValueError, match="2 workers .* 1 CPU, and Ray has 2 machines.*, of which 0 CPUs are free"):
+        with pytest.raises(
+            ValueError, match="2 workers need 1 CPU each.*Ray has 2 machines.*, of which 0 CPUs are free"
+        ):
             joined(2, device="cpu")
         process.stdin.close()
 
@@ -112,7 +114,7 @@ SMALL, LARGE, NONE = {"CPU": 8, "GPU": 1}, {"CPU": 64, "GPU": 8}, {"CPU": 16}
         (nodes(LARGE), 3, 1, "cpu", ("cpu", 0, 1)),
     ],
 )
-def test_shares_of_gpus(there, count, ranks, device, expected):
+def test_workers_share_gpus_if_there_are_too_few(there, count, ranks, device, expected):
     chosen, bundle, sharing = plan(there, count, ranks, device, mine=False)
     assert (chosen, bundle.get("GPU", 0), sharing) == expected
     assert bundle["CPU"] == ranks and bundle.get("GPU", 0) * sharing <= max(1, ranks)
@@ -128,6 +130,6 @@ def test_shares_of_gpus(there, count, ranks, device, expected):
         (nodes(), 1, 1, "auto"),
     ],
 )
-def test_too_small(there, count, ranks, device):
-    with pytest.raises(ValueError, match=f"{count} workers were asked for, each on one machine with {ranks} .*Ray has"):
+def test_clusters_without_room_for_all_workers_are_refused(there, count, ranks, device):
+    with pytest.raises(ValueError, match=f"{count} workers need {ranks} .* each, on one machine, and Ray has"):
         plan(there, count, ranks, device, mine=False)

@@ -1,4 +1,4 @@
-"""A worker on several ranks: its parts of a page travel beside each other, and all ranks take the same decisions."""
+"""A worker on several ranks: each rank transfers its part of a page, and all ranks take the same decisions."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ PAGES = [3, 7, 1], [2, 9, 4]  # of the sender, of the receiver
 
 
 class Part:
-    """One rank's transfer: `answers` are its states, or an error, one for each time that it is asked."""
+    """One rank's transfer: each call of `done` returns, or raises, the next of `answers`."""
 
     bytes, seconds = 100, 0.5
 
@@ -59,7 +59,7 @@ def test_a_transfer_is_done_when_it_is_done_on_all_ranks(ranks):
     assert answers == [[False, False], [False, False], [True, True]]
 
 
-def test_a_part_that_fails_fails_on_all_ranks(ranks):
+def test_a_failed_part_fails_the_transfer_on_all_ranks(ranks):
     parts = [Part(True), Part(ConnectionError("the sender has gone"))]
     transfers = [RankedTransfer(part, Shard(rank, 2), CPU) for rank, part in enumerate(parts)]
 
@@ -72,7 +72,7 @@ def test_a_part_that_fails_fails_on_all_ranks(ranks):
 
 
 class Told:
-    """Stands in for `Ranks`: what rank 0 tells the others."""
+    """Stands in for `Ranks`, and records the commands of rank 0."""
 
     def __init__(self):
         self.words, self.inside = [], 0
@@ -90,8 +90,8 @@ class Told:
         self.inside -= 1
 
 
-def test_the_other_ranks_hear_of_all_that_rank_0_does(loaded):
-    """Mail and turns in their order, before rank 0 does them, and the tokens that they must have sampled too."""
+def test_rank_0_forwards_its_mail_and_its_turns(loaded):
+    """In order and before rank 0 acts on them, and then the tokens that the other ranks must have sampled."""
     engine, messages, transports, worker = (
         load_stage_module("08", name) for name in ("engine", "messages", "kv_transport", "worker")
     )
@@ -111,7 +111,7 @@ def test_the_other_ranks_hear_of_all_that_rank_0_does(loaded):
     assert agreed == [[gain[:3]] for gain in gains]
 
 
-def test_workers_of_two_ranks_write_what_one_process_writes(loaded):
+def test_workers_of_two_ranks_generate_the_tokens_of_one_process(loaded):
     """Four processes under Ray: prefill and decode, on two ranks each."""
     pytest.importorskip("ray")
     options = {"kv_memory": "16M", "max_running": 8, "num_draft_tokens": 0}

@@ -1,4 +1,4 @@
-"""Pages arrive over TCP as they were sent, or the transfer says that they did not: with peers that follow the rules."""
+"""Transfers of pages over TCP between well-behaved peers: pages arrive as they were sent, or the transfer fails."""
 
 import pickle
 import socket
@@ -75,15 +75,15 @@ def test_pages_of_a_gpu_arrive(kinds):
         assert_arrived(sender, receiver, [7, 8, 3], [5, 4, 20])
 
 
-def test_without_scatter_and_gather_pages_arrive_too(ends, monkeypatch):
-    """As on Windows."""
+def test_pages_arrive_without_scatter_and_gather(ends, monkeypatch):
+    """Windows has no scatter and gather."""
     monkeypatch.setattr(interruptible_socket, "SCATTER_GATHER", False)
     sender, receiver = ends
     assert fetched(receiver.receive(sender.send("a", [7, 8, 3]), 0, [5, 4, 20]))
     assert_arrived(sender, receiver, [7, 8, 3], [5, 4, 20])
 
 
-def test_many_transfers_at_once_take_turns(ends, monkeypatch):
+def test_transfers_beyond_the_limit_are_queued(ends, monkeypatch):
     monkeypatch.setattr(tcp_transport, "MAX_FETCHES", 3)
     monkeypatch.setattr(tcp_transport, "MAX_CONNECTIONS", 2)
     sender, receiver = ends
@@ -94,7 +94,7 @@ def test_many_transfers_at_once_take_turns(ends, monkeypatch):
     assert_arrived(sender, receiver, list(range(50)), list(range(49, -1, -1)))
 
 
-def test_what_is_withdrawn_or_unknown_or_not_ones_own_cannot_be_had(ends):
+def test_withdrawn_and_unknown_offers_and_wrong_secrets_are_refused(ends):
     sender, receiver = ends
     ticket = sender.send("a", [1, 2])
     for wrong, reason in (({"key": "b"}, "not on offer"), ({"secret": bytes(32)}, "ended"), ({"port": 1}, "refused")):
@@ -112,7 +112,7 @@ def test_what_is_withdrawn_or_unknown_or_not_ones_own_cannot_be_had(ends):
 
 
 @pytest.mark.parametrize("withdraw", ["abort", "clear", "send again"])
-def test_pages_that_are_withdrawn_while_they_travel_are_never_taken_for_complete(ends, monkeypatch, withdraw):
+def test_pages_withdrawn_during_a_transfer_are_never_complete(ends, monkeypatch, withdraw):
     sender, receiver = ends
 
     def write_and_withdraw(connection, pieces):
@@ -186,7 +186,7 @@ def test_the_transport_listens_on_one_address_only(ends, host):
         socket.create_connection((host, transport.port))
 
 
-def test_closing_ends_everything(ends):
+def test_closing_ends_all_threads_and_transfers(ends):
     sender, receiver = ends
     with sender_by_hand() as (silent, accept), receiver_by_hand(sender.send("a", [1])):
         transfers = [receiver.receive(silent, 0, [page]) for page in range(50)]
@@ -211,7 +211,7 @@ def test_closing_ends_everything(ends):
     ],
     ids=["none", "one dimension", "empty", "not contiguous", "unlike numbers of pages"],
 )
-def test_pools_that_cannot_travel_together_are_refused(ends, pools):
+def test_incompatible_pools_are_refused(ends, pools):
     with pytest.raises(ValueError, match="pools must"):
         ends[0].register(pools)
 
@@ -273,5 +273,5 @@ def test_neighbouring_pages_are_one_piece():
     assert pools[0][0, 7, 0, 0, 0] == 2.5, "a view is the pool's own memory"
 
 
-def test_a_layout_says_all_that_must_agree():
+def test_the_layout_of_a_pool():
     assert layout(zero_pools(torch.bfloat16, SHAPES[2:])) == ["torch.bfloat16 [2, 4, 1, 8]"]

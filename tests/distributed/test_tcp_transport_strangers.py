@@ -1,4 +1,4 @@
-"""Strangers who connect to a page transport, peers that are slow, and what a receiver believes."""
+"""Transfers of pages with peers that have no ticket, peers that are slow, and forged or replayed messages."""
 
 import socket
 import threading
@@ -42,8 +42,8 @@ def sender():
 
 
 @pytest.mark.parametrize("chatty", [False, True], ids=["silent", "byte by byte"])
-def test_strangers_do_not_keep_receivers_out_and_are_bounded(sender, receiver, monkeypatch, chatty):
-    """Many more of them than may be connected, and a handshake has all the time it may want while there is room."""
+def test_connections_without_a_proof_are_bounded_and_keep_no_receiver_out(sender, receiver, monkeypatch, chatty):
+    """Many more connect than MAX_CONNECTIONS allows; while there are places, a handshake keeps its whole deadline."""
     monkeypatch.setattr(tcp_transport, "MAX_CONNECTIONS", 8)
     monkeypatch.setattr(tcp_transport, "HANDSHAKE_SECONDS", 1e6)
     monkeypatch.setattr(tcp_transport, "CROWDED_SECONDS", 0.2)
@@ -71,7 +71,7 @@ def test_strangers_do_not_keep_receivers_out_and_are_bounded(sender, receiver, m
 
 
 @pytest.mark.parametrize("chatty", [False, True], ids=["silent", "byte by byte"])
-def test_a_stranger_is_dropped_after_the_handshakes_time(monkeypatch, chatty):
+def test_a_connection_without_a_proof_ends_after_the_handshake_deadline(monkeypatch, chatty):
     never_stall(monkeypatch)
     monkeypatch.setattr(tcp_transport, "HANDSHAKE_SECONDS", 0.3)
     with transport(zero_pools()) as sender, socket.create_connection((sender.host, sender.port)) as stranger:
@@ -86,8 +86,8 @@ def test_a_stranger_is_dropped_after_the_handshakes_time(monkeypatch, chatty):
         eventually(lambda: not sender._connections)
 
 
-def test_a_receiver_with_a_proof_is_not_hurried(receiver, monkeypatch):
-    """Its transfer goes on, and the other one waits for it."""
+def test_a_receiver_with_a_proof_keeps_its_deadline(receiver, monkeypatch):
+    """Its transfer goes on, and the second receiver waits for a place."""
     monkeypatch.setattr(tcp_transport, "MAX_CONNECTIONS", 1)
     monkeypatch.setattr(tcp_transport, "CROWDED_SECONDS", 0.1)
     slow, gate = threading.Event(), threading.Event()
@@ -110,7 +110,7 @@ def test_a_receiver_with_a_proof_is_not_hurried(receiver, monkeypatch):
 
 
 @pytest.mark.parametrize("when", ["in the handshake", "with the pages"])
-def test_a_sender_that_trickles_is_given_up(receiver, monkeypatch, when):
+def test_a_sender_that_trickles_exceeds_the_deadline(receiver, monkeypatch, when):
     monkeypatch.setattr(tcp_transfer, "TRANSFER_SECONDS", 0.5)
     with sender_by_hand() as (ticket, accept):
         transfer = receiver.receive(ticket, 0, [1, 2])
@@ -130,7 +130,7 @@ def test_a_sender_that_trickles_is_given_up(receiver, monkeypatch, when):
             fetched(transfer)
 
 
-def test_a_receiver_that_trickles_is_given_up(monkeypatch):
+def test_a_receiver_that_trickles_exceeds_the_deadline(monkeypatch):
     never_stall(monkeypatch)
     monkeypatch.setattr(tcp_transport, "HANDSHAKE_SECONDS", 1e6)
     monkeypatch.setattr(tcp_transfer, "TRANSFER_SECONDS", 0.5)
@@ -151,7 +151,7 @@ def test_a_receiver_that_trickles_is_given_up(monkeypatch):
 
 
 class Recorder:
-    """Stands between a receiver and a sender, passes on what they say, and keeps it; `change` alters a request."""
+    """A proxy between receiver and sender that records both directions; `change` alters a request."""
 
     def __init__(self, address, change=lambda data: data):
         self.said = {"receiver": b"", "sender": b""}
@@ -181,7 +181,7 @@ def through(recorder: Recorder, ticket):
     return ticket._replace(host=host, port=port)
 
 
-def test_the_secret_does_not_travel_and_what_does_cannot_be_used_again(sender, receiver):
+def test_the_secret_is_never_sent_and_no_message_can_be_replayed(sender, receiver):
     ticket = sender.send("a", [1, 2])
     recorder = Recorder((sender.host, sender.port))
     assert fetched(receiver.receive(through(recorder, ticket), 0, [1, 2]))
@@ -207,7 +207,7 @@ def test_the_secret_does_not_travel_and_what_does_cannot_be_used_again(sender, r
 
 
 @pytest.mark.parametrize("offset", [16, 20], ids=["pages to skip", "pages"])
-def test_a_request_that_is_changed_on_its_way_is_not_answered(sender, receiver, offset):
+def test_a_request_changed_in_transit_is_refused(sender, receiver, offset):
     def change(data: bytes) -> bytes:
         return data[: offset + 3] + bytes([data[offset + 3] ^ 1]) + data[offset + 4 :] if len(data) > 32 else data
 
@@ -248,6 +248,8 @@ def test_pages_of_unlike_pools_are_refused_before_a_byte_is_written(receiver, po
 
 @pytest.mark.parametrize(("skip", "pages"), [(0, [1]), (0, [1, 2, 3]), (1, [1, 2]), (3, [1])])
 def test_another_number_of_pages_is_refused_before_a_byte_is_written(sender, receiver, skip, pages):
-    with pytest.raises(ConnectionError, match=f"{max(0, 2 - skip)} pages to send, the receiver {len(pages)}"):
+    with pytest.raises(
+        ConnectionError, match=f"{max(0, 2 - skip)} pages? to send, the receiver has reserved {len(pages)}"
+    ):
         fetched(receiver.receive(sender.send("a", [1, 2]), skip, pages))
     assert untouched(receiver)

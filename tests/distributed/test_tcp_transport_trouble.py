@@ -1,4 +1,4 @@
-"""What a page transport must survive on its own machine, and transfers that are cancelled in each of their states."""
+"""Failures on a page transport's own machine, and cancelled transfers in each of their states."""
 
 import errno
 import socket
@@ -35,7 +35,7 @@ def sender():
 
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError, ZeroDivisionError, SystemExit, OSError])
 @pytest.mark.parametrize("where", ["page_views", "connect", "read_into"])
-def test_whatever_ends_the_fetching_thread_the_transfer_has_failed(sender, receiver, monkeypatch, error, where):
+def test_any_error_of_the_fetching_thread_fails_the_transfer(sender, receiver, monkeypatch, error, where):
     def fail(*arguments):
         if threading.current_thread().name == "page fetcher":
             raise error("injected")
@@ -53,7 +53,7 @@ def test_whatever_ends_the_fetching_thread_the_transfer_has_failed(sender, recei
     assert fetched(receiver.receive(ticket, 0, [1, 2])), "the next transfer is none the worse for it"
 
 
-def test_without_a_thread_the_transfer_has_failed(sender, receiver, monkeypatch):
+def test_a_transfer_fails_if_no_thread_can_start(sender, receiver, monkeypatch):
     def start(thread):
         raise RuntimeError("can't start new thread")
 
@@ -68,7 +68,7 @@ def test_without_a_thread_the_transfer_has_failed(sender, receiver, monkeypatch)
     eventually(lambda: not receiver._transfers)
 
 
-def test_without_another_thread_a_transfer_waits_for_one_there_is(sender, receiver, monkeypatch):
+def test_a_transfer_waits_for_a_running_fetcher_if_no_thread_can_start(sender, receiver, monkeypatch):
     def start(thread):
         if thread.name == "page fetcher":
             raise RuntimeError("can't start new thread")
@@ -134,7 +134,7 @@ def test_the_accept_loop_survives_a_process_without_threads(sender, receiver, mo
 
 @pytest.fixture(params=["woken", "looking"])
 def wake(request, monkeypatch):
-    """A thread that waits is woken on Linux; elsewhere it looks every now and then."""
+    """Linux wakes a waiting thread; on other systems it looks every LOOK_SECONDS."""
     if request.param == "looking":
         monkeypatch.setattr(InterruptibleSocket, "stop", lambda sock: setattr(sock, "stopped", True))
     elif sys.platform == "linux":
@@ -187,7 +187,7 @@ def test_cancelling_ends_an_attempt_to_connect(receiver, wake):
 
 
 def test_cancelling_while_it_starts(receiver):
-    """At any moment: the thread of each has begun, or has not."""
+    """Some threads have begun their transfer, others have not."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ticket = Ticket(*listener.getsockname(), bytes(32), "a")
         for _ in range(50):

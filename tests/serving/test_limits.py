@@ -1,4 +1,4 @@
-"""What stands before the application: large bodies come in slowly, whoever sends them, small ones at once."""
+"""The limits on bodies: large ones, of all clients together, are read at a limited rate, and small ones at once."""
 
 import asyncio
 
@@ -26,8 +26,8 @@ def read_body(limit: limits.BodyLimit, parts: list[bytes]) -> int:
     return sum(read)
 
 
-def test_large_bodies_share_one_speed(monkeypatch):
-    """Two of them take as long as one of their length: a second connection is no way around it."""
+def test_large_bodies_of_all_clients_share_one_rate(monkeypatch):
+    """Two bodies take as long as one of their total length: a second connection is no way around the limit."""
     clock = [100.0]
 
     async def sleep(seconds):
@@ -41,6 +41,6 @@ def test_large_bodies_share_one_speed(monkeypatch):
         assert read_body(limit, [b"a" * (32 << 10)] * 32) == 1 << 20
     large = 2 * ((1 << 20) - limits.SMALL_BODY)
     assert clock[0] - 100 == large / limits.LARGE_PER_SECOND
-    clock[0] += 50  # time in which none came is not saved up
+    clock[0] += 50  # time without bodies is not credited
     assert limit.free_at < clock[0] and read_body(limit, [b"a" * (1 << 20)]) == 1 << 20
     assert clock[0] - 150 == (large + (1 << 20)) / limits.LARGE_PER_SECOND

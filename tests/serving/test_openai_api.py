@@ -1,4 +1,4 @@
-"""OpenAI's own client against the servers: the right text, in the right shape, whole and in pieces."""
+"""OpenAI's own client against the server: texts and shapes of answers, whole and streamed."""
 
 import httpx
 import openai
@@ -24,7 +24,7 @@ def service(request, loaded):
 
 @pytest.fixture(scope="module")
 def expect(loaded):
-    """What an engine itself generates: expect(prompt, **params) -> request."""
+    """A function that generates with an engine in this process: expect(prompt, **params) -> request."""
     engine = load_engine("02")(loaded)
     return lambda prompt, **params: engine.generate([prompt], SamplingParams(**params))[0]
 
@@ -64,7 +64,7 @@ def test_completions_are_those_of_the_engine(service, expect, prompts):
         assert answer.usage.total_tokens == sum(tokens)
 
 
-def test_the_default_is_sixteen_tokens(service):
+def test_max_tokens_defaults_to_sixteen(service):
     assert complete(service, extra_body={"ignore_eos": True}).usage.completion_tokens == 16
 
 
@@ -81,7 +81,7 @@ def test_several_prompts_and_choices(service, expect, prompts):
     ]
 
 
-def test_a_seed_gives_the_same_choices_and_different_ones(service):
+def test_a_seed_repeats_the_choices_of_a_call_and_they_differ(service):
     options = {"temperature": 1.0, "seed": 5, "n": 3, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
     first, second = (
         [choice.text for choice in complete(service, "Once upon a time", **options).choices] for _ in range(2)
@@ -106,7 +106,7 @@ def test_streamed_text_is_the_unstreamed_text(service, prompts):
             assert seen == [None] * (len(seen) - 1) + [choice.finish_reason], "one finish_reason, in the last chunk"
 
 
-def test_usage_comes_last_if_it_is_asked_for(service):
+def test_usage_comes_last_if_requested(service):
     options = {"stream": True, "max_tokens": 6, "extra_body": {"ignore_eos": True}}
     *chunks, last = complete(service, stream_options={"include_usage": True}, **options)
     assert all(chunk.choices and chunk.usage is None for chunk in chunks)
@@ -131,7 +131,7 @@ def test_stop_reasons(service, expect):
     assert last.choices[0].stop_reason == text[3:6]
 
 
-def test_biases_and_answers_of_at_least_so_many_tokens(service, expect):
+def test_logit_bias_and_min_tokens(service, expect):
     first = expect(PROMPT, max_tokens=1).token_ids[0]
     banned = complete(service, max_tokens=1, logit_bias={str(first): -100}, logprobs=0)
     assert banned.choices[0].logprobs.tokens != [expect(PROMPT, max_tokens=1).text]
@@ -144,7 +144,7 @@ def test_biases_and_answers_of_at_least_so_many_tokens(service, expect):
 # ---- Chat ----
 
 
-def test_chat_answers_are_those_of_the_template(service, loaded, expect):
+def test_chat_messages_go_through_the_chat_template(service, loaded, expect):
     expected = expect(chat_ids(loaded, QUESTION), max_tokens=60)
     parts = [{"role": "user", "content": [{"type": "text", "text": "Count from"}, {"type": "text", "text": "1 to 5."}]}]
     joined = [{"role": "user", "content": "Count from\n1 to 5."}]
@@ -204,7 +204,7 @@ def test_chat_logprobs(service, loaded, expect):
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
-def test_prompt_logprobs_as_evaluation_harnesses_ask_for_them(service, reference, prompts, max_tokens):
+def test_prompt_logprobs_as_evaluation_harnesses_request_them(service, reference, prompts, max_tokens):
     prompt = prompts[4][:50]
     answer = complete(service, [prompt, prompt[:7]], max_tokens=max_tokens, echo=True, logprobs=1, seed=1)
     with torch.inference_mode():
@@ -257,9 +257,9 @@ def test_cached_tokens_are_reported(loaded):
         assert (first.cached_tokens, second.cached_tokens) == (0, 96)
 
 
-def test_a_name_for_the_model(loaded):
+def test_served_model_name(loaded):
     with openai_server("03", loaded, "--served-model-name", "gpt") as service:
         assert [model.id for model in service.client.models.list().data] == ["gpt"]
         assert service.client.completions.create(model="gpt", prompt="a", max_tokens=1).model == "gpt"
-        with pytest.raises(openai.NotFoundError, match="'bundled' does not exist: this server has 'gpt'"):
+        with pytest.raises(openai.NotFoundError, match="'bundled' does not exist: use 'gpt'"):
             service.client.completions.create(model="bundled", prompt="a", max_tokens=1)

@@ -1,4 +1,4 @@
-"""What a server tells Prometheus, and what its dashboard asks."""
+"""The metrics for Prometheus, and the queries of the dashboard."""
 
 import re
 import time
@@ -49,7 +49,7 @@ def test_metrics(loaded):
     for name in ("time_to_first_token_seconds", "request_queue_time_seconds"):
         assert value(f"{name}_count") == 3
     for name in metrics_of_completed_requests:
-        assert value(f"{name}_count") == 2, f"{name} counts what was aborted"
+        assert value(f"{name}_count") == 2, f"{name} counts an aborted request"
     assert value("request_prompt_tokens_sum") == 80 and value("request_generation_tokens_sum") == 10
     parts = value("request_prefill_time_seconds_sum") + value("request_decode_time_seconds_sum")
     assert parts == pytest.approx(value("request_inference_time_seconds_sum"))
@@ -70,11 +70,11 @@ def test_speculation_is_counted(loaded):
     values = {name: float(value) for name, value in found}
     drafts, drafted, accepted = (values[name] for name in names)
     assert 0 < drafts <= drafted and 0 < accepted <= drafted
-    # A pass brings what was accepted and one token more, as one chunk; the first token has no gap before it.
+    # A pass emits the accepted tokens and one more, as one chunk; the first token has no gap before it.
     assert values["inter_token_latency_seconds_count"] == values["generation_tokens_total"] - accepted - 1
 
 
-def test_the_dashboard_asks_for_what_is_measured(loaded):
+def test_the_dashboard_queries_only_existing_metrics(loaded):
     dashboard = (ROOT / "common" / "serving" / "monitoring" / "grafana.json").read_text()
     asked = set(re.findall(r"vllm:(\w+)", dashboard))
     counted = {f"{name.removeprefix('vllm:')}_total" for name, _ in metrics.COUNTED.values()}
@@ -84,8 +84,8 @@ def test_the_dashboard_asks_for_what_is_measured(loaded):
     assert asked <= measured | counted, asked - measured - counted
 
 
-def test_requests_that_wait_cost_a_step_nothing(loaded):
-    """A thousand of them are looked at when they come, run and end, and never in between."""
+def test_waiting_requests_cost_a_step_nothing(loaded):
+    """Metrics look at a request when it arrives, runs and ends, and never walk all open requests in between."""
 
     class Unseen(dict):
         def _refuse(self, *_):
@@ -103,7 +103,7 @@ def test_requests_that_wait_cost_a_step_nothing(loaded):
     assert b'vllm:generation_tokens_total{model_name="bundled"} 40.0' in measured.exposition()
 
 
-def test_a_request_arrives_when_it_comes_and_not_when_the_engine_gets_to_it(loaded):
+def test_arrival_is_when_the_server_receives_the_request(loaded):
     engine = SteppingEngine(loaded)
     with openai_server("03", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
         first = pool.submit(post, service, prompt="a", max_tokens=2, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""What a server's operator sees and says: reasons for refusals, and how a checkpoint wants to be sampled."""
+"""What the operator sees and sets: logged refusals, log levels, and a checkpoint's sampling defaults."""
 
 import argparse
 import logging
@@ -45,13 +45,13 @@ def post(service, path="/v1/completions", **body) -> httpx.Response:
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_an_error_repeats_no_more_than_the_beginning_of_a_value(service, path, body):
+def test_errors_quote_at_most_100_characters_of_a_value(service, path, body):
     answer = post(service, path, **body)
     assert answer.status_code in (200, 400, 404)
     assert "x" * (SHORT + 1) not in answer.text
 
 
-def test_a_refused_request_leaves_a_line_with_its_reason(loaded, caplog):
+def test_a_refused_request_is_logged_with_its_reason(loaded, caplog):
     with openai_server("03", loaded, "--log-level", "info") as service:
         logging.getLogger("uvicorn.error").addHandler(caplog.handler)  # uvicorn's own lead to stderr alone
         refused = [
@@ -73,13 +73,13 @@ def test_a_refused_request_leaves_a_line_with_its_reason(loaded, caplog):
 
 
 @pytest.mark.parametrize("level", ["warning", "info"])
-def test_the_level_of_the_log_is_uvicorns(loaded, level):
+def test_log_level_is_passed_to_uvicorn(loaded, level):
     with openai_server("03", loaded, "--log-level", level) as service:
         assert logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO) == (level == "info")
         assert service.app is not None
 
 
-def test_a_checkpoint_says_how_it_wants_to_be_sampled(tmp_path):
+def test_sampling_defaults_come_from_generation_config(tmp_path):
     assert read_sampling_defaults(tmp_path) == {}
     (tmp_path / "generation_config.json").write_text(
         '{"temperature": 0.6, "top_k": 20, "top_p": null, "do_sample": true}'
@@ -93,7 +93,7 @@ def test_a_checkpoint_says_how_it_wants_to_be_sampled(tmp_path):
 
 
 @pytest.mark.parametrize(("options", "greedy"), [([], True), (["--no-generation-config"], False)])
-def test_that_can_be_turned_off(loaded, options, greedy):
+def test_generation_config_can_be_turned_off(loaded, options, greedy):
     with openai_server("03", replace(loaded, sampling_defaults={"top_k": 1}), *options) as service:
         texts = {
             post(service, prompt="Once upon a time", max_tokens=8, temperature=5, seed=i).json()["choices"][0]["text"]
@@ -102,7 +102,7 @@ def test_that_can_be_turned_off(loaded, options, greedy):
     assert (len(texts) == 1) == greedy
 
 
-def test_the_command_line_knows_these_options():
+def test_server_options_and_their_defaults():
     parser = argparse.ArgumentParser()
     add_server_arguments(parser)
     args = parser.parse_args([])

@@ -1,4 +1,4 @@
-"""Bad requests, too many of them, clients that hang up, an engine that fails: what a server must live through."""
+"""Bad requests, too many requests, clients that disconnect, and an engine that fails."""
 
 import asyncio
 import copy
@@ -92,11 +92,25 @@ def test_bad_requests_say_what_is_wrong(service, body, param, says):
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"null", b'"text"', b"\xff", b'{"prompt": ' + b"[" * 100_000, b'{"prompt": NaN}']
 )
-def test_bodies_that_are_no_json_object(service, content):
-    answer = httpx.post(f"{service.url}/v1/completions", content=content, headers={"Content-Type": "application/json"})
+def test_bodies_that_are_not_json_objects_are_refused(service, content):
+    answer = httpx.post(f"{service.url}/v1/completions", content=content)
     assert answer.status_code == 400 and answer.json()["error"]["message"]
-    form = httpx.post(f"{service.url}/v1/completions", content=b'{"prompt": "a"}')
-    assert form.status_code == 400 and "Content-Type" in form.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+def test_a_body_is_json_whatever_it_is_declared_as_unless_it_comes_from_a_web_page(service, path):
+    """`curl -d` declares a form. So may the form of a web page, which its browser sends without asking the server."""
+
+    def status(**headers: str) -> int:
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        return httpx.post(
+            f"{service.url}{path}", content=b'{"prompt": "a", "max_tokens": 1}', headers=headers
+        ).status_code
+
+    assert status() == status(Content_Type="application/x-www-form-urlencoded") == 200
+    assert status(Origin="https://example.org") == 415
+    assert status(Origin="https://example.org", Content_Type="text/plain") == 415
+    assert status(Origin="https://example.org", Content_Type="application/json") == 200, "a browser asks first"
 
 
 def test_fields_that_change_nothing_are_ignored(service):
@@ -153,7 +167,7 @@ def test_bodies_have_a_limit(loaded):
             assert post(service, path, prompt="a", max_tokens=1).status_code == 200
 
 
-def test_web_pages_ask_only_if_they_may(loaded, service):
+def test_only_allowed_web_pages_can_read_answers(loaded, service):
     question = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
     assert "access-control-allow-origin" not in httpx.get(f"{service.url}/v1/models", headers=question).headers
     with openai_server("03", loaded, "--allow-origin", "https://example.org", "--api-key", "secret") as open_service:
@@ -173,11 +187,11 @@ def test_a_full_queue(loaded):
         wait_until(service.idle)
 
 
-# ---- Clients that go away, and engines that fail ----
+# ---- Clients that disconnect, and engines that fail ----
 
 
 @pytest.mark.parametrize("options", [{}, {"stream": True}, {"stream": True, "n": 3}], ids=["whole", "stream", "three"])
-def test_whoever_hangs_up_is_forgotten(service, options):
+def test_a_disconnected_client_ends_its_requests(service, options):
     steps = service.thread.stats["steps"]
     service.hang_up_after(ENDLESS | options)
     wait_until(service.idle)
@@ -186,7 +200,7 @@ def test_whoever_hangs_up_is_forgotten(service, options):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread shall die loudly
 @pytest.mark.parametrize("stream", [False, True])
-def test_when_the_engine_fails_everybody_is_told(loaded, stream):
+def test_when_the_engine_fails_every_client_gets_an_error(loaded, stream):
     engine = SteppingEngine(loaded)
     with openai_server("03", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
         answering = pool.submit(post, service, **ENDLESS, stream=stream)
@@ -208,7 +222,7 @@ def test_when_the_engine_fails_everybody_is_told(loaded, stream):
         assert post(service, prompt="a").status_code == 503
 
 
-def test_two_hundred_clients_half_of_whom_hang_up(loaded, prompts):
+def test_two_hundred_clients_half_of_which_disconnect(loaded, prompts):
     engine = load_engine("06")(loaded, max_running=64)
     chosen = [prompt[:40] for prompt in prompts[:20]]
     expected = [
@@ -242,7 +256,7 @@ def test_two_hundred_clients_half_of_whom_hang_up(loaded, prompts):
         assert text == expected[number % 20] or (number % 2 and text is None), number
 
 
-# ---- Nonsense, in quantity ----
+# ---- Random bodies ----
 
 scraps = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 30), st.floats(), st.text(max_size=5), st.just([]), st.just({}),
@@ -251,7 +265,7 @@ scraps = st.one_of(
 
 
 def fields(service, path: str) -> list[str]:
-    """The names of the body's fields, as the application itself describes them."""
+    """Return the names of a body's fields from the application's own OpenAPI description."""
     schema = service.app.openapi()
     name = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     return [*schema["components"]["schemas"][name.rsplit("/", 1)[1]]["properties"], "tools", "anything"]

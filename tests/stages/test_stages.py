@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from common.cli import chat_prompt
 from common.loader import find_checkpoint
 from common.loader.config import read_config
 from common.request import Timings
@@ -93,7 +94,7 @@ def test_a_prompt_and_its_figures(monkeypatch, capsys, loaded, tmp_path, stage):
     trace = tmp_path / "trace.json"
     status, output, _ = run_main(monkeypatch, capsys, stage, *arguments, "--trace", str(trace))
     assert status == 0
-    *text, figures = output.removesuffix("\n").split("\n")
+    *text, figures, counters = output.removesuffix("\n").split("\n")
     assert "\n".join(text) == expected.text
     prompt_tokens = len(expected.prompt_token_ids)
     assert re.fullmatch(
@@ -101,6 +102,10 @@ def test_a_prompt_and_its_figures(monkeypatch, capsys, loaded, tmp_path, stage):
         r"device=cpu dtype=float32",
         figures,
     )
+    names = [counter.partition("=")[0] for counter in counters.split()]
+    taught = {"05": "preemptions", "06": "prefix_tokens_hit", "07": "accepted_tokens", "08": "handoffs"}
+    assert names[0] == "steps" and taught.get(stage[:2], "steps") in names
+    assert not any(name.startswith("kv_") for name in names), "a request that has ended holds no memory"
     assert trace.stat().st_size > 0
 
 
@@ -136,6 +141,14 @@ def test_mistakes_are_answered_in_a_sentence(monkeypatch, capsys, tmp_path, argu
     assert isinstance(status, str), "a string: Python prints it and exits with 1"
     assert status.startswith("error: ") and says in status and "\n" not in status
     assert output == ""
+
+
+def test_transformers_does_not_warn_of_a_prompt_that_the_engine_refuses(loaded, monkeypatch):
+    warnings = []
+    monkeypatch.setattr("transformers.tokenization_utils_base.logger.warning", warnings.append)
+    with pytest.raises(ValueError, match="more than the model's context"):
+        load_engine("02")(loaded).add(chat_prompt(loaded.tokenizer, "hello there " * 3000))
+    assert warnings == []
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -1,4 +1,4 @@
-"""The JSON of answers: whole, or in chunks as they come."""
+"""The JSON of answers, whole or in chunks."""
 
 import time
 from collections.abc import Sequence
@@ -10,15 +10,15 @@ from common.sampling import TokenLogprobs
 
 
 class Answers:
-    """One call's answer, with one or several choices. Subclasses know the two APIs' names for things."""
+    """The answer to one call, with one or several choices. Subclasses write the shapes of the two APIs."""
 
-    prefix: str
-    whole: str  # what `object` says
-    chunk: str
+    prefix: str  # of the answer's id
+    whole: str  # the field `object` of a whole answer
+    chunk: str  # the field `object` of a chunk
 
     def __init__(self, model: str, tokenizer, texts: dict[int, str]):
         self.tokenizer = tokenizer
-        self.texts = texts  # of tokens; answers share it, as one answer may list thousands of tokens twenty times
+        self.texts = texts  # token id -> text; all answers share it: one alone may need 20 texts for each token
         self.head = {"id": f"{self.prefix}-{token_hex(12)}", "created": int(time.time()), "model": model}
 
     def answer(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class CompletionAnswers(Answers):
 
     def __init__(self, model: str, tokenizer, texts: dict[int, str]):
         super().__init__(model, tokenizer, texts)
-        self.offsets: dict[int, int] = {}  # by choice: characters whose tokens have been listed
+        self.offsets: dict[int, int] = {}  # choice -> characters of the tokens listed so far
 
     def choice(self, index: int, text: str, logprobs, finish_reason: str | None, stop_reason) -> dict[str, Any]:
         return {
@@ -56,7 +56,7 @@ class CompletionAnswers(Answers):
     def logprobs(
         self, index: int, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
     ) -> dict[str, list]:
-        """Four lists with one entry for each token; None for the first token of a prompt, which nothing predicts."""
+        """Return four lists with an entry for each token; None for the first token of a prompt."""
         tokens = [self.token(token_id) for token_id in token_ids]
         offset, offsets = self.offsets.get(index, 0), []
         for token in tokens:
@@ -67,7 +67,7 @@ class CompletionAnswers(Answers):
         for token, entry in zip(tokens, entries, strict=True):
             likeliest: dict[str, float] = {}
             for token_id, logprob in entry.top if entry else ():
-                # Two tokens may be the same text: the likelier one counts.
+                # Two tokens may have the same text: keep the likelier one.
                 likeliest.setdefault(self.token(token_id), finite(logprob))
             top.append(likeliest | {token: finite(entry.logprob)} if entry else None)
         return {
@@ -83,7 +83,7 @@ class ChatAnswers(Answers):
 
     def __init__(self, model: str, tokenizer, texts: dict[int, str]):
         super().__init__(model, tokenizer, texts)
-        self.begun: set[int] = set()  # choices whose role has been told
+        self.begun: set[int] = set()  # choices whose role has been sent
 
     def choice(self, index: int, text: str, logprobs, finish_reason: str | None, stop_reason) -> dict[str, Any]:
         return {
@@ -95,7 +95,7 @@ class ChatAnswers(Answers):
         }
 
     def chunk_choice(self, index: int, text: str, logprobs, finish_reason: str | None, stop_reason) -> dict[str, Any]:
-        # The role comes with the first text: a chunk of its own, sent before, would look like a first token.
+        # Send the role with the first text: a chunk of its own would look like the first token.
         role = {} if index in self.begun else {"role": "assistant"}
         self.begun.add(index)
         return {
@@ -122,12 +122,12 @@ class ChatAnswers(Answers):
 
 
 def finite(logprob: float) -> float:
-    """JSON has no infinity; this is what vLLM writes for it."""
+    """Return the log-probability, or vLLM's stand-in for minus infinity, which JSON does not have."""
     return max(logprob, -9999.0)
 
 
 def usage(prompts: Sequence[Request | Sequence[int]], output_tokens: int) -> dict[str, Any]:
-    """prompts: one request, or one list of token ids, for each prompt, however many choices it has."""
+    """Return the field `usage`. prompts: for each prompt, one of its requests, or its token ids if it has none."""
     ids = [one.prompt_token_ids if isinstance(one, Request) else one for one in prompts]
     cached = sum(one.cached_tokens for one in prompts if isinstance(one, Request))
     prompt_tokens = sum(map(len, ids))

@@ -1,7 +1,7 @@
-"""What a request may ask for, and what that means to an engine.
+"""The fields of a body, and their translation to prompts and `SamplingParams`.
 
-A field that is not understood and would change the answer is refused by name; a client that asked for it would
-otherwise take the answer for what it wanted. Fields that change nothing, such as `user`, are ignored.
+A field that would change the answer and is not supported is refused by name: the client would otherwise believe that
+the answer has it. Fields that change nothing, such as `user`, are ignored.
 """
 
 from typing import Annotated, Any, Literal
@@ -14,14 +14,14 @@ from common.sampling_params import MOST_BIASES
 
 from .errors import BadRequest
 
-MOST_CHOICES = 128  # n, as in OpenAI's API
-MOST_PROMPTS = 2048  # of one call, as in OpenAI's API for embeddings
+MOST_CHOICES = 128  # the field n, as in OpenAI's API
+MOST_PROMPTS = 2048  # in one call, as in OpenAI's API for embeddings
 IGNORED = {
     "user", "name", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id",
     "parallel_tool_calls", "prompt_cache_retention",
 }  # fmt: skip
-# What is not offered, with the values that ask for nothing.
-NOT_OFFERED: dict[str, tuple[Any, ...]] = {
+# Fields that are not supported, and the values with which they change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
     "response_format": ({"type": "text"},),
@@ -34,7 +34,7 @@ NOT_OFFERED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
 }
 
-# Fail fast: without it a body with a million mistakes is checked to its end, in all the ways a field may be read.
+# Without it, pydantic checks a body with a million mistakes to its end, once for each type that a field may have.
 FAIL_FAST = Field(fail_fast=True)
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], FAIL_FAST]
 Prompts = Field(max_length=MOST_PROMPTS, fail_fast=True)
@@ -45,11 +45,11 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None  # padding against eavesdroppers: OpenAI's own servers add it, we never do
+    include_obfuscation: bool | None = None  # padding against eavesdroppers, which this server never adds
 
 
 class Body(BaseModel):
-    """The fields that completions and chat completions have in common. None, given or not, is the default."""
+    """The fields that completions and chat completions share. None means the default."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -74,18 +74,18 @@ class Body(BaseModel):
     stream_options: StreamOptions | None = None
 
     def check(self) -> None:
-        """BadRequest for what is not offered, and for what makes no sense."""
+        """Raise BadRequest for unknown and unsupported fields, and for fields that contradict each other."""
         for name, value in (self.model_extra or {}).items():
-            if value is None or name in IGNORED or value in NOT_OFFERED.get(name, ()):
+            if value is None or name in IGNORED or value in UNSUPPORTED.get(name, ()):
                 continue
-            if name in NOT_OFFERED:
-                raise BadRequest(f"{name} is not supported by this server", name)
+            if name in UNSUPPORTED:
+                raise BadRequest(f"{name} is not supported by this server: leave it out", name)
             raise BadRequest(f"unknown field {shortened(name)}", name if len(name) < 80 else None)
         if self.stream_options is not None and not self.stream:
-            raise BadRequest("stream_options are for streams: send stream: true with them", "stream_options")
+            raise BadRequest("stream_options need a stream: send stream: true with them", "stream_options")
 
     def sampling_params(self, defaults: dict[str, float], **overrides) -> SamplingParams:
-        """As the API means them: where neither body nor defaults say anything, temperature and top_p are 1."""
+        """Return the parameters: the body's, then the defaults, then the API's own (temperature and top_p are 1)."""
         given = {
             "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
             "seed": None if self.seed is None else self.seed % 2**63,
@@ -104,12 +104,12 @@ class Body(BaseModel):
 
     @property
     def echoes(self) -> bool:
-        """Whether the prompts are wanted in front of their answers."""
+        """Return whether each answer begins with its prompt."""
         return False
 
     @property
     def scores_prompts(self) -> bool:
-        """Whether log-probabilities of the prompts themselves are wanted."""
+        """Return whether the answer has log-probabilities of the prompts' own tokens."""
         return False
 
     @property
@@ -122,7 +122,7 @@ class Body(BaseModel):
 
 
 class CompletionBody(Body):
-    """`POST /v1/completions`. A prompt is a text or a list of token ids; several of them make as many answers."""
+    """`POST /v1/completions`. A prompt is a text or a list of token ids; a list of prompts gets an answer for each."""
 
     prompt: str | TokenIds | Annotated[list[str], Prompts] | Annotated[list[TokenIds], Prompts]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -131,9 +131,9 @@ class CompletionBody(Body):
     def check(self) -> None:
         super().check()
         if self.prompt in ("", []) or (isinstance(self.prompt, list) and any(one in ("", []) for one in self.prompt)):
-            raise BadRequest("the prompt is empty", "prompt")
+            raise BadRequest("the prompt is empty: give at least one token", "prompt")
         if self.max_tokens == 0 and not self.echo:
-            raise BadRequest("max_tokens of 0 generates nothing, so it is for echo only", "max_tokens")
+            raise BadRequest("max_tokens is 0, which generates nothing: give at least 1, or echo: true", "max_tokens")
 
     @property
     def echoes(self) -> bool:
@@ -151,11 +151,11 @@ class CompletionBody(Body):
 
     def params(self, defaults: dict[str, float]) -> SamplingParams:
         most = 16 if self.max_tokens is None else self.max_tokens  # the API's default
-        # No sampling parameters generate nothing: whoever wants the prompt alone is answered without the engine.
+        # SamplingParams has no max_tokens of 0: for the prompt alone, no request goes to the engine.
         return self.sampling_params(defaults, max_tokens=most or 1, logprobs=self.logprobs)
 
 
-class Part(BaseModel):
+class TextPart(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     type: Literal["text"]
@@ -166,17 +166,17 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[Part], FAIL_FAST] | None = None
+    content: str | Annotated[list[TextPart], FAIL_FAST] | None = None
 
     def check(self) -> None:
         for name, value in (self.model_extra or {}).items():
             if value not in (None, []) and name not in IGNORED | {"refusal"}:
-                raise BadRequest(f"messages with {shortened(name)} are not supported by this server", "messages")
+                raise BadRequest(f"messages with {shortened(name)} are not supported: leave it out", "messages")
         if self.content is None and self.role != "assistant":
-            raise BadRequest(f"a message of the role {self.role!r} has no content", "messages")
+            raise BadRequest(f"a message of the role {self.role!r} has no content: give a text", "messages")
 
     def plain(self) -> dict[str, str]:
-        """As chat templates know messages: the content is one text, and developers are the system."""
+        """Return the message as chat templates expect it: the content one text, the role "system" for developers."""
         content = self.content or ""
         text = content if isinstance(content, str) else "\n".join(part.text for part in content)
         return {"role": "system" if self.role == "developer" else self.role, "content": text}
@@ -189,14 +189,14 @@ class ChatBody(Body):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None  # handed to the template, such as enable_thinking for Qwen3
+    chat_template_kwargs: dict[str, Any] | None = None  # variables of the template, such as enable_thinking for Qwen3
 
     def check(self) -> None:
         super().check()
         for message in self.messages:
             message.check()
         if self.top_logprobs and not self.logprobs:
-            raise BadRequest("top_logprobs needs logprobs: true", "top_logprobs")
+            raise BadRequest("top_logprobs needs log-probabilities: send logprobs: true with it", "top_logprobs")
 
     def params(self, defaults: dict[str, float]) -> SamplingParams:
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -206,7 +206,7 @@ class ChatBody(Body):
 
 
 class TokenizeBody(BaseModel):
-    """`POST /tokenize`: a text, or messages for the chat template."""
+    """`POST /tokenize`. Either a prompt, or messages for the chat template."""
 
     model_config = ConfigDict(strict=True)
 
@@ -219,6 +219,8 @@ class TokenizeBody(BaseModel):
 
 
 class DetokenizeBody(BaseModel):
+    """`POST /detokenize`."""
+
     model_config = ConfigDict(strict=True)
 
     model: str | None = None

@@ -1,4 +1,4 @@
-"""One HTTP request on its way: the streams that the engine's thread has opened for it, and the choices they become."""
+"""One HTTP call: the engine thread's streams for it, and the choices of its answer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -11,28 +11,28 @@ from .answers import Answers, usage
 from .bodies import Body
 from .slices import sliced_logprobs
 
-LOST = ("error", "abort")  # how a choice ends that is not completed: the engine failed, or the server stops
+FAILED = ("error", "abort")  # finish reasons of an incomplete choice: the engine failed, or the server stops
 
 
 @dataclass
 class Echo:
-    """A prompt that stands in front of its answers."""
+    """A prompt that its answers begin with."""
 
     token_ids: list[int]
     text: str
-    logprobs: list[TokenLogprobs | None] | None
+    logprobs: list[TokenLogprobs | None] | None  # None: not requested
 
 
 @dataclass
 class Call:
-    """A stream for each choice, prompt by prompt, and before them one for each prompt that is scored."""
+    """The streams of one call. Choice `index` belongs to prompt `index // body.choices`."""
 
     body: Body
     answers: Answers
-    scored: list
-    streams: list  # none if the prompts alone are wanted
-    echoes: list[Echo] = field(default_factory=list)  # one for each prompt, or none at all
-    begun: set[int] = field(default_factory=set)  # choices of which a chunk has been sent
+    scored: list  # a stream for each prompt to be scored
+    streams: list  # a stream for each choice; none if the call is for the prompts alone
+    echoes: list[Echo] = field(default_factory=list)  # one for each prompt, or none
+    begun: set[int] = field(default_factory=set)  # choices whose first chunk has been sent
 
     @property
     def choices(self) -> int:
@@ -55,7 +55,7 @@ class Call:
         return self.answers.choice(index, text, logprobs, request.finish_reason, request.stop_reason)
 
     async def chunk_choice(self, index: int, piece) -> dict[str, Any]:
-        """The prompt goes with the first chunk of its choice."""
+        """Return a choice of a chunk; the first one of a choice begins with the echo."""
         if not self.streams:
             return self.answers.chunk_choice(*await self._prompt_alone(index))
         request, echo = self.streams[index].request, None if index in self.begun else self.echo(index)
@@ -65,7 +65,7 @@ class Call:
         return self.answers.chunk_choice(index, text, logprobs, piece.finish_reason, stop_reason)
 
     async def pieces(self) -> AsyncIterator[tuple[int, Any]]:
-        """The pieces of all choices as they come, each with the number of its choice."""
+        """Yield (choice, piece) for all choices, in order of arrival."""
         if not self.streams:
             for index in range(self.choices):
                 yield index, NO_PIECE
@@ -82,11 +82,11 @@ class Call:
     ) -> tuple[str, dict[str, list] | None]:
         if echo is not None:
             text, token_ids, entries = echo.text + text, echo.token_ids + token_ids, (echo.logprobs or []) + entries
-        wanted = self.streams[index].request.params.logprobs is not None
-        return text, await sliced_logprobs(self.answers, index, token_ids, entries) if wanted else None
+        requested = self.streams[index].request.params.logprobs is not None
+        return text, await sliced_logprobs(self.answers, index, token_ids, entries) if requested else None
 
     async def _prompt_alone(self, index: int) -> tuple:
-        """Nothing is generated: the prompt comes back, with what the model thinks of it if that is wanted."""
+        """Return the arguments of `Answers.choice` for a prompt without output."""
         echo, logprobs = self.echo(index), None
         if echo.logprobs is not None:
             logprobs = await sliced_logprobs(self.answers, index, echo.token_ids, echo.logprobs)
@@ -95,7 +95,7 @@ class Call:
 
 @dataclass(frozen=True)
 class NoPiece:
-    """In place of a piece of a stream, where nothing is generated."""
+    """Stands for the one piece of a choice that generates nothing."""
 
     token_ids: tuple[int, ...] = ()
     finish_reason: str = "length"
@@ -105,7 +105,7 @@ NO_PIECE = NoPiece()
 
 
 async def merged(streams: Sequence) -> AsyncIterator[tuple[int, Any]]:
-    """The pieces of all streams as they come, each with the number of its stream."""
+    """Yield (number of the stream, piece) for all streams, in order of arrival."""
     if len(streams) == 1:
         async for piece in streams[0]:
             yield 0, piece

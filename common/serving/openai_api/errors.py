@@ -1,4 +1,4 @@
-"""Errors as clients of OpenAI's API expect them: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`."""
 
 import json
 import reprlib
@@ -14,7 +14,7 @@ from common.serving.errors import EngineDead, QueueFull, log_refusal
 
 
 class Json(Response):
-    """JSON in ASCII: a client may send half a character, which UTF-8 cannot write, and have it quoted in an error."""
+    """JSON in ASCII. An error may quote a client's half of a surrogate pair, which UTF-8 cannot encode."""
 
     media_type = "application/json"
 
@@ -23,7 +23,7 @@ class Json(Response):
 
 
 class BadRequest(ValueError):
-    """A request that cannot be served as it is. param: the field; status: 400, or 404 for a model there is not."""
+    """A request that the client must change. param: the field at fault; status: 400, or 404 for an unknown model."""
 
     def __init__(self, message: str, param: str | None = None, *, status: int = 400, code: str | None = None):
         super().__init__(message)
@@ -37,13 +37,13 @@ def error_object(message: str, status: int, param: str | None = None, code: str 
 
 
 def error_response(http: Request, error: Exception) -> Response:
-    """What a client gets for an exception that a route has raised; an unknown one is raised again."""
+    """Return the answer to an exception of a route; raise an unknown exception again."""
     status, param, code, headers = 400, None, None, None
     match error:
         case BadRequest():
             message, status, param, code = str(error), error.status, error.param, error.code
         case RequestValidationError():
-            message, param = first_mistake(error)
+            message, param = first_error(error)
         case QueueFull():
             message, status, headers = str(error), 429, {"Retry-After": "1"}
         case EngineDead():
@@ -58,28 +58,32 @@ def error_response(http: Request, error: Exception) -> Response:
     return Json(error_object(message, status, param, code), status, headers=headers)
 
 
-def first_mistake(error: RequestValidationError) -> tuple[str, str | None]:
-    """What is wrong with the body in a sentence, and the name of the field."""
-    # Of a field that may be one of several things, each is tried: the deepest mistake is that of the likeliest one.
-    mistake = max(error.errors(), key=lambda one: len(one["loc"]))
-    if mistake["type"] == "json_invalid":
-        return f"the body is not JSON: {mistake['ctx']['error']}", None
-    # Pydantic names what it has tried, such as "str" or "list[str]", among the fields.
-    place = [str(part) for part in mistake["loc"] if part not in ("body", "str") and "[" not in str(part)]
+def first_error(error: RequestValidationError) -> tuple[str, str | None]:
+    """Return one sentence about what is wrong with the body, and the name of the field."""
+    # Pydantic tries each type that a field may have. The deepest error belongs to the type that the client meant.
+    found = max(error.errors(), key=lambda one: len(one["loc"]))
+    if found["type"] == "json_invalid":
+        return f"the body is not JSON: {found['ctx']['error']}", None
+    # Among the fields, pydantic names the types that it has tried, such as "str" or "list[str]".
+    place = [str(part) for part in found["loc"] if part not in ("body", "str") and "[" not in str(part)]
     if not place:
-        return 'the body must be a JSON object, sent with the header "Content-Type: application/json"', None
-    message = mistake["msg"][:1].lower() + mistake["msg"][1:]
-    given = "" if mistake["type"] == "missing" else f", not {reprlib.repr(mistake['input'])}"
+        return "the body is empty or not a JSON object: send an object", None
+    message = found["msg"][:1].lower() + found["msg"][1:]
+    given = "" if found["type"] == "missing" else f", not {reprlib.repr(found['input'])}"
     return f"{'.'.join(part[:80] for part in place)}: {message}{given}", place[0][:80]
 
 
 class OpenAIRoute(APIRoute):
-    """A route whose errors have the API's shape."""
+    """A route that reads every body as JSON, as /generate does, and whose errors have the API's shape."""
 
     def get_route_handler(self):
         handler = super().get_route_handler()
 
         async def handle(http: Request) -> Response:
+            # FastAPI parses JSON only if it is declared, and `curl -d` declares a form.
+            others = [(name, value) for name, value in http.scope["headers"] if name != b"content-type"]
+            headers = [*others, (b"content-type", b"application/json")]
+            http = Request(http.scope | {"headers": headers}, http.receive)
             try:
                 return await handler(http)
             except (ValueError, RequestValidationError, QueueFull, EngineDead, HTTPException) as error:

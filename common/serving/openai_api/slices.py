@@ -1,8 +1,8 @@
-"""Answers too large to be written in one go.
+"""Write large answers in slices, so that other clients' streams go on.
 
-A prompt of 4,096 tokens with 20 alternatives for each is an answer of two megabytes. To write it takes a second of
-Python, in which no stream would move and the engine would wait for the interpreter. So it is written a slice at a time,
-with a pause after each that leaves most of the time to the others.
+A prompt of 4,096 tokens with 20 alternatives for each makes an answer of two megabytes. Writing it takes a second of
+Python, in which no stream would move and the engine would wait for the interpreter. So write one slice at a time, with
+a pause after each that leaves most of the time to other work.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from typing import Any
 from common.sampling import TokenLogprobs
 
 SLICE = 32  # tokens
-PAUSE = 0.002  # seconds, several times what a slice takes
+PAUSE = 0.002  # seconds, several times as long as a slice takes
 dump = partial(json.dumps, separators=(",", ":"), allow_nan=False)
 
 
 async def sliced_logprobs(
     answers, index: int, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
 ) -> dict[str, list]:
-    """`answers.logprobs`, for any number of tokens."""
+    """Return `answers.logprobs` of any number of tokens, computed in slices."""
     lists = answers.logprobs(index, token_ids[:SLICE], entries[:SLICE])
     for start in range(SLICE, len(token_ids), SLICE):
         await asyncio.sleep(PAUSE)
@@ -32,7 +32,7 @@ async def sliced_logprobs(
 
 
 async def sliced_json(answer: dict[str, Any]) -> str:
-    """The JSON of an answer, or of a chunk, whose choices may have any number of log-probabilities."""
+    """Return the JSON of an answer or a chunk, whose choices may have any number of log-probabilities."""
     choices = []
     for choice in answer["choices"]:
         fields = {name: dump(value) for name, value in choice.items() if name != "logprobs"}

@@ -1,4 +1,4 @@
-"""`POST /tokenize`, `POST /detokenize`, `GET /tokenizer_info`, `GET /version`: vLLM's, which evaluation tools ask."""
+"""vLLM's endpoints for evaluation tools: `POST /tokenize` and `/detokenize`, `GET /tokenizer_info` and `/version`."""
 
 import importlib.metadata
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from common.request import check_characters, check_text_length
+from common.request import check_characters, check_prompt_length
 
 from .bodies import DetokenizeBody, TokenizeBody
 from .errors import BadRequest, Json, OpenAIRoute
@@ -21,7 +21,7 @@ def router(service: Service) -> APIRouter:
 
     def tokenizer():
         if service.tokenizer is None:
-            raise BadRequest(f"the model {service.name!r} has no tokenizer")
+            raise BadRequest(f"the model {service.name!r} has no tokenizer: send prompts as token ids")
         return service.tokenizer
 
     @routes.post("/tokenize")
@@ -35,8 +35,8 @@ def router(service: Service) -> APIRouter:
             tokens = await service.thread.beside(service.chat_tokens, body.messages, body.add_generation_prompt)
         else:
             check_characters(body.prompt)
-            check_text_length(len(body.prompt), tokenizer(), service.engine.config)
-            encode = partial(tokenizer().__call__, add_special_tokens=body.add_special_tokens, verbose=False)
+            check_prompt_length(len(body.prompt), tokenizer(), service.engine.config)
+            encode = partial(tokenizer().__call__, add_special_tokens=body.add_special_tokens)
             tokens = (await service.thread.beside(encode, body.prompt))["input_ids"]
         return Json(
             {
@@ -51,13 +51,13 @@ def router(service: Service) -> APIRouter:
     async def detokenize(body: DetokenizeBody):
         service.check_model(body.model)
         size = service.engine.config.vocab_size
-        if strangers := [token_id for token_id in body.tokens if token_id >= size]:
-            raise BadRequest(f"token id {strangers[0]} is outside the vocabulary of {size} tokens", "tokens")
+        if outside := [token_id for token_id in body.tokens if token_id >= size]:
+            raise BadRequest(f"token id {outside[0]} is outside the vocabulary of {size} tokens", "tokens")
         return Json({"prompt": await service.thread.beside(tokenizer().decode, body.tokens)})
 
     @routes.get("/tokenizer_info")
     async def tokenizer_info():
-        """What a client needs to build the same prompts itself: special tokens and chat template."""
+        """Return what a client needs to build the same prompts itself: special tokens and chat template."""
         settings = {name: plain(value) for name, value in tokenizer().init_kwargs.items()}
         special = {name: str(value) for name, value in tokenizer().special_tokens_map.items()}
         own = {"tokenizer_class": type(tokenizer()).__name__, "chat_template": tokenizer().chat_template}
@@ -71,5 +71,5 @@ def router(service: Service) -> APIRouter:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it; whatever JSON does not know, as a text."""
+    """Return the value as JSON can write it: types that JSON lacks become strings."""
     return json.loads(json.dumps(value, default=str))

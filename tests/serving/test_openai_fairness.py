@@ -1,4 +1,4 @@
-"""What one client may do to the others: calls for many answers, the longest prompts, the most of everything."""
+"""Fairness: calls for many answers, the longest prompts and the largest bodies do not hold up other clients."""
 
 import asyncio
 import copy
@@ -46,9 +46,9 @@ def test_the_answers_of_one_call_are_computed_together(loaded, engine, many):
 
 
 @pytest.mark.parametrize("last", [[5] * 5000, [4096]], ids=["too long", "no token"])
-def test_a_call_is_taken_whole_or_not_at_all(loaded, engine, last):
+def test_a_call_is_queued_whole_or_refused(loaded, engine, last):
     with openai_server("06", loaded, "--max-queue", "3", engine=engine) as service:
-        for _ in range(3):  # what is refused keeps no room
+        for _ in range(3):  # a refused call keeps no place in the queue
             answer = post(service, prompt=[[5], [6], last], max_tokens=200, ignore_eos=True)
             assert answer.status_code == 400
         assert post(service, prompt=[[5], [6], [7]], max_tokens=1).status_code == 200
@@ -91,8 +91,8 @@ def test_a_text_that_cannot_fit_is_not_tokenized(loaded, engine):
                 assert answer.status_code == 400 and f"{len(text)} characters" in answer.text, path
 
 
-def test_a_body_full_of_mistakes_is_refused_at_the_first():
-    """Pydantic lists every mistake if it is let: a megabyte of them takes seconds, in which no stream moves."""
+def test_validation_stops_at_the_first_mistakes():
+    """Without `fail_fast` pydantic lists every mistake: a megabyte of them takes seconds, in which no stream moves."""
     many = 100_000
     for name, value in {
         "prompt": [-1] * many,
@@ -114,7 +114,7 @@ LONG_ECHO = {"prompt": [5] * 4000, "max_tokens": 0, "echo": True, "logprobs": 20
 
 
 def test_a_prompt_is_scored_in_pieces_between_steps(loaded, engine):
-    """Beside it another request gains a token after each piece."""
+    """Meanwhile another request gains a token after each piece."""
     sizes = []
     engine.model = Watched(engine.model, sizes)
     with openai_server("06", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
@@ -129,7 +129,7 @@ def test_a_prompt_is_scored_in_pieces_between_steps(loaded, engine):
 
 
 class Watched(Transformer):
-    """A model that takes note of how many tokens each pass has."""
+    """A model that records the number of tokens of each pass."""
 
     def __init__(self, model, sizes):
         self.__dict__.update(model.__dict__)
@@ -153,14 +153,14 @@ def test_prompts_to_be_scored_count_against_the_queue(loaded):
         assert post(service, **LONG_ECHO).status_code == 200
 
 
-def test_a_prompt_is_not_scored_for_a_client_that_has_gone(loaded, engine):
+def test_scoring_stops_when_the_client_disconnects(loaded, engine):
     endless = mock.patch("common.serving.scoring.scores", endless_scores)
     with endless, openai_server("06", loaded, engine=engine) as service:
         service.hang_up_after(LONG_ECHO)
         wait_until(service.idle)
 
 
-def test_a_shutdown_does_not_wait_for_scores_longer_than_its_grace(loaded, engine):
+def test_a_shutdown_waits_for_scoring_no_longer_than_its_grace(loaded, engine):
     with mock.patch("common.serving.scoring.scores", endless_scores), ThreadPoolExecutor() as pool:
         with openai_server("06", loaded, engine=engine) as service:
             scoring = pool.submit(post, service, **LONG_ECHO)
@@ -175,8 +175,8 @@ def endless_scores(*_):
         yield []
 
 
-def test_scores_are_those_of_the_bare_model(loaded):
-    """Graphs keep the scores of the batch that they replayed, for as many rows as it had."""
+def test_scoring_uses_the_model_without_the_engines_wrappers(loaded):
+    """The wrapper of CUDA graphs keeps the logits of its last replay, for the rows of that batch."""
 
     class Graphed:
         def __init__(self, model):
@@ -186,7 +186,7 @@ def test_scores_are_those_of_the_bare_model(loaded):
             return getattr(self.model, name)
 
         def logits(self, hidden):
-            raise AssertionError("the scores of another batch")
+            raise AssertionError("these are the logits of another batch")
 
     engine = load_engine("06")(loaded)
     engine.model = Graphed(engine.model)
@@ -196,7 +196,7 @@ def test_scores_are_those_of_the_bare_model(loaded):
 
 
 def test_a_large_answer_is_written_in_slices(loaded):
-    """So that streams go on meanwhile: no slice is longer than a few milliseconds of Python."""
+    """Streams go on meanwhile: no slice takes longer than a few milliseconds of Python."""
     answers = CompletionAnswers("m", loaded.tokenizer, {})
     entries = [TokenLogprobs(-1.0, [(i, -1.0 - i) for i in range(20)])] * 1000
     expected = json.loads(json.dumps(CompletionAnswers("m", loaded.tokenizer, {}).logprobs(0, [5] * 1000, entries)))

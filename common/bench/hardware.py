@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "transformers": version("transformers"),
         "torch_threads": torch.get_num_threads(),
         "commit": git("rev-parse", "--short=10", "HEAD"),
-        "uncommitted_changes": bool(git("status", "--porcelain", "--", ".", ":(exclude)*/results/*")),
+        "uncommitted_changes": bool(git("status", "--porcelain", "--", ".", ":(exclude,glob)**/results/**")),
         "date": datetime.date.today().isoformat(),
     }
     if device.type == "cuda":

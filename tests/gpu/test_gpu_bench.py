@@ -9,16 +9,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from common.bench.gpu.run import Run, mode_name
+from common.bench.gpu.runner import Runner, measure_part
 
 from common.bench.gpu import parts, runner, throughput
 from common.bench.gpu.__main__ import main
-from common.bench.gpu.run import Run, mode_name
-from common.bench.gpu.runner import Runner, measure_part
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_A_PLOT = {"transformers"}
 # The microbenchmarks are a module of their own.
-NAMES = [name for name in parts.PARTS if name != "kernels" or importlib.util.find_spec("common.bench.kernels")]
+NAMES = [name for name in parts.PARTS if name != "kernels" or importlib.util.find_spec("common.bench.experiments.kernels")]
 
 
 class InThisProcess(Runner):

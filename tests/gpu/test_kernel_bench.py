@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.bench.kernels import Sizes, line, measure
+from common.bench.experiments.kernels import Sizes, line, measure
 from common.bench.timing import median_seconds
 from common.model import ModelConfig, rope_table
 
@@ -51,7 +51,7 @@ def test_every_variant_is_measured(device):
 @pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
 @torch.inference_mode()
 def test_variants_compute_the_same(config, device):
-    from common.bench.kernel_cases import attention_case, layers_of, model_cases
+    from common.bench.experiments.kernel_cases import attention_case, layers_of, model_cases
 
     def outcome(case, name, arguments):
         """What the variant returns, and what it writes to; of a block, the sum that it leaves to the next."""
@@ -82,6 +82,7 @@ def test_variants_compute_the_same(config, device):
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "normed"), [(4, 2, 64, True), (5, 1, 80, False)])
 def test_the_kernel_that_also_writes_touches_only_its_slots(device, heads, kv_heads, head_dim, normed):
     from common.bench.fused_write import norm_rotate_write
+
     from common.gpu.fused_kernels import norm_rotate
 
     cos, sin = (table.to(device) for table in rope_table(replace(QWEN3, head_dim=head_dim)))
@@ -101,7 +102,7 @@ def test_the_kernel_that_also_writes_touches_only_its_slots(device, heads, kv_he
 @needs_triton
 @devices
 def test_a_variant_that_fails_is_left_out_and_says_why(device, monkeypatch):
-    from common.bench import kernel_cases
+    from common.bench.experiments import kernel_cases
 
     def broken(gate_up):
         raise RuntimeError("no such instruction. Try another GPU")

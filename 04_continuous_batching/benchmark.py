@@ -273,7 +273,7 @@ BENCHMARK = Benchmark(
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 330, "quick": 38, "gpu": 85},
+    seconds={"full": 330, "quick": 38, "gpu": 75},
 )
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@ import torch
 
 from .timing import median_seconds
 
-REFERENCE = {"cpu": 768, "cuda": 4096}  # rows and columns of the reference product: milliseconds each
-REFERENCE_TIMES = 15
+LARGE = {"cpu": 2048, "cuda": 8192}  # rows and columns of a matrix product
+REFERENCE = {"cpu": 768, "cuda": 4096}  # the same of the reference product, which takes milliseconds
+REFERENCE_TIMES = 9
 
 
-def matmul_flops_per_second(device: torch.device, dtype: torch.dtype, size: int | None = None) -> float:
+def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
     """What one large square matrix product reaches here: the ceiling of every model on this device. Best of five."""
-    size = size or (8192 if device.type == "cuda" else 2048)
+    size = LARGE[device.type]
     return 2 * size**3 / min(product_seconds(device, dtype, size, 6)[1:])
 
 
@@ -24,9 +25,17 @@ def copy_bytes_per_second(device: torch.device, nbytes: int | None = None, repea
     return 2 * nbytes / median_seconds(target.copy_, device, [(source,)], repeats=repeats)
 
 
+def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """Both, by the names that documents have for them."""
+    return {
+        "copy_bytes_per_second": copy_bytes_per_second(device),
+        "matmul_flops_per_second": matmul_flops_per_second(device, dtype),
+    }
+
+
 def reference_ms(device: torch.device, dtype: torch.dtype) -> float:
     """Milliseconds of a fixed matrix product: a machine that changes its speed shows it here. The median."""
-    return 1e3 * statistics.median(product_seconds(device, dtype, REFERENCE[device.type], REFERENCE_TIMES + 3)[3:])
+    return 1e3 * statistics.median(product_seconds(device, dtype, REFERENCE[device.type], REFERENCE_TIMES + 2)[2:])
 
 
 def product_seconds(device: torch.device, dtype: torch.dtype, size: int, times: int) -> list[float]:

@@ -54,8 +54,8 @@ def main(
 
 def add_options(parser: argparse.ArgumentParser, benchmarks: Sequence[Benchmark]) -> None:
     Settings.add_arguments(parser)
-    parser.add_argument("--quick", dest="sizes", action="store_const", const="quick", help="headlines only, in seconds")
     parser.add_argument("--sizes", choices=list(REPEATS), default="full", help="tiny: for tests (default: %(default)s)")
+    parser.add_argument("--quick", dest="sizes", action="store_const", const="quick", help="--sizes quick: headlines")
     parser.add_argument("--only", metavar="NAME,NAME", help="of " + ", ".join(each.name for each in benchmarks))
     parser.add_argument("--again", action="store_true", help="measure also what is complete")
     parser.add_argument("--repeats", type=int, metavar="N", help="default: 3, with --quick 2, else 1")

@@ -19,7 +19,7 @@ from typing import Any
 from common.model import ModelConfig
 
 from . import summary
-from .ceilings import copy_bytes_per_second, matmul_flops_per_second
+from .ceilings import ceilings
 from .documents import read_json, rounded, write_json
 from .hardware import ROOT, hardware, slug, slugify
 from .harness import REPEATS, Benchmark, Run, aggregate, alternate, run_process
@@ -112,7 +112,7 @@ class Suite:
         runs = [run for benchmark in todo for run in self.runs(benchmark)]
         pending = [run for run in runs if not self.done(run)]
         if pending:
-            self.machine |= self.ceilings()
+            self.machine |= ceilings(*self.settings.place())
             kept = f", {len(runs) - len(pending)} were measured before" if len(pending) < len(runs) else ""
             say(f"{len(pending)} processes to measure{kept}; {self.left(pending)}")
         for number, run in enumerate(pending, start=1):
@@ -134,13 +134,6 @@ class Suite:
 
     def done(self, run: Run) -> bool:
         return set(run.sides) <= self.answers(run.benchmark).get(str(run.repeat), {}).keys()
-
-    def ceilings(self) -> dict[str, float]:
-        device, dtype = self.settings.place()
-        return {
-            "copy_bytes_per_second": copy_bytes_per_second(device),
-            "matmul_flops_per_second": matmul_flops_per_second(device, dtype),
-        }
 
     def measure(self, run: Run, number: str, later: Sequence[Run]) -> None:
         """One process; its answers go to the journal, what went wrong to `problems`."""

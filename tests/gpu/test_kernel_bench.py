@@ -9,7 +9,7 @@ import torch
 
 from common.bench.experiments.kernels import Sizes, line, measure
 from common.bench.timing import median_seconds
-from common.model import ModelConfig, rope_table
+from common.model import ModelConfig
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="NOT RUN, needs the package triton (Linux): the fused kernels"
@@ -75,28 +75,6 @@ def test_variants_compute_the_same(config, device):
         for other in others:
             for actual, expected in zip(other, first, strict=True):
                 torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-5)
-
-
-@needs_triton
-@devices
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "normed"), [(4, 2, 64, True), (5, 1, 80, False)])
-def test_the_kernel_that_also_writes_touches_only_its_slots(device, heads, kv_heads, head_dim, normed):
-    from common.bench.fused_write import norm_rotate_write
-
-    from common.gpu.fused_kernels import norm_rotate
-
-    cos, sin = (table.to(device) for table in rope_table(replace(QWEN3, head_dim=head_dim)))
-    qkv = torch.randn(5, (heads + 2 * kv_heads) * head_dim).to(device)
-    positions, slots = (torch.tensor(x, device=device) for x in ([39, 0, 7, 7, 23], [3, 31, 0, 12, 17]))
-    weights = [torch.randn(head_dim).to(device) for _ in range(2)] if normed else [None, None]
-    options = positions, cos, sin, *weights, 1e-2, heads, kv_heads
-    pages = [torch.full((4, 8, kv_heads, head_dim), float("nan"), device=device) for _ in range(2)]
-    q, k, v = norm_rotate(qkv, *options)
-    torch.testing.assert_close(norm_rotate_write(qkv, *pages, slots, *options), q)
-    for written, new in zip((page.flatten(0, 1) for page in pages), (k, v), strict=True):
-        torch.testing.assert_close(written[slots], new)
-        written[slots] = float("nan")
-        assert written.isnan().all(), "somebody else's row was written"
 
 
 @needs_triton

@@ -47,9 +47,9 @@ SIZES = {
     "most": 0.03,  # relative error that is still rounding
 }
 TINY = {
-    "stages": ["03_streaming", "06_prefix_cache"],
+    "stages": ["06_prefix_cache"],
     "around": [],
-    "select": ["-k", "test_a_long_prompt or test_generate_takes_one"],
+    "select": ["-k", "test_generate_takes_one"],
     "models": ["bundled"],
     "prompts": [3, 40],
     "decoded": 3,

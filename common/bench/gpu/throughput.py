@@ -20,7 +20,7 @@ from random import Random
 import torch
 
 from common.bench import plots
-from common.bench.ceilings import copy_bytes_per_second, matmul_flops_per_second
+from common.bench.ceilings import ceilings
 from common.bench.experiments import transformers_batching
 from common.bench.harness import Benchmark, Figures, Headline, Unavailable, run_benchmark
 from common.bench.predict import decode_bytes, step_flops
@@ -64,8 +64,6 @@ MODES = {  # what changes how fast an engine is on a GPU, and nothing else
 def measure(mode: str) -> Callable[[Settings, dict], Figures]:
     def side(settings: Settings, sizes: dict) -> Figures:
         loaded, jobs = settings.load(), workload(sizes)
-        rates = ceilings(*settings.place())
-        free_memory(loaded.device)
         options = {"max_running": sizes["requests"], "token_budget": sizes["token_budget"], **MODES[mode]}
         try:
             engine = engine_of(STAGE, loaded, **options)
@@ -73,16 +71,12 @@ def measure(mode: str) -> Callable[[Settings, dict], Figures]:
             raise Unavailable(str(reason)) from reason
         warm_up(engine, sizes)
         figures = serve(engine, jobs, sizes) | {"peak_memory_gib": peak_memory_gib(loaded.device)}
-        return figures | profile_steps(engine, sizes) | rates
+        figures |= profile_steps(engine, sizes)
+        del engine
+        free_memory(loaded.device)
+        return figures | (ceilings(*settings.place()) if mode == "neither" else {})
 
     return side
-
-
-def ceilings(device: torch.device, dtype: torch.dtype) -> Figures:
-    return {
-        "copy_bytes_per_second": copy_bytes_per_second(device),
-        "matmul_flops_per_second": matmul_flops_per_second(device, dtype),
-    }
 
 
 def measure_transformers(settings: Settings, sizes: dict) -> Figures:
@@ -260,7 +254,7 @@ BENCHMARK = Benchmark(
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"gpu": 140},
+    seconds={"gpu": 130},
 )
 
 if __name__ == "__main__":

@@ -282,7 +282,6 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
         chosen, rest = [pick_stage(stages, rest[0])], rest[1:]
     elif command in ("serve", "diff"):
         sys.exit(f"Which stage shall `{command}` take? There is {list_names(stages)}.")
-
     if command == "diff":
         return show_diff(stages, chosen[0])
     if command == "bench" and chosen is stages:

@@ -163,8 +163,9 @@ def serve(chosen: list[Path], arguments: list[str], root: Path) -> int:
 
 
 def bench(chosen: list[Path], arguments: list[str], root: Path) -> int:
-    folders = chosen + [root / "common" / "bench"] * (len(chosen) > 1)  # the last one measures all of them at once
-    return run_stages([one for one in folders if (one / "benchmark.py").exists()], "benchmark.py", arguments, root)
+    if len(chosen) > 1:  # the whole course, into one file
+        return run([prepare_environment(root), "-m", "common.bench", *arguments], root)
+    return run_stages([one for one in chosen if (one / "benchmark.py").exists()], "benchmark.py", arguments, root)
 
 
 def diff(chosen: list[Path], arguments: list[str], root: Path) -> int:
@@ -195,7 +196,9 @@ class Verb(NamedTuple):
 VERBS = {
     "demo": Verb("[STAGE]", "watch one stage work, or every stage in turn", demo),
     "serve": Verb("STAGE", "start a stage's HTTP server", serve),
-    "bench": Verb("[STAGE]", "measure a stage against the one before it, or every stage, and all at once", bench),
+    "bench": Verb(
+        "[STAGE]", "measure a stage against the one before it, or the whole course; --quick: in minutes", bench
+    ),
     "diff": Verb("STAGE", "read what a stage changed in the one before it; needs nothing but Python", diff),
     "test": Verb("", "run the tests; arguments go to pytest", module("pytest", "-q")),
     "doctor": Verb(

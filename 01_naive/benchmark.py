@@ -21,7 +21,7 @@ STAGE = Path(__file__).resolve().parent
 sys.path.insert(0, str(STAGE.parent))
 
 from common.bench import plots
-from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
 from common.bench.offline import engine_writer, measure_writing, transformers_writer
 from common.bench.predict import step_flops
 from common.bench.settings import Settings
@@ -35,7 +35,8 @@ SIZES = {
     "prompt": 32,
     "answers": [32, 64, 128, 256, 384, 512],
 }
-QUICK = {"lengths": [16, 32], "steps": 2, "rounds": 2, "calibration_length": 32, "prompt": 8, "answers": [4, 8]}
+QUICK = {"lengths": [64, 512], "rounds": 3, "answers": [8]}
+TINY = {"lengths": [16, 32], "steps": 2, "rounds": 2, "calibration_length": 32, "prompt": 8, "answers": [4, 8]}
 
 
 def measure_naive(settings: Settings, sizes: dict) -> Figures:
@@ -60,6 +61,15 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     }
 
 
+def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
+    steps = zip(sizes["lengths"], measured["01_naive"]["ms_per_token"], strict=True)
+    each = [(f"at {length} tokens", milliseconds) for length, milliseconds in steps]
+    return dict([each[0], each[-1]])
+
+
+HEADLINE = Headline("one more token", "ms", ("01_naive",), headline, more_is_better=None)
+
+
 def draw(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     message = "Without a cache, every token costs more than the last"
@@ -77,15 +87,16 @@ def draw(document: dict, png: Path) -> None:
         plots.axes(answer, x_label, "seconds", "A whole answer")
 
 
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={"01_naive": measure_naive, "transformers": measure_transformers},
+    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
+    derive=derive,
+    draw=draw,
+    headline=HEADLINE,
+    seconds={"full": 350, "quick": 14},
+)
+
 if __name__ == "__main__":
-    run_benchmark(
-        Benchmark(
-            script=Path(__file__).resolve(),
-            description=__doc__,
-            sides={"01_naive": measure_naive, "transformers": measure_transformers},
-            sizes=SIZES,
-            quick_sizes=QUICK,
-            derive=derive,
-            draw=draw,
-        )
-    )
+    run_benchmark(BENCHMARK)

@@ -22,7 +22,7 @@ STAGE = Path(__file__).resolve().parent
 sys.path.insert(0, str(STAGE.parent))
 
 from common.bench import plots
-from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
 from common.bench.offline import engine_writer, measure_writing, transformers_writer
 from common.bench.predict import decode_bytes, step_flops
 from common.bench.settings import Settings
@@ -41,7 +41,8 @@ SIZES = {
     "compared_answer": 256,  # where speed-up and decode speed are stated
     "cache_tokens": [64, 512, 1024, 2048],
 }
-QUICK = {
+QUICK = {"lengths": [64], "rounds": 1, "answers": [192], "compared_answer": 192, "cache_tokens": [64]}
+TINY = {
     "lengths": [16, 32],
     "steps": 2,
     "rounds": 2,
@@ -102,6 +103,16 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     }
 
 
+def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
+    at = sizes["answers"].index(sizes["compared_answer"])
+    return {side: measured[side]["seconds"][at] for side in HEADLINE.sides}
+
+
+HEADLINE = Headline(
+    "a whole answer of {compared_answer} tokens", "s", ("01_naive", "02_kv_cache"), headline, more_is_better=False
+)
+
+
 def draw(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     compared = sizes["compared_answer"]
@@ -143,15 +154,16 @@ def draw(document: dict, png: Path) -> None:
         plots.axes(decode, "", "tokens per second", f"Decoding: {ratio:.2f} times as fast")
 
 
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={"01_naive": measure_naive, "02_kv_cache": measure_kv_cache, "transformers": measure_transformers},
+    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
+    derive=derive,
+    draw=draw,
+    headline=HEADLINE,
+    seconds={"full": 260, "quick": 30},
+)
+
 if __name__ == "__main__":
-    run_benchmark(
-        Benchmark(
-            script=Path(__file__).resolve(),
-            description=__doc__,
-            sides={"01_naive": measure_naive, "02_kv_cache": measure_kv_cache, "transformers": measure_transformers},
-            sizes=SIZES,
-            quick_sizes=QUICK,
-            derive=derive,
-            draw=draw,
-        )
-    )
+    run_benchmark(BENCHMARK)

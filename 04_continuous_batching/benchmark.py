@@ -24,22 +24,26 @@ sys.path.insert(0, str(STAGE.parent))
 
 from common.bench import plots
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
 from common.bench.metrics import percentiles
-from common.bench.settings import Settings
+from common.bench.settings import Settings, engine_of
+from common.bench.timing import free_memory
 from common.bench.workloads import corpus_jobs, mixed_length_jobs, random_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.model import ModelConfig
 from common.sampling import SamplingParams
-from common.stages import load_engine, load_stage_module
+from common.stages import load_stage_module
 
 SIZES = {
     "clients": [1, 4, 8, 16, 32, 64],
-    "least_requests": 24,  # at each number of clients; two for each client where that is more
+    "least_requests": 24,  # at each number of clients, or more if each client has
+    "requests_each": 2,
     "most_tokens": 64,
     "compared_clients": 32,  # where the ratios are stated
     "max_running": 64,
+    "token_budget": 256,
+    "context_length": None,  # of a slot, if it is to be less than the model's
     "prefill": 256,  # tokens of the prompt that tells what a token costs in a prefill
     "mixed": 64,
     "group": 16,  # requests at once in the comparison of static and continuous
@@ -47,7 +51,20 @@ SIZES = {
     "arriving": [256, 512, 1024, 2048],
     "budgets": [64, 256, 4096],
 }
-QUICK = SIZES | {
+QUICK = {"clients": [32], "requests_each": 1, "prefill": 16, "mixed": 2, "group": 2, "budgets": []}
+GPU = {
+    "model": "Qwen3-8B",
+    "clients": [1, 4, 16, 64],
+    "least_requests": 8,
+    "requests_each": 1,
+    "compared_clients": 64,
+    "token_budget": 4096,
+    "context_length": 4096,
+    "prefill": 2048,
+    "arriving": [512, 1024, 2048, 3584],
+    "budgets": [256, 512, 4096],
+}
+TINY = {
     "clients": [1, 2],
     "least_requests": 2,
     "most_tokens": 4,
@@ -63,15 +80,18 @@ QUICK = SIZES | {
 
 
 def measure_streaming(settings: Settings, sizes: dict) -> Figures:
-    return sweep(load_engine("03_streaming")(settings.load()), sizes)
+    return sweep(engine_of("03_streaming", settings.load(sizes["context_length"])), sizes)
 
 
 def measure_continuous(settings: Settings, sizes: dict) -> Figures:
-    loaded, engine_class = settings.load(), load_engine("04_continuous_batching")
-    engine = engine_class(loaded, max_running=sizes["max_running"], kv_memory="4G")
+    loaded = settings.load(sizes["context_length"])
+    engine = slots(loaded, sizes["max_running"], sizes["token_budget"])
     figures = sweep(engine, sizes) | {"prefill_ms_per_token": prefill_ms_per_token(engine, sizes["prefill"])}
-    figures |= mixed(engine_class(loaded, max_running=sizes["group"]), sizes)
+    del engine
+    free_memory(loaded.device)
+    figures |= mixed(slots(loaded, sizes["group"], sizes["token_budget"]), sizes)
     for budget in sizes["budgets"]:
+        free_memory(loaded.device)
         figures[f"longest_gap_ms_budget_{budget}"], figures[f"ttft_ms_budget_{budget}"] = arrivals(
             loaded, budget, sizes
         )
@@ -80,7 +100,14 @@ def measure_continuous(settings: Settings, sizes: dict) -> Figures:
 
 def measure_static(settings: Settings, sizes: dict) -> Figures:
     static_batching = load_stage_module("04_continuous_batching", "static_batching")
-    return mixed(static_batching.StaticEngine(settings.load(), max_running=sizes["group"]), sizes)
+    loaded = settings.load(sizes["context_length"])
+    return mixed(static_batching.StaticEngine(loaded, max_running=sizes["group"]), sizes)
+
+
+def slots(loaded: Loaded, count: int, token_budget: int) -> BaseEngine:
+    """This stage's engine, with memory for so many slots."""
+    memory = count * loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
+    return engine_of("04_continuous_batching", loaded, max_running=count, token_budget=token_budget, kv_memory=memory)
 
 
 def sweep(engine: BaseEngine, sizes: dict) -> Figures:
@@ -89,7 +116,7 @@ def sweep(engine: BaseEngine, sizes: dict) -> Figures:
     most = max(sizes["clients"])  # a warm-up at full load: the first use of memory, of all slots, costs time
     engine_load(engine, corpus_jobs(engine.tokenizer, most, most_tokens=sizes["most_tokens"]), concurrency=most)
     for clients in sizes["clients"]:
-        count = max(sizes["least_requests"], 2 * clients)
+        count = max(sizes["least_requests"], sizes["requests_each"] * clients)
         jobs = corpus_jobs(engine.tokenizer, count, most_tokens=sizes["most_tokens"])
         engine.trace.clear()
         result = engine_load(engine, jobs, concurrency=clients)
@@ -132,7 +159,7 @@ def mixed(engine: BaseEngine, sizes: dict) -> Figures:
 
 def arrivals(loaded: Loaded, budget: int, sizes: dict) -> tuple[list[float], list[float]]:
     """For each length of an arriving prompt: the longest gap between two tokens of the others, and its TTFT, in ms."""
-    engine = load_engine("04_continuous_batching")(loaded, max_running=sizes["decoding"] + 1, token_budget=budget)
+    engine = slots(loaded, sizes["decoding"] + 1, budget)
     endless = SamplingParams(max_tokens=None, ignore_eos=True)
     gaps, ttfts = [], []
     for length in sizes["arriving"]:
@@ -166,6 +193,16 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
         f"itl_p50_at_{clients[at]}_over_1": now["itl_p50_ms"][at] / now["itl_p50_ms"][0],
         "continuous_over_static": now["mixed_tokens_per_second"] / static["mixed_tokens_per_second"],
     }
+
+
+def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
+    at = sizes["clients"].index(sizes["compared_clients"])
+    return {side: measured[side]["output_tokens_per_second"][at] for side in HEADLINE.sides}
+
+
+HEADLINE = Headline(
+    "{compared_clients} clients", "output tokens/s", ("03_streaming", "04_continuous_batching"), headline
+)
 
 
 def draw(document: dict, png: Path) -> None:
@@ -224,19 +261,20 @@ def draw_batching(document: dict, png: Path) -> None:
         plots.axes(gap, "tokens of the arriving prompt", "milliseconds", "Longest gap of the others")
 
 
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={
+        "03_streaming": measure_streaming,
+        "04_continuous_batching": measure_continuous,
+        "static": measure_static,
+    },
+    sizes={"full": SIZES, "quick": QUICK, "gpu": GPU, "tiny": TINY},
+    derive=derive,
+    draw=draw,
+    headline=HEADLINE,
+    seconds={"full": 330, "quick": 38, "gpu": 75},
+)
+
 if __name__ == "__main__":
-    run_benchmark(
-        Benchmark(
-            script=Path(__file__).resolve(),
-            description=__doc__,
-            sides={
-                "03_streaming": measure_streaming,
-                "04_continuous_batching": measure_continuous,
-                "static": measure_static,
-            },
-            sizes=SIZES,
-            quick_sizes=QUICK,
-            derive=derive,
-            draw=draw,
-        )
-    )
+    run_benchmark(BENCHMARK)

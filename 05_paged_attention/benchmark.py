@@ -24,7 +24,7 @@ sys.path.insert(0, str(STAGE.parent))
 
 from common.bench import plots
 from common.bench.engine_load import add, engine_load
-from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
 from common.bench.offline import transformers_static_batches
 from common.bench.settings import Settings
 from common.bench.step_profile import PARTS, step_profile
@@ -44,6 +44,14 @@ SIZES = {
     "context": 150,
 }
 QUICK = {
+    "requests": 24,
+    "slots": 4,
+    "page_sizes": [],
+    "batches": [1],
+    "bookkeeping_batches": [1],
+    "context": 30,
+}
+TINY = {
     "requests": 3,
     "slots": 1,
     "group": 2,
@@ -127,6 +135,18 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     }
 
 
+def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
+    return {side: measured[side]["tokens_per_second"] for side in HEADLINE.sides}
+
+
+HEADLINE = Headline(
+    "{requests} requests at once in the memory of {slots} slots",
+    "output tokens/s",
+    ("04_continuous_batching", "05_paged_attention"),
+    headline,
+)
+
+
 def draw(document: dict, png: Path) -> None:
     draw_memory(document, png)
     draw_cost(document, png.with_stem(f"{png.stem}-cost"))
@@ -187,19 +207,20 @@ def draw_cost(document: dict, png: Path) -> None:
         plots.axes(by_size, "tokens in a page", "percent", "Reserved for no token")
 
 
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={
+        "04_continuous_batching": measure_slots,
+        "05_paged_attention": measure_pages,
+        "transformers": measure_transformers,
+    },
+    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
+    derive=derive,
+    draw=draw,
+    headline=HEADLINE,
+    seconds={"full": 420, "quick": 40},
+)
+
 if __name__ == "__main__":
-    run_benchmark(
-        Benchmark(
-            script=Path(__file__).resolve(),
-            description=__doc__,
-            sides={
-                "04_continuous_batching": measure_slots,
-                "05_paged_attention": measure_pages,
-                "transformers": measure_transformers,
-            },
-            sizes=SIZES,
-            quick_sizes=QUICK,
-            derive=derive,
-            draw=draw,
-        )
-    )
+    run_benchmark(BENCHMARK)

@@ -15,6 +15,7 @@ arithmetic: whoever goes on guessing then pays for every token that is rejected.
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -25,16 +26,16 @@ sys.path.insert(0, str(STAGE.parent))
 
 from common.bench import plots
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
 from common.bench.metrics import LoadResult
-from common.bench.settings import Settings
+from common.bench.settings import Settings, engine_of
+from common.bench.timing import free_memory
 from common.bench.workloads import Job, corpus_jobs
 from common.checkpoints.corpus import passages
 from common.cli import chat_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.model import ModelConfig
-from common.stages import load_engine
 
 BEFORE, NOW = "06_prefix_cache", "07_speculative"
 ENGINES = {
@@ -43,7 +44,10 @@ ENGINES = {
     "lookup": (NOW, {"draft": "lookup"}),
     "always_8": (NOW, {"draft": "draft", "num_draft_tokens": 8}),
 }
+PASSES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens
+COPYING = ("tokens_per_second", "acceptance")
 SIZES = {
+    "engines": list(ENGINES),
     "batches": [1, 2, 4, 8, 16, 32],
     "least_jobs": 20,  # at each batch size, or twice the batch if that is more
     "most_tokens": 128,  # of an answer
@@ -52,8 +56,18 @@ SIZES = {
     "guesses": [0, 1, 2, 3, 4, 5, 6, 7, 8],
     "curve_jobs": 20,
     "rounds": 2,  # of each measurement, the second backwards
+    "large_model": None,  # with random weights: what a pass costs it, and what the same guesses would bring it
 }
-QUICK = SIZES | {
+QUICK = {
+    "engines": ["stage_06", "draft_model"],
+    "batches": [1],
+    "least_jobs": 8,
+    "most_tokens": 96,
+    "copies": 0,
+    "guesses": [],
+}
+GPU = {"batches": [1, 8, 32], "copies": 32, "guesses": [0, 1, 2, 4, 8], "rounds": 1, "large_model": "Qwen3-8B"}
+TINY = {
     "batches": [1, 2],
     "least_jobs": 2,
     "most_tokens": 8,
@@ -73,13 +87,35 @@ def measure_before(settings: Settings, sizes: dict) -> Figures:
 
 def measure_now(settings: Settings, sizes: dict) -> Figures:
     loaded, figures = settings.load(), {}
-    runs = [in_turn(loaded, ENGINES, questions(loaded, sizes, batch), batch, sizes) for batch in sizes["batches"]]
-    copies = in_turn(loaded, ENGINES, copying(loaded, sizes), 1, sizes)
-    for name in ENGINES:
+    engines = {name: ENGINES[name] for name in sizes["engines"]}
+    runs = [in_turn(loaded, engines, questions(loaded, sizes, batch), batch, sizes) for batch in sizes["batches"]]
+    for name in engines:
         for figure in ("tokens_per_second", "itl_ms", "tpot_ms", "acceptance"):
             figures[f"{name}_{figure}"] = [run[name][figure] for run in runs]
-        figures[f"{name}_copying_tokens_per_second"] = copies[name]["tokens_per_second"]
-    return figures | curve(loaded, sizes)
+    if sizes["copies"]:
+        copies = in_turn(loaded, engines, copying(loaded, sizes), 1, sizes)
+        figures |= {f"{name}_copying_{key}": copies[name][key] for name in engines for key in COPYING}
+    if sizes["guesses"]:
+        figures |= curve(loaded, sizes)
+    if sizes["large_model"]:
+        share = per_guess(figures["always_8_acceptance"][0] / 100, 8)
+        figures |= large_model(replace(settings, model=sizes["large_model"], load_format="dummy"), sizes, share)
+    return figures
+
+
+def large_model(settings: Settings, sizes: dict, share: float) -> Figures:
+    """What passes cost a model of that size, and the speed-up of one request if each guess, which the draft costs
+    nothing, is right with probability `share`."""
+    target = make_engine(NOW, settings.load(), {"draft": "lookup"}).scheduler.speculation.costs.target
+    return {
+        "large_pass_ms": [1e3 * target(n) for n in PASSES],
+        "large_predicted": [sum(share**i for i in range(k + 1)) * target(1) / target(1 + k) for k in sizes["guesses"]],
+    }
+
+
+def make_engine(stage: str, loaded: Loaded, options: dict) -> BaseEngine:
+    free_memory(loaded.device)  # of the engine before it
+    return engine_of(stage, loaded, kv_memory="1G", **options)
 
 
 def in_turn(loaded: Loaded, engines: dict, jobs: Sequence[Job], batch: int, sizes: dict) -> dict[str, Figures]:
@@ -89,7 +125,7 @@ def in_turn(loaded: Loaded, engines: dict, jobs: Sequence[Job], batch: int, size
     for number in range(1 + sizes["rounds"]):
         for name in list(engines)[:: 1 if number % 2 else -1]:
             stage, options = engines[name]
-            engine = load_engine(stage)(loaded, **options)
+            engine = make_engine(stage, loaded, options)
             result = engine_load(engine, jobs[:batch] if number == 0 else jobs, concurrency=batch)
             if number:  # the first is a warm-up
                 results[name].append(result)
@@ -131,7 +167,7 @@ def curve(loaded: Loaded, sizes: dict) -> Figures:
     """Batch size 1, and always the same number of guesses; the speed-up, and what arithmetic predicts."""
     engines = {f"{k}": (NOW, {"draft": "draft", "num_draft_tokens": k}) for k in sizes["guesses"]}
     runs = in_turn(loaded, engines, questions(loaded, sizes, 1)[: sizes["curve_jobs"]], 1, sizes)
-    adaptive: BaseEngine = load_engine(NOW)(loaded, draft="draft")
+    adaptive = make_engine(NOW, loaded, {"draft": "draft"})
     costs, predicted = adaptive.scheduler.speculation.costs, []
     for k in sizes["guesses"]:
         # Of those that are looked at: behind a rejected one nobody looks.
@@ -143,8 +179,8 @@ def curve(loaded: Loaded, sizes: dict) -> Figures:
         "curve_speedup": [runs["0"]["tpot_ms"] / runs[f"{k}"]["tpot_ms"] for k in sizes["guesses"]],
         "curve_predicted": predicted,
         "curve_acceptance": [runs[f"{k}"]["acceptance"] for k in sizes["guesses"]],
-        "pass_ms": [1e3 * costs.target(n) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)],
-        "draft_pass_ms": [1e3 * costs.draft(n) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)],
+        "pass_ms": [1e3 * costs.target(n) for n in PASSES],
+        "draft_pass_ms": [1e3 * costs.draft(n) for n in PASSES],
     }
 
 
@@ -167,6 +203,13 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     figures["draft_model_speedup_at_1"] = figures["draft_model_speedup"][0]
     figures["least_speedup"] = min(figures["draft_model_speedup"] + figures["lookup_speedup"])
     return figures | {"always_8_speedup_at_most": figures["always_8_speedup"][-1]}
+
+
+def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
+    return {name: measured[NOW][f"{name}_tokens_per_second"][0] for name in ("stage_06", "draft_model")}
+
+
+HEADLINE = Headline("questions, one request at a time", "output tokens/s", (NOW,), headline)
 
 
 def draw(document: dict, png: Path) -> None:
@@ -196,6 +239,8 @@ def draw(document: dict, png: Path) -> None:
         plots.axes(tpot, "requests at once", "milliseconds", "Time per output token")
         plots.predicted(guesses, sizes["guesses"], now["curve_predicted"], "predicted")
         plots.line(guesses, sizes["guesses"], now["curve_speedup"], NOW, "measured")
+        if "large_predicted" in now:
+            plots.predicted(guesses, sizes["guesses"], now["large_predicted"], f"{sizes['large_model']},\ncomputed")
         plots.axes(guesses, "guesses for each token (k)", "speed-up over k = 0", "One request, draft model")
         names = {"stage_06": BEFORE, "draft_model": NOW, "lookup": "05"}
         heights = [now[f"{name}_copying_tokens_per_second"] for name in names]
@@ -203,15 +248,16 @@ def draw(document: dict, png: Path) -> None:
         plots.axes(copies, "one request at a time", "output tokens per second", "Copying from the prompt")
 
 
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={BEFORE: measure_before, NOW: measure_now},
+    sizes={"full": SIZES, "quick": QUICK, "gpu": GPU, "tiny": TINY},
+    derive=derive,
+    draw=draw,
+    headline=HEADLINE,
+    seconds={"full": 500, "quick": 34, "gpu": 65},
+)
+
 if __name__ == "__main__":
-    run_benchmark(
-        Benchmark(
-            script=Path(__file__).resolve(),
-            description=__doc__,
-            sides={BEFORE: measure_before, NOW: measure_now},
-            sizes=SIZES,
-            quick_sizes=QUICK,
-            derive=derive,
-            draw=draw,
-        )
-    )
+    run_benchmark(BENCHMARK)

@@ -35,11 +35,11 @@ sys.path.insert(0, str(STAGE.parent))
 from common.bench import plots
 from common.bench.documents import rounded, write_atomically
 from common.bench.engine_load import record
-from common.bench.fleet_soak import bursts, kills
+from common.bench.experiments.fleet_soak import bursts, kills
+from common.bench.experiments.router_cost import milliseconds
 from common.bench.hardware import hardware, slug
-from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
 from common.bench.metrics import LoadResult, RequestRecord, percentiles
-from common.bench.router_cost import milliseconds
 from common.bench.settings import Settings
 from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
@@ -61,7 +61,8 @@ SIZES = {
     "pool": 12_000,  # tokens
     "objectives": {"ttft": 0.5, "longest_gap": 0.05},  # seconds
 }
-QUICK = SIZES | {"clients": 2, "output": [2, 6], "long": 100, "rates": [0, 1], "seconds": 1, "pool": 2000}
+QUICK = {"rates": [1], "seconds": 3, "pool": 6000}
+TINY = {"clients": 2, "output": [2, 6], "long": 100, "rates": [0, 1], "seconds": 1, "pool": 2000}
 
 
 @dataclass
@@ -191,6 +192,17 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     }
 
 
+def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
+    at = sizes["rates"].index(sizes["stated"])
+    return {side: measured[side]["itl_p99_ms"][at] for side in HEADLINE.sides}
+
+
+HEADLINE = Headline(
+    "p99 of the gaps between tokens, {stated} long prompt a second",
+    "ms", (BEFORE, NOW), headline, more_is_better=False,
+)  # fmt: skip
+
+
 def draw(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     rates, labels = sizes["rates"], {BEFORE: "stage 07", NOW: "stage 08"}
@@ -234,6 +246,17 @@ def run_soak(what: str, much: float) -> None:
     sys.exit(figures.get("different", 0) + figures.get("unanswered", 0) + figures.get("failed", 0) > 0)
 
 
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={BEFORE: measure_before, NOW: measure_now},
+    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
+    derive=derive,
+    draw=draw,
+    headline=HEADLINE,
+    seconds={"full": 420, "quick": 68},
+)
+
 if __name__ == "__main__":
     if "--soak" in sys.argv:
         parser = argparse.ArgumentParser(description="A soak of the server that `python3 course.py serve 08` starts.")
@@ -241,14 +264,4 @@ if __name__ == "__main__":
         parser.add_argument("--much", type=float, metavar="N", help="kills (default: 50), or minutes (default: 60)")
         args = parser.parse_args()
         run_soak(args.soak, args.much or {"kills": 50, "bursts": 60}[args.soak])
-    run_benchmark(
-        Benchmark(
-            script=Path(__file__).resolve(),
-            description=__doc__,
-            sides={BEFORE: measure_before, NOW: measure_now},
-            sizes=SIZES,
-            quick_sizes=QUICK,
-            derive=derive,
-            draw=draw,
-        )
-    )
+    run_benchmark(BENCHMARK)

@@ -22,31 +22,37 @@ sys.path.insert(0, str(ROOT))
 
 from common.bench import plots
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, run_benchmark
-from common.bench.settings import Settings
+from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
+from common.bench.settings import Settings, engine_of
 from common.bench.workloads import corpus_jobs
 from common.model import ModelConfig
-from common.stages import load_engine, stage_folders
+from common.stages import stage_folders
 
 STAGES = [folder.name for folder in stage_folders()]
-SIZES = {"clients": [1, 8, 32], "jobs": [12, 24, 64], "most_tokens": 64, "warm_up": 4}
-QUICK = {"clients": [1, 2], "jobs": [1, 2], "most_tokens": 4, "warm_up": 1}
+SIZES = {"clients": [1, 8, 32], "jobs": [12, 24, 64], "most_tokens": 64, "warm_up": 4, "compared_clients": 32}
+QUICK = {"clients": [1, 32], "jobs": [3, 32], "most_tokens": 24, "warm_up": 2, "repeats": 1}
+TINY = {"clients": [1, 2], "jobs": [1, 2], "most_tokens": 4, "warm_up": 1, "compared_clients": 2}
 OPTIONS = {"08_disaggregated": {"workers": "ray"}}
 TINTS = ["#9aa7b4", "#4f6d8a", "#14283c"]  # few clients to many: light to dark, since colours are the stages'
-PANELS = {"tokens_per_second": "Throughput", "ttft_ms": "Time to first token", "itl_ms": "Inter-token latency"}
-UNITS = {"tokens_per_second": "output tokens per second", "ttft_ms": "milliseconds", "itl_ms": "milliseconds"}
+METRICS = ("ttft", "tpot")
+PANELS = {
+    "tokens_per_second": ("Throughput", "output tokens per second"),
+    "ttft_ms": ("Time to first token", "milliseconds"),
+    "tpot_ms": ("Time per output token", "milliseconds"),
+    "itl_ms": ("Inter-token latency", "milliseconds"),  # in results from before 2026-11-23, in place of the last
+}
 
 
 def measure(stage: str) -> Callable[[Settings, dict], Figures]:
     def side(settings: Settings, sizes: dict) -> Figures:
         loaded = settings.load()
-        engine = load_engine(stage)(loaded, **OPTIONS.get(stage, {}))
-        figures: Figures = {name: [] for name in PANELS}
+        engine = engine_of(stage, loaded, **OPTIONS.get(stage, {}))
+        figures: Figures = {"tokens_per_second": [], **{f"{name}_ms": [] for name in METRICS}}
         engine_load(engine, jobs_of(loaded, sizes, sizes["warm_up"], "warm-up"), concurrency=sizes["warm_up"])
         for clients, count in zip(sizes["clients"], sizes["jobs"], strict=True):
             result = engine_load(engine, jobs_of(loaded, sizes, count, clients), concurrency=clients)
             figures["tokens_per_second"].append(result.throughput)
-            for name in ("ttft", "itl"):
+            for name in METRICS:
                 figures[f"{name}_ms"].append(1e3 * statistics.median(result.values(name)))
         return figures
 
@@ -62,6 +68,14 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     return {f"throughput_over_{STAGES[0][:2]}": [tokens_per_second / each[0] for tokens_per_second in each]}
 
 
+def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
+    at = sizes["clients"].index(sizes["compared_clients"])
+    return {stage: measured[stage]["tokens_per_second"][at] for stage in STAGES}
+
+
+HEADLINE = Headline("all stages under one load, {compared_clients} clients", "output tokens/s", tuple(STAGES), headline)
+
+
 def draw(document: dict, png: Path) -> None:
     sizes, sides = document["sizes"], document["sides"]
     stages, most = list(sides), sizes["clients"][-1]
@@ -69,13 +83,16 @@ def draw(document: dict, png: Path) -> None:
     over = document["figures"][f"throughput_over_{stages[0][:2]}"]["median"]
     best = over.index(max(over))
     message = f"Stage {stages[best][:2]} serves {most} clients {over[best]:.0f} times as fast as stage {stages[0][:2]}"
+    in_chunks = "itl_ms" in sides[stages[0]]
+    gaps = " and all gaps between chunks, which in stages 7 and 8 hold several tokens" * in_chunks
     remark = (
         "Each stage's engine in one process, without HTTP; the same questions, answers of at most "
-        f"{sizes['most_tokens']} tokens. Medians over all requests\nand gaps; from stage 7 on a gap is one between "
-        "chunks of several tokens. Stage 8: one process for prompts, one for decoding."
+        f"{sizes['most_tokens']} tokens.\nMedians over all requests{gaps}. Stage 8: one process for prompts, one for "
+        "decoding."
     )
     with plots.page(png, document, message, columns=3, height=4.6, remark=remark) as panels:
-        for panel, (name, title) in zip(panels, PANELS.items(), strict=True):
+        shown = {name: texts for name, texts in PANELS.items() if name in sides[stages[0]]}
+        for panel, (name, (title, unit)) in zip(panels, shown.items(), strict=True):
             for i, clients in enumerate(sizes["clients"]):
                 columns = {key: [sides[stage][name][key][i] for stage in stages] for key in ("median", "min", "max")}
                 label = f"{clients} client{'s' * (clients > 1)}"
@@ -83,18 +100,19 @@ def draw(document: dict, png: Path) -> None:
                 panel.fill_between(places, columns["min"], columns["max"], color=TINTS[i], alpha=0.2, linewidth=0)
             panel.set_xticks(places, [str(int(stage[:2])) for stage in stages])
             plots.logarithmic(panel)
-            plots.axes(panel, "stage", UNITS[name], title)
+            plots.axes(panel, "stage", unit, title)
 
+
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={stage: measure(stage) for stage in STAGES},
+    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
+    derive=derive,
+    draw=draw,
+    headline=HEADLINE,
+    seconds={"full": 420, "quick": 52},
+)
 
 if __name__ == "__main__":
-    run_benchmark(
-        Benchmark(
-            script=Path(__file__).resolve(),
-            description=__doc__,
-            sides={stage: measure(stage) for stage in STAGES},
-            sizes=SIZES,
-            quick_sizes=QUICK,
-            derive=derive,
-            draw=draw,
-        )
-    )
+    run_benchmark(BENCHMARK)

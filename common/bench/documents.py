@@ -1,5 +1,6 @@
 """How results are written: numbers without their noise, and files that are never half there."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -20,3 +21,18 @@ def write_atomically(path: Path, text: str) -> None:
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text(text)
     os.replace(unfinished, path)
+
+
+def write_json(path: Path, document: Any) -> str:
+    """Write the document, rounded; return it as one line."""
+    document = rounded(document)
+    write_atomically(path, json.dumps(document, indent=1) + "\n")
+    return json.dumps(document, separators=(",", ":"))
+
+
+def read_json(path: Path) -> Any:
+    """A document, or None where there is none that can be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

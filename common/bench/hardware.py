@@ -13,7 +13,7 @@ import torch
 
 from common.setup.machine import usable_cores
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "transformers": version("transformers"),
         "torch_threads": torch.get_num_threads(),
         "commit": git("rev-parse", "--short=10", "HEAD"),
-        "uncommitted_changes": bool(git("status", "--porcelain", "--", ".", ":(exclude)*/results/*")),
+        "uncommitted_changes": bool(git("status", "--porcelain", "--", ".", ":(exclude,glob)**/results/**")),
         "date": datetime.date.today().isoformat(),
     }
     if device.type == "cuda":

@@ -1,12 +1,14 @@
 """How every benchmark of the course measures, in one place.
 
-A stage's benchmark.py describes itself in a `Benchmark` and calls `run_benchmark`. Every side of the comparison is
-measured in a process of its own (`benchmark.py --measure SIDE` prints one JSON line), so that none finds memory, caches
-or threads as another left them. The order turns round with every repeat (A B C, C B A, A B C), so that a machine that
+A benchmark describes itself in a `Benchmark`: its sides, its sizes, its headline, its plot. Every side is measured in a
+process of its own (`python -m MODULE --measure SIDE` prints one JSON line), so that none finds memory, caches or
+threads as another left them. The order turns round with every repeat (A B C, C B A, A B C), so that a machine that
 slows down as it warms up does so for all of them. Ratios and predictions are computed inside one repeat and only then
-aggregated, because what disturbs a machine disturbs neighbours in time alike.
+aggregated, because what disturbs a machine disturbs neighbours in time alike. Around every side a reference product is
+timed: its times say how far the machine itself changed.
 
-The result is one JSON document: the last line on stdout, and the file that the plot is then drawn from.
+suite.py runs the sides of one benchmark or of all of them; summary.py keeps what they found in the machine's results
+file.
 """
 
 import argparse
@@ -17,9 +19,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,104 +29,91 @@ import torch
 
 from common.model import ModelConfig
 
-from .documents import rounded, write_atomically
-from .hardware import hardware, slug, slugify
+from .ceilings import reference_ms
+from .hardware import ROOT
 from .settings import Settings
+from .timing import free_memory
 
 Figures = dict[str, Any]  # name -> number or list of numbers, from one repeat
-REPEATS = 3
+REPEATS = {"full": 3, "quick": 2, "gpu": 1, "tiny": 1}
 SHOWN_LINES = 15
 STOP_SECONDS = 15.0  # for a child to end the server that it may have started
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """What a stage's benchmark.py supplies.
+class Unavailable(Exception):
+    """Raised by a side that cannot be had on this machine; the message is the reason."""
 
-    sides: what is compared; each function warms up, measures, and returns its figures.
-    sizes, quick_sizes: lengths and counts to measure, as JSON values; the quick ones take a second, for tests.
+
+@dataclass(frozen=True)
+class Headline:
+    """The figure that sums a benchmark up: values of several sides, and the ratio of the last to the first.
+
+    title: what the values are, such as "a whole answer of {compared_answer} tokens"; sizes are filled in.
+    sides: those that `values` needs; with --quick only these are measured.
+    values: (sizes, figures of each side in one repeat) -> {name: value}, the baseline first.
+    more_is_better: the ratio is last over first; if False, first over last, so that above 1 is always better; None:
+        last over first, and neither is better.
+    """
+
+    title: str
+    unit: str
+    sides: tuple[str, ...]
+    values: Callable[[dict, Mapping[str, Figures]], dict[str, float]]
+    more_is_better: bool | None = True
+
+
+@dataclass(frozen=True, eq=False)
+class Benchmark:
+    """What a benchmark supplies.
+
+    file: the module's `__file__`. description: its question, method and expectation, which is its docstring.
+    sides: what is compared; each function warms up, measures, and returns its figures, or raises Unavailable.
+    sizes: lengths and counts to measure, as JSON values: "full", and as changes to it "quick" (seconds a side,
+        for the headline), "gpu" (with the "model" to make from a config) and "tiny" (for tests).
+    seconds: what all runs of a size set take together: two CPU cores for "full" and "quick", an H200 for "gpu".
     derive: (config, dtype, sizes, figures of each side) -> what combines the sides of one repeat: ratios, predictions.
     draw: draws the document that was written, as the PNG of that name.
     """
 
-    script: Path
+    file: str
     description: str
-    sides: dict[str, Callable[[Settings, dict], Figures]]
-    sizes: dict[str, Any]
-    quick_sizes: dict[str, Any]
+    sides: Mapping[str, Callable[[Settings, dict], Figures]]
+    sizes: Mapping[str, dict[str, Any]]
     derive: Callable[[ModelConfig, torch.dtype, dict, Mapping[str, Figures]], Figures]
-    draw: Callable[[dict, Path], None]
+    draw: Callable[[dict, Path], None] | None = None
+    headline: Headline | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def module(self) -> str:
+        """The name to import it by, such as "02_kv_cache.benchmark"."""
+        return ".".join(Path(self.file).resolve().relative_to(ROOT).with_suffix("").parts)
+
+    @property
+    def name(self) -> str:
+        """Its folder's name, or the file's own where that says more than "benchmark"."""
+        path = Path(self.file).resolve()
+        return path.parent.name if path.stem == "benchmark" else path.stem
+
+    @property
+    def results(self) -> Path:
+        return Path(self.file).resolve().parent / "results"
+
+    def sizes_of(self, size_set: str) -> dict[str, Any]:
+        """As they are read back from a document: tuples are lists, keys are strings."""
+        return json.loads(json.dumps({**self.sizes["full"], **self.sizes.get(size_set, {})}))
+
+    def sides_of(self, size_set: str) -> list[str]:
+        return list(self.headline.sides if size_set == "quick" else self.sides)
 
 
-class SideFailed(Exception):
-    """A side's process failed; the message is what it printed last, and one sentence."""
+@dataclass(frozen=True)
+class Run:
+    """One process: some sides of a benchmark in one repeat, one after another."""
 
-
-def run_benchmark(benchmark: Benchmark) -> None:
-    """The command line of a benchmark. Exits with 1 and a sentence if a side fails, with 130 after Ctrl-C."""
-    args = build_parser(benchmark).parse_args()
-    settings = Settings.from_arguments(args)
-    sizes = benchmark.quick_sizes if args.quick else benchmark.sizes
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as after Ctrl-C
-    try:
-        if args.measure:
-            figures = benchmark.sides[args.measure](settings, sizes)
-            print(json.dumps({"model": asdict(settings.config()), "figures": figures}))
-        elif args.plot_only:
-            redraw(benchmark, args.results or benchmark.script.parent / "results")
-        else:
-            measure_and_draw(benchmark, args, settings, sizes)
-    except SideFailed as error:
-        sys.exit(str(error))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        print("interrupted: the results are as they were before", file=sys.stderr)
-        sys.exit(130)
-
-
-def build_parser(benchmark: Benchmark) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=benchmark.description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    Settings.add_arguments(parser)
-    parser.add_argument("--repeats", type=int, metavar="N", help=f"default: {REPEATS}, or 1 with --quick")
-    parser.add_argument("--results", type=Path, metavar="FOLDER", help="default: results/ beside benchmark.py")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, results to a temporary folder: for tests")
-    parser.add_argument("--plot-only", action="store_true", help="measure nothing, redraw the plots of all results")
-    parser.add_argument("--measure", choices=benchmark.sides, help=argparse.SUPPRESS)  # the children's own option
-    return parser
-
-
-def measure_and_draw(benchmark: Benchmark, args: argparse.Namespace, settings: Settings, sizes: dict) -> None:
-    device, dtype = settings.place()
-    machine = hardware(device)
-    usual = 1 if args.quick else REPEATS
-    order = alternate(list(benchmark.sides), usual if args.repeats is None else args.repeats)
-    model, repeats = measure_sides(benchmark.script, order, settings, args.quick)
-    derived = [benchmark.derive(ModelConfig(**model), dtype, sizes, repeat) for repeat in repeats]
-    document = {
-        "benchmark": benchmark.script.parent.name,
-        "quick": args.quick,
-        "settings": {
-            "model": Path(settings.model).name if settings.model else "bundled",  # a path is nobody else's business
-            "device": device.type,
-            "dtype": str(dtype).removeprefix("torch."),
-            "load_format": settings.load_format,
-        },
-        "hardware": machine,
-        "model": model,
-        "sizes": sizes,
-        "order": order,
-        "sides": {side: aggregate([repeat[side] for repeat in repeats]) for side in benchmark.sides},
-        "figures": aggregate(derived),
-    }
-    folder = args.results or (Path(tempfile.mkdtemp()) if args.quick else benchmark.script.parent / "results")
-    path = folder / f"{result_name(machine, settings)}.json"
-    write_atomically(path, json.dumps(rounded(document), indent=1) + "\n")
-    draw_file(benchmark, path)
-    report(document["figures"])
-    print(json.dumps(json.loads(path.read_text()), separators=(",", ":")))
+    benchmark: Benchmark
+    repeat: int
+    sides: tuple[str, ...]
 
 
 def alternate(sides: Sequence[str], repeats: int) -> list[list[str]]:
@@ -134,43 +123,81 @@ def alternate(sides: Sequence[str], repeats: int) -> list[list[str]]:
     return [list(sides) if repeat % 2 == 0 else list(reversed(sides)) for repeat in range(repeats)]
 
 
-def measure_sides(
-    script: Path, order: list[list[str]], settings: Settings, quick: bool
-) -> tuple[dict, list[dict[str, Figures]]]:
-    """Runs every (side, repeat); returns the model's sizes, and for each repeat the figures of each side."""
-    runs = [(repeat, side) for repeat, sides in enumerate(order) for side in sides]
-    repeats: list[dict[str, Figures]] = [{} for _ in order]
-    seconds: dict[str, float] = {}  # of each side's last run
-    model: dict = {}
-    for done, (repeat, side) in enumerate(runs, start=1):
-        start = time.monotonic()
-        answer = run_side(script, side, settings, quick)
-        seconds[side] = time.monotonic() - start
-        repeats[repeat][side], model = answer["figures"], answer["model"]
-        usual = statistics.mean(seconds.values())  # for sides that have not run yet
-        left = sum(seconds.get(later, usual) for _, later in runs[done:])
-        progress = f"{done:>2} of {len(runs)}   repeat {repeat + 1}   {side:<20} {seconds[side]:6.1f} s"
-        print(f"{progress}   about {left:.0f} s left", file=sys.stderr, flush=True)
-    return model, repeats
+# ---- The child: one process that measures ----
 
 
-def run_side(script: Path, side: str, settings: Settings, quick: bool) -> dict:
-    """One side in a fresh process: {"model": ..., "figures": ...}."""
-    command = [sys.executable, str(script), "--measure", side, *settings.arguments(), *(["--quick"] if quick else [])]
-    # In a process group of its own: Ctrl-C reaches this process alone, which then ends the child and its server.
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+def measure_sides(benchmark: Benchmark, sides: Sequence[str], settings: Settings, size_set: str) -> int:
+    """Measure the sides one after another and print a JSON line for each; return the exit status."""
+    sizes = benchmark.sizes_of(size_set)
+    settings = settings.of_sizes(sizes)
+    device, dtype = settings.place()
+    before, status = reference_ms(device, dtype), 0
+    for side in sides:
+        try:
+            answer: dict[str, Any] = {"figures": benchmark.sides[side](settings, sizes)}
+        except Unavailable as reason:
+            answer = {"missing": str(reason)}
+        except Exception as error:
+            traceback.print_exc()
+            status, answer = 1, {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
+        free_memory(device)
+        after = reference_ms(device, dtype)
+        answer |= {"side": side, "model": asdict(settings.config()), "reference_ms": [before, after]}
+        print(json.dumps(answer), flush=True)
+        before = after
+    return status
+
+
+# ---- The parent's view of it ----
+
+
+def run_process(
+    run: Run,
+    settings: Settings,
+    size_set: str,
+    limit: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[dict[str, dict], str | None]:
+    """Measure in a fresh process: the answer of each side that gave one, and a sentence if one did not, or failed.
+
+    limit: seconds after which the process, with all that it started, is ended.
+    """
+    command = [sys.executable, "-m", run.benchmark.module, "--measure", ",".join(run.sides), "--sizes", size_set]
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+", errors="replace") as errors:
+        # In a process group of its own: Ctrl-C reaches this process alone, which then ends the child and its server.
+        child = subprocess.Popen(
+            [*command, *settings.arguments()],
+            cwd=ROOT, env={**os.environ, **(environment or {})}, stdout=output, stderr=errors, start_new_session=True,
+        )  # fmt: skip
+        try:
+            status: int | None = child.wait(limit)
+        except subprocess.TimeoutExpired:
+            stop_group(child)
+            status = None
+        except KeyboardInterrupt:
+            stop_group(child)
+            raise
+        output.seek(0)
+        errors.seek(0)
+        answers = {answer["side"]: answer for answer in map(parsed, output) if answer}
+        last_lines = "".join(errors.readlines()[-SHOWN_LINES:])
+    if all("error" not in answers.get(side, {"error": ""}) for side in run.sides):
+        return answers, None
+    print(last_lines, end="", file=sys.stderr)
+    for side in run.sides:
+        if answers.get(side, {}).get("error"):
+            return answers, f"{side} could not be measured: {answers[side]['error']}"
+    ended = f"ended with {status}" if status is not None else f"took longer than {limit:.0f} s and was ended"
+    return answers, f"{run.sides[len(answers)]} could not be measured: its process {ended}"
+
+
+def parsed(line: str) -> dict | None:
+    """An answer; None for whatever else a side printed."""
     try:
-        output, errors = child.communicate()
-    except KeyboardInterrupt:
-        stop_group(child)
-        raise
-    if child.returncode:
-        last_lines = "\n".join(errors.splitlines()[-SHOWN_LINES:])
-        raise SideFailed(f"{last_lines}\n{side} could not be measured: its process ended with {child.returncode}.")
-    try:
-        return json.loads(output.splitlines()[-1])
-    except (IndexError, ValueError) as error:
-        raise SideFailed(f"{side} could not be measured: its process printed no JSON line.") from error
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) and "side" in value else None
 
 
 def stop_group(child: subprocess.Popen) -> None:
@@ -185,41 +212,40 @@ def stop_group(child: subprocess.Popen) -> None:
         child.wait()
 
 
+# ---- Repeats ----
+
+
 def aggregate(repeats: Sequence[Figures]) -> Figures:
-    """The figures of several repeats, each as a `spread`."""
-    return {name: spread([repeat[name] for repeat in repeats]) for name in repeats[0]}
+    """The figures of several repeats, each as a `spread`; a side that is missing in one of them is left out."""
+    names = [name for name in repeats[0] if all(name in repeat for repeat in repeats)]
+    return {name: spread([repeat[name] for repeat in repeats]) for name in names}
 
 
 def spread(values: list) -> dict[str, Any]:
-    """Median, minimum, maximum and all values of one figure; of a list of numbers, element by element."""
+    """Median, minimum, maximum and all values of one figure; of a list of numbers, element by element.
+
+    What is not made of numbers, such as the rows of a table, is only kept.
+    """
     if isinstance(values[0], list):
         elements = [spread(list(column)) for column in zip(*values, strict=True)]
+        if any("median" not in element for element in elements):
+            return {"values": values}
         return {key: [element[key] for element in elements] for key in ("median", "min", "max")} | {"values": values}
+    if not all(isinstance(value, (int, float)) for value in values):
+        return {"values": values}
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": values}
 
 
-def result_name(machine: dict, settings: Settings) -> str:
-    """The hardware, then what was asked for beyond the defaults, so that such runs replace no other's file."""
-    asked = [Path(settings.model or "").name, settings.dtype if settings.dtype != "auto" else ""]
-    return "-".join([slug(machine), *(slugify(text) for text in asked if text)])
+# ---- The command line ----
 
 
-def draw_file(benchmark: Benchmark, path: Path) -> None:
-    benchmark.draw(json.loads(path.read_text()), path.with_suffix(".png"))
-    print(f"{path} and its plot", file=sys.stderr)
+def run_benchmark(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> None:
+    """The command line of a benchmark. Exits with 1 and a sentence if a side fails, with 130 after Ctrl-C."""
+    from .commands import main  # which knows this module
 
-
-def redraw(benchmark: Benchmark, folder: Path) -> None:
-    paths = sorted(folder.glob("*.json"))
-    if not paths:
-        raise ValueError(f"{folder} holds no results to draw")
-    for path in paths:
-        draw_file(benchmark, path)
-
-
-def report(figures: Figures) -> None:
-    """The figures that are single numbers, for whoever watches."""
-    for name, figure in figures.items():
-        if not isinstance(figure["median"], list):
-            median, low, high = (figure[key] for key in ("median", "min", "max"))
-            print(f"{name} = {median:.4g}   ({low:.4g} to {high:.4g})", file=sys.stderr)
+    parser = argparse.ArgumentParser(
+        f"python -m {benchmark.module}",
+        description=benchmark.description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    sys.exit(main(parser, [benchmark], arguments))

@@ -101,8 +101,8 @@ def footer(document: dict[str, Any]) -> str:
     cores = machine["cpu_cores"]
     place = machine["gpu"] or f"{machine['cpu']}, {cores} CPU core{'s' * (cores > 1)}"
     weights = ", random weights" if settings["load_format"] == "dummy" else ""
-    repeats = len(document.get("order", ()))  # without them, what was repeated is in the remark
-    spread = f" Medians of {repeats} repeat{'s' * (repeats > 1)}, bands from least to most." if repeats else ""
+    repeats = len(document["order"])
+    spread = f" Medians of {repeats} repeats, bands from least to most." if repeats > 1 else ""
     measured = [f"torch {machine['torch']}", f"transformers {machine['transformers']}", machine["date"]]
     if machine["commit"]:
         measured.append(f"commit {machine['commit']}{' with changes' * machine['uncommitted_changes']}")

@@ -1,11 +1,9 @@
-"""What arithmetic says a step costs, from the sizes of the model alone, and what the machine could do at best.
+"""What arithmetic says a step costs, from the sizes of the model alone.
 
 A step has two costs, and the larger one sets its time: the arithmetic (FLOPs) of a prefill, which uses each weight
 for every token, and the bytes of a decode step, which reads each weight for one token. A prediction becomes
 milliseconds by a rate that is measured once, at one length; the plots show it as a dashed line.
 """
-
-import time
 
 import torch
 
@@ -47,29 +45,13 @@ def decode_bytes(config: ModelConfig, past: int, dtype: torch.dtype) -> int:
     return weights + past * config.kv_bytes_per_token(dtype)
 
 
-def matmul_flops_per_second(device: torch.device, dtype: torch.dtype, size: int | None = None) -> float:
-    """What one large square matrix product reaches here: the ceiling of every model on this device. Best of five."""
-    size = size or (8192 if device.type == "cuda" else 2048)
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    seconds = []
-    for _ in range(6):
-        start = time.perf_counter()
-        c = a @ b
-        c[0, 0].item()  # waits for the device
-        seconds.append(time.perf_counter() - start)
-    return 2 * size**3 / min(seconds[1:])
+def step_floor(
+    config: ModelConfig, requests: int, context: float, dtype: torch.dtype, copy_rate: float, product_rate: float
+) -> float:
+    """Return the seconds that a decode step of `requests` requests takes at least, `context` tokens before each.
 
-
-def copy_bytes_per_second(device: torch.device, size: int | None = None) -> float:
-    """Bytes read plus bytes written by a large copy on the device, per second: the ceiling of memory. Best of five."""
-    size = size or (2**30 if device.type == "cuda" else 2**26)  # several times what a cache holds
-    source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    seconds = []
-    for _ in range(6):
-        start = time.perf_counter()
-        for _ in range(4):  # so that the wait for the device is no part of it
-            target.copy_(source)
-        target[0].item()
-        seconds.append((time.perf_counter() - start) / 4)
-    return 2 * size / min(seconds[1:])
+    That is the time to read every weight once, and all K and V, at copy_rate bytes per second, or that of the
+    arithmetic at product_rate FLOPs per second where it is longer.
+    """
+    reading = decode_bytes(config, round(requests * context), dtype) / copy_rate
+    return max(reading, requests * step_flops(config, 1, round(context)) / product_rate)

@@ -1,16 +1,23 @@
 """Which model a benchmark runs, where, and in what type: the options that it hands on to every process it starts."""
 
 import argparse
-from dataclasses import asdict, dataclass
+import inspect
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from common.engine import BaseEngine
+from common.gpu.accelerate import make_engine
 from common.loader import Loaded, find_checkpoint, load_model
 from common.loader.config import read_config
 from common.loader.device import DTYPES, choose_device
 from common.model import ModelConfig
 from common.process import freeze_loaded_objects
+from common.stages import load_engine
+
+held: dict["Settings", Loaded] = {}  # the model loaded last: on a GPU several sides share a process
 
 
 @dataclass(frozen=True)
@@ -22,10 +29,21 @@ class Settings:
     dtype: str = "auto"
     load_format: str = "auto"
 
-    def load(self) -> Loaded:
-        loaded = load_model(self.model, device=self.device, dtype=self.dtype, load_format=self.load_format)
-        freeze_loaded_objects()
-        return loaded
+    def of_sizes(self, sizes: dict[str, Any]) -> "Settings":
+        """Those with the model that the sizes are for, of random weights, unless the command line names one."""
+        named = sizes.get("model") if self.model is None else None
+        return replace(self, model=named, load_format="dummy") if named else self
+
+    def load(self, context_length: int | None = None) -> Loaded:
+        """The model; with a shorter context if stages with a slot for a whole one are to hold many requests."""
+        if self not in held:
+            held.clear()
+            held[self] = load_model(self.model, device=self.device, dtype=self.dtype, load_format=self.load_format)
+            freeze_loaded_objects()
+        loaded = held[self]
+        if context_length is None or context_length >= loaded.config.context_length:
+            return loaded
+        return replace(loaded, config=replace(loaded.config, context_length=context_length))
 
     def folder(self) -> Path:
         return find_checkpoint(self.model, with_weights=self.load_format == "auto")
@@ -43,6 +61,17 @@ class Settings:
         options = {f"--{name.replace('_', '-')}": value for name, value in asdict(self).items() if value is not None}
         return [word for option in options.items() for word in option]
 
+    def describe(self) -> dict[str, str]:
+        """For documents: the model's name without its folder, the device and the type in use."""
+        device, dtype = self.place()
+        name = Path(self.model).name if self.model else "bundled"
+        return {
+            "model": name,
+            "device": device.type,
+            "dtype": str(dtype).removeprefix("torch."),
+            "load_format": self.load_format,
+        }
+
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> "Settings":
         return cls(args.model, args.device, args.dtype, args.load_format)
@@ -53,3 +82,13 @@ class Settings:
         parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
         parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
         parser.add_argument("--load-format", default="auto", choices=["auto", "dummy"], help="dummy: random weights")
+
+
+def engine_of(stage: str, loaded: Loaded, **options: Any) -> BaseEngine:
+    """An engine of a stage as main.py makes it: on a GPU with graphs and the overlapped loop around it.
+
+    Options that the stage does not have are left out. ValueError if something asked for cannot be had.
+    """
+    engine_class = load_engine(stage)
+    known = {"graphs", "overlap", *inspect.signature(engine_class).parameters}
+    return make_engine(engine_class, loaded, **{name: value for name, value in options.items() if name in known})

@@ -5,6 +5,7 @@ kernel than the GPU needs to run it: a CUDA graph holds many calls, and is launc
 the inputs of a call that is repeated: calls take turns with inputs that are together larger than the cache.
 """
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -77,7 +78,20 @@ def inputs_beyond_cache(nbytes: int, device: torch.device) -> int:
     return min(max(2, -(-2 * cache // nbytes)), MOST_INPUTS)
 
 
-def copy_bandwidth(device: torch.device, nbytes: int, repeats: int = REPEATS) -> float:
-    """Bytes a second, read and written together, of copying nbytes from one place in the device's memory to another."""
-    source, target = (torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
-    return 2 * nbytes / median_seconds(target.copy_, device, [(source,)], repeats=repeats)
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all it was given: before that, a clock says nothing."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what no engine holds any more, so that the next one finds it."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """The most that was allocated on the device since `free_memory`; 0 on a CPU, where it is not counted."""
+    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0

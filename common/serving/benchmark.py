@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 from common.bench import plots
 from common.bench.arrivals import closed_loop
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
 from common.bench.http_client import run
 from common.bench.load import running_server
 from common.bench.metrics import LoadResult
@@ -34,7 +34,8 @@ from common.stages import load_engine
 
 STAGE = "06_prefix_cache"
 SIZES = {"clients": 32, "requests": 192, "most_tokens": 128}
-QUICK = {"clients": 2, "requests": 2, "most_tokens": 8}
+QUICK = {"clients": 16, "requests": 32, "most_tokens": 32}
+TINY = {"clients": 2, "requests": 2, "most_tokens": 8}
 
 
 def jobs_of(settings: Settings, sizes: dict, seed: int) -> list[Job]:
@@ -72,6 +73,13 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     return {"percent_that_arrives": 100 * server["tokens_per_second"] / engine["tokens_per_second"]}
 
 
+def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
+    return {side: measured[side]["tokens_per_second"] for side in HEADLINE.sides}
+
+
+HEADLINE = Headline("{clients} clients", "output tokens/s", ("engine", "server"), headline)
+
+
 def draw(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     share = figures["percent_that_arrives"]["median"]
@@ -87,15 +95,16 @@ def draw(document: dict, png: Path) -> None:
         plots.axes(panel, "", "output tokens per second", "Throughput")
 
 
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={"engine": measure_engine, "server": measure_server},
+    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
+    derive=derive,
+    draw=draw,
+    headline=HEADLINE,
+    seconds={"full": 150, "quick": 50},
+)
+
 if __name__ == "__main__":
-    run_benchmark(
-        Benchmark(
-            script=Path(__file__).resolve(),
-            description=__doc__,
-            sides={"engine": measure_engine, "server": measure_server},
-            sizes=SIZES,
-            quick_sizes=QUICK,
-            derive=derive,
-            draw=draw,
-        )
-    )
+    run_benchmark(BENCHMARK)

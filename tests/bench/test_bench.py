@@ -4,17 +4,16 @@ import importlib
 import json
 import os
 import runpy
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from common.bench import hardware, harness, plots
-from common.bench.harness import SideFailed, aggregate, alternate, measure_sides, run_side, spread
+from common.bench import hardware, harness, plots, suite
+from common.bench.__main__ import course_benchmarks
+from common.bench.harness import aggregate, alternate, spread
 from common.bench.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,62 +33,7 @@ def test_repeats_become_median_and_spread():
     assert spread([3, 1, 2]) == {"median": 2, "min": 1, "max": 3, "values": [3, 1, 2]}
     lists = {"median": [2, 5], "min": [1, 4], "max": [3, 6], "values": [[1, 6], [2, 5], [3, 4]]}
     assert aggregate([{"x": [1, 6]}, {"x": [2, 5]}, {"x": [3, 4]}]) == {"x": lists}
-
-
-def write_script(folder: Path, text: str) -> Path:
-    script = folder / "benchmark.py"
-    script.write_text(f"import json, os, sys, time\nside = sys.argv[2]\n{text}")
-    return script
-
-
-def test_every_side_and_repeat_is_a_process_of_its_own(tmp_path, capfd):
-    answer = "print('noise')\nprint(json.dumps({'model': {}, 'figures': {'pid': os.getpid(), 'side': side}}))"
-    script = write_script(tmp_path, answer)
-    _, repeats = measure_sides(script, alternate(["a", "b"], 2), Settings(), quick=False)
-    assert [list(repeat) for repeat in repeats] == [["a", "b"], ["b", "a"]]
-    assert all(figures["side"] == side for repeat in repeats for side, figures in repeat.items())
-    assert len({figures["pid"] for repeat in repeats for figures in repeat.values()}) == 4
-    progress = capfd.readouterr().err.splitlines()
-    assert len(progress) == 4 and "4 of 4" in progress[-1] and "about 0 s left" in progress[-1]
-
-
-def test_a_side_that_fails_shows_its_last_lines_and_one_sentence(tmp_path):
-    script = write_script(tmp_path, "sys.exit('line 1\\nValueError: the cache is full')")
-    with pytest.raises(SideFailed) as failure:
-        run_side(script, "02_kv_cache", Settings(), quick=True)
-    last_lines = str(failure.value).splitlines()[-2:]
-    sentence = "02_kv_cache could not be measured: its process ended with 1."
-    assert last_lines == ["ValueError: the cache is full", sentence]
-    with pytest.raises(SideFailed, match="printed no JSON line"):
-        run_side(write_script(tmp_path, "print('done')"), "02_kv_cache", Settings(), quick=True)
-
-
-def test_an_interruption_ends_the_child_and_what_it_started(tmp_path):
-    grandchild = "import subprocess\nserver = subprocess.Popen(['sleep', '60'])\n"
-    pids = "open('pids.tmp', 'w').write(f'{os.getpid()} {server.pid}')\nos.rename('pids.tmp', 'pids')\ntime.sleep(60)"
-    script = write_script(tmp_path, f"os.chdir({str(tmp_path)!r})\n{grandchild}{pids}")
-    program = (
-        "import signal\nfrom pathlib import Path\nfrom common.bench.harness import run_side, Settings\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"run_side(Path({str(script)!r}), 'a', Settings(), False)"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "pids").exists():
-        assert parent.poll() is None, parent.stderr.read()
-        time.sleep(0.05)
-    parent.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in parent.communicate(timeout=20)[1]
-    for pid in (tmp_path / "pids").read_text().split():
-        assert not is_running(int(pid)), "a process was left behind"
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    stat = Path(f"/proc/{pid}/stat")  # a zombie that nobody has waited for has ended all the same
-    return not (stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z")
+    assert spread([[{"us": 1}]]) == {"values": [[{"us": 1}]]}, "the rows of a table are only kept"
 
 
 # ---- Hardware and plots ----
@@ -113,7 +57,7 @@ def test_the_hardware_says_what_a_figure_needs_and_nothing_private(monkeypatch):
 def test_the_file_name_is_the_hardware(facts, name):
     assert hardware.slug(facts) == name
     asked = Settings(model="/home/someone/Qwen3-0.6B", dtype="bfloat16")
-    assert harness.result_name(facts, asked) == f"{name}-qwen3-0-6b-bfloat16"
+    assert suite.result_name(facts, asked) == f"{name}-qwen3-0-6b-bfloat16"
 
 
 def test_vendors_additions_leave_the_name_of_a_processor(monkeypatch):
@@ -132,23 +76,40 @@ def test_labels_are_moved_apart_and_no_further():
 # ---- The benchmarks themselves ----
 
 
-def test_a_benchmark_measures_writes_and_draws(tmp_path):
-    stage = "02_kv_cache"
-    command = [sys.executable, ROOT / stage / "benchmark.py", "--quick", "--device", "cpu", "--results", tmp_path]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    document = json.loads(run.stdout.splitlines()[-1])
-    [path] = tmp_path.glob("*.json")
+def test_a_benchmark_measures_writes_and_draws(tmp_path, capfd, monkeypatch):
+    """Each side in a process of its own, as a learner runs it."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    [benchmark] = [each for each in course_benchmarks() if each.name == "02_kv_cache"]
+    with pytest.raises(SystemExit) as ended:
+        harness.run_benchmark(benchmark, ["--sizes", "tiny", "--device", "cpu", "--results", str(tmp_path)])
+    printed = capfd.readouterr()
+    assert ended.value.code == 0, printed.err
+    document = json.loads(printed.out.splitlines()[-1])
+    [path] = tmp_path.glob("*-02_kv_cache.json")
     assert document == json.loads(path.read_text())
-    assert document["benchmark"] == stage and document["quick"] and document["hardware"]["torch"] == torch.__version__
+    assert document["benchmark"] == "02_kv_cache" and document["size_set"] == "tiny"
+    assert document["hardware"]["torch"] == torch.__version__
     lengths = document["sizes"]["lengths"]
     for side in document["sides"].values():
         assert len(side["ms_per_token"]["median"]) == len(lengths) and min(side["ms_per_token"]["min"]) > 0
     formula = document["figures"]["predicted_cache_bytes"]["median"]
     assert document["sides"]["02_kv_cache"]["cache_bytes"]["median"] == formula
-    assert {file.suffix for file in tmp_path.iterdir()} == {".json", ".png"}
+    naive, cached = (side["seconds"]["median"][-1] for side in list(document["sides"].values())[:2])
+    assert document["headline"]["ratio"]["median"] == pytest.approx(naive / cached, rel=1e-4)
     assert_is_picture(path.with_suffix(".png"))
+
+
+@pytest.mark.parametrize("benchmark", course_benchmarks(), ids=lambda benchmark: benchmark.name)
+def test_every_size_set_changes_only_sizes_that_there_are(benchmark):
+    full = benchmark.sizes["full"].keys() | {"model", "repeats"}
+    assert all(sizes.keys() <= full for sizes in benchmark.sizes.values())
+    assert set(benchmark.headline.sides) <= set(benchmark.sides)
+    for size_set in ("full", "quick"):
+        assert benchmark.seconds[size_set] > 0 and benchmark.headline.title.format(**benchmark.sizes_of(size_set))
+
+
+def test_the_quick_benchmarks_are_planned_for_under_six_minutes():
+    assert sum(benchmark.seconds["quick"] for benchmark in course_benchmarks()) < 360
 
 
 def assert_is_picture(png: Path) -> None:
@@ -161,19 +122,22 @@ def assert_is_picture(png: Path) -> None:
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: f"{path.parent.parent.name}/{path.stem}")
 def test_committed_results_hold_what_their_plots_need(path, tmp_path, monkeypatch):
     document = json.loads(path.read_text())
-    assert document["benchmark"] == path.parent.parent.name and not document["quick"]
-    assert len(document["order"]) >= harness.REPEATS
+    assert document["benchmark"] == path.parent.parent.name and not document.get("quick")
+    assert document.get("size_set", "full") == "full" and len(document["order"]) >= harness.REPEATS["full"]
     copy = tmp_path / path.name
     copy.write_text(path.read_text())
     script = str(path.parent.parent / "benchmark.py")
     monkeypatch.setattr(sys, "argv", [script, "--plot-only", "--results", str(tmp_path)])
-    runpy.run_path(script, run_name="__main__")
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+    assert ended.value.code == 0
     assert_is_picture(copy.with_suffix(".png"))
 
 
 def test_offline_benchmarks_import_no_server_and_no_plots():
     """They run on a GPU machine that has only torch, transformers and, for the plots, matplotlib."""
-    names = [f"common.bench.{path.stem}" for path in (ROOT / "common/bench").glob("*.py")]
+    names = [f"common.bench.{path.stem}" for path in (ROOT / "common/bench").glob("[a-z]*.py")]
+    names += [f"common.bench.gpu.{path.stem}" for path in (ROOT / "common/bench/gpu").glob("[a-z]*.py")]
     names += [f"{path.parent.name}.benchmark" for path in ROOT.glob("[0-9][0-9]_*/benchmark.py")]
     program = (
         f"import importlib, sys\nfor name in {names}:\n    importlib.import_module(name)\n"

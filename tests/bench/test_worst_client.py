@@ -4,7 +4,7 @@ import asyncio
 
 from serving_openai import openai_server
 
-from common.bench.worst_client import attacks, measure
+from common.bench.experiments.worst_client import attacks, measure
 from common.stages import load_engine
 
 

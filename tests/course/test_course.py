@@ -116,8 +116,9 @@ def test_one_stage_gets_the_remaining_arguments(tree):
     assert finish(tree, "serve", "01", "--port", "9000") == (0, "naive --serve --port 9000\n", "")
 
 
-def test_bench_runs_the_stages_that_have_one(tree):
-    assert finish(tree, "bench") == (0, "measured\n", "")
+def test_bench_runs_a_stage_or_the_whole_course(tree):
+    write_files(tree, {"common/bench/__main__.py": "import sys\nprint('all', *sys.argv[1:])\n"})
+    assert [finish(tree, "bench", how)[1] for how in ("2", "--quick")] == ["measured\n", "all --quick\n"]
 
 
 def test_demo_stops_at_the_first_failure_and_hands_on_its_status(tree):

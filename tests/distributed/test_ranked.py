@@ -124,7 +124,7 @@ def test_workers_of_two_ranks_generate_the_tokens_of_one_process(loaded):
     expected = load_engine("06")(loaded, kv_memory="16M").generate(prompts, params)
     engine = load_engine("08")(loaded, workers="ray", tensor_parallel=2, **options)
     try:
-        assert "of 2 ranks" in engine.why
+        assert "of 2 ranks" in engine.startup_notes
         completions = engine.generate(prompts, params)
         assert [one.token_ids for one in completions] == [one.token_ids for one in expected]
         assert engine.handoffs == 3 and engine.recovery.lost == 0

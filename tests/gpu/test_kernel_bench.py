@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.bench.kernels import Sizes, line, measure
+from common.bench.experiments.kernels import Sizes, line, measure
 from common.bench.timing import median_seconds
-from common.model import ModelConfig, rope_table
+from common.model import ModelConfig
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="NOT RUN, needs the package triton (Linux): the fused kernels"
@@ -51,7 +51,7 @@ def test_every_variant_is_measured(device):
 @pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
 @torch.inference_mode()
 def test_variants_compute_the_same(config, device):
-    from common.bench.kernel_cases import attention_case, layers_of, model_cases
+    from common.bench.experiments.kernel_cases import attention_case, layers_of, model_cases
 
     def outcome(case, name, arguments):
         """What the variant returns, and what it writes to; of a block, the sum that it leaves to the next."""
@@ -79,29 +79,8 @@ def test_variants_compute_the_same(config, device):
 
 @needs_triton
 @devices
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "normed"), [(4, 2, 64, True), (5, 1, 80, False)])
-def test_the_kernel_that_also_writes_touches_only_its_slots(device, heads, kv_heads, head_dim, normed):
-    from common.bench.fused_write import norm_rotate_write
-    from common.gpu.fused_kernels import norm_rotate
-
-    cos, sin = (table.to(device) for table in rope_table(replace(QWEN3, head_dim=head_dim)))
-    qkv = torch.randn(5, (heads + 2 * kv_heads) * head_dim).to(device)
-    positions, slots = (torch.tensor(x, device=device) for x in ([39, 0, 7, 7, 23], [3, 31, 0, 12, 17]))
-    weights = [torch.randn(head_dim).to(device) for _ in range(2)] if normed else [None, None]
-    options = positions, cos, sin, *weights, 1e-2, heads, kv_heads
-    pages = [torch.full((4, 8, kv_heads, head_dim), float("nan"), device=device) for _ in range(2)]
-    q, k, v = norm_rotate(qkv, *options)
-    torch.testing.assert_close(norm_rotate_write(qkv, *pages, slots, *options), q)
-    for written, new in zip((page.flatten(0, 1) for page in pages), (k, v), strict=True):
-        torch.testing.assert_close(written[slots], new)
-        written[slots] = float("nan")
-        assert written.isnan().all(), "somebody else's row was written"
-
-
-@needs_triton
-@devices
 def test_a_variant_that_fails_is_left_out_and_says_why(device, monkeypatch):
-    from common.bench import kernel_cases
+    from common.bench.experiments import kernel_cases
 
     def broken(gate_up):
         raise RuntimeError("no such instruction. Try another GPU")

@@ -1,7 +1,5 @@
 """Every measurement of the course that needs a GPU, in one command: python3 -m common.bench.gpu --out DIR
 
 A GPU is often lent for minutes, on a machine without a network. So this asks for nothing but torch, transformers,
-triton, matplotlib and pytest, takes under nine minutes on an H200, and never loses what is done: each part is a process
-of its own with a time limit, writes what it has as soon as it has it, and is not run again once it is complete. One
-module of this package is one part: its sizes, what it measures, and how that is drawn.
+triton, matplotlib and pytest, takes under nine minutes on an H200, and never loses what is done.
 """

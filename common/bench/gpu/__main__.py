@@ -1,97 +1,62 @@
 """Every measurement of the course that needs a GPU, in one command.
 
     python3 -m common.bench.gpu --out DIR                       # all parts, under nine minutes on an H200
-    python3 -m common.bench.gpu --out DIR --only throughput,single
-    python3 -m common.bench.gpu --out DIR --sizes tiny          # runs everything end to end, on a CPU, in a minute
+    python3 -m common.bench.gpu --out DIR --only throughput,decode
+    python3 -m common.bench.gpu --out DIR --sizes tiny          # runs everything end to end, on a CPU
 
-It writes DIR/<gpu>-<part>.json with a plot beside it, and DIR/<gpu>.json with what all parts found in short, which is
-also the last line on stdout. A part whose JSON in DIR is complete, with the same sizes and from the same commit, is not
-run again; its plot is drawn again. A part that fails, or takes twice as long as expected, leaves what it measured in
-<gpu>-<part>.partial.json, with the reason, and the others go on.
+The parts are benchmarks as those of the stages, of which three take part with sizes for a GPU; all sides of one run in
+one process, so that a large model is made once. The command writes DIR/<gpu>-<part>.json with a plot beside it, and
+DIR/<gpu>.json with what all parts found in short, which is also the last line on stdout. A part that is complete in
+DIR, with the same sizes and from the same commit, is not run again. A part that fails, or takes twice as long as
+expected, keeps the sides that it has measured, and the others go on; the same command takes it up again.
 
 The exit status is 0 if all parts are complete, 1 if one failed or found something wrong, 130 after Ctrl-C.
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from importlib import import_module
 
 import torch
 
-from .parts import ALL_SECONDS, PARTS
-from .runner import Runner, draw_all, measure_part
+from common.bench.commands import main
+from common.bench.harness import Benchmark
+from common.bench.suite import say
+
+ALL_SECONDS = 540.0  # on an H200 (4.8 TB/s, some 800 TFLOP/s in bfloat16); each process needs about 12 s to start
+MODULES = (
+    "common.bench.gpu.kernels",
+    "common.bench.gpu.contract",
+    "common.bench.gpu.throughput",
+    "common.bench.gpu.decode",
+    "04_continuous_batching.benchmark",
+    "06_prefix_cache.benchmark",
+    "07_speculative.benchmark",
+)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
-    parser = build_parser()
-    args = parser.parse_args(arguments)
-    if args.measure:
-        return measure_part(args.measure, args.out)
-    if args.plot_only:
-        return draw_all(args.out)
-    sizes = args.sizes or ("full" if torch.cuda.is_available() else "tiny")
-    if sizes == "full" and not torch.cuda.is_available():
-        parser.error("--sizes full needs a CUDA device, and torch sees none here")
-    if not args.sizes and sizes == "tiny":
-        print(
-            "No CUDA device: everything is run with --sizes tiny, which measures nothing worth knowing.",
-            file=sys.stderr,
-        )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as after Ctrl-C
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-        return Runner(args.out, sizes, seconds=60 * args.minutes).run_all(args.only or list(PARTS), args.again)
-    except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted: parts that were complete stay, and are not run again", file=sys.stderr)
-        return 130
+def parts() -> list[Benchmark]:
+    return [import_module(module).BENCHMARK for module in MODULES]
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parts = "\n".join(f"  {part.name:<13} {part.seconds:>3.0f} s   {part.about}" for part in PARTS.values())
+def run(arguments: Sequence[str] | None = None) -> int:
+    """The command line; return the exit status."""
+    benchmarks = parts()
+    listed = "\n".join(
+        f"  {part.name:<22} {part.seconds['gpu']:>4.0f} s   {part.description.splitlines()[0]}" for part in benchmarks
+    )
     parser = argparse.ArgumentParser(
         "python3 -m common.bench.gpu",
         description=__doc__,
-        epilog=f"parts, and what each takes on an H200:\n{parts}",
+        epilog=f"parts, and what each takes on an H200:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="where results are, and are written")
-    parser.add_argument("--only", type=part_names, metavar="PART,PART", help="only these, in the order given")
-    parser.add_argument("--again", action="store_true", help="also those that are complete")
-    parser.add_argument("--sizes", choices=["full", "tiny"], help="default: full, or tiny without a CUDA device")
-    parser.add_argument(
-        "--minutes",
-        type=positive,
-        default=ALL_SECONDS / 60,
-        metavar="N",
-        help="for everything; on a GPU slower than an H200 give more, and each part gets more (default: %(default)g)",
-    )
-    parser.add_argument("--plot-only", action="store_true", help="measure nothing, draw all that is in DIR")
-    parser.add_argument("--measure", choices=PARTS, help=argparse.SUPPRESS)  # the children's own option
-    return parser
-
-
-def part_names(text: str) -> list[str]:
-    names = list(dict.fromkeys(text.split(",")))
-    if unknown := [name for name in names if name not in PARTS]:
-        raise argparse.ArgumentTypeError(f"there is no part {unknown[0]!r}; there is {', '.join(PARTS)}")
-    return names
-
-
-def positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return value
+    sizes = "gpu" if torch.cuda.is_available() else "tiny"
+    if sizes == "tiny":
+        say("No CUDA device: everything is run with --sizes tiny, which measures nothing worth knowing.")
+    return main(parser, benchmarks, arguments, sizes=sizes, together=True, minutes=ALL_SECONDS / 60)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

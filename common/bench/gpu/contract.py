@@ -13,29 +13,30 @@ shows as tens of percent.
 """
 
 import os
-import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from common.bench import plots
+from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.settings import Settings, engine_of
+from common.bench.timing import free_memory
 from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
 from common.loader.weights import empty_model
-from common.model import Transformer
+from common.model import ModelConfig, Transformer
 from common.request import Request
 from common.sampling import SamplingParams
 from common.stages import load_stage_module, stage_folders
 
-from .run import Run, free_memory
-from .suites import in_words, run_pytest
+from .suites import run_pytest
 
-SIZES: dict[str, Any] = {
+SIZES = {
     "stages": [folder.name for folder in stage_folders() if folder.name < "08"],
     "around": ["06_prefix_cache+overlap+graphs"],  # as tests/conftest.py knows it
     "select": [],
@@ -45,11 +46,11 @@ SIZES: dict[str, Any] = {
     "token_budget": 64,
     "most": 0.03,  # relative error that is still rounding
 }
-TINY = SIZES | {
-    "stages": ["03_streaming", "06_prefix_cache"],
+TINY = {
+    "stages": ["06_prefix_cache"],
     "around": [],
-    "select": ["-k", "test_a_long_prompt or test_generate_takes_one"],
-    "models": ["tiny"],
+    "select": ["-k", "test_generate_takes_one"],
+    "models": ["bundled"],
     "prompts": [3, 40],
     "decoded": 3,
     "token_budget": 16,
@@ -58,98 +59,72 @@ TINY = SIZES | {
 STEP_BY_STEP = {"graphs": False, "overlap": False, "draft": "lookup", "num_draft_tokens": 0}
 
 
-def measure(run: Run) -> None:
-    errors: dict[str, dict[str, Any]] = {}
-    for model in run.sizes["models"]:
-        errors[model] = compare_logits(run, model)
-        run.keep(bfloat16=errors)
-    run.keep(accelerated=same_tokens_around(run))
-    run.document["settings"]["dtype"] = "float32 and bfloat16"
-    tests = contract_of_all(run)
-    each = [error["relative_error"] for stages in errors.values() for error in stages.values()]
-    passed = sum(counts["passed"] for counts in tests.values())
-    failed = {stage: counts for stage, counts in tests.items() if counts["failed"] or counts["errors"]}
-    run.headline(
-        passed=passed,
-        failed=sum(counts["failed"] + counts["errors"] for counts in failed.values()),
-        worst_bfloat16_error=max(each),
-    )
-    if wrong := [stage for stage, same in run.document["figures"]["accelerated"].items() if not same]:
-        raise ValueError(f"with graphs and overlap, other tokens come from {', '.join(wrong)} in float32")
-    if failed:
-        stage, counts = next(iter(failed.items()))
-        raise ValueError(f"the contract fails in {', '.join(failed)}; the first: {stage} {counts['failures'][0]}")
-    if not all(error <= run.sizes["most"] for error in each):  # a NaN is no pass
-        raise ValueError(f"logits in bfloat16 are up to {max(each):.3g} from float32; {run.sizes['most']} is the limit")
+def measure_contract(settings: Settings, sizes: dict) -> Figures:
+    """Tests passed and skipped, of each stage and of one with graphs and the overlapped loop around it. Processes side
+    by side, each with two cores. ValueError with the failures if there are any."""
+    stages = [*sizes["stages"], *sizes["around"]]
+    arguments = ["tests/test_contract.py", "--device", settings.place()[0].type, *sizes["select"]]
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+        tests = list(pool.map(lambda stage: run_pytest([*arguments, "--engine", stage]), stages))
+    failures = [f"{stage} {said}" for stage, counts in zip(stages, tests, strict=True) for said in counts["failures"]]
+    if failures:
+        raise ValueError(f"{len(failures)} tests of the contract fail: {'; '.join(failures)}")
+    return {key: [counts[key] for counts in tests] for key in ("passed", "skipped")}
 
 
-def contract_of_all(run: Run) -> dict[str, dict[str, Any]]:
-    """The suite's counts for each stage, and for one with graphs and the overlapped loop. Processes side by side, each
-    with two cores."""
-    stages = [*run.sizes["stages"], *run.sizes["around"]]
-    arguments = ["tests/test_contract.py", "--device", run.device.type, *run.sizes["select"]]
-    tests: dict[str, dict[str, Any]] = {}
-
-    def of_stage(stage: str) -> None:
-        tests[stage] = run_pytest([*arguments, "--engine", stage], run.log(stage))
-        run.say(f"{stage}: {in_words(tests[stage])}")
-
-    try:
-        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
-            list(pool.map(of_stage, stages))  # the list raises what a thread raised
-    finally:
-        run.keep(float32={stage: tests[stage] for stage in stages if stage in tests})
-    return tests
-
-
-def same_tokens_around(run: Run) -> dict[str, bool]:
-    """Whether the stages from 05 on say in float32 what stage 02 says, with graphs and the overlapped loop around them
-    as a GPU has them."""
-    loaded = run.load("bundled", torch.float32)
-    prompts = [random_prompt(length, loaded.config.vocab_size, f"tokens {length}") for length in run.sizes["prompts"]]
-    params = SamplingParams(max_tokens=2 * run.sizes["decoded"], ignore_eos=True)
-    wanted = [request.token_ids for request in run.engine("02", loaded).generate(prompts, params)]
-    same = {}
-    for stage in (stage for stage in run.sizes["stages"] if stage >= "05"):
-        engine = run.engine(stage, loaded, max_running=8, kv_memory="1G")
-        same[stage] = [request.token_ids for request in engine.generate(prompts, params)] == wanted
-        run.say(f"{stage} as it runs on a GPU: {'the same' if same[stage] else 'OTHER'} tokens; {engine.startup_notes}")
+def measure_tokens(settings: Settings, sizes: dict) -> Figures:
+    """How many tokens of the stages from 05 on are those of stage 02 in float32, with graphs and the overlapped loop
+    around them as a GPU has them. ValueError if some are not."""
+    loaded = replace(settings, model=None, dtype="float32", load_format="auto").load()
+    prompts = [random_prompt(length, loaded.config.vocab_size, f"tokens {length}") for length in sizes["prompts"]]
+    params = SamplingParams(max_tokens=2 * sizes["decoded"], ignore_eos=True)
+    wanted = [request.token_ids for request in engine_of("02", loaded).generate(prompts, params)]
+    stages = [stage for stage in sizes["stages"] if stage >= "05"]
+    for stage in stages:
+        engine = engine_of(stage, loaded, max_running=8, kv_memory="1G")
+        if [request.token_ids for request in engine.generate(prompts, params)] != wanted:
+            raise ValueError(f"with graphs and overlap, {stage} gives other tokens than stage 02 in float32")
         del engine
-        free_memory(run.device)
-    return same
+        free_memory(loaded.device)
+    return {"tokens": len(stages) * sum(map(len, wanted))}
 
 
 # ---- Logits ----
 
 
-def compare_logits(run: Run, model: str) -> dict[str, dict[str, Any]]:
-    """For each stage how far its logits in bfloat16 are from those of the plain model in float32."""
-    loaded = run.load(model, torch.bfloat16)
-    # Stage 04 has a slot for a whole context for everybody.
-    loaded.config = replace(loaded.config, context_length=min(loaded.config.context_length, 1024))
-    plain = empty_model(loaded.config, run.device, torch.float32)  # of plain operations, whatever `loaded` has
+def measure_logits(settings: Settings, sizes: dict) -> Figures:
+    """For each model and stage how far its logits in bfloat16 are from those of the plain model in float32.
+
+    ValueError if that is more than rounding.
+    """
+    figures: Figures = {}
+    for model in sizes["models"]:
+        named = {"model": None} if model == "bundled" else {"model": model, "load_format": "dummy"}
+        errors = figures[f"relative_error_{model}"] = logit_errors(replace(settings, dtype="bfloat16", **named), sizes)
+        if not all(error <= sizes["most"] for error in errors):  # a NaN is no pass
+            found = ", ".join(f"{stage} {error:.3g}" for stage, error in zip(sizes["stages"], errors, strict=True))
+            raise ValueError(f"{model}: logits in bfloat16 are off by {found}; {sizes['most']} is the limit")
+    return figures
+
+
+def logit_errors(settings: Settings, sizes: dict) -> list[float]:
+    loaded = settings.load(context_length=1024)  # stage 04 has a slot for a whole context of every request
+    device = loaded.device
+    plain = empty_model(loaded.config, device, torch.float32)  # of plain operations, whatever `loaded` has
     plain.load_state_dict(loaded.model.state_dict())  # the same weights: bfloat16 fits into float32
-    prompts = [random_prompt(length, loaded.config.vocab_size, f"logits {length}") for length in run.sizes["prompts"]]
-    texts = [greedy_text(plain, prompt, run.sizes["decoded"], run.device) for prompt in prompts]
+    prompts = [random_prompt(length, loaded.config.vocab_size, f"logits {length}") for length in sizes["prompts"]]
+    texts = [greedy_text(plain, prompt, sizes["decoded"], device) for prompt in prompts]
     pairs = list(zip(prompts, texts, strict=True))
-    references = [scores(plain, text[:-1], len(prompt) - 1, run.device) for prompt, text in pairs]
+    wanted = torch.cat([scores(plain, text[:-1], len(prompt) - 1, device) for prompt, text in pairs])  # [positions, V]
     del plain
-    errors = {}
-    for stage in run.sizes["stages"]:
-        options = STEP_BY_STEP | {"max_running": 8, "token_budget": run.sizes["token_budget"], "kv_memory": "1G"}
-        engine = run.engine(stage, loaded, **options)
-        found, wanted = torch.cat(forced_logits(engine, pairs)), torch.cat(references)  # [positions, V]
-        each = [relative_error(*rows) for rows in zip(found, wanted, strict=True)]
-        errors[stage] = {
-            "relative_error": relative_error(found, wanted),
-            "median_of_positions": statistics.median(each),
-            "worst_position": max(each),
-            "positions": len(each),
-            "attention": engine.startup_notes,
-        }
-        run.say(f"{model}, {stage}: logits in bfloat16 are {errors[stage]['relative_error']:.4f} from float32")
+    errors = []
+    for stage in sizes["stages"]:
+        options = STEP_BY_STEP | {"max_running": 8, "token_budget": sizes["token_budget"], "kv_memory": "1G"}
+        engine = engine_of(stage, loaded, **options)
+        errors.append(relative_error(torch.cat(forced_logits(engine, pairs)), wanted))
+        print(f"{settings.model}, {stage}: logits in bfloat16 are {errors[-1]:.4f} from float32", file=sys.stderr)
         del engine
-        free_memory(run.device)
+        free_memory(device)
     return errors
 
 
@@ -210,29 +185,44 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
 # ---- The plot ----
 
 
-def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
-    figures, sizes = document["figures"], document["sizes"]
-    stages = sizes["stages"]
-    failed = sum(counts["failed"] + counts["errors"] for counts in figures["float32"].values())
-    worst = max(error["relative_error"] for errors in figures["bfloat16"].values() for error in errors.values())
-    message = f"In float32 {failed or 'no'} tests fail; in bfloat16 logits are off by {100 * worst:.2g} percent at most"
+def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+    logits = measured["bfloat16"]
+    return {"worst_relative_error": max(max(errors) for errors in logits.values())}
+
+
+def draw(document: dict, png: Path) -> None:
+    sizes, sides = document["sizes"], document["sides"]
+    stages, worst = sizes["stages"], document["figures"]["worst_relative_error"]["median"]
+    message = f"In float32 no test fails; in bfloat16 logits are off by {100 * worst:.2g} percent at most"
     remark = (
         "Left: tests of the contract that pass, tokens compared with transformers. Right: norm of the difference to "
         f"the plain model in float32\nover its norm, at {len(sizes['prompts']) * sizes['decoded']} positions, prompts "
         f"run in pieces of {sizes['token_budget']} tokens; the dashed line is the limit."
     )
     with plots.page(png, document, message, columns=2, remark=remark) as (tests, logits):
-        labels = [stage[:2] for stage in stages]
-        passed = [{key: figures["float32"][stage]["passed"] for key in ("median", "min", "max")} for stage in stages]
-        plots.bars(tests, stages, passed, labels)
+        labels, passed = [stage[:2] for stage in stages], sides["contract"]["passed"]["median"]
+        plots.bars(tests, stages, [{key: n for key in ("median", "min", "max")} for n in passed[: len(stages)]], labels)
         plots.axes(tests, "stage", "tests", "Contract suite, float32")
         places = range(len(stages))
-        for i, (model, errors) in enumerate(figures["bfloat16"].items()):
-            percents = [100 * errors[stage]["relative_error"] for stage in stages]
-            marker = "os"[i % 2]
-            logits.plot(places, percents, marker, color=plots.COLORS["05" if i else "04"], label=model, markersize=8)
-        logits.plot(
-            places, [100 * sizes["most"]] * len(stages), "--", color=plots.PREDICTION, linewidth=1.3, label="limit"
-        )
+        for i, model in enumerate(sizes["models"]):
+            percents = [100 * error for error in sides["bfloat16"][f"relative_error_{model}"]["median"]]
+            marker, tint = "os"[i % 2], plots.COLORS["05" if i else "04"]
+            logits.plot(places, percents, marker, color=tint, label=model, markersize=8)
+        limit = [100 * sizes["most"]] * len(stages)
+        logits.plot(places, limit, "--", color=plots.PREDICTION, linewidth=1.3, label="limit")
         logits.set_xticks(list(places), labels)
         plots.axes(logits, "stage", "percent", "Relative error of logits, bfloat16")
+
+
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={"contract": measure_contract, "tokens": measure_tokens, "bfloat16": measure_logits},
+    sizes={"full": SIZES, "tiny": TINY},
+    derive=derive,
+    draw=draw,
+    seconds={"gpu": 75},
+)
+
+if __name__ == "__main__":
+    run_benchmark(BENCHMARK)

@@ -1,77 +1,108 @@
-"""A decode step of many requests: how close is it to the time that its bytes take?
+"""How close is a decode step to the time that its bytes take, for one request and for many?
 
-Method. Stage 06 with 1 to 256 requests that all decode, about 1,024 tokens before each; steps are timed from return to
-return, in several rounds. The floor is the time to read every weight once and K and V of all requests at the bandwidth
-of a large copy, or that of the arithmetic at the rate of a large matrix product, where it is longer.
+Method. 1 to 256 requests that all decode, about 1,024 tokens before each; steps are timed from return to return, in
+several rounds. Stage 06 with CUDA graphs and the overlap of steps, and with neither; stage 03, which launches every
+operation by itself, with one request; and stage 06 with one request of a larger model. The floor is the time to read
+every weight once and K and V of all requests at the bandwidth of a large copy, or that of the arithmetic at the rate of
+a large matrix product, where it is longer.
 
 Expectation. Weights are read once for all, so that at first a step takes hardly longer with more requests; at 256 of
 them K and V are most of the bytes. The distance to the floor should not grow with the batch, unless the CPU's work for
-each request does.
+each request does. A kernel of a microsecond takes the CPU five to launch: without graphs a step of 36 layers with a
+dozen kernels each cannot be faster than that, however little there is to read.
 """
 
 import statistics
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from common.bench import plots
-from common.bench.harness import aggregate
+from common.bench.ceilings import ceilings
+from common.bench.harness import Benchmark, Figures, Headline, Unavailable, run_benchmark
+from common.bench.predict import step_floor
+from common.bench.settings import Settings, engine_of
+from common.bench.timing import free_memory, peak_memory_gib, synchronize
 from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
+from common.model import ModelConfig
 from common.sampling import SamplingParams
 
-from .run import Run, peak_memory_gib, synchronize
-
-STAGE = "06_prefix_cache"
-SIZES: dict[str, Any] = {
+STAGE, LAUNCHING = "06_prefix_cache", "03_streaming"
+SIZES = {
     "model": "Qwen3-8B",
+    "larger_model": "Qwen2.5-14B",
     "batches": [1, 8, 64, 256],
     "context": 1024,
     "steps": 20,  # of each round
     "rounds": 3,
     "token_budget": 16_384,
 }
-TINY = SIZES | {"model": "tiny", "batches": [1, 4], "context": 40, "steps": 3, "rounds": 2, "token_budget": 64}
+TINY = {
+    "model": None, "larger_model": None, "batches": [1, 4], "context": 40, "steps": 3, "rounds": 2, "token_budget": 64,
+}  # fmt: skip
+ACCELERATED, PLAIN, LARGER = "graphs and overlap", "neither", "larger model"
 
 
-def measure(run: Run) -> None:
-    sizes = run.sizes
-    loaded = run.load(sizes["model"])
-    run.ceilings()
-    engine = run.engine(STAGE, loaded, max_running=max(sizes["batches"]), token_budget=sizes["token_budget"])
-    run.say(f"room for K and V of {engine.stats()['kv_tokens_capacity']:,} tokens; {engine.startup_notes}")
-    points: dict[int, dict[str, list]] = {}
-    for batch in sorted(sizes["batches"], reverse=True):  # so that the smaller ones find their prompts in the cache
-        rounds = decode_steps(engine, batch, sizes)
-        floor = 1e3 * run.step_floor(loaded.config, batch, sizes["context"])
-        points[batch] = {"step_ms": rounds, "floor_ms": floor}
-        run.say(f"{batch} requests: a step takes {statistics.median(rounds):.3f} ms, floor {floor:.3f} ms")
-        measured = sorted(points)
-        by_round = [{"step_ms": [points[b]["step_ms"][i] for b in measured]} for i in range(sizes["rounds"])]
-        for figures in by_round:
-            pairs = zip(figures["step_ms"], measured, strict=True)
-            figures["over_floor"] = [milliseconds / points[b]["floor_ms"] for milliseconds, b in pairs]
-        floors = [points[b]["floor_ms"] for b in measured]
-        run.keep(batches=measured, floor_ms=floors, **aggregate(by_round), peak_memory_gib=peak_memory_gib(run.device))
-    ratios = run.document["figures"]["over_floor"]["median"]
-    run.headline(**{f"over floor at {batch}": ratio for batch, ratio in zip(sorted(points), ratios, strict=True)})
+def measure(stage: str, many: bool = True, **switches: bool) -> Callable[[Settings, dict], Figures]:
+    """Milliseconds of a step with each number of requests, or with one."""
+
+    def side(settings: Settings, sizes: dict) -> Figures:
+        loaded, batches = settings.load(), sizes["batches"] if many else [1]
+        options = {"max_running": max(batches), "token_budget": sizes["token_budget"]}
+        try:
+            engine = engine_of(stage, loaded, **options, **switches)
+        except ValueError as reason:
+            raise Unavailable(str(reason)) from reason
+        # The largest first, so that the smaller ones find their prompts in the cache.
+        steps = {batch: decode_steps(engine, batch, sizes) for batch in sorted(batches, reverse=True)}
+        memory = peak_memory_gib(loaded.device)
+        return {"step_ms": [steps[batch] for batch in batches], "peak_memory_gib": memory}
+
+    return side
 
 
-def decode_steps(engine: BaseEngine, batch: int, sizes: dict[str, Any]) -> list[float]:
-    """Milliseconds of a step, the median of each round. ValueError if not all requests fit into memory at once."""
-    filling = -(-batch * sizes["context"] // (sizes["token_budget"] - batch)) + 8  # steps until the last one decodes
+def measure_plain(settings: Settings, sizes: dict) -> Figures:
+    """Without graphs and overlap; and what the device can do at best."""
+    figures = measure(STAGE, graphs=False, overlap=False)(settings, sizes)
+    free_memory(settings.place()[0])
+    return figures | ceilings(*settings.place())
+
+
+def measure_larger(settings: Settings, sizes: dict) -> Figures:
+    """One request of the larger model, and the floor that its bytes are."""
+    if sizes["larger_model"]:
+        settings = replace(settings, model=sizes["larger_model"], load_format="dummy")
+    figures = measure(STAGE, many=False)(settings, sizes)
+    free_memory(settings.place()[0])
+    figures |= ceilings(*settings.place())
+    return figures | {"floor_ms": floor_ms(settings.config(), settings.place()[1], [1], sizes, figures)}
+
+
+def floor_ms(config: ModelConfig, dtype: torch.dtype, batches: list[int], sizes: dict, side: Figures) -> list[float]:
+    rates = side["copy_bytes_per_second"], side["matmul_flops_per_second"]
+    return [1e3 * step_floor(config, batch, sizes["context"], dtype, *rates) for batch in batches]
+
+
+def decode_steps(engine: BaseEngine, batch: int, sizes: dict) -> float:
+    """Milliseconds of a step, the median of the rounds' medians. ValueError if memory lacks room for all requests."""
+    filling = -(-batch * sizes["context"] // max(sizes["token_budget"] - batch, 1)) + 8  # steps until the last decodes
     timed = sizes["rounds"] * sizes["steps"]
     prompt_tokens = sizes["context"] - filling // 2 - timed // 2  # so that the context is right in the middle
     params = SamplingParams(max_tokens=filling + timed + 8, ignore_eos=True)
     room = batch * (prompt_tokens + params.max_tokens + 16)
-    if room > engine.stats()["kv_tokens_capacity"]:
+    if room > engine.stats().get("kv_tokens_capacity", room):
         raise ValueError(f"{batch} requests need room for K and V of {room:,} tokens, which is not there")
     prompts = [random_prompt(prompt_tokens, engine.config.vocab_size, f"decode {i}") for i in range(batch)]
     requests = [engine.add(prompt, params) for prompt in prompts]
     try:
         while not all(len(request.token_ids) > 3 for request in requests):
             engine.step()
-        return [1e3 * median_step(engine, sizes["steps"]) for _ in range(sizes["rounds"])]
+        return 1e3 * statistics.median(median_step(engine, sizes["steps"]) for _ in range(sizes["rounds"]))
     finally:
         for request in requests:
             engine.abort(request.request_id)
@@ -84,33 +115,70 @@ def median_step(engine: BaseEngine, steps: int) -> float:
     for _ in range(steps):
         engine.step()
         moments.append(time.perf_counter())
-    return statistics.median(after - before for before, after in zip(moments, moments[1:], strict=False))
+    return statistics.median(after - before for before, after in pairwise(moments))
 
 
-def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
-    figures, sizes = document["figures"], document["sizes"]
-    batches, ratios = figures["batches"], figures["over_floor"]["median"]
+def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+    floor = floor_ms(config, dtype, sizes["batches"], sizes, measured[PLAIN])
+    best = measured.get(ACCELERATED, measured[PLAIN])["step_ms"]
+    larger = measured[LARGER]
+    return {
+        "floor_ms": floor,
+        "over_floor": [step / least for step, least in zip(best, floor, strict=True)],
+        "larger_over_floor": larger["step_ms"][0] / larger["floor_ms"][0],
+    }
+
+
+def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
+    return {side: measured[side]["step_ms"][0] for side in HEADLINE.sides}
+
+
+HEADLINE = Headline("a decode step of one request", "ms", (PLAIN, ACCELERATED), headline, more_is_better=False)
+
+
+def draw(document: dict, png: Path) -> None:
+    figures, sizes, sides = document["figures"], document["sizes"], document["sides"]
+    batches, ratios = sizes["batches"], figures["over_floor"]["median"]
     message = (
         f"A step of {batches[-1]} requests takes {ratios[-1]:.2f} times as long as its bytes; of one, {ratios[0]:.2f}"
     )
     remark = (
         f"All requests decode, about {sizes['context']:,} tokens before each. Dashed: all weights once, and K and V of "
         "all requests, at the bandwidth of a large copy on this device\n(or the arithmetic at the rate of a large "
-        "matrix product, where that takes longer)."
+        f"matrix product, where that takes longer). {sizes['larger_model'] or 'The same model again'}, one request: "
+        f"{figures['larger_over_floor']['median']:.2f} times its bytes."
     )
-    with plots.page(png, document, message, columns=2, remark=remark) as (step, rate):
-        for panel in (step, rate):
-            plots.doubling(panel, batches)
-        plots.predicted(step, batches, {"median": figures["floor_ms"]}, "its bytes")
-        plots.line(step, batches, figures["step_ms"], STAGE, "stage 06")
-        plots.axes(step, "requests in the step", "milliseconds", "Time of a decode step")
-        most = [1e3 * batch / floor for batch, floor in zip(batches, figures["floor_ms"], strict=True)]
-        low, middle, high = (figures["step_ms"][key] for key in ("max", "median", "min"))
-        rates = {
-            key: [1e3 * batch / milliseconds for batch, milliseconds in zip(batches, values, strict=True)]
-            for key, values in (("min", low), ("median", middle), ("max", high))
-        }
-        plots.predicted(rate, batches, {"median": most}, "its bytes")
-        plots.line(rate, batches, rates, STAGE, "stage 06")
-        plots.logarithmic(rate)
-        plots.axes(rate, "requests in the step", "tokens per second", "Tokens of all together")
+    with plots.page(png, document, message, columns=2, remark=remark) as (step, alone):
+        plots.doubling(step, batches)
+        plots.predicted(step, batches, figures["floor_ms"], "its bytes")
+        for side in (ACCELERATED, PLAIN):
+            if side in sides:
+                plots.line(step, batches, sides[side]["step_ms"], STAGE, side.replace(" ", "\n"), dashed=side == PLAIN)
+        plots.axes(step, "requests in the step", "milliseconds", "Time of a decode step, stage 06")
+        names = [side for side in (ACCELERATED, PLAIN, LAUNCHING) if side in sides]
+        firsts = [{key: sides[side]["step_ms"][key][0] for key in ("median", "min", "max")} for side in names]
+        labels = ["stage 03" if side == LAUNCHING else "stage 06\n" + side.replace(" ", "\n", 1) for side in names]
+        plots.bars(alone, ["03" if side == LAUNCHING else "06" for side in names], firsts, labels)
+        floor = figures["floor_ms"]["median"][0]
+        plots.floor_line(alone, len(names), floor, f"{plots.short(floor)}:\nits bytes")
+        plots.axes(alone, "", "milliseconds", "One request")
+
+
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={
+        ACCELERATED: measure(STAGE, graphs=True, overlap=True),
+        PLAIN: measure_plain,
+        LAUNCHING: measure(LAUNCHING, many=False),
+        LARGER: measure_larger,
+    },
+    sizes={"full": SIZES, "tiny": TINY},
+    derive=derive,
+    draw=draw,
+    headline=HEADLINE,
+    seconds={"gpu": 65},
+)
+
+if __name__ == "__main__":
+    run_benchmark(BENCHMARK)

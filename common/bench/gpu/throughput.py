@@ -2,9 +2,9 @@
 
 Method. Prompts and answers of 100 to 1,024 tokens, drawn as nano-vllm's bench.py draws them, number for number; sampled
 at temperature 0.6; output tokens over the time from the first request added to the last token. Stage 06 with CUDA
-graphs and with the overlap of steps (common/gpu/accelerate.py), each on and off. A warm-up with other prompts runs
-every batch size from 256 down. Afterwards torch's profiler looks at some steps in the middle of such a load: the share
-of the time in which no kernel runs is what the CPU costs.
+graphs and with the overlap of steps (common/gpu/accelerate.py), each on and off; and transformers' own continuous
+batching. A warm-up with other prompts runs every batch size from 256 down. Afterwards torch's profiler looks at some
+steps in the middle of such a load: the share of the time in which no kernel runs is what the CPU costs.
 
 Expectation. Every decode step reads all weights once, and K and V of all requests. Over the whole run K and V are most
 of the bytes: 134,000 tokens with about 900 before each. That over the bandwidth of memory, with the arithmetic of the
@@ -13,24 +13,26 @@ prompts, is the least it can take; one that launches kernels one by one waits fo
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import torch
 
 from common.bench import plots
+from common.bench.ceilings import ceilings
+from common.bench.experiments import transformers_batching
+from common.bench.harness import Benchmark, Figures, Headline, Unavailable, run_benchmark
 from common.bench.predict import decode_bytes, step_flops
+from common.bench.settings import Settings, engine_of
+from common.bench.timing import free_memory, peak_memory_gib, synchronize
 from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
 from common.model import ModelConfig
 from common.sampling import SamplingParams
 
-from .run import Run, free_memory, mode_name, peak_memory_gib, synchronize
-
 STAGE = "06_prefix_cache"
-SIZES: dict[str, Any] = {
+SIZES = {
     "model": "Qwen3-0.6B",
     "requests": 256,
     "lengths": [100, 1024],  # of prompts and of answers
@@ -39,55 +41,54 @@ SIZES: dict[str, Any] = {
     "temperature": 0.6,
     "token_budget": 16_384,
     "profiled_steps": 20,
-    "target_tokens_per_second": 25_000,
+    "memory": {},  # of transformers' manager, which otherwise takes all there is
 }
-TINY = SIZES | {
-    "model": "tiny",
+TINY = {
+    "model": None,
     "requests": 6,
     "lengths": [4, 16],
     "highest_id": 1000,
     "totals": [79, 56],
     "token_budget": 64,
     "profiled_steps": 2,
+    "memory": {"num_blocks": 32, "max_batch_tokens": 64},
 }
-README, ISSUE, OTHER = (
-    "nano-vllm's README",
-    "GeeeekExplorer/nano-vllm issue 245",
-    "cosmoliu2002/nano-vllm-triton issue 1",
-)
-PUBLISHED = [  # of the same workload and model, elsewhere: for orientation
-    {"engine": "nano-vllm", "gpu": "RTX 4070 Laptop 8 GB", "tokens_per_second": 1434.13, "source": README},
-    {"engine": "vLLM", "gpu": "RTX 4070 Laptop 8 GB", "tokens_per_second": 1361.84, "source": README},
-    {"engine": "vLLM 0.10.2", "gpu": "A800-SXM4-80GB", "tokens_per_second": 8587.95, "source": OTHER},
-    {"engine": "nano-vllm-triton", "gpu": "A800-SXM4-80GB", "tokens_per_second": 10009.26, "source": OTHER},
-    {"engine": "vLLM 0.20.1rc1", "gpu": "A100 80GB PCIe", "tokens_per_second": 9530.43, "source": ISSUE},
-]
+MODES = {  # what changes how fast an engine is on a GPU, and nothing else
+    "graphs and overlap": {"graphs": True, "overlap": True},
+    "graphs": {"graphs": True, "overlap": False},
+    "overlap": {"graphs": False, "overlap": True},
+    "neither": {"graphs": False, "overlap": False},
+}
 
 
-def measure(run: Run) -> None:
-    sizes, runs = run.sizes, {}
-    jobs = workload(sizes)
-    loaded = run.load(sizes["model"])
-    run.keep(published=PUBLISHED, floor_seconds=floor(run, loaded.config, jobs))
-    for mode in run.modes():
-        options = {"max_running": sizes["requests"], "token_budget": sizes["token_budget"], **mode}
-        engine = run.try_engine(STAGE, loaded, **options)
-        if engine is None:
-            continue
+def measure(mode: str) -> Callable[[Settings, dict], Figures]:
+    def side(settings: Settings, sizes: dict) -> Figures:
+        loaded, jobs = settings.load(), workload(sizes)
+        options = {"max_running": sizes["requests"], "token_budget": sizes["token_budget"], **MODES[mode]}
+        try:
+            engine = engine_of(STAGE, loaded, **options)
+        except ValueError as reason:
+            raise Unavailable(str(reason)) from reason
         warm_up(engine, sizes)
-        runs[mode_name(mode)] = row = serve(engine, jobs, sizes)
-        row |= {"peak_memory_gib": peak_memory_gib(run.device), "why": engine.startup_notes}
-        run.keep(runs=runs)  # before the profile, which can fail for reasons of its own
-        row |= profile_steps(engine, sizes)
-        run.keep(runs=runs)
-        run.say(f"stage 06, {mode_name(mode)}: {row['tokens_per_second']:,.0f} output tokens per second")
+        figures = serve(engine, jobs, sizes) | {"peak_memory_gib": peak_memory_gib(loaded.device)}
+        figures |= profile_steps(engine, sizes)
         del engine
-        free_memory(run.device)
-    best = max(row["tokens_per_second"] for row in runs.values())
-    run.headline(tokens_per_second=best, of_target=best / sizes["target_tokens_per_second"])
+        free_memory(loaded.device)
+        return figures | (ceilings(*settings.place()) if mode == "neither" else {})
+
+    return side
 
 
-def workload(sizes: dict[str, Any]) -> list[tuple[list[int], int]]:
+def measure_transformers(settings: Settings, sizes: dict) -> Figures:
+    """transformers' continuous batching. Whether it runs depends on its version and on other packages that are there:
+    what it says if it does not is a result."""
+    try:
+        return transformers_batching.serve(settings, workload(sizes), sizes)
+    except Exception as error:
+        raise Unavailable(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+
+
+def workload(sizes: dict) -> list[tuple[list[int], int]]:
     """Prompts and lengths of answers, number for number those of nano-vllm's bench.py: it seeds with 0 and draws all
     prompts, the length of each before its tokens, and then all lengths. ValueError if the totals are not those."""
     rng, (low, high) = Random(0), sizes["lengths"]
@@ -101,18 +102,7 @@ def workload(sizes: dict[str, Any]) -> list[tuple[list[int], int]]:
     return list(zip(prompts, answers, strict=True))
 
 
-def floor(run: Run, config: ModelConfig, jobs: Sequence[tuple[list[int], int]]) -> float:
-    """Seconds that the workload takes at least: its bytes and its arithmetic at the ceilings of this device."""
-    bytes_per_second, flops_per_second = run.ceilings()
-    weights = decode_bytes(config, 0, run.dtype)
-    steps = max(answer for _, answer in jobs)
-    behind = sum(answer * (len(prompt) + answer / 2) for prompt, answer in jobs)  # tokens that all decodes look at
-    kv_bytes = behind * config.kv_bytes_per_token(run.dtype)
-    prompts = sum(step_flops(config, len(prompt)) for prompt, _ in jobs)
-    return (steps * weights + kv_bytes) / bytes_per_second + prompts / flops_per_second
-
-
-def warm_up(engine: BaseEngine, sizes: dict[str, Any]) -> None:
+def warm_up(engine: BaseEngine, sizes: dict) -> None:
     """Requests that end one after another, so that each size of a batch is seen once, a few with long prompts."""
     count, longest = sizes["requests"], sizes["lengths"][1]
     prompts = [
@@ -125,7 +115,7 @@ def warm_up(engine: BaseEngine, sizes: dict[str, Any]) -> None:
     engine.generate(prompts, params)
 
 
-def serve(engine: BaseEngine, jobs: Sequence[tuple[list[int], int]], sizes: dict[str, Any]) -> dict[str, Any]:
+def serve(engine: BaseEngine, jobs: Sequence[tuple[list[int], int]], sizes: dict) -> Figures:
     """All requests at once. A step's time is that from its call to its return."""
     synchronize(engine.device)
     before = engine.stats().get("preemptions", 0)
@@ -157,9 +147,9 @@ def serve(engine: BaseEngine, jobs: Sequence[tuple[list[int], int]], sizes: dict
     }
 
 
-def profile_steps(engine: BaseEngine, sizes: dict[str, Any]) -> dict[str, Any]:
+def profile_steps(engine: BaseEngine, sizes: dict) -> Figures:
     """Steps in which all requests decode, half way through an answer: milliseconds, and the share of the time in which
-    the GPU does nothing. Without a GPU, or where the profiler sees no kernels, the share is None."""
+    the GPU does nothing. Without a GPU, or where the profiler sees no kernels, there is no share."""
     length = sum(sizes["lengths"]) // 2
     endless = SamplingParams(max_tokens=None, temperature=sizes["temperature"], ignore_eos=True)
     prompts = [random_prompt(length, engine.config.vocab_size, f"profile {i}") for i in range(sizes["requests"])]
@@ -173,13 +163,13 @@ def profile_steps(engine: BaseEngine, sizes: dict[str, Any]) -> dict[str, Any]:
             engine.abort(request.request_id)
 
 
-def timed_and_profiled(engine: BaseEngine, steps: int) -> dict[str, Any]:
+def timed_and_profiled(engine: BaseEngine, steps: int) -> Figures:
     synchronize(engine.device)
     start = time.perf_counter()
     for _ in range(steps):
         engine.step()
     synchronize(engine.device)
-    figures = {"full_batch_step_ms": 1e3 * (time.perf_counter() - start) / steps, "idle_percent": None}
+    figures = {"full_batch_step_ms": 1e3 * (time.perf_counter() - start) / steps}
     if engine.device.type != "cuda":
         return figures
     from torch.profiler import ProfilerActivity, profile
@@ -209,21 +199,30 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-# ---- The plot ----
+def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+    """Seconds that the workload takes at least: its bytes and its arithmetic at the ceilings of this device."""
+    jobs, rates = workload(sizes), measured["neither"]
+    weights = decode_bytes(config, 0, dtype)
+    steps = max(answer for _, answer in jobs)
+    behind = sum(answer * (len(prompt) + answer / 2) for prompt, answer in jobs)  # tokens that all decodes look at
+    read = steps * weights + behind * config.kv_bytes_per_token(dtype)
+    prompts = sum(step_flops(config, len(prompt)) for prompt, _ in jobs)
+    return {"floor_seconds": read / rates["copy_bytes_per_second"] + prompts / rates["matmul_flops_per_second"]}
 
 
-def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
-    figures, sizes = document["figures"], document["sizes"]
-    runs = dict(sorted(figures["runs"].items(), key=lambda item: -item[1]["tokens_per_second"]))
-    best = next(iter(runs.values()))["tokens_per_second"]
-    names = [name.replace(" and ", "\nand ") for name in runs]
-    rates = [row["tokens_per_second"] for row in runs.values()]
-    labels = [f"stage 06\n{name}" for name in names]
-    theirs = others.get("transformers", {}).get("figures", {}).get("tokens_per_second")
-    if theirs:
-        rates.append(theirs)
-        labels.append("trans-\nformers")
-    most = sizes["totals"][1] / figures["floor_seconds"]
+def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
+    return {mode: measured[mode]["tokens_per_second"] for mode in HEADLINE.sides}
+
+
+HEADLINE = Headline("{requests} requests at once", "output tokens/s", ("neither", "graphs and overlap"), headline)
+
+
+def draw(document: dict, png: Path) -> None:
+    sides, sizes = document["sides"], document["sizes"]
+    ours = {name: side for name, side in sides.items() if name in MODES}
+    best = max(side["tokens_per_second"]["median"] for side in ours.values())
+    names = [name.replace(" and ", "\nand ") for name in ours]
+    most = sizes["totals"][1] / document["figures"]["floor_seconds"]["median"]
     message = f"{best:,.0f} output tokens a second with {sizes['requests']} requests at once"
     remark = (
         f"{sizes['requests']} prompts and answers of {sizes['lengths'][0]} to {sizes['lengths'][1]:,} tokens, "
@@ -232,19 +231,31 @@ def draw(document: dict, png: Path, others: dict[str, dict]) -> None:
         "all requests decoding; idle: share of it in which no kernel runs, by torch's profiler."
     )
     with plots.page(png, document, message, columns=2, height=5.2, remark=remark) as (throughput, step):
-        sides = ["06"] * len(runs) + ["transformers"] * bool(theirs)
-        plots.bars(throughput, sides, [as_figure(rate) for rate in rates], labels)
+        labels = [f"stage 06\n{name}" for name in names] + ["trans-\nformers"] * ("transformers" in sides)
+        colors = ["06"] * len(ours) + ["transformers"] * ("transformers" in sides)
+        rates = [side["tokens_per_second"] for side in sides.values()]
+        plots.bars(throughput, colors, rates, labels)
         plots.floor_line(throughput, len(rates), most, f"{most:,.0f}:\nthe most\nthere\ncan be")
         plots.axes(throughput, "", "output tokens per second", "Throughput")
-        times = [as_figure(row.get("full_batch_step_ms", row["decode_step_ms_median"])) for row in runs.values()]
-        idle = [row.get("idle_percent") for row in runs.values()]
-        shares = ["" if share is None else f"\n{share:.0f} % idle" for share in idle]
-        plots.bars(step, ["06"] * len(runs), times, [name + share for name, share in zip(names, shares, strict=True)])
+        idle = [side.get("idle_percent") for side in ours.values()]
+        shares = ["" if share is None else f"\n{share['median']:.0f} % idle" for share in idle]
+        times = [side["full_batch_step_ms"] for side in ours.values()]
+        plots.bars(step, ["06"] * len(ours), times, [name + share for name, share in zip(names, shares, strict=True)])
         plots.axes(step, "", "milliseconds", f"A step of {sizes['requests']} requests")
         for panel in (throughput, step):
             panel.tick_params(axis="x", labelsize=9.5)
 
 
-def as_figure(value: float) -> dict[str, float]:
-    """A single run in the form of `harness.spread`."""
-    return {"median": value, "min": value, "max": value}
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={mode: measure(mode) for mode in MODES} | {"transformers": measure_transformers},
+    sizes={"full": SIZES, "tiny": TINY},
+    derive=derive,
+    draw=draw,
+    headline=HEADLINE,
+    seconds={"gpu": 130},
+)
+
+if __name__ == "__main__":
+    run_benchmark(BENCHMARK)

@@ -1,6 +1,6 @@
 """Keeps a server busy for minutes and watches its memory, which must not grow.
 
-    python -m common.bench.soak --stage 06 --minutes 5
+    python -m common.bench.experiments.soak --stage 06 --minutes 5
 
 The server's own /metrics tells its memory. A line is fitted through the second half of the samples; in the first one
 caches fill and allocators settle. One more client sends the worst requests there are (worst_client.py), one kind after
@@ -20,14 +20,14 @@ from pathlib import Path
 
 from common.loader import load_tokenizer
 
-from .documents import write_atomically
-from .hardware import hardware
-from .http_client import run
-from .load import running_server
-from .metrics import RequestRecord
-from .openai_client import Connections, Target, converse
-from .settings import Settings
-from .workloads import corpus_jobs
+from ..documents import write_atomically
+from ..hardware import hardware
+from ..http_client import run
+from ..load import running_server
+from ..metrics import RequestRecord
+from ..openai_client import Connections, Target, converse
+from ..settings import Settings
+from ..workloads import corpus_jobs
 from .worst_client import attacks, send
 
 SAMPLE_SECONDS = 5.0
@@ -36,7 +36,7 @@ POOL = "256M"  # of K and V: a system gives memory out when it is first written 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("python -m common.bench.soak", description=__doc__,
+    parser = argparse.ArgumentParser("python -m common.bench.experiments.soak", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--stage", default="06", help="default: 06")
     parser.add_argument("--minutes", type=float, default=5.0, help="default: 5")

@@ -1,6 +1,6 @@
 """What stage 08's router does for one report, with many requests in flight and nothing else: no model, no processes.
 
-    python -m common.bench.router_cost
+    python -m common.bench.experiments.router_cost
 
 The workers are those of a fleet that answers at once and computes nothing. "decode": all requests decode, and each
 report brings a token for `REPORTED` of them. "ready": all wait for room on the decode worker, and each report says that

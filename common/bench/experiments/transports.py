@@ -1,6 +1,6 @@
 """How fast do pages get from one process to another on this machine, by which way?
 
-    python -m common.bench.transports --json 08_disaggregated/results/transports/NAME.json
+    python -m common.bench.experiments.transports --json 08_disaggregated/results/transports/NAME.json
 
 What is moved are pages of the bundled model in float32, picked at random from one pool, into pages of another, in a
 process of its own. Each way is given the medians of 30 times. `copy` is the same within one process, one copy out of
@@ -27,8 +27,8 @@ import torch
 
 from common.distributed.tcp_transport import TcpTransport
 
-from .documents import rounded, write_atomically
-from .hardware import hardware
+from ..documents import rounded, write_atomically
+from ..hardware import hardware
 
 POOL, PAGE = 1024, (2, 8, 16, 2, 64)  # pages; K and V, layers, tokens, heads, dimension
 COUNTS = [7, 63, 250]  # pages: prompts of about 100, 1,000 and 4,000 tokens
@@ -177,7 +177,7 @@ class Receiver:
 def object_store() -> list[float]:
     import ray
 
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(__file__).resolve().parents[3])
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
     quiet |= {"runtime_env": {"env_vars": {"PYTHONPATH": root}}}
     ray.init("local", num_cpus=2, object_store_memory=256 << 20, **quiet)
@@ -188,7 +188,7 @@ def object_store() -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("python -m common.bench.transports", description=__doc__,
+    parser = argparse.ArgumentParser("python -m common.bench.experiments.transports", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
@@ -204,6 +204,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from common.bench import transports  # so that what other processes unpickle has a name that they can import
+    from common.bench.experiments import transports  # a name by which other processes can unpickle
 
     sys.exit(transports.main())

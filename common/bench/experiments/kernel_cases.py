@@ -1,4 +1,4 @@
-"""What common/bench/kernels.py times: each operation in its variants, with inputs, and the bytes it has to move.
+"""What kernels.py times: each operation in its variants, with inputs, and the bytes it has to move.
 
 Eager and compiled are the modules of common/model.py themselves; where an operation is a part of one, the products
 around it are replaced by nothing. Bytes are what every variant has to move: weights, and what goes in and comes out,
@@ -20,8 +20,7 @@ from common.gpu.fused_kernels import add_norm, norm_rotate, silu_mul
 from common.loader.weights import empty_model, randomize_weights
 from common.model import MLP, Attention, Block, ModelConfig, Transformer
 
-from .fused_write import norm_rotate_write
-from .timing import inputs_beyond_cache
+from ..timing import inputs_beyond_cache
 
 PAGE_SIZES = (16, 256)  # the second for backends that do not take the first
 BACKENDS = ("torch", "triton", "flash")
@@ -117,7 +116,6 @@ def model_cases(model: Transformer, N: int) -> Iterator[Case]:
         return q
 
     variants = {"eager": plain_norm_rotate_write, "compiled": plain_norm_rotate_write, "triton": triton_apart}
-    variants["triton, one kernel"] = lambda *tensors: norm_rotate_write(*tensors, slots, *rotation)
     yield Case("norm_rotate, write", N, 2 * (H + 2 * H_kv) * D * number, qkv_and_pages, variants)
 
     mlp = MLP(replace(config, hidden_size=1, intermediate_size=1))

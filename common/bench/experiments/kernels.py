@@ -1,6 +1,6 @@
 """What does it cost on a GPU to launch the small operations of a layer one by one, and what do fused ones save?
 
-    python -m common.bench.kernels --models Qwen3-0.6B --json FILE
+    python -m common.bench.experiments.kernels --models Qwen3-0.6B --json FILE
 
 For each operation between the matrix products, for a whole block without attention, and for attention in decode: plain
 PyTorch, torch.compile and the course's Triton kernels, beside the least time that the GPU can need. That floor is the
@@ -30,9 +30,10 @@ from common.loader.config import first_sentence, read_config
 from common.loader.device import choose_device
 from common.model import ModelConfig
 
-from .documents import rounded, write_atomically
-from .hardware import hardware
-from .timing import REPEATS, copy_bandwidth, inputs_beyond_cache, median_seconds
+from ..ceilings import copy_bytes_per_second
+from ..documents import rounded, write_atomically
+from ..hardware import hardware
+from ..timing import REPEATS, inputs_beyond_cache, median_seconds
 
 if TYPE_CHECKING:
     from .kernel_cases import Case  # needs Triton, and whoever has none is told so in one sentence
@@ -68,7 +69,7 @@ def measure(device: torch.device, sizes: Sizes, show: Callable[[dict], None] = l
         "hardware": hardware(device),
         "dtype": str(sizes.dtype).removeprefix("torch."),
         "context": sizes.context,
-        "copy_bytes_per_second": copy_bandwidth(device, sizes.copy_bytes, sizes.repeats),
+        "copy_bytes_per_second": copy_bytes_per_second(device, sizes.copy_bytes, sizes.repeats),
         "smallest_kernel_us": 1e6 * median_seconds(one.add_, device, [(1.0,)], repeats=sizes.repeats),
     }
     rows = []
@@ -144,7 +145,7 @@ def line(row: dict) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("python -m common.bench.kernels", description=__doc__,
+    parser = argparse.ArgumentParser("python -m common.bench.experiments.kernels", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument(
         "--models", nargs="+", default=MODELS, metavar="NAME", help="bundled configs, default: %(default)s"

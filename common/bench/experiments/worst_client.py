@@ -1,6 +1,6 @@
 """What one client may do to the others: each of the worst requests there is, beside clients that stream.
 
-    python -m common.bench.worst_client --stage 06 --seconds 20 --json FILE
+    python -m common.bench.experiments.worst_client --stage 06 --seconds 20 --json FILE
 
 For each kind of request, one client sends it over and over while others stream. Reported is the longest gap between two
 chunks of any stream, and the same without such a client. What a server cannot avoid is the gap that one step of prefill
@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .documents import rounded, write_atomically
-from .hardware import hardware
-from .http_client import events, run
-from .load import running_server
-from .settings import Settings
+from ..documents import rounded, write_atomically
+from ..hardware import hardware
+from ..http_client import events, run
+from ..load import running_server
+from ..settings import Settings
 
 ANSWER_TOKENS = 100  # of the streams that are watched
 WAIT_SECONDS = 600
@@ -164,7 +164,7 @@ async def measure(url: str, streams: int, seconds: float, tokens: int = ANSWER_T
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser("python -m common.bench.worst_client", description=__doc__,
+    parser = argparse.ArgumentParser("python -m common.bench.experiments.worst_client", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--stage", default="06", help="default: 06")
     parser.add_argument("--streams", type=int, default=8, help="clients that are watched (default: 8)")

@@ -25,10 +25,10 @@ from typing import Any
 from common.sampling import SamplingParams
 from common.stages import ROOT, load_engine
 
-from .http_client import events, run
-from .load import free_port, wait_until_healthy
-from .settings import Settings
-from .workloads import random_prompt
+from ..http_client import events, run
+from ..load import free_port, wait_until_healthy
+from ..settings import Settings
+from ..workloads import random_prompt
 
 CLIENTS, JOBS = 8, 40
 KILL_AFTER = (0.5, 3.0)  # seconds after all workers are up

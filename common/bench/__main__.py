@@ -1,0 +1,38 @@
+"""Measures the whole course on this machine, and writes one results file about it.
+
+    python3 course.py bench --quick          every stage's headline, in under six minutes
+    python3 course.py bench                  all figures and plots: about an hour and a half
+    python3 course.py bench --only 02,05 --again
+
+Every stage is compared with the one before it; the last entry, `bench`, puts all of them under one load. The results
+file is results/<hardware>.json, with --quick results/<hardware>-quick.json; summary.py says what is in it. What was
+measured is kept after Ctrl-C: the same command goes on from there. A ratio that the machine's own drift could have made
+is marked with "?".
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from common.stages import stage_folders
+
+from .commands import main
+from .harness import Benchmark
+
+
+def course_benchmarks() -> list[Benchmark]:
+    """Those of all stages, and the one of all stages under one load."""
+    modules = [f"{folder.name}.benchmark" for folder in stage_folders() if (folder / "benchmark.py").exists()]
+    return [import_module(module).BENCHMARK for module in [*modules, "common.bench.benchmark"]]
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "course.py bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    return main(parser, course_benchmarks(), arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

@@ -1,0 +1,49 @@
+"""What the machine can do at best, and how steady it is: a copy, a large product, and a small one, repeated."""
+
+import statistics
+import time
+
+import torch
+
+from .timing import median_seconds
+
+LARGE = {"cpu": 2048, "cuda": 8192}  # rows and columns of a matrix product
+REFERENCE = {"cpu": 768, "cuda": 4096}  # the same of the reference product, which takes milliseconds
+REFERENCE_TIMES = 9
+
+
+def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    """What one large square matrix product reaches here: the ceiling of every model on this device. Best of five."""
+    size = LARGE[device.type]
+    return 2 * size**3 / min(product_seconds(device, dtype, size, 6)[1:])
+
+
+def copy_bytes_per_second(device: torch.device, nbytes: int | None = None, repeats: int = 10) -> float:
+    """Bytes read plus bytes written by a large copy within the device's memory, per second; the median."""
+    nbytes = nbytes or (2**30 if device.type == "cuda" else 2**26)  # several times what a cache holds
+    source, target = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
+    return 2 * nbytes / median_seconds(target.copy_, device, [(source,)], repeats=repeats)
+
+
+def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """Both, by the names that documents have for them."""
+    return {
+        "copy_bytes_per_second": copy_bytes_per_second(device),
+        "matmul_flops_per_second": matmul_flops_per_second(device, dtype),
+    }
+
+
+def reference_ms(device: torch.device, dtype: torch.dtype) -> float:
+    """Milliseconds of a fixed matrix product: a machine that changes its speed shows it here. The median."""
+    return 1e3 * statistics.median(product_seconds(device, dtype, REFERENCE[device.type], REFERENCE_TIMES + 2)[2:])
+
+
+def product_seconds(device: torch.device, dtype: torch.dtype, size: int, times: int) -> list[float]:
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        c = a @ b
+        c[0, 0].item()  # waits for the device
+        seconds.append(time.perf_counter() - start)
+    return seconds

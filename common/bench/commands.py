@@ -1,0 +1,132 @@
+"""The command line that all benchmarks share: that of one stage, that of the whole course, and that for a GPU."""
+
+import argparse
+import json
+import signal
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import summary
+from .documents import read_json
+from .hardware import ROOT
+from .harness import REPEATS, Benchmark, measure_sides
+from .settings import Settings
+from .suite import Suite, draw, say
+
+RESULTS = ROOT / "results"  # where a machine's results file is, unless --out says otherwise
+
+
+def main(
+    parser: argparse.ArgumentParser,
+    benchmarks: Sequence[Benchmark],
+    arguments: Sequence[str] | None = None,
+    **defaults: Any,
+) -> int:
+    """Parse the command line, with these defaults of its options, and do what it says; return the exit status.
+
+    0: all is measured; 1: a side could not be measured, or an option is wrong, with a sentence; 130: after Ctrl-C.
+    """
+    add_options(parser, benchmarks)
+    parser.set_defaults(**{"together": False, **defaults})
+    args = parser.parse_args(arguments)
+    try:
+        args.benchmarks = pick(benchmarks, args.only)
+        args.again = args.again or len(benchmarks) == 1  # it was asked for by its name
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as after Ctrl-C
+        if args.sizes == "gpu" and not torch.cuda.is_available():
+            raise ValueError("--sizes gpu needs a CUDA device, and torch sees none here")
+        if args.sizes == "gpu" and not (args.out or args.measure):
+            raise ValueError("--sizes gpu needs --out DIR, the folder for its results")
+        if args.measure:
+            return measure_sides(benchmarks[0], args.measure.split(","), Settings.from_arguments(args), args.sizes)
+        return redraw(args) if args.plot_only else measure(args)
+    except (ValueError, OSError) as error:
+        say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted: what is measured is kept, and the same command goes on from there")
+        return 130
+
+
+def add_options(parser: argparse.ArgumentParser, benchmarks: Sequence[Benchmark]) -> None:
+    Settings.add_arguments(parser)
+    parser.add_argument("--sizes", choices=list(REPEATS), default="full", help="tiny: for tests (default: %(default)s)")
+    parser.add_argument("--quick", dest="sizes", action="store_const", const="quick", help="--sizes quick: headlines")
+    parser.add_argument("--only", metavar="NAME,NAME", help="of " + ", ".join(each.name for each in benchmarks))
+    parser.add_argument("--again", action="store_true", help="measure also what is complete")
+    parser.add_argument("--repeats", type=int, metavar="N", help="default: 3, with --quick 2, else 1")
+    parser.add_argument("--minutes", type=positive, metavar="N", help="the limit for everything (default: %(default)s)")
+    parser.add_argument("--out", "--results", type=Path, metavar="DIR", help="write everything there")
+    parser.add_argument("--plot-only", action="store_true", help="measure nothing, redraw the plots of all results")
+    parser.add_argument("--measure", metavar="SIDE,SIDE", help=argparse.SUPPRESS)  # the children's own option
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def pick(benchmarks: Sequence[Benchmark], names: str | None) -> list[Benchmark]:
+    """Those of the names, given as "02_kv_cache", "02" or "2"; ValueError that lists what there is."""
+    by_name = {benchmark.name: benchmark for benchmark in benchmarks}
+    by_name |= {benchmark.name[:2]: benchmark for benchmark in benchmarks if benchmark.name[:2].isdigit()}
+    chosen = []
+    for name in names.split(",") if names else [benchmark.name for benchmark in benchmarks]:
+        found = by_name.get(name) or by_name.get(name.zfill(2))
+        if found is None:
+            raise ValueError(f"there is no benchmark {name!r}; use {', '.join(each.name for each in benchmarks)}")
+        chosen.append(found)
+    return list(dict.fromkeys(chosen))
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Measure what the options say; print the table, and as the last line on stdout one JSON document."""
+    out = args.out or (Path(tempfile.mkdtemp()) if args.sizes == "tiny" else RESULTS)
+
+    def document(benchmark: Benchmark, machine: str) -> Path | None:
+        if args.sizes == "quick":
+            return None
+        return benchmark.results / f"{machine}.json" if out == RESULTS else out / f"{machine}-{benchmark.name}.json"
+
+    suite = Suite(
+        args.benchmarks, Settings.from_arguments(args), args.sizes, out, document, args.repeats, args.together,
+        seconds=args.minutes and 60 * args.minutes, environment=environment(args.sizes),
+    )  # fmt: skip
+    status = suite.run(again=args.again)
+    if suite.path.exists():
+        found = summary.read_summary(suite.path)
+        say(f"\n{summary.table(found)}\n{suite.path}")
+        [only] = args.benchmarks if len(args.benchmarks) == 1 else [None]
+        path = suite.document_of(only) if only else None
+        print(json.dumps(read_json(path) if path and path.exists() else found, separators=(",", ":")))
+    return status
+
+
+def environment(sizes: str) -> dict[str, str]:
+    """What the children need beyond this process's own."""
+    offline = {"HF_HUB_OFFLINE": "1"}  # nothing that is measured needs the network, or should wait for it
+    if sizes == "tiny" and not torch.cuda.is_available():
+        # Kernels then run in Python; and of what is tiny, threads take longer to wait for each other than to work.
+        return offline | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    return offline if sizes == "gpu" else {}
+
+
+def redraw(args: argparse.Namespace) -> int:
+    """Draw all documents of these benchmarks, of whichever machine they are."""
+    drawn, problems = 0, 0
+    for benchmark in args.benchmarks:
+        for path in sorted((args.out or benchmark.results).glob("*.json")):
+            if (read_json(path) or {}).get("benchmark") == benchmark.name:
+                drawn, problems = drawn + 1, problems + (draw(benchmark, path) is not None)
+    if not drawn:
+        raise ValueError(f"{args.out or 'results/'} holds no results to draw")
+    return 1 if problems else 0

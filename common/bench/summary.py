@@ -1,0 +1,110 @@
+"""The machine's results file: what every benchmark found here, in a few numbers each, and how far to trust them.
+
+One file for each machine and size set, `results/<hardware>.json` or `results/<hardware>-quick.json`:
+
+    format, schema   what the file is, and which version of this description it follows
+    machine          hardware, cores, memory bandwidth, FLOP/s, versions, commit, date, model, device, dtype
+    size_set         "full", "quick" or "gpu": figures of different sets are not comparable
+    drift            slowest over fastest of all times of the reference product
+    benchmarks       by name: title, unit, more_is_better; "sides": the values of the headline, the baseline first, each
+                     with median, min, max and the value of every repeat; "ratio" in the same form; "drift" of the
+                     reference product around these sides; "doubt": why the ratio is no result, or null; sizes, order,
+                     date, commit, seconds; "document" that has all figures, or, if there is none, "figures" by side
+    failed           by name: why a benchmark could not be measured the last time
+
+`read_summary` refuses what it cannot compare.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .documents import read_json
+from .harness import Benchmark, Figures, spread
+
+FORMAT, SCHEMA = "llm-course-results", 1
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The results file; ValueError with a sentence if it is none, or of another version."""
+    document = read_json(path)
+    if not isinstance(document, dict):
+        raise ValueError(f"{path} cannot be read as JSON: give a results file that `course.py bench` has written")
+    if document.get("format") != FORMAT:
+        raise ValueError(f"{path} is no results file of this course: `course.py bench` writes one")
+    if document.get("schema") != SCHEMA:
+        versions = f"has version {document.get('schema')!r}, and this course reads version {SCHEMA}"
+        raise ValueError(f"{path} {versions}: measure again with `course.py bench`")
+    missing = [key for key in ("machine", "size_set", "benchmarks") if key not in document]
+    if missing:
+        raise ValueError(f"{path} lacks {', '.join(missing)}: measure again with `course.py bench`")
+    return document
+
+
+def headline_entry(benchmark: Benchmark, sizes: dict, repeats: Sequence[Mapping[str, dict]]) -> dict[str, Any]:
+    """The headline's part of an entry. repeats: of each repeat the answers of the sides, as the harness has them."""
+    headline = benchmark.headline
+    if headline is None:
+        return {}
+    if missing := [side for side in headline.sides if any("figures" not in repeat.get(side, {}) for repeat in repeats)]:
+        return {"title": headline.title.format(**sizes), "doubt": f"{', '.join(missing)} could not be had here"}
+    values = [headline.values(sizes, figures_of(repeat)) for repeat in repeats]
+    first, *_, last = values[0]
+    if headline.more_is_better is False:
+        first, last = last, first
+    ratios = [each[last] / each[first] for each in values]
+    factors = [drift([repeat[side] for side in headline.sides]) for repeat in repeats]
+    return {
+        "title": headline.title.format(**sizes),
+        "unit": headline.unit,
+        "more_is_better": headline.more_is_better,
+        "sides": {name: spread([each[name] for each in values]) for name in values[0]},
+        "ratio": spread(ratios),
+        "drift": spread(factors),
+        "doubt": doubt(spread(ratios), max(factors)),
+    }
+
+
+def figures_of(answers: Mapping[str, dict]) -> dict[str, Figures]:
+    return {side: answer["figures"] for side, answer in answers.items() if "figures" in answer}
+
+
+def drift(answers: Sequence[dict]) -> float:
+    """Slowest over fastest of the reference product before and after these sides; 1 on a steady machine."""
+    times = [milliseconds for answer in answers for milliseconds in answer["reference_ms"]]
+    return max(times) / min(times)
+
+
+def doubt(ratio: Mapping[str, Any], drifted: float) -> str | None:
+    """Why a ratio is no result: its sides drifted by more than it claims, or its repeats disagree; else None."""
+    claim = max(ratio["median"], 1 / ratio["median"])
+    if drifted >= claim:
+        return f"the machine drifted by {drifted - 1:.0%} between the sides, and the ratio claims {claim - 1:.0%}"
+    if ratio["min"] < 1 < ratio["max"]:
+        return "the repeats disagree about which side is better"
+    return None
+
+
+def table(document: Mapping[str, Any]) -> str:
+    """All benchmarks of a results file, a line each; below it, why some ratios are marked with "?"."""
+    entries = document["benchmarks"]
+    width = max([len(name) for name in entries] or [0])
+    lines, notes = [], []
+    for name, entry in entries.items():
+        if "ratio" not in entry:
+            lines.append(f"{name:{width}}  {entry.get('doubt') or 'measured'}")
+            continue
+        mark = "?" if entry["doubt"] else " "
+        (before, old), *_, (now, new) = entry["sides"].items()
+        ratio, low, high = (entry["ratio"][key] for key in ("median", "min", "max"))
+        spread_and_drift = f"({low:.2f} to {high:.2f}, drift {entry['drift']['max'] - 1:4.0%})"
+        values = f"{before} {short(old['median'])}, {now} {short(new['median'])} {entry['unit']}"
+        lines.append(f"{name:{width}} {mark}{ratio:6.2f} times   {spread_and_drift:29}   {entry['title']}: {values}")
+        if entry["doubt"]:
+            notes.append(f"? {name}: {entry['doubt']}; this is noise, not a result.")
+    whole = f"The machine's speed changed by {document['drift'] - 1:.0%} at most meanwhile."
+    return "\n".join([*lines, *notes, whole])
+
+
+def short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

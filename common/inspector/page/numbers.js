@@ -1,0 +1,126 @@
+// Numbers: a tile for each figure, with its last minute as a line, and where a step's time goes.
+
+import { bytes, count, el, milliseconds, say, surface } from "inspector/dom";
+import { inks, tint } from "inspector/marks";
+import { WINDOW_SECONDS, figuresAt, partsAt } from "inspector/metrics";
+
+const FIGURES = {
+  rate: { name: "tokens per second", show: count },
+  running: { name: "running", show: count },
+  waiting: { name: "waiting", show: count },
+  memory: { name: "K/V memory in use", show: (value) => `${Math.round(value)} %` },
+  ttft: { name: "TTFT, first token", show: milliseconds, spread: true, title: "time to first token, over the last minute" },
+  itl: { name: "ITL, next token", show: milliseconds, spread: true, title: "inter-token latency: the gap between two tokens" },
+  tpot: { name: "TPOT, per token", show: milliseconds, spread: true, title: "time per output token, of requests that ended" },
+  hits: { name: "prefix hit rate", show: (value) => `${Math.round(value)} %`, kinds: ["tree", "drafts", "fleet"] },
+  accepted: { name: "draft acceptance rate", show: (value) => `${Math.round(value)} %`, kinds: ["drafts", "fleet"] },
+  preemptions: { name: "preemptions", show: count, kinds: ["pages", "tree", "drafts"] },
+  handed: { name: "K and V handed over", show: bytes, kinds: ["fleet"] },
+};
+const EVERY_SECONDS = 0.5; // between two points of a line
+const SHADES = { model: 0.75, attention: 0.5, sampling: 0.34, drafting: 0.22, bookkeeping: 0.1 };
+
+export class Numbers {
+  constructor(store, clock) {
+    this.store = store;
+    this.clock = clock;
+    this.kept = new Map(); // time on a grid of EVERY_SECONDS -> figures
+    this.tiles = new Map();
+    this.grid = el("dl", { class: "tiles" });
+    for (const [key, figure] of Object.entries(FIGURES)) {
+      if (!figure.kinds || figure.kinds.includes(store.hello.kind)) this.grid.append(this.tile(key, figure));
+    }
+    this.parts = el("div", { class: "parts" });
+    this.element = el("div", { class: "numbers" }, this.grid, this.parts);
+  }
+
+  tile(key, figure) {
+    const value = el("span", { class: "value" }, "–");
+    const spread = el("span", { class: "spread" });
+    const canvas = el("canvas", { class: "spark", "aria-hidden": "true" });
+    this.tiles.set(key, { figure, value, spread, canvas });
+    return el("div", { class: "tile", title: figure.title }, el("dt", {}, figure.name), el("dd", {}, value, spread), canvas);
+  }
+
+  draw() {
+    const time = this.clock.of(this.store);
+    const figures = figuresAt(this.store, time);
+    if (!figures) return;
+    const line = this.line(time);
+    for (const [key, { figure, value, spread, canvas }] of this.tiles) {
+      const now = figures[key];
+      say(value, now === null ? "–" : figure.show(figure.spread ? now.p50 : now));
+      if (figure.spread) say(spread, now === null ? "" : `p99 ${figure.show(now.p99)}`);
+      spark(canvas, line.map((one) => (figure.spread ? one?.[key]?.p50 : one?.[key]) ?? null));
+    }
+    this.drawParts(time);
+  }
+
+  // The last minute. Points are computed once each.
+  line(time) {
+    const points = [];
+    const last = Math.floor(time / EVERY_SECONDS);
+    for (let at = last - WINDOW_SECONDS / EVERY_SECONDS; at <= last; at++) {
+      if (at >= 0 && !this.kept.has(at) && at * EVERY_SECONDS <= this.store.now && at > last - 4) {
+        this.kept.set(at, figuresAt(this.store, at * EVERY_SECONDS));
+      } else if (at >= 0 && !this.kept.has(at) && this.clock.recorded) this.kept.set(at, figuresAt(this.store, at * EVERY_SECONDS));
+      points.push(this.kept.get(at) ?? null);
+    }
+    return points;
+  }
+
+  drawParts(time) {
+    const parts = partsAt(this.store, time);
+    if (!parts) {
+      this.parts.hidden = true;
+      return;
+    }
+    this.parts.hidden = false;
+    const whole = parts.reduce((sum, [, spent]) => sum + spent, 0);
+    const order = Object.keys(SHADES);
+    parts.sort(([a], [b]) => order.indexOf(a) - order.indexOf(b));
+    if (this.parts.childElementCount !== parts.length + 1) {
+      const rows = parts.map(([name]) => el("span", { class: "part", "data-part": name }));
+      this.parts.replaceChildren(el("span", { class: "parts-title" }), ...rows);
+    }
+    say(this.parts.firstChild, `a step takes ${milliseconds(whole)}:`);
+    parts.forEach(([name, spent], at) => {
+      const part = this.parts.children[at + 1];
+      const share = spent / whole;
+      part.style.flexGrow = String(Math.max(0.02, share));
+      part.style.background = tint(inks().ink, SHADES[name] ?? 0.2);
+      part.style.color = (SHADES[name] ?? 0) > 0.4 ? inks().paper : inks().ink;
+      part.title = `${name}: ${milliseconds(spent)}, ${Math.round(100 * share)} %`;
+      say(part, share > 0.12 ? `${name} ${Math.round(100 * share)} %` : "");
+    });
+  }
+}
+
+// A line from left to right, its own smallest value at least 0 at the bottom and its largest at the top.
+function spark(canvas, points) {
+  const [width, height] = [canvas.parentElement.clientWidth - 16, 20];
+  if (width < 20) return;
+  const context = surface(canvas, width, height);
+  const most = Math.max(1e-9, ...points.map((value) => value ?? 0));
+  const { soft, line } = inks();
+  context.strokeStyle = line;
+  context.beginPath();
+  context.moveTo(0, height - 0.5);
+  context.lineTo(width, height - 0.5);
+  context.stroke();
+  context.strokeStyle = soft;
+  context.lineWidth = 1.4;
+  context.beginPath();
+  let isDown = false;
+  points.forEach((value, at) => {
+    if (value === null) {
+      isDown = false;
+      return;
+    }
+    const [x, y] = [(at / (points.length - 1)) * width, height - 1.5 - (value / most) * (height - 3)];
+    if (isDown) context.lineTo(x, y);
+    else context.moveTo(x, y);
+    isDown = true;
+  });
+  context.stroke();
+}

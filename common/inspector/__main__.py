@@ -31,6 +31,9 @@ def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
     own = load_stage_module(stage, "main") if (stage / "main.py").exists() else None
     getattr(own, "arguments", add_server_arguments)(parser)
     page = parser.add_argument_group("the page")
+    page.add_argument(
+        "--steps-per-second", type=float, metavar="N", help="begin at this pace, 0 for full speed (default: 10; two: 0)"
+    )
     page.add_argument("--record", metavar="FILE", type=Path, help="write what is seen as one HTML file that replays it")
     page.add_argument(
         "--browser", action=argparse.BooleanOptionalAction, default=True, help="open the page (default: yes)"
@@ -81,8 +84,10 @@ def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
         lines = Path(folder) / "lines.json"
         command = [sys.executable, "-m", "common.inspector", str(second), *arguments, "--no-browser"]
         command += ["--port", str(other_port), "--controlled-by", page_origin, "--allow-origin", page_origin]
+        command += ["--steps-per-second", str(args.steps_per_second or 0)]
         command += ["--record", os.devnull, "--lines", str(lines)] if args.record else []
         other = subprocess.Popen(command, cwd=ROOT, start_new_session=True)  # Ctrl-C is for us, and we tell it
+        args.steps_per_second = args.steps_per_second or 0.0
         args.beside = [f"http://{args.host}:{other_port}"]
         recorded: list[list[str]] = []
         try:

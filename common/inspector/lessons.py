@@ -45,8 +45,9 @@ LONG_PROMPT = Preset(
     "Read this. " + "The weather is mild. A cat sleeps on the wall. A boat passes the harbour. " * 40 + "Thank you.",
     max_tokens=24,
 )
-PASSAGE = "A fox met a heron at the old mill. The heron had lost a silver key. The fox found it under a stone bridge."
-COPY = Preset("Copy a text", f"Copy this text: {PASSAGE}", max_tokens=96)
+PASSAGE = "The capital of France is Paris. The capital of Italy is Rome. The capital of Japan is Tokyo."
+COPY = Preset("Repeat a text", f"Repeat this text exactly: {PASSAGE}", max_tokens=96)
+COUNT = Preset("Count", "Count from 1 to 30.", max_tokens=96)
 QUEUE = Preset("Twelve questions at once", "Explain KV cache in one sentence.", max_tokens=64, count=12)
 MANY = Preset("Twelve stories at once", "Tell me a story about a robot that lasts four days.", max_tokens=400, count=12)
 DESK = SYSTEM_PROMPTS[8]  # rules of a help desk, some 60 tokens long
@@ -99,12 +100,12 @@ LESSONS = {
         "Speculative decoding",
         "A drafter guesses the next tokens. The model checks them all in one pass and keeps those that it agrees with.",
         "How many tokens does one pass bring?",
-        (COPY, STORY, FOUR),
-        {"kv_memory": "24M"},
+        (COPY, COUNT, STORY, FOUR),
+        {"kv_memory": "24M", "num_draft_tokens": 4},  # always, so that guesses are seen where they do not pay
     ),
     "08": Lesson(
         "Prefill and decode apart",
-        "One worker computes prompts, another one writes the answers. The pages of a prompt travel between them.",
+        "One worker runs prompts, another writes answers. The pages of a prompt travel between them.",
         "What becomes of a stream when its worker dies?",
         (STORY, FOUR, LONG_PROMPT, MANY),
         {"kv_memory": "24M", "workers": "ray"},

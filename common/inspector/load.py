@@ -30,6 +30,13 @@ class Titles(OrderedDict[tuple[int, ...], str]):
             self.popitem(last=False)
 
 
+def chat_tokens(tokenizer, prompt: str, system: str = "") -> list[int]:
+    """Token ids of a question in the chat template, after the system's message if there is one."""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+
+
 class Clients:
     """All that a page sends to an EngineThread. system: every question of the load begins with it."""
 
@@ -76,12 +83,9 @@ class Clients:
         tokenizer = self.thread.tokenizer
         if not chat or tokenizer is None or tokenizer.chat_template is None:
             return prompt
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": prompt})
-        options = {"add_generation_prompt": True, "return_dict": True}
-        encoded = await self.thread.beside(lambda: tokenizer.apply_chat_template(messages, **options))
-        self.titles[tuple(encoded["input_ids"])] = prompt
-        return encoded["input_ids"]
+        token_ids = await self.thread.beside(chat_tokens, tokenizer, prompt, system)
+        self.titles[tuple(token_ids)] = prompt
+        return token_ids
 
     async def _client(self) -> None:
         """One client: a question after another, each read to its end."""

@@ -13,6 +13,7 @@ from threading import Timer
 from common.cli import server_module
 from common.engine import BaseEngine
 
+from . import books
 from .guard import Guard
 from .lessons import lesson_of
 from .load import Clients, Titles
@@ -21,6 +22,7 @@ from .routes import router
 from .watched import Watched
 
 OPEN_AFTER_SECONDS = 0.5
+PACE = 10.0  # steps a second at the beginning: a newcomer sees each of them
 
 
 def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
@@ -28,6 +30,8 @@ def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
     titles, lesson = Titles(), lesson_of(stage.name)
     watched = Watched(engine, titles)
     server = server_of(stage).build_server(watched, args)
+    if books.can_pause(engine):
+        watched.pace.limit(PACE if args.steps_per_second is None else args.steps_per_second or None)
     thread, app = server.engine_thread, server.config.app
     hello = watched.view.hello() | {"name": stage.name, "folder": str(stage), "lesson": lesson.as_json()}
     clients = Clients(thread, titles, lesson.system)

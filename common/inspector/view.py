@@ -77,8 +77,8 @@ class View:
 
     def update(self, known: Known, ended: Iterable[Request] = ()) -> dict[str, Any]:
         """All that is new to pages that have been told `known`, which is brought up to date."""
-        update: dict[str, Any] = {"now": self._since(time.perf_counter()), "steps": self._steps(known)}
         words: dict[int, str] = {}
+        update: dict[str, Any] = {"now": self._since(time.perf_counter()), "steps": self._steps(known, words)}
         requests = {request.request_id: request for request in (*ended, *self.engine.requests.values())}
         rows = (self._request(known, request, words) for request in requests.values())
         update["requests"] = [row for row in rows if row]
@@ -91,7 +91,7 @@ class View:
     def _since(self, moment: float) -> float:
         return round(moment - self.origin, 5)
 
-    def _steps(self, known: Known) -> list[dict[str, Any]]:
+    def _steps(self, known: Known, words: dict[int, str]) -> list[dict[str, Any]]:
         trace = self.engine.trace
         new = min(trace.steps - known.steps, len(trace), MOST_STEPS)
         known.steps = trace.steps
@@ -104,6 +104,7 @@ class View:
                 step["counters"] = record.counters
             extra = dict(self.extras.get(record.index, ()))
             if "drafts" in extra:
+                self._learn_words(known, [token_id for _, ids, _ in extra["drafts"] for token_id in ids], words)
                 extra["drafts"] = [[self.number(name), ids, accepted] for name, ids, accepted in extra["drafts"]]
             if "preempted" in extra:
                 extra["preempted"] = [self.number(request_id) for request_id in extra["preempted"]]
@@ -179,6 +180,6 @@ class View:
         texts, tokens = {}, books.page_tokens(self.engine)
         for page, token_ids in tokens.items():
             if known.texts.get(page) != token_ids:
-                texts[page] = self.engine.tokenizer.decode(token_ids)
+                texts[page] = self.engine.tokenizer.decode(token_ids, skip_special_tokens=True)
         known.texts = tokens
         return texts

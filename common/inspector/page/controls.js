@@ -2,7 +2,7 @@
 
 import { el, say } from "inspector/dom";
 
-const SPEEDS = [0, 30, 10, 4, 2, 1]; // steps a second; 0 is as many as the engine can
+const SPEEDS = [0, 50, 20, 10, 4, 2, 1]; // steps a second; 0 is as many as the engine can
 const CLIENTS = 32;
 
 export class Controls {
@@ -21,13 +21,13 @@ export class Controls {
     this.pause = el("button", { onclick: () => this.toggle(), title: "space" }, "Pause");
     this.step = el("button", { onclick: () => this.speed({ do: "step" }), title: "." }, "One step");
     this.rate = el("select", { "aria-label": "steps per second", onchange: () => this.speed({ steps_per_second: Number(this.rate.value) }) });
-    for (const speed of SPEEDS) this.rate.append(el("option", { value: speed }, speed ? `${speed} ${speed > 1 ? "steps" : "step"} a second` : "full speed"));
+    for (const speed of SPEEDS) this.rate.append(el("option", { value: speed }, speed ? `${speed} a second` : "full speed"));
     this.killers = el("span", { class: "group killers" });
     this.element = el(
       "form", { class: "controls", onsubmit: (event) => this.send(event) },
       el("span", { class: "group" }, this.presets, this.prompt, label("at most", this.most), wide ? label("temperature", this.heat) : null,
         el("button", { class: "primary", type: "submit" }, "Send")),
-      el("span", { class: "group" }, label("load", this.slider), this.clients, " clients", label("with long prompts", this.long, true)),
+      el("span", { class: "group" }, label("load", this.slider), this.clients, " clients", label("long prompts", this.long, true)),
       hello.can_pause ? el("span", { class: "group" }, this.pause, this.step, this.rate) : null,
       this.killers, this.note,
     );

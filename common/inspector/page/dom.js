@@ -19,15 +19,27 @@ export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// A canvas that is as sharp as the screen; returns its context, cleared, with CSS pixels as the unit.
+// CSS pixels of one unit of a drawing: drawings grow with the page's type, for a projector.
+export const unit = () => parseFloat(getComputedStyle(document.documentElement).fontSize) / 14;
+
+// The size of an element's inside, in units.
+export function room(element) {
+  const box = element.getBoundingClientRect();
+  return [Math.floor(box.width / unit()), Math.floor(box.height / unit())];
+}
+
+// Where a pointer is on a drawing, in units.
+export const point = (event) => [event.offsetX / unit(), event.offsetY / unit()];
+
+// A canvas of so many units, as sharp as the screen; returns its context, cleared.
 export function surface(canvas, width, height) {
-  const scale = window.devicePixelRatio || 1;
+  const scale = unit() * (window.devicePixelRatio || 1);
   const [columns, rows] = [Math.round(width * scale), Math.round(height * scale)];
   if (canvas.width !== columns || canvas.height !== rows) {
     canvas.width = columns;
     canvas.height = rows;
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
+    canvas.style.width = `${width * unit()}px`;
+    canvas.style.height = `${height * unit()}px`;
   }
   const context = canvas.getContext("2d");
   context.setTransform(scale, 0, 0, scale, 0, 0);
@@ -39,7 +51,7 @@ export const count = (number) => Math.round(number).toLocaleString("en");
 
 export function milliseconds(value) {
   if (value === null || !Number.isFinite(value)) return "–";
-  if (value >= 10000) return `${(value / 1000).toFixed(1)} s`;
+  if (value >= 1000) return `${(value / 1000).toFixed(value < 10000 ? 2 : 1)} s`;
   return value >= 100 ? `${Math.round(value)} ms` : `${value.toFixed(1)} ms`;
 }
 

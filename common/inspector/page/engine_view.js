@@ -51,8 +51,9 @@ export class EngineView {
     this.text.draw();
     this.numbers.draw();
     const words = newest(this.store, this.clock.of(this.store));
-    say(this.news, words);
-    return true;
+    say(this.news, words.text);
+    this.news.classList.toggle("loss", words.isLoss);
+    return !this.numbers.owes;
   }
 }
 
@@ -62,7 +63,7 @@ const MEMORY_WORDS = {
   slots: "a slot of full length for each request",
   pages: "a square is a page; its letter is its owner",
   tree: "a square is a page; a shared one has several owners",
-  drafts: "a square is a page, for both models; dots below: read by the draft model",
+  drafts: "a square is a page; dots: read by the draft model, too",
   fleet: "a square is a page; each worker has its own",
 };
 

@@ -10,7 +10,7 @@ const MARKS = {
   pages: ["waiting", "prefill", "decode", "preempted", "again"],
   tree: ["waiting", "cached", "prefill", "decode", "preempted", "again"],
   drafts: ["waiting", "prefill", "decode", "accepted", "rejected", "preempted", "again"],
-  fleet: ["waiting", "prefill", "travel", "decode", "again"],
+  fleet: ["waiting", "prefill", "travel", "decode", "elsewhere", "again"],
 };
 const WORDS = { nothing: { again: "the whole sequence is run" } };
 

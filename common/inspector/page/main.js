@@ -25,6 +25,7 @@ const page = {
   engines: el("main", {}),
 };
 let dirty = true;
+window.inspector = { stores, views, clock }; // for a debugger, and for tests that count
 let controls = null;
 
 function redraw() {

@@ -1,8 +1,8 @@
 // The page's one visual language. A colour and a letter say whose something is; a texture says what it is.
-// Ten colours come round; the letter (A, B ... Z, A2, B2 ...) tells requests of the same colour apart.
+// The store gives each request the colour that the fewest beside it have; the letter (A, B ... Z, A2, B2 ...) is its own.
 
-const LIGHT = ["#2f66ad", "#b35c00", "#2a7d52", "#b03a66", "#0e7a88", "#6a4cab", "#6b7414", "#855532", "#3a6b8c", "#9c3f97"];
-const DARK = ["#74a7ea", "#f0a355", "#67c594", "#e884a8", "#56c3cf", "#ab90e6", "#bcc65a", "#cf9f7c", "#9ac4dd", "#dc92d9"];
+const LIGHT = ["#2f66ad", "#b35c00", "#2a7d52", "#b03a66", "#0e7a88", "#6a4cab", "#6b7414", "#855532", "#3a6b8c", "#9c3f97", "#51606f", "#8a6d00"];
+const DARK = ["#74a7ea", "#f0a355", "#67c594", "#e884a8", "#56c3cf", "#ab90e6", "#bcc65a", "#cf9f7c", "#9ac4dd", "#dc92d9", "#a9b7c6", "#e0c14f"];
 const INKS = {
   light: { paper: "#ffffff", ink: "#1d2126", soft: "#69717c", line: "#d5d9de", faint: "#eceef0", alert: "#c02626", on: "#ffffff" },
   dark: { paper: "#1a1d21", ink: "#e8eaed", soft: "#9aa3ad", line: "#3c424a", faint: "#272b31", alert: "#ff7b72", on: "#14171a" },
@@ -10,14 +10,15 @@ const INKS = {
 
 export const PHASES = {
   waiting: "waits",
-  prefill: "prefill: its prompt is run",
-  cached: "cached: found, not run",
+  prefill: "prefill: the prompt",
+  cached: "cached: not run",
   decode: "decode: one token",
   again: "run again",
   accepted: "draft token accepted",
   rejected: "draft token rejected",
   preempted: "preempted",
   travel: "its pages travel",
+  elsewhere: "the other worker’s step",
 };
 
 let theme = "light";
@@ -29,7 +30,8 @@ export function setTheme(name) {
 }
 
 export const inks = () => INKS[theme];
-export const colour = (number) => (theme === "light" ? LIGHT : DARK)[number % LIGHT.length];
+export const COLOURS = LIGHT.length;
+export const colour = (hue) => (theme === "light" ? LIGHT : DARK)[hue % COLOURS];
 
 export function letter(number) {
   const round = Math.floor(number / 26);
@@ -84,8 +86,8 @@ function tile(phase, hex) {
 // One mark of a phase in a rectangle. The same function draws the legend, so the two cannot differ.
 export function mark(context, phase, hex, x, y, width, height) {
   const { alert, soft } = inks();
-  if (phase === "waiting") {
-    context.fillStyle = soft;
+  if (phase === "waiting" || phase === "elsewhere") {
+    context.fillStyle = phase === "waiting" ? soft : hex;
     context.globalAlpha = 0.55;
     context.fillRect(x, y + height / 2 - 0.75, width, 1.5);
     context.globalAlpha = 1;

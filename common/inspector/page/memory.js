@@ -1,6 +1,6 @@
 // Memory: what the stage has. Each kind of memory has a drawing of its own; this panel holds it and its one line of sums.
 
-import { el, say, surface } from "inspector/dom";
+import { el, point, room, say, surface } from "inspector/dom";
 import { drawFleet } from "inspector/memory_fleet";
 import { drawPages, pageAt, pageWords } from "inspector/memory_pages";
 import { drawSlots } from "inspector/memory_slots";
@@ -27,8 +27,7 @@ export class Memory {
   draw() {
     const time = this.clock.of(this.store);
     const moment = this.store.at(time);
-    const box = this.surface.getBoundingClientRect();
-    const [width, height] = [Math.floor(box.width), Math.floor(box.height)];
+    const [width, height] = room(this.surface);
     if (!moment || width < 60 || height < 40) return;
     const context = surface(this.canvas, width, height);
     const scene = { context, width, height, store: this.store, moment, time, selection: this.selection };
@@ -40,12 +39,12 @@ export class Memory {
 
   listen(tell) {
     this.canvas.addEventListener("pointermove", (event) => {
-      const page = this.layout?.cell ? pageAt(this.layout, event.offsetX, event.offsetY) : null;
+      const page = this.layout?.cell ? pageAt(this.layout, ...point(event)) : null;
       tell(page === null ? "" : pageWords(this.layout, page));
     });
     this.canvas.addEventListener("pointerleave", () => tell(""));
     this.canvas.addEventListener("click", (event) => {
-      const page = this.layout?.cell ? pageAt(this.layout, event.offsetX, event.offsetY) : null;
+      const page = this.layout?.cell ? pageAt(this.layout, ...point(event)) : null;
       this.selection.toggle(this.layout?.owners?.get(page)?.[0]?.request.n ?? null);
     });
   }

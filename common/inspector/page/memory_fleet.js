@@ -6,7 +6,8 @@ import { colour, inks, mark } from "inspector/marks";
 
 const FONT = "system-ui, sans-serif";
 const TITLE = 26;
-const LANE = 84;
+const LANE = 78;
+const ARRIVED_SECONDS = 1.5; // how long pages that have arrived are still shown on their way
 const PREFILL = 1; // places in a flight: [phase, prefill worker, decode worker]
 const DECODE = 2;
 
@@ -88,7 +89,7 @@ function drawCell({ context, store, selection }, cell, isCached, x, y, side) {
     return;
   }
   context.globalAlpha = selection.dims(cell.number) ? 0.3 : 1;
-  mark(context, cell.texture, colour(cell.number), x, y, side, side);
+  mark(context, cell.texture, colour(store.request(cell.number).hue), x, y, side, side);
   if (side >= 12) {
     context.font = `600 ${Math.min(12, side * 0.6)}px ${FONT}`;
     context.textAlign = "center";
@@ -105,7 +106,8 @@ function drawLane(scene, y) {
   const { soft, line } = inks();
   context.font = `12px ${FONT}`;
   context.fillStyle = soft;
-  context.fillText("on their way ↓", 0, y + 16);
+  context.fillText("pages on their", 0, y + 16);
+  context.fillText("way ↓", 0, y + 32);
   context.strokeStyle = line;
   context.setLineDash([2, 4]);
   context.beginPath();
@@ -113,19 +115,30 @@ function drawLane(scene, y) {
   context.lineTo(width, y + LANE - 6);
   context.stroke();
   context.setLineDash([]);
-  const moving = [...flights].filter(([, [phase]]) => phase === "ready" || phase === "transfer");
-  moving.slice(0, 8).forEach(([number, [phase]], at) => {
-    const x = 100 + at * 62;
-    const hex = colour(number);
+  const moving = [...flights].map(([number, [phase]]) => [number, phase]).filter(([, phase]) => phase === "ready" || phase === "transfer");
+  moving.push(...arrivals(scene).map((number) => [number, "arrived"]));
+  moving.slice(0, 6).forEach(([number, phase], at) => {
+    const x = 108 + at * 72;
+    const hex = colour(store.request(number).hue);
     const pages = pagesOf(scene, number, 16);
     for (let page = 0; page < Math.min(pages, 12); page++) {
-      mark(context, phase === "transfer" ? "decode" : "prefill", hex, x + (page % 4) * 11, y + 6 + Math.floor(page / 4) * 11, 10, 10);
+      mark(context, phase === "ready" ? "prefill" : "decode", hex, x + (page % 4) * 11, y + 6 + Math.floor(page / 4) * 11, 10, 10);
     }
     context.fillStyle = hex;
     context.font = `600 12px ${FONT}`;
     context.fillText(`${store.request(number).letter}: ${pages}`, x, y + 54);
     context.fillStyle = soft;
     context.font = `11px ${FONT}`;
-    context.fillText(phase === "transfer" ? "travels" : "waits", x, y + 68);
+    context.fillText({ ready: "wait", transfer: "travel", arrived: "arrived" }[phase], x, y + 68);
   });
+}
+
+// The requests whose pages arrived a moment ago: their first decode step there has just been.
+function arrivals({ store, time }) {
+  const found = [];
+  for (const request of store.requests.values()) {
+    const at = request.works.findIndex((work, place) => place && work.worker !== request.works[place - 1].worker);
+    if (at > 0 && request.works[at].t <= time && request.works[at].t > time - ARRIVED_SECONDS) found.push(request.n);
+  }
+  return found;
 }

@@ -31,7 +31,7 @@ export function drawPages({ context, width, height, store, moment, time, selecti
       if (lost.has(page)) mark(context, "preempted", "", x, y, side, side);
     }
   }
-  drawPath(context, layout, moment.memory.pages.get(selection.number), selection.number);
+  drawPath(context, layout, moment.memory.pages.get(selection.number), store.requests.get(selection.number));
   const free = pages - used - idle;
   const cached = store.hello.kind === "pages" ? "" : `, ${count(idle)} cached`;
   layout.sums = `${count(used)} of ${count(pages)} pages in use${cached}, ${count(free)} free. A page holds ${pageSize} tokens (${bytes(perToken * pageSize)}).`;
@@ -77,7 +77,7 @@ function drawOwned(context, x, y, side, mine, pageSize, isInTree, selection) {
   const { on, ink } = inks();
   const band = side / mine.length;
   mine.forEach(({ request, filled }, at) => {
-    const hex = colour(request.n);
+    const hex = colour(request.hue);
     context.fillStyle = tint(hex, 0.2);
     context.fillRect(x + at * band, y, band, side);
     context.fillStyle = hex;
@@ -110,10 +110,10 @@ function drawOwned(context, x, y, side, mine, pageSize, isInTree, selection) {
 }
 
 // A chosen request's page table: its pages in order, wherever they lie.
-function drawPath(context, layout, table, number) {
+function drawPath(context, layout, table, request) {
   if (!table || table.length < 2) return;
   const { cell, columns } = layout;
-  context.strokeStyle = tint(colour(number), 0.75);
+  context.strokeStyle = tint(colour(request.hue), 0.75);
   context.lineWidth = 1.5;
   context.globalAlpha = 0.65;
   context.beginPath();

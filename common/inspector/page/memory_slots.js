@@ -29,7 +29,7 @@ export function drawSlots({ context, width, height, store, moment, selection }) 
       if (bar > 9) context.fillText("free", LABEL + wide + 8, y + bar / 2 + 4);
       continue;
     }
-    const [hex, tokens] = [colour(number), moment.memory.computed.get(number) ?? 0];
+    const [hex, tokens] = [colour(store.request(number).hue), moment.memory.computed.get(number) ?? 0];
     held += tokens;
     context.globalAlpha = selection.dims(number) ? 0.3 : 1;
     context.fillStyle = tint(hex, 0.13);

@@ -22,7 +22,7 @@ export function drawTokens({ context, width, height, store, moment, time }) {
   const size = squareSize(width, half - 44, most);
   const columns = Math.max(1, Math.floor(width / size));
   const ink = inks();
-  const hex = colour(request.n);
+  const hex = colour(request.hue);
 
   title(context, `${request.letter}: run in the last step`, `${count(ran)} of ${count(length)} tokens`, 0, width);
   grid(context, columns, size, 30, length, (token) => {

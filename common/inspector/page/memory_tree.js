@@ -99,7 +99,7 @@ export class Tree {
     const context = canvas.getContext("2d");
     context.scale(2, 1.5);
     for (let at = 0; at < shown; at++) {
-      const hexes = run.users.length ? run.users.slice(0, 3).map(colour) : [];
+      const hexes = run.users.length ? run.users.slice(0, 3).map((number) => colour(this.store.request(number).hue)) : [];
       hexes.forEach((hex, band) => {
         context.fillStyle = hex;
         context.fillRect(at * 9, 1 + (band * 9) / hexes.length, 8, 9 / hexes.length);
@@ -115,6 +115,6 @@ export class Tree {
 // A request's letter on its colour, as everywhere on the page.
 export function badge(request) {
   const element = el("span", { class: "badge" }, request.letter);
-  element.style.setProperty("--of", colour(request.n));
+  element.style.setProperty("--of", colour(request.hue));
   return element;
 }

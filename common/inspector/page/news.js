@@ -3,22 +3,24 @@
 import { count } from "inspector/dom";
 
 const FRESH_SECONDS = 4;
+const NOTHING = { text: "", isLoss: false };
 
 export function newest(store, time) {
   const moment = store.at(time);
-  if (!moment) return "";
+  if (!moment) return NOTHING;
   const last = store.columnAt(time) - 1;
   for (let column = last; column >= store.first && store.step(column).e > time - FRESH_SECONDS; column--) {
     const step = store.step(column);
-    if (step.preempted?.length) return preemption(store, step);
+    if (step.preempted?.length) return { text: preemption(store, step), isLoss: true };
   }
   const lost = lossWords(store, moment, time);
-  if (lost) return lost;
+  if (lost) return { text: lost, isLoss: true };
   const recent = [...store.requests.values()].filter((request) => request.columns.length && startedAt(store, request) > time - FRESH_SECONDS
     && startedAt(store, request) <= time);
   const hit = recent.findLast((request) => request.cached);
-  if (hit) return `${hit.letter} found ${count(hit.cached)} of its ${count(hit.promptTokens)} prompt tokens in the tree: they were not run.`;
-  return "";
+  if (!hit) return NOTHING;
+  const text = `${hit.letter} found ${count(hit.cached)} of its ${count(hit.promptTokens)} prompt tokens in the tree: they were not run.`;
+  return { text, isLoss: false };
 }
 
 function startedAt(store, request) {

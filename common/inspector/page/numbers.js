@@ -1,23 +1,24 @@
 // Numbers: a tile for each figure, with its last minute as a line, and where a step's time goes.
 
-import { bytes, count, el, milliseconds, say, surface } from "inspector/dom";
+import { bytes, count, el, milliseconds, room, say, surface } from "inspector/dom";
 import { inks, tint } from "inspector/marks";
 import { WINDOW_SECONDS, figuresAt, partsAt } from "inspector/metrics";
 
 const FIGURES = {
   rate: { name: "tokens per second", show: count },
-  running: { name: "running", show: count },
-  waiting: { name: "waiting", show: count },
-  memory: { name: "K/V memory in use", show: (value) => `${Math.round(value)} %` },
-  ttft: { name: "TTFT, first token", show: milliseconds, spread: true, title: "time to first token, over the last minute" },
-  itl: { name: "ITL, next token", show: milliseconds, spread: true, title: "inter-token latency: the gap between two tokens" },
-  tpot: { name: "TPOT, per token", show: milliseconds, spread: true, title: "time per output token, of requests that ended" },
+  running: { name: "running", show: count, beside: (figures) => `${count(figures.waiting)} waiting` },
+  memory: { name: "K/V memory", title: "share of the K/V memory that requests have taken", show: (value) => `${Math.round(value)} %` },
+  ttft: { name: "first token (TTFT)", spread: true, title: "from arrival to the first token: median and 99th percentile of a minute" },
+  itl: { name: "next token (ITL)", spread: true, title: "the gap between two chunks: median and 99th percentile of a minute" },
+  tpot: { name: "per token (TPOT)", spread: true, title: "mean of each request that ended: median and 99th percentile of a minute" },
   hits: { name: "prefix hit rate", show: (value) => `${Math.round(value)} %`, kinds: ["tree", "drafts", "fleet"] },
-  accepted: { name: "draft acceptance rate", show: (value) => `${Math.round(value)} %`, kinds: ["drafts", "fleet"] },
+  accepted: { name: "draft acceptance", show: (value) => `${Math.round(value)} %`, kinds: ["drafts", "fleet"] },
   preemptions: { name: "preemptions", show: count, kinds: ["pages", "tree", "drafts"] },
-  handed: { name: "K and V handed over", show: bytes, kinds: ["fleet"] },
+  handed: { name: "handed over", title: "keys and values that travelled between workers", show: bytes, kinds: ["fleet"] },
 };
 const EVERY_SECONDS = 0.5; // between two points of a line
+const LEAST_SECONDS = 10; // that a line is wide
+const MOST_NEW_POINTS = 8;
 const SHADES = { model: 0.75, attention: 0.5, sampling: 0.34, drafting: 0.22, bookkeeping: 0.1 };
 
 export class Numbers {
@@ -47,24 +48,30 @@ export class Numbers {
     const figures = figuresAt(this.store, time);
     if (!figures) return;
     const line = this.line(time);
+    const wide = room(this.grid.firstElementChild)[0] - 16;
     for (const [key, { figure, value, spread, canvas }] of this.tiles) {
       const now = figures[key];
-      say(value, now === null ? "–" : figure.show(figure.spread ? now.p50 : now));
-      if (figure.spread) say(spread, now === null ? "" : `p99 ${figure.show(now.p99)}`);
-      spark(canvas, line.map((one) => (figure.spread ? one?.[key]?.p50 : one?.[key]) ?? null));
+      say(value, now === null ? "–" : figure.spread ? milliseconds(now.p50) : figure.show(now));
+      if (figure.spread) say(spread, now === null ? "" : `p99 ${milliseconds(now.p99)}`);
+      if (figure.beside) say(spread, figure.beside(figures));
+      spark(canvas, wide, line.map((one) => (figure.spread ? one?.[key]?.p50 : one?.[key]) ?? null));
     }
     this.drawParts(time);
   }
 
-  // The last minute. Points are computed once each.
+  // The last minute, or what there is of it. Each point is computed once, when its time has come; a few in one drawing.
   line(time) {
     const points = [];
     const last = Math.floor(time / EVERY_SECONDS);
-    for (let at = last - WINDOW_SECONDS / EVERY_SECONDS; at <= last; at++) {
-      if (at >= 0 && !this.kept.has(at) && at * EVERY_SECONDS <= this.store.now && at > last - 4) {
-        this.kept.set(at, figuresAt(this.store, at * EVERY_SECONDS));
-      } else if (at >= 0 && !this.kept.has(at) && this.clock.recorded) this.kept.set(at, figuresAt(this.store, at * EVERY_SECONDS));
-      points.push(this.kept.get(at) ?? null);
+    const seconds = Math.min(WINDOW_SECONDS, Math.max(LEAST_SECONDS, time - this.store.moments[0].t));
+    let budget = MOST_NEW_POINTS;
+    this.owes = false;
+    for (let at = last; at >= last - seconds / EVERY_SECONDS; at--) {
+      if (at >= 0 && !this.kept.has(at) && at * EVERY_SECONDS <= this.store.now) {
+        if (budget-- > 0) this.kept.set(at, figuresAt(this.store, at * EVERY_SECONDS));
+        else this.owes = true; // the next drawing goes on
+      }
+      points.unshift(this.kept.get(at) ?? null);
     }
     return points;
   }
@@ -97,9 +104,9 @@ export class Numbers {
 }
 
 // A line from left to right, its own smallest value at least 0 at the bottom and its largest at the top.
-function spark(canvas, points) {
-  const [width, height] = [canvas.parentElement.clientWidth - 16, 20];
+function spark(canvas, width, points) {
   if (width < 20) return;
+  const height = 15;
   const context = surface(canvas, width, height);
   const most = Math.max(1e-9, ...points.map((value) => value ?? 0));
   const { soft, line } = inks();

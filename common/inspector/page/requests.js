@@ -3,8 +3,10 @@
 import { letter } from "inspector/marks";
 
 export class Request {
-  constructor(number) {
+  // hue: which of the page's colours it has.
+  constructor(number, hue) {
     this.n = number;
+    this.hue = hue;
     this.letter = letter(number);
     this.id = "";
     this.prompt = "";

@@ -1,6 +1,7 @@
 // What one engine has done, as the updates of view.py tell it. Everything is kept by time, so that a panel can show any
 // moment of the past: `at(time)` finds it. Nothing here draws.
 
+import { COLOURS } from "inspector/marks";
 import { Request } from "inspector/requests";
 
 export const VERSION = 1;
@@ -20,6 +21,7 @@ export class Store {
     this.words = new Map();
     this.longestStep = 0;
     this.newestStep = -1;
+    this.hue = -1; // the last one given
   }
 
   get columns() {
@@ -31,8 +33,18 @@ export class Store {
   }
 
   request(number) {
-    if (!this.requests.has(number)) this.requests.set(number, new Request(number));
+    if (!this.requests.has(number)) this.requests.set(number, new Request(number, this.freeHue()));
     return this.requests.get(number);
+  }
+
+  // The colour that the fewest unfinished requests have; of those, the one that was given longest ago.
+  freeHue() {
+    const taken = new Array(COLOURS).fill(0);
+    for (const request of this.requests.values()) if (request.finished === null) taken[request.hue] += 1;
+    const least = Math.min(...taken);
+    do this.hue = (this.hue + 1) % COLOURS;
+    while (taken[this.hue] > least);
+    return this.hue;
   }
 
   apply(update) {

@@ -6,7 +6,7 @@ import { badge } from "inspector/memory_tree";
 import { colour } from "inspector/marks";
 
 const MOST_CARDS = 14;
-const MOST_BOXES = 400; // tokens of one answer that are drawn as boxes: the last ones
+const MOST_BOXES = 64; // tokens of one answer that are drawn as boxes, the last ones; all of the one that is followed
 const ENDED_SECONDS = 60; // how long an ended request stays
 const STATES = {
   arriving: "not here yet", waiting: "waits", running: "running", preempted: "preempted, waits", stop: "ended",
@@ -76,7 +76,7 @@ export class Text {
       "article", { class: "card", role: "listitem", "data-request": request.n },
       el("header", {}, name, card.prompt, card.state, this.abort ? card.stop : null), card.answer,
     );
-    card.element.style.setProperty("--of", colour(request.n));
+    card.element.style.setProperty("--of", colour(request.hue));
     this.cards.set(request.n, card);
     return card;
   }
@@ -88,17 +88,19 @@ export class Text {
     card.element.classList.toggle("chosen", this.selection.number === request.n);
     card.element.classList.toggle("dim", this.selection.dims(request.n));
     card.element.dataset.state = state;
-    card.element.style.setProperty("--of", colour(request.n));
-    card.element.querySelector(".badge").style.setProperty("--of", colour(request.n));
+    card.element.style.setProperty("--of", colour(request.hue));
+    card.element.querySelector(".badge").style.setProperty("--of", colour(request.hue));
     card.stop.hidden = ends;
     say(card.prompt, request.prompt);
     say(card.state, this.stateWords(request, state, tokens));
     const wantsBoxes = this.options.boxes;
-    const key = `${wantsBoxes} ${tokens.length} ${request.text.length} ${state}`;
+    const key = `${wantsBoxes} ${this.selection.number} ${tokens.length} ${request.text.length} ${state}`;
     if (card.drawn === key) return;
     card.drawn = key;
-    if (wantsBoxes) card.answer.replaceChildren(...this.boxes(tokens));
+    const isChosen = this.selection.number === request.n;
+    if (wantsBoxes) card.answer.replaceChildren(...this.boxes(isChosen ? tokens : tokens.slice(-MOST_BOXES), tokens.length));
     else card.answer.textContent = request.textAt(time);
+    card.answer.scrollTop = card.answer.scrollHeight; // the newest is in view
     card.answer.classList.toggle("boxes", wantsBoxes);
   }
 
@@ -111,8 +113,8 @@ export class Text {
     return parts.join(" · ");
   }
 
-  boxes(tokens) {
-    return tokens.slice(-MOST_BOXES).map((token) => {
+  boxes(tokens, whole) {
+    const boxes = tokens.map((token) => {
       const box = el("span", { class: `token ${token.from}` }, this.word(token.id));
       if (token.from === "draft") box.title = "the drafter said it first, and the model agreed";
       const wrong = token.guessed?.guesses.slice(token.guessed.accepted) ?? [];
@@ -120,6 +122,7 @@ export class Text {
       const words = wrong.map((id) => this.word(id)).join("");
       return el("span", { class: "pair" }, box, el("s", { title: "guessed by the drafter, not what the model said" }, words));
     });
+    return tokens.length < whole ? ["… ", ...boxes] : boxes;
   }
 
   word(id) {

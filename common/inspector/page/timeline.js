@@ -1,11 +1,12 @@
 // Time: a row for each request, a column for each step. Drawn on a canvas, only what is in view.
 
-import { count, el, milliseconds, surface } from "inspector/dom";
+import { count, el, milliseconds, room, surface } from "inspector/dom";
 import { colour, inks, mark, tint } from "inspector/marks";
 
-export const GUTTER = 132; // pixels for names, left of the columns
+export const GUTTER = 150; // units for names, left of the columns
 const HEAD = 46; // for the steps' durations, above the rows
-const ROW = { least: 11, most: 26 };
+const ROW = { least: 13, most: 26 };
+const TALL = 110; // a row where its cells are as high as the tokens that they ran: stages 01 to 03
 export const ZOOM = { least: 1.5, most: 40 };
 const FONT = "system-ui, sans-serif";
 
@@ -17,9 +18,13 @@ export class Timeline {
     this.canvas = el("canvas", { class: "timeline", tabindex: 0, role: "img" });
     this.element = el("div", { class: "surface" }, this.canvas);
     this.width = 12; // pixels of a column
+    this.zoomed = false; // by hand; until then columns get narrower as there are more
     this.scroll = 0; // rows that are out of view above
     this.rows = [];
+    this.drawn = {}; // cells of the last drawing, by phase: tests count them
     this.hover = null; // {column, request}
+    this.isTall = ["nothing", "buffers"].includes(store.hello.kind);
+    this.isFleet = store.hello.kind === "fleet";
   }
 
   // The column behind the last one in view: the newest, or the one at the moment shown.
@@ -45,14 +50,17 @@ export class Timeline {
   }
 
   draw() {
-    const box = this.element.getBoundingClientRect();
-    this.size = { width: Math.floor(box.width), height: Math.floor(box.height) };
+    const [width, height] = room(this.element);
+    this.size = { width, height };
     if (this.size.width < GUTTER + 50 || this.size.height < HEAD + 20) return;
     const context = (this.context = surface(this.canvas, this.size.width, this.size.height));
     const edge = this.edge;
+    if (!this.zoomed) this.width = Math.min(14, Math.max(4, Math.floor((this.size.width - GUTTER - 8) / Math.max(1, edge - this.store.first))));
     // A young timeline grows from the left; a full one runs out of it.
     this.start = Math.max(this.store.first, edge - this.visible);
+    this.drawn = {};
     this.placeRows(edge);
+    this.mostTokens = this.isTall ? this.most(edge, (step) => step.tokens) : 1;
     this.drawHead(edge);
     for (let at = 0; at < this.rows.length; at++) this.drawRow(this.rows[at], HEAD + at * this.rowHeight, edge);
     this.drawHover();
@@ -73,9 +81,9 @@ export class Timeline {
       if (request.arrived === null) return request.columns.length && request.columns.at(-1) >= this.start;
       return request.arrived <= time && (request.finished === null || request.finished >= begin);
     });
-    const room = this.size.height - HEAD;
-    this.rowHeight = Math.max(ROW.least, Math.min(ROW.most, Math.floor(room / Math.max(1, alive.length))));
-    const fitting = Math.floor(room / this.rowHeight);
+    const space = this.size.height - HEAD;
+    this.rowHeight = Math.max(ROW.least, Math.min(this.isTall ? TALL : ROW.most, Math.floor(space / Math.max(1, alive.length))));
+    const fitting = Math.floor(space / this.rowHeight);
     this.hidden = Math.max(0, alive.length - fitting);
     const last = alive.length - Math.min(Math.max(0, this.scroll), this.hidden);
     this.rows = alive.slice(Math.max(0, last - fitting), last);
@@ -84,21 +92,24 @@ export class Timeline {
   drawHead(edge) {
     const context = this.context;
     const { soft, line, ink, alert } = inks();
-    const longest = this.longest(edge);
+    const lanes = this.store.hello.sizes.workers?.length ?? 1; // each worker's steps stand on a line of their own
+    const lane = (HEAD - 12) / lanes;
+    const longest = this.most(edge, (step) => step.e - step.s);
     context.font = `11px ${FONT}`;
     context.fillStyle = soft;
     context.textAlign = "left";
-    context.fillText("time of a step", 0, 14);
-    context.fillText(`up to ${milliseconds(1000 * longest)}`, 0, 28);
-    if (this.hidden) context.fillText(`${this.rows.length} of ${this.rows.length + this.hidden}`, 0, HEAD - 4);
+    const names = lanes > 1 ? this.store.hello.sizes.workers.map(({ number }) => `steps of worker ${number}`) : ["time of a step"];
+    names.slice(0, 3).forEach((name, at) => context.fillText(name, 0, lanes > 1 ? (at + 1) * lane - 2 : 14));
+    if (lanes === 1) context.fillText(`up to ${milliseconds(1000 * longest)}`, 0, 28);
+    if (this.hidden) context.fillText(`${this.rows.length} of ${this.rows.length + this.hidden} rows`, 0, HEAD - 4);
     context.fillStyle = line;
-    context.fillRect(GUTTER, HEAD - 12, this.size.width - GUTTER, 1);
+    for (let at = 1; at <= lanes; at++) context.fillRect(GUTTER, at * lane, this.size.width - GUTTER, 1);
     for (let column = this.start; column < edge; column++) {
       const step = this.store.step(column);
-      const height = Math.max(1, ((step.e - step.s) / longest) * (HEAD - 16));
+      const height = Math.max(1, ((step.e - step.s) / longest) * (lane - 4));
       const x = this.x(column);
-      context.fillStyle = step.worker % 2 ? tint(ink, 0.28) : tint(ink, 0.5);
-      context.fillRect(x, HEAD - 12 - height, Math.max(1, this.width - 1), height);
+      context.fillStyle = tint(ink, 0.5);
+      context.fillRect(x, (step.worker + 1) * lane - height, Math.max(1, this.width - 1), height);
       if (step.preempted?.length) {
         context.fillStyle = alert;
         context.fillRect(x, HEAD - 11, Math.max(2, this.width - 1), 3);
@@ -116,19 +127,17 @@ export class Timeline {
     return 1000;
   }
 
-  longest(edge) {
-    let longest = 0.001;
-    for (let column = this.start; column < edge; column++) {
-      const step = this.store.step(column);
-      longest = Math.max(longest, step.e - step.s);
-    }
-    return longest;
+  // The largest of a figure of the steps in view.
+  most(edge, figure) {
+    let most = 0.001;
+    for (let column = this.start; column < edge; column++) most = Math.max(most, figure(this.store.step(column)));
+    return most;
   }
 
   drawRow(request, y, edge) {
     const context = this.context;
     const height = this.rowHeight - (this.rowHeight > 14 ? 4 : 2);
-    const hex = colour(request.n);
+    const hex = colour(request.hue);
     const { ink, soft, faint } = inks();
     if (this.selection.number === request.n) {
       context.fillStyle = faint;
@@ -141,7 +150,7 @@ export class Timeline {
     context.fillStyle = inks().on;
     context.font = `600 ${Math.min(12, badge - 1)}px ${FONT}`;
     context.textAlign = "center";
-    context.fillText(request.letter, (request.letter.length > 1 ? badge * 1.4 : badge) / 2, y + badge / 2 + 4.5);
+    context.fillText(request.letter, (request.letter.length > 1 ? badge * 1.4 : badge) / 2, y + 1 + badge / 2 + 4.2);
     context.textAlign = "left";
     context.font = `${Math.min(12, this.rowHeight - 1)}px ${FONT}`;
     context.fillStyle = request.finished === null ? ink : soft;
@@ -149,7 +158,7 @@ export class Timeline {
     context.beginPath();
     context.rect(0, y, GUTTER - 8, this.rowHeight);
     context.clip();
-    context.fillText(request.prompt, 29, y + this.rowHeight / 2 + 4);
+    context.fillText(request.prompt, 29, y + badge / 2 + 5);
     context.restore();
     this.drawCells(request, hex, y + (this.rowHeight - height) / 2, height, edge);
     context.globalAlpha = 1;
@@ -181,6 +190,7 @@ export class Timeline {
 
   drawCell(request, place, hex, x, y, width, height) {
     const work = request.works[place];
+    this.drawn[work.phase] = (this.drawn[work.phase] ?? 0) + 1;
     if (place === 0 && request.cached) {
       const share = request.cached / (request.cached + work.tokens);
       mark(this.context, "cached", hex, x, y, width, height * share);
@@ -193,10 +203,20 @@ export class Timeline {
       }
       mark(this.context, "decode", hex, x, y + height - slice, width, slice);
     } else {
-      const inset = work.phase === "decode" ? height * 0.16 : 0;
-      mark(this.context, work.phase, hex, x, y + inset, width, height - 2 * inset);
+      const [top, tall] = this.span(work, height);
+      mark(this.context, work.phase, hex, x, y + top, width, tall);
     }
-    if (width >= 26 && work.tokens > 1 && height >= 12 && !work.guesses) this.number(work.tokens, x, y, width, height);
+    if (width >= 26 && work.tokens > 1 && height >= 12 && !work.guesses && !this.isTall) this.number(work.tokens, x, y, width, height);
+  }
+
+  // Where a cell lies in its row. One request at a time: as high as the tokens that were run for it, from the bottom up.
+  span(work, height) {
+    if (this.isTall) {
+      const tall = Math.max(4, 0.12 * height, (height * work.tokens) / this.mostTokens);
+      return [height - tall, tall];
+    }
+    const inset = work.phase === "decode" ? height * 0.16 : 0;
+    return [inset, height - 2 * inset];
   }
 
   number(tokens, x, y, width, height) {
@@ -210,17 +230,22 @@ export class Timeline {
     context.fillText(tokens, x + (width - wide) / 2 + 2, y + height / 2 + 4);
   }
 
-  // A line through the steps that did nothing for it, from its arrival to its end; dashed while its pages travel.
+  // A line through the steps that did nothing for it, from its arrival to its end: grey while it waits, in its colour
+  // while another worker has it, dashed while its pages travel.
   drawWaiting(request, hex, y, height, edge) {
     if (request.arrived === null) return;
-    const from = Math.max(this.start, this.store.columnAt(request.arrived));
-    const to = Math.min(edge, request.finished === null ? edge : this.store.columnAt(request.finished));
-    if (to > from) mark(this.context, "waiting", hex, this.x(from), y, (to - from) * this.width, height);
+    const arrival = this.store.columnAt(request.arrived);
+    const end = request.finished === null ? edge : this.store.columnAt(request.finished);
+    const begin = Math.min(request.columns[0] ?? end, end);
+    const bottom = this.isTall ? y + height - 8 : y; // a tall row's line lies at its bottom
+    const line = (phase, from, to) => {
+      [from, to] = [Math.max(this.start, from), Math.min(edge, to)];
+      if (to > from) mark(this.context, phase, hex, this.x(from), bottom, (to - from) * this.width, this.isTall ? 8 : height);
+    };
+    line("waiting", arrival, begin);
+    if (!this.isTall) line(this.isFleet ? "elsewhere" : "waiting", begin, end);
     const handoff = request.works.findIndex((work, at) => at && work.worker !== request.works[at - 1].worker);
-    if (handoff > 0) {
-      const [left, right] = [request.columns[handoff - 1] + 1, request.columns[handoff]];
-      if (left >= this.start && right < edge) mark(this.context, "travel", hex, this.x(left), y, (right - left) * this.width, height);
-    }
+    if (handoff > 0) line("travel", request.columns[handoff - 1] + 1, request.columns[handoff]);
   }
 
   drawHover() {

@@ -1,7 +1,7 @@
 // What a pointer and keys do in the timeline: drag or arrows move through time, the wheel zooms, a click picks a request.
 
 import { PHASES } from "inspector/marks";
-import { count, milliseconds } from "inspector/dom";
+import { count, milliseconds, point } from "inspector/dom";
 import { GUTTER, ZOOM } from "inspector/timeline";
 
 export function listen(timeline, { redraw, tell }) {
@@ -14,28 +14,30 @@ export function listen(timeline, { redraw, tell }) {
   }
 
   function zoom(factor) {
+    timeline.zoomed = true;
     timeline.width = Math.min(ZOOM.most, Math.max(ZOOM.least, timeline.width * factor));
     redraw();
   }
 
   canvas.addEventListener("pointerdown", (event) => {
-    drag = { x: event.offsetX, edge: timeline.edge, moved: false };
+    drag = { x: point(event)[0], edge: timeline.edge, moved: false };
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
+    const [x, y] = point(event);
     if (drag) {
-      const columns = Math.round((drag.x - event.offsetX) / timeline.width);
-      drag.moved ||= Math.abs(event.offsetX - drag.x) > 4;
+      const columns = Math.round((drag.x - x) / timeline.width);
+      drag.moved ||= Math.abs(x - drag.x) > 4;
       if (drag.moved) moveTo(drag.edge + columns);
       return;
     }
-    timeline.hover = { column: timeline.columnAt(event.offsetX), request: timeline.rowAt(event.offsetY) };
-    canvas.style.cursor = event.offsetX < GUTTER && timeline.hover.request ? "pointer" : "grab";
+    timeline.hover = { column: timeline.columnAt(x), request: timeline.rowAt(y) };
+    canvas.style.cursor = x < GUTTER && timeline.hover.request ? "pointer" : "grab";
     tell(describe(timeline));
     redraw();
   });
   canvas.addEventListener("pointerup", (event) => {
-    if (drag && !drag.moved) selection.toggle(timeline.rowAt(event.offsetY)?.n ?? null);
+    if (drag && !drag.moved) selection.toggle(timeline.rowAt(point(event)[1])?.n ?? null);
     drag = null;
   });
   canvas.addEventListener("pointerleave", () => {

@@ -15,7 +15,12 @@ from common.stages import load_engine, stage_folder
 
 WHY_NOT = "NOT RUN, needs a browser: apt install chromium, pip install playwright (common/inspector/README.md)"
 # As root, in a container, on a machine without a network: nothing is looked up, nothing is updated.
-QUIET = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync".split()
+QUIET = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync".split()
+)
+
+
+MOST_LOOKS = 1200  # a minute: other work may keep this machine busy
 
 
 class Watching:
@@ -33,11 +38,9 @@ class Watching:
     def paused_after(self, steps: int) -> None:
         """Stop the engine once it has taken so many steps."""
         wait_until(lambda: self.engine.trace.steps >= steps)
+        refusals = self.watched.pace.refusals
         self.watched.pace.pause()
-        taken = -1
-        while taken != self.engine.trace.steps:  # the step that is being taken now
-            taken = self.engine.trace.steps
-            wait_until(lambda: self.watched._next_look > 0)
+        wait_until(lambda: self.watched.pace.refusals > refusals + 1)  # the step that was being taken has ended
 
 
 @contextmanager
@@ -93,11 +96,13 @@ class Page:
         return getattr(self.page, name)
 
     def has(self, expression: str):
-        """Wait until a JavaScript expression about `inspector` is true."""
-        return self.page.wait_for_function(expression)
+        """Wait until a JavaScript expression is true. Asked again and again: the page's policy forbids `eval` to it."""
+        for _ in range(MOST_LOOKS):
+            if self.page.evaluate(f"Boolean({expression})"):
+                return
+            self.page.wait_for_timeout(50)
+        raise AssertionError(f"this has not become true: {expression}; errors: {self.errors}")
 
     def close(self) -> None:
         self.context.close()
         assert self.errors == []
-
-

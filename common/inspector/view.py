@@ -78,8 +78,10 @@ class View:
     def update(self, known: Known, ended: Iterable[Request] = ()) -> dict[str, Any]:
         """All that is new to pages that have been told `known`, which is brought up to date."""
         words: dict[int, str] = {}
-        update: dict[str, Any] = {"now": self._since(time.perf_counter()), "steps": self._steps(known, words)}
         requests = {request.request_id: request for request in (*ended, *self.engine.requests.values())}
+        for request_id in requests:  # numbers go by arrival, and not by who runs first
+            self.number(request_id)
+        update: dict[str, Any] = {"now": self._since(time.perf_counter()), "steps": self._steps(known, words)}
         rows = (self._request(known, request, words) for request in requests.values())
         update["requests"] = [row for row in rows if row]
         for name, ids in zip(("running", "waiting"), books.queue(self.engine), strict=True):

@@ -58,6 +58,7 @@ def test_a_prompt_that_cannot_run_is_answered_with_the_servers_sentence(loaded, 
 def test_twenty_requests_join_and_leave_with_the_marks_that_the_trace_has(loaded, page_of):
     with watching("04", loaded, max_running=8) as server:
         page = page_of(server)
+        page.set_viewport_size({"width": 1280, "height": 1000})  # all rows are in view
         body = {"prompt": "Count from 1 to 30.", "max_tokens": 6, "count": 20, "chat": True}
         headers = {"Content-Type": "application/json"}
         page.evaluate(

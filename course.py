@@ -4,6 +4,7 @@ usage: python3 course.py COMMAND [STAGE] [more arguments are passed on]
 
   demo  [STAGE]   watch one stage work, or every stage in turn
   serve STAGE     start a stage's HTTP server
+  watch STAGE     see its engine at work, in a browser; with two stages, side by side
   bench [STAGE]   measure a stage against the one before it, or every stage in turn, and all at once
   diff  STAGE     read what a stage changed in the one before it; needs nothing but Python
   test            run the tests; arguments go to pytest
@@ -34,6 +35,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SHOWN_LAST = ["engine.py", "server.py", "main.py"]  # by a diff: they build on the files that are new
+MODULES = {"test": ["pytest", "-q"], "watch": ["common.inspector"]}
 ASIDE = {"demo.py", "benchmark.py"}  # they show and measure the lesson, and are not part of it
 
 
@@ -123,12 +125,10 @@ def make_venv(venv: Path) -> None:
 
 
 def install_requirements(python: Path, requirements: Path) -> None:
-    note("Installing requirements.txt into .venv. The first time that is 0.6 GB to download, or several GB")
-    note("where PyTorch comes with CUDA, and takes some minutes.")
+    note("Installing requirements.txt into .venv: a few minutes and 0.6 GB the first time, several GB with CUDA.")
     advice = "pip failed, for the reason above. Once that is put right, the same command carries on."
-    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
-    if not sys.stdout.isatty():
-        pip.append("--quiet")
+    quiet = [] if sys.stdout.isatty() else ["--quiet"]
+    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", *quiet]
     torch = re.search(r"^torch\b[^#\n]*", requirements.read_text(encoding="utf-8"), re.MULTILINE)
     if torch and is_cpu_torch_better():
         # The CPU build of a version satisfies requirements.txt too: the second call leaves it alone.
@@ -272,10 +272,10 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     if command in ("help", "-h", "--help") or rest[:1] in (["-h"], ["--help"]):
         show_help(stages)
         return 0
-    if command == "test":
-        return run([prepare_environment(root), "-m", "pytest", "-q", *rest], root)
+    if command in MODULES:
+        return run([prepare_environment(root), "-m", *MODULES[command], *rest], root)
     if command not in ("demo", "serve", "bench", "diff"):
-        sys.exit(f"There is no command {command!r}; there is demo, serve, bench, diff and test.")
+        sys.exit(f"There is no command {command!r}; there is demo, serve, watch, bench, diff and test.")
 
     chosen = stages
     if rest and not rest[0].startswith("-"):

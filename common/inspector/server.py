@@ -73,7 +73,8 @@ def serve(server, args: argparse.Namespace) -> None:
     listener = server.config.bind_socket()
     listener.listen(server.config.backlog)
     url = f"http://{args.host}:{listener.getsockname()[1]}/watch"
-    print(f"watch it on {url} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
+    if not args.controlled_by:  # otherwise another process's page shows it
+        print(f"watch it on {url} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
     if args.browser:
         opener = Timer(OPEN_AFTER_SECONDS, webbrowser.open, [url])
         opener.daemon = True

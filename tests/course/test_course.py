@@ -71,7 +71,7 @@ def test_an_unknown_stage_is_answered_with_those_that_exist(tree, wanted):
 def test_help_lists_the_commands_and_the_stages_with_their_titles(tree, capsys, arguments):
     assert course.main(arguments, tree) == 0
     output = capsys.readouterr().out
-    assert all(f"\n  {command}" in output for command in ("demo", "serve", "bench", "diff", "test"))
+    assert all(f"\n  {command}" in output for command in ("demo", "serve", "watch", "bench", "diff", "test"))
     assert "01_naive      01: recompute everything\n" in output
     assert "02_kv_cache   Remember keys and values.\n" in output
     assert "10_unfinished" not in output
@@ -80,7 +80,7 @@ def test_help_lists_the_commands_and_the_stages_with_their_titles(tree, capsys, 
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
-        (["dmeo"], "There is no command 'dmeo'; there is demo, serve, bench, diff and test."),
+        (["dmeo"], "There is no command 'dmeo'; there is demo, serve, watch, bench, diff and test."),
         (["serve"], "Which stage shall `serve` take? There is 01_naive, 02_kv_cache."),
         (["diff", "--plain"], "Which stage shall `diff` take? There is 01_naive, 02_kv_cache."),
         (["bench", "01"], "There is nothing to run: no benchmark.py was found."),

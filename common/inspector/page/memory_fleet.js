@@ -116,7 +116,8 @@ function drawLane(scene, y) {
   context.stroke();
   context.setLineDash([]);
   const moving = [...flights].map(([number, [phase]]) => [number, phase]).filter(([, phase]) => phase === "ready" || phase === "transfer");
-  moving.push(...arrivals(scene).map((number) => [number, "arrived"]));
+  const known = moving.map(([number]) => number);
+  moving.push(...arrivals(scene).filter((number) => !known.includes(number)).map((number) => [number, "arrived"]));
   moving.slice(0, 6).forEach(([number, phase], at) => {
     const x = 108 + at * 72;
     const hex = colour(store.request(number).hue);

@@ -10,13 +10,13 @@ export function drawTokens({ context, width, height, store, moment, time }) {
   const keeps = store.hello.kind === "buffers";
   const request = store.requests.get(shownRequest(store, moment));
   if (!request) return { sums: keeps ? "No request holds keys and values." : "Nothing is kept between two steps." };
-  const place = request.place(moment.column) - 1;
+  const place = request.place(store.columnAt(time)) - 1; // a look may be older than the newest step
   const work = request.works[Math.max(0, place)];
   const length = request.promptTokens + request.tokensAt(time).length;
   const kept = keeps ? (moment.memory.computed.get(request.n) ?? 0) : 0;
   const room = keeps ? (moment.memory.room.get(request.n) ?? 0) : 0;
   const ran = work && place >= 0 ? work.tokens : 0;
-  const last = keeps && kept ? kept : length - 1;
+  const last = length - 1; // the newest token has been sampled, and not run
   const half = height / 2;
   const most = Math.max(length, room, 1);
   const size = squareSize(width, half - 44, most);

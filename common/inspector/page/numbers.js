@@ -32,7 +32,7 @@ export class Numbers {
       if (!figure.kinds || figure.kinds.includes(store.hello.kind)) this.grid.append(this.tile(key, figure));
     }
     this.parts = el("div", { class: "parts" });
-    this.element = el("div", { class: "numbers" }, this.grid, this.parts);
+    this.element = el("div", { class: "numbers" }, this.parts, this.grid);
   }
 
   tile(key, figure) {

@@ -110,7 +110,10 @@ function connect() {
 function startControls(connections, hello) {
   const made = new Controls(connections, hello.lesson, hello, { wide: boot.engines.length === 1 });
   page.controls.replaceChildren(made.element);
-  setInterval(async () => made.show(await connections[0].controls().catch(() => made)), CONTROLS_MILLISECONDS);
+  setInterval(async () => {
+    const answer = await connections[0].controls().catch(() => null); // the stream says what is wrong with the server
+    if (answer) made.show(answer);
+  }, CONTROLS_MILLISECONDS);
   return made;
 }
 

@@ -4,7 +4,8 @@ import { bytes, count } from "inspector/dom";
 import { colour, fill, inks, mark, tint } from "inspector/marks";
 
 const FONT = "system-ui, sans-serif";
-const CROSS_SECONDS = 1.5; // how long the pages of a preempted request stay crossed out
+const CROSS_STEPS = 15; // how long the pages of a preempted request stay crossed out, unless they are taken
+const CROSS_SECONDS = 1.5; // and at least
 
 export function drawPages({ context, width, height, store, moment, time, selection }) {
   const { pages, page_size: pageSize, bytes_per_token: perToken } = store.hello.sizes;
@@ -64,7 +65,9 @@ function owners(store, moment, pageSize) {
 // The pages that preempted requests gave back a moment ago.
 function givenUp(store, time) {
   const lost = new Set();
-  for (let column = store.columnAt(time) - 1; column >= store.first && store.step(column).e > time - CROSS_SECONDS; column--) {
+  const newest = store.columnAt(time) - 1;
+  const isRecent = (column) => column > newest - CROSS_STEPS || store.step(column).e > time - CROSS_SECONDS;
+  for (let column = newest; column >= store.first && isRecent(column); column--) {
     const step = store.step(column);
     for (const number of step.preempted ?? []) {
       for (const page of store.at(step.s - 1e-4)?.memory.pages.get(number) ?? []) lost.add(page);

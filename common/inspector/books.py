@@ -13,6 +13,9 @@ from typing import Any
 
 from common.engine import BaseEngine
 
+# Stage 07: the method of `engine.drafter`, what it leaves in a chunk, and how many tokens the draft model has computed.
+DRAFT_METHOD, CHUNK_DRAFT, DRAFT_COMPUTED = "propose", "proposal", "drafted"
+
 
 def kind_of(engine: BaseEngine) -> str:
     if hasattr(engine, "handles"):
@@ -76,7 +79,7 @@ def memory(engine: BaseEngine) -> dict[str, Any]:
         found["shared"] = {name: len(sequence.page_table.path) for name, sequence in running.items()}
         found["tree"] = tree_nodes(engine.scheduler.allocator.tree)
     if kind == "drafts":
-        found["drafted"] = {name: sequence.drafted for name, sequence in running.items()}
+        found["drafted"] = {name: getattr(sequence, DRAFT_COMPUTED) for name, sequence in running.items()}
     return found
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from common.engine import BaseEngine
 
+from .books import CHUNK_DRAFT, DRAFT_METHOD
+
 PARTS = {"attention": 0, "model": 0, "sampling": 0, "drafting": 0}  # the rest of a step is bookkeeping
 
 
@@ -30,7 +32,7 @@ class Probes:
     def attach(self) -> None:
         engine = self.engine
         if drafter := getattr(engine, "drafter", None):
-            self._replace(drafter, "propose", lambda propose: self._timed("drafting", self._overheard(propose)))
+            self._replace(drafter, DRAFT_METHOD, lambda method: self._timed("drafting", self._overheard(method)))
         if engine.device.type != "cpu" or hasattr(engine, "handles"):
             return
         if cache := getattr(engine, "cache", None):
@@ -56,11 +58,8 @@ class Probes:
             heard["model"] -= heard.get("attention", 0.0)
             heard["bookkeeping"] = max(0.0, 1e3 * seconds - sum(heard.values()))
             found["parts"] = {name: round(spent, 2) for name, spent in heard.items()}
-        guesses = [
-            [chunk.sequence.request.request_id, list(chunk.proposal.token_ids), chunk.proposal.accepted]
-            for chunk in self.chunks
-            if chunk.proposal.token_ids
-        ]
+        drafts = [(chunk.sequence.request.request_id, getattr(chunk, CHUNK_DRAFT)) for chunk in self.chunks]
+        guesses = [[name, list(draft.token_ids), draft.accepted] for name, draft in drafts if draft.token_ids]
         self.chunks = []
         return found | ({"drafts": guesses} if guesses else {})
 
@@ -78,9 +77,9 @@ class Probes:
 
         return wrapper
 
-    def _overheard(self, propose: Callable) -> Callable:
+    def _overheard(self, method: Callable) -> Callable:
         def wrapper(chunks):
-            propose(chunks)
+            method(chunks)
             self.chunks = list(chunks)
 
         return wrapper

@@ -1,0 +1,134 @@
+"""`python3 course.py watch STAGE`: start a stage's server and open a page on which its engine is seen at work.
+
+With two stages, a process for each, and one page that sends both the same load.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from common.cli import build_engine, build_parser
+from common.errors import out_of_memory
+from common.loader.device import choose_device
+from common.process import freeze_loaded_objects, run_on_temporary_thread
+from common.serving.options import add_server_arguments
+from common.stages import ROOT, load_stage_module, stage_folder
+
+from .lessons import lesson_of
+from .recording import write_recording
+from .server import build_server, serve
+
+
+def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
+    """The stage's own options, and those of the inspector."""
+    parser = build_parser(__doc__)
+    own = load_stage_module(stage, "main") if (stage / "main.py").exists() else None
+    getattr(own, "arguments", add_server_arguments)(parser)
+    page = parser.add_argument_group("the page")
+    page.add_argument(
+        "--steps-per-second", type=float, metavar="N", help="begin at this pace, 0 for full speed (default: 10; two: 0)"
+    )
+    page.add_argument("--record", metavar="FILE", type=Path, help="write what is seen as one HTML file that replays it")
+    page.add_argument(
+        "--browser", action=argparse.BooleanOptionalAction, default=True, help="open the page (default: yes)"
+    )
+    # How the two processes of `watch A B` know of each other.
+    page.add_argument("--beside", action="append", default=[], help=argparse.SUPPRESS)
+    page.add_argument("--controlled-by", action="append", default=[], help=argparse.SUPPRESS)
+    page.add_argument("--lines", type=Path, help=argparse.SUPPRESS)
+    known = {action.dest for action in parser._actions}
+    parser.set_defaults(**{name: value for name, value in lesson_of(stage.name).options.items() if name in known})
+    return parser.parse_args(["--serve", *arguments])
+
+
+def watch(stage: Path, args: argparse.Namespace, keep: Callable[[list[str]], None]) -> None:
+    """Serve one stage until it is told to stop; then `keep` gets what was recorded, if anything."""
+    if args.tensor_parallel > 1:
+        raise ValueError("watch shows one process: leave out --tensor-parallel")
+    engine_class = load_stage_module(stage, "engine").Engine
+    print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
+    _, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
+    freeze_loaded_objects()
+    server = None
+    try:
+        server = build_server(engine, stage, args)
+        serve(server, args)
+    finally:
+        if hasattr(engine, "close"):
+            engine.close()
+        if server is not None and server.recording is not None:
+            keep(server.recording.lines)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
+    """Two stages, a process for each with its part of the cores; the page of the first shows both."""
+    args = parse(first, arguments)
+    other_port = free_port()
+    page_origin = f"http://{args.host}:{args.port}"
+    threads = str(max(1, (os.cpu_count() or 2) // 2))
+    os.environ.setdefault("OMP_NUM_THREADS", threads)
+    os.environ.setdefault("NUMBA_NUM_THREADS", threads)
+    with tempfile.TemporaryDirectory() as folder:
+        lines = Path(folder) / "lines.json"
+        command = [sys.executable, "-m", "common.inspector", str(second), *arguments, "--no-browser"]
+        command += ["--port", str(other_port), "--controlled-by", page_origin, "--allow-origin", page_origin]
+        command += ["--steps-per-second", str(args.steps_per_second or 0)]
+        command += ["--record", os.devnull, "--lines", str(lines)] if args.record else []
+        other = subprocess.Popen(command, cwd=ROOT, start_new_session=True)  # Ctrl-C is for us, and we tell it
+        args.steps_per_second = args.steps_per_second or 0.0
+        args.beside = [f"http://{args.host}:{other_port}"]
+        recorded: list[list[str]] = []
+        try:
+            watch(first, args, recorded.append)
+        finally:
+            other.terminate()
+            other.wait()
+            if recorded:
+                write_recording(args.record, [*recorded, json.loads(lines.read_text())])
+                print(f"recorded in {args.record}")
+
+
+def main(arguments: list[str]) -> None:
+    names = []
+    while arguments and not arguments[0].startswith("-"):
+        names.append(arguments.pop(0))
+    if not 1 <= len(names) <= 2:
+        raise ValueError("watch needs a stage, such as 05, or two for one page with both, such as 03 04")
+    stages = [stage_folder(name) for name in names]
+    if len(stages) == 2:
+        watch_beside(*stages, arguments)
+        return
+    args = parse(stages[0], arguments)
+
+    def keep(recorded: list[str]) -> None:
+        if args.lines:
+            args.lines.write_text(json.dumps(recorded))
+        else:
+            write_recording(args.record, [recorded])
+            print(f"recorded in {args.record}")
+
+    watch(stages[0], args, keep)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+        said = out_of_memory(error)
+        if said is None and not isinstance(error, (ValueError, OSError)):
+            raise
+        sys.exit(f"error: {said or error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,136 @@
+"""Read an engine's books between two steps: who runs, who waits, and what lies where in its memory.
+
+The only file that knows how the stages name things; the stages do not know of it. Everything is read by duck typing, so
+a learner's own stage shows what it has. Requests are told by their ids here; view.py gives them numbers.
+
+Kinds of memory: "nothing" (01), "buffers" (02, 03), "slots" (04), "pages" (05), "tree" (06), "drafts" (07),
+"fleet" (08).
+"""
+
+import os
+import socket
+from typing import Any
+
+from common.engine import BaseEngine
+
+# Stage 07: the method of `engine.drafter`, what it leaves in a chunk, and how many tokens the draft model has computed.
+DRAFT_METHOD, CHUNK_DRAFT, DRAFT_COMPUTED = "propose", "proposal", "drafted"
+
+
+def kind_of(engine: BaseEngine) -> str:
+    if hasattr(engine, "handles"):
+        return "fleet"
+    scheduler = getattr(engine, "scheduler", None)
+    if allocator := getattr(scheduler, "allocator", None):
+        if hasattr(engine, "drafter"):
+            return "drafts"
+        return "tree" if hasattr(allocator, "tree") else "pages"
+    if scheduler is not None:
+        return "slots"
+    return "buffers" if hasattr(engine, "caches") else "nothing"
+
+
+def sizes(engine: BaseEngine) -> dict[str, Any]:
+    """What of the memory does not change while the engine lives."""
+    kind, found = kind_of(engine), {"context": engine.config.context_length}
+    found["bytes_per_token"] = engine.config.kv_bytes_per_token(engine.dtype)
+    if kind == "fleet":
+        found["workers"] = [{"number": h.number, "role": h.role} for h in engine.handles]
+        return found
+    if kind != "nothing" and kind != "buffers":
+        found |= {"max_running": engine.scheduler.max_running, "token_budget": engine.scheduler.token_budget}
+    if kind == "slots":
+        found["slots"] = engine.scheduler.max_running
+    elif kind in ("pages", "tree", "drafts"):
+        found |= {"pages": engine.scheduler.allocator.num_pages, "page_size": engine.scheduler.allocator.page_size}
+    return found
+
+
+def queue(engine: BaseEngine) -> tuple[list[str], list[str]]:
+    """Ids of the requests that run, oldest first, and of those that wait, in the order in which they will run."""
+    if hasattr(engine, "handles"):
+        running = [f.request.request_id for f in engine.flights.values() if f.phase != "queued"]
+    elif scheduler := getattr(engine, "scheduler", None):
+        return list(scheduler.running), [request.request_id for request in scheduler.waiting]
+    else:  # one at a time, in order of arrival
+        running = list(engine.requests)[:1]
+    return running, [request_id for request_id in engine.requests if request_id not in running]
+
+
+def memory(engine: BaseEngine) -> dict[str, Any]:
+    """What lies where now. `computed` is the tokens of each request whose K and V are held."""
+    kind = kind_of(engine)
+    if kind == "nothing":
+        return {}
+    if kind == "buffers":
+        caches = engine.caches
+        return {
+            "computed": {request_id: cache.length for request_id, cache in caches.items()},
+            "room": {request_id: cache.capacity for request_id, cache in caches.items()},
+        }
+    if kind == "fleet":
+        return fleet(engine)
+    running = engine.scheduler.running
+    found: dict[str, Any] = {"computed": {name: sequence.computed for name, sequence in running.items()}}
+    if kind == "slots":
+        return found | {"slot": {name: sequence.slot for name, sequence in running.items()}}
+    found["pages"] = {name: list(sequence.page_table.pages) for name, sequence in running.items()}
+    if kind != "pages":
+        found["shared"] = {name: len(sequence.page_table.path) for name, sequence in running.items()}
+        found["tree"] = tree_nodes(engine.scheduler.allocator.tree)
+    if kind == "drafts":
+        found["drafted"] = {name: getattr(sequence, DRAFT_COMPUTED) for name, sequence in running.items()}
+    return found
+
+
+def tree_nodes(tree) -> list[list[int]]:
+    """[page, parent's page or -1, requests that use it] for each cached page, parents first."""
+    nodes, todo = [], list(tree.root.children.values())
+    while todo:
+        node = todo.pop()
+        nodes.append([node.page, node.parent.page, node.references])
+        todo += node.children.values()
+    return nodes
+
+
+def page_tokens(engine: BaseEngine) -> dict[int, tuple[int, ...]]:
+    """The tokens of each page that is in the tree."""
+    tree = getattr(getattr(getattr(engine, "scheduler", None), "allocator", None), "tree", None)
+    found, todo = {}, [] if tree is None else list(tree.root.children.values())
+    while todo:
+        node = todo.pop()
+        found[node.page] = node.tokens
+        todo += node.children.values()
+    return found
+
+
+def fleet(router) -> dict[str, Any]:
+    """What the router knows: each worker's pages by number, and where each request is. A worker's map is its own."""
+    workers = [
+        {
+            "up": handle.up,
+            "process": handle.hello.process if handle.up else 0,
+            "pages": handle.hello.num_pages if handle.up else 0,
+            "page_size": handle.hello.page_size if handle.up else 0,
+            "free": handle.available,
+            "cached": int(handle.stats.get("kv_tokens_cached", 0)) // (handle.hello.page_size if handle.up else 1),
+        }
+        for handle in router.handles
+    ]
+    flights = {}
+    for flight in router.flights.values():
+        places = [None if handle is None else handle.number for handle in (flight.prefill, flight.decode)]
+        flights[flight.request.request_id] = [flight.phase, *places]
+    return {"workers": workers, "flights": flights}
+
+
+def can_pause(engine: BaseEngine) -> bool:
+    """False for a fleet of processes: its workers have loops of their own, which go on without the router."""
+    return not killable(engine)
+
+
+def killable(engine: BaseEngine) -> dict[int, int]:
+    """The processes of this machine, by worker, that can be killed to see what becomes of their streams."""
+    handles = getattr(engine, "handles", [])
+    here = [handle for handle in handles if handle.up and handle.hello.host == socket.gethostname()]
+    return {handle.number: handle.hello.process for handle in here if handle.hello.process != os.getpid()}

@@ -1,0 +1,60 @@
+"""The page as one HTML document that loads nothing: styles and modules are inside it.
+
+A server sends the same document that a recording is, so there is one way in which the page can work. Modules import
+each other by bare names such as "inspector/store"; an import map says where each is, as a data: URL. The Content
+Security Policy allows these scripts (they carry a nonce), no other, and no HTML made from text (trusted types).
+"""
+
+import base64
+import json
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).resolve().parent / "page"
+
+
+def document(boot: dict[str, Any], connect: Sequence[str] = ()) -> str:
+    """The page as HTML. boot: what main.js begins with, as JSON. connect: origins that it may ask, beside its own."""
+    nonce = secrets.token_urlsafe(16)
+    parts = {
+        "NONCE": nonce,
+        "POLICY": policy(nonce, connect),
+        "STYLE": (PAGE / "style.css").read_text(encoding="utf-8"),
+        "IMPORTS": in_script({"imports": {f"inspector/{path.stem}": module(path) for path in modules()}}),
+        "BOOT": in_script(boot),
+    }
+    html = (PAGE / "index.html").read_text(encoding="utf-8")
+    for name, text in parts.items():
+        html = html.replace(f"%{name}%", text)
+    return html
+
+
+def modules() -> list[Path]:
+    return sorted(PAGE.glob("*.js"))
+
+
+def module(path: Path) -> str:
+    """A module as a URL; the last line is the name by which a browser's debugger shows it."""
+    code = path.read_text(encoding="utf-8") + f"\n//# sourceURL=inspector/{path.name}\n"
+    return "data:text/javascript;base64," + base64.b64encode(code.encode()).decode()
+
+
+def policy(nonce: str, connect: Sequence[str]) -> str:
+    allowed = {
+        "default-src": "'none'",
+        "script-src": f"'nonce-{nonce}'",
+        "style-src": f"'nonce-{nonce}'",
+        "connect-src": " ".join(["'self'", *connect]),
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "require-trusted-types-for": "'script'",
+    }
+    return "; ".join(f"{name} {value}" for name, value in allowed.items())
+
+
+def in_script(value: Any) -> str:
+    """JSON that can stand in a <script> element: no text in it can end the element."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,0 +1,111 @@
+"""Clients on the server's own event loop: a prompt that the page sends, and a load of n clients.
+
+They are here and not in the browser, which opens at most six connections to a server. Like any client they hand their
+requests to the engine's thread, and read their answers to the end.
+"""
+
+import asyncio
+import itertools
+from collections import OrderedDict
+from random import Random
+
+from common.checkpoints.corpus import facts, lists, stories, terms
+from common.sampling import SamplingParams
+from common.serving.errors import EngineDead, QueueFull
+
+TOPICS = (facts.exchange, lists.exchange, terms.exchange, stories.request)
+EVERY_LONG = 6  # with long prompts, this many requests make one that is long
+LONG_TOKENS = 700
+MOST_CLIENTS = 64
+MOST_TITLES = 5000
+BACK_OFF_SECONDS = 0.5  # from a refusal to the next try
+
+
+class Titles(OrderedDict[tuple[int, ...], str]):
+    """What to show of a prompt, by its token ids: the question, without the chat template around it."""
+
+    def __setitem__(self, token_ids: tuple[int, ...], title: str) -> None:
+        super().__setitem__(token_ids, title)
+        if len(self) > MOST_TITLES:
+            self.popitem(last=False)
+
+
+def chat_tokens(tokenizer, prompt: str, system: str = "") -> list[int]:
+    """Token ids of a question in the chat template, after the system's message if there is one."""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+
+
+class Clients:
+    """All that a page sends to an EngineThread. system: every question of the load begins with it."""
+
+    def __init__(self, engine_thread, titles: Titles, system: str = ""):
+        self.thread, self.titles, self.system = engine_thread, titles, system
+        self.long_prompts = False
+        self._clients: list[asyncio.Task] = []
+        self._readers: set[asyncio.Task] = set()  # of single requests: a task without a reference may be collected
+        self._jobs = itertools.count()
+
+    @property
+    def count(self) -> int:
+        return len(self._clients)
+
+    def resize(self, count: int) -> None:
+        """As many clients as this; those too many hang up."""
+        while len(self._clients) > count:
+            self._clients.pop().cancel()
+        while len(self._clients) < count:
+            self._clients.append(asyncio.create_task(self._client()))
+
+    async def send(self, prompt: str, params: SamplingParams, *, count: int = 1, chat: bool = True, system: str = ""):
+        """Submit the same prompt `count` times; return the ids of the requests. Errors are those of `submit_all`."""
+        token_ids = await self._token_ids(prompt, chat, system)
+        streams = await self.thread.submit_all([(token_ids, params)] * count)
+        for stream in streams:
+            task = asyncio.create_task(stream.finished())
+            self._readers.add(task)
+            task.add_done_callback(self._readers.discard)
+        return [stream.request.request_id for stream in streams]
+
+    def abort(self, request_id: str) -> bool:
+        """End a request, whoever sent it; whether there was one."""
+        for stream in self.thread._open:  # of this event loop, and read on it
+            if stream.request is not None and stream.request.request_id == request_id:
+                self.thread.abort(stream)
+                return True
+        return False
+
+    def close(self) -> None:
+        self.resize(0)
+
+    async def _token_ids(self, prompt: str, chat: bool, system: str) -> str | list[int]:
+        tokenizer = self.thread.tokenizer
+        if not chat or tokenizer is None or tokenizer.chat_template is None:
+            return prompt
+        token_ids = await self.thread.beside(chat_tokens, tokenizer, prompt, system)
+        self.titles[tuple(token_ids)] = prompt
+        return token_ids
+
+    async def _client(self) -> None:
+        """One client: a question after another, each read to its end."""
+        while True:
+            number = next(self._jobs)
+            rng = Random(number)
+            prompt, answer = TOPICS[number % len(TOPICS)](rng)
+            if self.long_prompts and number % EVERY_LONG == EVERY_LONG - 1:
+                prompt = "Read this. " + "A cat sleeps on the wall. " * (LONG_TOKENS // 7) + "Thank you."
+            token_ids = await self._token_ids(prompt, True, self.system)
+            params = SamplingParams(max_tokens=min(400, max(16, len(answer) // 3)), temperature=0.0)
+            try:
+                stream = await self.thread.submit(token_ids, params)
+            except (QueueFull, ValueError):
+                await asyncio.sleep(BACK_OFF_SECONDS)
+                continue
+            except EngineDead:
+                return
+            try:
+                await stream.finished()
+            except asyncio.CancelledError:
+                self.thread.abort(stream)
+                raise

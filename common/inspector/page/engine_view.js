@@ -1,0 +1,78 @@
+// All panels of one engine: Time, Memory, Text, Numbers.
+
+import { el, say } from "inspector/dom";
+import { Legend, PageLegend } from "inspector/legend";
+import { Memory } from "inspector/memory";
+import { newest } from "inspector/news";
+import { Numbers } from "inspector/numbers";
+import { Selection } from "inspector/selection";
+import { Text } from "inspector/text";
+import { Timeline } from "inspector/timeline";
+import { listen } from "inspector/timeline_input";
+
+const SLOW_MILLISECONDS = 150; // between two drawings of what is made of elements: no one reads faster
+
+export class EngineView {
+  // abort: takes a request's id; null where nothing can be aborted. options: shared by all engines of the page.
+  constructor(store, clock, { abort, options, redraw, named }) {
+    this.store = store;
+    this.clock = clock;
+    const kind = store.hello.kind;
+    this.selection = new Selection(redraw);
+    this.timeline = new Timeline(store, clock, this.selection);
+    this.memory = new Memory(store, clock, this.selection);
+    this.numbers = new Numbers(store, clock);
+    this.text = new Text(store, clock, this.selection, { abort, options });
+    this.legend = new Legend(kind);
+    this.pageLegend = ["pages", "tree", "drafts"].includes(kind) ? new PageLegend(kind) : null;
+    this.news = el("p", { class: "news", role: "status" });
+    this.under = el("p", { class: "under", "aria-live": "off" });
+    const tell = (words) => say(this.under, words);
+    listen(this.timeline, { redraw, tell });
+    this.memory.listen(tell);
+    this.element = el(
+      "section", { class: "engine", "data-kind": kind, "aria-label": store.hello.name },
+      named ? el("h2", { class: "engine-name" }, title(store.hello), el("span", { class: "soft" }, ` ${store.hello.lesson.look}`)) : null,
+      panel("Time", "a row for each request, a column for each step", "time", this.legend.element, this.timeline.element, this.under),
+      panel("Memory", MEMORY_WORDS[kind], "space", this.pageLegend?.element, this.memory.element, this.news),
+      panel("Text", "what each request has been told", "text", options.element?.(), this.text.element),
+      panel("Numbers", "now, and the last minute as a line", "figures", null, this.numbers.element),
+    );
+    this.drawnSlowly = 0;
+  }
+
+  draw(now) {
+    this.timeline.draw();
+    this.memory.draw();
+    this.legend.draw();
+    this.pageLegend?.draw();
+    if (now - this.drawnSlowly < SLOW_MILLISECONDS) return false;
+    this.drawnSlowly = now;
+    this.text.draw();
+    this.numbers.draw();
+    const words = newest(this.store, this.clock.of(this.store));
+    say(this.news, words.text);
+    this.news.classList.toggle("loss", words.isLoss);
+    return !this.numbers.owes;
+  }
+}
+
+const MEMORY_WORDS = {
+  nothing: "what is kept from one step to the next",
+  buffers: "a buffer for the request that runs",
+  slots: "a slot of full length for each request",
+  pages: "a square is a page; its letter is its owner",
+  tree: "a square is a page; a shared one has several owners",
+  drafts: "a square is a page; dots: read by the draft model, too",
+  fleet: "a square is a page; each worker has its own",
+};
+
+export function title(hello) {
+  const number = /^\d+/.exec(hello.name)?.[0];
+  return number ? `${number} ${hello.lesson.title}` : hello.name;
+}
+
+function panel(name, words, place, legend, ...content) {
+  const heading = el("h3", {}, name, el("span", { class: "soft" }, ` ${words}`));
+  return el("div", { class: `panel ${place}`, "data-panel": name.toLowerCase() }, el("div", { class: "panel-head" }, heading, legend), ...content);
+}

@@ -1,0 +1,51 @@
+// Memory: what the stage has. Each kind of memory has a drawing of its own; this panel holds it and its one line of sums.
+
+import { el, point, room, say, surface } from "inspector/dom";
+import { drawFleet } from "inspector/memory_fleet";
+import { drawPages, pageAt, pageWords } from "inspector/memory_pages";
+import { drawSlots } from "inspector/memory_slots";
+import { drawTokens } from "inspector/memory_tokens";
+import { Tree } from "inspector/memory_tree";
+
+const DRAWINGS = {
+  nothing: drawTokens, buffers: drawTokens, slots: drawSlots, pages: drawPages, tree: drawPages, drafts: drawPages, fleet: drawFleet,
+};
+
+export class Memory {
+  constructor(store, clock, selection) {
+    this.store = store;
+    this.clock = clock;
+    this.selection = selection;
+    this.sums = el("p", { class: "sums" });
+    this.canvas = el("canvas", { class: "memory", role: "img" });
+    this.surface = el("div", { class: "surface" }, this.canvas);
+    this.tree = ["tree", "drafts"].includes(store.hello.kind) ? new Tree(store, selection) : null;
+    this.element = el("div", { class: "memory-body" }, this.sums, this.surface, this.tree?.element);
+    this.layout = null;
+  }
+
+  draw() {
+    const time = this.clock.of(this.store);
+    const moment = this.store.at(time);
+    const [width, height] = room(this.surface);
+    if (!moment || width < 60 || height < 40) return;
+    const context = surface(this.canvas, width, height);
+    const scene = { context, width, height, store: this.store, moment, time, selection: this.selection };
+    this.layout = DRAWINGS[this.store.hello.kind](scene);
+    say(this.sums, this.layout.sums);
+    if (this.canvas.getAttribute("aria-label") !== this.layout.sums) this.canvas.setAttribute("aria-label", this.layout.sums);
+    this.tree?.draw(moment);
+  }
+
+  listen(tell) {
+    this.canvas.addEventListener("pointermove", (event) => {
+      const page = this.layout?.cell ? pageAt(this.layout, ...point(event)) : null;
+      tell(page === null ? "" : pageWords(this.layout, page));
+    });
+    this.canvas.addEventListener("pointerleave", () => tell(""));
+    this.canvas.addEventListener("click", (event) => {
+      const page = this.layout?.cell ? pageAt(this.layout, ...point(event)) : null;
+      this.selection.toggle(this.layout?.owners?.get(page)?.[0]?.request.n ?? null);
+    });
+  }
+}

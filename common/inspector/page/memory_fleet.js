@@ -1,0 +1,145 @@
+// Stage 08: a block of squares for each worker, a square a page, and between them the pages that are on their way.
+// The router knows how many pages each request has on a worker, not which: squares are counted here, not placed.
+
+import { count } from "inspector/dom";
+import { colour, inks, mark } from "inspector/marks";
+
+const FONT = "system-ui, sans-serif";
+const TITLE = 26;
+const LANE = 78;
+const ARRIVED_SECONDS = 1.5; // how long pages that have arrived are still shown on their way
+const PREFILL = 1; // places in a flight: [phase, prefill worker, decode worker]
+const DECODE = 2;
+
+export function drawFleet({ context, width, height, store, moment, time, selection }) {
+  const { workers, flights } = moment.memory;
+  const roles = store.hello.sizes.workers;
+  const prefill = roles.filter((worker) => worker.role === "prefill");
+  const decode = roles.filter((worker) => worker.role !== "prefill");
+  const block = Math.floor((height - LANE) / (roles.length || 1));
+  const scene = { context, width, store, workers, flights, time, selection };
+  let y = 0;
+  for (const worker of prefill) {
+    drawWorker(scene, worker, PREFILL, y, block);
+    y += block;
+  }
+  drawLane(scene, y);
+  y += LANE;
+  for (const worker of decode) {
+    drawWorker(scene, worker, DECODE, y, block);
+    y += block;
+  }
+  const up = workers.filter((worker) => worker.up).length;
+  const stats = moment.stats;
+  const moved = stats.handoffs ? `${count(stats.handoffs)} prompts handed over` : "no prompt handed over yet";
+  const lost = stats.workers_lost ? `, ${count(stats.workers_lost)} workers lost, ${count(stats.requests_resumed)} requests begun again` : "";
+  return { sums: `${up} of ${workers.length} workers up, ${moved}${lost}.` };
+}
+
+function pagesOf(scene, number, size) {
+  const request = scene.store.request(number);
+  return Math.max(1, Math.ceil((request.promptTokens + request.tokensAt(scene.time).length) / (size || 16)));
+}
+
+function drawWorker(scene, role, place, y, height) {
+  const { context, width, workers, flights } = scene;
+  const worker = workers[role.number];
+  const { ink, soft, line, alert } = inks();
+  context.font = `600 13px ${FONT}`;
+  context.fillStyle = worker.up ? ink : alert;
+  context.textAlign = "left";
+  const name = `worker ${role.number}: ${role.role === "prefill" ? "runs prompts" : "writes answers"}`;
+  context.fillText(worker.up ? name : `${name} – down, a new process starts`, 0, y + 17);
+  context.strokeStyle = worker.up ? line : alert;
+  context.lineWidth = worker.up ? 1 : 2;
+  context.strokeRect(1, y + TITLE - 2, width - 2, height - TITLE - 4);
+  if (!worker.up) {
+    mark(context, "preempted", "", 0, y + TITLE, width, height - TITLE - 8);
+    return;
+  }
+  const held = [...flights].filter(([, flight]) => flight[place] === role.number || (place === PREFILL && flight[DECODE] === role.number));
+  const cells = [];
+  for (const [number, [phase]] of held) {
+    const texture = phase === "transfer" && place === DECODE ? "rejected" : phase === "prefill" ? "prefill" : "decode";
+    for (let page = 0; page < pagesOf(scene, number, worker.page_size); page++) cells.push({ number, texture, page });
+  }
+  context.font = `12px ${FONT}`;
+  context.fillStyle = soft;
+  context.textAlign = "right";
+  context.fillText(`${count(worker.pages - worker.free)} of ${count(worker.pages)} pages in use, ${count(worker.cached)} cached`, width, y + 17);
+  context.textAlign = "left";
+  const [wide, high] = [width - 12, height - TITLE - 14];
+  let size = Math.max(4, Math.floor(Math.sqrt((wide * high) / worker.pages)) + 1);
+  while (size > 4 && Math.ceil(worker.pages / Math.floor(wide / size)) * size > high) size -= 1;
+  const columns = Math.floor(wide / size);
+  for (let at = 0; at < worker.pages; at++) {
+    const [x, top] = [6 + (at % columns) * size, y + TITLE + 4 + Math.floor(at / columns) * size];
+    drawCell(scene, cells[at], at < cells.length + worker.cached, x, top, size - (size > 8 ? 2 : 1));
+  }
+}
+
+function drawCell({ context, store, selection }, cell, isCached, x, y, side) {
+  const { line, soft, on, ink } = inks();
+  if (!cell) {
+    if (isCached) mark(context, "cached", soft, x, y, side, side);
+    else {
+      context.strokeStyle = line;
+      context.strokeRect(x + 0.5, y + 0.5, side - 1, side - 1);
+    }
+    return;
+  }
+  context.globalAlpha = selection.dims(cell.number) ? 0.3 : 1;
+  mark(context, cell.texture, colour(store.request(cell.number).hue), x, y, side, side);
+  if (side >= 12) {
+    context.font = `600 ${Math.min(12, side * 0.6)}px ${FONT}`;
+    context.textAlign = "center";
+    context.fillStyle = cell.texture === "decode" ? on : ink;
+    context.fillText(store.request(cell.number).letter, x + side / 2, y + side / 2 + 4);
+    context.textAlign = "left";
+  }
+  context.globalAlpha = 1;
+}
+
+// What travels now, and what waits for room on the other side.
+function drawLane(scene, y) {
+  const { context, width, store, flights } = scene;
+  const { soft, line } = inks();
+  context.font = `12px ${FONT}`;
+  context.fillStyle = soft;
+  context.fillText("pages on their", 0, y + 16);
+  context.fillText("way ↓", 0, y + 32);
+  context.strokeStyle = line;
+  context.setLineDash([2, 4]);
+  context.beginPath();
+  context.moveTo(0, y + LANE - 6);
+  context.lineTo(width, y + LANE - 6);
+  context.stroke();
+  context.setLineDash([]);
+  const moving = [...flights].map(([number, [phase]]) => [number, phase]).filter(([, phase]) => phase === "ready" || phase === "transfer");
+  const known = moving.map(([number]) => number);
+  moving.push(...arrivals(scene).filter((number) => !known.includes(number)).map((number) => [number, "arrived"]));
+  moving.slice(0, 6).forEach(([number, phase], at) => {
+    const x = 108 + at * 72;
+    const hex = colour(store.request(number).hue);
+    const pages = pagesOf(scene, number, 16);
+    for (let page = 0; page < Math.min(pages, 12); page++) {
+      mark(context, phase === "ready" ? "prefill" : "decode", hex, x + (page % 4) * 11, y + 6 + Math.floor(page / 4) * 11, 10, 10);
+    }
+    context.fillStyle = hex;
+    context.font = `600 12px ${FONT}`;
+    context.fillText(`${store.request(number).letter}: ${pages}`, x, y + 54);
+    context.fillStyle = soft;
+    context.font = `11px ${FONT}`;
+    context.fillText({ ready: "wait", transfer: "travel", arrived: "arrived" }[phase], x, y + 68);
+  });
+}
+
+// The requests whose pages arrived a moment ago: their first decode step there has just been.
+function arrivals({ store, time }) {
+  const found = [];
+  for (const request of store.requests.values()) {
+    const at = request.works.findIndex((work, place) => place && work.worker !== request.works[place - 1].worker);
+    if (at > 0 && request.works[at].t <= time && request.works[at].t > time - ARRIVED_SECONDS) found.push(request.n);
+  }
+  return found;
+}

@@ -1,0 +1,121 @@
+// One request as it becomes known: its prompt, its text and tokens with their times, and what each step did for it.
+
+import { letter } from "inspector/marks";
+
+export class Request {
+  // hue: which of the page's colours it has.
+  constructor(number, hue) {
+    this.n = number;
+    this.hue = hue;
+    this.letter = letter(number);
+    this.id = "";
+    this.prompt = "";
+    this.promptTokens = this.maxTokens = this.cached = 0;
+    this.arrived = null;
+    this.finish = null;
+    this.finished = null; // when
+    this.text = "";
+    this.tokens = []; // {id, t, from: "model" or "draft"}
+    this.lengths = []; // [time, length of the text then]
+    this.columns = []; // steps that did something for it, ascending
+    this.works = []; // for each of them {phase, tokens, accepted, rejected, guesses, worker}
+    this.preemptions = []; // columns
+    this.decoding = false; // since it was last admitted
+    this.begun = false; // has ever been run
+  }
+
+  take(row, now) {
+    if ("prompt" in row) {
+      this.id = row.id;
+      this.prompt = row.prompt;
+      this.promptTokens = row.prompt_tokens;
+      this.maxTokens = row.max_tokens;
+      this.arrived = row.arrived;
+      this.text = "";
+      this.tokens = [];
+      this.lengths = [];
+    }
+    for (const [id, t] of row.tokens ?? []) this.tokens.push({ id, t, from: "model" });
+    if (row.text) {
+      this.text = this.text.slice(0, row.text[0]) + row.text[1];
+      this.lengths.push([this.tokens.at(-1)?.t ?? now, this.text.length]);
+    }
+    if (row.cached) this.cached = row.cached;
+    if (row.finish) {
+      this.finish = row.finish;
+      this.finished = row.finished;
+    }
+  }
+
+  takeWork(step, phase, tokens) {
+    let kind = phase === "recompute" ? "again" : phase;
+    // What is run like a prompt after it has been run before is run again: after a preemption, or on another worker.
+    if (phase === "prefill" && this.rerun) kind = "again";
+    if (phase === "decode") this.decoding = this.begun = true;
+    if (phase !== "decode" && this.decoding) this.decoding = false;
+    if (kind === "prefill") this.begun = true;
+    this.columns.push(step.column);
+    this.works.push({ phase: kind, tokens, accepted: 0, rejected: 0, guesses: null, worker: step.worker, t: step.e });
+  }
+
+  get rerun() {
+    const last = this.works.at(-1);
+    return last !== undefined && (this.preemptions.at(-1) > this.columns.at(-1) || last.phase !== "prefill");
+  }
+
+  takePreemption(step) {
+    this.preemptions.push(step.column);
+  }
+
+  // The step's tokens come after the guesses that were accepted: guesses[0 .. accepted) are output tokens.
+  takeDraft(step, guesses, accepted) {
+    const work = this.works.at(-1);
+    if (!work || this.columns.at(-1) !== step.column) return;
+    work.accepted = accepted;
+    work.rejected = guesses.length - accepted;
+    work.guesses = guesses;
+    const mine = this.tokens.filter((token) => token.t >= step.s && token.t <= step.e + 1e-4);
+    for (const token of mine.slice(0, accepted)) token.from = "draft";
+    if (mine.length) mine[0].guessed = { guesses, accepted };
+  }
+
+  // Its place among `columns` of the first one that is not before this one.
+  place(column) {
+    let [low, high] = [0, this.columns.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.columns[middle] < column) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+
+  textAt(time) {
+    if (time >= (this.lengths.at(-1)?.[0] ?? 0)) return this.text;
+    const length = this.lengths.findLast(([t]) => t <= time)?.[1] ?? 0;
+    return this.text.slice(0, length);
+  }
+
+  tokensAt(time) {
+    const end = this.tokens.findLastIndex((token) => token.t <= time);
+    return this.tokens.slice(0, end + 1);
+  }
+
+  // "arriving", "waiting", "running", "preempted" or how it ended.
+  stateAt(moment, time) {
+    if (this.arrived !== null && this.arrived > time) return "arriving";
+    if (this.finished !== null && this.finished <= time) return this.finish;
+    if (moment.running.includes(this.n)) return "running";
+    const ran = this.columns.length && this.columns[0] < moment.column;
+    return ran ? "preempted" : "waiting";
+  }
+
+  get firstToken() {
+    return this.tokens.length && this.arrived !== null ? this.tokens[0].t - this.arrived : null;
+  }
+
+  get perToken() {
+    const tokens = this.tokens;
+    return tokens.length > 1 ? (tokens.at(-1).t - tokens[0].t) / (tokens.length - 1) : null;
+  }
+}

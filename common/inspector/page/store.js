@@ -1,0 +1,132 @@
+// What one engine has done, as the updates of view.py tell it. Everything is kept by time, so that a panel can show any
+// moment of the past: `at(time)` finds it. Nothing here draws.
+
+import { COLOURS } from "inspector/marks";
+import { Request } from "inspector/requests";
+
+export const VERSION = 1;
+const MOST_STEPS = 20000;
+const MOST_MOMENTS = 12000;
+const MOST_REQUESTS = 4000;
+
+export class Store {
+  constructor(hello) {
+    if (hello.version !== VERSION) throw new Error(`this page reads version ${VERSION}, not ${hello.version}`);
+    this.hello = hello;
+    this.now = 0; // seconds on the engine's clock, which began at hello.began
+    this.first = 0; // the column of steps[0]
+    this.steps = [];
+    this.requests = new Map();
+    this.moments = []; // where everything was: {t, column, running, waiting, stats, memory}
+    this.words = new Map();
+    this.longestStep = 0;
+    this.newestStep = -1;
+    this.hue = -1; // the last one given
+  }
+
+  get columns() {
+    return this.first + this.steps.length;
+  }
+
+  step(column) {
+    return this.steps[column - this.first];
+  }
+
+  request(number) {
+    if (!this.requests.has(number)) this.requests.set(number, new Request(number, this.freeHue()));
+    return this.requests.get(number);
+  }
+
+  // The colour that the fewest unfinished requests have; of those, the one that was given longest ago.
+  freeHue() {
+    const taken = new Array(COLOURS).fill(0);
+    for (const request of this.requests.values()) if (request.finished === null) taken[request.hue] += 1;
+    const least = Math.min(...taken);
+    do this.hue = (this.hue + 1) % COLOURS;
+    while (taken[this.hue] > least);
+    return this.hue;
+  }
+
+  apply(update) {
+    this.now = update.now;
+    for (const [id, text] of Object.entries(update.words ?? {})) this.words.set(Number(id), text);
+    for (const row of update.requests) this.request(row.n).take(row, update.now);
+    for (const step of update.steps) this.takeStep(step);
+    this.takeMoment(update);
+    this.forget();
+  }
+
+  takeStep(step) {
+    if (step.i <= this.newestStep) return; // a page that connects again is told of steps it knows
+    this.newestStep = step.i;
+    step.column = this.columns;
+    step.tokens = 0;
+    step.worker = step.counters?.worker ?? 0;
+    this.steps.push(step);
+    for (const [number, phase, tokens] of step.works) {
+      step.tokens += tokens;
+      this.request(number).takeWork(step, phase, tokens);
+    }
+    for (const [number, guesses, accepted] of step.drafts ?? []) this.request(number).takeDraft(step, guesses, accepted);
+    for (const number of step.preempted ?? []) this.request(number).takePreemption(step);
+  }
+
+  takeMoment(update) {
+    const before = this.moments.at(-1)?.memory;
+    const memory = { ...update.memory };
+    for (const name of ["computed", "room", "slot", "shared", "drafted", "flights"]) memory[name] = byNumber(memory[name]);
+    memory.pages = keepOwned(before?.pages, update.pages, memory.computed);
+    memory.tree ??= before?.tree ?? [];
+    memory.texts = update.texts ? new Map([...(before?.texts ?? []), ...byNumber(update.texts)]) : before?.texts ?? new Map();
+    const { now: t, running, waiting, stats } = update;
+    this.moments.push({ t, column: this.columns, running, waiting, stats, memory });
+  }
+
+  // The last moment that is not after this time; the first one if there is none.
+  at(time) {
+    let [low, high] = [0, this.moments.length - 1];
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (this.moments[middle].t <= time) low = middle;
+      else high = middle - 1;
+    }
+    return this.moments[low];
+  }
+
+  before(moment) {
+    return this.moments[this.moments.indexOf(moment) - 1];
+  }
+
+  // The number of steps that had ended at this time.
+  columnAt(time) {
+    let [low, high] = [0, this.steps.length];
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.steps[middle].e <= time) low = middle + 1;
+      else high = middle;
+    }
+    return this.first + low;
+  }
+
+  // Bounded, however long a page stays open: the oldest goes first, a quarter at a time.
+  forget() {
+    if (this.moments.length > MOST_MOMENTS) this.moments.splice(0, MOST_MOMENTS / 4);
+    if (this.steps.length > MOST_STEPS) {
+      this.steps.splice(0, MOST_STEPS / 4);
+      this.first += MOST_STEPS / 4;
+    }
+    if (this.requests.size > MOST_REQUESTS) {
+      const ended = [...this.requests.values()].filter((request) => request.finished !== null);
+      for (const request of ended.slice(0, MOST_REQUESTS / 4)) this.requests.delete(request.n);
+    }
+  }
+}
+
+const byNumber = (object) => new Map(Object.entries(object ?? {}).map(([key, value]) => [Number(key), value]));
+
+// Page tables: told when they change, gone when their owner holds nothing.
+function keepOwned(before, changed, computed) {
+  const pages = new Map([...(before ?? []), ...byNumber(changed)]);
+  for (const owner of pages.keys()) if (!computed.has(owner)) pages.delete(owner);
+  return pages;
+}

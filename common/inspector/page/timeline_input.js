@@ -1,0 +1,102 @@
+// What a pointer and keys do in the timeline: drag or arrows move through time, the wheel zooms, a click picks a request.
+
+import { PHASES } from "inspector/marks";
+import { count, milliseconds, point } from "inspector/dom";
+import { GUTTER, ZOOM } from "inspector/timeline";
+
+export function listen(timeline, { redraw, tell }) {
+  const { canvas, clock, store, selection } = timeline;
+  let drag = null;
+
+  function moveTo(edge) {
+    if (edge >= store.columns && !clock.recorded) clock.follow();
+    else clock.show(store.hello.began + (store.step(Math.max(store.first, Math.min(edge, store.columns) - 1))?.e ?? 0));
+  }
+
+  function zoom(factor) {
+    timeline.zoomed = true;
+    timeline.width = Math.min(ZOOM.most, Math.max(ZOOM.least, timeline.width * factor));
+    redraw();
+  }
+
+  canvas.addEventListener("pointerdown", (event) => {
+    drag = { x: point(event)[0], edge: timeline.edge, moved: false };
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    const [x, y] = point(event);
+    if (drag) {
+      const columns = Math.round((drag.x - x) / timeline.width);
+      drag.moved ||= Math.abs(x - drag.x) > 4;
+      if (drag.moved) moveTo(drag.edge + columns);
+      return;
+    }
+    timeline.hover = { column: timeline.columnAt(x), request: timeline.rowAt(y) };
+    canvas.style.cursor = x < GUTTER && timeline.hover.request ? "pointer" : "grab";
+    tell(describe(timeline));
+    redraw();
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    if (drag && !drag.moved) selection.toggle(timeline.rowAt(point(event)[1])?.n ?? null);
+    drag = null;
+  });
+  canvas.addEventListener("pointerleave", () => {
+    timeline.hover = null;
+    tell("");
+    redraw();
+  });
+  canvas.addEventListener(
+    "wheel",
+    (event) => {
+      event.preventDefault();
+      if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+        moveTo(timeline.edge + Math.sign(event.deltaX || event.deltaY) * Math.ceil(30 / timeline.width));
+      } else if (timeline.hidden && event.altKey) {
+        timeline.scroll = Math.max(0, timeline.scroll - Math.sign(event.deltaY));
+        redraw();
+      } else zoom(event.deltaY < 0 ? 1.15 : 1 / 1.15);
+    },
+    { passive: false },
+  );
+  const keys = {
+    ArrowLeft: (event) => moveTo(timeline.edge - (event.shiftKey ? 20 : 1)),
+    ArrowRight: (event) => moveTo(timeline.edge + (event.shiftKey ? 20 : 1)),
+    Home: () => moveTo(store.first + 1),
+    End: () => moveTo(store.columns),
+    "+": () => zoom(1.25),
+    "-": () => zoom(0.8),
+    ArrowUp: () => pick(timeline, -1),
+    ArrowDown: () => pick(timeline, 1),
+  };
+  canvas.addEventListener("keydown", (event) => {
+    if (!(event.key in keys)) return;
+    event.preventDefault();
+    keys[event.key](event);
+  });
+}
+
+function pick(timeline, by) {
+  const numbers = timeline.rows.map((request) => request.n);
+  const at = numbers.indexOf(timeline.selection.number);
+  timeline.selection.select(numbers[Math.min(Math.max(0, at + by), numbers.length - 1)] ?? null);
+}
+
+// What is under the pointer, in words and numbers.
+export function describe(timeline) {
+  const { column, request } = timeline.hover ?? {};
+  const step = column === null || column === undefined ? null : timeline.store.step(column);
+  const parts = [];
+  if (request) parts.push(`${request.letter}: ${request.promptTokens} prompt tokens`);
+  if (step) {
+    parts.push(`step ${count(step.i)}, ${milliseconds(1000 * (step.e - step.s))}, ${count(step.tokens)} tokens of ${step.works.length} requests`);
+    if (timeline.store.hello.kind === "fleet") parts.push(`worker ${step.worker}`);
+    const place = request ? request.place(column) : -1;
+    if (request && request.columns[place] === column) {
+      const work = request.works[place];
+      parts.push(`${request.letter}: ${PHASES[work.phase]}, ${count(work.tokens)} tokens`);
+      if (work.guesses) parts.push(`${work.accepted} of ${work.guesses.length} draft tokens accepted`);
+    }
+    if (request?.preemptions.includes(column)) parts.push(`${request.letter} is preempted`);
+  }
+  return parts.join(" · ");
+}

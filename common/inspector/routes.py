@@ -1,0 +1,149 @@
+"""What the page asks of the server: itself, the stream of updates, and what its controls do."""
+
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import APIRouter, Depends, HTTPException
+from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from common.sampling import SamplingParams
+from common.serving.errors import EngineDead
+
+from . import books
+from .document import document
+from .feed import updates
+from .guard import Guard
+from .load import MOST_CLIENTS, Clients
+from .watched import Watched
+
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+PAGE_HEADERS = {"Cache-Control": "no-store", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Prompt(Strict):
+    prompt: str
+    max_tokens: int = Field(128, ge=1)
+    temperature: float = 0.0
+    count: int = Field(1, ge=1, le=MOST_CLIENTS)
+    chat: bool = True
+    system: str = ""
+
+
+class Load(Strict):
+    clients: int = Field(ge=0, le=MOST_CLIENTS)
+    long_prompts: bool = False
+
+
+class Speed(Strict):
+    """pause, resume, or one step. steps_per_second: 0 for as many as the engine can; None leaves it as it is."""
+
+    do: Literal["pause", "resume", "step"] | None = None
+    steps_per_second: float | None = Field(None, ge=0, le=1000)
+
+
+class Abort(Strict):
+    request_id: str
+
+
+class Kill(Strict):
+    worker: int
+
+
+def router(
+    watched: Watched, engine_thread, clients: Clients, guard: Guard, hello: dict[str, Any], boot: dict[str, Any]
+) -> APIRouter:
+    """hello: with which each stream of updates begins. boot: what the page begins with: document.py."""
+    routes = APIRouter(prefix="/watch", dependencies=[Depends(guard.check)])
+    connect = [engine["url"] for engine in boot["engines"] if engine["url"]]
+
+    @routes.get("")
+    async def page():
+        return HTMLResponse(document(boot, connect), headers=PAGE_HEADERS)
+
+    @routes.get("/lesson")
+    async def lesson():
+        path = Path(hello["folder"]) / "README.md"
+        return PlainTextResponse(path.read_text(encoding="utf-8") if path.exists() else "This folder has no lesson.")
+
+    @routes.get("/events")
+    async def events():
+        told = {name: value for name, value in hello.items() if name != "folder"}
+        return StreamingResponse(stream(told), media_type="text/event-stream", headers=STREAM_HEADERS)
+
+    async def stream(told: dict[str, Any]) -> AsyncIterator[str]:
+        yield event(json.dumps(told | controls()))
+        async for update in updates(watched.feed.open()):
+            if engine_thread.error is not None:  # the server stops, and waits for streams to end
+                yield event(json.dumps({"ended": str(engine_thread.error)}))
+                return
+            yield event(update) if update is not None else ": nothing new\n\n"
+
+    def controls() -> dict[str, Any]:
+        pace = watched.pace
+        return {
+            "paused": pace.paused,
+            "steps_per_second": pace.steps_per_second or 0,
+            "clients": clients.count,
+            "long_prompts": clients.long_prompts,
+            "killable": sorted(books.killable(watched)),
+        }
+
+    @routes.get("/controls")
+    async def read_controls():
+        return controls()
+
+    @routes.post("/send")
+    async def send(body: Prompt):
+        try:
+            params = SamplingParams(max_tokens=body.max_tokens, temperature=body.temperature)
+            ids = await clients.send(body.prompt, params, count=body.count, chat=body.chat, system=body.system)
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from error
+        return {"request_ids": ids}
+
+    @routes.post("/load")
+    async def load(body: Load):
+        if engine_thread.error is not None:
+            raise EngineDead(str(engine_thread.error))
+        clients.long_prompts = body.long_prompts
+        clients.resize(body.clients)
+        return controls()
+
+    @routes.post("/speed")
+    async def speed(body: Speed):
+        if not books.can_pause(watched):
+            raise HTTPException(409, "the workers of this stage have loops of their own: they cannot be stopped here")
+        if body.steps_per_second is not None:
+            watched.pace.limit(body.steps_per_second or None)
+        if body.do is not None:
+            {"pause": watched.pace.pause, "resume": watched.pace.resume, "step": watched.pace.one}[body.do]()
+        return controls()
+
+    @routes.post("/abort")
+    async def abort(body: Abort):
+        if not clients.abort(body.request_id):
+            raise HTTPException(404, "this request has ended")
+        return controls()
+
+    @routes.post("/kill")
+    async def kill(body: Kill):
+        process = books.killable(watched).get(body.worker)
+        if process is None:
+            raise HTTPException(404, "this worker is not a process of this machine that is up")
+        os.kill(process, signal.SIGKILL)
+        return controls()
+
+    return routes
+
+
+def event(data: str) -> str:
+    return f"data: {data}\n\n"

@@ -1,0 +1,84 @@
+"""A stage's server with the inspector on it. Stages 01 and 02 get the server of the later ones around their loop."""
+
+import argparse
+import importlib
+import signal
+import sys
+import webbrowser
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from threading import Timer
+
+from common.cli import server_module
+from common.engine import BaseEngine
+
+from . import books
+from .guard import Guard
+from .lessons import lesson_of
+from .load import Clients, Titles
+from .recording import Recording
+from .routes import router
+from .watched import Watched
+
+OPEN_AFTER_SECONDS = 0.5
+PACE = 10.0  # steps a second at the beginning: a newcomer sees each of them
+
+
+def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
+    """The stage's server, with the page under /watch; its `recording` has begun with it if one is wanted."""
+    titles, lesson = Titles(), lesson_of(stage.name)
+    watched = Watched(engine, titles)
+    server = server_of(stage).build_server(watched, args)
+    if books.can_pause(engine):
+        watched.pace.limit(PACE if args.steps_per_second is None else args.steps_per_second or None)
+    thread, app = server.engine_thread, server.config.app
+    hello = watched.view.hello() | {"name": stage.name, "folder": str(stage), "lesson": lesson.as_json()}
+    clients = Clients(thread, titles, lesson.system)
+    guard = Guard({args.host}, args.controlled_by)
+    boot = {"engines": [{"url": ""}, *({"url": url} for url in args.beside)], "key": bool(args.api_key)}
+    app.include_router(router(watched, thread, clients, guard, hello, boot))
+    server.recording = None
+    if args.record:
+        server.recording = Recording(watched.feed, {name: hello[name] for name in hello if name != "folder"})
+    app.router.lifespan_context = with_inspector(app.router.lifespan_context, clients, server.recording)
+    return server
+
+
+def server_of(stage: Path):
+    module = server_module(stage)
+    return module if hasattr(module, "build_server") else importlib.import_module("common.serving.server")
+
+
+def with_inspector(lifespan, clients: Clients, recording: Recording | None):
+    """The application's own lifespan, in which the recording runs and the load's clients hang up before the engine."""
+
+    @asynccontextmanager
+    async def wrapped(app):
+        async with lifespan(app) as state:
+            if recording is not None:
+                recording.start()
+            yield state
+            clients.close()
+            if recording is not None:
+                recording.stop()
+
+    return wrapped
+
+
+def serve(server, args: argparse.Namespace) -> None:
+    """Serve until SIGTERM or Ctrl-C, as the stage's own `serve` does, and open the page."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    server.engine_thread.on_failure = partial(setattr, server, "should_exit", True)
+    listener = server.config.bind_socket()
+    listener.listen(server.config.backlog)
+    url = f"http://{args.host}:{listener.getsockname()[1]}/watch"
+    if not args.controlled_by:  # otherwise another process's page shows it
+        print(f"watch it on {url} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
+    if args.browser:
+        opener = Timer(OPEN_AFTER_SECONDS, webbrowser.open, [url])
+        opener.daemon = True
+        opener.start()
+    server.run(sockets=[listener])
+    if server.engine_thread.failure is not None:
+        sys.exit(f"error: {server.engine_thread.error}, and the server has stopped")

@@ -1,0 +1,106 @@
+"""An engine that is watched: `Measured` of common/serving counts what it does, this one shows it.
+
+It takes over `step` and `abort`; everything else is the engine's own.
+"""
+
+import json
+import time
+from typing import Any
+
+from common.engine import BaseEngine
+from common.request import Request
+
+from . import books
+from .feed import Feed
+from .pace import Pace
+from .probes import Probes
+from .view import Known, View
+
+MOST_LOOKS = 15  # a second
+MOST_SHARE = 0.02  # of the engine thread's time that looking may take: a look that takes longer is followed by a pause
+IDLE_SECONDS = 0.1  # an idle engine looks up this often, so that a page that opens is told at once
+
+
+class Watched:
+    """Looks at its engine between two steps, at most MOST_LOOKS times a second, and only while `feed` has readers."""
+
+    def __init__(self, engine: BaseEngine, titles: dict[tuple[int, ...], str] | None = None):
+        self._engine = engine
+        self.pace, self.feed = Pace(), Feed()
+        self.view, self.probes = View(engine, {} if titles is None else titles), Probes(engine)
+        self._watching = False
+        self._known = Known()
+        self._ended: dict[str, Request] = {}  # since the last look
+        self._next_look = 0.0
+        self._told: tuple[Any, ...] = ()  # where everything was at the last look
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    @property
+    def idle_seconds(self) -> float:
+        return min(self._engine.idle_seconds or IDLE_SECONDS, IDLE_SECONDS)
+
+    def step(self) -> list[Request]:
+        """One step of the engine, if its pace permits one now, and a look at what has changed."""
+        if bool(self.feed.readers) != self._watching:
+            self._start_or_stop()
+        if self._engine.has_unfinished and not self.pace.permit():
+            changed = []
+        elif not self._watching:
+            return self._engine.step()
+        else:
+            changed = self._step_and_listen()
+        if self._watching:
+            self._look()
+        return changed
+
+    def abort(self, request_id: str) -> None:
+        request = self._engine.requests.get(request_id)
+        self._engine.abort(request_id)
+        if self._watching and request is not None:
+            self._ended[request_id] = request
+
+    def _start_or_stop(self) -> None:
+        """The first page has been opened, or the last one closed: then forget what pages were told."""
+        self._watching = not self._watching
+        if self._watching:
+            self.probes.attach()
+        else:
+            self.probes.detach()
+            self.view.extras.clear()
+            self._ended.clear()
+            self._known, self._told = Known(), ()
+
+    def _step_and_listen(self) -> list[Request]:
+        """A step, and what no book keeps of it: what the probes have heard, and who had to make room."""
+        steps, (ran, _) = self._engine.trace.steps, books.queue(self._engine)
+        changed = self._engine.step()
+        self._ended |= {request.request_id: request for request in changed if request.finished}
+        if self._engine.trace.steps > steps:
+            record = self._engine.trace[-1]
+            extra: dict[str, Any] = self.probes.take(record.seconds)
+            runs = set(books.queue(self._engine)[0])
+            if gave_way := [name for name in ran if name not in runs and name in self._engine.requests]:
+                extra["preempted"] = gave_way
+            if extra:
+                self.view.extras[record.index] = extra
+        return changed
+
+    def _look(self) -> None:
+        """Tell the pages what is new, unless they were told a moment ago."""
+        start, newcomers = time.perf_counter(), self.feed.newcomers()
+        if start < self._next_look and self._engine.has_unfinished and not newcomers:
+            return
+        if others := self.feed.all_but(newcomers):
+            update = self.view.update(self._known, self._ended.values())
+            told = update["running"], update["waiting"], update["memory"], update.get("pages")
+            if update["steps"] or update["requests"] or told != self._told:
+                self.feed.publish(json.dumps(update), others)
+            self._told = told
+        if newcomers:
+            self._known = Known()
+            self.feed.publish(json.dumps(self.view.update(self._known, self._ended.values())), newcomers)
+        self._ended.clear()
+        self.view.extras.clear()
+        self._next_look = start + max(1 / MOST_LOOKS, (time.perf_counter() - start) / MOST_SHARE)

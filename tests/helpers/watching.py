@@ -1,0 +1,108 @@
+"""A server with the inspector in this process, and a real browser for its page. Where there is no browser, tests that
+need one are skipped by name."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from serving_stage_03 import wait_until
+
+from common.inspector.__main__ import parse
+from common.inspector.server import build_server
+from common.serving.background import running
+from common.stages import load_engine, stage_folder
+
+WHY_NOT = "NOT RUN, needs a browser: apt install chromium, pip install playwright (common/inspector/README.md)"
+# As root, in a container, on a machine without a network: nothing is looked up, nothing is updated.
+QUIET = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync".split()
+)
+
+
+MOST_LOOKS = 1200  # a minute: other work may keep this machine busy
+
+
+class Watching:
+    """One server, and what is in it. `engine` belongs to its thread: look at it only while that is stopped or idle."""
+
+    def __init__(self, url: str, server):
+        self.url, self.server, self.page_url = url, server, f"{url}/watch"
+        self.thread = server.engine_thread
+        self.watched = self.thread.engine._engine._engine  # inside Scoring and Measured
+        self.engine = self.watched._engine
+
+    def idle(self) -> None:
+        wait_until(lambda: self.thread.stats["unfinished"] == 0)
+
+    def paused_after(self, steps: int) -> None:
+        """Stop the engine once it has taken so many steps."""
+        wait_until(lambda: self.engine.trace.steps >= steps)
+        refusals = self.watched.pace.refusals
+        self.watched.pace.pause()
+        wait_until(lambda: self.watched.pace.refusals > refusals + 1)  # the step that was being taken has ended
+
+
+@contextmanager
+def watching(stage: str, loaded, *options: str, full_speed: bool = True, **engine_options) -> Iterator[Watching]:
+    folder = stage_folder(stage)
+    args = parse(folder, ["--port", "0", "--no-browser", *options])
+    if full_speed:
+        args.steps_per_second = 0
+    engine = load_engine(stage)(loaded, **engine_options)
+    server = build_server(engine, folder, args)
+    try:
+        with running(server) as url:
+            try:
+                yield Watching(url, server)
+            finally:
+                server.engine_thread.engine._engine._engine.pace.resume()
+                server.engine_thread.deadline = 0  # no test waits for what it has left open
+    finally:
+        if hasattr(engine, "close"):
+            engine.close()
+
+
+@contextmanager
+def browser():
+    """A Chromium of this machine, driven by Playwright."""
+    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if executable is None:
+        pytest.skip(WHY_NOT)
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError:
+        pytest.skip(WHY_NOT)
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=executable, args=QUIET)
+        yield chromium
+        chromium.close()
+
+
+class Page:
+    """The page as a user has it, and the errors that it must not have."""
+
+    def __init__(self, chromium, url: str, **options):
+        self.context = chromium.new_context(viewport={"width": 1280, "height": 800}, **options)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(30_000)
+        self.errors: list[str] = []
+        self.asked: list[str] = []  # URLs
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(url)
+
+    def __getattr__(self, name: str):
+        return getattr(self.page, name)
+
+    def has(self, expression: str):
+        """Wait until a JavaScript expression is true. Asked again and again: the page's policy forbids `eval` to it."""
+        for _ in range(MOST_LOOKS):
+            if self.page.evaluate(f"Boolean({expression})"):
+                return
+            self.page.wait_for_timeout(50)
+        raise AssertionError(f"this has not become true: {expression}; errors: {self.errors}")
+
+    def close(self) -> None:
+        self.context.close()
+        assert self.errors == []

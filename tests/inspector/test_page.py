@@ -1,0 +1,265 @@
+"""The page in a real browser, on the real server with the real model: what it shows is what the engine has done."""
+
+import json
+
+import pytest
+from serving_stage_03 import wait_until
+from watching import Page, watching
+
+from common.inspector.recording import write_recording
+from common.inspector.scenes import play
+
+STORE = "inspector.stores[0]"
+NEWEST = f"{STORE}.moments.at(-1)"
+
+
+@pytest.fixture
+def page_of(chromium):
+    """Opens pages, and after the test sees to it that they had no errors and asked only their own server."""
+    opened = []
+
+    def open_page(server, locked: bool = False) -> Page:
+        page = Page(chromium, server.page_url)
+        opened.append((page, server))
+        if not locked:
+            page.has(f"inspector.views[0] && {STORE}.moments.length")
+        return page
+
+    yield open_page
+    for page, server in opened:
+        page.close()
+        assert all(url.startswith((server.url, "data:")) for url in page.asked), page.asked
+
+
+def send(page: Page, prompt: str, tokens: int, preset: str = "0") -> None:
+    page.select_option("select[aria-label=preset]", preset)
+    page.fill("textarea", prompt)
+    page.fill("input[aria-label='most output tokens']", str(tokens))
+    page.click("button.primary")
+
+
+def test_send_a_prompt_and_read_its_answer(loaded, page_of):
+    with watching("05", loaded) as server:
+        page = page_of(server)
+        send(page, "What is 2+2?", 32)
+        page.has("document.querySelector('.card[data-state=stop]')")
+        assert "4" in page.text_content(".card .answer")
+        assert page.text_content(".card .prompt") == "What is 2+2?"
+        assert "05 Paged attention" in page.title()
+
+
+def test_a_prompt_that_cannot_run_is_answered_with_the_servers_sentence(loaded, page_of):
+    with watching("05", loaded, kv_memory="1M") as server:
+        page = page_of(server)
+        send(page, "Tell me a story.", 2000)
+        page.has("document.querySelector('.note').textContent.includes('the cache has 8')")
+
+
+def test_twenty_requests_join_and_leave_with_the_marks_that_the_trace_has(loaded, page_of):
+    with watching("04", loaded, max_running=8) as server:
+        page = page_of(server)
+        page.set_viewport_size({"width": 1280, "height": 1000})  # all rows are in view
+        body = {"prompt": "Count from 1 to 30.", "max_tokens": 6, "count": 20, "chat": True}
+        headers = {"Content-Type": "application/json"}
+        page.evaluate(
+            "([body, headers]) => fetch('/watch/send', {method: 'POST', body: JSON.stringify(body), headers})",
+            [body, headers],
+        )
+        page.has(f"[...{STORE}.requests.values()].filter((one) => one.finish).length === 20")
+        page.has(f"{STORE}.columns === {STORE}.at(1e9).stats.steps")
+        works = [(work.request_id, work.phase) for record in server.engine.trace for work in record.works]
+        seen = page.evaluate(
+            f"[...{STORE}.requests.values()].flatMap((one) => one.works.map((work) => [one.id, work.phase]))"
+        )
+        assert sorted(map(tuple, seen)) == sorted(works)
+        for phase in ("prefill", "decode"):
+            page.has(f"inspector.views[0].timeline.drawn.{phase} === {sum(one == phase for _, one in works)}")
+
+
+@pytest.mark.parametrize("stage", ["05", "06"])
+def test_the_page_map_is_the_allocators_books(loaded, page_of, stage):
+    with watching(stage, loaded, kv_memory="6M") as server:
+        page = page_of(server)
+        for story in ("a fox", "an owl", "a fox", "a robot", "a king", "a lion"):
+            send(page, f"Tell me a story about {story} that lasts four days.", 300)
+        server.paused_after(200)
+        page.has(f"{STORE}.columns === {server.engine.trace.steps}")
+        scheduler = server.engine.scheduler
+        letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+        tables = {name: sequence.page_table.pages for name, sequence in scheduler.running.items()}
+        number = {name: int(name.removeprefix("request-")) for name in tables}
+        expected = sorted((page, letters[number[name]]) for name, table in tables.items() for page in table)
+        owners = "[...inspector.views[0].memory.layout.owners]"
+        shown = f"{owners}.flatMap(([page, mine]) => mine.map((one) => [page, one.request.letter]))"
+        page.has(f"inspector.views[0].memory.layout && ({shown}).length === {len(expected)}")
+        assert sorted(map(tuple, page.evaluate(shown))) == expected and expected
+        used = len({page for page, _ in expected})
+        assert f"{used} of 48 pages in use" in page.text_content(".sums")
+        assert f"{len(scheduler.allocator.free)} free" in page.text_content(".sums")
+        assert (
+            scheduler.preemptions == page.evaluate(f"{STORE}.steps.flatMap((step) => step.preempted ?? []).length") > 0
+        )
+        if stage == "06":
+            cached = page.evaluate("[...inspector.views[0].memory.layout.cached.keys()]")
+            assert sorted(cached) == sorted(node.page for node in nodes(scheduler.allocator.tree))
+
+
+def nodes(tree) -> list:
+    found = list(tree.root.children.values())
+    for node in found:
+        found += node.children.values()
+    return found
+
+
+def test_rejected_draft_tokens_are_those_that_the_engine_counts(loaded, page_of):
+    with watching("07", loaded, kv_memory="24M", num_draft_tokens=4) as server:
+        page = page_of(server)
+        send(page, "Tell me a story about a fox that lasts three days.", 60)
+        page.has("document.querySelector('.card[data-state=length]')")
+        stats = server.engine.stats()
+        page.has(f"{STORE}.columns === {stats['steps']}")
+        for what, counted in (
+            ("accepted", stats["accepted_tokens"]),
+            ("rejected", stats["draft_tokens"] - stats["accepted_tokens"]),
+        ):
+            works = f"[...{STORE}.requests.values()].flatMap((one) => one.works)"
+            assert page.evaluate(f"{works}.reduce((sum, work) => sum + work.{what}, 0)") == counted > 0
+        drafted = page.evaluate(f"{STORE}.request(0).tokens.filter((token) => token.from === 'draft').length")
+        assert stats["accepted_tokens"] - 4 <= drafted <= stats["accepted_tokens"]  # the end may cut some off
+        assert page.query_selector(".token.draft") and page.query_selector(".pair s")
+
+
+def test_pause_step_and_go_on(loaded, page_of):
+    with watching("05", loaded) as server:
+        page = page_of(server)
+        page.keyboard.press(" ")
+        page.has("document.querySelector('.controls').classList.contains('paused')")
+        send(page, "Count from 1 to 30.", 40)
+        page.has(f"{STORE}.requests.size === 1 && document.querySelector('.card[data-state=waiting]')")
+        assert server.engine.trace.steps == 0
+        for steps in (1, 2, 3):
+            page.click("text=One step")
+            page.has(f"{STORE}.columns === {steps}")
+            assert server.engine.trace.steps == steps
+        page.click("text=Resume")
+        page.has("document.querySelector('.card[data-state=length], .card[data-state=stop]')")
+
+
+def test_abort_one_and_the_others_go_on(loaded, page_of):
+    with watching("05", loaded) as server:
+        page = page_of(server)
+        page.keyboard.press(" ")
+        page.has("document.querySelector('.controls').classList.contains('paused')")
+        for prompt in ("Count from 1 to 30.", "What is 2+2?"):
+            send(page, prompt, 40)
+        page.has("document.querySelectorAll('.card').length === 2")
+        page.click(".card[data-request='0'] button.quiet")
+        page.has("document.querySelector('.card[data-request=\"0\"]')?.dataset.state === 'abort'")
+        page.click("text=Resume")
+        page.has("document.querySelector('.card[data-request=\"1\"]')?.dataset.state === 'stop'")
+
+
+def test_text_never_becomes_html(loaded, page_of):
+    with watching("05", loaded) as server:
+        page = page_of(server)
+        for prompt in ("<script>document.title = 'taken'</script>", "<img src=x onerror=\"document.title='taken'\">"):
+            send(page, prompt, 8, preset="1")
+            prompts = "[...document.querySelectorAll('.card .prompt')]"
+            page.has(f"{prompts}.some((one) => one.textContent === {json.dumps(prompt)})")
+        assert page.evaluate("document.querySelectorAll('main script, main img').length") == 0
+        assert "taken" not in page.title()
+        attempt = "try { document.body.innerHTML = '<b>x</b>'; return ''; } catch (error) { return error.name; }"
+        refused = page.evaluate(f"(() => {{ {attempt} }})()")
+        assert refused == "TypeError"
+
+
+def test_two_pages_at_once_and_a_closed_one_leaves_nothing_behind(loaded, chromium):
+    with watching("05", loaded) as server:
+        before = vars(server.engine.model).get("forward"), vars(server.engine).get("draw")
+        one, two = Page(chromium, server.page_url), Page(chromium, server.page_url)
+        for page in (one, two):
+            page.has(f"inspector.views[0] && {STORE}.moments.length")
+        send(one, "What is 2+2?", 32)
+        texts = []
+        for page in (one, two):
+            page.has("document.querySelector('.card[data-state=stop]')")
+            texts.append(page.text_content(".card .answer"))
+        assert texts[0] == texts[1] and texts[0]
+        assert server.watched.feed.readers == 2 and server.watched.probes.attached
+        one.close()
+        two.close()
+        wait_until(lambda: not server.watched.feed.readers and not server.watched.probes.attached)
+        assert (vars(server.engine.model).get("forward"), vars(server.engine).get("draw")) == before
+        assert not server.watched._ended and not server.watched._known.requests
+        assert not server.watched.feed.newcomers()
+
+
+def test_a_page_that_opens_late_is_told_what_has_been(loaded, page_of):
+    with watching("05", loaded) as server:
+        server.thread.engine.pace.pause()
+        early = page_of(server)
+        send(early, "Count from 1 to 30.", 40)
+        early.has(f"{STORE}.requests.size === 1")
+        for _ in range(5):
+            early.click("text=One step")
+        early.has(f"{STORE}.columns === 5")
+        late = page_of(server)
+        late.has(f"{STORE}.columns === 5")
+        words = f"[{STORE}.request(0).text, {STORE}.request(0).works.map((work) => work.phase)]"
+        assert late.evaluate(words) == early.evaluate(words)
+
+
+def test_the_past_is_shown_as_it_was(loaded, page_of):
+    with watching("05", loaded) as server:
+        page = page_of(server)
+        send(page, "Count from 1 to 30.", 40)
+        page.has("document.querySelector('.card[data-state=length], .card[data-state=stop]')")
+        whole = page.text_content(".card .answer")
+        page.focus("canvas.timeline")
+        for _ in range(20):
+            page.keyboard.press("ArrowLeft")
+        page.has("document.querySelector('.card[data-state=running]')")
+        part = page.text_content(".card .answer")
+        assert whole.startswith(part) and len(part) < len(whole)
+        page.keyboard.press("End")
+        page.has("inspector.clock.live")
+
+
+def test_a_request_is_followed_everywhere(loaded, page_of):
+    with watching("05", loaded, kv_memory="6M") as server:
+        page = page_of(server)
+        for hero in ("a fox", "an owl"):
+            send(page, f"Tell me a story about {hero} that lasts four days.", 100)
+        server.paused_after(30)
+        page.has(f"{NEWEST}.running.length === 2")
+        page.click(".card[data-request='1'] .name")
+        page.has("document.querySelector('.card.chosen')?.dataset.request === '1'")
+        assert page.evaluate("inspector.views[0].selection.number") == 1
+        page.keyboard.press("Escape")
+        page.has("document.querySelector('.card.chosen') === null")
+
+
+def test_a_server_with_a_key_asks_for_it(loaded, page_of):
+    with watching("05", loaded, "--api-key", "secret") as server:
+        page = page_of(server, locked=True)
+        page.fill("input[type=password]", "wrong")
+        page.click("button.primary")
+        page.has("document.querySelector('input[type=password]').value === ''")
+        page.fill("input[type=password]", "secret")
+        page.click("button.primary")
+        page.has(f"inspector.views[0] && {STORE}.moments.length")
+        send(page, "What is 2+2?", 32)
+        page.has("document.querySelector('.card[data-state=stop]')")
+
+
+def test_a_recording_plays_from_a_file_without_a_network(loaded, chromium, tmp_path):
+    path = tmp_path / "recording.html"
+    write_recording(path, [play("05", loaded)])
+    page = Page(chromium, path.as_uri(), offline=True)
+    page.has("document.querySelector('.player') && inspector.stores[0].moments.length > 5")
+    page.evaluate("inspector.clock.show(1e12)")
+    page.has("document.querySelectorAll('.card').length > 5")
+    assert page.evaluate(f"{STORE}.at(1e9).stats.preemptions") > 0
+    assert "pages in use" in page.text_content(".sums")
+    assert all(url.startswith(("file:", "data:")) for url in page.asked)
+    page.close()

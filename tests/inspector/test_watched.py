@@ -1,0 +1,226 @@
+"""What a page is told, without a browser: the stream of updates, the pace, who may control, the document."""
+
+import json
+import re
+
+import httpx
+import pytest
+from serving_stage_03 import wait_until
+from watching import watching
+
+from common.inspector import document
+from common.inspector.feed import MOST_BEHIND, Feed
+from common.inspector.load import Titles
+from common.inspector.pace import Pace
+from common.inspector.recording import write_recording
+from common.inspector.scenes import SCENES, Tape, play
+from common.inspector.watched import Watched
+from common.sampling import SamplingParams
+from common.stages import load_engine
+
+STAGES = ["01", "02", "03", "04", "05", "06", "07", "08"]
+OPTIONS = {"07": {"num_draft_tokens": 3}, "08": {"kv_memory": "16M"}}
+
+
+def watched_engine(stage: str, loaded) -> Watched:
+    watched = Watched(load_engine(stage)(loaded, **OPTIONS.get(stage, {})))
+    watched.feed = Tape()
+    return watched
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_updates_add_up_to_what_the_engine_has_done(loaded, stage):
+    watched = watched_engine(stage, loaded)
+    prompts = ["The capital of France is", "Count from 1 to 30.", "What is 2+2?"]
+    requests = [watched.add(prompt, SamplingParams(max_tokens=9, ignore_eos=True)) for prompt in prompts]
+    while watched.has_unfinished:
+        watched.step()
+    watched._next_look = 0.0
+    watched.step()
+    updates = [json.loads(line) for line in watched.feed.lines]
+    rows = [row for update in updates for row in update["requests"]]
+    for number, request in enumerate(requests):
+        mine = [row for row in rows if row["n"] == number]
+        text = ""
+        for start, piece in (row["text"] for row in mine if "text" in row):
+            text = text[:start] + piece
+        assert text == request.text
+        assert [token_id for row in mine for token_id, _ in row.get("tokens", [])] == request.token_ids
+        assert mine[-1]["finish"] == "length"
+    works = [tuple(work) for update in updates for step in update["steps"] for work in step["works"]]
+    numbers = {request.request_id: number for number, request in enumerate(requests)}
+    done = [(numbers[one.request_id], one.phase, one.tokens) for record in watched.trace for one in record.works]
+    assert works == done
+    assert updates[-1]["running"] == updates[-1]["waiting"] == []
+
+
+def test_nothing_is_read_while_no_page_is_open(loaded, monkeypatch):
+    watched = Watched(load_engine("05")(loaded))
+    monkeypatch.setattr(watched.view, "update", lambda *_: pytest.fail("somebody looks"))
+    monkeypatch.setattr(watched.probes, "attach", lambda: pytest.fail("somebody listens"))
+    watched.add("The capital of France is", SamplingParams(max_tokens=4))
+    while watched.has_unfinished:
+        watched.step()
+
+
+def test_tokens_are_those_of_an_engine_that_is_not_watched(loaded):
+    prompts, params = ["The capital of France is", "Count from 1 to 30."], SamplingParams(max_tokens=12)
+    plain = load_engine("07")(loaded, num_draft_tokens=3).generate(prompts, params)
+    watched = watched_engine("07", loaded)
+    requests = [watched.add(prompt, params) for prompt in prompts]
+    while watched.has_unfinished:
+        watched.step()
+    assert [request.token_ids for request in requests] == [request.token_ids for request in plain]
+
+
+def test_a_preempted_request_is_named_in_its_step(loaded):
+    watched = Watched(load_engine("05")(loaded, kv_memory="2M"))
+    watched.feed = Tape()
+    for _ in range(4):
+        watched.add("Once upon a time", SamplingParams(max_tokens=120, ignore_eos=True))
+    while watched.has_unfinished:
+        watched.step()
+    named = [step.get("preempted", []) for line in watched.feed.lines for step in json.loads(line)["steps"]]
+    assert sum(map(len, named)) == watched.stats()["preemptions"] > 0
+
+
+def test_a_paused_engine_takes_the_steps_that_are_asked_for():
+    pace = Pace()
+    assert pace.permit()
+    pace.pause()
+    assert not pace.permit()
+    pace.one()
+    pace.one()
+    assert [pace.permit() for _ in range(3)] == [True, True, False]
+    pace.resume()
+    assert pace.permit()
+
+
+def test_a_limited_engine_takes_no_two_steps_at_once():
+    pace = Pace()
+    pace.limit(0.001)
+    assert [pace.permit(), pace.permit()] == [True, False]
+    pace.limit(None)
+    assert pace.permit()
+
+
+def test_a_reader_that_does_not_keep_up_is_dropped_and_keeps_nobody_waiting():
+    import asyncio
+
+    async def slow() -> bool:
+        reader = Feed().open()
+        for number in range(MOST_BEHIND + 1):
+            reader.put(str(number))
+        return reader.dropped
+
+    assert asyncio.run(slow())
+
+
+def test_titles_are_bounded():
+    titles = Titles()
+    for number in range(6000):
+        titles[number,] = "a title"
+    assert len(titles) == 5000 and (5999,) in titles
+
+
+CHANGES = {
+    "send": {"prompt": "What is 2+2?", "max_tokens": 4},
+    "load": {"clients": 1},
+    "speed": {"do": "pause"},
+    "abort": {"request_id": "request-0"},
+    "kill": {"worker": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def server(loaded):
+    with watching("05", loaded, "--api-key", "secret") as server:
+        yield server
+
+
+KEY = {"Authorization": "Bearer secret"}
+
+
+@pytest.mark.parametrize("path", CHANGES)
+@pytest.mark.parametrize("origin", [None, "http://evil.example", "null"])
+def test_only_the_page_itself_changes_anything(server, path, origin):
+    headers = KEY | ({} if origin is None else {"Origin": origin})
+    answer = httpx.post(f"{server.page_url}/{path}", json=CHANGES[path], headers=headers)
+    assert answer.status_code == 403
+    assert not server.watched.pace.paused and not server.engine.requests
+
+
+@pytest.mark.parametrize("path", CHANGES)
+def test_changes_need_the_key(server, path):
+    assert (
+        httpx.post(f"{server.page_url}/{path}", json=CHANGES[path], headers={"Origin": server.url}).status_code == 401
+    )
+
+
+@pytest.mark.parametrize("path", ["events", "controls"])
+def test_what_is_told_needs_the_key(server, path):
+    assert httpx.get(f"{server.page_url}/{path}").status_code == 401
+
+
+def test_a_foreign_name_that_leads_here_is_turned_away(server):
+    """DNS rebinding: to the browser, the page of that name and this server have the same origin."""
+    headers = KEY | {"Host": "evil.example:80", "Origin": "http://evil.example:80"}
+    assert httpx.post(f"{server.page_url}/speed", json={"do": "pause"}, headers=headers).status_code == 403
+    assert httpx.get(f"{server.page_url}/controls", headers=headers).status_code == 403
+
+
+def test_the_page_may_change_things(server):
+    headers = KEY | {"Origin": server.url}
+    assert httpx.post(f"{server.page_url}/load", json={"clients": 2}, headers=headers).json()["clients"] == 2
+    wait_until(lambda: server.watched.trace.steps > 3)
+    assert httpx.post(f"{server.page_url}/load", json={"clients": 0}, headers=headers).json()["clients"] == 0
+    server.idle()
+    assert httpx.post(f"{server.page_url}/load", json={"clients": 1000}, headers=headers).status_code == 422
+    assert httpx.post(f"{server.page_url}/kill", json={"worker": 0}, headers=headers).status_code == 404
+
+
+def test_the_document_loads_nothing_and_says_so(server):
+    page = httpx.get(server.page_url)
+    assert page.status_code == 200 and page.headers["X-Frame-Options"] == "DENY"
+    assert re.findall(r'(?:src|href)="(?!data:)', page.text) == []
+    assert "default-src 'none'" in page.text and "require-trusted-types-for 'script'" in page.text
+    assert httpx.get(server.page_url).text != page.text, "the nonce is another one each time"
+
+
+def test_no_module_makes_html_from_text():
+    for path in document.modules():
+        code = path.read_text(encoding="utf-8")
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|\beval\(", code), (
+            path.name
+        )
+
+
+def test_modules_are_short_and_import_what_exists():
+    names = {f"inspector/{path.stem}" for path in document.modules()}
+    for path in [*document.modules(), *document.PAGE.glob("*.css")]:
+        lines = path.read_text(encoding="utf-8").split("\n")
+        assert len(lines) <= 300, path.name
+        assert set(re.findall(r'from "(.+?)"', "\n".join(lines))) <= names, path.name
+
+
+def test_no_text_ends_the_element_that_holds_it():
+    text = document.document({"recording": "</script><script>alert(1)</script>"})
+    assert "</script><script>alert" not in text
+
+
+def test_a_recording_is_small(loaded, tmp_path):
+    lines = play("03", loaded)
+    write_recording(tmp_path / "recording.html", [lines])
+    page_alone = len(document.document({"recording": ""}))
+    assert (tmp_path / "recording.html").stat().st_size - page_alone < sum(map(len, lines)) / 2
+    assert set(SCENES) == set(STAGES)
+
+
+def test_an_idle_engine_looks_up_for_a_page_that_opens(server):
+    with httpx.stream("GET", f"{server.page_url}/events", headers=KEY, timeout=30) as stream:
+        lines = stream.iter_lines()
+        hello = json.loads(next(lines).removeprefix("data: "))
+        assert hello["version"] == 1 and hello["kind"] == "pages" and "folder" not in hello
+        next(lines)
+        assert "memory" in json.loads(next(lines).removeprefix("data: "))
+    wait_until(lambda: server.watched.feed.readers == 0)

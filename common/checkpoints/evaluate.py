@@ -1,26 +1,45 @@
 """What a bundled checkpoint can do: the share of held-out questions that it answers word for word, greedily.
 
-    python -m common.checkpoints.evaluate target        # a minute or two; writes target/evaluation.json
+    python -m common.checkpoints.evaluate target        # a few minutes; writes target/evaluation.json
+    python -m common.checkpoints.evaluate draft         # and how many of its tokens the target accepts
 
 The questions come from the corpus program with a seed that training never used. Facts, terms and sums are still the
 ones it was trained on, since there are no others: for these it is a test of memory. Names, numbers, codes and texts in
-passages are new each time: there it is a test of reading. A story has no one right text, so it counts as right if it
-ends by itself, has the days it was asked for in their order, and does not repeat a sentence.
+passages are new each time: there it is a test of reading. The last four rows ask what stands in `unseen`, of which the
+training text has nothing. A story has no one right text, so it counts as right if it ends by itself, has the days it
+was asked for in their order, and does not repeat a sentence.
 """
 
 import argparse
 import json
 import re
+from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 from common.loader import load_model
 from common.sampling import SamplingParams
 from common.stages import load_engine
 
-from .corpus import arithmetic, chat, facts, lists, passages, stories, terms
+from . import unseen
+from .corpus import arithmetic, chat, facts, lists, passages, reading, stories, terms
 from .tokenizer import FOLDER
 
-TOPICS = {"facts": facts, "arithmetic": arithmetic, "terms": terms, "lists": lists, "passages": passages}
+# A question and the one right answer, from a random generator
+TOPICS: dict[str, Callable[[Random], tuple[str, str]]] = {
+    "facts": facts.exchange,
+    "arithmetic": arithmetic.exchange,
+    "terms": terms.exchange,
+    "lists": lists.exchange,
+    "passages": passages.exchange,
+    "stories": stories.request,
+    "reading": reading.exchange,
+    "copies": unseen.copies,
+    "strings": unseen.strings,
+    "unknown": unseen.unanswered,
+    "languages": unseen.foreign,
+}
+STORY_TOKENS, ANSWER_TOKENS = 1500, 600
 
 
 def story_is_sound(story: str, expected: str) -> bool:
@@ -30,40 +49,59 @@ def story_is_sound(story: str, expected: str) -> bool:
     return len(set(sentences)) == len(sentences) and markers.findall(story) == markers.findall(expected)
 
 
-def evaluate(name: str, count: int) -> dict[str, float]:
-    loaded = load_model(name)
-    engine = load_engine("02")(loaded)
+def prompts(tokenizer, questions: list[str]) -> list[list[int]]:
+    return [tokenizer(chat(question) + "<|im_start|>assistant\n")["input_ids"] for question in questions]
 
-    def answer(question: str, max_tokens: int) -> tuple[str, bool]:
-        prompt = loaded.tokenizer(chat(question) + "<|im_start|>assistant\n")["input_ids"]
-        [completion] = engine.generate([prompt], SamplingParams(max_tokens=max_tokens))
-        return completion.text, completion.finish_reason == "stop"
 
+def evaluate(folder: Path, count: int, topics: list[str]) -> dict[str, float]:
+    """The share of `count` questions (of stories: of a tenth) answered rightly, by topic."""
+    loaded = load_model(str(folder))
+    engine = load_engine("04")(loaded)
     scores = {}
-    for topic, module in TOPICS.items():
+    for topic in topics:
+        story = topic == "stories"
         rng = Random(f"evaluation/{topic}")
-        pairs = [module.exchange(rng) for _ in range(count)]
-        scores[topic] = sum(answer(question, 400) == (wanted, True) for question, wanted in pairs) / count
-        print(f"{name} {topic}: {scores[topic]:.1%}", flush=True)
-    rng, sound, few = Random("evaluation/stories"), 0, max(1, count // 10)
-    for _ in range(few):
-        question, wanted = stories.request(rng)
-        story, ended = answer(question, 1500)
-        sound += ended and story_is_sound(story, wanted)
-    scores["stories"] = sound / few
-    print(f"{name} stories: {scores['stories']:.1%}")
+        pairs = [TOPICS[topic](rng) for _ in range(max(1, count // 10) if story else count)]
+        params = SamplingParams(max_tokens=STORY_TOKENS if story else ANSWER_TOKENS)
+        completions = engine.generate(prompts(loaded.tokenizer, [question for question, _ in pairs]), params)
+        right = [
+            completion.finish_reason == "stop"
+            and (story_is_sound(completion.text, wanted) if story else completion.text == wanted)
+            for completion, (_, wanted) in zip(completions, pairs, strict=True)
+        ]
+        scores[topic] = sum(right) / len(right)
+        print(f"{folder.name} {topic}: {scores[topic]:.1%}", flush=True)
     return scores
+
+
+def acceptance(folder: Path, count: int) -> float:
+    """The share of the draft's tokens that the target beside it accepts, four to a step, over all topics."""
+    loaded = load_model(str(folder.parent / "target"))
+    engine = load_engine("07")(loaded, draft=str(folder), num_draft_tokens=4)
+    questions = []
+    for topic, exchange in TOPICS.items():
+        rng = Random(f"acceptance/{topic}")
+        questions += [exchange(rng)[0] for _ in range(max(1, count // 10))]
+    engine.generate(prompts(loaded.tokenizer, questions), SamplingParams(max_tokens=128))
+    stats = engine.stats()
+    share = stats["accepted_tokens"] / stats["draft_tokens"]
+    print(f"{folder.name}: the target accepts {share:.1%} of {stats['draft_tokens']} draft tokens", flush=True)
+    return share
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=["target", "draft"])
+    parser.add_argument("name", help="target, draft, or the folder of either")
     parser.add_argument("--count", type=int, default=200, help="questions per topic (default: 200; stories: a tenth)")
+    parser.add_argument("--topics", nargs="+", choices=TOPICS, help="only these, and write nothing")
     args = parser.parse_args()
-    scores = {topic: round(score, 4) for topic, score in evaluate(args.name, args.count).items()}
-    (FOLDER / args.name / "evaluation.json").write_text(
-        json.dumps({"questions": args.count, **scores}, indent=1) + "\n"
-    )
+    folder = FOLDER / args.name  # an absolute path stays what it is
+    scores = evaluate(folder, args.count, args.topics or list(TOPICS))
+    if folder.name == "draft":
+        scores["acceptance"] = acceptance(folder, args.count)
+    if not args.topics:
+        rounded = {topic: round(score, 4) for topic, score in scores.items()}
+        (folder / "evaluation.json").write_text(json.dumps({"questions": args.count, **rounded}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

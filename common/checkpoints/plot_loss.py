@@ -30,20 +30,27 @@ def main() -> None:
         panel = figure.subplots()
         for name, color in (("draft", COLORS["03"]), ("target", COLORS["02"])):
             record = json.loads((FOLDER / name / "training.json").read_text())
-            history = [entry | {"tokens": tokens_seen(record["recipe"], entry["step"])} for entry in record["history"]]
-            panel.plot([entry["tokens"] for entry in history], [entry["train_loss"] for entry in history], color=color)
-            held_out = [entry for entry in history if "held_out_loss" in entry]
-            panel.plot(
-                [entry["tokens"] for entry in held_out],
-                [entry["held_out_loss"] for entry in held_out],
-                linestyle="",
-                marker="o",
-                markerfacecolor="white",
+            seen = 0.0  # millions of tokens in the phases before
+            for phase in record["phases"]:
+                recipe, history = phase["recipe"], phase["history"]
+                held_out = [entry for entry in history if "held_out_loss" in entry]
+                for entries, key, style in (
+                    (history, "train_loss", {}),
+                    (held_out, "held_out_loss", {"linestyle": "", "marker": "o", "markerfacecolor": "white"}),
+                ):
+                    tokens = [seen + tokens_seen(recipe, entry["step"]) for entry in entries]
+                    panel.plot(tokens, [entry[key] for entry in entries], color=color, **style)
+                seen += phase["tokens"] / 1e6
+            text = f"{name}, {record['parameters'] / 1e6:.1f} M parameters\nheld out {phase['held_out_loss']:.3f}"
+            panel.annotate(
+                text,
+                (seen, history[-1]["train_loss"]),
+                (8, 0),
+                textcoords="offset points",
+                va="center",
                 color=color,
+                fontsize=10,
             )
-            text = f"{name}, {record['parameters'] / 1e6:.1f} M parameters\nheld out {record['held_out_loss']:.3f}"
-            end = history[-1]["tokens"], history[-1]["train_loss"]
-            panel.annotate(text, end, (8, 0), textcoords="offset points", va="center", color=color, fontsize=10)
         panel.set_ylim(0, 3)
         panel.set_xlabel("million tokens seen   (lines: training, circles: held-out documents)")
         panel.set_ylabel("loss, nats per token")

@@ -1,22 +1,24 @@
-"""Trains a bundled checkpoint on the corpus, from random weights, and writes it in Hugging Face format.
+"""Trains a bundled checkpoint on the corpus, one phase at a time, and writes it in Hugging Face format.
 
-    python -m common.checkpoints.train target        # about an hour on two CPU cores
-    python -m common.checkpoints.train draft         # about ten minutes
+    python -m common.checkpoints.train target --phase 1      # from random weights: about an hour on two CPU cores
+    python -m common.checkpoints.train target --phase 2      # goes on from the weights that phase 1 wrote
+    python -m common.checkpoints.train draft --phase 1       # about ten minutes
+    python -m common.checkpoints.train draft --phase 2       # learns from the target
 
 It trains the very model file that the servers run: `attend` is causal attention over rows of equal length, and
 nothing else differs. Rows are packed with whole documents and always begin with one, as a prompt does. Matrices are
 trained with Muon (Jordan et al., 2024), the embedding and the norms with AdamW.
 
-Every `--snapshot-every` steps the state goes to `work/`, and the same command resumes from there, with the same
-result: a document is a pure function of its index, so the position in the corpus is one integer.
+Every `--snapshot-every` steps, and on SIGTERM, the state goes to `work/`, and the same command resumes from there, with
+the same result: a document is a pure function of its index, so the position in the corpus is one integer.
 """
 
 import argparse
 import json
 import math
+import signal
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -24,75 +26,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig
 
-from common.model import ModelConfig, Transformer
+from common.loader import load_model
+from common.model import Transformer
 
-from .corpus import document
-from .tokenizer import CONTEXT_LENGTH, END_OF_TEXT, FOLDER, MESSAGE_END, PADDING, VOCAB_SIZE
+from .corpus import BROAD, KINDS
+from .packing import Speakers, packed_rows
+from .recipes import CONFIGS, PHASES, Phase
+from .tokenizer import END_OF_TEXT, FOLDER, MESSAGE_END, PADDING
 
-WORK = FOLDER / "work"
 HELD_OUT_TOKENS = 200_000
 REPORT_EVERY = 100  # steps
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How one checkpoint is trained.
-
-    Rows grow with the steps: short ones first, since attention over them is cheaper and since they leave out the long
-    stories, so that copying is learned early. Batches are small, since on such regular text many steps teach more than
-    large ones.
-    """
-
-    model: ModelConfig
-    steps: int
-    tokens_per_step: int = 2048  # or one row, if that is longer
-    # (up to which share of the steps, tokens in a row)
-    row_lengths: tuple[tuple[float, int], ...] = ((0.25, 256), (0.6, 512), (0.96, 1024), (1.0, CONTEXT_LENGTH))
-    # Without a norm on Q and K, larger steps saturate attention: softmax becomes one-hot and stops learning.
-    muon_lr: float = 0.002
-    adam_lr: float = 0.002
-    warmup: int = 50
-    seed: int = 0
-
-
-def bundled_config(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int) -> ModelConfig:
-    return ModelConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=64,
-        context_length=CONTEXT_LENGTH,
-        rms_norm_eps=1e-5,
-        tie_embeddings=True,
-    )
-
-
-RECIPES = {
-    "target": Recipe(bundled_config(layers=8, hidden=256, heads=4, kv_heads=2, mlp=688), steps=6400),
-    "draft": Recipe(bundled_config(layers=2, hidden=128, heads=2, kv_heads=1, mlp=344), steps=4000),
-}
-
-
-def packed_rows(tokenizer, seed: str, length: int, start: int) -> Iterator[tuple[list[int], int]]:
-    """Rows of `length + 1` token ids, each with the index of the first document it does not hold.
-
-    A row begins with a whole document and is filled with more, each closed by END_OF_TEXT; the last is cut off.
-    Documents longer than a row are left out, since their beginning alone would teach questions without answers.
-    """
-    end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
-    index, row = start, []
-    while True:
-        batch = [document(index + i, seed) for i in range(64)]
-        for ids in tokenizer(batch, add_special_tokens=False)["input_ids"]:
-            index += 1
-            if len(ids) < length:
-                row += [*ids, end]
-            if len(row) > length:
-                yield row[: length + 1], index
-                row = []
 
 
 def causal_attention(rows: int):
@@ -107,47 +50,74 @@ def causal_attention(rows: int):
     return attend
 
 
-def loss_on(model: Transformer, rows: Tensor) -> Tensor:
-    """Mean next-token cross-entropy in nats over `rows[R, S + 1]`; matrix products in bfloat16."""
-    inputs, targets = rows[:, :-1], rows[:, 1:]
-    positions = torch.arange(inputs.shape[1]).repeat(len(rows))
+def loss_on(model: Transformer, rows: Tensor, own: Tensor, teacher: Transformer | None = None) -> Tensor:
+    """Mean cross-entropy in nats over the next tokens in `rows[R, S + 1]` where `own[R, S + 1]` is true.
+
+    With a teacher, the wanted distribution is the teacher's, not the token that follows. Matrix products in bfloat16.
+    """
+    inputs, counts = rows[:, :-1].flatten(), own[:, 1:].flatten()
+    positions = torch.arange(rows.shape[1] - 1).repeat(len(rows))
+
+    def logits(of: Transformer) -> Tensor:
+        return of.logits(of(inputs, positions, causal_attention(len(rows)))[counts])
+
     with torch.autocast("cpu", torch.bfloat16):
-        hidden = model(inputs.flatten(), positions, causal_attention(len(rows)))
-        return F.cross_entropy(model.logits(hidden), targets.flatten())
+        if teacher is None:
+            return F.cross_entropy(logits(model), rows[:, 1:].flatten()[counts])
+        with torch.no_grad():
+            wanted = logits(teacher).softmax(dim=-1)
+        return F.cross_entropy(logits(model), wanted)
 
 
-def learning_rate(step: int, recipe: Recipe) -> float:
+def learning_rate(step: int, phase: Phase) -> float:
     """Linear warm-up, then a cosine down to 2 % of the peak."""
-    progress = step / recipe.steps
-    return min(1.0, (step + 1) / recipe.warmup) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+    progress = step / phase.steps
+    return min(1.0, (step + 1) / phase.warmup) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 class Training:
-    def __init__(self, name: str, recipe: Recipe):
-        self.name, self.recipe = name, recipe
-        self.tokenizer = AutoTokenizer.from_pretrained(FOLDER / name)
-        torch.manual_seed(recipe.seed)
-        self.model = Transformer(recipe.model)
-        depth_scale = (2 * recipe.model.num_layers) ** -0.5  # keeps the residual stream's variance near 1
+    """Phase `number` (from 1) of a checkpoint that lies in `folder`, with its snapshots in `work`."""
+
+    def __init__(self, name: str, number: int, folder: Path, work: Path):
+        self.name, self.number, self.folder = name, number, folder
+        self.config, self.phase = CONFIGS[name], PHASES[name][number - 1]
+        self.snapshot_file = work / f"{name}-{number}.pt"
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.speakers = Speakers(self.tokenizer)
+        self.mix = BROAD if self.phase.broad else KINDS
+        teacher = self.phase.teacher and load_model(str(folder.parent / self.phase.teacher), device="cpu")
+        self.teacher = teacher.model if teacher else None
+        torch.manual_seed(self.phase.seed)
+        self.model = Transformer(self.config)
+        self.start_weights()
+        matrices = [p for path, p in self.model.named_parameters() if p.ndim == 2 and "embedding" not in path]
+        others = [p for path, p in self.model.named_parameters() if p.ndim == 1 or "embedding" in path]
+        muon_lr, adam_lr = self.phase.muon_lr, self.phase.adam_lr
+        self.optimizers = {
+            "muon": torch.optim.Muon(matrices, lr=muon_lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+            "adam": torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
+        }
+        self.step, self.tokens, self.next_document, self.seconds = 0, 0, 0, 0.0
+        self.history: list[dict] = []  # {"step", "train_loss"} and now and then "held_out_loss"
+        self.stop_at = self.phase.steps
+
+    def start_weights(self) -> None:
+        """Random in the first phase; in a later one, what the phase before it wrote."""
+        if self.number > 1:
+            self.model.load_state_dict(load_model(str(self.folder), device="cpu", dtype="float32").model.state_dict())
+            return
+        depth_scale = (2 * self.config.num_layers) ** -0.5  # keeps the residual stream's variance near 1
         for path, parameter in self.model.named_parameters():
             if parameter.ndim == 2:
                 scale = depth_scale if path.endswith(("output.weight", "down.weight")) else 1.0
                 torch.nn.init.normal_(parameter, std=0.02 * scale)
-        matrices = [p for path, p in self.model.named_parameters() if p.ndim == 2 and "embedding" not in path]
-        others = [p for path, p in self.model.named_parameters() if p.ndim == 1 or "embedding" in path]
-        self.optimizers = {
-            "muon": torch.optim.Muon(matrices, lr=recipe.muon_lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-            "adam": torch.optim.AdamW(others, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
-        }
-        self.step, self.tokens, self.next_document, self.seconds = 0, 0, 0, 0.0
-        self.history: list[dict] = []  # {"step", "train_loss"} and now and then "held_out_loss"
 
-    @property
-    def snapshot_file(self) -> Path:
-        return WORK / f"{self.name}.pt"
+    def stop(self, *_) -> None:
+        """End after the step that is running, with a snapshot: the handler of SIGTERM."""
+        self.stop_at = 0
 
     def save_snapshot(self) -> None:
-        WORK.mkdir(exist_ok=True)
+        self.snapshot_file.parent.mkdir(exist_ok=True)
         state = {
             "model": self.model.state_dict(),
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
@@ -166,25 +136,30 @@ class Training:
             self.step, self.tokens, self.next_document, self.seconds, self.history = state["progress"]
 
     def row_length(self) -> int:
-        return next(length for until, length in self.recipe.row_lengths if self.step < until * self.recipe.steps)
+        return next(length for until, length in self.phase.row_lengths if self.step < until * self.phase.steps)
 
-    def train(self, stop_at: int, snapshot_every: int) -> None:
+    def loss(self, rows: list[list[int]], teacher: Transformer | None = None) -> Tensor:
+        batch = torch.tensor(rows)
+        own = self.speakers.own(batch) if self.phase.broad else torch.ones_like(batch, dtype=torch.bool)
+        return loss_on(self.model, batch, own, teacher)
+
+    def train(self, snapshot_every: int) -> None:
         """Runs until step `stop_at`; prints the loss as it goes."""
-        recipe, length, recent = self.recipe, None, []
-        while self.step < stop_at:
+        phase, length, recent = self.phase, None, []
+        while self.step < self.stop_at:
             started = time.perf_counter()
             if self.row_length() != length:
                 length = self.row_length()
-                rows = packed_rows(self.tokenizer, "train", length, self.next_document)
+                rows = packed_rows(self.tokenizer, "train", length, self.next_document, self.mix)
             batch = []
-            for _ in range(max(1, recipe.tokens_per_step // length)):
+            for _ in range(max(1, phase.tokens_per_step // length)):
                 row, self.next_document = next(rows)
                 batch.append(row)
-            loss = loss_on(self.model, torch.tensor(batch))
+            loss = self.loss(batch, self.teacher)
             loss.backward()
-            rate = learning_rate(self.step, recipe)
-            self.optimizers["muon"].param_groups[0]["lr"] = recipe.muon_lr * rate
-            self.optimizers["adam"].param_groups[0]["lr"] = recipe.adam_lr * rate
+            rate = learning_rate(self.step, phase)
+            self.optimizers["muon"].param_groups[0]["lr"] = phase.muon_lr * rate
+            self.optimizers["adam"].param_groups[0]["lr"] = phase.adam_lr * rate
             for optimizer in self.optimizers.values():
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
@@ -199,17 +174,15 @@ class Training:
                 self.history.append(record)
                 print(f"{self.name} {record} {self.tokens / 1e6:.1f} M tokens, {self.seconds / 60:.1f} min", flush=True)
                 recent = []
-            if self.step % snapshot_every == 0 or self.step == stop_at:
+            if self.step % snapshot_every == 0:
                 self.save_snapshot()
+        self.save_snapshot()
 
     @torch.no_grad()
     def held_out_loss(self, tokens: int) -> float:
         """Mean loss in nats per token on documents that training never sees (another seed of the corpus)."""
-        rows = packed_rows(self.tokenizer, "held-out", 1024, 0)
-        losses = [
-            loss_on(self.model, torch.tensor([next(rows)[0] for _ in range(4)])).item()
-            for _ in range(tokens // (4 * 1024))
-        ]
+        rows = packed_rows(self.tokenizer, "held-out", 1024, 0, self.mix)
+        losses = [self.loss([next(rows)[0] for _ in range(4)]).item() for _ in range(tokens // (4 * 1024))]
         return sum(losses) / len(losses)
 
     def export(self) -> None:
@@ -218,7 +191,7 @@ class Training:
 
         from common.loader.weights import checkpoint_names
 
-        config, folder = self.recipe.model, FOLDER / self.name
+        config, folder = self.config, self.folder
         parameters = dict(self.model.named_parameters())
         tensors = {
             hf_name: parameters[path][rows].detach().bfloat16().contiguous().clone()
@@ -247,33 +220,39 @@ class Training:
         hf_config.save_pretrained(folder)
         generation = {"eos_token_id": end, "pad_token_id": hf_config.pad_token_id, "do_sample": False}
         (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-        recipe = asdict(self.recipe)
         record = {
-            "recipe": {key: value for key, value in recipe.items() if key != "model"},
-            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "recipe": asdict(self.phase),
             "tokens": self.tokens,
             "minutes": round(self.seconds / 60, 1),
             "held_out_loss": round(self.held_out_loss(HELD_OUT_TOKENS), 4),
             "history": self.history,
         }
-        (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n")
-        print(f"{self.name}: {record['parameters']:,} parameters, held-out loss {record['held_out_loss']} -> {folder}")
+        record_file = folder / "training.json"
+        before = json.loads(record_file.read_text())["phases"][: self.number - 1] if self.number > 1 else []
+        whole = {"parameters": sum(p.numel() for p in self.model.parameters()), "phases": [*before, record]}
+        record_file.write_text(json.dumps(whole, indent=1) + "\n")
+        print(f"{self.name}: {whole['parameters']:,} parameters, held-out loss {record['held_out_loss']} -> {folder}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=RECIPES)
+    parser.add_argument("name", choices=PHASES)
+    parser.add_argument("--phase", type=int, default=1, choices=(1, 2))
+    parser.add_argument("--folder", type=Path, help="the checkpoint: tokenizer, weights to go on from, and the result")
+    parser.add_argument("--work", type=Path, default=FOLDER / "work", help="where the snapshots go")
     parser.add_argument("--snapshot-every", type=int, default=200, metavar="STEPS")
     parser.add_argument("--stop-at", type=int, metavar="STEP", help="stop early; the same command resumes")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--export-only", action="store_true", help="write the checkpoint from the last snapshot")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    training = Training(args.name, RECIPES[args.name])
+    training = Training(args.name, args.phase, args.folder or FOLDER / args.name, args.work)
     training.resume()
     if not args.export_only:
-        training.train(args.stop_at or training.recipe.steps, args.snapshot_every)
-    if args.export_only or training.step == training.recipe.steps:
+        training.stop_at = args.stop_at or training.stop_at
+        signal.signal(signal.SIGTERM, training.stop)
+        training.train(args.snapshot_every)
+    if args.export_only or training.step == training.phase.steps:
         training.export()
 
 

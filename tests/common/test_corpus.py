@@ -6,20 +6,25 @@ from random import Random
 
 import pytest
 
+from common.checkpoints import unseen
 from common.checkpoints.corpus import (
-    KINDS,
+    BROAD,
     arithmetic,
     chat,
+    copying,
     document,
     facts,
+    languages,
     lists,
     passages,
+    reading,
     smalltalk,
     stories,
     terms,
+    unknown,
 )
 
-MODULES = (arithmetic, facts, lists, passages, smalltalk, stories, terms)
+MODULES = (arithmetic, copying, facts, languages, lists, passages, reading, smalltalk, stories, terms, unknown)
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
@@ -36,12 +41,13 @@ def test_chat_is_chatml():
     assert chat("Hi", system="Be kind.").startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BROAD)
 def test_documents_are_well_formed(kind):
     for seed in range(150):
-        text = KINDS[kind][1](Random(seed))
+        text = BROAD[kind][1](Random(seed))
         assert text == text.strip() or text.endswith("<|im_end|>\n")
-        assert not re.search(r"[{}]|  |\b[Aa] [aeio]\w|\.\.(?!\.)", text), text
+        if not kind.startswith(("copying", "reading")):  # what they quote means nothing
+            assert not re.search(r"[{}]|  |\b[Aa] [aeio]\w|\.\.(?!\.)", text), text
         if text.startswith("<|im_start|>"):
             roles = re.findall(r"<\|im_start\|>(\w+)\n", text)
             turns = roles[1:] if roles[0] == "system" else roles
@@ -54,7 +60,7 @@ def test_documents_are_well_formed(kind):
 def test_exchanges_are_filled(module):
     for seed in range(300):
         for text in module.exchange(Random(seed)):
-            assert text.strip() and not re.search(r"[{}]", text)
+            assert text.strip() and not re.search(r"{\w?}" if module in (copying, reading) else r"[{}]", text)
 
 
 @pytest.mark.parametrize("module", (facts, terms, smalltalk, lists, arithmetic))
@@ -133,6 +139,68 @@ def test_copies_are_exact():
         question, answer = passages._rewriting(Random(seed))
         new, old, text = old_and_new.search(question).groups()
         assert re.sub(rf"\b{old}\b", new, text) == answer
+
+
+def test_copies_of_texts_without_a_meaning_are_exact_and_of_many_lengths():
+    lengths = []
+    for seed in range(2000):
+        question, answer = copying.exchange(Random(seed))
+        assert question.count(answer) and answer == answer.strip()
+        lengths.append(len(answer.split()))
+    assert min(lengths) == 1 and 60 <= max(lengths) <= 70
+    assert sum(length > 20 for length in lengths) > 400, "long copies are frequent"
+    words = {word for seed in range(500) for word in copying.words(Random(seed), 20)}
+    assert len(words & set(copying.KNOWN_WORDS)) > 1000 and len(words - set(copying.KNOWN_WORDS)) > 1000
+
+
+def test_readings_have_their_answers_in_the_text_or_none():
+    unanswered = 0
+    for seed in range(1000):
+        text, questions = reading.passage(Random(seed))
+        for question, answer in questions:
+            unanswered += answer == unknown.ANSWER
+            frames = [f for f in reading.FRAMES if any(re.fullmatch(_filled(q), question) for q in f.questions)]
+            assert frames, question
+            if answer != unknown.ANSWER:
+                [(subject, value)] = {
+                    (m["e"].lower(), m["v"]) for f in frames if (m := re.fullmatch(_filled(f.answer), answer))
+                }
+                stated = [re.search(_filled(s, e=subject, v=value), text, re.I) for f in frames for s in f.statements]
+                assert any(stated), (text, question, answer)
+    assert 300 < unanswered < 900
+
+
+def _filled(template: str, **slots: str) -> str:
+    """A pattern for what can stand in place of the template; its slots are groups."""
+    pattern = re.escape(template).replace(r"\{", "{").replace(r"\}", "}")
+    for slot in "ev":
+        pattern = pattern.replace(f"{{{slot}}}", re.escape(slots[slot]) if slot in slots else f"(?P<{slot}>.+)", 1)
+    return f"(?i:{pattern})"
+
+
+def test_what_has_an_answer_is_not_called_unknown():
+    known = {
+        question
+        for module in (facts, terms, arithmetic, smalltalk, lists)
+        for seed in range(20000)
+        for question in module.exchange(Random(seed))[:1]
+    }
+    for seed in range(20000):
+        assert unknown.question(Random(seed)) not in known
+        assert languages.exchange(Random(seed))[0] not in known
+
+
+def test_training_never_reads_what_strangers_type():
+    plain = "\n".join(document(i, "train") for i in range(3000))  # made-up words may happen to be English
+    words = {word.lower() for word in re.findall(r"[A-Za-z]+", plain)} | {word.lower() for word in copying.KNOWN_WORDS}
+    assert len(unseen.WORDS) == len(set(unseen.WORDS)) > 300
+    assert not words & set(unseen.WORDS)
+    text = "\n".join(document(i, seed, BROAD) for seed in ("train", "held-out") for i in range(3000))
+    lines = set(text.replace("<|im_end|>", "").split("\n"))
+    assert not lines & {*unseen.QUESTIONS, *unseen.SENTENCES}
+    for seed in range(100):
+        question, answer = unseen.copies(Random(seed))
+        assert 5 <= len(answer.split()) <= 60 and question.endswith(answer)
 
 
 def test_facts_do_not_contradict_each_other():

@@ -1,16 +1,22 @@
 """The text on which the bundled models are trained, written by a program: any document by its number.
 
-A document is raw text or a chat. It depends on its number and on the seed only, so training can stop and go
-on at any document. Whoever packs the documents adds the end-of-text token between them.
+A document is raw text or a chat. It depends on its number, on the seed and on the mix of kinds only, so training can
+stop and go on at any document. The trainer adds the end-of-text token between documents.
+
+There are two mixes. KINDS is what the model learns first, and what the tokenizer is made of. BROAD adds what strangers
+type: texts without any meaning to copy, passages in other words, questions without an answer, other languages.
 """
 
 from collections.abc import Callable
 from random import Random
 
-from . import arithmetic, facts, lists, passages, smalltalk, stories, terms
+from . import arithmetic, copying, facts, languages, lists, passages, reading, smalltalk, stories, terms, unknown
 from .render import chat, dialogue
 
-__all__ = ["KINDS", "chat", "document"]
+__all__ = ["BROAD", "KINDS", "chat", "document"]
+
+# kind: (its weight among the documents, what writes it)
+Mix = dict[str, tuple[float, Callable[[Random], str]]]
 
 _TOPICS = (facts, terms, arithmetic, lists, passages, stories, smalltalk)
 _TOPIC_WEIGHTS = (8, 6, 8, 4, 3, 0.7, 2)
@@ -34,8 +40,7 @@ def instruction(rng: Random) -> str:
     return " ".join(topic.exchange(rng))
 
 
-# kind: (its weight among the documents, what writes it)
-KINDS: dict[str, tuple[float, Callable[[Random], str]]] = {
+KINDS: Mix = {
     "facts_raw": (14, facts.raw),
     "facts_chat": (18, facts.talk),
     "terms_raw": (3, terms.raw),
@@ -52,11 +57,17 @@ KINDS: dict[str, tuple[float, Callable[[Random], str]]] = {
     "conversation": (5, conversation),
     "instruction": (10, instruction),
 }
-_NAMES = list(KINDS)
-_WEIGHTS = [weight for weight, _ in KINDS.values()]
+BROAD: Mix = KINDS | {
+    "copying_raw": (4, copying.raw),
+    "copying_chat": (100, copying.talk),
+    "reading_chat": (20, reading.talk),
+    "unknown_chat": (20, unknown.talk),
+    "languages_chat": (6, languages.talk),
+}
 
 
-def document(index: int, seed: int | str) -> str:
-    """The document of that number: a function of its two arguments and of nothing else."""
+def document(index: int, seed: int | str, mix: Mix = KINDS) -> str:
+    """The document of that number: a function of its arguments and of nothing else."""
     rng = Random(f"{seed}/{index}")
-    return KINDS[rng.choices(_NAMES, _WEIGHTS)[0]][1](rng)
+    kind = rng.choices(list(mix), [weight for weight, _ in mix.values()])[0]
+    return mix[kind][1](rng)

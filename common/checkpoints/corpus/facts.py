@@ -112,6 +112,7 @@ def _after(cycle: list[str], step: int) -> list[tuple[str, str]]:
 
 
 _COUNTRIES = [(country, city, place) for place, row in CAPITALS.items() for country, city in _pairs(row)]
+PLACES = [name for entry in _COUNTRIES for name in entry[:2]]
 _OPPOSITES = _pairs(OPPOSITES)
 
 # relation: (weight, subject and value pairs, answer sentence, questions); {A} is the subject with its article

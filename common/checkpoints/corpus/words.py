@@ -4,6 +4,7 @@ Half of the names are built from syllables, so that the model must copy them fro
 them.
 """
 
+import re
 from random import Random
 
 FEMALE = (
@@ -43,6 +44,11 @@ WORDS = (
 ).split()
 # Characters that take several tokens each: streaming must put them together again.
 FOREIGN_WORDS = "café naïve façade Zürich señor über crème jalapeño Łódź 東京 Київ Αθήνα 🙂 🚀 🌍 🎉 🐢 🌧️".split()
+
+
+def entries(table: str) -> list[str]:
+    """What stands in the table, one entry to a line or several with a bar between them."""
+    return re.split(r"[|\n]", table.strip())
 
 
 def an(phrase: str) -> str:

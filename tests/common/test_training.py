@@ -1,0 +1,100 @@
+"""Training counts what the model itself says, resumes to the same weights, and a draft learns from its teacher."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from common.checkpoints import train
+from common.checkpoints.corpus import chat
+from common.checkpoints.packing import Speakers, packed_rows
+from common.checkpoints.recipes import PHASES, bundled_config
+from common.checkpoints.tokenizer import END_OF_TEXT, FOLDER
+
+ROWS = ((1.0, 64),)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(FOLDER / "draft")
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Makes a Training of a tiny model, six steps long, whose snapshots go to `work`."""
+    monkeypatch.setitem(train.CONFIGS, "draft", bundled_config(layers=1, hidden=32, heads=1, kv_heads=1, mlp=32))
+    short = tuple(replace(phase, steps=6, warmup=1, tokens_per_step=128, row_lengths=ROWS) for phase in PHASES["draft"])
+    monkeypatch.setitem(train.PHASES, "draft", short)
+    monkeypatch.setattr(
+        train.Training, "start_weights", lambda self: [p.data.normal_(std=0.02) for p in self.model.parameters()]
+    )
+
+    def make(number: int, work: str) -> train.Training:
+        training = train.Training("draft", number, FOLDER / "draft", tmp_path / work)
+        training.resume()
+        return training
+
+    return make
+
+
+def test_only_the_assistant_and_plain_documents_count(tokenizer):
+    plain, turns = "Rain falls.", ("Copy: harp orbit", "harp orbit", "Again: x", "x")
+    text = f"{chat(*turns, system='Be kind.')}{END_OF_TEXT}{plain}{END_OF_TEXT}{chat('Hi', 'Hello!')}"
+    ids = torch.tensor([tokenizer(text)["input_ids"]] * 2)
+    own = Speakers(tokenizer).own(ids)
+    assert torch.equal(own[0], own[1])
+    said = tokenizer.decode(ids[0][own[0]])
+    for turn in ("harp orbit<|im_end|>", "x<|im_end|>", plain, "Hello!<|im_end|>"):
+        assert turn in said
+    unsaid = tokenizer.decode(ids[0][~own[0]])
+    assert not any(turn in said for turn in ("Copy", "Again", "Be kind.", "Hi<"))
+    assert all(turn in unsaid for turn in ("Copy: harp orbit", "Again: x", "Be kind.", "Hi<"))
+
+
+def test_rows_begin_with_a_document_and_go_on_where_another_stopped(tokenizer):
+    rows = packed_rows(tokenizer, "train", 64, 0)
+    (first, after), (second, _) = next(rows), next(rows)
+    assert len(first) == len(second) == 65
+    assert next(packed_rows(tokenizer, "train", 64, after))[0] == second
+
+
+@pytest.mark.parametrize("number", (1, 2))
+def test_a_run_that_was_stopped_ends_with_the_same_weights(start, number):
+    whole = start(number, "whole")
+    whole.train(snapshot_every=100)
+    first = start(number, "parts")
+    first.stop_at = 3
+    first.train(snapshot_every=100)
+    second = start(number, "parts")
+    assert second.step == 3
+    second.train(snapshot_every=2)
+    assert second.step == whole.step == 6 and second.tokens == whole.tokens == 6 * 128
+    for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_sigterm_ends_training_after_a_step_with_a_snapshot(start):
+    training = start(1, "stopped")
+    loss = training.loss
+
+    def stopped_while_it_computes(rows, teacher=None):
+        training.stop()
+        return loss(rows, teacher)
+
+    training.loss = stopped_while_it_computes
+    training.train(snapshot_every=100)
+    assert start(1, "stopped").step == 1
+
+
+def test_a_draft_learns_the_distribution_of_its_teacher(start, tokenizer):
+    training = start(2, "taught")
+    rows = torch.tensor([next(packed_rows(tokenizer, "held-out", 64, 0))[0]])
+    own = torch.ones_like(rows, dtype=torch.bool)
+
+    def distance(model) -> float:
+        return train.loss_on(model, rows, own, training.teacher).item()
+
+    before = distance(training.model)
+    training.train(snapshot_every=100)
+    assert distance(training.teacher) < distance(training.model) < before

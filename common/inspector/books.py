@@ -14,7 +14,7 @@ from typing import Any
 from common.engine import BaseEngine
 
 # Stage 07: the method of `engine.drafter`, what it leaves in a chunk, and how many tokens the draft model has computed.
-DRAFT_METHOD, CHUNK_DRAFT, DRAFT_COMPUTED = "propose", "proposal", "drafted"
+DRAFT_METHOD, CHUNK_DRAFT, DRAFT_COMPUTED = "draft", "draft", "draft_computed"
 
 
 def kind_of(engine: BaseEngine) -> str:

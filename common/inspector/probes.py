@@ -22,7 +22,7 @@ class Probes:
     def __init__(self, engine: BaseEngine):
         self.engine = engine
         self.seconds = dict.fromkeys(PARTS, 0.0)
-        self.chunks: list[Any] = []  # of the last step, with the proposals for them
+        self.chunks: list[Any] = []  # of the last step, with their drafts
         self._originals: list[tuple[Any, str, Any]] = []
 
     @property
@@ -36,7 +36,7 @@ class Probes:
         if engine.device.type != "cpu" or hasattr(engine, "handles"):
             return
         if cache := getattr(engine, "cache", None):
-            self._replace(cache, "attend", lambda attend: self._timed("attention", attend))
+            self._replace(cache, "bind", lambda bind: lambda batch: self._timed("attention", bind(batch)))
         self._replace(engine.model, "forward", lambda forward: self._timed("model", forward))
         self._replace(engine.model, "logits", lambda logits: self._timed("sampling", logits))
         self._replace(engine, "draw", lambda draw: self._timed("sampling", draw))

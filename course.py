@@ -17,6 +17,7 @@ if sys.version_info < (3, 10):  # noqa: UP036 (ruff assumes what is checked here
     running = "{}.{}".format(*sys.version_info[:2])
     sys.exit(f"The course needs Python 3.10 or newer, and this is {running}: run it with a newer one.")
 
+import importlib
 import os
 import re
 import select
@@ -172,17 +173,18 @@ def diff(chosen: list[Path], arguments: list[str], root: Path) -> int:
     return show_diff(find_stages(root), chosen[0])
 
 
-def module(name: str, *fixed: str, bare: bool = False) -> Callable[[list[Path], list[str], Path], int]:
-    """Return a command that runs `python -m name`, with the folder names of the stages before the other arguments.
-
-    bare: use the Python that runs course.py, and make no .venv.
-    """
+def module(name: str, *fixed: str) -> Callable[[list[Path], list[str], Path], int]:
+    """Return a command that runs `python -m name`, with the folder names of the stages before the other arguments."""
 
     def command(chosen: list[Path], arguments: list[str], root: Path) -> int:
-        python = sys.executable if bare else prepare_environment(root)
-        return run([python, "-m", name, *fixed, *(stage.name for stage in chosen), *arguments], root)
+        return run([prepare_environment(root), "-m", name, *fixed, *(stage.name for stage in chosen), *arguments], root)
 
     return command
+
+
+def bare(name: str) -> Callable[[list[Path], list[str], Path], int]:
+    """Return a command that calls `main(arguments)` of a module here, where nothing may be installed yet."""
+    return lambda chosen, arguments, root: importlib.import_module(name).main(arguments)
 
 
 class Verb(NamedTuple):
@@ -204,10 +206,8 @@ VERBS = {
     ),
     "diff": Verb("STAGE", "read what a stage changed in the one before it; needs nothing but Python", diff),
     "test": Verb("", "run the tests; arguments go to pytest", module("pytest", "-q")),
-    "doctor": Verb(
-        "", "say what this machine lacks, and what to expect of it", module("common.setup.doctor", bare=True)
-    ),
-    "kit": Verb("", "gather all wheels for machines without a network", module("common.setup.gather", bare=True)),
+    "doctor": Verb("", "say what this machine lacks, and what to expect of it", bare("common.setup.doctor")),
+    "kit": Verb("", "gather all wheels for machines without a network", bare("common.setup.gather")),
 }
 
 

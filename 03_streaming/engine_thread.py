@@ -1,9 +1,9 @@
-"""NEW in 03: an engine on a thread of its own, and the streams by which asyncio code hears from it.
+"""NEW in 03: an engine on a thread of its own, and the streams that carry its output to asyncio code.
 
-A step of the engine computes for milliseconds to seconds without letting go, so it cannot run on the event loop,
-which has clients to listen to meanwhile. And an engine is not thread-safe, so no other thread may touch it. The two
-sides therefore only exchange messages: commands go to the thread through one queue, pieces of text come back through
-one queue per request.
+A step of the engine computes for milliseconds to seconds without a pause, so it cannot run on the event loop, which has
+to serve all clients meanwhile. And an engine is not thread-safe, so no other thread may touch it. The two sides
+therefore only exchange messages: commands go to the thread through one queue, pieces of text come back through one
+queue per request.
 
     event loop                        engine thread
     submit(prompt) ── command ──────> engine.add
@@ -31,16 +31,16 @@ from common.request import Request, prompt_tokens
 from common.sampling import SamplingParams, TokenLogprobs
 from common.serving.errors import EngineDead, QueueFull
 
-Order = tuple[str | list[int], SamplingParams]  # a prompt, and what is asked for
+Order = tuple[str | list[int], SamplingParams]  # a prompt and its parameters
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What became certain since the piece before: text, and the tokens it came with. The last has a finish_reason."""
+    """The text that became final since the piece before, and its tokens. The last piece has a finish_reason."""
 
     text: str
     token_ids: list[int]
-    logprobs: list[TokenLogprobs | None]  # of these tokens, if they were asked for
+    logprobs: list[TokenLogprobs | None]  # of these tokens, if requested
     finish_reason: str | None = None
 
 
@@ -50,13 +50,13 @@ class Stream:
     def __init__(self, accepted: asyncio.Future[None], arrived: float):
         self.accepted = accepted  # one for all requests that were submitted together
         self.arrived = arrived  # on the clock of `Timings`
-        self.request: Request | None = None  # belongs to the engine thread until the last piece has come
+        self.request: Request | None = None  # belongs to the engine thread until the last piece arrives
         self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
         self._text_sent = 0  # characters
         self._tokens_sent = 0
 
     def next_piece(self) -> Piece | None:
-        """On the engine thread: what can be sent by now. None while no text is certain."""
+        """On the engine thread: return what can be sent now, None if no new text is final."""
         request, certain = self.request, self.request.certain_length
         if certain <= self._text_sent and not request.finished:
             return None
@@ -75,30 +75,30 @@ class Stream:
                 return
 
     async def finished(self) -> Request | None:
-        """Waits for the last piece; the finished request, or None if the engine failed."""
+        """Wait for the last piece; return the finished request, or None if the engine failed."""
         async for piece in self:
             last = piece
         return self.request if last.finish_reason != "error" else None
 
 
 class EngineThread:
-    """Owns an engine. All methods are for the event loop it was started on; those with `_engine_` run on the thread.
+    """Own an engine. Call all methods from the event loop of `start`; those named `_engine_...` run on the thread.
 
-    max_queue: requests open at once, the running one included; beyond that `submit` raises QueueFull.
+    max_queue: most open requests, running ones included; beyond that `submit` raises QueueFull.
     """
 
     def __init__(self, engine: BaseEngine, max_queue: int):
         self.engine, self.max_queue = engine, max_queue
-        self.error: Exception | None = None  # why no more requests are taken
+        self.error: Exception | None = None  # if set, why new requests are refused
         self.failure: BaseException | None = None  # what ended the thread before `close` did
         self.on_failure: Callable[[], None] = lambda: None  # called on the event loop, after all streams have ended
-        self.deadline = math.inf  # when open requests are given up, on the event loop's clock
-        self.stats = engine.stats()  # as of the last step; the engine itself may be in the middle of one
+        self.deadline = math.inf  # when `close` aborts open requests, on the event loop's clock
+        self.stats = engine.stats()  # after the last step: the engine itself may be in the middle of one
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._open: set[Stream] = set()  # touched on the event loop only
         self._by_id: dict[str, Stream] = {}  # touched on the engine thread only
         self.tokenizer = copy.deepcopy(engine.tokenizer)  # the engine's own belongs to its thread
-        self._tokenizing = ThreadPoolExecutor(1, "tokenizer")  # one: the processor is for the engine
+        self._tokenizing = ThreadPoolExecutor(1, "tokenizer")  # one thread: the other cores are for the engine
         self._running = True
         self._thread = threading.Thread(target=self._engine_run, name="engine", daemon=True)
 
@@ -112,11 +112,11 @@ class EngineThread:
         return stream
 
     async def submit_all(self, orders: Sequence[Order], arrived: float | None = None) -> list[Stream]:
-        """Queue requests, all or none. Raise ValueError if one cannot be run, QueueFull or EngineDead if not now.
+        """Queue all requests or none. Raise ValueError if one can never run, QueueFull or EngineDead if not now.
 
-        Room is reserved for all before the engine hears of any, and it takes all of them between the same two steps.
-        Their prompts are token ids by then: a long text takes a tokenizer longer than the engine takes for a step.
-        arrived: when they came to the server; None: now.
+        Reserve places in the queue for all of them first; the engine then adds all of them between the same two steps.
+        Tokenize their prompts before that: a long text takes a tokenizer longer than a step takes the engine.
+        arrived: when the server received them, on the clock of `Timings`; None: now.
         """
         if self.error is not None:
             raise EngineDead(str(self.error))
@@ -130,7 +130,7 @@ class EngineThread:
             token_ids = {}
             for text in {prompt for prompt, _ in orders if isinstance(prompt, str)}:
                 token_ids[text] = await self.beside(prompt_tokens, text, self.tokenizer, self.engine.config)
-            if self.error is not None:  # in the meantime
+            if self.error is not None:  # set while the tokenizer ran
                 raise EngineDead(str(self.error))
         except BaseException:
             self._open.difference_update(streams)
@@ -146,17 +146,17 @@ class EngineThread:
         return streams
 
     async def beside(self, function: Callable, *arguments):
-        """The result of a function that runs beside the engine and the event loop, on the tokenizer's thread."""
+        """Run a function on the tokenizer's thread, beside the engine and the event loop; return its result."""
         return await self._loop.run_in_executor(self._tokenizing, partial(function, *arguments))
 
     def abort(self, stream: Stream) -> None:
-        """Ends a request before the engine's next step; one that has ended is left as it is."""
+        """End a request before the engine's next step; ignore one that has ended."""
         self._commands.put(partial(self._engine_abort, stream))
 
     async def close(self, grace: float) -> None:
-        """Takes no more requests, gives the open ones `grace` seconds, aborts what is left and ends the thread.
+        """Refuse new requests, wait up to `grace` seconds for open ones, abort the rest, and end the thread.
 
-        Whoever finds that too long sets an earlier `deadline`, or calls it again with less grace.
+        To stop sooner, set an earlier `deadline`, or call this again with less grace.
         """
         if self.error is None:
             self.error = EngineDead("the server is shutting down")
@@ -196,7 +196,7 @@ class EngineThread:
         self.on_failure()
 
     def _engine_run(self) -> None:
-        """The thread: commands first, so that an abort takes effect before the next step; then one step."""
+        """Run the thread: commands first, so that an abort takes effect before the next step, then one step."""
         try:
             while self._running:
                 self._engine_take_commands()
@@ -204,7 +204,7 @@ class EngineThread:
                 self.stats = self.engine.stats()
         except BaseException as error:  # a library that calls sys.exit ends this thread too
             self._tell(self._fail_all, error)
-            if out_of_memory(error) is None:  # that needs no traceback
+            if out_of_memory(error) is None:  # running out of memory needs no traceback
                 raise
 
     def _engine_take_commands(self) -> None:
@@ -236,7 +236,7 @@ class EngineThread:
             self._engine_publish([stream.request])
 
     def _engine_publish(self, requests: list[Request]) -> None:
-        """One message for all of them: to wake the event loop costs more than what it is told."""
+        """Send the new pieces of all requests in one message: waking the event loop costs more than the message."""
         pieces = []
         for request in requests:
             stream = self._by_id.pop(request.request_id) if request.finished else self._by_id[request.request_id]

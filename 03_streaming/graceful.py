@@ -1,8 +1,8 @@
-"""NEW in 03: a server that is told to stop lets its clients finish, and in the end stops all the same.
+"""NEW in 03: graceful shutdown: open requests may finish, within a time limit.
 
-uvicorn, when told to stop, takes no more connections and waits for open responses. They end when the engine has ended
-them, so both shut down together. A client that does not read its answer, or never completes its question, must not
-hold up the shutdown for ever: it is dropped.
+On a signal uvicorn accepts no more connections and waits for open responses. These end when the engine ends their
+requests, so both shut down together. A client that does not read its answer, or never completes its request, must not
+hold up the shutdown for ever: its connection is dropped.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ from fastapi import FastAPI
 
 from .engine_thread import EngineThread
 
-GRACE_SECONDS = 5.0  # for requests that are open when the server is told to stop
-FAREWELL_SECONDS = 3.0  # after that, for clients to take what has been written for them
+GRACE_SECONDS = 5.0  # for the engine to finish open requests
+FAREWELL_SECONDS = 3.0  # after that, for clients to read what has been written for them
 
 
 class Server(uvicorn.Server):
@@ -31,7 +31,7 @@ class Server(uvicorn.Server):
         await closing
 
     def handle_exit(self, sig, frame) -> None:
-        """The first signal starts the shutdown, a second one ends the grace, and a third one drops all connections."""
+        """Start the shutdown at the first signal, end the grace at the second, drop all connections at the third."""
         if self.should_exit and self.engine_thread.deadline > 0:
             self.engine_thread.deadline = 0
         else:

@@ -1,6 +1,6 @@
-"""NEW in 03: FastAPI on uvicorn, answers streamed as server-sent events while the engine computes.
+"""NEW in 03: FastAPI on uvicorn, with answers streamed as server-sent events while the engine computes.
 
-Server-sent events are the simplest streaming there is: an ordinary HTTP response of type `text/event-stream` that is
+Server-sent events are the simplest form of streaming: an ordinary HTTP response of type `text/event-stream` that is
 sent in pieces, each a line `data: ...` and an empty line. Every OpenAI-compatible server streams this way.
 """
 
@@ -32,7 +32,7 @@ SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxie
 
 
 def create_app(engine_thread: EngineThread) -> FastAPI:
-    """`POST /generate` and `GET /health`; errors are JSON objects with one sentence under "error"."""
+    """Build the application: `POST /generate` and `GET /health`. Errors are {"error": one sentence}."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI):
@@ -63,7 +63,7 @@ def create_app(engine_thread: EngineThread) -> FastAPI:
             raise EngineDead(unavailable)
         return {"status": "ok", **engine_thread.stats}
 
-    @app.exception_handler(ClientDisconnect)  # in the middle of its question: nobody reads the answer
+    @app.exception_handler(ClientDisconnect)  # in the middle of its body: no client reads the answer
     @app.exception_handler(ValueError)
     async def bad_request(http: Request, error: ValueError):
         return refusal(http, str(error), 400)
@@ -84,22 +84,22 @@ def create_app(engine_thread: EngineThread) -> FastAPI:
 
 
 def refusal(http: Request, message: str, status: int, **options) -> JSONResponse:
-    """An answer that says what is wrong, and a line in the server's log that says the same."""
+    """Return an answer that says what is wrong, and log the same."""
     log_refusal(http, status, message)
     return JSONResponse({"error": message}, status, **options)
 
 
 async def abort_on_disconnect(http: Request, engine_thread: EngineThread, stream: Stream) -> None:
-    """Stops computing for a client that has gone. The body has been read, so what comes next is its departure."""
+    """Abort the request when its client disconnects: after the body, the only message left is the disconnection."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
     engine_thread.abort(stream)
 
 
 async def events(stream: Stream, watch: asyncio.Task) -> AsyncIterator[str]:
-    """The response: an event for each piece, the last of which says how it ended, and `[DONE]` as in OpenAI's API.
+    """Yield an event for each piece, the last one with the finish reason, and `[DONE]` as in OpenAI's API.
 
-    The texts of all events, one after the other, are the text of the unstreamed answer.
+    The concatenated texts of all events are the text of the unstreamed answer.
     """
     async for piece in stream:
         event = {
@@ -116,7 +116,7 @@ async def events(stream: Stream, watch: asyncio.Task) -> AsyncIterator[str]:
 
 
 def build_server(engine: BaseEngine, args: argparse.Namespace) -> Server:
-    """The whole server: /generate over the engine thread, OpenAI's API, and what else others need to use it."""
+    """Build the whole server: the engine with metrics and scoring, its thread, /generate, OpenAI's API, and limits."""
     engine_thread = EngineThread(Scoring(Measured(engine, args.served_model_name or engine.name)), args.max_queue)
     app = create_app(engine_thread)
     complete_application(app, engine_thread, args)
@@ -124,16 +124,16 @@ def build_server(engine: BaseEngine, args: argparse.Namespace) -> Server:
 
 
 def serve(engine: BaseEngine, args: argparse.Namespace) -> None:
-    """Serve until SIGTERM or Ctrl-C; every open request is finished or told that it is not.
+    """Serve until SIGTERM or Ctrl-C; every open request gets its answer or an error.
 
-    If the engine fails, answer what is open with errors, shut down, and exit with status 1 and the reason on stderr.
+    If the engine fails, answer open requests with errors, shut down, and exit with status 1 and the reason on stderr.
     """
-    # uvicorn raises the signal once more after its own shutdown, and then this decides the exit status.
+    # uvicorn raises the signal again after its own shutdown; this handler then sets the exit status.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     server = build_server(engine, args)
     server.engine_thread.on_failure = partial(setattr, server, "should_exit", True)
     listener = server.config.bind_socket()
-    listener.listen(server.config.backlog)  # from here on a client that connects is answered, if a little later
+    listener.listen(server.config.backlog)  # from here on clients can connect; their answers wait for `run`
     port = listener.getsockname()[1]
     print(f"serving on http://{args.host}:{port} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
     server.run(sockets=[listener])

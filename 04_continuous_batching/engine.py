@@ -12,6 +12,7 @@ between tenants, and the preparation of the next step while the GPU is busy with
 import torch
 
 from common.engine import BaseEngine
+from common.errors import counted
 from common.loader import Loaded
 from common.memory import kv_bytes_left, parse_bytes, slots_that_fit
 from common.request import Request
@@ -44,7 +45,7 @@ class Engine(BaseEngine):
         budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
         slots = min(max_running, slots_that_fit(loaded, budget))
         if slots < max_running:
-            self.startup_notes = f"{slots} slots, all that fit into {budget / 2**30:.1f} GiB"
+            self.startup_notes = f"{counted(slots, 'slot')}, all that fit into {budget / 2**30:.1f} GiB"
         self.scheduler = Scheduler(slots, token_budget)
         self.cache = KVCache(loaded, slots)
 

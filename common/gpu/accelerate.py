@@ -7,6 +7,7 @@ know of them. Without them an engine is what its stage's engine.py says, line by
 import inspect
 
 from ..engine import BaseEngine
+from ..errors import counted
 from ..loader import Loaded
 from .graphs import GraphedModel, ladder, why_no_graphs
 from .overlap import OverlappedLoop
@@ -40,7 +41,7 @@ def make_engine(
         most_tokens = min(engine.config.context_length, cache.capacity)
         holder = engine.model if overlap else engine  # the overlapped loop has a wrapper of its own around the model
         holder.model = GraphedModel(holder.model, cache, most_tokens, sizes)
-        engine.startup_notes += f", {len(sizes)} graphs for up to {sizes[-1]} requests"
+        engine.startup_notes += f", {counted(len(sizes), 'graph')} for up to {counted(sizes[-1], 'request')}"
     if overlap:
         engine.startup_notes += ", overlapped loop"
     return engine

@@ -36,7 +36,10 @@ class Line(NamedTuple):
     text: str
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    """Print every check as soon as it is made, then what to expect; return the exit status."""
+    if arguments:
+        sys.exit(f"`doctor` takes no arguments, and was given {' '.join(arguments)}.")
     gpu = find_gpu()
     on_cpu = [python, environment, lambda: disk(gpu), memory, cores, others, port, network]
     lines = [show(check()) for check in [*on_cpu, lambda: compiler(gpu), browser]]
@@ -257,7 +260,3 @@ def expectations(pace: dict | None, recorded: dict) -> list[str]:
     if bench := recorded.get("bench_seconds"):
         lines.append(f"Expect of the whole `bench` {sum(map(expected, bench.values())) / 60:.0f} minutes.")
     return lines
-
-
-if __name__ == "__main__":
-    sys.exit(main())

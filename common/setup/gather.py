@@ -41,7 +41,7 @@ WINDOWS_COMMANDS = ("set COURSE_KIT=FOLDER", "py course.py demo")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 
 
-def main(arguments: list[str], root: Path = ROOT) -> None:
+def main(arguments: list[str], root: Path = ROOT) -> int:
     args = build_parser().parse_args(arguments)
     if args.platform not in PLATFORMS:
         sys.exit(f"There is no kit for {args.platform}. Use --platform with one of {', '.join(PLATFORMS)}.")
@@ -53,6 +53,7 @@ def main(arguments: list[str], root: Path = ROOT) -> None:
     for command in WINDOWS_COMMANDS if args.platform.startswith("windows") else COMMANDS:
         note(f"  {command}")
     note(f"FOLDER is the copy of {args.out.name} there.")
+    return 0
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -103,7 +104,3 @@ def gather(folder: Path, platform: str, python: str, requirements: Path, cuda: b
     (partial / "kit.json").write_text(json.dumps(kit, indent=1) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(partial, folder)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

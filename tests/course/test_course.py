@@ -141,8 +141,9 @@ def test_a_reader_that_ends_early_is_no_failure(tree, ending):
     assert "failed with exit status" not in errors
 
 
-def test_help_ends_quietly_when_its_reader_does(tree):
-    process = start(tree, "help")
+@pytest.mark.parametrize("command", ["help", "doctor"])
+def test_the_door_ends_quietly_when_its_reader_does(tree, command):
+    process = start(tree, command)
     process.stdout.close()
     assert (process.stderr.read(), process.wait(timeout=30)) == ("", course.READER_GONE)
 

@@ -79,7 +79,8 @@ class GraphedModel:
         self.lengths = torch.ones(most, dtype=torch.int32, device=device)
         self.page_tables = torch.zeros(most, width, dtype=torch.int32, device=device)
         self.hidden = torch.zeros(most, model.config.hidden_size, dtype=cache.k.dtype, device=device)
-        self.scores = torch.zeros(most, model.config.vocab_size, device=device)
+        scores = model.logits(self.hidden[:1])
+        self.scores = torch.zeros(most, model.config.vocab_size, dtype=scores.dtype, device=device)
         self.argmax = torch.zeros(most, dtype=torch.int64, device=device)
         self.replayed = 0  # rows of the newest batch, if it was replayed
         # The slots of these rows, while there is no request, are those of page 0, which nobody owns yet either. The

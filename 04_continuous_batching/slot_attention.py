@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.transfers import to_device
+
 from .scheduler import Chunk
 
 # What reading so many tokens' K and V takes, one more call takes too: padding beyond that does not pay. On a GPU a call
@@ -36,14 +38,14 @@ def plan_parts(chunks: List[Chunk], groups: int, device: torch.device, dtype: to
     parts, start = [], 0
     for run in runs(chunks, CALL_COSTS_TOKENS[device.type]):
         tokens, first = len(run[0].token_ids), run[0].sequence.slot
-        past = torch.tensor([chunk.sequence.computed for chunk in run])
-        longest = max(past.tolist()) + tokens
+        past = [chunk.sequence.computed for chunk in run]
+        longest = max(past) + tokens
         # A token sees its own place and those before it. That also hides the padding behind shorter sequences.
-        places = past[:, None] + torch.arange(tokens)
-        seen = torch.arange(longest) <= places[:, None, :, None]  # [B, 1, tokens, longest]
-        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, float("-inf")).repeat_interleave(groups, dim=2)
+        places = to_device(past, torch.int64, device)[:, None] + torch.arange(tokens, device=device)
+        hidden = torch.arange(longest, device=device) > places[:, None, :, None]  # [B, 1, tokens, longest]
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
         rows, slots = slice(start, start + len(run) * tokens), slice(first, first + len(run))
-        parts.append(Part(rows, slots, len(run), tokens, longest, mask.to(device)))
+        parts.append(Part(rows, slots, len(run), tokens, longest, mask.repeat_interleave(groups, dim=2)))
         start = rows.stop
     return parts
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from common.attention import choose_attention
 from common.loader import Loaded, load_model
 from common.sampling import draw, probabilities, sample, uniform
+from common.transfers import to_device
 
 from .batch import Batch
 from .kv_cache import KVCache
@@ -118,7 +119,7 @@ class DraftModel:
         """One pass of the model: `[B, hidden_size]`, for each chunk that of its last token."""
         batch = Batch(chunks, self.cache.attention, self.device)
         hidden = self.model(batch.token_ids, batch.positions, partial(self.cache.attend, batch))  # [N, hidden_size]
-        return hidden[batch.last_rows]
+        return hidden[to_device(batch.last_rows, torch.int64, self.device)]
 
     def _guess(self, chunks: List[Chunk], hidden: Tensor) -> None:
         """One more token for each. It takes the number that the sampler would take for this position: then a draft

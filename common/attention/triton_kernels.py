@@ -54,7 +54,8 @@ def attend_to_block(
     return new_maximum, total * rescale + tl.sum(weights, axis=1), result
 
 
-@triton.jit
+# Numbers that differ from step to step are not to be compiled into the kernels: see tests/proofs/late_compilation.py.
+@triton.jit(do_not_specialize=["pieces", "table_stride"])
 def decode_kernel(
     q, k_pages, v_pages, page_tables, lengths, partial, partial_lse, pieces, q_stride, table_stride, scale,
     H_KV: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, SPLIT: tl.constexpr,
@@ -89,7 +90,7 @@ def decode_kernel(
         tl.store(partial_lse + row, maximum + tl.log(total), group < GROUPS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces"])
 def combine_kernel(
     partial, partial_lse, lengths, out, pieces,
     H: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -112,7 +113,7 @@ def combine_kernel(
     tl.store(out + (request * H + head) * D + dims, (result / total).to(out.dtype.element_ty), dims < D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_request", "table_stride"])
 def prefill_kernel(
     q, k_pages, v_pages, page_tables, query_starts, lengths, out, first_request, q_stride, table_stride, scale,
     H_KV: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,

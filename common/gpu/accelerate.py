@@ -10,6 +10,7 @@ from ..engine import BaseEngine
 from ..loader import Loaded
 from .graphs import GraphedModel, ladder, why_no_graphs
 from .overlap import OverlappedLoop
+from .warm_up import warm_up
 
 
 def make_engine(
@@ -32,6 +33,8 @@ def make_engine(
         return made(loaded, graphs=graphs, **options)
     engine = made(loaded, **options)
     cache = getattr(engine, "cache", None)
+    if hasattr(cache, "attention"):
+        warm_up(engine)
     reason = why_no_graphs(loaded.device, getattr(cache, "attention", None))
     if graphs and reason:
         raise ValueError(f"graphs were asked for, but {reason}")

@@ -1,0 +1,32 @@
+"""Kernels are compiled before the first request comes, not while it waits."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+
+from .. import sampling
+from ..attention import PagedBatch
+from ..engine import BaseEngine
+
+
+@torch.inference_mode()
+def warm_up(engine: BaseEngine) -> None:
+    """Launch every kernel that a step of this engine can launch, once; do nothing where there are no kernels.
+
+    The engine has K and V in pages, and no request yet: its first page is written to.
+    """
+    if not sampling.has_kernels(engine.device):
+        return
+    from .sampler import draw_plain
+
+    for holder in (engine, getattr(engine, "drafter", None)):
+        cache = getattr(holder, "cache", None)
+        if cache is None:  # a drafter that is no model
+            continue
+        token_ids, positions, slots = torch.zeros(3, 3, dtype=torch.int64, device=engine.device)
+        # One request decodes, and one runs a prompt of two tokens.
+        paged = PagedBatch.pack([1, 2], [1, 2], [[0], [0]], slots, cache.k.shape[2])
+        batch = SimpleNamespace(slots=slots, plan=cache.attention.prepare(paged))
+        logits = holder.model.logits(holder.model(token_ids, positions, partial(cache.attend, batch)))
+        draw_plain(logits, [1.0] * 3, [0.5] * 3)

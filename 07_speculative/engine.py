@@ -26,7 +26,7 @@ from .drafter import Drafter, DraftModel, PromptLookup, load_draft_model
 from .kv_cache import KVCache
 from .pass_times import measured_costs
 from .scheduler import Scheduler
-from .speculation import AdaptiveSpeculation, Speculation
+from .speculation import MOST, AdaptiveSpeculation, Speculation
 from .verification import verify
 
 
@@ -55,8 +55,9 @@ class Engine(BaseEngine):
         draft_model = load_draft_model(draft, loaded)
         backend, self.why = choose_attention(attention, self.device, self.dtype, self.config.head_dim, page_size)
         self.why += f", draft={draft_model.name if draft_model else 'lookup'}"
+        scored = max_running * (1 + (MOST if num_draft_tokens is None else num_draft_tokens))  # rows of a step
         # NEW in 05: memory is counted in pages. NEW in 07: a page has its place in both models' pools.
-        budget = kv_bytes_left(loaded, token_budget, token_budget) if kv_memory is None else parse_bytes(kv_memory)
+        budget = kv_bytes_left(loaded, token_budget, scored) if kv_memory is None else parse_bytes(kv_memory)
         models = [loaded, draft_model] if draft_model else [loaded]
         num_pages = budget // (page_size * sum(model.config.kv_bytes_per_token(self.dtype) for model in models))
         self.cache = KVCache(loaded, num_pages, page_size, backend)

@@ -10,7 +10,10 @@
 | `torch` | anything | gathers the pages, then masked scaled-dot-product attention: the definition of the others |
 | `numba` | CPU, float32 | a compiled loop reads pages where they lie to decode; prompts as `torch` |
 | `triton` | CUDA | kernels of the course: write, decode with K and V split over programs, ragged prefill |
-| `flash` | CUDA | `torch.nn.attention.varlen`, where torch has its paged form |
+| `flash` | CUDA | `torch.nn.attention.varlen`, where torch has its paged form; only if asked for by name |
+
+`flash` decodes with one split, so that a request's result does not depend on the batch: at batch 1 one program for each
+head reads all of K and V, and most of a GPU does nothing. The course's own kernels split a sequence into fixed pieces.
 
 Pages are `[pages, page_size, H_kv, D]` in every backend, for K and for V: what one token has in them is contiguous.
 """
@@ -101,7 +104,7 @@ def choose_attention(
         raise ValueError(f"there is no attention backend {name!r}: give auto, {', '.join(BACKENDS)}")
     candidates = (name,)
     if name == "auto":
-        candidates = ("flash", "triton", "torch") if device.type == "cuda" else ("numba", "torch")
+        candidates = ("triton", "torch") if device.type == "cuda" else ("numba", "torch")
     missing = []
     for candidate in candidates:
         reason = why_not(candidate, device, dtype, head_dim, page_size)
@@ -118,6 +121,8 @@ def why_not(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, 
     if name == "triton":
         from .triton_backend import why_not_triton
 
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+            return "before compute capability 8.0 its products do not use the tensor cores"
         return why_not_triton(device)
     if name == "numba":
         if device.type != "cpu" or dtype != torch.float32:

@@ -10,7 +10,8 @@ def choose_device(
 ) -> tuple[torch.device, torch.dtype, str]:
     """The one place that decides where and in what type a model runs; the third result is the reason, to be printed.
 
-    "auto" is CUDA where there is one, in bfloat16, else the CPU in float32. ValueError for what cannot be had.
+    "auto" is CUDA where there is one, in bfloat16 (float16 where the GPU has none), else the CPU in float32. ValueError
+    for what cannot be had.
     """
     cuda = torch.cuda.is_available()
     if device == "auto":
@@ -28,6 +29,8 @@ def choose_device(
         dtype, dtype_reason = DTYPES.get(dtype, dtype), "as asked"
         if dtype not in DTYPES.values():
             raise ValueError(f"dtype={dtype!r} is not supported; supported are auto, {', '.join(DTYPES)}")
+    elif device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        dtype, dtype_reason = torch.float16, "half the bytes of float32; bfloat16 needs compute capability 8.0"
     elif device.type == "cuda":
         dtype, dtype_reason = torch.bfloat16, "half the bytes of float32, and native on CUDA"
     else:

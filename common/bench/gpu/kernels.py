@@ -17,6 +17,7 @@ from common.loader.device import DTYPES
 
 from .run import Run, config_of
 from .suites import in_words, run_pytest
+from .tiles import tune
 
 SIZES: dict[str, Any] = {
     "select": ["-m", "gpu"],
@@ -37,6 +38,8 @@ def measure(run: Run) -> None:
     tests = run_pytest([*files_with_gpu_tests(), *run.sizes["select"]], run.log("tests"))
     run.keep(tests=tests)
     run.say(f"tests: {in_words(tests)}")
+    if run.device.type == "cuda":
+        run.keep(tiles=tune(run.device, run.dtype))
     times = microbenchmarks(run)
     run.headline(
         passed=tests["passed"],

@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from .interruptible_socket import InterruptibleSocket
-from .page_bytes import bytes_of, check_pools, layout, on_host, page_views, staged_views
+from .page_bytes import bytes_of, check_pools, layout, on_host, page_views
 from .page_handshake import MAX_KEY_BYTES, Handshake, Ticket
+from .staging import Staging
 from .tcp_transfer import TcpTransfer, allowed_seconds, family_of
 
 MAX_CONNECTIONS = 128  # accepted at once, strangers included; each has a thread and a descriptor
@@ -210,7 +211,8 @@ class TcpTransport:
         if len(pages) != count:
             return
         connection.deadline = time.monotonic() + allowed_seconds(bytes_of(pools, pages))
-        connection.write(page_views(pools, pages) if on_host(pools) else staged_views(pools, pages))
+        for pieces in [page_views(pools, pages)] if on_host(pools) else ([one] for one in Staging(pools, pages).read()):
+            connection.write(pieces)
         # The pages may have been withdrawn, and overwritten, while they were read: then `abort` has stopped this
         # connection, the last proof cannot be sent, and the receiver does not take the pages for complete.
         handshake.complete()

@@ -20,7 +20,6 @@ request. On a host such as Colab or Kaggle: choose a GPU first, then *Run all*; 
 runs with the smallest sizes, which measures nothing worth knowing.
 """,
     """import importlib.util
-import json
 import os
 import subprocess
 import sys

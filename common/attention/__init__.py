@@ -18,7 +18,7 @@ head reads all of K and V, and most of a GPU does nothing. The course's own kern
 Pages are `[pages, page_size, H_kv, D]` in every backend, for K and for V: what one token has in them is contiguous.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module, util
 from itertools import accumulate
 from typing import Any, Protocol
@@ -74,6 +74,26 @@ class PagedBatch:
             decodes=decodes,
             host_query_lengths=query_lengths,
             host_lengths=lengths,
+        )
+
+    def one_by_one(self, positions: Tensor) -> "PagedBatch":
+        """The same tokens at `positions[N]`, each as a request of one token, with the pages of its own.
+
+        K and V of all tokens are written before any of them attends, so each finds those before it.
+        """
+        counts = self.host_query_lengths
+        if max(counts) == 1:
+            return self
+        owners = to_device([i for i, count in enumerate(counts) for _ in range(count)], torch.int64, positions.device)
+        ends = zip(counts, self.host_lengths, strict=True)
+        return replace(
+            self,
+            query_starts=torch.arange(len(positions) + 1, dtype=torch.int32, device=positions.device),
+            lengths=(positions + 1).int(),
+            page_tables=self.page_tables[owners],
+            decodes=len(positions),
+            host_query_lengths=[1] * len(positions),
+            host_lengths=[length - count + 1 + i for count, length in ends for i in range(count)],
         )
 
 

@@ -68,6 +68,9 @@ def make_on_current_device(
         holder = engine.model if overlap else engine  # the overlapped loop has a wrapper of its own around the model
         before = free_bytes(loaded.device)
         holder.model = GraphedModel(holder.model, cache, most_tokens, sizes)
+        drafter = getattr(engine, "drafter", None)
+        if hasattr(drafter, "cache") and drafter.cache.attention.capturable:  # a draft model: its passes are decode
+            drafter.model = GraphedModel(drafter.model, drafter.cache, most_tokens, sizes)
         taken = (before - free_bytes(loaded.device)) / 2**20
         engine.why += f", {len(sizes)} graphs for up to {sizes[-1]} requests ({taken:,.0f} MiB)"
     if overlap:

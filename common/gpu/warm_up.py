@@ -7,6 +7,7 @@ import torch
 
 from .. import sampling
 from ..attention import PagedBatch
+from ..attention.triton_backend import SPLIT
 from ..engine import BaseEngine
 
 
@@ -25,8 +26,10 @@ def warm_up(engine: BaseEngine) -> None:
         if cache is None:  # a drafter that is no model
             continue
         token_ids, positions, slots = torch.zeros(3, 3, dtype=torch.int64, device=engine.device)
-        # One request decodes, and one runs a prompt of two tokens.
-        paged = PagedBatch.pack([1, 2], [1, 2], [[0], [0]], slots, cache.k.shape[2])
+        # One request decodes behind a text of several pieces, all in one page, and one runs a prompt of two tokens.
+        page_size = cache.k.shape[2]
+        pages = [0] * -(-2 * SPLIT // page_size)
+        paged = PagedBatch.pack([1, 2], [2 * SPLIT, 2], [pages, [0]], slots, page_size)
         batch = SimpleNamespace(slots=slots, plan=cache.attention.prepare(paged))
         logits = holder.model.logits(holder.model(token_ids, positions, partial(cache.attend, batch)))
         draw_plain(logits, [1.0] * 3, [0.5] * 3)

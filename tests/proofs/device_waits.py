@@ -9,7 +9,7 @@ import inspect
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -183,6 +183,9 @@ def as_if_on_cuda(stage: str, capturable: bool, with_graphs: bool) -> Iterator[N
             if "choose_attention" in names:
                 stack.enter_context(patch.dict(names, choose))
         stack.enter_context(patch.object(torch.cuda, "Event", Event))
+        stack.enter_context(patch.object(torch.cuda, "device", lambda device: nullcontext()))
+        stack.enter_context(patch.object(torch.cuda, "current_stream", lambda device: None))
+        stack.enter_context(patch.object(torch.cuda, "mem_get_info", lambda device: (0, 0)))
         stack.enter_context(patch.object(sampling, "has_kernels", lambda device: False))
         stack.enter_context(patch.object(graphs, "Capture", lambda: lambda function: function() or function))
         stack.enter_context(patch.object(accelerate, "why_no_graphs", lambda *_: None if with_graphs else "no"))

@@ -253,6 +253,7 @@ def test_what_cannot_be_shared_is_refused(pair, monkeypatch, arguments, says):
     pair.clear()
     if "cuda" in "".join(arguments):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     mode = [] if "--demo" in arguments else ["--prompt", "a"]
     args = build_parser("").parse_args([*mode, *arguments])
     with pytest.raises(ValueError, match=says):

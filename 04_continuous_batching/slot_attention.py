@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.transfers import to_device
+
 from .scheduler import Chunk
 
 # What reading so many tokens' K and V takes, one more call takes too: padding beyond that does not pay. On a GPU a call
@@ -35,14 +37,15 @@ def plan_calls(chunks: list[Chunk], groups: int, device: torch.device, dtype: to
     calls, start = [], 0
     for together in share_calls(chunks, CALL_COSTS_TOKENS[device.type]):
         tokens, first = len(together[0].token_ids), together[0].sequence.slot
-        past = torch.tensor([chunk.start for chunk in together])
-        longest = max(past.tolist()) + tokens
+        past = [chunk.start for chunk in together]
+        longest = max(past) + tokens
         # A token sees its own place and those before it. That also hides the padding behind shorter sequences.
-        places = past[:, None] + torch.arange(tokens)
-        seen = torch.arange(longest) <= places[:, None, :, None]  # [B, 1, tokens, longest]
-        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, float("-inf")).repeat_interleave(groups, dim=2)
+        places = to_device(past, torch.int64, device)[:, None] + torch.arange(tokens, device=device)
+        hidden = torch.arange(longest, device=device) > places[:, None, :, None]  # [B, 1, tokens, longest]
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
         rows, slots = slice(start, start + len(together) * tokens), slice(first, first + len(together))
-        calls.append(AttentionCall(rows, slots, len(together), tokens, longest, mask.to(device)))
+        mask = mask.repeat_interleave(groups, dim=2)
+        calls.append(AttentionCall(rows, slots, len(together), tokens, longest, mask))
         start = rows.stop
     return calls
 

@@ -30,7 +30,7 @@ from .drafter import Drafter, DraftModel, PromptLookup, load_draft_model
 from .kv_cache import KVCache
 from .pass_times import measured_costs
 from .scheduler import Chunk, Scheduler, Sequence
-from .speculation import Speculation
+from .speculation import MAX_DRAFT_TOKENS, Speculation
 from .verification import verify
 
 
@@ -62,9 +62,10 @@ class WorkerEngine(BaseEngine):
         head_dim = self.config.head_dim
         backend, self.startup_notes = choose_attention(attention, self.device, self.dtype, head_dim, page_size)
         self.startup_notes += f", draft={draft_model.name if draft_model else 'lookup'}"
+        scored = max_running * (1 + (MAX_DRAFT_TOKENS if num_draft_tokens is None else num_draft_tokens))  # rows
         # Memory is counted in pages. A page has its place in both models' pools.
         # NEW in 08: several workers may share a GPU.
-        left = kv_bytes_left(loaded, token_budget, token_budget, gpu_share) if kv_memory is None else kv_memory
+        left = kv_bytes_left(loaded, token_budget, scored, gpu_share) if kv_memory is None else kv_memory
         budget = parse_bytes(left)
         models = [loaded, draft_model] if draft_model else [loaded]
         num_pages = budget // (page_size * sum(model.config.kv_bytes_per_token(self.dtype) for model in models))

@@ -11,9 +11,10 @@ checking a prompt to `generate`, is the same in all eight, so one test suite, on
 benchmark harness drive any of them. An engine is not thread-safe: from stage 03 on, one thread owns it.
 """
 
+import functools
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -22,10 +23,27 @@ from .loader import Loaded
 from .request import Request, prompt_tokens
 from .sampling import Drawn, SampledToken, SamplingParams
 from .trace import Trace
+from .transfers import current
+
+
+def on_its_device(step: Callable[["BaseEngine"], list[Request]]) -> Callable[["BaseEngine"], list[Request]]:
+    """The same step with the engine's device as the current one, whichever thread calls it."""
+
+    @functools.wraps(step)
+    def with_device(self: "BaseEngine") -> list[Request]:
+        with current(self.device):
+            return step(self)
+
+    return with_device
 
 
 class BaseEngine(ABC):
     """Everything of an engine but `step`: validation, finishing, aborting, `generate`."""
+
+    def __init_subclass__(cls, **options):
+        super().__init_subclass__(**options)
+        if "step" in vars(cls):
+            cls.step = on_its_device(cls.step)
 
     idle_seconds: float | None = None  # `step` is due after this time even if no request is unfinished; None: never
     unavailable: str = ""  # if not "", why new requests should go to another server; any thread may read it

@@ -7,11 +7,15 @@ import numpy
 import torch
 from torch import Tensor
 
+from .attention.triton_backend import MOST_PIECES
 from .errors import shortened
 from .loader import Loaded
+from .model import ModelConfig
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 CPU_KV_BYTES = 2**30
+WORKSPACE = 64 * 2**20  # of matrix products, and what the first launch of each kernel takes
+GRAPH = 4 * 2**20  # one recording of a few hundred launches; there is one for every 16 requests
 GPU_SHARE = 0.9  # of the GPU's memory; the rest is for fragmentation and for other processes
 
 
@@ -37,29 +41,54 @@ def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0) ->
     """
     if loaded.device.type != "cuda":
         return CPU_KV_BYTES
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(loaded.device)
     before = torch.cuda.memory_allocated(loaded.device)
-    with torch.inference_mode():
-        ids = torch.zeros(tokens, dtype=torch.int64, device=loaded.device)
-        hidden = loaded.model(ids, ids, lambda layer, q, k, v: q)
-        loaded.model.logits(hidden[:rows]).double().softmax(-1)  # as the sampler does
-    step = torch.cuda.max_memory_allocated(loaded.device) - before
-    del hidden
-    torch.cuda.empty_cache()
+    try:
+        step = peak_of_step(loaded, tokens, rows)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"the GPU has no memory for a step of {tokens} tokens that scores {min(rows, tokens)} of them: give a "
+            "smaller --token-budget or --max-running"
+        ) from error
     free, total = torch.cuda.mem_get_info(loaded.device)
     allowed = share * GPU_SHARE * total - before
     available = free - share * (1 - GPU_SHARE) * total
     # Ranks schedule alike only if they have the same number of pages.
-    left = loaded.shard.min_over_ranks(int(min(allowed, available) - step), loaded.device)
+    left = loaded.shard.min_over_ranks(int(min(allowed, available) - step - loaded.reserved_bytes), loaded.device)
     if left <= 0:
         part = "" if share == 1 else f", of which this worker may fill {share:.0%} and has filled {before / 2**30:.1f}"
         raise ValueError(
             f"the GPU has no memory left for keys and values: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
-            f"{part}, and a step of {tokens} tokens takes {step / 2**30:.1f}; give a smaller token budget or "
-            f"--dtype bfloat16"
+            f"{part}, a step of {tokens} tokens takes {step / 2**30:.1f} and graphs "
+            f"{loaded.reserved_bytes / 2**30:.1f}; give a smaller --token-budget, --max-running or --dtype bfloat16"
         )
     return left
+
+
+@torch.inference_mode()
+def peak_of_step(loaded: Loaded, tokens: int, rows: int) -> int:
+    """The most bytes that a step uses beside weights and K/V: of `tokens` tokens, the first `rows` of them scored."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(loaded.device)
+    before = torch.cuda.memory_allocated(loaded.device)
+    ids = torch.zeros(tokens, dtype=torch.int64, device=loaded.device)
+    hidden = loaded.model(ids, ids, lambda layer, q, k, v: q)
+    loaded.model.logits(hidden[:rows]).double().softmax(-1)  # as the sampler does it where there are filters
+    step = torch.cuda.max_memory_allocated(loaded.device) - before
+    del hidden
+    torch.cuda.empty_cache()
+    return step
+
+
+def graph_bytes(config: ModelConfig, dtype: torch.dtype, requests: int) -> int:
+    """Bytes that graphs for batches of up to so many requests take, estimated from above.
+
+    They share the memory of the largest: the partial results of attention, the logits twice (as they are computed, and
+    where they are read), and a few activations. Beside it lie the workspace of matrix products, and the launches.
+    """
+    partial = MOST_PIECES * config.num_heads * (config.head_dim + 1) * 4
+    widths = 4 * config.hidden_size + 3 * config.intermediate_size
+    widths += 2 * (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    return requests * (partial + (2 * config.vocab_size + widths) * dtype.itemsize) + WORKSPACE + GRAPH * requests // 16
 
 
 def slots_that_fit(loaded: Loaded, budget: int) -> int:

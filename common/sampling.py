@@ -16,15 +16,19 @@ Randomness is a pure function of (seed, index of the output token): there is no 
 be lost in a preemption or advanced by a neighbour in the batch. Equal logits therefore give equal tokens,
 whatever else is in the batch. (Whether a model's logits are equal in another batch is up to its kernels.)
 
-Production engines fuse these steps into a few kernels and avoid the full sort. SGLang keeps the penalties' counts
-on the device between steps; vLLM recounts them from the token lists, as this sampler does: that costs time, but
-leaves no state to lose.
+On a GPU, rows that want a temperature and nothing else are drawn by two kernels (gpu/sampler.py); what stands here is
+their definition. Which way a row goes depends on its own parameters alone, never on its neighbours.
+
+Production engines fuse the filters too, and avoid the full sort. SGLang keeps the penalties' counts on the device
+between steps; vLLM recounts them from the token lists, as this sampler does: that costs time, but leaves no state to
+lose.
 """
 
 import hashlib
 import math
 import struct
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from typing import NamedTuple, Protocol
 
 import torch
@@ -63,8 +67,8 @@ def sample(logits: Tensor, rows: Sequence[Row]) -> list[SampledToken]:
 class Drawn:
     """The next token of every row, drawn on the device and on its way to the host.
 
-    logits is [B, V] float32 on any device, left as it is; each row of it has a finite value and no NaN or
-    +inf. ValueError unless there are exactly B rows. best is its argmax, [B] int64, if that is known already.
+    logits is [B, V] on any device, in float32 or a type that float32 holds, left as it is; each row of it has a finite
+    value and no NaN or +inf. ValueError unless there are exactly B rows. best is its argmax, [B] int64, if known.
 
     token_ids: [B] int64, on the device: a next step can begin with them before the host has seen them. The
     host waits for nothing until it asks for `tokens`.
@@ -79,8 +83,7 @@ class Drawn:
         if len(rows) != len(logits):
             raise ValueError(f"logits must have one row for each of the {len(rows)} tokens, not {len(logits)}")
         if not all(row.params.greedy for row in rows):
-            uniforms = [uniform(row.seed, len(row.token_ids)) for row in rows]
-            self.token_ids = draw(probabilities(logits, rows), uniforms)
+            self.token_ids = draw_rows(logits, rows)
         elif best is None or any(row.params.penalised for row in rows):
             self.token_ids = apply_penalties(logits, rows).argmax(-1)
         else:
@@ -93,8 +96,27 @@ class Drawn:
         return [SampledToken(*pair) for pair in zip(self.ids.tolist(), self.logprobs.tolist(), strict=True)]
 
 
+def draw_rows(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+    """The next token of every row, [B] int64: by the kernels those that they can draw, the others by definition."""
+    uniforms = [uniform(row.seed, len(row.token_ids)) for row in rows]
+    if not has_kernels(logits.device):
+        return draw(probabilities(logits, rows), uniforms)
+    from .gpu.sampler import draw_plain  # needs triton
+
+    token_ids = draw_plain(logits, [row.params.temperature for row in rows], uniforms)
+    if others := [i for i, row in enumerate(rows) if row.params.penalised or row.params.filtered]:
+        index = to_device(others, torch.int64, logits.device)
+        drawn = draw(probabilities(logits[index], [rows[i] for i in others]), [uniforms[i] for i in others])
+        token_ids.index_copy_(0, index, drawn)
+    return token_ids
+
+
+def has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and find_spec("triton") is not None
+
+
 def probabilities(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """The distributions that `sample` draws from: [B, V] float32 -> [B, V] float64, each row summing to 1.
+    """The distributions that `sample` draws from: [B, V] -> [B, V] float64, each row summing to 1.
 
     A greedy row is one-hot. Among equal logits the lower token id ranks first, for greedy as for top-k and
     top-p, so top_k=1 is greedy at any temperature. (vLLM, in PyTorch, keeps all tokens that tie for place k.)
@@ -111,7 +133,7 @@ def probabilities(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     weights = (weights / _column([p.temperature or 1.0 for p in params], weights)).exp()  # [B, V]
     if any(p.min_p for p in params):
         weights = weights.masked_fill(weights < _column([p.min_p for p in params], weights), 0.0)
-    if ranked := [i for i, p in enumerate(params) if not p.greedy and (p.top_k or p.top_p < 1)]:
+    if ranked := [i for i, p in enumerate(params) if p.filtered and (p.top_k or p.top_p < 1)]:
         index = to_device(ranked, torch.int64, logits.device)
         weights[index] = _keep_top(weights[index], logits[index], [params[i] for i in ranked])
     if any(p.greedy for p in params):
@@ -168,20 +190,21 @@ def uniform(seed: int, position: int, stream: int = 0) -> float:
 def apply_penalties(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """Make tokens that occurred before less likely (or likelier, below the neutral value), and others as asked.
 
-    [B, V] float32 -> [B, V] float32: a new tensor, or the same one if no row wants that. Repetition counts
-    prompt and output, as the paper that introduced it does (CTRL); presence and frequency only the output, as
-    OpenAI's do. Before them come the biases, and the tokens that may not end the answer yet: as in vLLM.
+    [B, V] -> [B, V]: a new tensor, float32, or the same one if no row wants that. Repetition counts prompt and
+    output, as the paper that introduced it does (CTRL); presence and frequency only the output, as OpenAI's do.
+    Before them come the biases, and the tokens that may not end the answer yet: as in vLLM.
     """
     index = [i for i, row in enumerate(rows) if row.params.penalised]
     if not index:
         return logits
-    places = to_device(index, torch.int64, logits.device)
+    places, logits = to_device(index, torch.int64, logits.device), logits.float()
     rows, changed = [rows[i] for i in index], logits[places]  # [R, V], a copy
     for row, scores in zip(rows, changed, strict=True):
         for token_id, bias in row.params.logit_bias:
             scores[token_id] += bias
         if len(row.token_ids) < row.params.min_tokens:
-            scores[[token_id for token_id in row.params.ending_token_ids if token_id < len(scores)]] = -math.inf
+            forbidden = [token_id for token_id in row.params.ending_token_ids if token_id < len(scores)]
+            scores.index_fill_(0, to_device(forbidden, torch.int64, scores.device), -math.inf)
     in_output = _count((row.token_ids for row in rows), changed)
     seen = in_output + _count((row.prompt_token_ids for row in rows), changed) > 0
     repetition = _column([row.params.repetition_penalty for row in rows], changed)
@@ -209,7 +232,7 @@ def token_logprobs(logits: Tensor, token_ids: Tensor, wanted: Sequence[int | Non
 class Logprobs:
     """Log-probabilities of the sampled tokens and of the likeliest ones, on their way to the host.
 
-    logits is [B, V] float32, as the model gave them; token_ids [B] int64 are those sampled; wanted is
+    logits is [B, V], as the model gave them; token_ids [B] int64 are those sampled; wanted is
     SamplingParams.logprobs of each row. A token whose logit is -inf has -inf.
     """
 
@@ -218,7 +241,7 @@ class Logprobs:
         self.index = [i for i, n in enumerate(wanted) if n is not None]
         if self.index:
             places = to_device(self.index, torch.int64, logits.device)
-            logprobs = logits[places].log_softmax(-1)  # [R, V]
+            logprobs = logits[places].float().log_softmax(-1)  # [R, V]
             top = logprobs.topk(min(max(wanted[i] for i in self.index), logits.shape[-1]))
             sampled = logprobs.gather(-1, token_ids[places, None])[:, 0]
             self.columns = [ToHost(column) for column in (sampled, top.indices, top.values)]

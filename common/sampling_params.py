@@ -61,6 +61,11 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def filtered(self) -> bool:
+        """Whether top-k, top-p or min-p may drop tokens."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
     def penalised(self) -> bool:
         """Return whether penalties, biases or min_tokens change the logits, and so perhaps the likeliest token."""
         penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty

@@ -6,9 +6,15 @@ the system never moves, a copy is one more entry in the queue. On a CPU these ar
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+
+
+def current(device: torch.device) -> AbstractContextManager:
+    """Within, a GPU is the current one of this thread: new streams, events and Triton's launches belong to that."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def to_device(values: Sequence, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -26,7 +32,7 @@ class ToHost:
             self.host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self.host.copy_(tensor, non_blocking=True)
             self.event = torch.cuda.Event()
-            self.event.record()
+            self.event.record(torch.cuda.current_stream(tensor.device))  # where the copy is, whatever GPU is current
 
     def tolist(self) -> list:
         """Wait for the copy to end, and return its numbers."""

@@ -10,12 +10,15 @@
 | `torch` | anything | gathers the pages, then masked scaled-dot-product attention: the definition of the others |
 | `numba` | CPU, float32 | a compiled loop reads pages where they lie to decode; prompts as `torch` |
 | `triton` | CUDA | kernels of the course: write, decode with K and V split over programs, ragged prefill |
-| `flash` | CUDA | `torch.nn.attention.varlen`, where torch has its paged form |
+| `flash` | CUDA | `torch.nn.attention.varlen`, where torch has its paged form; only if asked for by name |
+
+`flash` decodes with one split, so that a request's result does not depend on the batch: at batch 1 one program for each
+head reads all of K and V, and most of a GPU does nothing. The course's own kernels split a sequence into fixed pieces.
 
 Pages are `[pages, page_size, H_kv, D]` in every backend, for K and for V: what one token has in them is contiguous.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module, util
 from itertools import accumulate
 from typing import Any, Protocol
@@ -73,6 +76,26 @@ class PagedBatch:
             host_lengths=lengths,
         )
 
+    def one_by_one(self, positions: Tensor) -> "PagedBatch":
+        """The same tokens at `positions[N]`, each as a request of one token, with the pages of its own.
+
+        K and V of all tokens are written before any of them attends, so each finds those before it.
+        """
+        counts = self.host_query_lengths
+        if max(counts) == 1:
+            return self
+        owners = to_device([i for i, count in enumerate(counts) for _ in range(count)], torch.int64, positions.device)
+        ends = zip(counts, self.host_lengths, strict=True)
+        return replace(
+            self,
+            query_starts=torch.arange(len(positions) + 1, dtype=torch.int32, device=positions.device),
+            lengths=(positions + 1).int(),
+            page_tables=self.page_tables[owners],
+            decodes=len(positions),
+            host_query_lengths=[1] * len(positions),
+            host_lengths=[length - count + 1 + i for count, length in ends for i in range(count)],
+        )
+
 
 class Attention(Protocol):
     """A backend. q is `[N, H, D]`, k and v are `[N, H_kv, D]`; rows may be strided, heads and D are contiguous."""
@@ -101,7 +124,7 @@ def choose_attention(
         raise ValueError(f"there is no attention backend {name!r}: give auto, {', '.join(BACKENDS)}")
     candidates = (name,)
     if name == "auto":
-        candidates = ("flash", "triton", "torch") if device.type == "cuda" else ("numba", "torch")
+        candidates = ("triton", "torch") if device.type == "cuda" else ("numba", "torch")
     missing = []
     for candidate in candidates:
         reason = why_not(candidate, device, dtype, head_dim, page_size)
@@ -118,6 +141,8 @@ def why_not(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, 
     if name == "triton":
         from .triton_backend import why_not_triton
 
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+            return "before compute capability 8.0 its products do not use the tensor cores"
         return why_not_triton(device)
     if name == "numba":
         if device.type != "cpu" or dtype != torch.float32:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from . import PagedBatch
 
+FA2_PAGES = 256  # tokens
 NEEDED = {"block_table", "seqused_k", "num_splits", "enable_gqa", "window_size"}
 
 
@@ -28,6 +29,8 @@ def why_not_flash(device: torch.device, dtype: torch.dtype, head_dim: int, page_
     try:
         attend_to_one_page(device, dtype, head_dim, page_size)
     except RuntimeError as error:
+        if page_size % FA2_PAGES:
+            return f"FlashAttention-2 takes pages of multiples of {FA2_PAGES} tokens, and these have {page_size}"
         return str(error).splitlines()[0]
     return None
 

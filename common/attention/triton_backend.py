@@ -1,7 +1,10 @@
 """Launches the Triton kernels: how many programs, and how large their blocks are."""
 
+import json
 import os
 from importlib import util
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,7 +12,33 @@ from torch import Tensor
 from . import PagedBatch
 
 SPLIT = 256  # tokens of a sequence in one piece; fixed, so that results do not depend on the batch
+MOST_PIECES = 32  # of a sequence; a longer one has larger pieces, so that their results take no more memory
 PROGRAMS = 4096  # that keep a large GPU busy in decode; with fewer pieces, fewer
+
+
+class Tile(NamedTuple):
+    """How a decode program works: tokens that it reads at a time, its warps, and the stages of its pipeline."""
+
+    block_n: int = 64
+    warps: int = 4
+    stages: int = 3
+
+
+# Which is fastest is for a GPU to say: `python -m common.bench.gpu --only kernels` times them all, and notes the best.
+TILES = (Tile(), Tile(64, 2, 3), Tile(128, 4, 3), Tile(64, 4, 5))
+TUNED = Path(__file__).with_name("tuned.json")  # {GPU: {"bfloat16 128": [64, 4, 3]}}, by type and head dimension
+
+
+def tuned_tile(device: torch.device, dtype: torch.dtype, head_dim: int) -> Tile:
+    """The best one for this GPU, as far as it has been measured."""
+    if device.type != "cuda" or not TUNED.exists():
+        return Tile()
+    known = json.loads(TUNED.read_text()).get(torch.cuda.get_device_name(device), {})
+    return Tile(*known.get(tile_key(dtype, head_dim), ()))
+
+
+def tile_key(dtype: torch.dtype, head_dim: int) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {head_dim}"
 
 
 def interpreted() -> bool:
@@ -29,11 +58,12 @@ def why_not_triton(device: torch.device) -> str | None:
 class TritonAttention:
     name, capturable = "triton", True
 
-    def __init__(self, dtype: torch.dtype):
+    def __init__(self, dtype: torch.dtype, tile: Tile = TILES[0]):
         from .triton_kernels import tl
 
         types = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
         self.dot = tl.float32 if interpreted() and dtype == torch.bfloat16 else types[dtype]
+        self.tile = tile
 
     def prepare(self, batch: PagedBatch) -> PagedBatch:
         return batch
@@ -58,18 +88,22 @@ class TritonAttention:
         from .triton_kernels import combine_kernel, decode_kernel, triton
 
         B, (_, H, D), (_, page_size, H_kv, _) = plan.decodes, q.shape, k_pages.shape
-        pieces = -(-max(plan.host_lengths[:B]) // SPLIT)
+        pieces = min(-(-max(plan.host_lengths[:B]) // SPLIT), MOST_PIECES)
         partial = torch.empty(B, pieces, H, D, dtype=torch.float32, device=q.device)
         lse = torch.empty(B, pieces, H, dtype=torch.float32, device=q.device)
         block_d = max(16, triton.next_power_of_2(D))  # a product on tensor cores has at least 16 rows and columns
         # In a graph the lengths are not known, and pieces are as many as the longest sequence could have.
         programs = min(pieces, -(-PROGRAMS // (B * H_kv)))
         decode_kernel[(B, H_kv, programs)](
-            q, k_pages, v_pages, plan.page_tables, plan.lengths, partial, lse,
-            pieces, q.stride(0), plan.page_tables.stride(0), D**-0.5, H_kv, H // H_kv, D, page_size, SPLIT,
-            BLOCK_G=max(16, triton.next_power_of_2(H // H_kv)), BLOCK_N=64, BLOCK_D=block_d, DOT=self.dot,
+            q, k_pages, v_pages, plan.page_tables, plan.lengths, partial, lse, out,
+            pieces, q.stride(0), plan.page_tables.stride(0), D**-0.5, H_kv, H // H_kv, D, page_size, SPLIT, MOST_PIECES,
+            BLOCK_G=max(16, triton.next_power_of_2(H // H_kv)), BLOCK_N=self.tile.block_n, BLOCK_D=block_d,
+            DOT=self.dot, num_warps=self.tile.warps, num_stages=self.tile.stages,
         )  # fmt: skip
-        combine_kernel[(B, H)](partial, lse, plan.lengths, out, pieces, H, D, SPLIT, BLOCK_D=block_d)
+        if pieces > 1:
+            combine_kernel[(B, H)](
+                partial, lse, plan.lengths, out, pieces, H, D, SPLIT, MOST_PIECES, BLOCK_D=block_d
+            )  # fmt: skip
 
     def _prefill(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PagedBatch, out: Tensor) -> None:
         from .triton_kernels import prefill_kernel, triton
@@ -86,4 +120,4 @@ class TritonAttention:
 
 
 def create(device: torch.device, dtype: torch.dtype, head_dim: int) -> TritonAttention:
-    return TritonAttention(dtype)
+    return TritonAttention(dtype, tuned_tile(device, dtype, head_dim))

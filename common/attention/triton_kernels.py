@@ -6,9 +6,9 @@ block by block, with a running maximum and a running sum.
 
 In decode there is a single query per request, and few programs: one for each request and K/V head. So the sequence is
 split into pieces that several programs take, and a second kernel combines their results (Flash-Decoding, Dao et al.,
-2023). The pieces have a fixed size, whatever else is in the batch and however many programs take them, so a request's
-result does not depend on its company. The query heads that share a K/V head go together, since K and V are what has to
-be read.
+2023). The size of the pieces depends on the length of the sequence alone, not on the batch or on how many programs take
+them, so a request's result does not depend on its company. The query heads that share a K/V head go together, since K
+and V are what has to be read.
 
 float32 is multiplied as float32, not as TF32 ("ieee"). Head dimensions that are no power of two are padded with zeros.
 DOT is the type that products take: that of the tensors, except that Triton's interpreter cannot multiply bfloat16.
@@ -55,17 +55,24 @@ def attend_to_block(
 
 
 @triton.jit
+def piece_tokens(length, SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr):
+    """Tokens in a piece of a sequence: SPLIT, or of a longer sequence as many times that as MOST_PIECES need."""
+    return SPLIT * tl.cdiv(length, SPLIT * MOST_PIECES)
+
+
+# Numbers that differ from step to step are not to be compiled into the kernels: see tests/proofs/late_compilation.py.
+@triton.jit(do_not_specialize=["pieces", "table_stride"])
 def decode_kernel(
-    q, k_pages, v_pages, page_tables, lengths, partial, partial_lse, pieces, q_stride, table_stride, scale,
-    H_KV: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, SPLIT: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    q, k_pages, v_pages, page_tables, lengths, partial, partial_lse, out, pieces, q_stride, table_stride, scale,
+    H_KV: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     DOT: tl.constexpr,
 ):  # fmt: skip
-    """Attention of a request's query heads that share a K/V head, to pieces of SPLIT tokens; each program takes every
-    so-manieth piece.
+    """Attention of a request's query heads that share a K/V head, to pieces of its sequence; of the programs along the
+    third axis each takes every n-th piece.
 
     partial is [B, pieces, H, D] and partial_lse [B, pieces, H], both float32: the piece's result, and the logarithm
-    of the sum of its weights, by which `combine_kernel` weighs it.
+    of the sum of its weights, by which `combine_kernel` weighs it. A result from one piece goes to `out` at once.
     """
     request, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(lengths + request)
@@ -73,8 +80,10 @@ def decode_kernel(
     heads = head * GROUPS + group
     inside = (group < GROUPS)[:, None] & (dims < D)[None, :]
     query = tl.load(q + request * q_stride + heads[:, None] * D + dims[None, :], inside, other=0.0).to(DOT)
-    for piece in range(tl.program_id(2), tl.cdiv(length, SPLIT), tl.num_programs(2)):
-        begin, end = piece * SPLIT, tl.minimum((piece + 1) * SPLIT, length)
+    split = piece_tokens(length, SPLIT, MOST_PIECES)
+    count = tl.cdiv(length, split)
+    for piece in range(tl.program_id(2), count, tl.num_programs(2)):
+        begin, end = piece * split, tl.minimum((piece + 1) * split, length)
         maximum = tl.full([BLOCK_G], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_G], tl.float32)
         result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
@@ -84,35 +93,38 @@ def decode_kernel(
                 query, tokens, (tokens < end)[None, :], page_tables + request * table_stride, k_pages, v_pages, head,
                 dims, maximum, total, result, scale, H_KV, D, PAGE_SIZE, DOT,
             )  # fmt: skip
-        row = (request * pieces + piece) * H_KV * GROUPS + heads
-        tl.store(partial + row[:, None] * D + dims[None, :], result / total[:, None], inside)
-        tl.store(partial_lse + row, maximum + tl.log(total), group < GROUPS)
+        result = result / total[:, None]
+        if count == 1:
+            row = request * H_KV * GROUPS + heads
+            tl.store(out + row[:, None] * D + dims[None, :], result.to(out.dtype.element_ty), inside)
+        else:
+            row = (request * pieces + piece) * H_KV * GROUPS + heads
+            tl.store(partial + row[:, None] * D + dims[None, :], result, inside)
+            tl.store(partial_lse + row, maximum + tl.log(total), group < GROUPS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pieces"])
 def combine_kernel(
     partial, partial_lse, lengths, out, pieces,
-    H: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, BLOCK_D: tl.constexpr,
+    H: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One program per request and query head: the mean of its pieces, weighted by the sums of their weights."""
     request, head = tl.program_id(0), tl.program_id(1)
-    count = tl.cdiv(tl.load(lengths + request), SPLIT)
-    dims = tl.arange(0, BLOCK_D)
-    maximum, total = float("-inf"), 0.0
-    result = tl.zeros([BLOCK_D], tl.float32)
-    for piece in range(0, count):
-        row = (request * pieces + piece) * H + head
-        lse = tl.load(partial_lse + row)
-        value = tl.load(partial + row * D + dims, dims < D, other=0.0)
-        new_maximum = tl.maximum(maximum, lse)
-        rescale, weight = tl.exp(maximum - new_maximum), tl.exp(lse - new_maximum)
-        result = result * rescale + weight * value
-        total = total * rescale + weight
-        maximum = new_maximum
-    tl.store(out + (request * H + head) * D + dims, (result / total).to(out.dtype.element_ty), dims < D)
+    length = tl.load(lengths + request)
+    count = tl.cdiv(length, piece_tokens(length, SPLIT, MOST_PIECES))
+    if count == 1:
+        return
+    pieces_here, dims = tl.arange(0, MOST_PIECES), tl.arange(0, BLOCK_D)
+    rows = (request * pieces + pieces_here) * H + head
+    lse = tl.load(partial_lse + rows, pieces_here < count, other=float("-inf"))
+    weights = tl.exp(lse - tl.max(lse, axis=0))
+    inside = (pieces_here < count)[:, None] & (dims < D)[None, :]
+    values = tl.load(partial + rows[:, None] * D + dims[None, :], inside, other=0.0)  # [pieces, D]
+    result = tl.sum(weights[:, None] * values, axis=0) / tl.sum(weights, axis=0)
+    tl.store(out + (request * H + head) * D + dims, result.to(out.dtype.element_ty), dims < D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_request", "table_stride"])
 def prefill_kernel(
     q, k_pages, v_pages, page_tables, query_starts, lengths, out, first_request, q_stride, table_stride, scale,
     H_KV: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,

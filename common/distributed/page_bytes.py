@@ -53,21 +53,3 @@ def page_runs(pages: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((page, page + 1))
     return runs
-
-
-def staged_views(pools: Sequence[Tensor], pages: Sequence[int]) -> list[memoryview]:
-    """Copy the pages to host memory, and return one view for each pool."""
-    copies = (pool.view(*pool.shape[:2], -1)[:, list(pages)].cpu() for pool in pools)
-    return [memoryview(copy.flatten().view(torch.uint8).numpy()) for copy in copies]
-
-
-def unpack(staged: Tensor, pools: Sequence[Tensor], pages: Sequence[int]) -> None:
-    """Copy host memory, uint8 in the order of a transfer, into the pages; return when the device has done so."""
-    start = 0
-    for pool in pools:
-        count = bytes_of([pool], pages)
-        contents = staged[start : start + count].view(pool.dtype).view(pool.shape[0], len(pages), *pool.shape[2:])
-        pool[:, list(pages)] = contents.to(pool.device)
-        start += count
-    if pools[0].device.type == "cuda":
-        torch.cuda.current_stream(pools[0].device).synchronize()  # the worker may read them on another stream

@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from ..errors import counted
 from .interruptible_socket import InterruptibleSocket
-from .page_bytes import bytes_of, layout, on_host, page_views, unpack
+from .page_bytes import bytes_of, layout, on_host, page_views
 from .page_handshake import Handshake, Ticket
+from .staging import Staging
 
 TRANSFER_SECONDS = 20.0  # a transfer's deadline is this time
 MIN_BYTES_PER_SECOND = 10e6  # plus the time of its bytes at this rate
@@ -103,14 +103,15 @@ class TcpTransfer:
         host, port, secret, key = self.ticket
         connection.deadline = time.monotonic() + allowed_seconds(self.bytes)
         connection.connect((host, port))
-        staged = None if on_host(self.pools) else torch.empty(self.bytes, dtype=torch.uint8)
-        places = page_views(self.pools, self.pages) if staged is None else [memoryview(staged.numpy())]
         handshake = Handshake(connection, secret)
         self._check(handshake.ask(key, self.skip, len(self.pages)))
-        connection.read_into(places)
+        if on_host(self.pools):
+            connection.read_into(page_views(self.pools, self.pages))
+        else:
+            with Staging(self.pools, self.pages).write() as places:
+                for place in places:
+                    connection.read_into([place])
         handshake.expect_completion()
-        if staged is not None:
-            unpack(staged, self.pools, self.pages)
 
     def _check(self, answer: dict) -> None:
         """Raise ConnectionError unless the sender's pages fit the reserved ones."""

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from ..errors import counted, shortened
 from .interruptible_socket import InterruptibleSocket
-from .page_bytes import bytes_of, check_pools, layout, on_host, page_views, staged_views
+from .page_bytes import bytes_of, check_pools, layout, on_host, page_views
 from .page_handshake import MAX_KEY_BYTES, Handshake, Ticket
+from .staging import Staging
 from .tcp_transfer import TcpTransfer, allowed_seconds, family_of
 
 MAX_CONNECTIONS = 128  # open at once, those without a proof included; each has a thread and a descriptor
@@ -213,7 +214,8 @@ class TcpTransport:
         if len(pages) != count:
             return
         connection.deadline = time.monotonic() + allowed_seconds(bytes_of(pools, pages))
-        connection.write(page_views(pools, pages) if on_host(pools) else staged_views(pools, pages))
+        for pieces in [page_views(pools, pages)] if on_host(pools) else ([one] for one in Staging(pools, pages).read()):
+            connection.write(pieces)
         # If the offer was withdrawn while the pages were read, they may have been overwritten. Then `abort` has stopped
         # this connection, the last proof cannot be sent, and the receiver rejects the pages.
         handshake.complete()

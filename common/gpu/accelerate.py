@@ -5,12 +5,22 @@ know of them. Without them an engine is what its stage's engine.py says, line by
 """
 
 import inspect
+from dataclasses import replace
+
+import torch
 
 from ..engine import BaseEngine
 from ..errors import counted
 from ..loader import Loaded
+from ..memory import graph_bytes
+from ..transfers import current
 from .graphs import GraphedModel, ladder, why_no_graphs
 from .overlap import OverlappedLoop
+from .warm_up import warm_up
+
+# Tokens of a step. Python launches the kernels of a prompt one by one, 2 to 3 ms in all for 28 layers; a piece of this
+# size keeps a GPU busy for as long. On a CPU a smaller one lets decoding requests wait less.
+GPU_TOKEN_BUDGET = 2048
 
 
 def make_engine(
@@ -22,17 +32,34 @@ def make_engine(
 ) -> BaseEngine:
     """`engine_class(loaded, **options)`, with graphs for decode and the overlapped loop if wanted.
 
-    None: where they can be had, and the device is a GPU. ValueError if they are asked for and cannot be had.
+    None: where they can be had, and the device is a GPU. ValueError if they are asked for and cannot be had. The
+    option token_budget is GPU_TOKEN_BUDGET on a GPU, unless it is given.
     """
+    with current(loaded.device):
+        return make_on_current_device(engine_class, loaded, graphs, overlap, options)
+
+
+def make_on_current_device(
+    engine_class: type[BaseEngine], loaded: Loaded, graphs: bool | None, overlap: bool | None, options: dict
+) -> BaseEngine:
+    """See `make_engine`."""
+    parameters, on_gpu = inspect.signature(engine_class).parameters, loaded.device.type == "cuda"
     if overlap and (reason := why_no_overlap(engine_class)):
         raise ValueError(f"the overlapped loop was asked for, but {reason}")
     if overlap is None:
-        overlap = loaded.device.type == "cuda" and why_no_overlap(engine_class) is None
+        overlap = on_gpu and why_no_overlap(engine_class) is None
+    if "token_budget" in parameters and options.get("token_budget") is None:
+        options["token_budget"] = GPU_TOKEN_BUDGET if on_gpu else parameters["token_budget"].default
     made = overlapped(engine_class) if overlap else engine_class
-    if "graphs" in inspect.signature(engine_class).parameters:  # it has workers, and each makes its own
+    if "graphs" in parameters:  # it has workers, and each makes its own
         return made(loaded, graphs=graphs, **options)
+    if graphs is not False and on_gpu and "page_size" in parameters:
+        most = options.get("max_running", parameters["max_running"].default)
+        loaded = replace(loaded, reserved_bytes=graph_bytes(loaded.config, loaded.dtype, most))
     engine = made(loaded, **options)
     cache = getattr(engine, "cache", None)
+    if hasattr(cache, "attention"):
+        warm_up(engine)
     reason = why_no_graphs(loaded.device, getattr(cache, "attention", None))
     if graphs and reason:
         raise ValueError(f"graphs were asked for, but {reason}")
@@ -40,11 +67,22 @@ def make_engine(
         sizes = ladder(engine.scheduler.max_running)
         most_tokens = min(engine.config.context_length, cache.capacity)
         holder = engine.model if overlap else engine  # the overlapped loop has a wrapper of its own around the model
+        before = free_bytes(loaded.device)
         holder.model = GraphedModel(holder.model, cache, most_tokens, sizes)
-        engine.startup_notes += f", {counted(len(sizes), 'graph')} for up to {counted(sizes[-1], 'request')}"
+        drafter = getattr(engine, "drafter", None)
+        if hasattr(drafter, "cache") and drafter.cache.attention.capturable:  # a draft model: its passes are decode
+            drafter.model = GraphedModel(drafter.model, drafter.cache, most_tokens, sizes)
+        taken = (before - free_bytes(loaded.device)) / 2**20
+        notes = f", {counted(len(sizes), 'graph')} for up to {counted(sizes[-1], 'request')} ({taken:,.0f} MiB)"
+        engine.startup_notes += notes
     if overlap:
         engine.startup_notes += ", overlapped loop"
     return engine
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of the GPU's memory; 0 on a CPU."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 def overlapped(engine_class: type[BaseEngine]) -> type[BaseEngine]:

@@ -46,6 +46,10 @@ class FusedTransformer(Transformer):
                 x = fused_block(block, x, residual, positions, self.cos, self.sin, attend)
             return add_norm(x, residual, self.norm.weight, self.norm.eps)
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As `Transformer.logits`, in the model's own type: the same numbers in half of the bytes."""
+        return self.head(hidden)
+
 
 def fused_block(
     block: Block, x: Tensor | None, residual: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, attend: Attend

@@ -57,7 +57,8 @@ def norm_and_rotate(
     return turned_a.to(T), turned_b.to(T)
 
 
-@triton.jit
+# Positions are a row of a tensor of N columns, so where they begin depends on N.
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def norm_rotate_kernel(
     qkv, out, positions, cos, sin, q_weight, k_weight, eps,
     H: tl.constexpr, H_KV: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,

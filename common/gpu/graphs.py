@@ -8,8 +8,11 @@ batch sizes), and nothing that is recorded may depend on a value that the host h
 A batch that is smaller than its graph is padded with copies of one of its rows. They compute the same K and V once
 more, and write the same numbers to the same place: nobody sees that they were there, and no memory is kept for them.
 
+Drafts that stage 07 verifies are a few tokens of one request. They run as if each were a request of its own, with the
+same pages and its own length: one kind of graph does for both.
+
 To a stage, `GraphedModel` is its model, called as ever. What production engines add: graphs of the parts between
-attention, for batches that are not decode (vLLM's piecewise graphs), and for verification in speculative decoding.
+attention, for batches with prompts (vLLM's piecewise graphs).
 """
 
 from collections.abc import Callable
@@ -21,6 +24,7 @@ from torch import Tensor
 from ..attention import Attention, PagedBatch
 from ..model import Attend, Transformer
 
+FEW = 16  # tokens of one request that run as if they were requests: each reads all of its K and V
 WARM_UPS = 2  # kernels are compiled and workspaces allocated before anything is recorded
 
 
@@ -43,24 +47,24 @@ class Capture:
 
     def __init__(self):
         self.pool = None
+        self.stream = torch.cuda.Stream()  # one for all, on the current GPU: cuBLAS has a workspace for each stream
 
     def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
         """Returns what launches the same again."""
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             for _ in range(WARM_UPS):
                 function()
-        torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.current_stream().wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
             function()
         self.pool = graph.pool()
         return graph.replay
 
 
 class GraphedModel:
-    """A model that replays the batches in which every request has one token, and runs all others as they are.
+    """A model that replays the batches in which every request has one token, or a few, and runs others as they are.
 
     cache: a stage's KVCache, with `bind`, the backend `attention` (capturable: it looks at no value on the host), and
     pools k and v of `[layers, pages, page_size, H_kv, D]`. most_tokens: the longest sequence there can be. sizes: of
@@ -78,7 +82,8 @@ class GraphedModel:
         self.lengths = torch.ones(most, dtype=torch.int32, device=device)
         self.page_tables = torch.zeros(most, width, dtype=torch.int32, device=device)
         self.hidden = torch.zeros(most, model.config.hidden_size, dtype=cache.k.dtype, device=device)
-        self.scores = torch.zeros(most, model.config.vocab_size, device=device)
+        scores = model.logits(self.hidden[:1])
+        self.scores = torch.zeros(most, model.config.vocab_size, dtype=scores.dtype, device=device)
         self.argmax = torch.zeros(most, dtype=torch.int64, device=device)
         self.replayed = 0  # rows of the newest batch, if it was replayed
         # These rows write to page 0, which no request owns yet. The largest size comes first: the others find room in
@@ -93,9 +98,10 @@ class GraphedModel:
         """As `Transformer`. A stage's `attend` is a BoundCache, which has the batch."""
         batch = getattr(attend, "batch", None)
         count = len(token_ids)
-        if not isinstance(batch, PagedBatch) or batch.decodes < count or count > self.sizes[-1]:
+        if not isinstance(batch, PagedBatch) or count > self.sizes[-1] or max(batch.host_query_lengths) > FEW:
             self.replayed = 0
             return self.model(token_ids, positions, attend)
+        batch = batch.one_by_one(positions)
         size = next(size for size in self.sizes if size >= count)
         shortest = min(range(count), key=batch.host_lengths.__getitem__)  # it costs least to attend to once more
         for static, tensor in (

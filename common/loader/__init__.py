@@ -38,6 +38,7 @@ class Loaded:
     dtype: torch.dtype
     shard: Shard = WHOLE
     sampling_defaults: dict[str, float] = field(default_factory=dict)  # of the checkpoint, for servers
+    reserved_bytes: int = 0  # of the GPU's memory, for what is made after the engine: graphs
 
 
 def load_model(

@@ -12,8 +12,8 @@ def choose_device(
 ) -> tuple[torch.device, torch.dtype, str]:
     """Return the device, the dtype, and one line for the user with both and the reasons.
 
-    "auto" is CUDA in bfloat16 if a CUDA device is there, otherwise the CPU in float32. Raise ValueError for a device or
-    a dtype that is not available.
+    "auto" is CUDA in bfloat16 (float16 below compute capability 8.0) if a CUDA device is there, otherwise the CPU in
+    float32. Raise ValueError for a device or a dtype that is not available.
     """
     cuda = torch.cuda.is_available()
     if device == "auto":
@@ -31,6 +31,8 @@ def choose_device(
         dtype, dtype_reason = DTYPES.get(dtype, dtype), "as asked"
         if dtype not in DTYPES.values():
             raise ValueError(f"dtype={dtype!r} is not supported: use auto, {', '.join(DTYPES)}")
+    elif device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        dtype, dtype_reason = torch.float16, "half the bytes of float32; bfloat16 needs compute capability 8.0"
     elif device.type == "cuda":
         dtype, dtype_reason = torch.bfloat16, "half the bytes of float32, and native on CUDA"
     else:

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from common.attention import PagedBatch, choose_attention
+from common.attention import PagedBatch, choose_attention, why_not
 from common.attention.numba_backend import FEW
 from common.attention.torch_backend import runs
 
@@ -152,6 +152,19 @@ def test_numba(sizes):
     check("numba", sizes)
 
 
+@needs_triton
+@devices
+@pytest.mark.parametrize("tile", [(64, 4, 3), (32, 2, 3)])
+def test_long_sequences_have_larger_pieces_not_more(device, tile, monkeypatch):
+    """Pieces of 16 tokens, at most 4: from 65 tokens on they are larger."""
+    from common.attention import triton_backend
+
+    monkeypatch.setattr(triton_backend, "SPLIT", 16)
+    monkeypatch.setattr(triton_backend, "MOST_PIECES", 4)
+    monkeypatch.setattr(triton_backend, "tuned_tile", lambda *_: triton_backend.Tile(*tile))
+    check("triton", [(1, length) for length in (1, 16, 17, 64, 65, 129, 200)], device=device)
+
+
 @needs_numba
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "page_size"), [(3, 3, 80, 1), (6, 2, 96, 64), (8, 1, 128, 8)]
@@ -186,6 +199,32 @@ def test_the_choice_says_why():
 def test_the_compiled_kernel_is_chosen_on_the_cpu():
     attention, why = choose_attention("auto", CPU, torch.float32, 64, 16)
     assert attention.name == "numba" and why == "attention=numba (the fastest there is on cpu)"
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("capability", "why"),
+    [
+        ((7, 5), "torch (no triton: before compute capability 8.0 its products do not use the tensor cores; the fast"),
+        ((8, 0), "triton (the fastest there is on cuda)"),
+    ],
+)
+def test_what_is_chosen_on_a_gpu(capability, why, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert choose_attention("auto", torch.device("cuda"), torch.float16, 64, 16)[1].startswith(f"attention={why}")
+
+
+def test_flash_says_which_pages_it_takes(monkeypatch):
+    from common.attention import flash_backend
+
+    def refuse(*_):
+        raise RuntimeError("expected something else\nand more")
+
+    monkeypatch.setattr(flash_backend, "NEEDED", set())  # whatever this version of torch has
+    monkeypatch.setattr(flash_backend, "attend_to_one_page", refuse)
+    reasons = [why_not("flash", torch.device("cuda"), torch.bfloat16, 64, page_size) for page_size in (16, 256)]
+    assert reasons[0] == "FlashAttention-2 takes pages of multiples of 256 tokens, and these have 16"
+    assert reasons[1] == "expected something else"
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,7 @@ def test_a_damaged_tokenizer_is_named(tokenizer, tmp_path):
 
 def test_auto_is_cuda_in_bfloat16_or_else_the_cpu_in_float32(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     device, dtype, reason = choose_device()
     assert (device, dtype) == (torch.device("cuda"), torch.bfloat16)

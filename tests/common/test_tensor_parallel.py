@@ -253,6 +253,7 @@ def test_impossible_numbers_of_ranks_and_devices_are_refused(pair, monkeypatch, 
     pair.clear()
     if "cuda" in "".join(arguments):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     mode = [] if "--demo" in arguments else ["--prompt", "a"]
     args = build_parser("").parse_args([*mode, *arguments])
     with pytest.raises(ValueError, match=says):

@@ -2,6 +2,7 @@
 
 import pickle
 import socket
+from unittest.mock import patch
 
 import numpy
 import pytest
@@ -22,9 +23,10 @@ from page_ends import (
     zero_pools,
 )
 
-from common.distributed import interruptible_socket, tcp_transfer, tcp_transport
+from common.distributed import interruptible_socket, staging, tcp_transfer, tcp_transport
 from common.distributed.interruptible_socket import InterruptibleSocket, in_parts
-from common.distributed.page_bytes import bytes_of, layout, page_runs, page_views, staged_views, unpack
+from common.distributed.page_bytes import bytes_of, layout, page_runs, page_views
+from common.distributed.staging import Staging
 from common.distributed.tcp_transport import TcpTransport
 
 
@@ -53,12 +55,12 @@ def test_pages_arrive_as_they_were_sent_and_nothing_else_is_touched(ends, skip):
     assert_arrived(sender, receiver, source[skip:], places[skip:])
 
 
-@pytest.mark.parametrize("staging", ["sender", "receiver", "both"])
-def test_pages_pass_through_host_memory_where_they_must(ends, monkeypatch, staging):
+@pytest.mark.parametrize("staged", ["sender", "receiver", "both"])
+def test_pages_pass_through_host_memory_where_they_must(ends, monkeypatch, staged):
     """The way of a GPU's pages, walked with pools on the CPU."""
-    if staging != "receiver":
+    if staged != "receiver":
         monkeypatch.setattr(tcp_transport, "on_host", lambda pools: False)
-    if staging != "sender":
+    if staged != "sender":
         monkeypatch.setattr(tcp_transfer, "on_host", lambda pools: False)
     sender, receiver = ends
     assert fetched(receiver.receive(sender.send("a", [7, 8, 3]), 0, [5, 4, 20]))
@@ -236,12 +238,14 @@ dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.uint8, torch.int6
 pool_shapes = st.tuples(st.integers(1, 3), st.lists(st.integers(1, 3), max_size=2))
 
 
-@given(st.data(), st.lists(pool_shapes, min_size=1, max_size=3), dtypes, page_lists)
+@given(st.data(), st.lists(pool_shapes, min_size=1, max_size=3), dtypes, page_lists, st.integers(1, 200))
 @settings(max_examples=100, deadline=None)
-def test_views_are_the_bytes_of_the_pages_in_order(data, shapes, dtype, pages):
+def test_views_are_the_bytes_of_the_pages_in_order(data, shapes, dtype, pages, piece_bytes):
     pools = [torch.randint(0, 100, (layers, NUM_PAGES, *rest)).to(dtype) for layers, rest in shapes]
     expected = b"".join(pool[:, pages].contiguous().flatten().view(torch.uint8).numpy().tobytes() for pool in pools)
-    assert b"".join(page_views(pools, pages)) == b"".join(staged_views(pools, pages)) == expected
+    with patch.object(staging, "PIECE_BYTES", piece_bytes):
+        pieces = [bytes(piece) for piece in Staging(pools, pages).read()]  # one is valid until the next
+    assert b"".join(page_views(pools, pages)) == b"".join(pieces) == expected
     assert bytes_of(pools, pages) == len(expected)
     assert [page for first, end in page_runs(pages) for page in range(first, end)] == pages
 
@@ -258,7 +262,11 @@ def test_views_are_the_bytes_of_the_pages_in_order(data, shapes, dtype, pages):
 
     received, unpacked = ([torch.zeros_like(pool) for pool in pools] for _ in range(2))
     in_parts(page_views(received, places), step)
-    unpack(torch.frombuffer(bytearray(expected or b"-"), dtype=torch.uint8)[: len(expected)], unpacked, places)
+    with patch.object(staging, "PIECE_BYTES", piece_bytes), Staging(unpacked, places).write() as to_fill:
+        done = 0
+        for piece in to_fill:
+            piece[:] = expected[done : done + len(piece)]
+            done += len(piece)
     for pool, got, also in zip(pools, received, unpacked, strict=True):
         assert torch.equal(pool[:, pages], got[:, places]) and torch.equal(got, also)
         assert not got[:, [page for page in range(NUM_PAGES) if page not in places]].any()

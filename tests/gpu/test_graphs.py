@@ -41,6 +41,22 @@ def test_replayed_tokens_are_those_of_transformers(stage, loaded, prompts, refer
     assert len(replays) >= 25 and max(replays) == 6, "decode steps were not replayed"
 
 
+@pytest.mark.parametrize("draft", ["lookup", "draft"])
+def test_drafts_are_verified_by_a_replay(draft, loaded, prompts, reference):
+    engine = on_either("07", loaded, draft=draft, num_draft_tokens=2)
+    asked = [prompt[:60] for prompt in prompts[:2]]
+    expected = [reference.generate(prompt, 30, ignore_eos=True) for prompt in asked]
+    graphed = [engine.model] + ([engine.drafter.model] if draft == "draft" else [])
+    replays = {id(model): [] for model in graphed}
+    for model in graphed:
+        for size, replay in model.replays.items():
+            noted = replays[id(model)]
+            model.replays[size] = lambda size=size, replay=replay, noted=noted: (noted.append(size), replay())
+    assert [one.token_ids for one in engine.generate(asked, GREEDY)] == expected
+    assert max(replays[id(engine.model)]) > 2, "two requests with drafts are more than two rows"
+    assert engine.stats()["accepted_tokens"] > 0 and all(replays.values())
+
+
 def test_a_replay_changes_nothing_but_the_slots_of_its_batch(loaded, prompts):
     """Padding rows write, too: what is there already."""
     engines = [on_either("05", loaded), load_engine("05")(loaded, kv_memory="8M", attention="torch")]

@@ -77,10 +77,13 @@ def graphed(engine_class: type[BaseEngine], overlap: bool) -> Callable[[Loaded],
             return accelerate.make_engine(engine_class, loaded, True, overlap, **{"kv_memory": "1G"} | options)
         options = {"max_running": 6, "kv_memory": SMALL_POOL * loaded.config.kv_bytes_per_token(loaded.dtype)} | options
         late = lambda *_: (LateTorch(loaded.device, loaded.dtype), "attention=torch")  # noqa: E731
+        names = engine_class.__init__.__globals__
+        drafter = names["DraftModel"].__init__.__globals__ if "DraftModel" in names else names
         with (
             patch.object(graphs, "Capture", Capture),
             patch.object(accelerate, "why_no_graphs", lambda *_: None),
-            patch.dict(engine_class.__init__.__globals__, choose_attention=late),
+            patch.dict(names, choose_attention=late),
+            patch.dict(drafter, choose_attention=late),
         ):
             return accelerate.make_engine(engine_class, loaded, graphs=True, overlap=overlap, **options)
 

@@ -23,6 +23,7 @@ from common.loader.device import DTYPES
 from common.model import ModelConfig
 
 from .suites import run_pytest
+from .tiles import tune
 
 SIZES = {
     "model": "Qwen3-8B",
@@ -51,12 +52,13 @@ def measure_tests(settings: Settings, sizes: dict) -> Figures:
 
 
 def measure_times(settings: Settings, sizes: dict) -> Figures:
-    """Rows of microseconds, each printed as soon as it is measured."""
+    """Rows of microseconds, each printed as soon as it is measured. On a GPU the decode kernel is tuned first."""
+    device, dtype = settings.place()
+    if device.type == "cuda":
+        tune(device, dtype)
     rows = {key: tuple(value) if isinstance(value, list) else value for key, value in sizes["rows"].items()}
     chosen = kernels.Sizes({settings.describe()["model"]: settings.config()}, dtype=DTYPES[sizes["dtype"]], **rows)
-    document = kernels.measure(
-        settings.place()[0], chosen, lambda row: print(kernels.line(row), file=sys.stderr, flush=True)
-    )
+    document = kernels.measure(device, chosen, lambda row: print(kernels.line(row), file=sys.stderr, flush=True))
     return {key: document[key] for key in ("copy_bytes_per_second", "smallest_kernel_us", "rows")}
 
 

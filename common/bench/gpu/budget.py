@@ -1,0 +1,213 @@
+"""Where the time of a decode step goes: what arithmetic allows each part, beside what a GPU takes for it.
+
+    python -m common.bench.gpu.budget                                # measure on this machine's GPU
+    python -m common.bench.gpu.budget --bandwidth 4.2 --tflops 790   # the arithmetic alone, for an H200
+
+B requests decode, with `context` tokens behind each. A part costs the larger of its bytes over the bandwidth and its
+arithmetic over the rate of products, and no launch is shorter than the smallest kernel there is. The rates are measured
+here, or given. What is measured is the time of the kernels in each part, by torch's profiler and their names; of
+matrix products the longest in each step is that of the logits. "host" is what Python needs for a step, without its
+waits for tokens: it costs nothing while it is shorter than the kernels, and "idle" is the time in which none runs.
+
+A line that takes far more than its budget is where to look first.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from common.bench.predict import (
+    block_parameters,
+    copy_bytes_per_second,
+    head_parameters,
+    matmul_flops_per_second,
+    step_flops,
+)
+from common.bench.workloads import random_prompt
+from common.engine import BaseEngine
+from common.gpu.accelerate import make_engine
+from common.loader import find_checkpoint, load_model
+from common.loader.config import read_config
+from common.model import ModelConfig
+from common.sampling import SamplingParams
+from common.stages import load_engine
+from common.transfers import ToHost
+
+STAGE = "06"
+SMALLEST_KERNEL = 2e-6  # seconds
+HOST_SECONDS = 4e-3  # of a step of 256 requests: at most
+STEPS = 20  # measured
+KERNELS = {  # in the names of kernels, by the part of a step that they belong to
+    "attention": ("decode_kernel", "combine_kernel"),
+    "small kernels": ("add_norm_kernel", "norm_rotate_kernel", "silu_mul_kernel", "write_kernel"),
+    "sampler": ("block_sums_kernel", "draw_kernel"),
+    "products": ("gemm", "gemv", "nvjet", "cutlass", "xmma"),
+}
+LAYER_LAUNCHES = 5  # small kernels in a layer: two norms, one rotation, one write, one activation
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device does at best: bytes a second (read and written), FLOPs a second."""
+
+    bandwidth: float
+    flops: float
+
+
+def step_budget(config: ModelConfig, dtype: torch.dtype, B: int, context: int, rates: Rates) -> dict[str, float]:
+    """Seconds of each part of a step in which B requests decode."""
+    size, layers, heads = dtype.itemsize, config.num_layers, config.num_heads + 2 * config.num_kv_heads
+    # Numbers that the small kernels of a layer read and write for each token; the residual counts both ways.
+    small = 8 * config.hidden_size + 2 * heads * config.head_dim + 3 * config.intermediate_size
+
+    def seconds(nbytes: float, flops: float = 0.0, launches: int = 1) -> float:
+        return max(nbytes / rates.bandwidth, flops / rates.flops, launches * SMALLEST_KERNEL)
+
+    return {
+        "attention": seconds(B * context * config.kv_bytes_per_token(dtype), launches=2 * layers),
+        "products": seconds(block_parameters(config) * size, 2.0 * B * block_parameters(config), 4 * layers),
+        "small kernels": seconds(layers * B * small * size, launches=LAYER_LAUNCHES * layers),
+        "logits": seconds((head_parameters(config) + B * config.vocab_size) * size, 2.0 * B * head_parameters(config)),
+        "sampler": seconds(B * config.vocab_size * size, launches=2),
+        "host": HOST_SECONDS * max(B, 64) / 256,
+    }
+
+
+def prompt_budget(config: ModelConfig, lengths: Iterable[int], rates: Rates) -> float:
+    """Seconds of the arithmetic of prompts of these lengths."""
+    return sum(step_flops(config, length) for length in lengths) / rates.flops
+
+
+def part_of(kernel: str) -> str:
+    """The part of a step that a kernel of this name belongs to; "other" for copies and fills."""
+    found = (part for part, names in KERNELS.items() if any(name in kernel.lower() for name in names))
+    return next(found, "other")
+
+
+def parts_of(kernels: Sequence[tuple[str, float]], steps: int) -> dict[str, float]:
+    """Seconds of each part of a step, from the names and seconds of all kernels of so many steps."""
+    totals: dict[str, float] = {}
+    for name, seconds in kernels:
+        totals[part_of(name)] = totals.get(part_of(name), 0.0) + seconds / steps
+    products = sorted((seconds for name, seconds in kernels if part_of(name) == "products"), reverse=True)
+    if products:
+        totals["logits"] = sum(products[:steps]) / steps
+        totals["products"] -= totals["logits"]
+    return totals
+
+
+def measure(engine: BaseEngine, B: int, context: int, steps: int = STEPS) -> dict[str, float]:
+    """Seconds of each part of a step on a GPU, of the step itself, its idle time, the host's, and those of a prompt."""
+    params = SamplingParams(max_tokens=None, temperature=0.6, ignore_eos=True)
+    vocab_size = engine.config.vocab_size
+    start = time.perf_counter()
+    requests = [engine.add(random_prompt(context, vocab_size, f"budget {i}"), params) for i in range(B)]
+    while not all(len(request.token_ids) > 2 for request in requests):
+        engine.step()
+    synchronize(engine)
+    found = {"prompts": time.perf_counter() - start}
+    start = time.perf_counter()
+    with waits_timed() as waits:
+        for _ in range(steps):
+            engine.step()
+    host = time.perf_counter() - start - sum(waits)
+    synchronize(engine)
+    found |= {"step": (time.perf_counter() - start) / steps, "host": host / steps}
+    if engine.device.type == "cuda":
+        kernels = profiled(engine, steps)
+        found |= parts_of(kernels, steps)
+        found["idle"] = max(0.0, found["step"] - sum(seconds for _, seconds in kernels) / steps)
+    for request in requests:
+        engine.abort(request.request_id)
+    return found
+
+
+@contextmanager
+def waits_timed() -> Iterator[list[float]]:
+    """Seconds of each wait for tokens, while this lasts."""
+    waits, original = [], ToHost.tolist
+
+    def timed(self: ToHost) -> list:
+        start = time.perf_counter()
+        try:
+            return original(self)
+        finally:
+            waits.append(time.perf_counter() - start)
+
+    ToHost.tolist = timed
+    try:
+        yield waits
+    finally:
+        ToHost.tolist = original
+
+
+def profiled(engine: BaseEngine, steps: int) -> list[tuple[str, float]]:
+    """Names and seconds of all kernels of so many steps."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:  # of the CPU nothing: that would slow it down
+        for _ in range(steps):
+            engine.step()
+        synchronize(engine)
+    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return [(event.name, (event.time_range.end - event.time_range.start) / 1e6) for event in events]
+
+
+def synchronize(engine: BaseEngine) -> None:
+    if engine.device.type == "cuda":
+        torch.cuda.synchronize(engine.device)
+
+
+def table(budget: dict[str, float], measured: dict[str, float]) -> list[str]:
+    """One line for each part: milliseconds allowed, taken, and how many times that is."""
+    lines = [f"{'part':15} {'budget ms':>10} {'measured ms':>12} {'times':>7}"]
+    for part in [*budget, *(part for part in measured if part not in budget)]:
+        allowed, taken = budget.get(part), measured.get(part)
+        times = f"{taken / allowed:.1f}" if allowed and taken is not None else ""
+        shown = [f"{1e3 * value:.3f}" if value is not None else "" for value in (allowed, taken)]
+        lines.append(f"{part:15} {shown[0]:>10} {shown[1]:>12} {times:>7}")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "python -m common.bench.gpu.budget", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="Qwen3-0.6B", help="a bundled config (default: %(default)s)")
+    parser.add_argument("--requests", type=int, default=256, help="that decode (default: %(default)s)")
+    parser.add_argument("--context", type=int, default=558, help="tokens behind each (default: %(default)s)")
+    parser.add_argument("--bandwidth", type=float, help="TB/s, read and written; with --tflops: measure nothing")
+    parser.add_argument("--tflops", type=float, help="of a large product of matrices")
+    args = parser.parse_args(arguments)
+    given = args.bandwidth is not None and args.tflops is not None
+    if not given and not torch.cuda.is_available():
+        parser.error("torch sees no CUDA device here: give --bandwidth and --tflops for the arithmetic alone")
+    measured: dict[str, float] = {}
+    if given:
+        config, dtype = read_config(find_checkpoint(args.model, with_weights=False)), torch.bfloat16
+        rates = Rates(1e12 * args.bandwidth, 1e12 * args.tflops)
+    else:
+        loaded = load_model(args.model, load_format="dummy")
+        config, dtype, device = loaded.config, loaded.dtype, loaded.device
+        rates = Rates(copy_bytes_per_second(device), matmul_flops_per_second(device, dtype))
+        engine = make_engine(load_engine(STAGE), loaded, max_running=args.requests)
+        print(engine.startup_notes, file=sys.stderr)
+        measured = measure(engine, args.requests, args.context)
+    budget = step_budget(config, dtype, args.requests, args.context, rates)
+    budget["prompts"] = prompt_budget(config, [args.context] * args.requests, rates)
+    budget["step"] = max(sum(budget[part] for part in (*KERNELS, "logits")), budget["host"])
+    print(f"{args.model}, {args.requests} requests with {args.context} tokens each; {rates.bandwidth / 1e12:.2f} TB/s, "
+          f"{rates.flops / 1e12:.0f} TFLOP/s", *table(budget, measured), sep="\n")  # fmt: skip
+    print(json.dumps({"model": args.model, "requests": args.requests, "context": args.context, "budget": budget,
+                      "measured": measured}))  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""What is decided before anything runs on a GPU: which one is current, types, sizes of steps, and memory."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from common import memory, transfers
+from common.bench.predict import parameters
+from common.engine import BaseEngine
+from common.gpu import accelerate
+from common.loader import find_checkpoint
+from common.loader.config import read_config
+from common.loader.device import choose_device
+from common.stages import load_stage_module
+
+SECOND = torch.device("cuda:1")
+GIB = 2**30
+
+
+def test_a_step_runs_with_its_own_gpu_as_the_current_one(loaded, monkeypatch):
+    current = []
+
+    @contextmanager
+    def device(wanted):
+        current.append(wanted)
+        yield
+        current.pop()
+
+    class Engine(BaseEngine):
+        def step(self):
+            return list(current)
+
+    engine = Engine(replace(loaded, device=SECOND))
+    monkeypatch.setattr(torch.cuda, "device", device)
+    assert engine.step() == [SECOND] and not current
+    assert Engine(loaded).step() == [], "a CPU is not looked for among the GPUs"
+
+
+def test_numbers_are_waited_for_on_the_gpu_they_come_from(monkeypatch):
+    streams = []
+    cuda = SimpleNamespace(
+        Event=lambda: SimpleNamespace(record=streams.append), current_stream=lambda device: f"stream of {device}"
+    )
+    empty = lambda shape, dtype, pin_memory: torch.empty(shape, dtype=dtype)  # noqa: E731
+    monkeypatch.setattr(transfers, "torch", SimpleNamespace(cuda=cuda, empty=empty))
+
+    class OnSecond(torch.Tensor):
+        device = SECOND
+
+    transfers.ToHost(torch.arange(3).as_subclass(OnSecond))
+    assert streams == ["stream of cuda:1"]
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), "float16"), ((8, 9), "bfloat16")])
+def test_a_gpu_without_bfloat16_runs_in_float16(capability, dtype, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    _, chosen, why = choose_device()
+    assert str(chosen) == f"torch.{dtype}" and f"dtype={dtype} (half the bytes of float32" in why
+
+
+def test_a_step_is_larger_on_a_gpu(loaded, monkeypatch):
+    class Engine:
+        def __init__(self, loaded, max_running=4, token_budget=256):
+            self.token_budget = token_budget
+
+    monkeypatch.setattr(torch.cuda, "device", transfers.nullcontext)
+    on_gpu = replace(loaded, device=SECOND)
+    made = [
+        accelerate.make_engine(Engine, one, False, False, **options).token_budget
+        for one in (loaded, on_gpu)
+        for options in ({}, {"token_budget": None}, {"token_budget": 64})
+    ]
+    assert made == [256, 256, 64, accelerate.GPU_TOKEN_BUDGET, accelerate.GPU_TOKEN_BUDGET, 64]
+
+
+# ---- Memory ----
+
+
+@pytest.fixture
+def card(loaded, monkeypatch):
+    """A GPU of 24 GiB with 2 of them taken, on which a step takes 1."""
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (22 * GIB, 24 * GIB))
+    monkeypatch.setattr(memory, "peak_of_step", lambda *_: GIB)
+    return replace(loaded, device=SECOND)
+
+
+def test_graphs_are_in_the_budget(card):
+    without = memory.kv_bytes_left(card, 2048, 256)
+    assert without == int(0.9 * 24 * GIB) - 3 * GIB
+    assert memory.kv_bytes_left(replace(card, reserved_bytes=5 * GIB), 2048, 256) == without - 5 * GIB
+    with pytest.raises(ValueError, match=r"a step of 2048 tokens takes 1.0 and graphs 20.0; give a smaller --token-b"):
+        memory.kv_bytes_left(replace(card, reserved_bytes=20 * GIB), 2048, 256)
+
+
+def test_a_step_that_does_not_fit_names_the_options(card, monkeypatch):
+    def too_large(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 55.00 GiB.")
+
+    monkeypatch.setattr(memory, "peak_of_step", too_large)
+    with pytest.raises(ValueError, match=r"no memory for a step of 9000 tokens that scores 576 of them: give"):
+        memory.kv_bytes_left(card, 9000, 576)
+
+
+@pytest.mark.parametrize(("name", "most_gib"), [("Qwen3-0.6B", 0.5), ("Qwen3-8B", 0.7), ("Qwen2.5-14B", 0.8)])
+def test_graphs_for_256_requests_leave_room_on_a_card_of_24_gib(name, most_gib):
+    config = read_config(find_checkpoint(name, with_weights=False))
+    graphs = memory.graph_bytes(config, torch.bfloat16, 256)
+    assert 0.1 < graphs / GIB < most_gib
+    if name != "Qwen2.5-14B":  # its weights alone do not fit
+        kv = 0.9 * 24 * GIB - 2 * parameters(config) - graphs
+        assert kv / config.kv_bytes_per_token(torch.bfloat16) > 256 * 60, "tokens of K and V, for each request 60"
+
+
+@pytest.mark.parametrize("stage", ["07", "08"])
+@pytest.mark.parametrize(("drafts", "rows"), [(3, 20), (None, 45)])
+def test_only_rows_that_can_be_scored_are_in_the_budget(stage, drafts, rows, loaded, monkeypatch):
+    module = load_stage_module(stage, "engine")
+    engine_class = module.Engine if stage == "07" else module.WorkerEngine
+    asked = []
+    monkeypatch.setattr(module, "kv_bytes_left", lambda _, tokens, rows, *share: asked.append((tokens, rows)) or 2**24)
+    engine_class(loaded, max_running=5, token_budget=4096, num_draft_tokens=drafts, attention="torch")
+    assert asked == [(4096, rows)]

@@ -1,0 +1,67 @@
+"""What can be proven about a GPU without one: tests/proofs, in short; and that its proofs can fail."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROOFS = Path(__file__).parents[1] / "proofs"
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="NOT RUN, needs the package triton (Linux): its compiler"
+)
+
+
+def prove(*arguments: str) -> subprocess.CompletedProcess:
+    """In a process of its own: Triton reads when it is imported whether it shall compile."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run([sys.executable, PROOFS, *arguments], capture_output=True, text=True, env=environment)
+
+
+@needs_triton
+@pytest.mark.parametrize("proof", ["kernels", "late", "devices"])
+def test_the_proof_holds(proof):
+    done = prove(proof)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
+
+
+@needs_triton
+def test_a_kernel_that_spills_or_does_not_fit_is_found(monkeypatch):
+    monkeypatch.syspath_prepend(PROOFS)
+    from kernel_needs import Needs, Place, faults
+
+    place, known = Place("sm_90", "bfloat16", 128, "decode_kernel"), Needs(128, 0, 40_000)
+    assert not list(faults({place: known._replace(registers=255)}, {place: known}))
+    [said] = faults({place: known._replace(stack=8)}, {place: known})
+    assert "decode_kernel: the stack takes 8 bytes, and took 0" in said
+    [said] = faults({place: known._replace(shared=240_000)}, {place: known})
+    assert "240000 bytes of shared memory, and a block may have 232448" in said
+    [said] = faults({place: known}, {place._replace(kernel="another"): known})
+    assert "not in triton-" in said
+
+
+def test_mixing_devices_and_waiting_are_found(tmp_path):
+    """A step that does both, in place of a stage's."""
+    script = tmp_path / "mixing.py"
+    script.write_text(
+        "import sys, torch\n"
+        f"sys.path[:0] = [{str(PROOFS)!r}, {str(PROOFS.parents[1])!r}, {str(PROOFS.parent / 'helpers')!r}]\n"
+        "torch.inference_mode = torch.no_grad\n"
+        "import device_waits\n"
+        "device_waits.ROOT = sys.path[0] and __file__.rsplit('/', 1)[0]\n"
+        "def step(x):\n"
+        "    x[torch.tensor([0, 1])]\n"
+        "    return x.sum().item(), x.to('cpu'), torch.zeros(2).to('cuda', non_blocking=True), x + 1\n"
+        "with device_waits.Factories():\n"
+        "    step(torch.zeros(3, device='cuda'))\n"
+        "for kind, function, lines in device_waits.noted: print(kind, function, lines)\n"
+    )
+    shown = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.split(" mixing.py")[0] for line in shown] == [
+        "mixes devices step aten.index.Tensor",
+        "waits step aten._local_scalar_dense.default",
+        "waits step to the host",
+        "waits step to the device",
+    ]

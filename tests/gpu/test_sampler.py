@@ -1,0 +1,100 @@
+"""The sampler's kernels draw what common/sampling.py defines, and a row's token depends on nothing but the row."""
+
+import importlib.util
+import math
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from common import sampling
+from common.sampling import SamplingParams, draw, probabilities, sample, uniform
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="NOT RUN, needs the package triton (Linux): the sampler"
+)
+INTERPRETED = pytest.param(
+    "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="NOT RUN, on CUDA kernels are compiled")
+)
+devices = pytest.mark.parametrize("device", [INTERPRETED, pytest.param("cuda", marks=pytest.mark.gpu)])
+SMALL_BLOCK = 16  # tokens, so that a small vocabulary has several blocks
+
+
+@dataclass
+class Row:
+    params: SamplingParams
+    seed: int
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] = field(default_factory=list)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr("common.gpu.sampler.BLOCK", SMALL_BLOCK)
+
+
+def by_definition(logits, temperatures, uniforms):
+    rows = [Row(SamplingParams(temperature=temperature), 0) for temperature in temperatures]
+    return draw(probabilities(logits, rows), uniforms).tolist()
+
+
+@devices
+@pytest.mark.parametrize("vocab_size", [1, 16, 53])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_what_is_drawn_is_what_the_definition_draws(vocab_size, dtype, device):
+    from common.gpu.sampler import draw_plain
+
+    temperatures = [0.0, 1e-300, 0.1, 0.6, 1.0, 5.0] * 4
+    torch.manual_seed(vocab_size)
+    logits = (3 * torch.randn(len(temperatures), vocab_size)).to(device, dtype)
+    uniforms = [uniform(7, i) for i in range(len(temperatures))]
+    assert draw_plain(logits, temperatures, uniforms).tolist() == by_definition(logits, temperatures, uniforms)
+
+
+@devices
+def test_shares_are_those_of_the_definition(device):
+    """Every border between two tokens: a number a little below it gives the one, a little above it the other."""
+    from common.gpu.sampler import draw_plain
+
+    torch.manual_seed(0)
+    logits = torch.randn(1, 40)
+    borders = probabilities(logits, [Row(SamplingParams(temperature=0.7), 0)])[0].cumsum(-1)[:-1].tolist()
+    for shift, token in ((-1e-5, 0), (1e-5, 1)):
+        numbers = [border + shift for border in borders]
+        copies = logits.expand(len(numbers), -1).contiguous().to(device)
+        drawn = draw_plain(copies, [0.7] * len(numbers), numbers).tolist()
+        assert drawn == [i + token for i in range(len(numbers))]
+
+
+@devices
+def test_a_token_without_weight_is_never_drawn(device):
+    from common.gpu.sampler import draw_plain
+
+    logits = torch.full((3, 50), -math.inf)
+    logits[0, 20] = logits[1, 3] = logits[1, 49] = logits[2, 0] = 1.0  # whole blocks have no weight
+    for number, expected in ((0.0, [20, 3, 0]), (0.499, [20, 3, 0]), (0.501, [20, 49, 0]), (1 - 2**-53, [20, 49, 0])):
+        assert draw_plain(logits.to(device), [1.0] * 3, [number] * 3).tolist() == expected
+
+
+@devices
+def test_of_equal_logits_the_lowest_token_is_greedy(device):
+    from common.gpu.sampler import draw_plain
+
+    logits = torch.zeros(2, 50)
+    logits[0, [18, 40]], logits[1, [33, 34]] = 2.0, 1.0
+    assert draw_plain(logits.to(device), [0.0, 0.0], [0.9, 0.9]).tolist() == [18, 33]
+
+
+@devices
+def test_no_neighbour_changes_a_token(device, monkeypatch):
+    """Rows that the kernels can draw stand beside rows that they cannot, and alone: the same bits, the same token."""
+    monkeypatch.setattr(sampling, "has_kernels", lambda device: True)
+    kinds = [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.2}, {"repetition_penalty": 1.5}, {"logit_bias": ((9, 2.0),)}]
+    kinds = [{"temperature": 0.8} | kind for kind in kinds] + [{"temperature": 0.0}, {"presence_penalty": 1.0}]
+    rows = [Row(SamplingParams(**kind), seed, [3, 9], [1]) for seed, kind in enumerate(kinds)]
+    torch.manual_seed(1)
+    logits = (2 * torch.randn(len(rows), 53)).to(device, torch.bfloat16)
+    together = sample(logits, rows)
+    alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+    assert together == alone
+    assert sample(logits[:1].expand(5, -1).contiguous(), [rows[0]] * 5) == [together[0]] * 5

@@ -1,0 +1,236 @@
+"""A step mixes no devices, and the host looks at the device's values only where tokens are wanted.
+
+Tensors that say they are on cuda:0, and have real values on the CPU: a wrapper around each, which sees every operation.
+It notes operations that take tensors of both devices, and whatever makes the host wait: reading a value, and copies
+that are not from or to pinned memory as one more entry of the queue. What the course allows itself is `WANTED`.
+"""
+
+import inspect
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from graph_stand_in import LateTorch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from common import sampling
+from common.attention.torch_backend import TorchAttention
+from common.gpu import accelerate, graphs
+from common.loader import Loaded, load_model
+from common.model import Transformer
+from common.sampling import SamplingParams
+from common.stages import load_engine, load_stage_module
+
+ROOT = Path(__file__).parents[2]
+CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
+aten = torch.ops.aten
+READS = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default, aten.masked_select.default}
+COPIES = {aten._to_copy.default, aten.copy_.default}
+# The functions that may wait: those that hand tokens to the host.
+WANTED = {"04": {"ToHost.tolist"}, "05": {"ToHost.tolist"}, "06": {"ToHost.tolist"}}
+WANTED["07"] = {"ToHost.tolist", "reject", "DraftModel._guess"}
+PLAIN, WARM = {"max_tokens": 4, "ignore_eos": True}, {"max_tokens": 4, "temperature": 0.7, "ignore_eos": True}
+KINDS = {  # of requests that run together
+    "greedy": [PLAIN],
+    "temperature": [WARM],
+    "filters and logprobs": [PLAIN, WARM | {"top_k": 5, "top_p": 0.9, "min_p": 0.1}, WARM | {"logprobs": 3}],
+    "penalties": [WARM | {"repetition_penalty": 1.1, "frequency_penalty": 0.1}, PLAIN | {"logit_bias": ((7, 1.0),)},
+                  PLAIN | {"min_tokens": 3, "stop_token_ids": (5,)}],
+}  # fmt: skip
+noted: Counter[tuple[str, str, str]] = Counter()  # kind, function, and the lines that led there
+
+
+def note(kind: str, what: object = "") -> None:
+    """Note it with the function of the course that does it, and the lines of the course that led there."""
+    frames = [f for f, _ in traceback.walk_stack(None) if f.f_code.co_filename.startswith(str(ROOT))]
+    frames = [f for f in frames if f.f_code.co_filename not in (__file__,)]
+    lines = (f"{Path(f.f_code.co_filename).relative_to(ROOT)}:{f.f_lineno}" for f in frames[:3])
+    noted[kind, qualified_name(frames[0]), f"{what} {' < '.join(lines)}".strip()] += 1
+
+
+def qualified_name(frame) -> str:
+    code, owner = frame.f_code, frame.f_locals.get("self")
+    return f"{type(owner).__name__}.{code.co_name}" if owner is not None else code.co_name
+
+
+class OnDevice(torch.Tensor):
+    """A tensor on the CPU that says it is on CUDA."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype
+        )
+
+    def __init__(self, inner: torch.Tensor):
+        self.inner = inner
+
+    device = property(lambda self: CUDA)
+    is_cuda = property(lambda self: True)
+
+    def tolist(self) -> list:
+        note("waits", "tolist")
+        return self.inner.tolist()
+
+    def cpu(self) -> torch.Tensor:
+        note("waits", "cpu")
+        return self.inner.clone()
+
+    @classmethod
+    def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+        if operation in READS:
+            note("waits", operation)
+        if operation not in COPIES and any(type(x) is torch.Tensor and x.dim() for x in tensors):
+            note("mixes devices", operation)
+        result = operation(*tree_map(inner, args), **tree_map(inner, kwargs))
+        if operation._schema.name.endswith("_") or operation is aten.copy_.default:
+            return args[0]  # it has been changed in place
+        return tree_map(lambda x: cls(x) if type(x) is torch.Tensor else x, result)
+
+
+def inner(value: Any) -> Any:
+    return value.inner if isinstance(value, OnDevice) else value
+
+
+class Factories(TorchFunctionMode):
+    """Makes tensors and moves them as a machine with CUDA would."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        pinned = kwargs.pop("pin_memory", False)
+        if function is torch.Tensor.to:
+            return self.move(*args, **kwargs)
+        if function is torch.Tensor.copy_ and type(args[0]) is torch.Tensor and isinstance(args[1], OnDevice):
+            if not kwargs.get("non_blocking"):
+                note("waits", "copy_")
+            return args[0].copy_(args[1].inner)
+        target = torch.device(kwargs["device"]) if kwargs.get("device") is not None else CPU
+        if target.type == "cuda":
+            if function is torch.tensor:
+                note("waits", "torch.tensor")
+            result = function(*args, **kwargs | {"device": CPU})
+            return result if isinstance(result, OnDevice) else OnDevice(result)
+        result = function(*args, **kwargs)
+        if pinned:
+            result.pinned = True
+        return result
+
+    @staticmethod
+    def move(tensor: torch.Tensor, *targets: Any, non_blocking: bool = False, **named: Any) -> torch.Tensor:
+        targets = [*targets, *named.values()]
+        dtype = next((x for x in targets if isinstance(x, torch.dtype)), tensor.dtype)
+        device = next((torch.device(x) for x in targets if isinstance(x, (str, torch.device))), tensor.device)
+        was_there = isinstance(tensor, OnDevice)
+        if device.type == "cuda" and not was_there:
+            if tensor.numel() and not (non_blocking and getattr(tensor, "pinned", False)):
+                note("waits", "to the device")
+            return OnDevice(tensor.clone().to(dtype))
+        if device.type == "cpu" and was_there:
+            note("waits", "to the host")
+            return tensor.inner.to(dtype)
+        return tensor.type(dtype) if dtype != tensor.dtype else tensor
+
+
+class Event:
+    """In place of torch.cuda.Event."""
+
+    def record(self, stream: object = None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        note("waits", "synchronize")
+
+
+@cache
+def on_device(name: str | None) -> Loaded:
+    """A bundled checkpoint whose parameters and tables say they are on CUDA."""
+    loaded = load_model(name, device="cpu", dtype="float32")
+    put_on_device(loaded.model)
+    return replace(loaded, device=CUDA)
+
+
+def put_on_device(model: Transformer) -> None:
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in list(tensors.items()):
+                if tensor is not None:
+                    del tensors[name]
+                    vars(module)[name] = OnDevice(tensor.data)
+
+
+@contextmanager
+def as_if_on_cuda(stage: str, capturable: bool, with_graphs: bool) -> Iterator[None]:
+    engine_class = load_engine(stage)
+    backend = LateTorch if capturable else TorchAttention
+    choose = {"choose_attention": lambda *_: (backend(CUDA, torch.float32), "attention=torch")}
+    replaced = [vars(inspect.getmodule(engine_class))]
+    with ExitStack() as stack:
+        if stage == "07":
+            drafter = load_stage_module(stage, "drafter")
+            replaced.append(vars(drafter))
+            stack.enter_context(patch.object(drafter, "load_once", lambda name, *_: on_device(name)))
+        for names in replaced:
+            if "choose_attention" in names:
+                stack.enter_context(patch.dict(names, choose))
+        stack.enter_context(patch.object(torch.cuda, "Event", Event))
+        stack.enter_context(patch.object(torch.cuda, "device", lambda device: nullcontext()))
+        stack.enter_context(patch.object(torch.cuda, "current_stream", lambda device: None))
+        stack.enter_context(patch.object(torch.cuda, "mem_get_info", lambda device: (0, 0)))
+        stack.enter_context(patch.object(sampling, "has_kernels", lambda device: False))
+        stack.enter_context(patch.object(graphs, "Capture", lambda: lambda function: function() or function))
+        stack.enter_context(patch.object(accelerate, "why_no_graphs", lambda *_: None if with_graphs else "no"))
+        stack.enter_context(Factories())
+        yield
+
+
+def run(stage: str, capturable: bool, with_graphs: bool, overlap: bool, kind: str, options: dict) -> Counter:
+    """What five requests of that kind have noted, from the first step to the last."""
+    options = {"kv_memory": "16M" if stage > "04" else "64M", "max_running": 4, "token_budget": 20} | options
+    with as_if_on_cuda(stage, capturable, with_graphs):
+        loaded = on_device(None)
+        if stage == "04":
+            loaded = replace(loaded, config=replace(loaded.config, context_length=128))
+        engine = accelerate.make_engine(load_engine(stage), loaded, with_graphs, overlap, **options)
+        noted.clear()
+        for i, length in enumerate((3, 33, 9, 1, 40)):
+            params = SamplingParams(**KINDS[kind][i % len(KINDS[kind])])
+            engine.add([(7 * i + j) % 500 + 5 for j in range(length)], params)
+        while engine.has_unfinished:
+            engine.step()
+    return Counter(noted)
+
+
+def cases(short: bool) -> Iterator[tuple]:
+    for kind in KINDS:
+        yield "04", False, False, False, kind, {}
+        yield "04", False, False, True, kind, {}
+        for stage in ("05", "06"):
+            if short and stage == "05":  # attention and graphs are those of 06
+                continue
+            yield stage, False, False, False, kind, {}
+            for with_graphs in (False, True):
+                yield stage, True, with_graphs, True, kind, {}
+        for draft in ("lookup", "auto"):
+            yield "07", True, not short, False, kind, {"draft": draft, "num_draft_tokens": 2}
+
+
+def prove(short: bool) -> Iterator[str]:
+    """The proof; what is wrong, one sentence each."""
+    count = 0
+    for case in cases(short):
+        stage, capturable, with_graphs, overlap, kind, options = case
+        count += 1
+        for (what, function, lines), times in run(*case).items():
+            if what != "waits" or function not in WANTED[stage]:
+                yield f"stage {stage}, {kind}, graphs={with_graphs}, overlap={overlap}: {what} {times} times: {lines}"
+    print(f"{count} engines of stages 04 to 07 ran on tensors that say they are on {CUDA}")

@@ -22,13 +22,8 @@ from dataclasses import dataclass
 
 import torch
 
-from common.bench.predict import (
-    block_parameters,
-    copy_bytes_per_second,
-    head_parameters,
-    matmul_flops_per_second,
-    step_flops,
-)
+from common.bench.ceilings import copy_bytes_per_second, matmul_flops_per_second
+from common.bench.predict import block_parameters, head_parameters, step_flops
 from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
 from common.gpu.accelerate import make_engine

@@ -33,10 +33,10 @@ def main(
     add_options(parser, benchmarks)
     parser.set_defaults(**{"together": False, **defaults})
     args = parser.parse_args(arguments)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as cleanly as after Ctrl-C
     try:
         args.benchmarks = pick(benchmarks, args.only)
         args.again = args.again or len(benchmarks) == 1  # it was asked for by its name
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as after Ctrl-C
         if args.sizes == "gpu" and not torch.cuda.is_available():
             raise ValueError("--sizes gpu needs a CUDA device, and torch sees none here")
         if args.sizes == "gpu" and not (args.out or args.measure):
@@ -50,6 +50,8 @@ def main(
     except KeyboardInterrupt:
         say("interrupted: what is measured is kept, and the same command goes on from there")
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def add_options(parser: argparse.ArgumentParser, benchmarks: Sequence[Benchmark]) -> None:

@@ -36,7 +36,7 @@ READS = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.defa
 COPIES = {aten._to_copy.default, aten.copy_.default}
 # The functions that may wait: those that hand tokens to the host.
 WANTED = {"04": {"ToHost.tolist"}, "05": {"ToHost.tolist"}, "06": {"ToHost.tolist"}}
-WANTED["07"] = {"ToHost.tolist", "reject", "DraftModel._guess"}
+WANTED["07"] = {"ToHost.tolist", "reject", "DraftModel._draft_one"}
 PLAIN, WARM = {"max_tokens": 4, "ignore_eos": True}, {"max_tokens": 4, "temperature": 0.7, "ignore_eos": True}
 KINDS = {  # of requests that run together
     "greedy": [PLAIN],

@@ -235,7 +235,12 @@ def test_a_draft_model_of_another_vocabulary_is_refused(loaded):
 # ---- Steps ----
 
 
-def test_a_bad_drafter_is_not_asked_for_long(loaded, prompts):
+def test_a_bad_drafter_is_not_asked_for_long(loaded, prompts, monkeypatch):
+    """Where draft tokens would pay if they were right: the times are given, and not those of this machine."""
+    module = load_stage_module("07", "adaptive_speculation")
+    costs = module.Costs(module.PassTimes({1: 1.0, 1000: 20.0}), module.PassTimes({1: 0.05, 1000: 0.05}))
+    monkeypatch.setattr(engine_module, "measured_costs", lambda *_: costs)
+    monkeypatch.setattr(module.AdaptiveSpeculation, "record_step_time", lambda *_: None)
     engine = Engine(loaded)
     engine.drafter._draft_one = lambda chunks, hidden: [chunk.draft.token_ids.append(5) for chunk in chunks]
     engine.generate(prompts[:4], endless(60))

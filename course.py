@@ -198,9 +198,7 @@ class Verb(NamedTuple):
 VERBS = {
     "demo": Verb("[STAGE]", "watch one stage work, or every stage in turn", demo),
     "serve": Verb("STAGE", "start a stage's HTTP server", serve),
-    "watch": Verb(
-        "", "see an engine at work, in a browser: watch 05; with two stages, side by side", module("common.inspector")
-    ),
+    "watch": Verb("STAGE", "see its engine at work, in a browser; or two, side by side", module("common.inspector")),
     "bench": Verb(
         "[STAGE]", "measure a stage against the one before it, or the whole course; --quick: in minutes", bench
     ),

@@ -173,6 +173,20 @@ def diff(chosen: list[Path], arguments: list[str], root: Path) -> int:
     return show_diff(find_stages(root), chosen[0])
 
 
+def test(chosen: list[Path], arguments: list[str], root: Path) -> int:
+    """Run the whole suite, or with a stage in front what is about it alone, without processes under Ray."""
+    pytest, stages = [prepare_environment(root), "-m", "pytest", "-q"], find_stages(root)
+    if not arguments or not re.fullmatch(r"\d+(_\w+)?", arguments[0]):
+        return run([*pytest, *arguments], root)
+    stage = pick_stage(stages, arguments[0])
+    files = sorted(root.glob(f"tests/stages/test*_{stage.name[:2]}_*.py"))
+    names = [file.relative_to(root).as_posix() for file in files]
+    contract = ["tests/test_contract.py", "--engine", stage.name]
+    status = run([*pytest, "-m", "not ray", *names, *contract, *arguments[1:]], root)
+    note(f"Covered: the contract on {stage.name}, and {', '.join(names)}. Left out: processes under Ray, and the rest.")
+    return status
+
+
 def module(name: str, *fixed: str) -> Callable[[list[Path], list[str], Path], int]:
     """Return a command that runs `python -m name`, with the folder names of the stages before the other arguments."""
 
@@ -203,7 +217,7 @@ VERBS = {
         "[STAGE]", "measure a stage against the one before it, or the whole course; --quick: in minutes", bench
     ),
     "diff": Verb("STAGE", "read what a stage changed in the one before it; needs nothing but Python", diff),
-    "test": Verb("", "run the tests; arguments go to pytest", module("pytest", "-q")),
+    "test": Verb("", "run the tests, or with a stage its own and the contract; arguments go to pytest", test),
     "doctor": Verb("", "say what this machine lacks, and what to expect of it", bare("common.setup.doctor")),
     "kit": Verb("", "gather all wheels for machines without a network", bare("common.setup.gather")),
 }

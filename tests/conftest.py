@@ -4,9 +4,10 @@ import gc
 import inspect
 import os
 import random
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,7 +51,18 @@ def pytest_collection_modifyitems(config, items):
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason=f"NOT RUN, needs a CUDA device: {item.originalname}"))
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What was not run, and why: a line for each reason, with the files and their numbers of tests."""
+    reasons: dict[str, Counter[str]] = defaultdict(Counter)
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        reasons[reason][Path(report.nodeid.partition("::")[0]).stem.removeprefix("test_")] += 1
+    for reason, files in sorted(reasons.items()):
+        of = ", ".join(f"{name} ({count})" for name, count in files.items())
+        terminalreporter.write_line(f"NOT RUN, {reason}: {files.total()} of {of}")
 
 
 @pytest.fixture(scope="session")

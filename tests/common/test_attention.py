@@ -12,10 +12,10 @@ from common.attention.torch_backend import runs
 
 CPU = torch.device("cpu")
 needs_numba = pytest.mark.skipif(
-    importlib.util.find_spec("numba") is None, reason="NOT RUN, needs the package numba: the compiled CPU kernel"
+    importlib.util.find_spec("numba") is None, reason="needs the package numba: the compiled CPU kernel"
 )
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="NOT RUN, needs the package triton (Linux): the Triton kernels"
+    importlib.util.find_spec("triton") is None, reason="needs the package triton (Linux): the Triton kernels"
 )
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -181,7 +181,7 @@ def test_flash(dtype):
     try:
         choose_attention("flash", torch.device("cuda"), dtype, 64, page_size)
     except ValueError as error:
-        pytest.skip(f"NOT RUN, {error}")
+        pytest.skip(f"{error}")
     check("flash", [(1, 17), (1, 600), (33, 300)], device="cuda", dtype=dtype, page_size=page_size)
 
 

@@ -156,7 +156,7 @@ def test_ranks_meet_on_loopback(two):
     """Linux lists each listening socket of this process with its address, IPv4 addresses from the last byte on."""
     sockets = Path("/proc/self/net")
     if not sockets.exists():
-        pytest.skip("NOT RUN, needs /proc")
+        pytest.skip("needs /proc")
     mine = {
         os.readlink(f"/proc/self/fd/{fd}")
         for fd in os.listdir("/proc/self/fd")

@@ -128,7 +128,7 @@ def test_demo_stops_at_the_first_failure_and_hands_on_its_status(tree):
     assert errors == "01_naive/main.py failed with exit status 7. Not run: 02_kv_cache.\n"
 
 
-@pytest.mark.skipif(not hasattr(select, "poll"), reason="NOT RUN, Windows cannot tell that a reader has ended")
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="Windows cannot tell that a reader has ended")
 @pytest.mark.parametrize("ending", ["raise SystemExit(1)", "print('more ' * 99999, flush=True)"])
 def test_a_reader_that_ends_early_is_no_failure(tree, ending):
     """As in `course.py demo | head`: nothing more is started, and nothing is said."""
@@ -146,6 +146,21 @@ def test_the_door_ends_quietly_when_its_reader_does(tree, command):
     process = start(tree, command)
     process.stdout.close()
     assert (process.stderr.read(), process.wait(timeout=30)) == ("", course.READER_GONE)
+
+
+def test_a_stage_is_tested_alone(tree, monkeypatch, capfd):
+    """Its own tests and the contract on it, without processes under Ray; a path goes to pytest as it is."""
+    tests = ["tests/stages/test_01_02_both.py", "tests/stages/test_02_caches.py", "tests/stages/test_03_later.py"]
+    write_files(tree, dict.fromkeys(tests, ""))
+    monkeypatch.setattr(course, "prepare_environment", lambda root: "python")
+    monkeypatch.setattr(course, "run", lambda command, root: print(" ".join(command), flush=True) or 5)
+    assert course.main(["test", "02", "-x"], tree) == 5
+    chosen = f"{tests[0]} {tests[1]} tests/test_contract.py --engine 02_kv_cache -x"
+    output, errors = capfd.readouterr()
+    assert output == f"python -m pytest -q -m not ray {chosen}\n"
+    assert f"the contract on 02_kv_cache, and {tests[0]}, {tests[1]}." in errors
+    course.main(["test", tests[0]], tree)
+    assert capfd.readouterr().out == f"python -m pytest -q {tests[0]}\n"
 
 
 def test_tests_go_to_pytest(tree):

@@ -14,8 +14,10 @@ import pytest
 from common.process import run_on_temporary_thread
 from common.stages import ROOT
 
-ray = pytest.importorskip("ray")
+ray = pytest.importorskip("ray", reason="needs the package ray")
 from ray_probe import SECONDS, assert_all_end, places, processes_of_ray, psutil  # noqa: E402 (not if ray is missing)
+
+pytestmark = pytest.mark.ray
 
 from common.distributed import cluster as module  # noqa: E402
 from common.distributed import joining  # noqa: E402
@@ -79,7 +81,7 @@ class TestOurOwn:
 )
 def test_a_missing_device_is_refused(device, says):
     if device == "cuda" and os.path.exists("/dev/nvidia0"):
-        pytest.skip("NOT RUN, needs a machine without a GPU")
+        pytest.skip("needs a machine without a GPU")
     with pytest.raises(ValueError, match=says):
         Cluster(None, 2, device=device)
     assert not ray.is_initialized()

@@ -12,9 +12,11 @@ import pytest
 
 from common.stages import ROOT
 
-ray = pytest.importorskip("ray")
+ray = pytest.importorskip("ray", reason="needs the package ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 from ray_probe import places  # noqa: E402 (not before ray is known to be there)
+
+pytestmark = pytest.mark.ray
 
 from common.distributed import cluster as module  # noqa: E402
 from common.distributed import joining  # noqa: E402

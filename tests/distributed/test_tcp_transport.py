@@ -175,7 +175,7 @@ def test_the_transport_listens_on_one_address_only(ends, host):
     try:
         transport = TcpTransport(host)
     except OSError:
-        pytest.skip(f"NOT RUN, this machine has no {host}")
+        pytest.skip(f"this machine has no {host}")
     try:
         assert transport._listener.socket.getsockname()[:2] == (host, transport.port)
         transport.register(ends[0].pools)

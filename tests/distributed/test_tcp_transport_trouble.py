@@ -141,7 +141,7 @@ def wake(request, monkeypatch):
         monkeypatch.setattr(interruptible_socket, "LOOK_SECONDS", 60)
         monkeypatch.setattr(tcp_transfer, "InterruptibleSocket", partial(InterruptibleSocket, stall=60))
     else:
-        pytest.skip("NOT RUN, it is so on Linux only")
+        pytest.skip("it is so on Linux only")
 
 
 def assert_cancelled(transfer) -> None:

@@ -15,10 +15,10 @@ from common.sampling import SamplingParams
 from common.stages import load_engine
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="NOT RUN, needs the package triton (Linux): the fused kernels"
+    importlib.util.find_spec("triton") is None, reason="needs the package triton (Linux): the fused kernels"
 )
 INTERPRETED = pytest.param(
-    "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="NOT RUN, on CUDA kernels are compiled")
+    "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA kernels are compiled")
 )
 devices = pytest.mark.parametrize("device", [INTERPRETED, pytest.param("cuda", marks=pytest.mark.gpu)])
 dtypes = pytest.mark.parametrize(

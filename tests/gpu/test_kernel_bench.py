@@ -12,10 +12,10 @@ from common.bench.timing import median_seconds
 from common.model import ModelConfig
 
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="NOT RUN, needs the package triton (Linux): the fused kernels"
+    importlib.util.find_spec("triton") is None, reason="needs the package triton (Linux): the fused kernels"
 )
 INTERPRETED = pytest.param(
-    "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="NOT RUN, on CUDA kernels are compiled")
+    "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA kernels are compiled")
 )
 devices = pytest.mark.parametrize("device", [INTERPRETED, pytest.param("cuda", marks=pytest.mark.gpu)])
 

@@ -12,7 +12,7 @@ from common.bench.hardware import ROOT
 
 needs_nbclient = pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("nbclient", "ipykernel")),
-    reason="NOT RUN, needs the packages nbclient and ipykernel: gpu.ipynb",
+    reason="needs the packages nbclient and ipykernel: gpu.ipynb",
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 PROOFS = Path(__file__).parents[1] / "proofs"
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="NOT RUN, needs the package triton (Linux): its compiler"
+    importlib.util.find_spec("triton") is None, reason="needs the package triton (Linux): its compiler"
 )
 
 

@@ -11,10 +11,10 @@ from common import sampling
 from common.sampling import SamplingParams, draw, probabilities, sample, uniform
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="NOT RUN, needs the package triton (Linux): the sampler"
+    importlib.util.find_spec("triton") is None, reason="needs the package triton (Linux): the sampler"
 )
 INTERPRETED = pytest.param(
-    "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="NOT RUN, on CUDA kernels are compiled")
+    "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA kernels are compiled")
 )
 devices = pytest.mark.parametrize("device", [INTERPRETED, pytest.param("cuda", marks=pytest.mark.gpu)])
 SMALL_BLOCK = 16  # tokens, so that a small vocabulary has several blocks

@@ -16,7 +16,7 @@ TINY = ModelConfig(
     context_length=64,
 )  # fmt: skip
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="NOT RUN, needs the package triton (Linux): the decode kernel"
+    importlib.util.find_spec("triton") is None, reason="needs the package triton (Linux): the decode kernel"
 )
 
 

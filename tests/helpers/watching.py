@@ -13,7 +13,7 @@ from common.inspector.server import build_server
 from common.serving.background import running
 from common.stages import load_engine, stage_folder
 
-WHY_NOT = "NOT RUN, needs a browser: apt install chromium, pip install playwright (common/inspector/README.md)"
+WHY_NOT = "needs a browser: apt install chromium, pip install playwright (common/inspector/README.md)"
 # As root, in a container, on a machine without a network: nothing is looked up, nothing is updated.
 QUIET = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync".split()

@@ -11,6 +11,7 @@ from common.inspector.scenes import play
 
 STORE = "inspector.stores[0]"
 NEWEST = f"{STORE}.moments.at(-1)"
+pytestmark = pytest.mark.browser
 
 
 @pytest.fixture

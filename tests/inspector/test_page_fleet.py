@@ -8,7 +8,8 @@ from common.inspector.load import chat_tokens
 from common.sampling import SamplingParams
 from common.stages import load_engine
 
-pytest.importorskip("ray")
+pytest.importorskip("ray", reason="needs the package ray")
+pytestmark = [pytest.mark.ray, pytest.mark.browser]
 STORY = "Tell me a story about a fox that lasts nine days."
 TOKENS = 500
 STORE = "inspector.stores[0]"

@@ -12,11 +12,12 @@ from common.distributed.channel import hang_up
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
 
-ray = pytest.importorskip("ray")
+ray = pytest.importorskip("ray", reason="needs the package ray")
 engine_module, routing = (load_stage_module("08", name) for name in ("engine", "routing"))
 Engine = engine_module.Engine
 POOL = {"kv_memory": "64M", "max_running": 16, "token_budget": 128, "num_draft_tokens": 0}  # slow enough to be killed
 SECONDS = 60.0  # for anything to happen
+pytestmark = pytest.mark.ray
 
 
 def endless(max_tokens: int, **params) -> SamplingParams:

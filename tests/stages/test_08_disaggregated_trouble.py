@@ -2,7 +2,7 @@
 
 import faulty_fleet
 from faulty_fleet import fleet_without_model
-from test_disaggregated_router import endless, undisturbed, until
+from test_08_disaggregated_router import endless, undisturbed, until
 
 
 def test_room_that_comes_back_while_a_worker_is_idle_is_told():

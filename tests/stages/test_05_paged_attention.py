@@ -185,7 +185,7 @@ def test_reserved_is_used_but_for_the_last_page(loaded, prompts):
         engine.abort(request_id)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="NOT RUN, needs triton: kernels in the engine")
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton: kernels in the engine")
 def test_the_kernels_give_the_same_tokens_in_the_engine(loaded, reference):
     engine = Engine(loaded, attention="triton", token_budget=64)
     assert engine.cache.attention.name == "triton" and engine.startup_notes == "attention=triton (asked for)"

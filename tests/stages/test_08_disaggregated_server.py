@@ -67,9 +67,10 @@ SECONDS = 100  # Ray gives up a lost head after 60
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.ray
 def test_the_readmes_command_serves_for_longer_than_a_minute(tmp_path):
     """With a client all the time, a worker that is killed and comes back, and an orderly end."""
-    pytest.importorskip("ray")
+    pytest.importorskip("ray", reason="needs the package ray")
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, str(ROOT / "course.py"), "serve", "08", "--port", str(port), "--decode", "2"]

@@ -1,8 +1,8 @@
 """Writes texts without any meaning and asks for a copy: random words, numbers, names, code-like strings, pairs.
 
 Nothing in such a text can be guessed, so the only way to copy it is to look each token up where it stood before.
-Words come from the other modules, from syllables and from single letters, so that every token of the vocabulary
-is copied now and then, in any company.
+Words come from the other modules, from pieces of their words, from syllables and from single letters, so that every
+token of the vocabulary is copied now and then, in any company.
 """
 
 import re
@@ -61,6 +61,12 @@ def syllables(rng: Random) -> str:
     return word + rng.choice(_ENDINGS)
 
 
+def blend(rng: Random) -> str:
+    """The beginning of one word with the end of another: pieces of English where they do not belong."""
+    a, b = rng.sample(KNOWN_WORDS, 2)
+    return (a[: rng.randint(1, 5)] + b[-rng.randint(1, 5) :]).lower()
+
+
 def letters(rng: Random) -> str:
     return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(1, 8)))
 
@@ -116,13 +122,13 @@ def string(rng: Random) -> str:
     )
 
 
-_SOURCES = (lambda rng: rng.choice(KNOWN_WORDS), syllables, letters, digits, lambda rng: rng.choice(WORDS))
+_SOURCES = (lambda rng: rng.choice(KNOWN_WORDS), lambda rng: rng.choice(WORDS), syllables, blend, letters, digits)
+_WEIGHTS = (1, 0.5, 1, 1.5, 0.3, 0.3)  # letters and digits make long texts of few words
 
 
 def words(rng: Random, count: int) -> list[str]:
     """Random words from one source, or from several in a mixture that each text has of its own."""
-    weights = [rng.random() ** 3 for _ in _SOURCES]
-    weights[2] /= 3  # single letters make long texts of few words
+    weights = [weight * rng.random() ** 3 for weight in _WEIGHTS]
     return [source(rng) for source in rng.choices(_SOURCES, weights, k=count)]
 
 

@@ -195,6 +195,23 @@ def test_two_pages_at_once_and_a_closed_one_leaves_nothing_behind(loaded, chromi
         assert not server.watched.feed.newcomers()
 
 
+def test_requests_that_run_together_have_colours_of_their_own(loaded, page_of):
+    """Also on a page that opened when others had ended already."""
+    with watching("05", loaded) as server:
+        page = page_of(server)
+        for number in range(3):
+            send(page, "What is 2+2?", 8)
+            page.has(f"[...{STORE}.requests.values()].filter((one) => one.finish).length === {number + 1}")
+        page.keyboard.press("Escape")
+        server.watched.pace.pause()
+        late = page_of(server)
+        for _ in range(8):
+            send(late, "Count from 1 to 30.", 40)
+        late.has(f"{NEWEST}.waiting.length === 8")
+        hues = late.evaluate(f"{NEWEST}.waiting.map((number) => {STORE}.request(number).hue)")
+        assert len(set(hues)) == 8
+
+
 def test_a_page_that_opens_late_is_told_what_has_been(loaded, page_of):
     with watching("05", loaded) as server:
         server.thread.engine.pace.pause()

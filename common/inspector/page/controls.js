@@ -25,7 +25,7 @@ export class Controls {
     this.killers = el("span", { class: "group killers" });
     this.element = el(
       "form", { class: "controls", onsubmit: (event) => this.send(event) },
-      el("span", { class: "group" }, this.presets, this.prompt, label("at most", this.most), wide ? label("temperature", this.heat) : null,
+      el("span", { class: "group" }, this.presets, this.prompt, label("at most", this.most), wide ? el("span", { class: "heat" }, label("temperature", this.heat)) : null,
         el("button", { class: "primary", type: "submit" }, "Send")),
       el("span", { class: "group" }, label("load", this.slider), this.clients, " clients", label("long prompts", this.long, true)),
       hello.can_pause ? el("span", { class: "group" }, this.pause, this.step, this.rate) : null,

@@ -40,7 +40,10 @@ export class Store {
   // The colour that the fewest unfinished requests have; of those, the one that was given longest ago.
   freeHue() {
     const taken = new Array(COLOURS).fill(0);
-    for (const request of this.requests.values()) if (request.finished === null) taken[request.hue] += 1;
+    for (const request of this.requests.values()) {
+      // What has no arrival ended before the page was opened, and is known from old steps only.
+      if (request.arrived !== null && request.finished === null) taken[request.hue] += 1;
+    }
     const least = Math.min(...taken);
     do this.hue = (this.hue + 1) % COLOURS;
     while (taken[this.hue] > least);

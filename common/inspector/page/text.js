@@ -106,7 +106,7 @@ export class Text {
 
   stateWords(request, state, tokens) {
     const parts = [STATES[state]];
-    if (request.cached) parts.push(`${count(request.cached)} of ${count(request.promptTokens)} prompt tokens cached`);
+    if (request.cached) parts.push(`${count(request.cached)} of ${count(request.promptTokens)} cached`);
     parts.push(`${count(tokens.length)} of ${count(request.maxTokens)} tokens`);
     if (tokens.length) parts.push(`first after ${milliseconds(1000 * request.firstToken)}`);
     if (tokens.length > 1) parts.push(`${milliseconds(1000 * request.perToken)} each`);

@@ -22,7 +22,7 @@ from common.parallel.shard import VocabularyParallelHead
 from common.request import Request, prompt_tokens
 from common.sampling import SamplingParams, TokenLogprobs, token_logprobs
 
-PIECE = 256  # tokens that run at once, the default token budget of a step
+PIECE = 64  # tokens run and scored at once: with 20 log-probabilities each, no more work than a full step
 
 
 class ScoringParams(SamplingParams):

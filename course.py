@@ -4,7 +4,8 @@ usage: python3 course.py COMMAND [STAGE] [more arguments are passed on]
 
 {commands}
 
-A stage is named by its number or its folder: 2, 02 and 02_kv_cache are the same. my/02 is your own, which `start` makes.
+A stage is named by its number or its folder: 2, 02 and 02_kv_cache are the same. my/02 is your own; `start`
+makes it.
 
 The first command that needs it makes .venv and installs requirements.txt into it: a few minutes the first
 time, instant afterwards. With COURSE_KIT=FOLDER it installs from a kit, without a network; with

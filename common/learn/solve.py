@@ -33,12 +33,12 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     sources = {task.file: (folder / task.file).read_text(encoding="utf-8") for task in chosen}
     for task in chosen:
         sources[task.file], lines = fill_in(folder / task.file, sources[task.file], stage / task.file, task)
-        print("\n".join(lines or [f"{task.name} is the reference already."]))
+        print(task.title if options.all else "\n".join(lines or [f"{task.name} is the reference already."]))
     if not (options.yes or agreed()):
         return 1
     for name, text in sources.items():
         (folder / name).write_text(text, encoding="utf-8")
-    print(f"Filled in: {', '.join(task.name for task in chosen)}.")
+    print(f"Filled in {len(chosen)} task{'s' * (len(chosen) != 1)}.")
     return 0
 
 
@@ -88,4 +88,4 @@ def agreed() -> bool:
     """Ask at a terminal whether to fill in. Exit without one."""
     if not sys.stdin.isatty():
         sys.exit("Nothing is filled in: without a terminal, say --yes.")
-    return input("Fill it in? [y/N] ").strip().lower() in ("y", "yes")
+    return input("Fill in? [y/N] ").strip().lower() in ("y", "yes")

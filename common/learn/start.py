@@ -22,8 +22,10 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     before, stage = stage_and_before(root, options.stage)
     files = blank_stage(before, stage)
     if options.earlier:
-        files, taken = take_over(files, read_sources(before), read_own(options.earlier))
+        files, taken, left = take_over(files, read_sources(before), read_own(options.earlier))
         print(f"From {options.earlier}: {', '.join(taken) or 'nothing'}.")
+        if left:
+            print(f"Not taken over, since they use what only your files define: {', '.join(left)}.")
     folder = make_room(root / "my" / stage.name, options.force)
     folder.mkdir(parents=True)
     for name, text in files.items():
@@ -50,8 +52,7 @@ def make_room(folder: Path, force: bool) -> Path:
     """Return the folder once there is none. Rename what is there if `force`, else exit."""
     if folder.exists():
         if not force:
-            name = f"{folder.parent.name}/{folder.name}"
-            sys.exit(f"{name} is there already. `--force` begins again and keeps it as {name}.1")
+            sys.exit(f"my/{folder.name} is there already. `--force` begins again and keeps it beside the new one.")
         numbers = (number for number in range(1, 1000) if not folder.with_name(f"{folder.name}.{number}").exists())
         folder.rename(folder.with_name(f"{folder.name}.{next(numbers)}"))
     return folder
@@ -75,25 +76,29 @@ def read_own(folder: Path) -> dict[str, str]:
 
 def take_over(
     files: dict[str, str], reference: dict[str, str], own: dict[str, str]
-) -> tuple[dict[str, str], list[str]]:
+) -> tuple[dict[str, str], list[str], list[str]]:
     """Put the learner's functions into the new stage where it leaves the earlier reference as it was.
 
-    files: the new stage; reference and own: the stage before. Return the files and the names of what was taken over. A
-    function that uses what only the learner's file defines stays the reference.
+    files: the new stage; reference and own: the stage before. Return the files, and the names of what was taken over
+    and of what uses names that only the learner's file defines, and so stays the reference.
     """
-    result, taken = dict(files), []
+    result, taken, left = dict(files), [], []
     for file in sorted(files.keys() & reference.keys() & own.keys()):
         was, now, mine = (definitions(text) for text in (reference[file], files[file], own[file]))
         extra = names_defined(own[file]) - names_defined(files[file])
         theirs, lines = functions(files[file]), files[file].splitlines(keepends=True)
         written, own_lines = functions(own[file]), own[file].splitlines(keepends=True)
         for name in sorted(theirs.keys() & written.keys(), key=lambda name: -theirs[name].lineno):
-            same = was.get(name) == now[name]
-            if same and mine[name] != now[name] and not names_used(written[name]) & extra:
+            used = names_used(written[name])
+            if was.get(name) != now[name] or mine[name] == now[name] or "NotImplementedError" in used:
+                continue  # a task of this stage, the reference, or never written
+            if used & extra:
+                left.append(name)
+            else:
                 lines[span(theirs[name])] = own_lines[span(written[name])]
                 taken.append(name)
         result[file] = "".join(lines)
-    return result, sorted(taken)
+    return result, sorted(taken), sorted(left)
 
 
 def names_defined(source: str) -> set[str]:

@@ -1,19 +1,16 @@
-"""`start` and `solve`: what a learner gets is the reference without its tasks, and with them it is the reference."""
+"""`start` and `solve`: a learner's folder, and that it is the reference once all is filled in."""
 
-import ast
-import asyncio
 import random
-import textwrap
+import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 import course
+from common import stages
 from common.learn import solve, start
-from common.learn.blank import blank_stage, body_span, find_tasks, functions, listed
-from common.learn.stage_diff import definitions, read_sources
-from common.learn.task_list import task_list
+from common.learn.blank import blank_stage, find_tasks
 
 STAGES = course.find_stages(course.ROOT)
 STAGE_02, STAGE_05 = STAGES[1].name, STAGES[4].name
@@ -31,165 +28,6 @@ def root(tmp_path) -> Path:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.py")}
-
-
-def imports(source: str) -> list[str]:
-    return [ast.unparse(node) for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom))]
-
-
-def result_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    """Call a function whose parameters do not matter, without its decorators, types and defaults."""
-    arguments = function.args
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    bare = ast.parse(ast.unparse(function)).body[0]
-    bare.decorator_list, bare.returns = [], None
-    bare.args = ast.arguments([], [ast.arg(one.arg) for one in every], arguments.vararg, [], [], arguments.kwarg, [])
-    for one in (bare.args.vararg, bare.args.kwarg):
-        if one is not None:
-            one.annotation = None
-    names: dict = {}
-    exec(compile(ast.fix_missing_locations(ast.Module([bare], [])), "task", "exec"), names)
-    called = names[function.name](*[None] * len(every))
-    if isinstance(function, ast.AsyncFunctionDef):
-        asyncio.run(called)
-
-
-# ---- Blank code ----
-
-
-@each_pair
-def test_blank_code_is_the_reference_with_bodies_taken_out(before, after):
-    for file, text in blank_stage(before, after).items():
-        reference = (after / file).read_text(encoding="utf-8")
-        missing = set(imports(text)) - set(imports(reference))
-        assert missing == set(), f"{file} imports what the reference does not"
-        lines = iter(reference.splitlines())
-        for line in text.splitlines():
-            assert "raise NotImplementedError(" in line or line in lines, f"{line!r} is not the reference's next"
-        assert functions(text).keys() == functions(reference).keys()
-
-
-@each_pair
-def test_every_task_raises_an_error_that_names_it(before, after):
-    tasks, blank = find_tasks(before, after), blank_stage(before, after)
-    assert tasks and len({task.name for task in tasks}) == len(tasks), "`solve` takes a task by its name alone"
-    for task in tasks:
-        with pytest.raises(NotImplementedError) as error:
-            result_of(functions(blank[task.file])[task.name])
-        assert str(error.value) == f"task {task.number}: {task.name}"
-
-
-@each_pair
-def test_nothing_but_tasks_is_blank(before, after):
-    tasks, blank = find_tasks(before, after), blank_stage(before, after)
-    for file, source in read_sources(after).items():
-        was, now = definitions(source), definitions(blank[file])
-        assert {name for name in was if was[name] != now[name]} == {one.name for one in tasks if one.file == file}
-    assert blank["main.py"] == (after / "main.py").read_text(encoding="utf-8")
-
-
-@each_pair
-def test_what_a_lesson_gives_would_be_a_task(before, after):
-    given, sources = listed(after, "Given"), read_sources(after)
-    known = {code for text in read_sources(before).values() for code in definitions(text).values()}
-    codes = {name: code for text in sources.values() for name, code in definitions(text).items()}
-    new = [name for name, code in codes.items() if code not in known]
-    for name in given:
-        assert name in sources or any(one == name or one.startswith(f"{name}.") for one in new), name
-
-
-FIRST = """class Pool:
-    def take(self):
-        return 1
-"""
-SECOND = '''class Table(Base):
-    def __init__(self, size):
-        self.size = size
-
-    @property
-    def length(self):
-        return self.pool.length
-
-    def declared(self) -> int: ...
-
-
-class Pool:
-    def take(self):
-        """NEW in 02: Take one."""
-        # Why it is so.
-        here = 1
-        # NEW in 02: the youngest first,
-        # since it has done least
-        return here
-
-    def kept(self):
-        return 3
-
-    def __iter__(self):
-        @decorated
-        def inner():
-            yield 1
-
-        return inner()
-
-
-class Filled:
-    def __init__(self, pools):
-        for pool in pools:
-            pool.fill()
-'''
-BLANK = '''class Pool:
-    def take(self):
-        """NEW in 02: Take one."""
-        # NEW in 02: the youngest first,
-        # since it has done least
-        raise NotImplementedError("task 1: Pool.take")
-
-    def kept(self):
-        return 3
-
-    def __iter__(self):
-        raise NotImplementedError("task 2: Pool.__iter__")
-
-
-class Filled:
-    def __init__(self, pools):
-        raise NotImplementedError("task 3: Filled.__init__")
-'''
-
-
-def test_docstrings_and_reasons_stay_and_declarations_are_given(tmp_path):
-    before, after = tmp_path / "01_a", tmp_path / "02_b"
-    for stage, code in ((before, FIRST), (after, SECOND)):
-        stage.mkdir()
-        (stage / "pool.py").write_text(code)
-    (after / "README.md").write_text("[pool.py](pool.py)\n\n<!-- Given: `Pool.kept`,\n`other.py` -->\n")
-    given = SECOND[: SECOND.index("class Pool")]
-    assert blank_stage(before, after) == {"pool.py": given + BLANK}
-
-
-# ---- The list of tasks ----
-
-
-@each_pair
-def test_the_list_has_every_task_in_the_order_of_the_lesson(before, after):
-    tasks = find_tasks(before, after)
-    text = task_list(before, after, tasks)
-    headings = [line for line in text.splitlines() if line.startswith("### ")]
-    assert headings == [f"### {task.number}. `{task.name}`" for task in tasks]
-    assert "NEW in" not in text and "  \n" not in text
-    for line in text.splitlines():
-        assert len(line) <= 120 or line.startswith("> "), line
-
-
-def test_a_task_has_its_signature_first_sentence_size_and_reason(root):
-    start.main([STAGE_05], root)
-    text = (root / "my" / STAGE_05 / "TASKS.md").read_text(encoding="utf-8")
-    entry = " ".join(text[text.index("`Batch.__init__`") : text.index("## kv_cache.py")].split())
-    assert "def __init__(self, chunks: list[Chunk], device: torch.device):" in entry
-    assert "Chunks of decoding requests come first." in entry and "lines in the reference" in entry
-    assert f"(../../{STAGES[3].name}/batch.py#L" in entry and "It calls `to_device`, `PagedBatch.pack`." in entry
-    assert "*Why:* A token lies where the page table says" in entry
 
 
 # ---- start ----
@@ -229,8 +67,18 @@ def test_from_takes_over_what_the_learner_wrote_and_the_stage_keeps(root, capsys
     new = (root / "my" / STAGE_05 / "scheduler.py").read_text()
     assert ours in new
     assert "left(self)" not in new, "a helper that the new file lacks"
-    assert "Scheduler._chunk" in capsys.readouterr().out.splitlines()[0]
+    taken, left, _ = capsys.readouterr().out.splitlines()
+    assert taken.endswith(": Scheduler._chunk.") and left.endswith(": Sequence.remaining.")
     assert 'NotImplementedError("task 9: Scheduler.schedule")' in new
+
+
+def test_from_takes_nothing_that_was_never_written(root, capsys):
+    earlier = root / "my" / STAGES[3].name
+    start.main([earlier.name], root)
+    start.main([STAGE_05, "--from", str(earlier)], root)
+    assert "04_continuous_batching: nothing." in capsys.readouterr().out
+    solve.main([STAGE_05, "--all", "--yes"], root)
+    assert files(root / "my" / STAGE_05) == files(root / STAGE_05)
 
 
 def test_from_names_the_line_that_does_not_parse(root, tmp_path):
@@ -334,11 +182,16 @@ def test_solve_without_a_folder_or_with_a_broken_file_says_what_to_do(root):
         solve.main([STAGE_02, "Engine.run", "--yes"], root)
 
 
-def test_comments_before_the_first_statement_belong_to_a_body():
-    source = textwrap.dedent("""\
-        def f():
+# ---- The learner's folder in place of the reference ----
 
-            # why
-            return 1
-        """)
-    assert body_span(functions(source)["f"], source.splitlines()) == slice(1, 4)
+
+def test_only_the_chosen_stage_is_the_learners(tmp_path, monkeypatch):
+    for folder, says in (("90_a", "reference"), ("91_b", "reference"), ("my/90_a", "mine"), ("my/91_b", "mine")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "engine.py").write_text("from .part import Engine\n")
+        (tmp_path / folder / "part.py").write_text(f"Engine = {says!r}\n")
+    monkeypatch.setattr(stages, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "my"), str(tmp_path), *sys.path])  # as its benchmark sets it
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COURSE_STAGE", str(tmp_path / "my" / "91_b"))
+    assert (stages.load_engine("90_a"), stages.load_engine("91_b")) == ("reference", "mine")

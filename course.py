@@ -4,7 +4,8 @@ usage: python3 course.py COMMAND [STAGE] [more arguments are passed on]
 
 {commands}
 
-A stage is named by its number or its folder: 2, 02 and 02_kv_cache are the same.
+A stage is named by its number or its folder: 2, 02 and 02_kv_cache are the same. my/02 is your own; `start`
+makes it.
 
 The first command that needs it makes .venv and installs requirements.txt into it: a few minutes the first
 time, instant afterwards. With COURSE_KIT=FOLDER it installs from a kit, without a network; with
@@ -40,12 +41,15 @@ def find_stages(root: Path) -> list[Path]:
     return sorted(main.parent for main in root.glob("[0-9][0-9]_*/main.py"))
 
 
-def pick_stage(stages: list[Path], wanted: str) -> Path:
-    """The stage meant by "2", "02", "02_kv_cache" or, as a shell completes it, "02_kv_cache/"."""
-    name = Path(wanted).name
-    for stage in stages:
+def pick_stage(stages: list[Path], wanted: str, root: Path = ROOT) -> Path:
+    """The stage meant by "2", "02", "02_kv_cache" or "02_kv_cache/"; a path such as "my/02" is the learner's own."""
+    path, name = Path(wanted), Path(wanted).name
+    own = path.parent != Path()
+    for stage in find_stages((root / path).parent) if own else stages:
         if name == stage.name or (name.isdecimal() and int(name) == int(stage.name[:2])):
             return stage
+    if name.strip(".") and (root / path / "main.py").exists():  # a copy of any name
+        return root / path
     sys.exit(f"There is no stage {wanted!r}; there is {list_names(stages)}.")
 
 
@@ -75,13 +79,13 @@ def show_help(stages: list[Path]) -> int:
 # ---- Running things ----
 
 
-def run(command: list[str], root: Path) -> int:
-    """Run a command to its end and return its exit status.
+def run(command: list[str], root: Path, environment: dict[str, str] | None = None) -> int:
+    """Run a command to its end and return its exit status. environment: variables besides those of this process.
 
     Ctrl-C in a terminal reaches the child as well. It gets all the time it needs to shut down; only then does
     KeyboardInterrupt go on to the caller.
     """
-    child = subprocess.Popen(command, cwd=str(root))
+    child = subprocess.Popen(command, cwd=str(root), env={**os.environ, **(environment or {})})
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())  # a server must not outlive its door
     interrupted = False
     while child.returncode is None:
@@ -94,6 +98,13 @@ def run(command: list[str], root: Path) -> int:
     if child.returncode and reader_has_gone():
         return READER_GONE
     return child.returncode if child.returncode >= 0 else 128 - child.returncode  # a signal, as shells count
+
+
+def own_environment(stage: Path, root: Path) -> dict[str, str]:
+    """Return the variables with which a learner's stage finds `common` and stands for the reference of its name."""
+    if stage.parent == root:
+        return {}
+    return {"COURSE_STAGE": str(stage), "PYTHONPATH": os.pathsep.join([str(stage.parent), str(root)])}
 
 
 def reader_has_gone() -> bool:
@@ -113,8 +124,8 @@ def run_stages(stages: list[Path], script: str, arguments: list[str], root: Path
     for index, stage in enumerate(stages):
         if len(stages) > 1:
             print(paint(f"\n==== {stage.name}: {title(stage)} ".ljust(100, "="), "1"), flush=True)
-        path = (stage / script).relative_to(root).as_posix()
-        status = run([python, path, *arguments], root)
+        path = Path(os.path.relpath(stage / script, root)).as_posix()
+        status = run([python, path, *arguments], root, own_environment(stage, root))
         if status == READER_GONE:
             return status
         if status:
@@ -134,13 +145,15 @@ def paint(text: str, colour: str) -> str:
 
 
 def show_diff(stages: list[Path], stage: Path) -> int:
-    if stage == stages[0]:
+    numbers = [one.name[:2] for one in stages]
+    place = numbers.index(stage.name[:2]) if stage.name[:2] in numbers else len(stages)
+    if place == 0:
         print(f"{stage.name} is the first stage: there is none before it to compare it with.")
         return 0
     from common.learn.stage_diff import diff_stages  # which needs nothing but Python
 
     colours = {"+": "32", "-": "31", "@": "36", " ": ""}
-    lines = diff_stages(stages[stages.index(stage) - 1], stage)
+    lines = diff_stages(stages[place - 1], stage)
     text = "\n".join(paint(line, colours.get(line[:1], "1")) for line in lines) + "\n"
     pager = shlex.split(os.environ.get("PAGER", "less"))
     if sys.stdout.isatty() and pager and shutil.which(pager[0]):
@@ -188,17 +201,18 @@ def test(chosen: list[Path], arguments: list[str], root: Path) -> int:
 
 
 def module(name: str, *fixed: str) -> Callable[[list[Path], list[str], Path], int]:
-    """Return a command that runs `python -m name`, with the folder names of the stages before the other arguments."""
+    """Return a command that runs `python -m name`, with the folders of the stages before the other arguments."""
 
     def command(chosen: list[Path], arguments: list[str], root: Path) -> int:
-        return run([prepare_environment(root), "-m", name, *fixed, *(stage.name for stage in chosen), *arguments], root)
+        folders = [Path(os.path.relpath(stage, root)).as_posix() for stage in chosen]
+        return run([prepare_environment(root), "-m", name, *fixed, *folders, *arguments], root)
 
     return command
 
 
 def bare(name: str) -> Callable[[list[Path], list[str], Path], int]:
-    """Return a command that calls `main(arguments)` of a module here, where nothing may be installed yet."""
-    return lambda chosen, arguments, root: importlib.import_module(name).main(arguments)
+    """Return a command that calls `main([stage, ...])` of a module here, where nothing may be installed yet."""
+    return lambda chosen, arguments, root: importlib.import_module(name).main([*map(str, chosen), *arguments])
 
 
 class Verb(NamedTuple):
@@ -217,6 +231,10 @@ VERBS = {
         "[STAGE]", "measure a stage against the one before it, or the whole course; --quick: in minutes", bench
     ),
     "diff": Verb("STAGE", "read what a stage changed in the one before it; needs nothing but Python", diff),
+    "start": Verb(
+        "STAGE", "make my/STAGE, with this lesson's functions left for you to write", bare("common.learn.start")
+    ),
+    "solve": Verb("STAGE", "fill in one of them from the reference, or --all", bare("common.learn.solve")),
     "test": Verb("", "run the tests, or with a stage its own and the contract; arguments go to pytest", test),
     "doctor": Verb("", "say what this machine lacks, and what to expect of it", bare("common.setup.doctor")),
     "kit": Verb("", "gather all wheels for machines without a network", bare("common.setup.gather")),
@@ -236,7 +254,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
 
     chosen = stages if verb.stages else []
     if verb.stages and rest and not rest[0].startswith("-"):
-        chosen, rest = [pick_stage(stages, rest[0])], rest[1:]
+        chosen, rest = [pick_stage(stages, rest[0], root)], rest[1:]
     elif verb.stages == "STAGE":
         sys.exit(f"`{command}` needs a stage: one of {list_names(stages)}.")
     return verb.run(chosen, rest, root)

@@ -1,7 +1,11 @@
-"""Find a stage's folder and load its engine. Folder names begin with a digit, so `import` cannot name them."""
+"""Find a stage's folder and load its engine. Folder names begin with a digit, so `import` cannot name them.
+
+With COURSE_STAGE=my/05_paged_attention, as `course.py bench my/05` sets it, that folder stands for 05_paged_attention.
+"""
 
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +20,8 @@ def stage_folders() -> list[Path]:
 
 def stage_folder(name: str | Path) -> Path:
     """Return the folder of a stage given as "2", "02", "02_kv_cache" or a path. Raise ValueError if there is none."""
-    path = Path(name)
+    own = Path(os.environ.get("COURSE_STAGE", ""))
+    path = own if own.name == str(name) else Path(name)
     if (path / "engine.py").exists():
         return path.resolve()
     stages = stage_folders()
@@ -33,6 +38,9 @@ def load_stage_module(name: str | Path, module: str) -> ModuleType:
     folder = stage_folder(name)
     if str(folder.parent) not in sys.path:
         sys.path.insert(0, str(folder.parent))
+    if folder.name not in sys.modules:  # or a folder of the same name that stands earlier in sys.path would come first
+        sys.modules[folder.name] = ModuleType(folder.name)
+        sys.modules[folder.name].__path__ = [str(folder)]
     loaded = importlib.import_module(f"{folder.name}.{module}")
     if Path(loaded.__file__).parent != folder:
         raise ValueError(

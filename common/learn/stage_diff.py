@@ -83,6 +83,27 @@ def read_sources(stage: Path) -> dict[str, str]:
     return {path.name: path.read_text(encoding="utf-8") for path in stage.glob("*.py") if path.name not in ASIDE}
 
 
+def definitions(code: str) -> dict[str, str]:
+    """Return each function, and each class without its methods, by qualified name; only code counts, as `ast.dump`."""
+    found: dict[str, str] = {}
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, DEFINITIONS):
+                name = prefix + node.name
+                if isinstance(node, ast.ClassDef):
+                    visit(node.body, f"{name}.")
+                    node.body = [part for part in node.body if not isinstance(part, DEFINITIONS)]
+                found[name] = ast.dump(node)
+
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, DEFINITIONS) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    visit(tree.body, "")
+    return found
+
+
 def compare_file(name: str, was: str, now: str, number: str) -> Change:
     """Return what changed in a file. number: of the stage, such as "07"."""
     new, new_code = news(now, number)

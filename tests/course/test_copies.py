@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 import course
-from common.learn.stage_diff import ASIDE, DEFINITIONS, compare, sittings
+from common.learn.blank import listed
+from common.learn.stage_diff import DEFINITIONS, compare, definitions, sittings
+from common.learn.stage_diff import read_sources as sources
 
 STAGES = course.find_stages(course.ROOT)
 MAX_CHANGED_LINES, MAX_NEW_LINES = 150, 350  # in a sitting, without blank lines and docstrings
@@ -22,33 +24,6 @@ LOADERS = re.compile(r"\b(load_engine|load_stage_module|import_module|__import__
 
 each_pair = pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)), ids=lambda stage: stage.name[:2])
 each_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
-
-
-def sources(stage: Path) -> dict[str, str]:
-    """The files that belong to the lesson, by name."""
-    paths = sorted(stage.glob("*.py"))
-    return {path.name: path.read_text(encoding="utf-8") for path in paths if path.name not in ASIDE}
-
-
-def definitions(code: str) -> dict[str, str]:
-    """Each function, and each class without its methods, by qualified name; docstrings and comments do not count."""
-    found: dict[str, str] = {}
-
-    def visit(body: list[ast.stmt], prefix: str) -> None:
-        for node in body:
-            if isinstance(node, DEFINITIONS):
-                name = prefix + node.name
-                if isinstance(node, ast.ClassDef):
-                    visit(node.body, f"{name}.")
-                    node.body = [part for part in node.body if not isinstance(part, DEFINITIONS)]
-                found[name] = ast.dump(node)
-
-    tree = ast.parse(code)
-    for node in ast.walk(tree):
-        if isinstance(node, DEFINITIONS) and ast.get_docstring(node) is not None:
-            del node.body[0]
-    visit(tree.body, "")
-    return found
 
 
 def changed_files_and_names(before: Path, after: Path) -> dict[str, set[str]]:
@@ -63,21 +38,13 @@ def changed_files_and_names(before: Path, after: Path) -> dict[str, set[str]]:
     return changed
 
 
-def listed_as_changed(stage: Path, before: Path) -> set[str]:
-    """What the lesson says: every name in backticks in its comments "Changed from NN"."""
-    readme = stage / "README.md"
-    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
-    comments = re.findall(rf"<!-- Changed from {before.name[:2]}:(.*?)-->", text, re.DOTALL)
-    return {name for comment in comments for name in re.findall(r"`([^`]+)`", comment)}
-
-
 @each_pair
 def test_the_same_name_is_the_same_code_unless_the_lesson_says_so(before, after):
-    changed, listed = changed_files_and_names(before, after), listed_as_changed(after, before)
-    names = {name for file, names in changed.items() if file not in listed for name in names}
-    files = {name for name in listed if name.endswith(".py")}
-    assert names - listed == set(), f"changed since {before.name}, and {after.name}/README.md does not say so"
-    assert listed - files - names == set(), f"{after.name}/README.md calls these changed, and they are not"
+    changed, said = changed_files_and_names(before, after), listed(after, f"Changed from {before.name[:2]}")
+    names = {name for file, names in changed.items() if file not in said for name in names}
+    files = {name for name in said if name.endswith(".py")}
+    assert names - said == set(), f"changed since {before.name}, and {after.name}/README.md does not say so"
+    assert said - files - names == set(), f"{after.name}/README.md calls these changed, and they are not"
     assert files - changed.keys() == set(), f"{after.name}/README.md calls these files changed, and they are not"
 
 
@@ -182,4 +149,4 @@ def test_changes_are_found(tmp_path, change, names):
 def test_the_lesson_is_read_to_the_end_of_its_comment(tmp_path):
     text = "`a`\n\n<!-- Changed from 01: `b`,\n`c.d` -->\n\n`e`\n\n<!-- Changed from 01: `f.py` -->\n"
     (tmp_path / "README.md").write_text(text)
-    assert listed_as_changed(tmp_path, Path("01_naive")) == {"b", "c.d", "f.py"}
+    assert listed(tmp_path, "Changed from 01") == {"b", "c.d", "f.py"}

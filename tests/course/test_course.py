@@ -63,6 +63,29 @@ def test_a_stage_goes_by_number_or_folder(tree, wanted):
     assert course.pick_stage(course.find_stages(tree), wanted).name == "02_kv_cache"
 
 
+@pytest.mark.parametrize("wanted", ["my/2", "my/02", "my/02_kv_cache", "my/02_kv_cache/", "mine"])
+def test_a_path_is_the_learners_own_stage(tree, wanted):
+    folder = tree / ("mine" if wanted == "mine" else "my/02_kv_cache")
+    write_files(folder, {"main.py": "print('mine')\n"})
+    assert course.pick_stage(course.find_stages(tree), wanted, tree) == folder
+
+
+def test_a_learners_own_stage_runs_beside_common_and_not_the_reference(tree):
+    code = "import os, sys\nprint(os.environ['COURSE_STAGE'], os.environ['PYTHONPATH'], *sys.argv[1:])\n"
+    write_files(tree, {"my/02_kv_cache/main.py": code})
+    folder = tree / "my" / "02_kv_cache"
+    expected = f"{folder} {folder.parent}{os.pathsep}{tree} --demo --x\n"
+    assert finish(tree, "demo", "my/02", "--x") == (0, expected, "")
+    assert finish(tree, "demo", "my/01")[2] == "There is no stage 'my/01'; there is 01_naive, 02_kv_cache.\n"
+
+
+def test_diff_compares_a_learners_own_stage_with_the_stage_before_it(tree):
+    shutil.copytree(course.ROOT / "common" / "learn", tree / "common" / "learn")
+    write_files(tree, {"my/02_kv_cache/main.py": "", "my/02_kv_cache/engine.py": "class Engine:\n    mine = 1\n"})
+    status, output, errors = finish(tree, "diff", "my/02")
+    assert (status, errors) == (0, "") and "01_naive -> 02_kv_cache" in output and "+    mine = 1" in output
+
+
 @pytest.mark.parametrize("wanted", ["0", "3", "10", "cache", "02_kv", "..", ""])
 def test_an_unknown_stage_is_answered_with_those_that_exist(tree, wanted):
     with pytest.raises(SystemExit) as stop:

@@ -1,0 +1,125 @@
+"""`python3 course.py start 05`: make my/05_paged_attention, the stage with its tasks left to write, and TASKS.md."""
+
+import argparse
+import ast
+import sys
+from pathlib import Path
+
+from .blank import blank_stage, find_tasks, functions, span
+from .stage_diff import definitions, read_sources
+from .task_list import task_list
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main(arguments: list[str], root: Path = ROOT) -> int:
+    """Make the learner's folder. The first argument is the stage's folder, as course.py passes it."""
+    parser = argparse.ArgumentParser(prog="course.py start", description="Make a stage for you to write, in my/.")
+    parser.add_argument("stage")
+    parser.add_argument("--from", dest="earlier", type=Path, metavar="FOLDER", help="take over your own earlier stage")
+    parser.add_argument("--force", action="store_true", help="begin again; the old folder stays, with a number")
+    options = parser.parse_args(arguments)
+    before, stage = stage_and_before(root, options.stage)
+    files = blank_stage(before, stage)
+    if options.earlier:
+        files, taken, left = take_over(files, read_sources(before), read_own(options.earlier))
+        print(f"From {options.earlier}: {', '.join(taken) or 'nothing'}.")
+        if left:
+            print(f"Not taken over, since they use what only your files define: {', '.join(left)}.")
+    folder = make_room(root / "my" / stage.name, options.force)
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    tasks = find_tasks(before, stage)
+    (folder / "TASKS.md").write_text(task_list(before, stage, tasks), encoding="utf-8")
+    short = folder.relative_to(root).as_posix()
+    print(f"Made {short} with {len(tasks)} tasks. Read {short}/TASKS.md and begin with {tasks[0].name}.")
+    return 0
+
+
+def stage_and_before(root: Path, name: str) -> tuple[Path, Path]:
+    """Return the folders of the stage before and of the stage whose folder, or the learner's copy of it, this is."""
+    stages = sorted(main.parent for main in root.glob("[0-9][0-9]_*/main.py"))
+    place = next((i for i, stage in enumerate(stages) if stage.name == Path(name).name.partition(".")[0]), None)
+    if place is None:
+        sys.exit(f"{name} has the name of no stage, so it is not clear which one it is.")
+    if place == 0:
+        sys.exit(f"{stages[0].name} is given: there is no stage before it to build on. Start with {stages[1].name}.")
+    return stages[place - 1], stages[place]
+
+
+def make_room(folder: Path, force: bool) -> Path:
+    """Return the folder once there is none. Rename what is there if `force`, else exit."""
+    if folder.exists():
+        if not force:
+            sys.exit(f"my/{folder.name} is there already. `--force` begins again and keeps it beside the new one.")
+        numbers = (number for number in range(1, 1000) if not folder.with_name(f"{folder.name}.{number}").exists())
+        folder.rename(folder.with_name(f"{folder.name}.{next(numbers)}"))
+    return folder
+
+
+# ---- What the learner has written in the stage before ----
+
+
+def read_own(folder: Path) -> dict[str, str]:
+    """Return the files of a learner's stage. Exit if there are none, or one does not parse."""
+    sources = read_sources(folder)
+    if not sources:
+        sys.exit(f"There is no stage in {folder}.")
+    for name, text in sources.items():
+        try:
+            ast.parse(text)
+        except SyntaxError as error:
+            sys.exit(f"{folder / name}, line {error.lineno}: {error.msg}. Mend it and start again.")
+    return sources
+
+
+def take_over(
+    files: dict[str, str], reference: dict[str, str], own: dict[str, str]
+) -> tuple[dict[str, str], list[str], list[str]]:
+    """Put the learner's functions into the new stage where it leaves the earlier reference as it was.
+
+    files: the new stage; reference and own: the stage before. Return the files, and the names of what was taken over
+    and of what uses names that only the learner's file defines, and so stays the reference.
+    """
+    result, taken, left = dict(files), [], []
+    for file in sorted(files.keys() & reference.keys() & own.keys()):
+        was, now, mine = (definitions(text) for text in (reference[file], files[file], own[file]))
+        extra = names_defined(own[file]) - names_defined(files[file])
+        theirs, lines = functions(files[file]), files[file].splitlines(keepends=True)
+        written, own_lines = functions(own[file]), own[file].splitlines(keepends=True)
+        for name in sorted(theirs.keys() & written.keys(), key=lambda name: -theirs[name].lineno):
+            used = names_used(written[name])
+            if was.get(name) != now[name] or mine[name] == now[name] or "NotImplementedError" in used:
+                continue  # a task of this stage, the reference, or never written
+            if used & extra:
+                left.append(name)
+            else:
+                lines[span(theirs[name])] = own_lines[span(written[name])]
+                taken.append(name)
+        result[file] = "".join(lines)
+    return result, sorted(taken), sorted(left)
+
+
+def names_defined(source: str) -> set[str]:
+    """Return the names that a file imports, defines, or assigns, as variables or attributes."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+    return found
+
+
+def names_used(function: ast.AST) -> set[str]:
+    """Return the names and attributes that a function reads and does not itself assign."""
+    used = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    used |= {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
+    return used - {
+        node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }

@@ -1,0 +1,197 @@
+"""`start` and `solve`: a learner's folder, and that it is the reference once all is filled in."""
+
+import random
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import course
+from common import stages
+from common.learn import solve, start
+from common.learn.blank import blank_stage, find_tasks
+
+STAGES = course.find_stages(course.ROOT)
+STAGE_02, STAGE_05 = STAGES[1].name, STAGES[4].name
+
+each_pair = pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)), ids=lambda stage: stage.name[:2])
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """A course with the real stages, in which `my` can be written."""
+    for stage in STAGES:
+        (tmp_path / stage.name).symlink_to(stage)
+    return tmp_path
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.py")}
+
+
+# ---- start ----
+
+
+def test_start_twice_is_refused_and_force_keeps_the_old_folder(root, capsys):
+    start.main([STAGE_02], root)
+    mine = root / "my" / STAGE_02 / "engine.py"
+    mine.write_text("mine")
+    with pytest.raises(SystemExit, match="is there already. `--force` begins again"):
+        start.main([STAGE_02], root)
+    assert mine.read_text() == "mine"
+    for number in (1, 2):
+        start.main([STAGE_02, "--force"], root)
+        assert mine.read_text() != "mine"
+        assert (root / "my" / f"{STAGE_02}.{number}" / "engine.py").exists()
+    assert (root / "my" / f"{STAGE_02}.1" / "engine.py").read_text() == "mine"
+    assert "begin with KVCache.nbytes" in capsys.readouterr().out
+
+
+def test_the_first_stage_has_nothing_to_build_on(root):
+    with pytest.raises(SystemExit, match=f"Start with {STAGE_02}"):
+        start.main([STAGES[0].name], root)
+
+
+def test_from_takes_over_what_the_learner_wrote_and_the_stage_keeps(root, capsys):
+    earlier = root / "my" / STAGES[3].name
+    start.main([earlier.name], root)
+    solve.main([earlier.name, "--all", "--yes"], root)
+    scheduler = earlier / "scheduler.py"
+    ours = "        count = min(sequence.remaining, most)\n        sequence.computed += count\n"
+    text = scheduler.read_text().replace("        sequence.computed += min(sequence.remaining, most)\n", ours)
+    text = text.replace("return self.request.num_tokens - self.computed", "return left(self)")
+    scheduler.write_text(text + "\n\ndef left(sequence):\n    return sequence.request.num_tokens - sequence.computed\n")
+    capsys.readouterr()
+    start.main([STAGE_05, "--from", str(earlier)], root)
+    new = (root / "my" / STAGE_05 / "scheduler.py").read_text()
+    assert ours in new
+    assert "left(self)" not in new, "a helper that the new file lacks"
+    taken, left, _ = capsys.readouterr().out.splitlines()
+    assert taken.endswith(": Scheduler._chunk.") and left.endswith(": Sequence.remaining.")
+    assert 'NotImplementedError("task 9: Scheduler.schedule")' in new
+
+
+def test_from_takes_nothing_that_was_never_written(root, capsys):
+    earlier = root / "my" / STAGES[3].name
+    start.main([earlier.name], root)
+    start.main([STAGE_05, "--from", str(earlier)], root)
+    assert "04_continuous_batching: nothing." in capsys.readouterr().out
+    solve.main([STAGE_05, "--all", "--yes"], root)
+    assert files(root / "my" / STAGE_05) == files(root / STAGE_05)
+
+
+def test_from_names_the_line_that_does_not_parse(root, tmp_path):
+    (root / "mine").mkdir()
+    (root / "mine" / "engine.py").write_text("x = 1\ndef f(:\n")
+    with pytest.raises(SystemExit, match=r"engine\.py, line 2"):
+        start.main([STAGE_05, "--from", str(root / "mine")], root)
+    with pytest.raises(SystemExit, match="There is no stage in"):
+        start.main([STAGE_05, "--from", str(root / "nothing")], root)
+
+
+# ---- solve ----
+
+
+@each_pair
+def test_all_filled_in_is_the_reference(root, before, after):
+    start.main([after.name], root)
+    assert solve.main([after.name, "--all", "--yes"], root) == 0
+    assert files(root / "my" / after.name) == files(after)
+
+
+@each_pair
+def test_filled_in_one_by_one_in_any_order_is_the_reference(before, after):
+    blank, tasks = blank_stage(before, after), find_tasks(before, after)
+    random.Random(after.name).shuffle(tasks)
+    for task in tasks:
+        blank[task.file], _ = solve.fill_in(Path(task.file), blank[task.file], after / task.file, task)
+    assert {name: text.encode() for name, text in blank.items()} == files(after)
+
+
+def test_solve_shows_the_difference_and_leaves_the_rest(root, capsys):
+    start.main([STAGE_05], root)
+    mine = root / "my" / STAGE_05 / "page_table.py"
+    written = mine.read_text().replace('raise NotImplementedError("task 3: PageAllocator.pages_for")', "return 0")
+    mine.write_text(written)
+    solve.main([str(root / "my" / STAGE_05), "PageAllocator.extend", "--yes"], root)
+    shown = capsys.readouterr().out
+    assert '-        raise NotImplementedError("task 4: PageAllocator.extend")' in shown
+    assert "+        table.pages += [self.free.pop() for _ in range(lacking)]" in shown
+    solve.main([STAGE_05, "--all", "--yes"], root)
+    assert "return 0" in mine.read_text(), "--all fills in only what is left"
+    solve.main([STAGE_05, "3", "--yes"], root)
+    assert files(root / "my" / STAGE_05) == files(root / STAGE_05)
+    assert solve.main([STAGE_05, "--all", "--yes"], root) == 0
+    assert "Nothing is left to write." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nearest"),
+    [
+        ("extend", "PageAllocator.extend"),
+        ("PageAllocater.extend", "PageAllocator.extend"),
+        ("Scheduler.preempt", "Scheduler._preempt"),
+        ("zzz", "none; TASKS.md lists all"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(root, wanted, nearest):
+    start.main([STAGE_05], root)
+    with pytest.raises(SystemExit) as stop:
+        solve.main([STAGE_05, wanted, "--yes"], root)
+    assert str(stop.value).startswith(f"There is no task {wanted!r}. Nearest: ") and nearest in str(stop.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        ([], "`solve` needs one task"),
+        (["Engine.run", "--all"], "`solve` needs one task"),
+        (["Engine.run"], "say --yes"),
+    ],
+)
+def test_nothing_is_filled_in_without_a_clear_yes(root, monkeypatch, arguments, answer):
+    start.main([STAGE_02], root)
+    before = files(root / "my" / STAGE_02)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    with pytest.raises(SystemExit, match=answer):
+        solve.main([STAGE_02, *arguments], root)
+    assert files(root / "my" / STAGE_02) == before
+
+
+@pytest.mark.parametrize(("answer", "filled"), [("y", True), ("", False), ("n", False)])
+def test_at_a_terminal_it_asks(root, monkeypatch, answer, filled):
+    start.main([STAGE_02], root)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda prompt: answer)
+    assert solve.main([STAGE_02, "--all"], root) == (0 if filled else 1)
+    assert (files(root / "my" / STAGE_02) == files(root / STAGE_02)) == filled
+
+
+def test_solve_without_a_folder_or_with_a_broken_file_says_what_to_do(root):
+    with pytest.raises(SystemExit, match="make it with `python3 course.py start 02`"):
+        solve.main([STAGE_02, "--all"], root)
+    start.main([STAGE_02], root)
+    engine = root / "my" / STAGE_02 / "engine.py"
+    text = engine.read_text()
+    engine.write_text(text.replace("def release(", "def give_back("))
+    with pytest.raises(SystemExit, match="engine.py has no Engine.release"):
+        solve.main([STAGE_02, "Engine.release", "--yes"], root)
+    engine.write_text(text.replace("def release(", "def release(("))
+    with pytest.raises(SystemExit, match="engine.py, line"):
+        solve.main([STAGE_02, "Engine.run", "--yes"], root)
+
+
+# ---- The learner's folder in place of the reference ----
+
+
+def test_only_the_chosen_stage_is_the_learners(tmp_path, monkeypatch):
+    for folder, says in (("90_a", "reference"), ("91_b", "reference"), ("my/90_a", "mine"), ("my/91_b", "mine")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "engine.py").write_text("from .part import Engine\n")
+        (tmp_path / folder / "part.py").write_text(f"Engine = {says!r}\n")
+    monkeypatch.setattr(stages, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "my"), str(tmp_path), *sys.path])  # as its benchmark sets it
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COURSE_STAGE", str(tmp_path / "my" / "91_b"))
+    assert (stages.load_engine("90_a"), stages.load_engine("91_b")) == ("reference", "mine")

@@ -8,10 +8,10 @@ halfway, another one fetches the same pages again.
 Two processes on the machine with two CPU cores, medians in milliseconds for 63 pages of the bundled model, 8.3 MB (a
 prompt of 1,000 tokens), from the pages of one to the pages of the other:
 
-    shared memory, announced by a socket   2.2     only on one machine
-    TCP, sent from the pages               4.2     common/distributed/tcp_transport.py: works between machines
-    gloo (torch.distributed)               8.6     and its group must be formed again when a process dies
-    Ray's object store                    19.6     an actor's method that returns the array
+    shared memory, announced by a socket   4.3     only on one machine
+    TCP, sent from the pages               5.3     common/distributed/tcp_transport.py: works between machines
+    gloo (torch.distributed)              10.4     and its group must be formed again when a process dies
+    Ray's object store                    13.3     an actor's method that returns the array
 
 `python -m common.bench.experiments.transports` measures them; the figures are in results/transports/. On GPUs, vLLM and
 SGLang move pages by RDMA or NVLink (NIXL, Mooncake), layer by layer, without passing through the host's memory.

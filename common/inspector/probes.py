@@ -4,7 +4,6 @@ Functions are replaced on the one engine that is watched, while a page is open: 
 that runs.
 """
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,28 @@ from common.engine import BaseEngine
 from .books import CHUNK_DRAFT, DRAFT_METHOD
 
 PARTS = {"attention": 0, "model": 0, "sampling": 0, "drafting": 0}  # the rest of a step is bookkeeping
+
+
+class TimedModel:
+    """The model of one engine with its passes timed. Other engines may share the model itself, so it stays as it is."""
+
+    def __init__(self, model: Any, seconds: dict[str, float]):
+        self.model, self.seconds = model, seconds
+        self.logits_began = 0.0  # what follows in the engine's `run` is sampling
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, *arguments):
+        start = time.perf_counter()
+        try:
+            return self.model(*arguments)
+        finally:
+            self.seconds["model"] += time.perf_counter() - start
+
+    def logits(self, hidden):
+        self.logits_began = time.perf_counter()
+        return self.model.logits(hidden)
 
 
 class Probes:
@@ -37,12 +58,9 @@ class Probes:
             return
         if cache := getattr(engine, "cache", None):
             self._replace(cache, "bind", lambda bind: lambda batch: self._timed("attention", bind(batch)))
-        self._replace(engine.model, "forward", lambda forward: self._timed("model", forward))
-        self._replace(engine.model, "logits", lambda logits: self._timed("sampling", logits))
-        self._replace(engine, "draw", lambda draw: self._timed("sampling", draw))
-        module = sys.modules[type(engine).__module__]
-        if hasattr(module, "verify"):  # in stage 07 in place of `draw`
-            self._replace(module, "verify", lambda verify: self._timed("sampling", verify))
+        model = TimedModel(engine.model, self.seconds)
+        self._replace(engine, "model", lambda _: model)
+        self._replace(engine, "run", lambda run: self._timed("sampling", run, since=lambda: model.logits_began))
 
     def detach(self) -> None:
         for owner, name, original in self._originals:
@@ -53,7 +71,7 @@ class Probes:
         """What has been heard since the last call, in a step that took this long; milliseconds for each part."""
         found: dict[str, Any] = {}
         heard = {name: 1e3 * spent for name, spent in self.seconds.items() if spent}
-        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.seconds.update(dict.fromkeys(PARTS, 0.0))
         if heard.get("model"):
             heard["model"] -= heard.get("attention", 0.0)
             heard["bookkeeping"] = max(0.0, 1e3 * seconds - sum(heard.values()))
@@ -67,13 +85,15 @@ class Probes:
         self._originals.append((owner, name, vars(owner).get(name)))
         setattr(owner, name, wrap(getattr(owner, name)))
 
-    def _timed(self, part: str, function: Callable) -> Callable:
+    def _timed(self, part: str, function: Callable, since: Callable[[], float] | None = None) -> Callable:
+        """Return the function with its seconds added to the part's, or only those from the time `since` tells on."""
+
         def wrapper(*arguments, **options):
             start = time.perf_counter()
             try:
                 return function(*arguments, **options)
             finally:
-                self.seconds[part] += time.perf_counter() - start
+                self.seconds[part] += time.perf_counter() - (since() if since else start)
 
         return wrapper
 

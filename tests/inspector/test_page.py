@@ -176,7 +176,7 @@ def test_text_never_becomes_html(loaded, page_of):
 
 def test_two_pages_at_once_and_a_closed_one_leaves_nothing_behind(loaded, chromium):
     with watching("05", loaded) as server:
-        before = vars(server.engine.model).get("forward"), vars(server.engine).get("draw")
+        before = server.engine.model, vars(server.engine).get("run")
         one, two = Page(chromium, server.page_url), Page(chromium, server.page_url)
         for page in (one, two):
             page.has(f"inspector.views[0] && {STORE}.moments.length")
@@ -190,7 +190,7 @@ def test_two_pages_at_once_and_a_closed_one_leaves_nothing_behind(loaded, chromi
         one.close()
         two.close()
         wait_until(lambda: not server.watched.feed.readers and not server.watched.probes.attached)
-        assert (vars(server.engine.model).get("forward"), vars(server.engine).get("draw")) == before
+        assert (server.engine.model, vars(server.engine).get("run")) == before
         assert not server.watched._ended and not server.watched._known.requests
         assert not server.watched.feed.newcomers()
 

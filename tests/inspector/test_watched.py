@@ -54,6 +54,23 @@ def test_updates_add_up_to_what_the_engine_has_done(loaded, stage):
     assert updates[-1]["running"] == updates[-1]["waiting"] == []
 
 
+def test_engines_that_share_a_model_leave_it_as_it_was(loaded):
+    """Two stages side by side share one: what is measured at one engine is not heard at the other."""
+    before = dict(vars(loaded.model))
+    first, second = watched_engine("05", loaded), watched_engine("06", loaded)
+    for watched in (first, second):
+        watched.probes.attach()
+    second.add("The capital of France is", SamplingParams(max_tokens=4, ignore_eos=True))
+    second.probes.engine.step()
+    heard = second.probes.take(1.0)["parts"]
+    assert all(heard[part] > 0 for part in ("attention", "model", "sampling", "bookkeeping"))
+    assert first.probes.take(1.0) == {}
+    for watched in (first, second):
+        watched.probes.detach()
+        assert watched.probes.engine.model is loaded.model and "run" not in vars(watched.probes.engine)
+    assert vars(loaded.model) == before
+
+
 def test_nothing_is_read_while_no_page_is_open(loaded, monkeypatch):
     watched = Watched(load_engine("05")(loaded))
     monkeypatch.setattr(watched.view, "update", lambda *_: pytest.fail("somebody looks"))

@@ -10,8 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+# One thread for each process that computes: beside others OpenMP's teams wait for one another more than they compute.
+for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")  # before torch and numba read them
+
 import torch
 from graph_stand_in import graphed
+from greedy import MAX_TOKENS
 
 from common.checkpoints.corpus import chat, document
 from common.engine import BaseEngine
@@ -27,8 +33,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton: kernels then run in Python
 
 WITH_A_LOOP_AROUND = ["06_prefix_cache+overlap"]
-PROMPT_COUNT = 24
-MAX_TOKENS = 40
+PROMPT_COUNT = 17
 
 
 def pytest_addoption(parser):
@@ -47,7 +52,8 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests that need a GPU are skipped by name where there is none, never silently passed."""
+    """Skip tests that need a GPU by name where there is none. Begin with processes under Ray, which mostly wait."""
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
@@ -80,7 +86,7 @@ def reference(loaded) -> Reference:
 
 @pytest.fixture(scope="session")
 def prompts(loaded) -> list[list[int]]:
-    """Dozens of prompts, 1 to about 300 tokens: documents cut anywhere, and questions in the chat template."""
+    """Prompts of 1 to about 300 tokens: documents cut anywhere, and questions in the chat template."""
     rng = random.Random("contract")
     prompts = []
     for index in range(PROMPT_COUNT):

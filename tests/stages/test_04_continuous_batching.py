@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from greedy import GREEDY, MAX_TOKENS
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -23,7 +24,6 @@ engine_module, scheduler_module, attention_module, static_module = (
     load_stage_module("04", name) for name in ("engine", "scheduler", "slot_attention", "static_batching")
 )
 Engine, Scheduler = engine_module.Engine, scheduler_module.Scheduler
-GREEDY = SamplingParams(max_tokens=40)
 
 
 def endless(max_tokens: int) -> SamplingParams:
@@ -248,7 +248,7 @@ def test_clients_of_one_server_share_its_steps(loaded, prompts, expected):
     thread = EngineThread(engine, max_queue=64)
 
     def ask(url, i):
-        body = {"prompt": prompts[i], "max_tokens": 40, "stream": True}
+        body = {"prompt": prompts[i], "max_tokens": MAX_TOKENS, "stream": True}
         with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as response:
             lines = [line for line in response.iter_lines() if line.startswith("data: {")]
         return [token for line in lines for token in httpx.Response(200, content=line[6:]).json()["token_ids"]]

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from greedy import GREEDY
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -18,7 +19,6 @@ engine_module, scheduler_module, table_module = (
     load_stage_module("05", name) for name in ("engine", "scheduler", "page_table")
 )
 Engine = engine_module.Engine
-GREEDY = SamplingParams(max_tokens=40)
 TOKEN_BYTES = 8192  # K and V of one token of the bundled model in float32
 
 

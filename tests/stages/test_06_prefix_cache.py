@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from greedy import GREEDY
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -15,7 +16,6 @@ engine_module, scheduler_module, tree_module = (
     load_stage_module("06", name) for name in ("engine", "scheduler", "prefix_tree")
 )
 Engine = engine_module.Engine
-GREEDY = SamplingParams(max_tokens=40)
 TOKEN_BYTES = 8192  # K and V of one token of the bundled model in float32
 
 

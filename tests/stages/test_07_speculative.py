@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from greedy import GREEDY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -17,7 +18,6 @@ drafter_module, engine_module, scheduler_module, speculation_module, verificatio
     load_stage_module("07", name) for name in ("drafter", "engine", "scheduler", "speculation", "verification")
 )
 Engine, Draft, Row = engine_module.Engine, verification_module.Draft, verification_module.Row
-GREEDY = SamplingParams(max_tokens=40)
 PAGE_BYTES = 16 * (8192 + 1024)  # K and V of 16 tokens, of the bundled target and of its draft, in float32
 
 

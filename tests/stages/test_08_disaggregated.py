@@ -7,13 +7,13 @@ import zlib
 import pytest
 import torch
 from faulty_fleet import FaultyFleet
+from greedy import GREEDY
 
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
 
 engine_module, routing = (load_stage_module("08", name) for name in ("engine", "routing"))
 Engine, WorkerEngine = engine_module.Engine, engine_module.WorkerEngine
-GREEDY = SamplingParams(max_tokens=40)
 TOKEN_BYTES = 9216  # K and V of one token of the bundled model and of its draft model, in float32
 
 

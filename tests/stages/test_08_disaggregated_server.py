@@ -63,18 +63,22 @@ def processes_of(session: int) -> set[str]:
     return found
 
 
-SECONDS = 100  # Ray gives up a lost head after 60
+SECONDS = 20
+PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}  # in place of 60: so soon Ray's processes end without a head
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.ray
-def test_the_readmes_command_serves_for_longer_than_a_minute(tmp_path):
-    """With a client all the time, a worker that is killed and comes back, and an orderly end."""
+def test_the_readmes_command_serves_on(tmp_path):
+    """With a client all the time, a worker that is killed and comes back, and an orderly end.
+
+    It once ended 60 seconds after it had come up: Linux ends Ray's head with the thread that started it.
+    """
     pytest.importorskip("ray", reason="needs the package ray")
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, str(ROOT / "course.py"), "serve", "08", "--port", str(port), "--decode", "2"]
-    environment = os.environ | {"COURSE_NO_VENV": "1"}
+    environment = os.environ | PATIENCE | {"COURSE_NO_VENV": "1"}
     body = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
     with open(tmp_path / "log", "w+") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
@@ -91,7 +95,7 @@ def test_the_readmes_command_serves_for_longer_than_a_minute(tmp_path):
                 elif killed is not None and not missing:
                     health = httpx.get(f"{url}/health")
                     missing = health.status_code == 503 and "no prefill worker is up" in health.text
-                assert server.poll() is None and time.monotonic() - start < 3 * SECONDS, (tmp_path / "log").read_text()
+                assert server.poll() is None and time.monotonic() - start < 300, (tmp_path / "log").read_text()
                 time.sleep(0.2)
             assert httpx.get(f"{url}/health").json()["decode_workers_up"] == 2
             metrics = httpx.get(f"{url}/metrics").text

@@ -17,7 +17,6 @@ The exit status is 1 if any request failed, and 130 after Ctrl-C, which reports 
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from pathlib import Path
 from . import http_client
 from .arrivals import closed_loop, open_loop, poisson_arrivals
 from .conversations import NAMES, Workload
-from .documents import write_atomically
+from .documents import write_json
 from .metrics import LoadResult, RequestRecord
 from .openai_client import PATHS, Connections, Target, converse, served_models
 from .serve_report import draw, print_report, result_document
@@ -249,10 +248,9 @@ def progress_bars():
 def report(args: argparse.Namespace, target: Target, results: dict[float, LoadResult], interrupted: bool) -> None:
     document = result_document(target, args.workload, args.seed, args.axis, results, args.slo, interrupted)
     print_report(document)
+    line = write_json(Path(args.json) if args.json not in (None, "-") else None, document)
     if args.json == "-":
-        print(json.dumps(document, separators=(",", ":")))
-    elif args.json:
-        write_atomically(Path(args.json), json.dumps(document, indent=1) + "\n")
+        print(line)
     if args.plot:
         draw(document, args.plot)
 

@@ -1,7 +1,7 @@
 """What the load generator has found: one JSON document, the tables, and the four-panel plot.
 
-The document names the model and the workload, not the URL: results are published. It names no hardware either, since
-nobody here knows on what the server runs.
+The document names the model and the workload, not the URL: results are published. It names no hardware either: the
+client does not know on what the server runs.
 """
 
 import datetime
@@ -13,7 +13,6 @@ from typing import Any
 
 from . import plots
 from .conversations import Workload
-from .documents import rounded
 from .metrics import LoadResult
 from .openai_client import Target
 
@@ -36,19 +35,17 @@ def result_document(
     interrupted: bool,
 ) -> dict[str, Any]:
     """All that was measured, as JSON values; times in seconds. `axis`: "concurrency" or "rate", the keys of results."""
-    return rounded(
-        {
-            "benchmark": "common.bench.serve",
-            "date": datetime.date.today().isoformat(),
-            **asdict(target),
-            "workload": asdict(workload) | {"description": workload.describe(), "seed": seed},
-            "axis": axis,
-            "arrivals": ARRIVALS[axis],
-            "objectives": dict(objectives),
-            "points": [{axis: load} | point_figures(result, objectives) for load, result in results.items()],
-            "interrupted": interrupted,
-        }
-    )
+    return {
+        "benchmark": "common.bench.serve",
+        "date": datetime.date.today().isoformat(),
+        **asdict(target),
+        "workload": asdict(workload) | {"description": workload.describe(), "seed": seed},
+        "axis": axis,
+        "arrivals": ARRIVALS[axis],
+        "objectives": dict(objectives),
+        "points": [{axis: load} | point_figures(result, objectives) for load, result in results.items()],
+        "interrupted": interrupted,
+    }
 
 
 def point_figures(result: LoadResult, objectives: Mapping[str, float]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from .documents import read_json
 from .harness import Benchmark, Figures, spread
+from .plots import short
 
 FORMAT, SCHEMA = "llm-course-results", 1
 
@@ -104,7 +105,3 @@ def table(document: Mapping[str, Any]) -> str:
             notes.append(f"? {name}: {entry['doubt']}; this is noise, not a result.")
     whole = f"The machine's speed changed by {document['drift'] - 1:.0%} at most meanwhile."
     return "\n".join([*lines, *notes, whole])
-
-
-def short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

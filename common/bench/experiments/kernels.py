@@ -9,12 +9,11 @@ whose inputs fit into the GPU's cache can beat it; what a block computes for man
 alone" says how long.)
 
 Times are medians of replayed CUDA graphs, where the gaps between kernels are the GPU's own; "launched" is the same from
-Python, call by call. The seconds of a variant's first call, which compiles, are kept as well: torch.compile starts anew
-in every row, Triton has its kernels from the first number of tokens on, and both are faster with a cache on disk.
+Python, call by call. The seconds of a variant's first call, which compiles, are kept as well: torch.compile compiles
+again in every row, Triton has its kernels from the first number of tokens on, and both are faster with a cache on disk.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,12 +30,12 @@ from common.loader.device import choose_device
 from common.model import ModelConfig
 
 from ..ceilings import copy_bytes_per_second
-from ..documents import rounded, write_atomically
+from ..documents import write_json
 from ..hardware import hardware
 from ..timing import REPEATS, inputs_beyond_cache, median_seconds
 
 if TYPE_CHECKING:
-    from .kernel_cases import Case  # needs Triton, and whoever has none is told so in one sentence
+    from .kernel_cases import Case  # needs Triton; a machine without it gets one sentence
 
 MODELS = ("Qwen3-0.6B", "Qwen3-8B")
 
@@ -118,7 +117,7 @@ def times_of(case: "Case", device: torch.device, sizes: Sizes) -> tuple[dict, di
             function = torch.compile(function, fullgraph=True, dynamic=False, backend=sizes.compiler)
         try:
             first_calls[name] = seconds_of_one(function, inputs[0], device)
-            # A variant that compiled anew for the next input, or gave up, would not be what its name says.
+            # A variant that compiled again for the next input, or gave up, would not be what its name says.
             with torch.compiler.set_stance("fail_on_recompile"):
                 for graph in (True, False) if case.launched else (True,):
                     seconds = median_seconds(function, device, inputs, graph=graph, repeats=sizes.repeats)
@@ -160,10 +159,7 @@ def main() -> int:
     except (ValueError, FileNotFoundError) as error:
         print(error, file=sys.stderr)
         return 1
-    document = rounded(document)
-    if args.json:
-        write_atomically(args.json, json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document))
+    print(write_json(args.json, {"benchmark": "common.bench.experiments.kernels", **document}))
     return 0
 
 

@@ -195,13 +195,11 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     }
 
 
-def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
-    at = sizes["clients"].index(sizes["compared_clients"])
-    return {side: measured[side]["output_tokens_per_second"][at] for side in HEADLINE.sides}
-
-
 HEADLINE = Headline(
-    "{compared_clients} clients", "output tokens/s", ("03_streaming", "04_continuous_batching"), headline
+    "{compared_clients} clients",
+    "output tokens/s",
+    ("03_streaming", "04_continuous_batching"),
+    lambda sizes, side: side["output_tokens_per_second"][sizes["clients"].index(sizes["compared_clients"])],
 )
 
 

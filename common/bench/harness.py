@@ -49,8 +49,8 @@ class Headline:
     """The figure that sums a benchmark up: values of several sides, and the ratio of the last to the first.
 
     title: what the values are, such as "a whole answer of {compared_answer} tokens"; sizes are filled in.
-    sides: those that `values` needs; with --quick only these are measured.
-    values: (sizes, figures of each side in one repeat) -> {name: value}, the baseline first.
+    sides: those that have the values, the baseline first; with --quick only these are measured.
+    value: (sizes, figures of a side in one repeat) -> its value, or {name: value} if it has several.
     more_is_better: the ratio is last over first; if False, first over last, so that above 1 is always better; None:
         last over first, and neither is better.
     """
@@ -58,8 +58,16 @@ class Headline:
     title: str
     unit: str
     sides: tuple[str, ...]
-    values: Callable[[dict, Mapping[str, Figures]], dict[str, float]]
+    value: Callable[[dict, Figures], float | dict[str, float]]
     more_is_better: bool | None = True
+
+    def values(self, sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
+        """By side or name, the baseline first, from the figures of each side in one repeat."""
+        values: dict[str, float] = {}
+        for side in self.sides:
+            found = self.value(sizes, measured[side])
+            values |= found if isinstance(found, dict) else {side: found}
+        return values
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from common.bench.suite import Suite
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = {"before": 2.0, "now": 4.0}
+HEADLINE = Headline("{length} tokens", "tokens/s", tuple(VALUES), lambda sizes, side: side["value"])
 SIDE = """
 import json, os, sys, time
 sides = sys.argv[sys.argv.index("--measure") + 1].split(",")
@@ -36,15 +38,9 @@ def write(tmp_path, monkeypatch):
 
     def write(text: str, name: str = "sides", **options) -> Benchmark:
         (tmp_path / f"{name}.py").write_text(SIDE + text)
-        sides = dict.fromkeys(VALUES)
-
-        def values(sizes, measured):
-            return {side: measured[side]["value"] for side in sides}
-
-        headline = Headline("{length} tokens", "tokens/s", tuple(sides), values)
         sizes = {"full": {"length": 8}}
-        options = {"headline": headline, "seconds": {"quick": 2}} | options
-        return Benchmark(str(tmp_path / f"{name}.py"), "", sides, sizes, derive=lambda *_: {}, **options)
+        options = {"headline": HEADLINE, "seconds": {"quick": 2}} | options
+        return Benchmark(str(tmp_path / f"{name}.py"), "", VALUES, sizes, derive=lambda *_: {}, **options)
 
     return write
 
@@ -214,11 +210,14 @@ def test_a_drift_between_sides_marks_the_ratio_in_file_and_table(write, tmp_path
 
 @pytest.mark.parametrize(("more_is_better", "ratio"), [(True, 2.0), (False, 0.5), (None, 2.0)])
 def test_above_one_is_better(write, more_is_better, ratio):
-    benchmark = write("")
-    changed = Headline("", "", tuple(VALUES), benchmark.headline.values, more_is_better)
+    benchmark = write("", headline=replace(HEADLINE, more_is_better=more_is_better))
     answers = {side: {"figures": {"value": value}, "reference_ms": [1, 1]} for side, value in VALUES.items()}
-    benchmark = Benchmark(benchmark.file, "", benchmark.sides, {}, None, headline=changed)
-    assert summary.headline_entry(benchmark, {}, [answers])["ratio"]["median"] == ratio
+    assert summary.headline_entry(benchmark, {"length": 8}, [answers])["ratio"]["median"] == ratio
+
+
+def test_one_side_may_have_all_values_of_a_headline():
+    headline = Headline("", "", ("a",), lambda sizes, side: {"old": side["x"], "new": side["y"]})
+    assert headline.values({}, {"a": {"x": 1.0, "y": 2.0}, "b": {}}) == {"old": 1.0, "new": 2.0}
 
 
 @pytest.mark.parametrize(

@@ -210,11 +210,12 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     return {"floor_seconds": read / rates["copy_bytes_per_second"] + prompts / rates["matmul_flops_per_second"]}
 
 
-def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
-    return {mode: measured[mode]["tokens_per_second"] for mode in HEADLINE.sides}
-
-
-HEADLINE = Headline("{requests} requests at once", "output tokens/s", ("neither", "graphs and overlap"), headline)
+HEADLINE = Headline(
+    "{requests} requests at once",
+    "output tokens/s",
+    ("neither", "graphs and overlap"),
+    lambda sizes, side: side["tokens_per_second"],
+)
 
 
 def draw(document: dict, png: Path) -> None:

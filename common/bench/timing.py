@@ -72,7 +72,7 @@ def clocked_on_cuda(function: Callable, inputs: Sequence[tuple], graph: bool, re
 
 
 def inputs_beyond_cache(nbytes: int, device: torch.device) -> int:
-    """How many inputs of so many bytes are twice what the cache holds; small ones stay there, as they do in a model,
+    """How many inputs of `nbytes` bytes are twice what the cache holds; small ones stay there, as they do in a model,
     where the operation before has just written them."""
     cache = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
     return min(max(2, -(-2 * cache // nbytes)), MOST_INPUTS)
@@ -82,6 +82,18 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done all it was given: before that, a clock says nothing."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def kernels_of(function: Callable[[], object], times: int, device: torch.device) -> list[tuple[str, float, float]]:
+    """Call the function `times` times; return (name, start, end), in seconds, of each kernel that a GPU ran for it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:  # of the CPU nothing: that would slow it down
+        for _ in range(times):
+            function()
+        synchronize(device)
+    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return [(event.name, event.time_range.start / 1e6, event.time_range.end / 1e6) for event in events]
 
 
 def free_memory(device: torch.device) -> None:

@@ -23,11 +23,11 @@ import torch
 
 from common.bench import plots
 from common.bench.ceilings import ceilings
+from common.bench.engine_load import decoding
 from common.bench.harness import Benchmark, Figures, Headline, Unavailable, run_benchmark
 from common.bench.predict import step_floor
 from common.bench.settings import Settings, engine_of
 from common.bench.timing import free_memory, peak_memory_gib, synchronize
-from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
 from common.model import ModelConfig
 from common.sampling import SamplingParams
@@ -97,15 +97,8 @@ def decode_steps(engine: BaseEngine, batch: int, sizes: dict) -> float:
     room = batch * (prompt_tokens + params.max_tokens + 16)
     if room > engine.stats().get("kv_tokens_capacity", room):
         raise ValueError(f"{batch} requests need room for K and V of {room:,} tokens, which is not there")
-    prompts = [random_prompt(prompt_tokens, engine.config.vocab_size, f"decode {i}") for i in range(batch)]
-    requests = [engine.add(prompt, params) for prompt in prompts]
-    try:
-        while not all(len(request.token_ids) > 3 for request in requests):
-            engine.step()
+    with decoding(engine, batch, prompt_tokens, params, tokens=3):
         return 1e3 * statistics.median(median_step(engine, sizes["steps"]) for _ in range(sizes["rounds"]))
-    finally:
-        for request in requests:
-            engine.abort(request.request_id)
 
 
 def median_step(engine: BaseEngine, steps: int) -> float:

@@ -14,6 +14,7 @@ prompts, is the least it can take; one that launches kernels one by one waits fo
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -21,11 +22,12 @@ import torch
 
 from common.bench import plots
 from common.bench.ceilings import ceilings
+from common.bench.engine_load import ENDLESS, decoding
 from common.bench.experiments import transformers_batching
 from common.bench.harness import Benchmark, Figures, Headline, Unavailable, run_benchmark
 from common.bench.predict import decode_bytes, step_flops
 from common.bench.settings import Settings, engine_of
-from common.bench.timing import free_memory, peak_memory_gib, synchronize
+from common.bench.timing import free_memory, kernels_of, peak_memory_gib, synchronize
 from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
 from common.model import ModelConfig
@@ -150,17 +152,9 @@ def serve(engine: BaseEngine, jobs: Sequence[tuple[list[int], int]], sizes: dict
 def profile_steps(engine: BaseEngine, sizes: dict) -> Figures:
     """Steps in which all requests decode, half way through an answer: milliseconds, and the share of the time in which
     the GPU does nothing. Without a GPU, or where the profiler sees no kernels, there is no share."""
-    length = sum(sizes["lengths"]) // 2
-    endless = SamplingParams(max_tokens=None, temperature=sizes["temperature"], ignore_eos=True)
-    prompts = [random_prompt(length, engine.config.vocab_size, f"profile {i}") for i in range(sizes["requests"])]
-    requests = [engine.add(prompt, endless) for prompt in prompts]
-    try:
-        while not all(len(request.token_ids) > 2 for request in requests):
-            engine.step()
+    params = replace(ENDLESS, temperature=sizes["temperature"])
+    with decoding(engine, sizes["requests"], sum(sizes["lengths"]) // 2, params):
         return timed_and_profiled(engine, sizes["profiled_steps"])
-    finally:
-        for request in requests:
-            engine.abort(request.request_id)
 
 
 def timed_and_profiled(engine: BaseEngine, steps: int) -> Figures:
@@ -172,20 +166,13 @@ def timed_and_profiled(engine: BaseEngine, steps: int) -> Figures:
     figures = {"full_batch_step_ms": 1e3 * (time.perf_counter() - start) / steps}
     if engine.device.type != "cuda":
         return figures
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:  # of the CPU nothing: that would slow it down
-        for _ in range(steps):
-            engine.step()
-        synchronize(engine.device)
-    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    if not events:
+    spans = [(start, end) for _, start, end in kernels_of(engine.step, steps, engine.device)]
+    if not spans:
         return figures
-    spans = [(event.time_range.start, event.time_range.end) for event in events]  # microseconds
     begin, end = min(start for start, _ in spans), max(end for _, end in spans)
     return figures | {
         "idle_percent": 100 * (1 - covered(spans) / (end - begin)),
-        "profiled_step_ms": (end - begin) / steps / 1e3,  # how much the profiler itself slows a step down
+        "profiled_step_ms": 1e3 * (end - begin) / steps,  # how much the profiler itself slows a step down
         "kernels_per_step": len(spans) / steps,
     }
 

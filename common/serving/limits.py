@@ -66,33 +66,34 @@ class BodyLimit:
 
     def __init__(self, app: ASGIApp, most: int):
         self.app, self.most = app, most
-        self.free_at = 0.0  # when the next part of a large body may be read, on the clock of `time.monotonic`
+        self.free_at = 0.0  # when the next large body may be parsed, on the clock of `time.monotonic`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})["arrived"] = time.perf_counter()
-        read, too_large = 0, HTTPException(413, f"the body is larger than {self.most} bytes: send less")
+        header = dict(scope["headers"]).get(b"content-length", b"") if scope["type"] == "http" else b""
+        length = int(header) if header.isdigit() else None
+        read, turn_has_come, too_large = 0, False, HTTPException(413, f"the body exceeds {self.most} bytes: send less")
 
         async def limited_receive() -> Message:
-            nonlocal read
+            nonlocal read, turn_has_come
             message = await receive()
-            part = len(message.get("body", b""))  # a disconnection has none
-            read += part
+            read += len(message.get("body", b""))  # a disconnection has none
             if read > self.most:  # the header Content-Length is missing or too small
                 raise too_large
-            if part and read > SMALL_BODY:
-                await self.wait_for_turn(part, admitted=read - part > SMALL_BODY)
+            if read > SMALL_BODY and not turn_has_come:
+                await self.wait_for_turn(length or self.most)
+                turn_has_come = True
             return message
 
-        length = dict(scope["headers"]).get(b"content-length", b"") if scope["type"] == "http" else b""
-        if length.isdigit() and int(length) > self.most:
+        if length is not None and length > self.most:
             await error_response(Request(scope), too_large)(scope, receive, send)
         else:
             await self.app(scope, limited_receive, send)
 
-    async def wait_for_turn(self, part: int, admitted: bool) -> None:
-        """Sleep until `part` more bytes may be parsed. Raise HTTPException for a new body that would wait too long."""
+    async def wait_for_turn(self, size: int) -> None:
+        """Sleep until `size` more bytes may be parsed. Raise HTTPException if others take longer than LONGEST_WAIT."""
         now = time.monotonic()
-        if not admitted and self.free_at - now > LONGEST_WAIT:
+        if self.free_at - now > LONGEST_WAIT:
             raise HTTPException(429, "too many large bodies at once: try again later", {"Retry-After": "1"})
-        self.free_at = max(self.free_at, now) + part / LARGE_PER_SECOND
+        self.free_at = max(self.free_at, now) + size / LARGE_PER_SECOND
         await asyncio.sleep(self.free_at - now)

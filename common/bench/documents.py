@@ -7,7 +7,7 @@ from typing import Any
 
 
 def rounded(value: Any) -> Any:
-    """Floats to six significant digits, anywhere in a JSON value: more is noise."""
+    """Round floats to six significant digits, anywhere in a JSON value: more is noise."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -32,7 +32,7 @@ def write_json(path: Path | None, document: Any) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """A document, or None where there is none that can be read."""
+    """Return a document, or None where there is none that can be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

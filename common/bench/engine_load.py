@@ -20,7 +20,7 @@ ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)
 
 
 def engine_load(engine: BaseEngine, jobs: Sequence[Job], *, concurrency: int) -> LoadResult:
-    """Runs all jobs, `concurrency` at a time. What a step brings a request is a chunk, arrived when the step ends."""
+    """Run all jobs, `concurrency` at a time. What a step brings a request is a chunk, arrived when the step ends."""
     start = time.perf_counter()
     waiting, finished = iter(jobs), []
     chunks: defaultdict[Request, list[float]] = defaultdict(list)
@@ -42,9 +42,9 @@ def engine_load(engine: BaseEngine, jobs: Sequence[Job], *, concurrency: int) ->
 def decoding(
     engine: BaseEngine, requests: int, prompt_tokens: int, params: SamplingParams = ENDLESS, tokens: int = 2
 ) -> Iterator[list[Request]]:
-    """As many requests that decode while the block runs: when it begins, each has more than `tokens` output tokens.
+    """Run `requests` requests until each has more than `tokens` output tokens; abort them when the block ends.
 
-    They are aborted when it ends. The prompts are always the same, so that a prefix cache may find them again.
+    The prompts are always the same, so that a prefix cache may find them again.
     """
     prompts = [random_prompt(prompt_tokens, engine.config.vocab_size, f"decode {i}") for i in range(requests)]
     added = [engine.add(prompt, params) for prompt in prompts]

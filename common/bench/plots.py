@@ -202,7 +202,7 @@ def logarithmic(panel) -> None:
 
 
 def note(panel, x: float, y: float, text: str, *, above: float = 0, align: str = "left", tint: str = TEXT) -> None:
-    """Text at a point of the data, `above` it by so many points."""
+    """Write text at a point of the data, `above` points above it."""
     style = {"ha": align, "va": "bottom", "color": tint, "fontsize": 11}
     panel.annotate(text, (x, y), (0, above), textcoords="offset points", **style)
 

@@ -74,7 +74,7 @@ def main() -> int:
 async def soak(
     url: str, settings: Settings, seconds: float, clients: int
 ) -> tuple[list[RequestRecord], list[tuple[float, float]], list[str | None]]:
-    """All requests, (seconds since the start, bytes of the server) from time to time, and the worst client's."""
+    """Return all requests, (seconds since the start, bytes of the server) in turn, and the worst client's outcomes."""
     jobs = itertools.cycle(corpus_jobs(load_tokenizer(settings.folder()), 2000, most_tokens=128))
     records: list[RequestRecord] = []
     samples: list[tuple[float, float]] = []
@@ -108,7 +108,7 @@ async def soak(
 
 
 def grown(samples: list[tuple[float, float]]) -> float:
-    """How much of itself the memory grows in the second half, by a line through its samples."""
+    """Return how much of itself the memory grows in the second half, by a line through its samples."""
     half = samples[len(samples) // 2 :]
     if len(half) < 2:
         return 0.0

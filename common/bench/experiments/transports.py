@@ -43,7 +43,7 @@ def places(count: int) -> numpy.ndarray:
 
 
 def timed(move: Callable[[int], None]) -> list[float]:
-    """Milliseconds for each of COUNTS."""
+    """Return milliseconds for each of COUNTS."""
     medians = []
     for count in COUNTS:
         seconds = []
@@ -72,7 +72,7 @@ def tcp_sender(queue, done) -> None:
 
 
 def tcp(context) -> list[float]:
-    """What stage 08 uses."""
+    """Time what stage 08 uses."""
     queue, done = context.Queue(), context.Event()
     sender = context.Process(target=tcp_sender, args=(queue, done))
     sender.start()

@@ -41,7 +41,7 @@ class Attack(NamedTuple):
 
 
 def attacks(context: int) -> dict[str, Attack]:
-    """By name. `context`: tokens of the longest prompt."""
+    """Return all kinds by name. `context`: tokens of the longest prompt."""
     completions, busy = "/v1/completions", (200, 429)
     prompt = [5 + i % 1000 for i in range(context - 2)]
     return {
@@ -83,7 +83,7 @@ async def send(http, attack: Attack) -> str | None:
 
 
 async def longest_gap(http, streams: int, seconds: float, tokens: int) -> float:
-    """Seconds between two chunks of one of the streams, the longest there was."""
+    """Return the longest time between two chunks of one of the streams, in seconds."""
     longest, end = 0.0, time.perf_counter() + seconds
 
     async def client(number: int) -> None:
@@ -103,7 +103,7 @@ async def longest_gap(http, streams: int, seconds: float, tokens: int) -> float:
 
 @contextmanager
 def attacker(url: str, context: int) -> Iterator[Callable[[str], AbstractContextManager[list[str | None]]]]:
-    """The worst client. It is a process of its own, or the client that measures would be held up by the bodies too.
+    """Run the worst client in a process of its own: bodies would hold up the client that measures.
 
     Gives a function of a request's name: that request is sent over and over for as long as its block runs; the list
     that it gives has the outcomes afterwards.
@@ -152,7 +152,7 @@ def attack(url: str, context: int, names, answers, stop) -> None:
 async def measure(
     url: str, streams: int, seconds: float, windows: int, tokens: int = ANSWER_TOKENS
 ) -> tuple[dict[str, Figures], dict[str, list[str]]]:
-    """By kind of request the figures of its windows, and what was wrong with answers."""
+    """Return by kind of request the figures of its windows, and what was wrong with answers."""
     import httpx
 
     async with httpx.AsyncClient(base_url=url, timeout=WAIT_SECONDS, limits=httpx.Limits(max_connections=None)) as http:
@@ -172,7 +172,7 @@ async def measure(
 
 
 def table(sides: dict[str, Figures]) -> str:
-    """A line for each kind of request: milliseconds of the longest gap, the median of the windows and the largest."""
+    """Return a line for each kind of request: milliseconds of the longest gap, the windows' median and the largest."""
     gaps = {kind: figures["longest_gap_s"] for kind, figures in sides.items()}
     lines = [f"{kind:>24}  {1e3 * gap['median']:6.0f}  {1e3 * gap['max']:7.0f}" for kind, gap in gaps.items()]
     return "\n".join([f"{'longest gap in ms':>24}  median  largest", *lines])

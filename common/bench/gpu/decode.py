@@ -49,7 +49,7 @@ ACCELERATED, PLAIN, LARGER = "graphs and overlap", "neither", "larger model"
 
 
 def measure(stage: str, many: bool = True, **switches: bool) -> Callable[[Settings, dict], Figures]:
-    """Milliseconds of a step with each number of requests, or with one."""
+    """Return a side: milliseconds of a step with each number of requests, or with one."""
 
     def side(settings: Settings, sizes: dict) -> Figures:
         loaded, batches = settings.load(), sizes["batches"] if many else [1]
@@ -67,14 +67,14 @@ def measure(stage: str, many: bool = True, **switches: bool) -> Callable[[Settin
 
 
 def measure_plain(settings: Settings, sizes: dict) -> Figures:
-    """Without graphs and overlap; and what the device can do at best."""
+    """Measure without graphs and overlap; and what the device can do at best."""
     figures = measure(STAGE, graphs=False, overlap=False)(settings, sizes)
     free_memory(settings.place()[0])
     return figures | ceilings(*settings.place())
 
 
 def measure_larger(settings: Settings, sizes: dict) -> Figures:
-    """One request of the larger model, and the floor that its bytes are."""
+    """Measure one request of the larger model, and the floor that its bytes are."""
     if sizes["larger_model"]:
         settings = replace(settings, model=sizes["larger_model"], load_format="dummy")
     figures = measure(STAGE, many=False)(settings, sizes)
@@ -89,7 +89,7 @@ def floor_ms(config: ModelConfig, dtype: torch.dtype, batches: list[int], sizes:
 
 
 def decode_steps(engine: BaseEngine, batch: int, sizes: dict) -> float:
-    """Milliseconds of a step, the median of the rounds' medians. ValueError if memory lacks room for all requests."""
+    """Return milliseconds of a step, the median of the rounds' medians. Raise ValueError if memory lacks room."""
     filling = -(-batch * sizes["context"] // max(sizes["token_budget"] - batch, 1)) + 8  # steps until the last decodes
     timed = sizes["rounds"] * sizes["steps"]
     prompt_tokens = sizes["context"] - filling // 2 - timed // 2  # so that the context is right in the middle
@@ -102,7 +102,7 @@ def decode_steps(engine: BaseEngine, batch: int, sizes: dict) -> float:
 
 
 def median_step(engine: BaseEngine, steps: int) -> float:
-    """Seconds from the return of one step to that of the next."""
+    """Return the seconds from the return of one step to that of the next."""
     synchronize(engine.device)
     moments = [time.perf_counter()]
     for _ in range(steps):

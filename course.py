@@ -31,34 +31,30 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.setup.environment import note, prepare_environment
+from common.stages import stage_folder, stage_folders
 
 ROOT = Path(__file__).resolve().parent
 READER_GONE = 128 + 13  # how shells report SIGPIPE
 
 
-def find_stages(root: Path) -> list[Path]:
-    """The stage folders, in order. A folder is a stage once it has a main.py."""
-    return sorted(main.parent for main in root.glob("[0-9][0-9]_*/main.py"))
-
-
-def pick_stage(stages: list[Path], wanted: str, root: Path = ROOT) -> Path:
-    """The stage meant by "2", "02", "02_kv_cache" or "02_kv_cache/"; a path such as "my/02" is the learner's own."""
-    path, name = Path(wanted), Path(wanted).name
-    own = path.parent != Path()
-    for stage in find_stages((root / path).parent) if own else stages:
-        if name == stage.name or (name.isdecimal() and int(name) == int(stage.name[:2])):
-            return stage
-    if name.strip(".") and (root / path / "main.py").exists():  # a copy of any name
-        return root / path
-    sys.exit(f"There is no stage {wanted!r}; there is {list_names(stages)}.")
+def pick_stage(wanted: str, root: Path) -> Path:
+    """Return the stage meant by "2", "02", "02_kv_cache", or by a path such as "my/02". Exit if there is none."""
+    try:
+        return stage_folder(wanted, root)
+    except ValueError:
+        sys.exit(f"There is no stage {wanted!r}; there is {list_names(stage_folders(root))}.")
 
 
 def list_names(stages: list[Path]) -> str:
     return ", ".join(stage.name for stage in stages) or "none"
 
 
+def relative(path: Path, root: Path) -> str:
+    return Path(os.path.relpath(path, root)).as_posix()
+
+
 def title(stage: Path) -> str:
-    """The first heading of a stage's README, or else the first line of a docstring."""
+    """Return the first heading of a stage's README, or else the first line of a docstring."""
     docstring = r'^"""(.+?)(?:"""|$)'
     for name, pattern in (("README.md", r"^#+ +(.+)"), ("main.py", docstring), ("benchmark.py", docstring)):
         text = (stage / name).read_text(encoding="utf-8") if (stage / name).exists() else ""
@@ -117,14 +113,15 @@ def reader_has_gone() -> bool:
 
 
 def run_stages(stages: list[Path], script: str, arguments: list[str], root: Path) -> int:
-    """Run the same script of each stage in turn, up to the first that fails."""
+    """Run the same script of each stage that has it in turn, up to the first that fails."""
+    stages = [stage for stage in stages if (stage / script).exists()]
     if not stages:
         sys.exit(f"There is nothing to run: no {script} was found.")
     python = prepare_environment(root)
     for index, stage in enumerate(stages):
         if len(stages) > 1:
             print(paint(f"\n==== {stage.name}: {title(stage)} ".ljust(100, "="), "1"), flush=True)
-        path = Path(os.path.relpath(stage / script, root)).as_posix()
+        path = relative(stage / script, root)
         status = run([python, path, *arguments], root, own_environment(stage, root))
         if status == READER_GONE:
             return status
@@ -144,16 +141,9 @@ def paint(text: str, colour: str) -> str:
 # ---- The diff ----
 
 
-def show_diff(stages: list[Path], stage: Path) -> int:
-    numbers = [one.name[:2] for one in stages]
-    place = numbers.index(stage.name[:2]) if stage.name[:2] in numbers else len(stages)
-    if place == 0:
-        print(f"{stage.name} is the first stage: there is none before it to compare it with.")
-        return 0
-    from common.learn.stage_diff import diff_stages  # which needs nothing but Python
-
+def show(lines: list[str]) -> None:
+    """Print the lines of a diff, at a terminal in colours and through a pager."""
     colours = {"+": "32", "-": "31", "@": "36", " ": ""}
-    lines = diff_stages(stages[place - 1], stage)
     text = "\n".join(paint(line, colours.get(line[:1], "1")) for line in lines) + "\n"
     pager = shlex.split(os.environ.get("PAGER", "less"))
     if sys.stdout.isatty() and pager and shutil.which(pager[0]):
@@ -162,7 +152,6 @@ def show_diff(stages: list[Path], stage: Path) -> int:
         subprocess.run(pager, input=text.encode(), env={"LESS": "FRX", **os.environ})
     else:
         print(text, end="")
-    return 0
 
 
 # ---- The commands: each takes the stages that were chosen, the remaining arguments and the course's root ----
@@ -179,24 +168,43 @@ def serve(chosen: list[Path], arguments: list[str], root: Path) -> int:
 def bench(chosen: list[Path], arguments: list[str], root: Path) -> int:
     if len(chosen) > 1:  # the whole course, into one file
         return run([prepare_environment(root), "-m", "common.bench", *arguments], root)
-    return run_stages([one for one in chosen if (one / "benchmark.py").exists()], "benchmark.py", arguments, root)
+    name = chosen[0].name
+    if name not in [stage.name for stage in stage_folders(root)]:
+        sys.exit(f"{name} has no stage's name: its benchmark would measure the reference. Rename it.")
+    return run_stages(chosen, "benchmark.py", arguments, root)
 
 
 def diff(chosen: list[Path], arguments: list[str], root: Path) -> int:
-    return show_diff(find_stages(root), chosen[0])
+    stage, number = chosen[0], chosen[0].name[:2]
+    if arguments:
+        sys.exit(f"`diff` takes one stage, and was given {' '.join(arguments)} as well.")
+    if not number.isdecimal():
+        sys.exit(f"{stage.name} has no stage's number, so it is not clear which stage comes before it.")
+    before = [one for one in stage_folders(root) if one.name[:2] < number]
+    if not before:
+        print(f"{stage.name} is the first stage: there is none before it to compare it with.")
+        return 0
+    from common.learn.stage_diff import diff_stages  # which needs nothing but Python
+
+    show(diff_stages(before[-1], stage))
+    return 0
 
 
 def test(chosen: list[Path], arguments: list[str], root: Path) -> int:
-    """Run the whole suite, or with a stage in front what is about it alone, without processes under Ray."""
-    pytest, stages = [prepare_environment(root), "-m", "pytest", "-q"], find_stages(root)
-    if not arguments or not re.fullmatch(r"\d+(_\w+)?", arguments[0]):
-        return run([*pytest, *arguments], root)
-    stage = pick_stage(stages, arguments[0])
-    files = sorted(root.glob(f"tests/stages/test*_{stage.name[:2]}_*.py"))
-    names = [file.relative_to(root).as_posix() for file in files]
-    contract = ["tests/test_contract.py", "--engine", stage.name]
-    status = run([*pytest, "-m", "not ray", *names, *contract, *arguments[1:]], root)
-    note(f"Covered: the contract on {stage.name}, and {', '.join(names)}. Left out: processes under Ray, and the rest.")
+    """Run the whole suite, or with a stage in front what is about it alone, without processes under Ray.
+
+    A learner's stage takes the place of the reference in all of these tests.
+    """
+    first = arguments[0] if arguments else "-"
+    is_stage = not first.startswith("-") and not (root / first.partition("::")[0]).exists()
+    if not is_stage and not (root / first / "engine.py").exists():
+        return run([prepare_environment(root), "-m", "pytest", "-q", *arguments], root)
+    stage = pick_stage(first, root)
+    tests = [relative(file, root) for file in sorted(root.glob(f"tests/stages/test*_{stage.name[:2]}_*.py"))]
+    command = [prepare_environment(root), "-m", "pytest", "-q", "-m", "not ray", *tests, "tests/test_contract.py"]
+    name = relative(stage, root)
+    status = run([*command, "--engine", name, *arguments[1:]], root, own_environment(stage, root))
+    note(f"Covered on {name}: {', '.join([*tests, 'the contract'])}. Left out: processes under Ray, and the rest.")
     return status
 
 
@@ -204,7 +212,7 @@ def module(name: str, *fixed: str) -> Callable[[list[Path], list[str], Path], in
     """Return a command that runs `python -m name`, with the folders of the stages before the other arguments."""
 
     def command(chosen: list[Path], arguments: list[str], root: Path) -> int:
-        folders = [Path(os.path.relpath(stage, root)).as_posix() for stage in chosen]
+        folders = [relative(stage, root) for stage in chosen]
         return run([prepare_environment(root), "-m", name, *fixed, *folders, *arguments], root)
 
     return command
@@ -235,14 +243,14 @@ VERBS = {
         "STAGE", "make my/STAGE, with this lesson's functions left for you to write", bare("common.learn.start")
     ),
     "solve": Verb("STAGE", "fill in one of them from the reference, or --all", bare("common.learn.solve")),
-    "test": Verb("", "run the tests, or with a stage its own and the contract; arguments go to pytest", test),
+    "test": Verb("", "run the tests, or with a stage its own and the contract; other arguments go to pytest", test),
     "doctor": Verb("", "say what this machine lacks, and what to expect of it", bare("common.setup.doctor")),
     "kit": Verb("", "gather all wheels for machines without a network", bare("common.setup.gather")),
 }
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
-    stages = find_stages(root)
+    stages = stage_folders(root)
     command, *rest = arguments or ["help"]
     if command in ("help", "-h", "--help"):
         return show_help(stages)
@@ -254,7 +262,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
 
     chosen = stages if verb.stages else []
     if verb.stages and rest and not rest[0].startswith("-"):
-        chosen, rest = [pick_stage(stages, rest[0], root)], rest[1:]
+        chosen, rest = [pick_stage(rest[0], root)], rest[1:]
     elif verb.stages == "STAGE":
         sys.exit(f"`{command}` needs a stage: one of {list_names(stages)}.")
     return verb.run(chosen, rest, root)
@@ -270,4 +278,6 @@ if __name__ == "__main__":
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it ends
         status = READER_GONE
+    except OSError as error:  # a full disk, or a folder that cannot be written
+        status = f"error: {error}"
     sys.exit(status)

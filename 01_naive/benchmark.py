@@ -61,10 +61,8 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     }
 
 
-def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
-    steps = zip(sizes["lengths"], measured["01_naive"]["ms_per_token"], strict=True)
-    each = [(f"at {length} tokens", milliseconds) for length, milliseconds in steps]
-    return dict([each[0], each[-1]])
+def headline(sizes: dict, side: Figures) -> dict[str, float]:
+    return {f"at {sizes['lengths'][at]} tokens": side["ms_per_token"][at] for at in (0, -1)}
 
 
 HEADLINE = Headline("one more token", "ms", ("01_naive",), headline, more_is_better=None)

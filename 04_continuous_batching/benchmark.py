@@ -15,6 +15,7 @@ long as the step that it is in.
 
 import sys
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ STAGE = Path(__file__).resolve().parent
 sys.path.insert(0, str(STAGE.parent))
 
 from common.bench import plots
-from common.bench.engine_load import engine_load
+from common.bench.engine_load import decoding, engine_load
 from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
 from common.bench.metrics import percentiles
 from common.bench.settings import Settings, engine_of
@@ -105,7 +106,7 @@ def measure_static(settings: Settings, sizes: dict) -> Figures:
 
 
 def slots(loaded: Loaded, count: int, token_budget: int) -> BaseEngine:
-    """This stage's engine, with memory for so many slots."""
+    """This stage's engine, with memory for `count` slots."""
     memory = count * loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
     return engine_of("04_continuous_batching", loaded, max_running=count, token_budget=token_budget, kv_memory=memory)
 
@@ -160,22 +161,17 @@ def mixed(engine: BaseEngine, sizes: dict) -> Figures:
 def arrivals(loaded: Loaded, budget: int, sizes: dict) -> tuple[list[float], list[float]]:
     """For each length of an arriving prompt: the longest gap between two tokens of the others, and its TTFT, in ms."""
     engine = slots(loaded, sizes["decoding"] + 1, budget)
-    endless = SamplingParams(max_tokens=None, ignore_eos=True)
     gaps, ttfts = [], []
     for length in sizes["arriving"]:
-        others = [engine.add(random_prompt(16, engine.config.vocab_size, i), endless) for i in range(sizes["decoding"])]
-        while not all(len(other.token_ids) > 4 for other in others):
-            engine.step()
-        before = len(others[0].token_ids)
-        arrived = engine.add(random_prompt(length, engine.config.vocab_size), SamplingParams(max_tokens=1))
-        while not arrived.finished:
-            engine.step()
+        with decoding(engine, sizes["decoding"], prompt_tokens=16, tokens=4) as others:
+            before = len(others[0].token_ids)
+            arrived = engine.add(random_prompt(length, engine.config.vocab_size), SamplingParams(max_tokens=1))
+            while not arrived.finished:
+                engine.step()
         # They share every step, so that their gaps are the same.
         moments = others[0].timings.tokens[before - 1 :]
-        gaps.append(1e3 * max(after - before for before, after in zip(moments, moments[1:], strict=False)))
+        gaps.append(1e3 * max(after - before for before, after in pairwise(moments)))
         ttfts.append(1e3 * arrived.timings.time_to_first_token)
-        for other in others:
-            engine.abort(other.request_id)
     return gaps, ttfts
 
 
@@ -195,13 +191,11 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     }
 
 
-def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
-    at = sizes["clients"].index(sizes["compared_clients"])
-    return {side: measured[side]["output_tokens_per_second"][at] for side in HEADLINE.sides}
-
-
 HEADLINE = Headline(
-    "{compared_clients} clients", "output tokens/s", ("03_streaming", "04_continuous_batching"), headline
+    "{compared_clients} clients",
+    "output tokens/s",
+    ("03_streaming", "04_continuous_batching"),
+    lambda sizes, side: side["output_tokens_per_second"][sizes["clients"].index(sizes["compared_clients"])],
 )
 
 

@@ -135,15 +135,11 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     }
 
 
-def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
-    return {side: measured[side]["tokens_per_second"] for side in HEADLINE.sides}
-
-
 HEADLINE = Headline(
     "{requests} requests at once in the memory of {slots} slots",
     "output tokens/s",
     ("04_continuous_batching", "05_paged_attention"),
-    headline,
+    lambda sizes, side: side["tokens_per_second"],
 )
 
 

@@ -205,8 +205,8 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     return figures | {"always_8_speedup_at_most": figures["always_8_speedup"][-1]}
 
 
-def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
-    return {name: measured[NOW][f"{name}_tokens_per_second"][0] for name in ("stage_06", "draft_model")}
+def headline(sizes: dict, side: Figures) -> dict[str, float]:
+    return {name: side[f"{name}_tokens_per_second"][0] for name in ("stage_06", "draft_model")}
 
 
 HEADLINE = Headline("questions, one request at a time", "output tokens/s", (NOW,), headline)

@@ -18,7 +18,6 @@ tokens of all clients together are not more but fewer, and 1,000 tokens' K and V
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
 import time
@@ -33,7 +32,7 @@ STAGE = Path(__file__).resolve().parent
 sys.path.insert(0, str(STAGE.parent))
 
 from common.bench import plots
-from common.bench.documents import rounded, write_atomically
+from common.bench.documents import write_json
 from common.bench.engine_load import record
 from common.bench.experiments.fleet_soak import bursts, kills
 from common.bench.experiments.router_cost import milliseconds
@@ -192,15 +191,13 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     }
 
 
-def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
-    at = sizes["rates"].index(sizes["stated"])
-    return {side: measured[side]["itl_p99_ms"][at] for side in HEADLINE.sides}
-
-
 HEADLINE = Headline(
     "p99 of the gaps between tokens, {stated} long prompt a second",
-    "ms", (BEFORE, NOW), headline, more_is_better=False,
-)  # fmt: skip
+    "ms",
+    (BEFORE, NOW),
+    lambda sizes, side: side["itl_p99_ms"][sizes["rates"].index(sizes["stated"])],
+    more_is_better=False,
+)
 
 
 def draw(document: dict, png: Path) -> None:
@@ -238,11 +235,8 @@ def run_soak(what: str, much: float) -> None:
     settings = Settings()
     machine = hardware(settings.place()[0])
     figures = {"kills": kills, "bursts": bursts}[what](settings, much)
-    text = json.dumps(
-        rounded({"benchmark": f"08_disaggregated --soak {what}", "hardware": machine, **figures}), indent=1
-    )
-    write_atomically(STAGE / "results" / "soak" / f"{slug(machine)}-{what}.json", text + "\n")
-    print(text)
+    path = STAGE / "results" / "soak" / f"{slug(machine)}-{what}.json"
+    print(write_json(path, {"benchmark": f"{NOW} --soak {what}", "hardware": machine, **figures}))
     sys.exit(figures.get("different", 0) + figures.get("unanswered", 0) + figures.get("failed", 0) > 0)
 
 

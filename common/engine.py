@@ -27,7 +27,7 @@ from .transfers import current
 
 
 def on_its_device(step: Callable[["BaseEngine"], list[Request]]) -> Callable[["BaseEngine"], list[Request]]:
-    """The same step with the engine's device as the current one, whichever thread calls it."""
+    """Return the step with the engine's GPU as the current one, whichever thread calls it: kernels launch there."""
 
     @functools.wraps(step)
     def with_device(self: "BaseEngine") -> list[Request]:
@@ -40,13 +40,14 @@ def on_its_device(step: Callable[["BaseEngine"], list[Request]]) -> Callable[["B
 class BaseEngine(ABC):
     """Everything of an engine but `step`: validation, finishing, aborting, `generate`."""
 
+    idle_seconds: float | None = None  # `step` is due after this time even if no request is unfinished; None: never
+    unavailable: str = ""  # if not "", why new requests should go to another server; any thread may read it
+
     def __init_subclass__(cls, **options):
+        """Wrap the step of every stage, so that no stage need know of several GPUs."""
         super().__init_subclass__(**options)
         if "step" in vars(cls):
             cls.step = on_its_device(cls.step)
-
-    idle_seconds: float | None = None  # `step` is due after this time even if no request is unfinished; None: never
-    unavailable: str = ""  # if not "", why new requests should go to another server; any thread may read it
 
     def __init__(self, loaded: Loaded):
         self.name = loaded.name
@@ -153,7 +154,7 @@ class BaseEngine(ABC):
     def append_tokens(self, requests: Sequence[Request], tokens: Sequence[Sequence[SampledToken]]) -> list[Request]:
         """Append to each request its tokens, up to the one that ends it; return the requests that gained any.
 
-        A request that has ended while the step was on the device (gpu/overlap.py) gains nothing.
+        A request that ended while the step was on the device (gpu/overlap.py) gains nothing.
         """
         unfinished = [request for request in requests if not request.finished]
         for request, new in zip(requests, tokens, strict=True):

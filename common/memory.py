@@ -11,12 +11,19 @@ from .attention.triton_backend import MOST_PIECES
 from .errors import shortened
 from .loader import Loaded
 from .model import ModelConfig
+from .request import Request
+from .sampling import Drawn, SamplingParams
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 CPU_KV_BYTES = 2**30
 WORKSPACE = 64 * 2**20  # of matrix products, and what the first launch of each kernel takes
 GRAPH = 4 * 2**20  # one recording of a few hundred launches; there is one for every 16 requests
 GPU_SHARE = 0.9  # of the GPU's memory; the rest is for fragmentation and for other processes
+# What the sampler takes the most memory for: every filter, and penalties of tokens that are greedy.
+COSTLIEST = (
+    SamplingParams(temperature=1.0, top_p=0.9, min_p=0.01, presence_penalty=1.0, logprobs=20),
+    SamplingParams(temperature=0.0, presence_penalty=1.0, logprobs=20),
+)
 
 
 def parse_bytes(text: str | int) -> int:
@@ -33,7 +40,7 @@ def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0) ->
     """Return how many bytes keys and values may take. Raise ValueError if a GPU has none left.
 
     On a CPU return CPU_KV_BYTES: other programs use the same memory. On a GPU run the largest step, `tokens` tokens
-    with `rows` of them scored, and return what its peak leaves. If several ranks share the model, return the minimum
+    with `rows` of them sampled, and return what its peak leaves. If several ranks share the model, return the minimum
     over all ranks.
 
     share: the part of the GPU that this process may fill, weights and a step's peak included. Workers that share a GPU
@@ -66,21 +73,23 @@ def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0) ->
 
 @torch.inference_mode()
 def peak_of_step(loaded: Loaded, tokens: int, rows: int) -> int:
-    """The most bytes that a step uses beside weights and K/V: of `tokens` tokens, the first `rows` of them scored."""
+    """Return the most bytes that a step uses beside weights and K/V: of `tokens` tokens, the first `rows` sampled."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(loaded.device)
     before = torch.cuda.memory_allocated(loaded.device)
     ids = torch.zeros(tokens, dtype=torch.int64, device=loaded.device)
     hidden = loaded.model(ids, ids, lambda layer, q, k, v: q)
-    loaded.model.logits(hidden[:rows]).double().softmax(-1)  # as the sampler does it where there are filters
+    logits = loaded.model.logits(hidden[:rows])
+    for params in COSTLIEST:
+        Drawn(logits, [Request("profile", [0], params, None, frozenset(), 1)] * len(logits))
     step = torch.cuda.max_memory_allocated(loaded.device) - before
-    del hidden
+    del hidden, logits
     torch.cuda.empty_cache()
     return step
 
 
 def graph_bytes(config: ModelConfig, dtype: torch.dtype, requests: int) -> int:
-    """Bytes that graphs for batches of up to so many requests take, estimated from above.
+    """Estimate from above how many bytes the graphs for batches of up to `requests` requests take.
 
     They share the memory of the largest: the partial results of attention, the logits twice (as they are computed, and
     where they are read), and a few activations. Beside it lie the workspace of matrix products, and the launches.

@@ -1,6 +1,7 @@
 """Find a stage's folder and load its engine. Folder names begin with a digit, so `import` cannot name them.
 
-With COURSE_STAGE=my/05_paged_attention, as `course.py bench my/05` sets it, that folder stands for 05_paged_attention.
+With COURSE_STAGE=my/05_paged_attention, as `course.py test my/05` sets it, that folder is stage 05: a learner's code is
+tested and measured by what names the stage.
 """
 
 import importlib
@@ -13,23 +14,23 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def stage_folders() -> list[Path]:
-    """Return the folders of all numbered stages, in order."""
-    return sorted(folder for folder in ROOT.glob("[0-9][0-9]_*") if (folder / "engine.py").exists())
+def stage_folders(root: Path = ROOT) -> list[Path]:
+    """Return the numbered stages in a folder, in order."""
+    return sorted(engine.parent for engine in root.glob("[0-9][0-9]_*/engine.py"))
 
 
-def stage_folder(name: str | Path) -> Path:
-    """Return the folder of a stage given as "2", "02", "02_kv_cache" or a path. Raise ValueError if there is none."""
-    own = Path(os.environ.get("COURSE_STAGE", ""))
-    path = own if own.name == str(name) else Path(name)
+def stage_folder(name: str | Path, root: Path = ROOT) -> Path:
+    """Return the folder of a stage given as "2", "02", "02_kv_cache", "my/02" or any folder with an engine.py.
+
+    Relative paths begin at `root`. Raise ValueError if there is no such stage.
+    """
+    path, own = (root / name).resolve(), Path(os.environ.get("COURSE_STAGE", ""))
+    for folder in stage_folders(path.parent):
+        if path.name.zfill(2) in (folder.name, folder.name[:2]):
+            return own.resolve() if own.name == folder.name else folder
     if (path / "engine.py").exists():
-        return path.resolve()
-    stages = stage_folders()
-    number = str(name).zfill(2)
-    for folder in stages:
-        if folder.name == str(name) or folder.name.split("_")[0] == number:
-            return folder
-    known = ", ".join(folder.name for folder in stages)
+        return path
+    known = ", ".join(folder.name for folder in stage_folders(root))
     raise ValueError(f"there is no stage {str(name)!r}: give one of {known}, or a folder with an engine.py")
 
 

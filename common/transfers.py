@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def current(device: torch.device) -> AbstractContextManager:
-    """Within, a GPU is the current one of this thread: new streams, events and Triton's launches belong to that."""
+    """Within, make a GPU this thread's current one: new streams, events and Triton's launches belong to it."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

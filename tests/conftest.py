@@ -43,7 +43,7 @@ def pytest_addoption(parser):
 
 
 def pytest_generate_tests(metafunc):
-    """Whoever asks for `engine_class` is run once for each stage, or for the folder given with --engine."""
+    """Run each test that asks for `engine_class` once for each stage, or for the folder given with --engine."""
     if "engine_class" in metafunc.fixturenames:
         chosen = metafunc.config.getoption("--engine")
         stages = [chosen] if chosen else [folder.name for folder in stage_folders()]

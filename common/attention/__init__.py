@@ -33,11 +33,10 @@ BACKENDS = ("torch", "numba", "triton", "flash")
 
 @dataclass(frozen=True)
 class PagedBatch:
-    """Where the tokens of one step belong, and where their pasts lie. B requests, N tokens.
+    """Where the tokens of one step belong, and where their K and V lie. B requests, N tokens.
 
-    The first `decodes` requests have one token each in the step, the others may have any number: their rows stand in
-    the order of the requests. A request's tokens are the last of its sequence, so row i of its n sees
-    lengths - n + i + 1 tokens.
+    The first `decodes` requests have one token each in the step, the others may have any number; rows are in the order
+    of the requests. A request's tokens are the last of its sequence, so row i of its n sees lengths - n + i + 1 tokens.
     """
 
     query_starts: Tensor  # [B + 1] int32: where each request's rows begin
@@ -58,7 +57,7 @@ class PagedBatch:
         slot_mapping: Tensor,
         page_size: int,
     ) -> "PagedBatch":
-        """From lists with one entry for each request; what is shorter than the longest page table is filled up."""
+        """Build a batch from lists with one entry for each request; pad page tables to the longest of them."""
         width = max(map(len, page_tables))
         lists = {
             "query_starts": [0, *accumulate(query_lengths)],
@@ -77,7 +76,7 @@ class PagedBatch:
         )
 
     def one_by_one(self, positions: Tensor) -> "PagedBatch":
-        """The same tokens at `positions[N]`, each as a request of one token, with the pages of its own.
+        """Return the same tokens at `positions[N]`, each as a request of one token, with the page table of its own.
 
         K and V of all tokens are written before any of them attends, so each finds those before it.
         """
@@ -104,24 +103,24 @@ class Attention(Protocol):
     capturable: bool  # whether launches depend on nothing but shapes: then a CUDA graph can hold them
 
     def prepare(self, batch: PagedBatch) -> Any:
-        """What `attend` needs in every layer of one step."""
+        """Return what `attend` needs in every layer of one step."""
 
     def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
-        """Puts each row's K and V into its place."""
+        """Store each row's K and V in its slot."""
 
     def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: Any) -> Tensor:
-        """`[N, H, D]`: each row's attention to its own sequence, up to its own position."""
+        """Return `[N, H, D]`: each row's attention to its own sequence, up to its own position."""
 
 
 def choose_attention(
     name: str, device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int
 ) -> tuple[Attention, str]:
-    """The backend of that name, or for "auto" the fastest there is here, and one line that says why.
+    """Return the backend of that name, or for "auto" the fastest one here, and one line that says why.
 
-    ValueError if a backend that was asked for by name cannot run here.
+    Raise ValueError for an unknown name, or if a backend that was asked for by name cannot run here.
     """
     if name != "auto" and name not in BACKENDS:
-        raise ValueError(f"there is no attention backend {name!r}: give auto, {', '.join(BACKENDS)}")
+        raise ValueError(f"there is no attention backend {name!r}: use auto, {', '.join(BACKENDS)}")
     candidates = (name,)
     if name == "auto":
         candidates = ("triton", "torch") if device.type == "cuda" else ("numba", "torch")
@@ -137,7 +136,7 @@ def choose_attention(
 
 
 def why_not(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int) -> str | None:
-    """Why a backend cannot be used here, or None if it can."""
+    """Return why a backend cannot be used here, None if it can."""
     if name == "triton":
         from .triton_backend import why_not_triton
 

@@ -1,7 +1,7 @@
 """Paged flash attention from torch itself: `torch.nn.attention.varlen.varlen_attn`, with no package to build.
 
 Older versions of torch have the function without pages, and which page sizes it takes depends on the kernels behind it:
-`why_not_flash` looks, and tries. num_splits=1 keeps a request's result independent of its company in the batch.
+`why_not_flash` looks, and tries. num_splits=1 keeps a request's result independent of the rest of the batch.
 """
 
 import inspect
@@ -16,6 +16,7 @@ NEEDED = {"block_table", "seqused_k", "num_splits", "enable_gqa", "window_size"}
 
 
 def why_not_flash(device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int) -> str | None:
+    """Return why this backend cannot be used here, None if it can."""
     if device.type != "cuda":
         return "it needs a CUDA device"
     if dtype not in (torch.float16, torch.bfloat16):
@@ -36,7 +37,7 @@ def why_not_flash(device: torch.device, dtype: torch.dtype, head_dim: int, page_
 
 
 def attend_to_one_page(device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int) -> None:
-    """The smallest call there is, to see whether the kernels take this head dimension and page size."""
+    """Make the smallest call, which raises RuntimeError if the kernels do not take this head dimension or page size."""
     q, pages = (
         torch.zeros(shape, device=device, dtype=dtype) for shape in ((1, 1, head_dim), (1, page_size, 1, head_dim))
     )

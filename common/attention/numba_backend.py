@@ -62,9 +62,9 @@ class NumbaAttention(TorchAttention):
 
 @lru_cache
 def compiled(head_dim: int) -> Callable[..., None]:
-    """The kernel for heads of this dimension: known when it is compiled, it lets a row's sums stay in vector registers.
+    """Return the kernel for heads of this dimension: as a constant, it lets a row's sums stay in vector registers.
 
-    That takes some seconds, once on a machine: numba keeps the result on disk.
+    Compiling takes a few seconds, once on a machine: numba keeps the result on disk.
     """
     from numba import njit, prange
 

@@ -10,7 +10,7 @@ from common.transfers import to_device
 
 from . import PagedBatch
 
-# One more call costs what reading so many tokens costs, so more padding than that does not pay; as in stage 04.
+# One more call costs as much as reading this many tokens, so more padding than that does not pay; as in stage 04.
 CALL_COSTS_TOKENS = {"cpu": 300, "cuda": 4096}
 
 
@@ -61,7 +61,7 @@ class TorchAttention:
         return attended
 
     def attend_parts(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, parts: list[Part], out: Tensor) -> None:
-        """Fills those rows of out, `[N, H, D]`, that belong to the parts."""
+        """Fill those rows of out, `[N, H, D]`, that belong to the parts."""
         heads, groups = k_pages.shape[2], q.shape[1] // k_pages.shape[2]
         for part in parts:
             # The query heads that share a K/V head stand beside the tokens: K and V are read once for the group.
@@ -78,8 +78,10 @@ class TorchAttention:
 
 
 def runs(lengths: list[int], call_costs: int) -> list[list[int]]:
-    """Cuts ascending lengths into runs of neighbours, so that one more request in a run never costs more padding, in
-    tokens, than a call of its own would cost. Returns indices."""
+    """Cut ascending lengths into runs of neighbours, and return their indices.
+
+    One more request in a run never costs more padding, in tokens, than a call of its own would cost.
+    """
     cut: list[list[int]] = []
     for i, length in enumerate(lengths):
         if cut and (length - lengths[i - 1]) * len(cut[-1]) <= call_costs:

@@ -1,4 +1,4 @@
-"""Launches the Triton kernels: how many programs, and how large their blocks are."""
+"""Launch the Triton kernels: how many programs, and how large their blocks are."""
 
 import json
 import os
@@ -24,13 +24,13 @@ class Tile(NamedTuple):
     stages: int = 3
 
 
-# Which is fastest is for a GPU to say: `python -m common.bench.gpu --only kernels` times them all, and notes the best.
+# `python -m common.bench.gpu --only kernels` times them all on a GPU, and keeps the best.
 TILES = (Tile(), Tile(64, 2, 3), Tile(128, 4, 3), Tile(64, 4, 5))
 TUNED = Path(__file__).with_name("tuned.json")  # {GPU: {"bfloat16 128": [64, 4, 3]}}, by type and head dimension
 
 
 def tuned_tile(device: torch.device, dtype: torch.dtype, head_dim: int) -> Tile:
-    """The best one for this GPU, as far as it has been measured."""
+    """Return the best tile measured on this GPU, or the default."""
     if device.type != "cuda" or not TUNED.exists():
         return Tile()
     known = json.loads(TUNED.read_text()).get(torch.cuda.get_device_name(device), {})
@@ -42,12 +42,12 @@ def tile_key(dtype: torch.dtype, head_dim: int) -> str:
 
 
 def interpreted() -> bool:
-    """Whether Triton runs its kernels in Python, on CPU tensors: slow, for tests."""
+    """Return whether Triton runs its kernels in Python, on CPU tensors: slow, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def why_not_triton(device: torch.device) -> str | None:
-    """Why kernels cannot be launched on this device's tensors, or None if they can."""
+    """Return why kernels cannot be launched on this device's tensors, None if they can."""
     if not util.find_spec("triton"):
         return "the package triton is not installed"
     if device.type != "cuda" and not interpreted():

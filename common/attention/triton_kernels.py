@@ -7,8 +7,8 @@ block by block, with a running maximum and a running sum.
 In decode there is a single query per request, and few programs: one for each request and K/V head. So the sequence is
 split into pieces that several programs take, and a second kernel combines their results (Flash-Decoding, Dao et al.,
 2023). The size of the pieces depends on the length of the sequence alone, not on the batch or on how many programs take
-them, so a request's result does not depend on its company. The query heads that share a K/V head go together, since K
-and V are what has to be read.
+them, so a request's result does not depend on the rest of the batch. The query heads that share a K/V head go together,
+since K and V are what has to be read.
 
 float32 is multiplied as float32, not as TF32 ("ieee"). Head dimensions that are no power of two are padded with zeros.
 DOT is the type that products take: that of the tensors, except that Triton's interpreter cannot multiply bfloat16.

@@ -22,7 +22,7 @@ from .harness import Benchmark
 
 
 def course_benchmarks() -> list[Benchmark]:
-    """Those of all stages, and the one of all stages under one load."""
+    """Return those of all stages, and the one of all stages under one load."""
     modules = [f"{folder.name}.benchmark" for folder in stage_folders() if (folder / "benchmark.py").exists()]
     return [import_module(module).BENCHMARK for module in [*modules, "common.bench.benchmark"]]
 

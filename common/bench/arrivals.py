@@ -1,9 +1,9 @@
 """When the work of a benchmark begins: a closed loop of clients, or an open loop with Poisson arrivals.
 
 In a closed loop N clients each begin their next piece of work when their last one has ended: N are always under way,
-and a slow server is asked less often. It finds what a server can do at most. In an open loop work arrives at a rate
-and waits for nobody, as users do: it shows how long they wait, and above the server's capacity the queue grows for as
-long as the run lasts. Gaps between users who know nothing of each other are exponentially distributed: a Poisson
+and a slow server is asked less often. It finds what a server can do at most. In an open loop work arrives at a rate and
+does not wait for answers, as users do not: it shows how long they wait, and above the server's capacity the queue grows
+for as long as the run lasts. Gaps between users who know nothing of each other are exponentially distributed: a Poisson
 process.
 
 A piece of work is anything (one request, one conversation); `serve` does it and returns the records of its requests.
@@ -23,8 +23,8 @@ Serve = Callable[[Work], Awaitable[list[RequestRecord]]]
 
 
 async def closed_loop(work: Iterable[Work], clients: int, serve: Serve) -> LoadResult:
-    """All of the work, by so many clients at once."""
-    waiting = iter(work)  # one for all clients: each takes the next piece that nobody has taken
+    """Do all of the work, by `clients` clients at once."""
+    waiting = iter(work)  # one for all clients: each takes the next piece that is left
 
     async def client() -> list[RequestRecord]:
         return [record for piece in waiting for record in await serve(piece)]
@@ -33,7 +33,7 @@ async def closed_loop(work: Iterable[Work], clients: int, serve: Serve) -> LoadR
 
 
 async def open_loop(work: Sequence[Work], moments: Sequence[float], serve: Serve) -> LoadResult:
-    """Begins each piece of work at its moment, in seconds from now, however many are still under way."""
+    """Begin each piece of work at its moment, in seconds from now, however many are still under way."""
     start = time.perf_counter()
 
     async def arrive(moment: float, piece: Work) -> list[RequestRecord]:
@@ -44,7 +44,7 @@ async def open_loop(work: Sequence[Work], moments: Sequence[float], serve: Serve
 
 
 async def timed(clients: Iterable[Awaitable[list[RequestRecord]]]) -> LoadResult:
-    """All of them at once."""
+    """Run all of them at once."""
     wall, processor = time.perf_counter(), time.process_time()
     answered = await asyncio.gather(*clients)
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
@@ -52,6 +52,6 @@ async def timed(clients: Iterable[Awaitable[list[RequestRecord]]]) -> LoadResult
 
 
 def poisson_arrivals(count: int, rate: float, seed: int | str = 0) -> list[float]:
-    """The moments of so many arrivals, in seconds, `rate` of them a second on average."""
+    """Return the moments of `count` arrivals, in seconds, `rate` of them a second on average."""
     rng = Random(f"arrivals/{seed}")
     return list(accumulate(rng.expovariate(rate) for _ in range(count)))

@@ -68,12 +68,12 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     return {f"throughput_over_{STAGES[0][:2]}": [tokens_per_second / each[0] for tokens_per_second in each]}
 
 
-def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
-    at = sizes["clients"].index(sizes["compared_clients"])
-    return {stage: measured[stage]["tokens_per_second"][at] for stage in STAGES}
-
-
-HEADLINE = Headline("all stages under one load, {compared_clients} clients", "output tokens/s", tuple(STAGES), headline)
+HEADLINE = Headline(
+    "all stages under one load, {compared_clients} clients",
+    "output tokens/s",
+    tuple(STAGES),
+    lambda sizes, side: side["tokens_per_second"][sizes["clients"].index(sizes["compared_clients"])],
+)
 
 
 def draw(document: dict, png: Path) -> None:

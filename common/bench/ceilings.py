@@ -13,20 +13,20 @@ REFERENCE_TIMES = 9
 
 
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """What one large square matrix product reaches here: the ceiling of every model on this device. Best of five."""
+    """Return what one large square matrix product reaches here, every model's ceiling on this device; best of five."""
     size = LARGE[device.type]
     return 2 * size**3 / min(product_seconds(device, dtype, size, 6)[1:])
 
 
 def copy_bytes_per_second(device: torch.device, nbytes: int | None = None, repeats: int = 10) -> float:
-    """Bytes read plus bytes written by a large copy within the device's memory, per second; the median."""
+    """Return bytes read plus bytes written per second by a large copy in the device's memory; the median."""
     nbytes = nbytes or (2**30 if device.type == "cuda" else 2**26)  # several times what a cache holds
     source, target = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
     return 2 * nbytes / median_seconds(target.copy_, device, [(source,)], repeats=repeats)
 
 
 def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Both, by the names that documents have for them."""
+    """Return both, by the names that documents have for them."""
     return {
         "copy_bytes_per_second": copy_bytes_per_second(device),
         "matmul_flops_per_second": matmul_flops_per_second(device, dtype),
@@ -34,7 +34,7 @@ def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
 
 
 def reference_ms(device: torch.device, dtype: torch.dtype) -> float:
-    """Milliseconds of a fixed matrix product: a machine that changes its speed shows it here. The median."""
+    """Return milliseconds of a fixed matrix product, the median: a machine that changes its speed shows it here."""
     return 1e3 * statistics.median(product_seconds(device, dtype, REFERENCE[device.type], REFERENCE_TIMES + 2)[2:])
 
 

@@ -78,7 +78,7 @@ def positive(text: str) -> float:
 
 
 def pick(benchmarks: Sequence[Benchmark], names: str | None) -> list[Benchmark]:
-    """Those of the names, given as "02_kv_cache", "02" or "2"; ValueError that lists what there is."""
+    """Return those of the names, given as "02_kv_cache", "02" or "2". Raise ValueError that lists what there is."""
     by_name = {benchmark.name: benchmark for benchmark in benchmarks}
     by_name |= {benchmark.name[:2]: benchmark for benchmark in benchmarks if benchmark.name[:2].isdigit()}
     chosen = []
@@ -114,7 +114,7 @@ def measure(args: argparse.Namespace) -> int:
 
 
 def environment(sizes: str) -> dict[str, str]:
-    """What the children need beyond this process's own."""
+    """Return the variables that the children need beyond this process's own."""
     offline = {"HF_HUB_OFFLINE": "1"}  # nothing that is measured needs the network, or should wait for it
     if sizes == "tiny" and not torch.cuda.is_available():
         # Kernels then run in Python; and of what is tiny, threads take longer to wait for each other than to work.

@@ -39,11 +39,11 @@ class Workload:
 
     @property
     def turns_each(self) -> int:
-        """Requests in one conversation."""
+        """Return the number of requests in one conversation."""
         return self.turns if self.name == "multi-turn" else 1
 
     def conversations(self, requests: int, seed: int, run: int = 0) -> list[list[Job]]:
-        """So many requests, or as many more as fill the last conversation.
+        """Return `requests` requests, or as many more as fill the last conversation.
 
         Runs of one seed are equally long request by request, and still no prompt of one begins as that of another
         does: no run finds its prompts in a prefix cache. (The corpus has other questions for each run, of any length.)
@@ -58,12 +58,12 @@ class Workload:
         return [jobs[first : first + self.turns_each] for first in range(0, count, self.turns_each)]
 
     def rotated(self, prompt: Sequence[int], run: int) -> list[int] | str:
-        """Another prompt of that length; two that begin alike still do."""
+        """Return another prompt of that length; two that begin alike still do."""
         token_ids = [(token + run) % self.vocab_size for token in prompt]
         return token_ids if self.token_ids else " ".join(WORDS[token % len(WORDS)] for token in token_ids)
 
     def random_jobs(self, count: int, seed: int) -> list[Job]:
-        """Prompts as token ids."""
+        """Return jobs whose prompts are token ids."""
         vocab, lengths = self.vocab_size, (self.prompt_tokens, self.output_tokens)
         if self.name == "mixed":
             return mixed_length_jobs(count, vocab, seed=seed, prompt_tokens=lengths[0], output_tokens=lengths[1])
@@ -75,7 +75,7 @@ class Workload:
         return fixed_length_jobs(count, *lengths, vocab, seed=seed)
 
     def describe(self) -> str:
-        """In a line, for tables and plots."""
+        """Return the workload in a line, for tables and plots."""
         unit = "random token ids" if self.token_ids else "words"
         at_most = "" if self.ignore_eos else "at most "
         answer = f"answers of {at_most}{self.output_tokens} tokens"
@@ -91,7 +91,7 @@ class Workload:
 
 
 def bundled_tokenizer():
-    """The bundled checkpoint's, called as transformers' is, which would bring in torch."""
+    """Return the bundled checkpoint's, to be called as transformers' is, which would bring in torch."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(TOKENIZER))

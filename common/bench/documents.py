@@ -7,7 +7,7 @@ from typing import Any
 
 
 def rounded(value: Any) -> Any:
-    """Floats to six significant digits, anywhere in a JSON value: more is noise."""
+    """Round floats to six significant digits, anywhere in a JSON value: more is noise."""
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -15,23 +15,24 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Whoever reads the file sees the old text or the new one, also after an interruption."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write text as UTF-8, or bytes: a reader sees the old content or the new, also after an interruption."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(text)
+    unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(unfinished, path)
 
 
-def write_json(path: Path, document: Any) -> str:
-    """Write the document, rounded; return it as one line."""
+def write_json(path: Path | None, document: Any) -> str:
+    """Write the document, rounded, unless the path is None; return it as one line."""
     document = rounded(document)
-    write_atomically(path, json.dumps(document, indent=1) + "\n")
+    if path is not None:
+        write_atomically(path, json.dumps(document, indent=1) + "\n")
     return json.dumps(document, separators=(",", ":"))
 
 
 def read_json(path: Path) -> Any:
-    """A document, or None where there is none that can be read."""
+    """Return a document, or None where there is none that can be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -6,18 +6,21 @@ one ends. It needs no web framework, so that it also runs on GPU machines that h
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from common.engine import BaseEngine
 from common.request import Request
 from common.sampling import SamplingParams
 
 from .metrics import LoadResult, RequestRecord
-from .workloads import Job
+from .workloads import Job, random_prompt
+
+ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)
 
 
 def engine_load(engine: BaseEngine, jobs: Sequence[Job], *, concurrency: int) -> LoadResult:
-    """Runs all jobs, `concurrency` at a time. What a step brings a request is a chunk, arrived when the step ends."""
+    """Run all jobs, `concurrency` at a time. What a step brings a request is a chunk, arrived when the step ends."""
     start = time.perf_counter()
     waiting, finished = iter(jobs), []
     chunks: defaultdict[Request, list[float]] = defaultdict(list)
@@ -33,6 +36,25 @@ def engine_load(engine: BaseEngine, jobs: Sequence[Job], *, concurrency: int) ->
                 if (job := next(waiting, None)) is not None:
                     add(engine, job)
     return LoadResult([record(request, chunks[request]) for request in finished], time.perf_counter() - start)
+
+
+@contextmanager
+def decoding(
+    engine: BaseEngine, requests: int, prompt_tokens: int, params: SamplingParams = ENDLESS, tokens: int = 2
+) -> Iterator[list[Request]]:
+    """Run `requests` requests until each has more than `tokens` output tokens; abort them when the block ends.
+
+    The prompts are always the same, so that a prefix cache may find them again.
+    """
+    prompts = [random_prompt(prompt_tokens, engine.config.vocab_size, f"decode {i}") for i in range(requests)]
+    added = [engine.add(prompt, params) for prompt in prompts]
+    try:
+        while not all(len(request.token_ids) > tokens for request in added):
+            engine.step()
+        yield added
+    finally:
+        for request in added:
+            engine.abort(request.request_id)
 
 
 def add(engine: BaseEngine, job: Job) -> Request:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """Machine, versions, commit and date, as JSON values. Neither host name nor paths: results are published."""
+    """Return machine, versions, commit and date as JSON values, without host name and paths: results are published."""
     facts: dict[str, Any] = {
         "device": device.type,
         "cpu": cpu_name(),
@@ -42,7 +42,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def slug(facts: dict[str, Any]) -> str:
-    """A file name for `hardware`: "nvidia-h200", or "cpu-amd-epyc-2-cores"."""
+    """Return a file name for `hardware`: "nvidia-h200", or "cpu-amd-epyc-2-cores"."""
     if facts["gpu"]:
         return slugify(facts["gpu"])
     cores = facts["cpu_cores"]
@@ -54,7 +54,7 @@ def slugify(text: str) -> str:
 
 
 def cpu_name() -> str:
-    """The processor's name without the marks and figures that vendors add to it, such as "(R)" and "@ 2.20GHz"."""
+    """Return the processor's name without what vendors add to it, such as "(R)" and "@ 2.20GHz"."""
     return re.sub(r"\((R|TM)\)|\bCPU\b|\bProcessor\b|\b\d+-Core\b|@.*", "", raw_cpu_name()).strip() or "unknown"
 
 
@@ -79,7 +79,7 @@ def git(*arguments: str) -> str | None:
 
 
 def run(*command: str) -> str | None:
-    """What a command prints, or None where it is missing or fails."""
+    """Return what a command prints, or None where it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -4,8 +4,8 @@ A benchmark describes itself in a `Benchmark`: its sides, its sizes, its headlin
 process of its own (`python -m MODULE --measure SIDE` prints one JSON line), so that none finds memory, caches or
 threads as another left them. The order turns round with every repeat (A B C, C B A, A B C), so that a machine that
 slows down as it warms up does so for all of them. Ratios and predictions are computed inside one repeat and only then
-aggregated, because what disturbs a machine disturbs neighbours in time alike. Around every side a reference product is
-timed: its times say how far the machine itself changed.
+aggregated, because what disturbs a machine disturbs neighbours in time alike. Before and after every process the parent
+times a reference product: how far the machine itself changed.
 
 suite.py runs the sides of one benchmark or of all of them; summary.py keeps what they found in the machine's results
 file.
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,6 @@ import torch
 
 from common.model import ModelConfig
 
-from .ceilings import reference_ms
 from .hardware import ROOT
 from .settings import Settings
 from .timing import free_memory
@@ -49,8 +49,8 @@ class Headline:
     """The figure that sums a benchmark up: values of several sides, and the ratio of the last to the first.
 
     title: what the values are, such as "a whole answer of {compared_answer} tokens"; sizes are filled in.
-    sides: those that `values` needs; with --quick only these are measured.
-    values: (sizes, figures of each side in one repeat) -> {name: value}, the baseline first.
+    sides: those that have the values, the baseline first; with --quick only these are measured.
+    value: (sizes, figures of a side in one repeat) -> its value, or {name: value} if it has several.
     more_is_better: the ratio is last over first; if False, first over last, so that above 1 is always better; None:
         last over first, and neither is better.
     """
@@ -58,8 +58,16 @@ class Headline:
     title: str
     unit: str
     sides: tuple[str, ...]
-    values: Callable[[dict, Mapping[str, Figures]], dict[str, float]]
+    value: Callable[[dict, Figures], float | dict[str, float]]
     more_is_better: bool | None = True
+
+    def values(self, sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
+        """Return the values by side or name, the baseline first, from the figures of each side in one repeat."""
+        values: dict[str, float] = {}
+        for side in self.sides:
+            found = self.value(sizes, measured[side])
+            values |= found if isinstance(found, dict) else {side: found}
+        return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,12 +94,12 @@ class Benchmark:
 
     @property
     def module(self) -> str:
-        """The name to import it by, such as "02_kv_cache.benchmark"."""
+        """Return the name to import it by, such as "02_kv_cache.benchmark"."""
         return ".".join(Path(self.file).resolve().relative_to(ROOT).with_suffix("").parts)
 
     @property
     def name(self) -> str:
-        """Its folder's name, or the file's own where that says more than "benchmark"."""
+        """Return its folder's name, or the file's own where that says more than "benchmark"."""
         path = Path(self.file).resolve()
         return path.parent.name if path.stem == "benchmark" else path.stem
 
@@ -100,7 +108,7 @@ class Benchmark:
         return Path(self.file).resolve().parent / "results"
 
     def sizes_of(self, size_set: str) -> dict[str, Any]:
-        """As they are read back from a document: tuples are lists, keys are strings."""
+        """Return the sizes as they are read back from a document: tuples are lists, keys are strings."""
         return json.loads(json.dumps({**self.sizes["full"], **self.sizes.get(size_set, {})}))
 
     def sides_of(self, size_set: str) -> list[str]:
@@ -117,7 +125,7 @@ class Run:
 
 
 def alternate(sides: Sequence[str], repeats: int) -> list[list[str]]:
-    """The order of the sides in each repeat: forwards, backwards, forwards ..."""
+    """Return the order of the sides in each repeat: forwards, backwards, forwards ..."""
     if repeats < 1:
         raise ValueError(f"--repeats must be at least 1, not {repeats}")
     return [list(sides) if repeat % 2 == 0 else list(reversed(sides)) for repeat in range(repeats)]
@@ -130,8 +138,7 @@ def measure_sides(benchmark: Benchmark, sides: Sequence[str], settings: Settings
     """Measure the sides one after another and print a JSON line for each; return the exit status."""
     sizes = benchmark.sizes_of(size_set)
     settings = settings.of_sizes(sizes)
-    device, dtype = settings.place()
-    before, status = reference_ms(device, dtype), 0
+    status = 0
     for side in sides:
         try:
             answer: dict[str, Any] = {"figures": benchmark.sides[side](settings, sizes)}
@@ -140,11 +147,8 @@ def measure_sides(benchmark: Benchmark, sides: Sequence[str], settings: Settings
         except Exception as error:
             traceback.print_exc()
             status, answer = 1, {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
-        free_memory(device)
-        after = reference_ms(device, dtype)
-        answer |= {"side": side, "model": asdict(settings.config()), "reference_ms": [before, after]}
-        print(json.dumps(answer), flush=True)
-        before = after
+        free_memory(settings.place()[0])
+        print(json.dumps(answer | {"side": side, "model": asdict(settings.config())}), flush=True)
     return status
 
 
@@ -192,7 +196,7 @@ def run_process(
 
 
 def parsed(line: str) -> dict | None:
-    """An answer; None for whatever else a side printed."""
+    """Return an answer; None for anything else that a side printed."""
     try:
         value = json.loads(line)
     except ValueError:
@@ -204,7 +208,8 @@ def stop_group(child: subprocess.Popen) -> None:
     if not hasattr(os, "killpg"):  # Windows: the server has had its Ctrl-C from the console
         child.kill()
         return
-    os.killpg(child.pid, signal.SIGTERM)
+    with suppress(ProcessLookupError):  # all of the group has ended
+        os.killpg(child.pid, signal.SIGTERM)
     try:
         child.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
@@ -216,13 +221,13 @@ def stop_group(child: subprocess.Popen) -> None:
 
 
 def aggregate(repeats: Sequence[Figures]) -> Figures:
-    """The figures of several repeats, each as a `spread`; a side that is missing in one of them is left out."""
+    """Return each figure of several repeats as a `spread`; leave out a side that is missing in one of them."""
     names = [name for name in repeats[0] if all(name in repeat for repeat in repeats)]
     return {name: spread([repeat[name] for repeat in repeats]) for name in names}
 
 
 def spread(values: list) -> dict[str, Any]:
-    """Median, minimum, maximum and all values of one figure; of a list of numbers, element by element.
+    """Return median, minimum, maximum and all values of one figure; of a list of numbers, element by element.
 
     What is not made of numbers, such as the rows of a table, is only kept.
     """
@@ -240,7 +245,7 @@ def spread(values: list) -> dict[str, Any]:
 
 
 def run_benchmark(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> None:
-    """The command line of a benchmark. Exits with 1 and a sentence if a side fails, with 130 after Ctrl-C."""
+    """Run the command line of a benchmark. Exit with 1 and a sentence if a side fails, with 130 after Ctrl-C."""
     from .commands import main  # which knows this module
 
     parser = argparse.ArgumentParser(

@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .metrics import RequestRecord
 
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 def run(load: Coroutine[None, None, Result]) -> Result:
-    """`asyncio.run` on uvloop where there is one: what the client takes of the processor, the server lacks."""
+    """Run on uvloop where there is one: what the client takes of the processor, the server lacks."""
     try:
         import uvloop
     except ImportError:  # Windows
@@ -24,7 +24,7 @@ def run(load: Coroutine[None, None, Result]) -> Result:
 
 
 async def record_request(send: Callable[..., Awaitable[None]], *arguments) -> RequestRecord:
-    """One request, whatever becomes of it: `send(*arguments, record)` fills the record, or raises."""
+    """Record one request, whether it succeeds or not: `send(*arguments, record)` fills the record, or raises."""
     import httpx
 
     record = RequestRecord(start=time.perf_counter())
@@ -36,7 +36,7 @@ async def record_request(send: Callable[..., Awaitable[None]], *arguments) -> Re
 
 
 async def events(response) -> AsyncIterator[tuple[float, dict]]:
-    """Each server-sent event as (moment of arrival, JSON object); ValueError if no `[DONE]` follows the last.
+    """Yield each server-sent event as (moment of arrival, JSON object). Raise ValueError if no `[DONE]` ends them.
 
     The response is read to its end, beyond `[DONE]`: only then can the connection carry the next request.
     """
@@ -61,3 +61,29 @@ def parse_object(data: str) -> dict:
     if not isinstance(value, dict):
         raise ValueError(f"the stream carries an event that is no JSON object: {data[:80]!r}")
     return value
+
+
+async def check_status(response) -> None:
+    """Raise ValueError with what the server says, unless it says 200; an answer that is streamed is read for that."""
+    if response.status_code == 200:
+        return
+    await response.aread()
+    try:
+        message = error_message(response.json())
+    except ValueError:
+        message = None
+    message = message or " ".join(response.text.split())[:200] or response.reason_phrase
+    hint = " (the API key is that of --api-key or OPENAI_API_KEY)" if response.status_code == 401 else ""
+    raise ValueError(f"HTTP {response.status_code}: {message}{hint}")
+
+
+def error_message(answer: Any) -> str | None:
+    """Return what a JSON answer says went wrong, if it is an error in the form of OpenAI, FastAPI or older vLLM."""
+    if not isinstance(answer, dict):
+        return None
+    error = answer.get("error") or answer.get("detail")
+    if error is None and answer.get("object") == "error":
+        error = answer
+    if isinstance(error, dict):
+        error = error.get("message") or json.dumps(error)
+    return None if error is None else error if isinstance(error, str) else json.dumps(error)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from common.stages import stage_folder
 
 from .arrivals import closed_loop
-from .http_client import FINISHED, REQUEST_SECONDS, events, record_request, run
+from .http_client import FINISHED, REQUEST_SECONDS, check_status, events, record_request, run
 from .metrics import LoadResult, RequestRecord
 from .settings import Settings
 from .workloads import Job
@@ -28,7 +28,7 @@ STOP_SECONDS = 10.0
 
 
 def generate_load(url: str, jobs: Sequence[Job], *, concurrency: int, stream: bool) -> LoadResult:
-    """Sends all jobs, `concurrency` at a time, and returns one record for each; failed ones say why in `error`."""
+    """Send all jobs, `concurrency` at a time, and return one record for each; failed ones say why in `error`."""
     return run(send_all(url, jobs, concurrency, stream))
 
 
@@ -47,21 +47,19 @@ async def send_all(url: str, jobs: Sequence[Job], concurrency: int, stream: bool
 
 
 async def send_plain(http, job: Job, record: RequestRecord) -> None:
-    """The whole answer at once: its first text comes with its last, and of TPOT there is nothing to see."""
+    """Ask for the whole answer at once: its first text comes with its last, and of TPOT there is nothing to see."""
     response = await http.post("/generate", json=job.body())
     record.end = time.perf_counter()
     record.chunks.append(record.end)
-    check_status(response)
+    await check_status(response)
     take_result(record, response.json())
 
 
 async def send_streaming(http, job: Job, record: RequestRecord) -> None:
-    """Server-sent events, the last of them `[DONE]`."""
+    """Read server-sent events, the last of them `[DONE]`."""
     event: dict = {}
     async with http.stream("POST", "/generate", json=job.body() | {"stream": True}) as response:
-        if response.status_code != 200:
-            await response.aread()
-        check_status(response)
+        await check_status(response)
         async for moment, event in events(response):
             record.end = moment
             if event.get("text"):
@@ -70,13 +68,8 @@ async def send_streaming(http, job: Job, record: RequestRecord) -> None:
     take_result(record, event)
 
 
-def check_status(response) -> None:
-    if response.status_code != 200:
-        raise ValueError(f"HTTP {response.status_code}: {response.text}")
-
-
 def take_result(record: RequestRecord, answer: dict) -> None:
-    """Counts the tokens of a finished answer, given as the server's JSON."""
+    """Count the tokens of a finished answer, given as the server's JSON."""
     if answer.get("finish_reason") not in FINISHED:
         raise ValueError(f"the answer ended with {answer.get('finish_reason')!r}")
     record.prompt_tokens, record.output_tokens = answer["prompt_tokens"], answer["generated_tokens"]
@@ -84,7 +77,7 @@ def take_result(record: RequestRecord, answer: dict) -> None:
 
 @contextmanager
 def running_server(stage: str, settings: Settings, *options: str) -> Iterator[str]:
-    """A stage's server in a process of its own, for as long as the block runs; gives its URL.
+    """Run a stage's server in a process of its own for as long as the block runs; give its URL.
 
     RuntimeError with the last lines that the server printed if it does not come up.
     """
@@ -109,7 +102,7 @@ def running_server(stage: str, settings: Settings, *options: str) -> Iterator[st
 
 
 def wait_until_healthy(server: subprocess.Popen, url: str) -> bool:
-    """True once GET /health answers; False if the process ends first, or takes too long."""
+    """Return True once GET /health answers; False if the process ends first, or takes too long."""
     import httpx
 
     give_up = time.monotonic() + START_SECONDS

@@ -41,7 +41,7 @@ class RequestRecord:
 
     @property
     def tpot(self) -> float:
-        """0 for an answer of one token, which meets any objective."""
+        """Return 0 for an answer of one token, which meets any objective."""
         return (self.e2el - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
     @property
@@ -62,7 +62,7 @@ class LoadResult:
         return [record for record in self.records if record.success]
 
     def values(self, metric: str) -> list[float]:
-        """All values of "ttft", "itl", "tpot" or "e2el": one for each successful request, or one for each gap."""
+        """Return all values of "ttft", "itl", "tpot" or "e2el": one for each successful request, or for each gap."""
         if metric == "itl":
             return [gap for record in self.successful for gap in record.itl]
         if metric == "tpot":  # of one token there is none
@@ -71,42 +71,42 @@ class LoadResult:
 
     @property
     def throughput(self) -> float:
-        """Output tokens of successful requests per second."""
+        """Return output tokens of successful requests per second."""
         return sum(record.output_tokens for record in self.successful) / self.seconds
 
     @property
     def total_throughput(self) -> float:
-        """Prompt and output tokens of successful requests per second."""
+        """Return prompt and output tokens of successful requests per second."""
         return sum(record.prompt_tokens + record.output_tokens for record in self.successful) / self.seconds
 
     @property
     def request_throughput(self) -> float:
-        """Successful requests per second."""
+        """Return successful requests per second."""
         return len(self.successful) / self.seconds
 
     @property
     def failures(self) -> dict[str, int]:
-        """How many requests failed for each reason, the most frequent first."""
+        """Return how many requests failed for each reason, the most frequent first."""
         return dict(Counter(record.error for record in self.records if record.error is not None).most_common())
 
     @property
     def processed_per_second(self) -> float:
-        """Tokens that went through the model per second: prompts and answers, without each answer's last token."""
+        """Return tokens that the model ran per second: prompts and answers, without each answer's last token."""
         return sum(record.prompt_tokens + record.output_tokens - 1 for record in self.successful) / self.seconds
 
     def goodput(self, objectives: Mapping[str, float]) -> float:
-        """Requests per second that meet every objective, such as {"ttft": 0.2, "tpot": 0.05}, in seconds."""
+        """Return requests per second that meet every objective, such as {"ttft": 0.2, "tpot": 0.05}, in seconds."""
         met = [all(getattr(record, name) <= most for name, most in objectives.items()) for record in self.successful]
         return sum(met) / self.seconds
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """`percentiles` of every metric that has values."""
+        """Return `percentiles` of every metric that has values."""
         metrics = {name: self.values(name) for name in ("ttft", "itl", "tpot", "e2el")}
         return {name: percentiles(values) for name, values in metrics.items() if values}
 
 
 def percentiles(values: Sequence[float], ranks: Sequence[int] = (50, 90, 99)) -> dict[str, float]:
-    """{"mean", "p50", "p90", "p99"}, interpolated linearly between neighbours; ValueError if there are no values."""
+    """Return {"mean", "p50", "p90", "p99"}, interpolated linearly. Raise ValueError if there are no values."""
     if not values:
         raise ValueError("there are no values to take percentiles of")
     by_rank = {f"p{rank}": float(numpy.percentile(values, rank)) for rank in ranks}

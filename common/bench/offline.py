@@ -21,7 +21,7 @@ Write = Callable[[list[int], int], list[float]]
 
 
 def engine_writer(settings: Settings, stage: str) -> Write:
-    """The engine of a stage, such as "02_kv_cache"."""
+    """Return a `Write` by the engine of a stage, such as "02_kv_cache"."""
     engine = load_engine(stage)(settings.load())
 
     def write(prompt: list[int], tokens: int) -> list[float]:
@@ -32,7 +32,7 @@ def engine_writer(settings: Settings, stage: str) -> Write:
 
 
 def transformers_writer(settings: Settings, *, use_cache: bool) -> Write:
-    """`generate` of the transformers library as it comes, on the same weights, device and type."""
+    """Return a `Write` by transformers' `generate` as it comes, on the same weights, device and type."""
     model, device = transformers_model(settings)
 
     @torch.inference_mode()
@@ -54,7 +54,7 @@ def transformers_writer(settings: Settings, *, use_cache: bool) -> Write:
 
 
 def transformers_model(settings: Settings):
-    """The model class of transformers on the same weights, device and type, never ending by itself; and the device."""
+    """Return transformers' model of the same weights, device and type, which never ends by itself; and the device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     device, dtype = settings.place()
@@ -82,7 +82,7 @@ class TokenClock:
 
 
 def measure_writing(write: Write, sizes: dict, vocab_size: int) -> dict[str, float | list[float]]:
-    """The time of one more token at each of `lengths`, and of answers of each of `answers` tokens after a `prompt`.
+    """Time one more token at each of `lengths`, and answers of each of `answers` tokens after a `prompt`.
 
     The lengths take turns, a few steps each in every round, so that a disturbance of some seconds does not fall on one
     of them alone; the median is over all its steps. Then one long answer is written: the moment of its n-th token is
@@ -103,7 +103,7 @@ def measure_writing(write: Write, sizes: dict, vocab_size: int) -> dict[str, flo
 
 
 def step_seconds(write: Write, length: int, steps: int, vocab_size: int) -> list[float]:
-    """The time of each of the last `steps` tokens of a sequence that ends at `length` tokens.
+    """Return the time of each of the last `steps` tokens of a sequence that ends at `length` tokens.
 
     The token before them is left out: it pays for the prompt, and for what a library does once for each shape.
     """
@@ -112,7 +112,7 @@ def step_seconds(write: Write, length: int, steps: int, vocab_size: int) -> list
 
 
 def transformers_static_batches(settings: Settings, jobs: Sequence[Job], group: int) -> float:
-    """Output tokens per second of `generate` on groups of requests, as a server would use it that batches with it.
+    """Return output tokens per second of `generate` on groups of requests, as a server that batches with it runs them.
 
     Prompts are padded on the left to the longest of the group, and the group runs until its longest answer is done;
     only the tokens that were asked for count.

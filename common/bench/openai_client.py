@@ -9,14 +9,13 @@ the first chunk whether it carries text or not; some servers open a chat with an
 last chunk; the time until the usage, which may follow in a message of its own, does not count.
 """
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from .http_client import FINISHED, REQUEST_SECONDS, events, record_request
+from .http_client import FINISHED, REQUEST_SECONDS, check_status, error_message, events, record_request
 from .metrics import RequestRecord
 from .workloads import Job
 
@@ -33,7 +32,7 @@ class Target:
     endpoint: str = "completions"
 
     def body(self, said: Sequence[str | list[int]], job: Job) -> dict[str, Any]:
-        """The request's JSON. `said`: what the user and the model have said by turns; the user's words come last."""
+        """Return the request's JSON. `said`: what user and model have said by turns; the user's words come last."""
         if self.endpoint == "chat":
             roles = ("user", "assistant")
             asked = {"messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]}
@@ -65,7 +64,7 @@ class Connections:
 
     @asynccontextmanager
     async def one(self):
-        """An httpx.AsyncClient that nobody else uses at the time."""
+        """Give an httpx.AsyncClient that no other request uses while the block runs."""
         import httpx
 
         http = self.idle.pop() if self.idle else httpx.AsyncClient(**self.settings)
@@ -83,12 +82,12 @@ class Connections:
 
 
 async def served_models(connections: Connections) -> list[str]:
-    """The names that GET /v1/models lists, none if there is no such list; ValueError for any other answer."""
+    """Return the names that GET /v1/models lists, none if there is no list. Raise ValueError for any other answer."""
     async with connections.one() as http:
         response = await http.get("/v1/models")
     if response.status_code == 404:
         return []
-    check_status(response)
+    await check_status(response)
     try:
         return [model["id"] for model in response.json()["data"]]
     except (ValueError, LookupError, TypeError) as error:
@@ -101,7 +100,7 @@ async def converse(
     conversation: Sequence[Job],
     done: Callable[[RequestRecord], None] = lambda record: None,
 ) -> list[RequestRecord]:
-    """One record for each turn. A turn is sent when the one before it is answered, with all that was said so far.
+    """Return one record for each turn. A turn is sent when the one before is answered, with all that was said so far.
 
     done: is called with each record as soon as there is one.
     """
@@ -121,12 +120,10 @@ async def converse(
 
 
 async def send(http, target: Target, body: dict[str, Any], record: RequestRecord) -> None:
-    """Sends one request and fills the record as the answer comes; ValueError that says why it is no answer."""
+    """Send one request and fill the record as the answer comes. Raise ValueError that says why it is no answer."""
     usage, finish_reason, pieces = None, None, []
     async with http.stream("POST", PATHS[target.endpoint], json=body) as response:
-        if response.status_code != 200:
-            await response.aread()
-        check_status(response)
+        await check_status(response)
         async for moment, event in events(response):
             if (message := error_message(event)) is not None:
                 raise ValueError(message)
@@ -147,27 +144,3 @@ async def send(http, target: Target, body: dict[str, Any], record: RequestRecord
         raise ValueError("the server sent no usage, without which tokens cannot be counted") from error
     record.chunks = record.chunks or [record.end]  # an answer without text
     record.text = "".join(pieces)
-
-
-def check_status(response) -> None:
-    if response.status_code == 200:
-        return
-    try:
-        message = error_message(response.json())
-    except ValueError:
-        message = None
-    message = message or " ".join(response.text.split())[:200] or response.reason_phrase
-    hint = " (the API key is that of --api-key or OPENAI_API_KEY)" if response.status_code == 401 else ""
-    raise ValueError(f"HTTP {response.status_code}: {message}{hint}")
-
-
-def error_message(answer: Any) -> str | None:
-    """What a JSON answer says went wrong, if it is an error: OpenAI's form, and those of FastAPI and older vLLM."""
-    if not isinstance(answer, dict):
-        return None
-    error = answer.get("error") or answer.get("detail")
-    if error is None and answer.get("object") == "error":
-        error = answer
-    if isinstance(error, dict):
-        error = error.get("message") or json.dumps(error)
-    return None if error is None else error if isinstance(error, str) else json.dumps(error)

@@ -8,11 +8,12 @@ matplotlib is imported by `page` alone, so that a machine without it can measure
 """
 
 import io
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from .documents import write_atomically
 
 COLORS = {
     "01": "#c8354b",  # red
@@ -86,13 +87,13 @@ def page(
 
 
 def save(figure, png: Path) -> None:
-    """Writes a palette PNG, a third of the size of a full-colour one, and puts it in place only when it is complete."""
+    """Write a palette PNG: a third of the size of a full-colour one."""
     from PIL import Image
 
-    rendered, unfinished = io.BytesIO(), png.with_suffix(".tmp")
+    rendered, packed = io.BytesIO(), io.BytesIO()
     figure.savefig(rendered, format="png")
-    Image.open(rendered).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(unfinished, "PNG", optimize=True)
-    os.replace(unfinished, png)
+    Image.open(rendered).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(packed, "PNG", optimize=True)
+    write_atomically(png, packed.getvalue())
 
 
 def footer(document: dict[str, Any]) -> str:
@@ -201,7 +202,7 @@ def logarithmic(panel) -> None:
 
 
 def note(panel, x: float, y: float, text: str, *, above: float = 0, align: str = "left", tint: str = TEXT) -> None:
-    """Text at a point of the data, `above` it by so many points."""
+    """Write text at a point of the data, `above` points above it."""
     style = {"ha": align, "va": "bottom", "color": tint, "fontsize": 11}
     panel.annotate(text, (x, y), (0, above), textcoords="offset points", **style)
 

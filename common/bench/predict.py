@@ -11,7 +11,7 @@ from common.model import ModelConfig
 
 
 def block_parameters(config: ModelConfig) -> int:
-    """Elements of the matrices that every token is multiplied with: all but embedding and head (and the norms)."""
+    """Count the elements of matrices that every token is multiplied with: all but embedding, head and norms."""
     qkv = config.hidden_size * (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     output = config.num_heads * config.head_dim * config.hidden_size
     mlp = 3 * config.hidden_size * config.intermediate_size
@@ -23,13 +23,13 @@ def head_parameters(config: ModelConfig) -> int:
 
 
 def parameters(config: ModelConfig) -> int:
-    """All parameters but the norms' and biases; an embedding that is also the head counts once."""
+    """Count all parameters but the norms' and biases; an embedding that is also the head counts once."""
     embeddings = 1 if config.tie_embeddings else 2
     return block_parameters(config) + embeddings * head_parameters(config)
 
 
 def step_flops(config: ModelConfig, tokens: int, past: int = 0) -> int:
-    """FLOPs of one step that runs `tokens` new tokens after `past` cached ones and samples from the last.
+    """Return the FLOPs of a step that runs `tokens` new tokens after `past` cached ones and samples from the last.
 
     A multiplication and its addition are two. A naive step of S tokens is step_flops(config, S).
     """
@@ -40,7 +40,7 @@ def step_flops(config: ModelConfig, tokens: int, past: int = 0) -> int:
 
 
 def decode_bytes(config: ModelConfig, past: int, dtype: torch.dtype) -> int:
-    """Bytes that a decode step of one token reads: every weight once, and K and V of the `past` tokens."""
+    """Return the bytes that a decode step of one token reads: every weight once, K and V of the `past` tokens."""
     weights = (block_parameters(config) + head_parameters(config)) * dtype.itemsize
     return weights + past * config.kv_bytes_per_token(dtype)
 

@@ -17,7 +17,6 @@ The exit status is 1 if any request failed, and 130 after Ctrl-C, which reports 
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from pathlib import Path
 from . import http_client
 from .arrivals import closed_loop, open_loop, poisson_arrivals
 from .conversations import NAMES, Workload
-from .documents import write_atomically
+from .documents import write_json
 from .metrics import LoadResult, RequestRecord
 from .openai_client import PATHS, Connections, Target, converse, served_models
 from .serve_report import draw, print_report, result_document
@@ -38,7 +37,7 @@ OBJECTIVES = ("ttft", "tpot", "e2el")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Run the command line; return the exit status."""
     import httpx
 
     args = parse_arguments(arguments)
@@ -146,7 +145,7 @@ def percent(text: str) -> int:
 
 
 def numbers(kind: type) -> Callable[[str], list]:
-    """Positive numbers between commas, each once and in order; whole ones as int, for the labels of a plot."""
+    """Return a parser of positive numbers between commas, each once and in order; whole ones as int, for labels."""
 
     def parse(text: str) -> list:
         try:
@@ -161,7 +160,7 @@ def numbers(kind: type) -> Callable[[str], list]:
 
 
 def objectives(text: str) -> dict[str, float]:
-    """ttft=0.2,tpot=0.05 in seconds."""
+    """Parse ttft=0.2,tpot=0.05, in seconds."""
     try:
         limits = {name: float(seconds) for name, seconds in (part.split("=") for part in text.split(","))}
     except ValueError:
@@ -176,7 +175,7 @@ def objectives(text: str) -> dict[str, float]:
 
 
 async def find_target(args: argparse.Namespace) -> Target:
-    """The model to ask, after one request that it has answered; ValueError with the reason if it does not."""
+    """Return the model to ask, after one request that it has answered. Raise ValueError that says why it has not."""
     async with Connections(args.url, args.api_key) as connections:
         models = await served_models(connections)
         if args.model and models and args.model not in models:
@@ -192,7 +191,7 @@ async def find_target(args: argparse.Namespace) -> Target:
 
 
 def measure(args: argparse.Namespace, target: Target) -> tuple[dict[float, LoadResult], bool]:
-    """The result of each run that was completed, by its concurrency or rate, and whether Ctrl-C ended the last one."""
+    """Return the result of each completed run, by its concurrency or rate, and whether Ctrl-C ended the last one."""
     results: dict[float, LoadResult] = {}
     with progress_bars() as add_bar:
         try:
@@ -224,7 +223,7 @@ async def run(args: argparse.Namespace, target: Target, load: float, number: int
 
 @contextmanager
 def progress_bars():
-    """Gives a function that adds the bar of a run, and returns what to call with each record of it."""
+    """Give a function that adds the bar of a run, and returns what to call with each record of it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -249,10 +248,9 @@ def progress_bars():
 def report(args: argparse.Namespace, target: Target, results: dict[float, LoadResult], interrupted: bool) -> None:
     document = result_document(target, args.workload, args.seed, args.axis, results, args.slo, interrupted)
     print_report(document)
+    line = write_json(Path(args.json) if args.json not in (None, "-") else None, document)
     if args.json == "-":
-        print(json.dumps(document, separators=(",", ":")))
-    elif args.json:
-        write_atomically(Path(args.json), json.dumps(document, indent=1) + "\n")
+        print(line)
     if args.plot:
         draw(document, args.plot)
 

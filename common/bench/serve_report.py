@@ -1,7 +1,7 @@
 """What the load generator has found: one JSON document, the tables, and the four-panel plot.
 
-The document names the model and the workload, not the URL: results are published. It names no hardware either, since
-nobody here knows on what the server runs.
+The document names the model and the workload, not the URL: results are published. It names no hardware either: the
+client does not know on what the server runs.
 """
 
 import datetime
@@ -13,7 +13,6 @@ from typing import Any
 
 from . import plots
 from .conversations import Workload
-from .documents import rounded
 from .metrics import LoadResult
 from .openai_client import Target
 
@@ -35,20 +34,18 @@ def result_document(
     objectives: Mapping[str, float],
     interrupted: bool,
 ) -> dict[str, Any]:
-    """All that was measured, as JSON values; times in seconds. `axis`: "concurrency" or "rate", the keys of results."""
-    return rounded(
-        {
-            "benchmark": "common.bench.serve",
-            "date": datetime.date.today().isoformat(),
-            **asdict(target),
-            "workload": asdict(workload) | {"description": workload.describe(), "seed": seed},
-            "axis": axis,
-            "arrivals": ARRIVALS[axis],
-            "objectives": dict(objectives),
-            "points": [{axis: load} | point_figures(result, objectives) for load, result in results.items()],
-            "interrupted": interrupted,
-        }
-    )
+    """Return all that was measured, as JSON values; times in seconds. axis: "concurrency" or "rate", results' keys."""
+    return {
+        "benchmark": "common.bench.serve",
+        "date": datetime.date.today().isoformat(),
+        **asdict(target),
+        "workload": asdict(workload) | {"description": workload.describe(), "seed": seed},
+        "axis": axis,
+        "arrivals": ARRIVALS[axis],
+        "objectives": dict(objectives),
+        "points": [{axis: load} | point_figures(result, objectives) for load, result in results.items()],
+        "interrupted": interrupted,
+    }
 
 
 def point_figures(result: LoadResult, objectives: Mapping[str, float]) -> dict[str, Any]:
@@ -74,7 +71,7 @@ def point_figures(result: LoadResult, objectives: Mapping[str, float]) -> dict[s
 
 
 def print_report(document: dict[str, Any]) -> None:
-    """Throughput, then latencies, a row for each point; then what failed, and what is not to be trusted."""
+    """Print throughput, then latencies, a row for each point; then what failed, and what is not to be trusted."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
@@ -100,7 +97,7 @@ def how(document: dict[str, Any]) -> str:
 
 
 def busy(document: dict[str, Any]) -> list[str]:
-    """A sentence if the load generator was at its limit, and chunks waited for it; otherwise nothing."""
+    """Return a sentence if the load generator was at its limit, and chunks waited for it; otherwise nothing."""
     where = [f"{point[document['axis']]:g}" for point in document["points"] if point["client_busy"] > BUSY]
     return [f"the load generator was at its limit at {document['axis']} {', '.join(where)}"] if where else []
 
@@ -143,7 +140,7 @@ def new_table(document: dict[str, Any], headings: list[str]):
 
 
 def figure(value: float) -> str:
-    """Three significant digits, or all before the point."""
+    """Return three significant digits, or all before the point."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -151,7 +148,7 @@ def figure(value: float) -> str:
 
 
 def draw(document: dict[str, Any], png: Path) -> None:
-    """Total latency, inter-token latency, throughput and time to first token, against concurrency or rate."""
+    """Draw total latency, inter-token latency, throughput and time to first token, against concurrency or rate."""
     axis, points = document["axis"], [point for point in document["points"] if point["e2el"]]
     if not points:
         raise ValueError("there is nothing to draw: no request succeeded")
@@ -177,7 +174,7 @@ def draw(document: dict[str, Any], png: Path) -> None:
 
 
 def percentile_lines(panel, loads: list[float], latencies: list[dict | None], scale: float = 1.0) -> None:
-    """A point without a value, such as the gaps of answers that came in one chunk, leaves a hole."""
+    """Leave a hole where a point has no value, such as the gaps of answers that came in one chunk."""
     values = {rank: [scale * (one or {}).get(rank, float("nan")) for one in latencies] for rank in STATISTICS}
     panel.plot(loads, values["p99"], color=TINT, linestyle="--", marker="o", markerfacecolor="white", label="p99")
     panel.plot(loads, values["p50"], color=TINT, marker="o", label="p50")
@@ -185,7 +182,7 @@ def percentile_lines(panel, loads: list[float], latencies: list[dict | None], sc
 
 
 def footer(document: dict[str, Any]) -> str:
-    """Which model, asked what, when, and what was not answered."""
+    """Return which model was asked what, when, and what was not answered."""
     failed = sum(point["failed"] for point in document["points"])
     notes = [f"{failed} requests failed and are not counted"] if failed else []
     notes += ["interrupted before the last point"] if document["interrupted"] else []

@@ -30,12 +30,12 @@ class Settings:
     load_format: str = "auto"
 
     def of_sizes(self, sizes: dict[str, Any]) -> "Settings":
-        """Those with the model that the sizes are for, of random weights, unless the command line names one."""
+        """Return those with the model that the sizes are for, of random weights, unless the command line names one."""
         named = sizes.get("model") if self.model is None else None
         return replace(self, model=named, load_format="dummy") if named else self
 
     def load(self, context_length: int | None = None) -> Loaded:
-        """The model; with a shorter context if stages with a slot for a whole one are to hold many requests."""
+        """Return the model; with a shorter context if stages with a slot for a whole one are to hold many requests."""
         if self not in held:
             held.clear()
             held[self] = load_model(self.model, device=self.device, dtype=self.dtype, load_format=self.load_format)
@@ -52,17 +52,17 @@ class Settings:
         return read_config(self.folder())
 
     def place(self) -> tuple[torch.device, torch.dtype]:
-        """The device and the type that "auto" stands for on this machine."""
+        """Return the device and the type that "auto" stands for on this machine."""
         device, dtype, _ = choose_device(self.device, self.dtype)
         return device, dtype
 
     def arguments(self) -> list[str]:
-        """The same settings as command line arguments, for a benchmark's child and for a stage's main.py."""
+        """Return the same settings as command line arguments, for a benchmark's child and for a stage's main.py."""
         options = {f"--{name.replace('_', '-')}": value for name, value in asdict(self).items() if value is not None}
         return [word for option in options.items() for word in option]
 
     def describe(self) -> dict[str, str]:
-        """For documents: the model's name without its folder, the device and the type in use."""
+        """Return them for documents: the model's name without its folder, the device and the type in use."""
         device, dtype = self.place()
         name = Path(self.model).name if self.model else "bundled"
         return {
@@ -85,7 +85,7 @@ class Settings:
 
 
 def engine_of(stage: str, loaded: Loaded, **options: Any) -> BaseEngine:
-    """An engine of a stage as main.py makes it: on a GPU with graphs and the overlapped loop around it.
+    """Return an engine of a stage as main.py makes it: on a GPU with graphs and the overlapped loop around it.
 
     Options that the stage does not have are left out. ValueError if something asked for cannot be had.
     """

@@ -19,11 +19,12 @@ from typing import Any
 from common.model import ModelConfig
 
 from . import summary
-from .ceilings import ceilings
+from .ceilings import ceilings, reference_ms
 from .documents import read_json, rounded, write_json
 from .hardware import ROOT, hardware, slug, slugify
 from .harness import REPEATS, Benchmark, Run, aggregate, alternate, run_process
 from .settings import Settings
+from .timing import free_memory
 
 PATIENCE = 2.0  # a process that takes as many times as long as expected, where there is a limit, is ended
 LEAST_SECONDS = 15.0  # no process is begun with less time left
@@ -63,14 +64,14 @@ class Suite:
 
     @cached_property
     def kept(self) -> dict[str, Any]:
-        """The journal: by benchmark its sizes, its order, and the answers by repeat and side."""
+        """Return the journal: by benchmark its sizes, its order, and the answers by repeat and side."""
         facts = {key: self.machine[key] for key in ("commit", "torch", "torch_threads", "model", "dtype", "cpu_cores")}
         journal = read_json(self.journal) or {}
         same = journal.get("machine") == facts and journal.get("schema") == summary.SCHEMA
         return journal if same else {"schema": summary.SCHEMA, "machine": facts, "benchmarks": {}}
 
     def answers(self, benchmark: Benchmark) -> dict[str, dict[str, dict]]:
-        """{repeat: {side: answer}} of a benchmark so far; what was measured with other sizes does not count."""
+        """Return {repeat: {side: answer}} of a benchmark so far; what was measured with other sizes does not count."""
         begun = {"sizes": benchmark.sizes_of(self.size_set), "order": self.order(benchmark)}
         entry = self.kept["benchmarks"].setdefault(benchmark.name, begun | {"answers": {}, "seconds": 0.0})
         if any(entry[key] != value for key, value in begun.items()):
@@ -85,14 +86,14 @@ class Suite:
         return self.documents(benchmark, self.path.stem)
 
     def found(self) -> dict[str, Any]:
-        """The results file as it is, or an empty one; ValueError if it is somebody else's."""
+        """Return the results file as it is, or an empty one. Raise ValueError if the file is something else."""
         if self.path.exists():
             return summary.read_summary(self.path)
         kind = {"format": summary.FORMAT, "schema": summary.SCHEMA, "size_set": self.size_set}
         return kind | {"machine": self.machine, "drift": 1.0, "benchmarks": {}}
 
     def complete(self, benchmark: Benchmark) -> str | None:
-        """The date of an entry of these sizes by this commit; None if there is none, or its document is gone."""
+        """Return the date of an entry of these sizes by this commit; None if there is none, or its document is gone."""
         entry = self.found()["benchmarks"].get(benchmark.name, {})
         wanted = {"sizes": rounded(benchmark.sizes_of(self.size_set)), "commit": self.machine["commit"]}
         document = self.document_of(benchmark)
@@ -125,7 +126,7 @@ class Suite:
         return 1 if self.problems else 0
 
     def runs(self, benchmark: Benchmark) -> list[Run]:
-        """The processes that it takes, in order."""
+        """Return the processes that it takes, in order."""
         parts = [
             (repeat, (tuple(sides),) if self.together else [(side,) for side in sides])
             for repeat, sides in enumerate(self.order(benchmark))
@@ -136,7 +137,7 @@ class Suite:
         return set(run.sides) <= self.answers(run.benchmark).get(str(run.repeat), {}).keys()
 
     def measure(self, run: Run, number: str, later: Sequence[Run]) -> None:
-        """One process; its answers go to the journal, what went wrong to `problems`."""
+        """Run one process; its answers go to the journal, what went wrong to `problems`."""
         name, there = run.benchmark.name, self.answers(run.benchmark).setdefault(str(run.repeat), {})
         missing = Run(run.benchmark, run.repeat, tuple(side for side in run.sides if side not in there))
         start = time.monotonic()
@@ -144,10 +145,15 @@ class Suite:
         if left is not None and left < LEAST_SECONDS:
             self.problems[name] = f"it was not begun: the {self.seconds:.0f} s for everything are over (see --minutes)"
             return
+        # In this process: a child's own threads, left from what it has measured, can double the time of a product.
+        device, dtype = self.settings.place()
+        before = reference_ms(device, dtype)
+        free_memory(device)
         answers, problem = self.run_process(missing, self.limit(run, left))
+        reference = {"reference_ms": [before, reference_ms(device, dtype)]}
         seconds = time.monotonic() - start
         self.spent, self.due = self.spent + seconds, self.due + self.planned(run)
-        there |= {side: answer for side, answer in answers.items() if "error" not in answer}
+        there |= {side: answer | reference for side, answer in answers.items() if "error" not in answer}
         self.kept["benchmarks"][name]["seconds"] += seconds
         write_json(self.journal, self.kept)
         if problem:
@@ -162,18 +168,18 @@ class Suite:
     # ---- The time that is left ----
 
     def planned(self, run: Run) -> float:
-        """Seconds of a process, by what its benchmark says of all of them."""
+        """Return the seconds of a process, by what its benchmark says of all of them."""
         return run.benchmark.seconds.get(self.size_set, UNKNOWN) / len(self.runs(run.benchmark))
 
     def limit(self, run: Run, left: float | None) -> float | None:
-        """Seconds after which a process hangs, or runs on something much slower; --minutes gives each more."""
+        """Return the seconds after which a process hangs, or its machine is much slower; --minutes gives each more."""
         if left is None:
             return None
         whole = sum(benchmark.seconds.get(self.size_set, UNKNOWN) for benchmark in self.benchmarks)
         return min(left, PATIENCE * self.planned(run) * max(1.0, self.seconds / whole))
 
     def left(self, runs: Sequence[Run]) -> str:
-        """How long these processes take, if the pace so far goes on."""
+        """Return how long these processes take, if the pace so far goes on."""
         pace = self.spent / self.due if self.due else 1.0
         seconds = pace * sum(map(self.planned, runs))
         return f"about {seconds:.0f} s left" if seconds < 100 else f"about {seconds / 60:.0f} min left"
@@ -212,7 +218,7 @@ class Suite:
             self.journal.unlink(missing_ok=True)
 
     def compose(self, benchmark: Benchmark, repeats: Sequence[Mapping[str, dict]]) -> dict[str, Any]:
-        """The document of one benchmark."""
+        """Return the document of one benchmark."""
         sizes, (_, dtype) = benchmark.sizes_of(self.size_set), self.settings.place()
         settings = self.settings.of_sizes(sizes)
         model = next(iter(repeats[0].values()))["model"]
@@ -235,7 +241,7 @@ class Suite:
 
 
 def sides_of(repeats: Sequence[Mapping[str, dict]]) -> dict[str, Any]:
-    """Figures of each side that every repeat has, aggregated."""
+    """Return the figures of each side that every repeat has, aggregated."""
     figures = [summary.figures_of(repeat) for repeat in repeats]
     sides = [side for side in figures[0] if all(side in each for each in figures)]
     return {side: aggregate([each[side] for each in figures]) for side in sides}
@@ -255,13 +261,13 @@ def draw(benchmark: Benchmark, path: Path) -> str | None:
 
 
 def result_name(machine: dict, settings: Settings) -> str:
-    """The hardware, then what was asked for beyond the defaults, so that such runs replace no other's file."""
+    """Name the hardware, then what was asked for beyond the defaults: such runs replace no other's file."""
     asked = [Path(settings.model or "").name, settings.dtype if settings.dtype != "auto" else ""]
     return "-".join([slug(machine), *(slugify(text) for text in asked if text)])
 
 
 def shown(path: Path) -> str:
-    """Within the repository the path from its root; elsewhere the name alone: results are published."""
+    """Return the path from the repository's root; elsewhere the name alone: results are published."""
     path = path.resolve()
     return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
 

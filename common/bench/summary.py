@@ -21,12 +21,13 @@ from typing import Any
 
 from .documents import read_json
 from .harness import Benchmark, Figures, spread
+from .plots import short
 
 FORMAT, SCHEMA = "llm-course-results", 1
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """The results file; ValueError with a sentence if it is none, or of another version."""
+    """Return the results file. Raise ValueError with a sentence if it is none, or of another version."""
     document = read_json(path)
     if not isinstance(document, dict):
         raise ValueError(f"{path} cannot be read as JSON: give a results file that `course.py bench` has written")
@@ -42,7 +43,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def headline_entry(benchmark: Benchmark, sizes: dict, repeats: Sequence[Mapping[str, dict]]) -> dict[str, Any]:
-    """The headline's part of an entry. repeats: of each repeat the answers of the sides, as the harness has them."""
+    """Return the headline's part of an entry. repeats: the answers of the sides in each, as the harness has them."""
     headline = benchmark.headline
     if headline is None:
         return {}
@@ -70,13 +71,13 @@ def figures_of(answers: Mapping[str, dict]) -> dict[str, Figures]:
 
 
 def drift(answers: Sequence[dict]) -> float:
-    """Slowest over fastest of the reference product before and after these sides; 1 on a steady machine."""
+    """Return slowest over fastest of the reference product before and after these sides; 1 on a steady machine."""
     times = [milliseconds for answer in answers for milliseconds in answer["reference_ms"]]
     return max(times) / min(times)
 
 
 def doubt(ratio: Mapping[str, Any], drifted: float) -> str | None:
-    """Why a ratio is no result: its sides drifted by more than it claims, or its repeats disagree; else None."""
+    """Return why a ratio is no result, else None: its sides drifted by more than it claims, or its repeats disagree."""
     claim = max(ratio["median"], 1 / ratio["median"])
     if drifted >= claim:
         return f"the machine drifted by {drifted - 1:.0%} between the sides, and the ratio claims {claim - 1:.0%}"
@@ -86,7 +87,7 @@ def doubt(ratio: Mapping[str, Any], drifted: float) -> str | None:
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """All benchmarks of a results file, a line each; below it, why some ratios are marked with "?"."""
+    """Return all benchmarks of a results file, a line each; below it, why some ratios are marked with "?"."""
     entries = document["benchmarks"]
     width = max([len(name) for name in entries] or [0])
     lines, notes = [], []
@@ -104,7 +105,3 @@ def table(document: Mapping[str, Any]) -> str:
             notes.append(f"? {name}: {entry['doubt']}; this is noise, not a result.")
     whole = f"The machine's speed changed by {document['drift'] - 1:.0%} at most meanwhile."
     return "\n".join([*lines, *notes, whole])
-
-
-def short(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

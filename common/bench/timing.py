@@ -25,7 +25,7 @@ def median_seconds(
     graph: bool = True,
     repeats: int = REPEATS,
 ) -> float:
-    """Seconds of one call of function(*arguments): the median over `repeats` of the mean over a turn of all `inputs`.
+    """Return seconds of one call of function(*arguments): the median of `repeats` means over a turn of all `inputs`.
 
     graph: on CUDA, replay a CUDA graph, so that gaps between kernels are those of the GPU; False: launch every call
     from Python, and wait for the last. A function that is replayed may neither synchronize nor read what is on the GPU.
@@ -72,7 +72,7 @@ def clocked_on_cuda(function: Callable, inputs: Sequence[tuple], graph: bool, re
 
 
 def inputs_beyond_cache(nbytes: int, device: torch.device) -> int:
-    """How many inputs of so many bytes are twice what the cache holds; small ones stay there, as they do in a model,
+    """Return how many inputs of `nbytes` bytes are twice what the cache holds; small ones stay there, as in a model,
     where the operation before has just written them."""
     cache = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
     return min(max(2, -(-2 * cache // nbytes)), MOST_INPUTS)
@@ -84,6 +84,18 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def kernels_of(function: Callable[[], object], times: int, device: torch.device) -> list[tuple[str, float, float]]:
+    """Call the function `times` times; return (name, start, end), in seconds, of each kernel that a GPU ran for it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:  # of the CPU nothing: that would slow it down
+        for _ in range(times):
+            function()
+        synchronize(device)
+    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return [(event.name, event.time_range.start / 1e6, event.time_range.end / 1e6) for event in events]
+
+
 def free_memory(device: torch.device) -> None:
     """Give back what no engine holds any more, so that the next one finds it."""
     gc.collect()
@@ -93,5 +105,5 @@ def free_memory(device: torch.device) -> None:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """The most that was allocated on the device since `free_memory`; 0 on a CPU, where it is not counted."""
+    """Return the most that was allocated on the device since `free_memory`; 0 on a CPU, where it is not counted."""
     return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else 0.0

@@ -26,7 +26,7 @@ class Job:
     ignore_eos: bool = True
 
     def body(self) -> dict[str, Any]:
-        """The JSON body for POST /generate."""
+        """Return the JSON body for POST /generate."""
         return {"prompt": self.prompt, "max_tokens": self.max_tokens, "ignore_eos": self.ignore_eos}
 
 
@@ -40,7 +40,7 @@ def corpus_jobs(
     chat: bool = True,
     ignore_eos: bool = True,
 ) -> list[Job]:
-    """Questions as users ask them, with outputs as long as the right answers, up to `most_tokens`.
+    """Return questions as users ask them, with outputs as long as the right answers, up to `most_tokens`.
 
     By default each job runs to that length whatever the model says: the variety of lengths is then known, and the
     same for every model. With ignore_eos=False the length is a limit, and the model ends its answer itself.
@@ -48,7 +48,7 @@ def corpus_jobs(
     gets the bundled checkpoint's token ids: timing asks only how many there are.
     """
     rng = Random(f"corpus/{seed}")
-    if tokenizer is None:  # torch comes with the loader, and whoever only sends requests has no use for it
+    if tokenizer is None:  # imported here: it brings torch, which a client that only sends requests does not need
         from common.loader import find_checkpoint, load_tokenizer
 
         tokenizer = load_tokenizer(find_checkpoint(None, with_weights=True))
@@ -67,7 +67,7 @@ def corpus_jobs(
 def fixed_length_jobs(
     count: int, prompt_tokens: int, output_tokens: int, vocab_size: int, *, seed: int = 0
 ) -> list[Job]:
-    """Requests that are all of one size; their prompts share no prefix."""
+    """Return requests that are all of one size; their prompts share no prefix."""
     return [Job(random_prompt(prompt_tokens, vocab_size, f"{seed}/{i}"), output_tokens) for i in range(count)]
 
 
@@ -79,7 +79,7 @@ def mixed_length_jobs(
     prompt_tokens: int = 256,
     output_tokens: int = 128,
 ) -> list[Job]:
-    """Random prompts of 16 to `prompt_tokens` and outputs of 16 to `output_tokens`, each length equally often.
+    """Return random prompts of 16 to `prompt_tokens` and outputs of 16 to `output_tokens`, each length equally often.
 
     Where the longest is less than 16, all are that long. With the defaults it is, number for number, the workload on
     which the course compares itself with other engines.
@@ -94,6 +94,6 @@ def mixed_length_jobs(
 
 
 def random_prompt(tokens: int, vocab_size: int, seed: int | str = 0) -> list[int]:
-    """Token ids without a meaning, for when only their number matters."""
+    """Return token ids without a meaning, for when only their number matters."""
     rng = Random(f"prompt/{seed}")
     return [rng.randrange(vocab_size) for _ in range(tokens)]

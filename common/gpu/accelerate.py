@@ -1,7 +1,7 @@
 """A stage's engine with what a GPU needs around it: graphs (graphs.py) and the overlapped loop (overlap.py).
 
-Both are about the time in which a GPU waits for Python, so both are on where there is a GPU, and the stages need not
-know of them. Without them an engine is what its stage's engine.py says, line by line.
+Both shorten the time in which a GPU waits for Python, so both are on where there is a GPU. The stages do not know of
+them: without them an engine is what its stage's engine.py says, line by line.
 """
 
 import inspect
@@ -30,10 +30,10 @@ def make_engine(
     overlap: bool | None = None,
     **options,
 ) -> BaseEngine:
-    """`engine_class(loaded, **options)`, with graphs for decode and the overlapped loop if wanted.
+    """Return `engine_class(loaded, **options)`, with graphs for decode and the overlapped loop if wanted.
 
-    None: where they can be had, and the device is a GPU. ValueError if they are asked for and cannot be had. The
-    option token_budget is GPU_TOKEN_BUDGET on a GPU, unless it is given.
+    graphs, overlap: None turns them on on a GPU, where the engine allows them. Raise ValueError if they are asked for
+    and not possible. The option token_budget is GPU_TOKEN_BUDGET on a GPU, unless it is given.
     """
     with current(loaded.device):
         return make_on_current_device(engine_class, loaded, graphs, overlap, options)
@@ -81,18 +81,18 @@ def make_on_current_device(
 
 
 def free_bytes(device: torch.device) -> int:
-    """Of the GPU's memory; 0 on a CPU."""
+    """Return how many bytes of the GPU's memory are free; 0 on a CPU."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 def overlapped(engine_class: type[BaseEngine]) -> type[BaseEngine]:
-    """That engine with the overlapped loop in place of the plain one, and the same options."""
+    """Return that engine with the overlapped loop in place of the plain one, and the same options."""
     options = {"__signature__": inspect.signature(engine_class)}
     return type(f"Overlapped{engine_class.__name__}", (OverlappedLoop, engine_class), options)
 
 
 def why_no_overlap(engine_class: type[BaseEngine]) -> str | None:
-    """Say why a stage's loop cannot be overlapped; None if `run` draws a token for each request and waits for none."""
+    """Return why a stage's loop cannot be overlapped; None if `run` draws one token a request and waits for none."""
     parameters = inspect.signature(engine_class).parameters
     if "token_budget" not in parameters:
         return "it is for engines that batch continuously, as from stage 04 on"

@@ -27,7 +27,7 @@ from ..model import Attend, Block, Transformer
 
 
 class FusedTransformer(Transformer):
-    """What `Transformer` computes, up to rounding, for inference: the kernels have no gradients.
+    """Compute what `Transformer` computes, up to rounding, for inference: the kernels have no gradients.
 
     Nothing in `forward` waits for the GPU or depends on values, so a CUDA graph can capture it for a fixed N, once it
     has run for the first time and the kernels are compiled. Modules may be replaced by others of the same meaning whose
@@ -54,9 +54,9 @@ class FusedTransformer(Transformer):
 def fused_block(
     block: Block, x: Tensor | None, residual: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, attend: Attend
 ) -> Tensor:
-    """One block: `[N, hidden_size]`, which is still to be added to the residual, as x of the next block or norm.
+    """Run one block; return `[N, hidden_size]`, which the next block or norm adds to the residual, as its x.
 
-    x: the same of the block before, None for the first; it is added here, and the residual is changed in place.
+    x: what the block before returned, None for the first; it is added to `residual[N, hidden_size]`, in place.
     """
     from .fused_kernels import add_norm, norm_rotate, silu_mul
 
@@ -72,21 +72,21 @@ def fused_block(
 
 
 def choose_model(model: Transformer, fused: bool | str) -> Transformer:
-    """The model with fused kernels or without; "auto" is with them on CUDA, where triton is installed.
+    """Return the model with fused kernels or without; "auto" is with them on CUDA, where triton is installed.
 
-    ValueError for another value, and where they are asked for and cannot run.
+    Raise ValueError for another value, or if they are asked for and cannot run.
     """
     if fused not in (True, False, "auto"):
-        raise ValueError(f"fused={fused!r} is not known; known are True, False and 'auto'")
+        raise ValueError(f"fused={fused!r} is unknown: use True, False or 'auto'")
     if fused == "auto":
         fused = model.cos.device.type == "cuda" and find_spec("triton") is not None
     return fuse(model) if fused else model
 
 
 def fuse(model: Transformer) -> FusedTransformer:
-    """The model with fused kernels. It is the same modules and parameters, not a copy: a change to one is one to both.
+    """Return the model with fused kernels. It has the same modules and parameters: a change to one is one to both.
 
-    ValueError where Triton cannot run on the model's device.
+    Raise ValueError if Triton cannot run on the model's device.
     """
     reason = why_not_triton(model.cos.device)
     if reason is not None:

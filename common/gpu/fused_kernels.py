@@ -96,9 +96,9 @@ def silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def add_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Adds x to the residual, in place, and gives the root mean square norm of the sum: all `[N, hidden_size]`.
+    """Add x to the residual, in place, and return the root mean square norm of the sum: all `[N, hidden_size]`.
 
-    x: what the layer before has computed, or None where nothing has been computed yet.
+    x: what the layer before has computed, None before the first.
     """
     N, size = residual.shape
     out = torch.empty_like(residual)
@@ -121,7 +121,7 @@ def norm_rotate(
     num_heads: int,
     num_kv_heads: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q `[N, H, D]`, k and v `[N, H_kv, D]` from the product `qkv[N, (H + 2 * H_kv) * D]`.
+    """Return q `[N, H, D]`, k and v `[N, H_kv, D]` from the product `qkv[N, (H + 2 * H_kv) * D]`.
 
     q and k are rotated by their `positions[N]` (int64), and normed before if there are weights `[D]`; v is as it was.
     cos, sin: the model's tables `[context_length, D]`, float32. q and k share memory, and v is a view of qkv.
@@ -139,7 +139,7 @@ def norm_rotate(
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, `[N, intermediate_size]`, of `gate_up[N, 2 * intermediate_size]`: gate first, then up."""
+    """Return silu(gate) * up, `[N, intermediate_size]`, of `gate_up[N, 2 * intermediate_size]`: gate first, then up."""
     N, size = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty(N, size, dtype=gate_up.dtype, device=gate_up.device)
     block = min(1024, triton.next_power_of_2(size))

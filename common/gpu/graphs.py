@@ -6,7 +6,7 @@ to step must lie at addresses that never change (static buffers), sizes must be 
 batch sizes), and nothing that is recorded may depend on a value that the host has looked at.
 
 A batch that is smaller than its graph is padded with copies of one of its rows. They compute the same K and V once
-more, and write the same numbers to the same place: nobody sees that they were there, and no memory is kept for them.
+more, and write the same numbers to the same place: they change nothing, and no memory is kept for them.
 
 Drafts that stage 07 verifies are a few tokens of one request. They run as if each were a request of its own, with the
 same pages and its own length: one kind of graph does for both.
@@ -29,7 +29,7 @@ WARM_UPS = 2  # kernels are compiled and workspaces allocated before anything is
 
 
 def why_no_graphs(device: torch.device, attention: Attention | None) -> str | None:
-    """Why steps cannot be recorded here, or None if they can."""
+    """Return why steps cannot be recorded here, None if they can."""
     if device.type != "cuda":
         return "CUDA graphs need a CUDA device"
     if attention is None:
@@ -38,19 +38,19 @@ def why_no_graphs(device: torch.device, attention: Attention | None) -> str | No
 
 
 def ladder(most: int) -> list[int]:
-    """Batch sizes to record, ascending: 1, 2, 4, 8, then every 16, as far as `most`."""
+    """Return the batch sizes to record, ascending: 1, 2, 4, 8, then every 16, up to `most`."""
     return [size for size in (1, 2, 4, 8, *range(16, most, 16)) if size < most] + [most]
 
 
 class Capture:
-    """Records what a function launches, in memory that all recordings share: only one of them runs at a time."""
+    """Record what a function launches, in memory that all recordings share: only one of them runs at a time."""
 
     def __init__(self):
         self.pool = None
         self.stream = torch.cuda.Stream()  # one for all, on the current GPU: cuBLAS has a workspace for each stream
 
     def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
-        """Returns what launches the same again."""
+        """Return a function that launches the same again."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             for _ in range(WARM_UPS):
@@ -64,11 +64,11 @@ class Capture:
 
 
 class GraphedModel:
-    """A model that replays the batches in which every request has one token, or a few, and runs others as they are.
+    """A model that replays the batches in which every request has one token, or up to FEW, and runs others as they are.
 
     cache: a stage's KVCache, with `bind`, the backend `attention` (capturable: it looks at no value on the host), and
     pools k and v of `[layers, pages, page_size, H_kv, D]`. most_tokens: the longest sequence there can be. sizes: of
-    batches, ascending. Everything that is not about running a batch is the model's own.
+    batches, ascending. All other attributes are the model's own.
     """
 
     @torch.inference_mode()
@@ -127,11 +127,11 @@ class GraphedModel:
 
     @property
     def best(self) -> Tensor | None:
-        """The argmax of the scores just asked for, [R] int64, if the graph has found it."""
+        """Return the argmax of the newest logits, [R] int64; None if they were not replayed."""
         return self.argmax[: self.replayed].clone() if self.replayed else None
 
     def _forward(self, size: int) -> None:
-        """What is recorded. On the host, sequences are as long as they can become: launches must do for all."""
+        """Run what is recorded. On the host, sequences are as long as they can be: the launches serve all lengths."""
         longest = self.page_tables.shape[1] * self.page_size
         batch = PagedBatch(
             query_starts=self.starts[: size + 1],

@@ -13,8 +13,7 @@ is a step ahead.
 
 The stage's three methods are used as they are. While a step is scheduled and run, each request whose newest token is
 still on the device has a placeholder in its place: -1 stands for the first token that the step before has drawn, -2 for
-the second. The scheduler counts it as any token, the sampler too, and `Resolved` puts the token itself in before the
-model sees it.
+the second. The scheduler and the sampler count it as any token, and `Resolved` replaces it before the model runs.
 
 What it costs: of an end-of-sequence token or a stop string the host learns one step late. By then another token of that
 request is on its way, which is dropped. Its pages can be given away all the same: the device does steps in order, so
@@ -116,7 +115,7 @@ class OverlappedLoop(BaseEngine):
 
     @contextmanager
     def _placeholders(self, before: Launched) -> Iterator[None]:
-        """As long as this lasts, requests have a placeholder for the token that is on the device."""
+        """Within, give each request a placeholder for its token that is on the device."""
         self.model.drawn = before.drawn.token_ids
         for place, request in enumerate(before.requests):
             request.token_ids.append(-1 - place)

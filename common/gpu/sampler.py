@@ -83,7 +83,7 @@ def draw_kernel(
 
 
 def draw_plain(logits: Tensor, temperatures: Sequence[float], uniforms: Sequence[float]) -> Tensor:
-    """One token for each row, [B] int64, of logits[B, V] in any float type, contiguous; temperature 0 is greedy.
+    """Draw a token for each row, [B] int64, of logits[B, V] in any float type, contiguous; temperature 0 is greedy.
 
     uniforms: B numbers in [0, 1). Each row of logits has a finite value and no NaN or +inf.
     """

@@ -1,4 +1,4 @@
-"""Kernels are compiled before the first request comes, not while it waits."""
+"""Compile kernels before the first request arrives, not while it waits."""
 
 import torch
 
@@ -12,7 +12,7 @@ from ..engine import BaseEngine
 def warm_up(engine: BaseEngine) -> None:
     """Launch every kernel that a step of this engine can launch, once; do nothing where there are no kernels.
 
-    The engine has K and V in pages, and no request yet: its first page is written to.
+    The engine must have K and V in pages, and no request yet: this writes to its first page.
     """
     if not sampling.has_kernels(engine.device):
         return

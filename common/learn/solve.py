@@ -37,7 +37,9 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     if not (options.yes or agreed()):
         return 1
     for name, text in sources.items():
-        (folder / name).write_text(text, encoding="utf-8")
+        unfinished = folder / f"{name}.tmp"  # on a full disk the learner's file stays as it is
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(folder / name)
     print(f"Filled in {len(chosen)} task{'s' * (len(chosen) != 1)}.")
     return 0
 
@@ -88,4 +90,7 @@ def agreed() -> bool:
     """Ask at a terminal whether to fill in. Exit without one."""
     if not sys.stdin.isatty():
         sys.exit("Nothing is filled in: without a terminal, say --yes.")
-    return input("Fill in? [y/N] ").strip().lower() in ("y", "yes")
+    try:
+        return input("Fill in? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        return False

@@ -1,7 +1,7 @@
 """What a stage changed in the one before it, as a lesson: `python3 course.py diff N` prints it.
 
 Files come in the order in which the lesson links them, and by its sittings: sections such as "## 07a: a fixed number".
-Left out is what is no news: "NEW in" markers of earlier stages, and what a module's docstring says anew about the whole
+Left out is what is no news: "NEW in" markers of earlier stages, and what a module's docstring repeats about the whole
 stage, as the lesson does. Lines are counted without blank lines and docstrings.
 """
 

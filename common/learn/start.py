@@ -2,8 +2,11 @@
 
 import argparse
 import ast
+import shutil
 import sys
 from pathlib import Path
+
+from common.stages import stage_folder, stage_folders
 
 from .blank import blank_stage, find_tasks, functions, span
 from .stage_diff import definitions, read_sources
@@ -16,22 +19,20 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     """Make the learner's folder. The first argument is the stage's folder, as course.py passes it."""
     parser = argparse.ArgumentParser(prog="course.py start", description="Make a stage for you to write, in my/.")
     parser.add_argument("stage")
-    parser.add_argument("--from", dest="earlier", type=Path, metavar="FOLDER", help="take over your own earlier stage")
+    parser.add_argument("--from", dest="earlier", metavar="STAGE", help="take over your own earlier stage, my/04")
     parser.add_argument("--force", action="store_true", help="begin again; the old folder stays, with a number")
     options = parser.parse_args(arguments)
     before, stage = stage_and_before(root, options.stage)
-    files = blank_stage(before, stage)
+    folder = root / "my" / stage.name
+    if folder.exists() and not options.force:
+        sys.exit(f"my/{stage.name} is there already. `--force` begins again and keeps it beside the new one.")
+    files, tasks = blank_stage(before, stage), find_tasks(before, stage)
     if options.earlier:
-        files, taken, left = take_over(files, read_sources(before), read_own(options.earlier))
+        files, taken, left = take_over(files, read_sources(before), read_own(options.earlier, root))
         print(f"From {options.earlier}: {', '.join(taken) or 'nothing'}.")
         if left:
             print(f"Not taken over, since they use what only your files define: {', '.join(left)}.")
-    folder = make_room(root / "my" / stage.name, options.force)
-    folder.mkdir(parents=True)
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    tasks = find_tasks(before, stage)
-    (folder / "TASKS.md").write_text(task_list(before, stage, tasks), encoding="utf-8")
+    write_folder(folder, files | {"TASKS.md": task_list(before, stage, tasks)})
     short = folder.relative_to(root).as_posix()
     print(f"Made {short} with {len(tasks)} tasks. Read {short}/TASKS.md and begin with {tasks[0].name}.")
     return 0
@@ -39,7 +40,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
 
 def stage_and_before(root: Path, name: str) -> tuple[Path, Path]:
     """Return the folders of the stage before and of the stage whose folder, or the learner's copy of it, this is."""
-    stages = sorted(main.parent for main in root.glob("[0-9][0-9]_*/main.py"))
+    stages = stage_folders(root)
     place = next((i for i, stage in enumerate(stages) if stage.name == Path(name).name.partition(".")[0]), None)
     if place is None:
         sys.exit(f"{name} has the name of no stage, so it is not clear which one it is.")
@@ -48,24 +49,29 @@ def stage_and_before(root: Path, name: str) -> tuple[Path, Path]:
     return stages[place - 1], stages[place]
 
 
-def make_room(folder: Path, force: bool) -> Path:
-    """Return the folder once there is none. Rename what is there if `force`, else exit."""
+def write_folder(folder: Path, files: dict[str, str]) -> None:
+    """Make the folder with these files, or on a full disk nothing. One of its name is kept, with a number."""
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name, text in files.items():
+        (partial / name).write_text(text, encoding="utf-8")
     if folder.exists():
-        if not force:
-            sys.exit(f"my/{folder.name} is there already. `--force` begins again and keeps it beside the new one.")
-        numbers = (number for number in range(1, 1000) if not folder.with_name(f"{folder.name}.{number}").exists())
-        folder.rename(folder.with_name(f"{folder.name}.{next(numbers)}"))
-    return folder
+        numbered = (folder.with_name(f"{folder.name}.{number}") for number in range(1, 1000))
+        folder.rename(next(old for old in numbered if not old.exists()))
+    partial.rename(folder)
 
 
 # ---- What the learner has written in the stage before ----
 
 
-def read_own(folder: Path) -> dict[str, str]:
-    """Return the files of a learner's stage. Exit if there are none, or one does not parse."""
+def read_own(name: str, root: Path) -> dict[str, str]:
+    """Return the files of a learner's stage, given as "my/04". Exit if there is none, or a file does not parse."""
+    try:
+        folder = stage_folder(name, root)
+    except ValueError:
+        sys.exit(f"There is no stage {name}.")
     sources = read_sources(folder)
-    if not sources:
-        sys.exit(f"There is no stage in {folder}.")
     for name, text in sources.items():
         try:
             ast.parse(text)

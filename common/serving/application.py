@@ -25,12 +25,10 @@ def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) 
     async def metrics():
         return Response(measured.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    by_hand = app.exception_handlers[HTTPException]
-
     @app.exception_handler(HTTPException)
     async def http_error(http: Request, error: HTTPException):
-        """Answer unknown paths and methods in the shape of OpenAI's API; `/generate` keeps its own."""
-        return await by_hand(http, error) if http.url.path == "/generate" else error_response(http, error)
+        """Answer unknown paths and methods in the shape of OpenAI's API."""
+        return error_response(http, error)
 
     # The last middleware added runs first: with CORS outermost, a web page can read that its key was refused.
     app.add_middleware(BodyLimit, most=args.max_body)

@@ -73,11 +73,9 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     return {"percent_that_arrives": 100 * server["tokens_per_second"] / engine["tokens_per_second"]}
 
 
-def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
-    return {side: measured[side]["tokens_per_second"] for side in HEADLINE.sides}
-
-
-HEADLINE = Headline("{clients} clients", "output tokens/s", ("engine", "server"), headline)
+HEADLINE = Headline(
+    "{clients} clients", "output tokens/s", ("engine", "server"), lambda sizes, side: side["tokens_per_second"]
+)
 
 
 def draw(document: dict, png: Path) -> None:

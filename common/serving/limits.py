@@ -5,12 +5,14 @@ import hmac
 import time
 
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .openai_api.errors import Json, error_object
+from .openai_api.errors import error_response
 
 SMALL_BODY = 64 << 10  # bytes: a chat of some 20,000 tokens
 LARGE_PER_SECOND = 4 << 20  # bytes of bodies above that; parsing a mebibyte takes 5 to 20 ms
+LONGEST_WAIT = 5.0  # seconds until a large body is read; if it would be longer, refuse the request
 # Load balancers and monitors have no key, and the inspector's page asks for it.
 OPEN_PATHS = {"/health", "/metrics", "/version", "/watch", "/watch/lesson"}
 
@@ -27,8 +29,8 @@ class ApiKey:
             # Compare in constant time: the time of a refusal must not tell how much of the key was right.
             if not hmac.compare_digest(given, self.expected):
                 message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
-                answer = Json(error_object(message, 401), 401, headers={"WWW-Authenticate": "Bearer"})
-                await answer(scope, receive, send)
+                error = HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
+                await error_response(Request(scope), error)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
@@ -48,7 +50,7 @@ class JsonFromPages:
         headers = dict(scope["headers"]) if scope["type"] == "http" and scope["method"] == "POST" else {}
         if b"origin" in headers and not headers.get(b"content-type", b"").startswith(b"application/json"):
             message = "a web page must send its body as JSON: set the header Content-Type: application/json"
-            await Json(error_object(message, 415), 415)(scope, receive, send)
+            await error_response(Request(scope), HTTPException(415, message))(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
@@ -57,31 +59,41 @@ class BodyLimit:
     """Refuse bodies of more than `most` bytes with 413, without reading them to the end.
 
     Read large bodies, all together, no faster than LARGE_PER_SECOND: parsing one holds Python's interpreter lock, and a
-    client that sends one after another would take the lock from the engine at every operation of a step.
+    client that sends one after another would take the lock from the engine at every operation of a step. A body that
+    would wait longer than LONGEST_WAIT behind the others gets 429; small bodies never wait.
     Also set `request.state.arrived`, the time of arrival, before the body is read.
     """
 
     def __init__(self, app: ASGIApp, most: int):
         self.app, self.most = app, most
-        self.free_at = 0.0  # when the next part of a large body may be read, on the clock of `time.monotonic`
+        self.free_at = 0.0  # when the next large body may be parsed, on the clock of `time.monotonic`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})["arrived"] = time.perf_counter()
-        read, refusal = 0, f"the body is larger than {self.most} bytes"
+        header = dict(scope["headers"]).get(b"content-length", b"") if scope["type"] == "http" else b""
+        length = int(header) if header.isdigit() else None
+        read, turn_has_come, too_large = 0, False, HTTPException(413, f"the body exceeds {self.most} bytes: send less")
 
         async def limited_receive() -> Message:
-            nonlocal read
+            nonlocal read, turn_has_come
             message = await receive()
-            read += len(message.get("body", b""))
+            read += len(message.get("body", b""))  # a disconnection has none
             if read > self.most:  # the header Content-Length is missing or too small
-                raise HTTPException(413, refusal)
-            if read > SMALL_BODY:
-                self.free_at = max(self.free_at, time.monotonic()) + len(message["body"]) / LARGE_PER_SECOND
-                await asyncio.sleep(self.free_at - time.monotonic())
+                raise too_large
+            if read > SMALL_BODY and not turn_has_come:
+                await self.wait_for_turn(length or self.most)
+                turn_has_come = True
             return message
 
-        length = dict(scope["headers"]).get(b"content-length", b"") if scope["type"] == "http" else b""
-        if length.isdigit() and int(length) > self.most:
-            await Json(error_object(refusal, 413), 413)(scope, receive, send)
+        if length is not None and length > self.most:
+            await error_response(Request(scope), too_large)(scope, receive, send)
         else:
             await self.app(scope, limited_receive, send)
+
+    async def wait_for_turn(self, size: int) -> None:
+        """Sleep until `size` more bytes may be parsed. Raise HTTPException if others take longer than LONGEST_WAIT."""
+        now = time.monotonic()
+        if self.free_at - now > LONGEST_WAIT:
+            raise HTTPException(429, "too many large bodies at once: try again later", {"Retry-After": "1"})
+        self.free_at = max(self.free_at, now) + size / LARGE_PER_SECOND
+        await asyncio.sleep(self.free_at - now)

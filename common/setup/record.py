@@ -13,18 +13,18 @@ from pathlib import Path
 from common.bench.documents import rounded, write_atomically
 from common.bench.hardware import hardware
 from common.loader.device import choose_device
+from common.stages import stage_folders
 
 from .doctor import RECORDED, ROOT
 
-STAGES = sorted(path.parent for path in ROOT.glob("[0-9][0-9]_*/main.py"))
-SCRIPTS = [folder / "benchmark.py" for folder in (*STAGES, ROOT / "common" / "bench")]
+SCRIPTS = [folder / "benchmark.py" for folder in (*stage_folders(), ROOT / "common" / "bench")]
 
 
 def main(arguments: list[str]) -> None:
     facts = hardware(choose_device()[0])
     document = {name: facts[name] for name in ("device", "cpu", "cpu_cores", "os", "python", "torch", "commit", "date")}
     document |= json.loads(output_of("-m", "common.setup.pace").splitlines()[-1])
-    document["demo_seconds"] = {stage.name[:2]: seconds(stage / "main.py", "--demo") for stage in STAGES}
+    document["demo_seconds"] = {stage.name[:2]: seconds(stage / "main.py", "--demo") for stage in stage_folders()}
     if "bench" in arguments:
         with tempfile.TemporaryDirectory() as unused:
             benchmarks = [path for path in SCRIPTS if path.exists()]

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,12 +19,12 @@ from common.bench.suite import Suite
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = {"before": 2.0, "now": 4.0}
+HEADLINE = Headline("{length} tokens", "tokens/s", tuple(VALUES), lambda sizes, side: side["value"])
 SIDE = """
 import json, os, sys, time
 sides = sys.argv[sys.argv.index("--measure") + 1].split(",")
 def answer(side, value, **others):
-    reference = [1.0, float(open("drift").read())] if os.path.exists("drift") else [1.0, 1.0]
-    line = {"side": side, "figures": {"value": value, "pid": os.getpid()}, "reference_ms": reference} | others
+    line = {"side": side, "figures": {"value": value, "pid": os.getpid()}} | others
     print("noise", json.dumps(line), sep="\\n", flush=True)
 """
 ANSWERS = "for side in sides: answer(side, {'before': 2.0, 'now': 4.0}[side])\n"
@@ -33,18 +35,13 @@ def write(tmp_path, monkeypatch):
     """Write the program that measures, and return its benchmark."""
     monkeypatch.setattr(harness, "ROOT", tmp_path)
     monkeypatch.setitem(ceilings.LARGE, "cpu", 64)
+    monkeypatch.setattr("common.bench.suite.reference_ms", lambda *_: 1.0)
 
     def write(text: str, name: str = "sides", **options) -> Benchmark:
         (tmp_path / f"{name}.py").write_text(SIDE + text)
-        sides = dict.fromkeys(VALUES)
-
-        def values(sizes, measured):
-            return {side: measured[side]["value"] for side in sides}
-
-        headline = Headline("{length} tokens", "tokens/s", tuple(sides), values)
         sizes = {"full": {"length": 8}}
-        options = {"headline": headline, "seconds": {"quick": 2}} | options
-        return Benchmark(str(tmp_path / f"{name}.py"), "", sides, sizes, derive=lambda *_: {}, **options)
+        options = {"headline": HEADLINE, "seconds": {"quick": 2}} | options
+        return Benchmark(str(tmp_path / f"{name}.py"), "", VALUES, sizes, derive=lambda *_: {}, **options)
 
     return write
 
@@ -136,7 +133,7 @@ def test_again_measures_what_is_complete(write, tmp_path):
 
 
 def test_a_side_that_cannot_be_had_is_named(write, tmp_path):
-    missing = "for side in sides: print(json.dumps({'side': side, 'missing': 'no GPU', 'reference_ms': [1.0, 1.0]}))"
+    missing = "for side in sides: print(json.dumps({'side': side, 'missing': 'no GPU'}))"
     suite = suite_of(tmp_path, write(missing), repeats=1)
     assert suite.run() == 0
     assert found(suite)["benchmarks"]["sides"]["doubt"] == "before, now could not be had here"
@@ -199,26 +196,29 @@ def test_a_ratio_below_the_drift_or_of_two_minds_is_no_result(ratio, drifted, sa
     assert doubt == says if says is None else says in doubt
 
 
-def test_a_drift_between_sides_marks_the_ratio_in_file_and_table(write, tmp_path):
-    (tmp_path / "drift").write_text("2.5")
+def test_a_drift_between_sides_marks_the_ratio_in_file_and_table(write, tmp_path, monkeypatch):
     suite = suite_of(tmp_path, write(ANSWERS), repeats=1)
+    drifting = Mock(side_effect=[1.0, 1.0, 1.0, 2.5, 1.0, 1.0, 1.0, 1.5])  # before and after each process
+    monkeypatch.setattr("common.bench.suite.reference_ms", drifting)
     assert suite.run() == 0
     document = found(suite)
     entry = document["benchmarks"]["sides"]
     assert entry["drift"]["max"] == document["drift"] == 2.5 and "drifted by 150%" in entry["doubt"]
     assert "sides ?  2.00 times" in summary.table(document) and "noise, not a result" in summary.table(document)
-    (tmp_path / "drift").write_text("1.5")
     assert suite_of(tmp_path, suite.benchmarks[0], repeats=1).run(again=True) == 0
     assert found(suite)["benchmarks"]["sides"]["doubt"] is None and "?" not in summary.table(found(suite))
 
 
 @pytest.mark.parametrize(("more_is_better", "ratio"), [(True, 2.0), (False, 0.5), (None, 2.0)])
 def test_above_one_is_better(write, more_is_better, ratio):
-    benchmark = write("")
-    changed = Headline("", "", tuple(VALUES), benchmark.headline.values, more_is_better)
+    benchmark = write("", headline=replace(HEADLINE, more_is_better=more_is_better))
     answers = {side: {"figures": {"value": value}, "reference_ms": [1, 1]} for side, value in VALUES.items()}
-    benchmark = Benchmark(benchmark.file, "", benchmark.sides, {}, None, headline=changed)
-    assert summary.headline_entry(benchmark, {}, [answers])["ratio"]["median"] == ratio
+    assert summary.headline_entry(benchmark, {"length": 8}, [answers])["ratio"]["median"] == ratio
+
+
+def test_one_side_may_have_all_values_of_a_headline():
+    headline = Headline("", "", ("a",), lambda sizes, side: {"old": side["x"], "new": side["y"]})
+    assert headline.values({}, {"a": {"x": 1.0, "y": 2.0}, "b": {}}) == {"old": 1.0, "new": 2.0}
 
 
 @pytest.mark.parametrize(

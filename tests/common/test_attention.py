@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from triton_marks import needs_triton
 
 from common.attention import PagedBatch, choose_attention, why_not
 from common.attention.numba_backend import FEW
@@ -13,9 +14,6 @@ from common.attention.torch_backend import runs
 CPU = torch.device("cpu")
 needs_numba = pytest.mark.skipif(
     importlib.util.find_spec("numba") is None, reason="needs the package numba: the compiled CPU kernel"
-)
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs the package triton (Linux): the Triton kernels"
 )
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -70,7 +68,7 @@ def check(name, sizes, *, device="cpu", dtype=torch.float32, page_size=16, heads
     attention.write(k, v, k_pages, v_pages, batch.slot_mapping)
     for pages, old, new in zip((k_pages, v_pages), before, (k, v), strict=True):
         assert torch.equal(pages.flatten(0, 1)[batch.slot_mapping], new), "a row is not where it belongs"
-        assert torch.equal(pages.flatten(0, 1)[untouched], old[untouched]), "somebody else's row was written"
+        assert torch.equal(pages.flatten(0, 1)[untouched], old[untouched]), "another row was written"
     out = attention.attend(q, k_pages, v_pages, attention.prepare(batch))
     assert out.shape == q.shape and out.dtype == dtype
     torch.testing.assert_close(

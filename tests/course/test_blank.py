@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-import course
 from common.learn.blank import blank_stage, body_span, find_tasks, functions, listed
 from common.learn.stage_diff import definitions, read_sources
 from common.learn.task_list import task_list
+from common.stages import stage_folders
 
-STAGES = course.find_stages(course.ROOT)
+STAGES = stage_folders()
 
 each_pair = pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)), ids=lambda stage: stage.name[:2])
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-import course
 from common.learn.blank import listed
 from common.learn.stage_diff import DEFINITIONS, compare, definitions, sittings
 from common.learn.stage_diff import read_sources as sources
+from common.stages import ROOT, stage_folders
 
-STAGES = course.find_stages(course.ROOT)
+STAGES = stage_folders()
 MAX_CHANGED_LINES, MAX_NEW_LINES = 150, 350  # in a sitting, without blank lines and docstrings
 LOADERS = re.compile(r"\b(load_engine|load_stage_module|import_module|__import__)\b")
 
@@ -108,7 +108,7 @@ def test_a_stage_needs_no_other_stage(stage):
 @pytest.mark.parametrize("file", ["engine_thread.py", "graceful.py", "server.py"])
 def test_what_stage_03_builds_by_hand_serves_all_later_stages(file):
     """It has grown up in common/serving, and a fix in one place is a fix in both."""
-    built, grown = (folder / file for folder in (course.ROOT / "03_streaming", course.ROOT / "common" / "serving"))
+    built, grown = (folder / file for folder in (ROOT / "03_streaming", ROOT / "common" / "serving"))
     assert definitions(built.read_text(encoding="utf-8")) == definitions(grown.read_text(encoding="utf-8"))
 
 

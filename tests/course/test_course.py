@@ -23,7 +23,7 @@ STAGES = {
     "02_kv_cache/cache.py": '"""NEW in 02: what is kept."""\n\nKEYS = []\nVALUES = []\n',
     "02_kv_cache/benchmark.py": "print('measured')\n",
     "02_kv_cache/results/plot.py": "print('not a lesson')\n",
-    "10_unfinished/README.md": "# a folder without main.py is no stage\n",
+    "10_unfinished/README.md": "# a folder without engine.py is no stage\n",
     "requirements.txt": "torch==2.13.0  # pinned\nnumpy\n",
 }
 
@@ -41,6 +41,7 @@ def tree(tmp_path: Path) -> Path:
     write_files(tmp_path, STAGES)
     shutil.copy(course.__file__, tmp_path)
     shutil.copytree(course.ROOT / "common" / "setup", tmp_path / "common" / "setup")
+    shutil.copy(course.ROOT / "common" / "stages.py", tmp_path / "common")
     return tmp_path
 
 
@@ -60,19 +61,19 @@ def finish(tree: Path, *arguments: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("wanted", ["2", "02", "02_kv_cache", "02_kv_cache/", "./02_kv_cache"])
 def test_a_stage_goes_by_number_or_folder(tree, wanted):
-    assert course.pick_stage(course.find_stages(tree), wanted).name == "02_kv_cache"
+    assert course.pick_stage(wanted, tree).name == "02_kv_cache"
 
 
 @pytest.mark.parametrize("wanted", ["my/2", "my/02", "my/02_kv_cache", "my/02_kv_cache/", "mine"])
 def test_a_path_is_the_learners_own_stage(tree, wanted):
     folder = tree / ("mine" if wanted == "mine" else "my/02_kv_cache")
-    write_files(folder, {"main.py": "print('mine')\n"})
-    assert course.pick_stage(course.find_stages(tree), wanted, tree) == folder
+    write_files(folder, {"engine.py": ""})
+    assert course.pick_stage(wanted, tree) == folder
 
 
 def test_a_learners_own_stage_runs_beside_common_and_not_the_reference(tree):
     code = "import os, sys\nprint(os.environ['COURSE_STAGE'], os.environ['PYTHONPATH'], *sys.argv[1:])\n"
-    write_files(tree, {"my/02_kv_cache/main.py": code})
+    write_files(tree, {"my/02_kv_cache/main.py": code, "my/02_kv_cache/engine.py": ""})
     folder = tree / "my" / "02_kv_cache"
     expected = f"{folder} {folder.parent}{os.pathsep}{tree} --demo --x\n"
     assert finish(tree, "demo", "my/02", "--x") == (0, expected, "")
@@ -89,7 +90,7 @@ def test_diff_compares_a_learners_own_stage_with_the_stage_before_it(tree):
 @pytest.mark.parametrize("wanted", ["0", "3", "10", "cache", "02_kv", "..", ""])
 def test_an_unknown_stage_is_answered_with_those_that_exist(tree, wanted):
     with pytest.raises(SystemExit) as stop:
-        course.pick_stage(course.find_stages(tree), wanted)
+        course.pick_stage(wanted, tree)
     assert str(stop.value) == f"There is no stage {wanted!r}; there is 01_naive, 02_kv_cache."
 
 
@@ -110,11 +111,23 @@ def test_help_lists_the_commands_and_the_stages_with_their_titles(tree, capsys, 
         (["serve"], "`serve` needs a stage: one of 01_naive, 02_kv_cache."),
         (["diff", "--plain"], "`diff` needs a stage: one of 01_naive, 02_kv_cache."),
         (["bench", "01"], "There is nothing to run: no benchmark.py was found."),
+        (["bench", "mine"], "mine has no stage's name: its benchmark would measure the reference. Rename it."),
+        (["diff", "mine"], "mine has no stage's number, so it is not clear which stage comes before it."),
+        (["diff", "1", "2"], "`diff` takes one stage, and was given 2 as well."),
     ],
 )
 def test_a_wrong_command_line_is_answered_in_a_sentence(tree, arguments, answer):
+    write_files(tree, {"mine/engine.py": ""})
     status, _, errors = finish(tree, *arguments)
     assert (status, errors) == (1, answer + "\n")
+
+
+def test_a_folder_that_cannot_be_written_is_named_in_a_sentence(tree):
+    for folder in ("common/learn", "01_naive", "02_kv_cache"):
+        shutil.copytree(course.ROOT / folder, tree / folder, dirs_exist_ok=True)
+    (tree / "my").touch()
+    status, _, errors = finish(tree, "start", "2")
+    assert status == 1 and errors.startswith("error: ") and str(tree / "my") in errors and "Traceback" not in errors
 
 
 def test_old_pythons_are_turned_away_in_a_sentence(monkeypatch):
@@ -172,18 +185,25 @@ def test_the_door_ends_quietly_when_its_reader_does(tree, command):
 
 
 def test_a_stage_is_tested_alone(tree, monkeypatch, capfd):
-    """Its own tests and the contract on it, without processes under Ray; a path goes to pytest as it is."""
+    """Its own tests and the contract, without processes under Ray, on a learner's folder too; paths go to pytest."""
     tests = ["tests/stages/test_01_02_both.py", "tests/stages/test_02_caches.py", "tests/stages/test_03_later.py"]
     write_files(tree, dict.fromkeys(tests, ""))
     monkeypatch.setattr(course, "prepare_environment", lambda root: "python")
-    monkeypatch.setattr(course, "run", lambda command, root: print(" ".join(command), flush=True) or 5)
-    assert course.main(["test", "02", "-x"], tree) == 5
-    chosen = f"{tests[0]} {tests[1]} tests/test_contract.py --engine 02_kv_cache -x"
-    output, errors = capfd.readouterr()
-    assert output == f"python -m pytest -q -m not ray {chosen}\n"
-    assert f"the contract on 02_kv_cache, and {tests[0]}, {tests[1]}." in errors
-    course.main(["test", tests[0]], tree)
-    assert capfd.readouterr().out == f"python -m pytest -q {tests[0]}\n"
+
+    def run(command, root, environment=None):
+        print(*command, (environment or {}).get("COURSE_STAGE"), flush=True)
+        return 5
+
+    monkeypatch.setattr(course, "run", run)
+    write_files(tree, {"my/02_kv_cache/engine.py": ""})
+    for wanted, name, own in (("02", "02_kv_cache", None), ("my/2", "my/02_kv_cache", tree / "my" / "02_kv_cache")):
+        assert course.main(["test", wanted, "-x"], tree) == 5
+        chosen = f"{tests[0]} {tests[1]} tests/test_contract.py --engine {name} -x"
+        output, errors = capfd.readouterr()
+        assert output == f"python -m pytest -q -m not ray {chosen} {own}\n"
+        assert f"Covered on {name}: {tests[0]}, {tests[1]}, the contract." in errors
+    course.main(["test", f"{tests[0]}::test_one"], tree)
+    assert capfd.readouterr().out == f"python -m pytest -q {tests[0]}::test_one None\n"
 
 
 def test_tests_go_to_pytest(tree):

@@ -12,7 +12,7 @@ import pytest
 import course
 from common.setup import doctor, machine, pace
 from common.setup.doctor import NEEDED, OK, OPTIONAL
-from common.stages import load_engine
+from common.stages import load_engine, stage_folders
 
 GB = 10**9
 PACE = {"requests": 8, "step_ms": 6.0, "ready_seconds": 3.0, "device": "cpu", "cuda": None}
@@ -42,6 +42,7 @@ def fake(monkeypatch, **answers) -> None:
 def test_doctor_runs_before_anything_is_installed(tmp_path):
     """Through the door, in a course without .venv."""
     shutil.copytree(course.ROOT / "common/setup", tmp_path / "common/setup")
+    shutil.copy(course.ROOT / "common/stages.py", tmp_path / "common")
     shutil.copy(course.__file__, tmp_path)
     (tmp_path / "requirements.txt").write_text("torch\n")
     command = [sys.executable, str(tmp_path / "course.py"), "doctor"]
@@ -204,7 +205,7 @@ def test_expectations_scale_with_a_step_and_not_with_the_start():
 @pytest.mark.skipif(not doctor.RECORDED.exists(), reason="nothing is recorded: python -m common.setup.record")
 def test_what_is_recorded_covers_every_stage():
     recorded = json.loads(doctor.RECORDED.read_text())
-    assert list(recorded["demo_seconds"]) == [stage.name[:2] for stage in course.find_stages(course.ROOT)]
+    assert list(recorded["demo_seconds"]) == [stage.name[:2] for stage in stage_folders()]
 
 
 @pytest.mark.parametrize(

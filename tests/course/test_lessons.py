@@ -7,11 +7,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-import course
 from common.learn.stage_diff import compare
 from common.loader import find_checkpoint
 from common.loader.config import read_config
-from common.stages import ROOT
+from common.stages import ROOT, stage_folders
 
 LESSONS = sorted(ROOT.glob("[0-9][0-9]_*/README.md"))
 
@@ -121,7 +120,7 @@ def test_lessons_have_their_length_and_their_parts(path):
 
 def test_the_table_of_what_each_stage_added():
     """In lines of code, as `course.py diff` counts them."""
-    readme, stages = (ROOT / "README.md").read_text(encoding="utf-8"), course.find_stages(ROOT)
+    readme, stages = (ROOT / "README.md").read_text(encoding="utf-8"), stage_folders()
     for before, stage in pairwise(stages):
         changes = compare(before, stage)
         new = [change.added for change in changes if change.kind == "new"]

@@ -4,15 +4,15 @@ import random
 import sys
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-import course
-from common import stages
 from common.learn import solve, start
 from common.learn.blank import blank_stage, find_tasks
+from common.stages import load_engine, stage_folders
 
-STAGES = course.find_stages(course.ROOT)
+STAGES = stage_folders()
 STAGE_02, STAGE_05 = STAGES[1].name, STAGES[4].name
 
 each_pair = pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)), ids=lambda stage: stage.name[:2])
@@ -46,6 +46,23 @@ def test_start_twice_is_refused_and_force_keeps_the_old_folder(root, capsys):
         assert (root / "my" / f"{STAGE_02}.{number}" / "engine.py").exists()
     assert (root / "my" / f"{STAGE_02}.1" / "engine.py").read_text() == "mine"
     assert "begin with KVCache.nbytes" in capsys.readouterr().out
+
+
+def test_a_full_disk_leaves_no_half_a_stage(root, monkeypatch):
+    def full(path, *_, **__):
+        raise OSError(28, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(Path, "write_text", full)
+        start.main([STAGE_02], root)
+    assert not (root / "my" / STAGE_02).exists()
+    start.main([STAGE_02], root)
+    assert [folder.name for folder in (root / "my").iterdir()] == [STAGE_02]
+    before = files(root / "my" / STAGE_02)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(Path, "write_text", full)
+        solve.main([STAGE_02, "--all", "--yes"], root)
+    assert files(root / "my" / STAGE_02) == before
 
 
 def test_the_first_stage_has_nothing_to_build_on(root):
@@ -86,7 +103,7 @@ def test_from_names_the_line_that_does_not_parse(root, tmp_path):
     (root / "mine" / "engine.py").write_text("x = 1\ndef f(:\n")
     with pytest.raises(SystemExit, match=r"engine\.py, line 2"):
         start.main([STAGE_05, "--from", str(root / "mine")], root)
-    with pytest.raises(SystemExit, match="There is no stage in"):
+    with pytest.raises(SystemExit, match="There is no stage .*nothing"):
         start.main([STAGE_05, "--from", str(root / "nothing")], root)
 
 
@@ -159,11 +176,11 @@ def test_nothing_is_filled_in_without_a_clear_yes(root, monkeypatch, arguments, 
     assert files(root / "my" / STAGE_02) == before
 
 
-@pytest.mark.parametrize(("answer", "filled"), [("y", True), ("", False), ("n", False)])
+@pytest.mark.parametrize(("answer", "filled"), [("y", True), ("", False), ("n", False), (EOFError, False)])
 def test_at_a_terminal_it_asks(root, monkeypatch, answer, filled):
     start.main([STAGE_02], root)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda prompt: answer)
+    monkeypatch.setattr("builtins.input", Mock(side_effect=[answer]))
     assert solve.main([STAGE_02, "--all"], root) == (0 if filled else 1)
     assert (files(root / "my" / STAGE_02) == files(root / STAGE_02)) == filled
 
@@ -190,8 +207,6 @@ def test_only_the_chosen_stage_is_the_learners(tmp_path, monkeypatch):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "engine.py").write_text("from .part import Engine\n")
         (tmp_path / folder / "part.py").write_text(f"Engine = {says!r}\n")
-    monkeypatch.setattr(stages, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path / "my"), str(tmp_path), *sys.path])  # as its benchmark sets it
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COURSE_STAGE", str(tmp_path / "my" / "91_b"))
-    assert (stages.load_engine("90_a"), stages.load_engine("91_b")) == ("reference", "mine")
+    assert [load_engine(tmp_path / name) for name in ("90_a", "91_b")] == ["reference", "mine"]

@@ -1,12 +1,12 @@
 """The fused kernels compute what the operations of common/model.py compute, and so does the model that uses them."""
 
-import importlib.util
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from triton_marks import devices, needs_triton
 
 from common.gpu.fused import FusedTransformer, fuse
 from common.loader import load_model, weights
@@ -14,13 +14,7 @@ from common.model import ModelConfig, Transformer, rope_table, rotate
 from common.sampling import SamplingParams
 from common.stages import load_engine
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs the package triton (Linux): the fused kernels"
-)
-INTERPRETED = pytest.param(
-    "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA kernels are compiled")
-)
-devices = pytest.mark.parametrize("device", [INTERPRETED, pytest.param("cuda", marks=pytest.mark.gpu)])
+pytestmark = needs_triton
 dtypes = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch.")
 )

@@ -1,23 +1,15 @@
 """The benchmark of kernels runs wherever Triton's interpreter does, and its variants compute the same."""
 
-import importlib.util
 import json
 from dataclasses import replace
 
 import pytest
 import torch
+from triton_marks import devices, needs_triton
 
 from common.bench.experiments.kernels import Sizes, line, measure
 from common.bench.timing import median_seconds
 from common.model import ModelConfig
-
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs the package triton (Linux): the fused kernels"
-)
-INTERPRETED = pytest.param(
-    "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA kernels are compiled")
-)
-devices = pytest.mark.parametrize("device", [INTERPRETED, pytest.param("cuda", marks=pytest.mark.gpu)])
 
 QWEN3 = ModelConfig(
     vocab_size=97, hidden_size=48, intermediate_size=72, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=20,

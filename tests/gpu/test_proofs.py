@@ -1,17 +1,14 @@
 """What can be proven about a GPU without one: tests/proofs, in short; and that its proofs can fail."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from triton_marks import needs_triton
 
 PROOFS = Path(__file__).parents[1] / "proofs"
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs the package triton (Linux): its compiler"
-)
 
 
 def prove(*arguments: str) -> subprocess.CompletedProcess:

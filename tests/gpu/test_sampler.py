@@ -1,22 +1,16 @@
 """The sampler's kernels draw what common/sampling.py defines, and a row's token depends on nothing but the row."""
 
-import importlib.util
 import math
 from dataclasses import dataclass, field
 
 import pytest
 import torch
+from triton_marks import devices, needs_triton
 
 from common import sampling
 from common.sampling import SamplingParams, draw, probabilities, sample, uniform
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs the package triton (Linux): the sampler"
-)
-INTERPRETED = pytest.param(
-    "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA kernels are compiled")
-)
-devices = pytest.mark.parametrize("device", [INTERPRETED, pytest.param("cuda", marks=pytest.mark.gpu)])
+pytestmark = needs_triton
 SMALL_BLOCK = 16  # tokens, so that a small vocabulary has several blocks
 
 

@@ -1,9 +1,8 @@
 """The decode kernel's tile is measured, chosen and kept, and the backend takes what was kept."""
 
-import importlib.util
-
 import pytest
 import torch
+from triton_marks import needs_triton
 
 from common.attention import triton_backend
 from common.attention.triton_backend import TILES, Tile, create
@@ -15,9 +14,6 @@ TINY = ModelConfig(
     vocab_size=9, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16,
     context_length=64,
 )  # fmt: skip
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs the package triton (Linux): the decode kernel"
-)
 
 
 @needs_triton

@@ -1,7 +1,7 @@
 """CUDA graphs without CUDA: operations are recorded with the very tensors they were called with, and then done again.
 
 As with a graph, a replay runs no Python of the model: shapes, numbers and addresses are those of the recording, and
-what has changed since is what lies in the static buffers. Whoever looks at a value on the host during the recording
+what has changed since is what lies in the static buffers. Code that looks at a value on the host during the recording
 fails.
 """
 

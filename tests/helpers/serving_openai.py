@@ -48,7 +48,7 @@ class Service:
         return self.thread.engine.model_name
 
     def idle(self) -> bool:
-        """Whether the engine holds nothing of anybody."""
+        """Return whether the engine holds nothing of any request."""
         stats = self.thread.stats
         return stats["unfinished"] == 0 and stats["kv_tokens_used"] == 0
 

@@ -90,7 +90,7 @@ class Service:
         return client
 
     def wait_for_requests(self, count: int) -> None:
-        """Until so many requests have been sent to the engine: it takes them between two steps."""
+        """Wait until `count` requests have been sent to the engine: it takes them between two steps."""
         wait_until(lambda: self.thread.submitted == count)
 
 

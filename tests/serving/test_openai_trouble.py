@@ -101,9 +101,10 @@ def test_a_body_is_json_whatever_it_is_declared_as_unless_it_comes_from_a_web_pa
 
     def status(**headers: str) -> int:
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
-        return httpx.post(
-            f"{service.url}{path}", content=b'{"prompt": "a", "max_tokens": 1}', headers=headers
-        ).status_code
+        answer = httpx.post(f"{service.url}{path}", content=b'{"prompt": "a", "max_tokens": 1}', headers=headers)
+        if answer.status_code == 415:
+            assert isinstance(answer.json()["error"], str) == (path == "/generate")
+        return answer.status_code
 
     assert status() == status(Content_Type="application/x-www-form-urlencoded") == 200
     assert status(Origin="https://example.org") == 415
@@ -145,9 +146,11 @@ def test_api_key(loaded):
             {"Authorization": "Bearer wrong"},
             {"Authorization": "Bearer secret2"},
         ):
-            for path in ("/v1/models", "/generate", "/tokenizer_info", "/nothing"):
+            for path in ("/v1/models", "/tokenizer_info", "/nothing"):
                 answer = httpx.get(f"{service.url}{path}", headers=headers)
                 assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
+            answer = httpx.post(f"{service.url}/generate", headers=headers)
+            assert answer.status_code == 401 and answer.json()["error"].startswith("the API key is missing or wrong")
         assert httpx.get(f"{service.url}/health").status_code == 200
         client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="secret", max_retries=0)
         assert client.completions.create(model="bundled", prompt="a", max_tokens=1).choices
@@ -158,10 +161,15 @@ def test_api_key(loaded):
 def test_bodies_have_a_limit(loaded):
     with openai_server("03", loaded, "--max-body", "1000") as service:
         for path in ("/v1/completions", "/generate"):
-            assert post(service, path, prompt="a" * 2000).status_code == 413
             pieces = iter([b'{"prompt": "', b"a" * 2000, b'"}'])  # sent in chunks, without a length
             headers = {"Content-Type": "application/json"}
-            assert httpx.post(f"{service.url}{path}", content=pieces, headers=headers).status_code == 413
+            refused = [
+                post(service, path, prompt="a" * 2000),
+                httpx.post(f"{service.url}{path}", content=pieces, headers=headers),
+            ]
+            assert [answer.status_code for answer in refused] == [413, 413]
+            assert refused[0].json() == refused[1].json(), "one shape for each path"
+            assert isinstance(refused[0].json()["error"], str) == (path == "/generate")
             assert post(service, path, prompt="a", max_tokens=1).status_code == 200
 
 
@@ -188,7 +196,11 @@ def test_a_full_queue(loaded):
 # ---- Clients that disconnect, and engines that fail ----
 
 
-@pytest.mark.parametrize("options", [{}, {"stream": True}, {"stream": True, "n": 3}], ids=["whole", "stream", "three"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stream": True}, {"stream": True, "n": 3}, {"user": "a" * 100_000}],
+    ids=["whole", "stream", "three", "a large body"],
+)
 def test_a_disconnected_client_ends_its_requests(service, options):
     steps = service.thread.stats["steps"]
     service.hang_up_after(ENDLESS | options)

@@ -25,6 +25,7 @@ from typing import Any
 from common.sampling import SamplingParams
 from common.stages import ROOT, load_engine
 
+from ..harness import stop_group
 from ..http_client import events, run
 from ..load import free_port, wait_until_healthy
 from ..settings import Settings
@@ -42,7 +43,7 @@ LINE_SECONDS = 30.0  # from one line on the progress to the next
 
 @contextmanager
 def served(*options: str) -> Iterator[tuple[str, Any]]:
-    """`python3 course.py serve 08`; gives its URL and the file with all it prints."""
+    """Run `python3 course.py serve 08`; give its URL and the file with all it prints."""
     port = free_port()
     command = [sys.executable, str(ROOT / "course.py"), "serve", "08", "--port", str(port), *options]
     with tempfile.NamedTemporaryFile("w+") as log:
@@ -55,15 +56,11 @@ def served(*options: str) -> Iterator[tuple[str, Any]]:
             if not healthy or server.poll() is not None:
                 raise RuntimeError(f"the server has ended: {Path(log.name).read_text()[-2000:]}")
         finally:
-            os.killpg(server.pid, signal.SIGTERM)
-            try:
-                server.wait(30)
-            except subprocess.TimeoutExpired:
-                os.killpg(server.pid, signal.SIGKILL)
+            stop_group(server)
 
 
 async def ask(http, prompt: list[int], params: dict, gaps: list[float]) -> list[int]:
-    """The tokens of one streamed answer. ValueError if it ends with an error."""
+    """Return the tokens of one streamed answer. Raise ValueError if it ends with an error."""
     tokens, last = [], None
     async with http.stream("POST", "/generate", json={"prompt": prompt, "stream": True, **params}) as response:
         if response.status_code != 200:
@@ -145,13 +142,13 @@ async def kill_under_load(
 
 
 def workers(log: str) -> dict[int, tuple[int, str, int]]:
-    """(number, role, process) of each worker, by the newest line in the server's log that says so."""
+    """Return (number, role, process) of each worker, by the newest line in the server's log that says so."""
     found = re.findall(r"worker (\d+) \((\w+)\) is up, process (\d+)", Path(log).read_text())
     return {int(number): (int(number), role, int(process)) for number, role, process in found}
 
 
 def bursts(settings: Settings, minutes: float) -> dict[str, Any]:
-    """Requests at RATE on average, that come in bursts, to one prefill and one decode worker."""
+    """Send requests at RATE on average, that come in bursts, to one prefill and one decode worker."""
     with served("--max-queue", "100000") as (url, _):
         return run(send_bursts(url, minutes * 60, settings.config().vocab_size))
 

@@ -2,7 +2,7 @@
 
 Eager and compiled are the modules of common/model.py themselves; where an operation is a part of one, the products
 around it are replaced by nothing. Bytes are what every variant has to move: weights, and what goes in and comes out,
-once. A compiler leaves out what nobody asks for, so all that a model needs is returned.
+once. A compiler leaves out results that are not used, so all that a model needs is returned.
 """
 
 from collections.abc import Callable, Iterator

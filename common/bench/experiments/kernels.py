@@ -9,12 +9,11 @@ whose inputs fit into the GPU's cache can beat it; what a block computes for man
 alone" says how long.)
 
 Times are medians of replayed CUDA graphs, where the gaps between kernels are the GPU's own; "launched" is the same from
-Python, call by call. The seconds of a variant's first call, which compiles, are kept as well: torch.compile starts anew
-in every row, Triton has its kernels from the first number of tokens on, and both are faster with a cache on disk.
+Python, call by call. The seconds of a variant's first call, which compiles, are kept as well: torch.compile compiles
+again in every row, Triton has its kernels from the first number of tokens on, and both are faster with a cache on disk.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,12 +30,12 @@ from common.loader.device import choose_device
 from common.model import ModelConfig
 
 from ..ceilings import copy_bytes_per_second
-from ..documents import rounded, write_atomically
+from ..documents import write_json
 from ..hardware import hardware
-from ..timing import REPEATS, inputs_beyond_cache, median_seconds
+from ..timing import REPEATS, inputs_beyond_cache, median_seconds, synchronize
 
 if TYPE_CHECKING:
-    from .kernel_cases import Case  # needs Triton, and whoever has none is told so in one sentence
+    from .kernel_cases import Case  # needs Triton; a machine without it gets one sentence
 
 MODELS = ("Qwen3-0.6B", "Qwen3-8B")
 
@@ -57,7 +56,7 @@ class Sizes:
 
 @torch.inference_mode()
 def measure(device: torch.device, sizes: Sizes, show: Callable[[dict], None] = lambda row: None) -> dict[str, Any]:
-    """A JSON value: the hardware, its bandwidth, and one row for each operation, model and number of tokens.
+    """Return a JSON value: the hardware, its bandwidth, and a row for each operation, model and number of tokens.
 
     show is called with each row once it is measured. ValueError where Triton cannot run.
     """
@@ -72,18 +71,11 @@ def measure(device: torch.device, sizes: Sizes, show: Callable[[dict], None] = l
         "copy_bytes_per_second": copy_bytes_per_second(device, sizes.copy_bytes, sizes.repeats),
         "smallest_kernel_us": 1e6 * median_seconds(one.add_, device, [(1.0,)], repeats=sizes.repeats),
     }
-    rows = []
-    for row in measured_rows(device, sizes, document["copy_bytes_per_second"], document["smallest_kernel_us"]):
-        show(row)
-        rows.append(row)
-    return document | {"rows": rows}
-
-
-def measured_rows(device: torch.device, sizes: Sizes, bandwidth: float, smallest_us: float) -> Iterator[dict]:
+    bandwidth, rows = document["copy_bytes_per_second"], []
     for model, case in all_cases(device, sizes):
-        floor = max(1e6 * case.nbytes / bandwidth, smallest_us)
+        floor = max(1e6 * case.nbytes / bandwidth, document["smallest_kernel_us"])
         microseconds, first_calls, failed = times_of(case, device, sizes)
-        yield {
+        row = {
             "operation": case.operation,
             "model": model,
             "tokens": case.tokens,
@@ -94,6 +86,9 @@ def measured_rows(device: torch.device, sizes: Sizes, bandwidth: float, smallest
             "first_call_s": first_calls,
             "missing": case.missing | failed,
         }
+        show(row)
+        rows.append(row)
+    return document | {"rows": rows}
 
 
 def all_cases(device: torch.device, sizes: Sizes) -> Iterator[tuple[str, "Case"]]:
@@ -109,7 +104,7 @@ def all_cases(device: torch.device, sizes: Sizes) -> Iterator[tuple[str, "Case"]
 
 
 def times_of(case: "Case", device: torch.device, sizes: Sizes) -> tuple[dict, dict, dict]:
-    """By variant: microseconds of a call, seconds of the first one, and for those that fail the reason."""
+    """Return by variant microseconds of a call, seconds of the first one, and for those that fail the reason."""
     inputs = [tuple(case.arguments(i)) for i in range(inputs_beyond_cache(case.nbytes, device))]
     microseconds, first_calls, failed = {}, {}, {}
     for name, function in case.variants.items():
@@ -118,7 +113,7 @@ def times_of(case: "Case", device: torch.device, sizes: Sizes) -> tuple[dict, di
             function = torch.compile(function, fullgraph=True, dynamic=False, backend=sizes.compiler)
         try:
             first_calls[name] = seconds_of_one(function, inputs[0], device)
-            # A variant that compiled anew for the next input, or gave up, would not be what its name says.
+            # A variant that compiled again for the next input, or gave up, would not be what its name says.
             with torch.compiler.set_stance("fail_on_recompile"):
                 for graph in (True, False) if case.launched else (True,):
                     seconds = median_seconds(function, device, inputs, graph=graph, repeats=sizes.repeats)
@@ -131,13 +126,12 @@ def times_of(case: "Case", device: torch.device, sizes: Sizes) -> tuple[dict, di
 def seconds_of_one(function: Callable, arguments: tuple, device: torch.device) -> float:
     start = time.perf_counter()
     function(*arguments)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    synchronize(device)
     return time.perf_counter() - start
 
 
 def line(row: dict) -> str:
-    """A row of the table: each variant's time, and in parentheses how many times the floor that is."""
+    """Return a row of the table: each variant's time, and in parentheses how many times the floor that is."""
     times = (f"{name} {value:.1f} ({row['over_floor'][name]:.1f})" for name, value in row["us"].items())
     missing = (f"no {name}: {reason}" for name, reason in row["missing"].items())
     start = f"{row['model']:12} {row['operation']:18} {row['tokens']:5} {row['floor_us']:9.1f}"
@@ -160,10 +154,7 @@ def main() -> int:
     except (ValueError, FileNotFoundError) as error:
         print(error, file=sys.stderr)
         return 1
-    document = rounded(document)
-    if args.json:
-        write_atomically(args.json, json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document))
+    print(write_json(args.json, {"benchmark": "common.bench.experiments.kernels", **document}))
     return 0
 
 

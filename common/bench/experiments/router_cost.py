@@ -29,7 +29,7 @@ MODEL = SimpleNamespace(
 
 
 def milliseconds(phase: str, flights: int = FLIGHTS) -> float:
-    """The median of REPORTS steps, with a report in each and all flights in that phase ("decode" or "ready")."""
+    """Return the median of REPORTS steps, a report in each, all flights in that phase ("decode" or "ready")."""
     messages, router_module = (load_stage_module("08", name) for name in ("messages", "router"))
     hello = messages.Hello("", 0.0, os.getpid(), 10**6, 16, flights, "")
     pending = [(0, hello), (1, hello)]

@@ -11,7 +11,6 @@ itself.
 import argparse
 import asyncio
 import itertools
-import json
 import re
 import statistics
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from common.loader import load_tokenizer
 
-from ..documents import write_atomically
+from ..documents import write_json
 from ..hardware import hardware
 from ..http_client import run
 from ..load import running_server
@@ -56,23 +55,26 @@ def main() -> int:
     for outcome in sorted({outcome for outcome in wrong if outcome}):
         print(f"it was not: {outcome}")
     print(f"memory: {samples[-1][1] / 1e6:.0f} MB at the end, {100 * growth:+.2f} % in the second half")
-    if args.json:
-        device, dtype = settings.place()
-        document = {"hardware": hardware(device), "dtype": str(dtype), "requests": len(records), "failed": len(failed)}
-        document |= {
-            "worst_requests": len(wrong),
-            "clients": args.clients,
-            "growth": growth,
-            "seconds_and_bytes": samples,
-        }
-        write_atomically(args.json, json.dumps(document, indent=1) + "\n")
+    document = {
+        "benchmark": "common.bench.experiments.soak",
+        "settings": settings.describe(),
+        "hardware": hardware(settings.place()[0]),
+        "stage": args.stage,
+        "clients": args.clients,
+        "requests": len(records),
+        "failed": len(failed),
+        "worst_requests": len(wrong),
+        "growth": growth,
+        "seconds_and_bytes": samples,
+    }
+    write_json(args.json, document)
     return int(bool(failed) or any(wrong) or growth > MOST_GROWTH)
 
 
 async def soak(
     url: str, settings: Settings, seconds: float, clients: int
 ) -> tuple[list[RequestRecord], list[tuple[float, float]], list[str | None]]:
-    """All requests, (seconds since the start, bytes of the server) from time to time, and the worst client's."""
+    """Return all requests, (seconds since the start, bytes of the server) in turn, and the worst client's outcomes."""
     jobs = itertools.cycle(corpus_jobs(load_tokenizer(settings.folder()), 2000, most_tokens=128))
     records: list[RequestRecord] = []
     samples: list[tuple[float, float]] = []
@@ -106,7 +108,7 @@ async def soak(
 
 
 def grown(samples: list[tuple[float, float]]) -> float:
-    """How much of itself the memory grows in the second half, by a line through its samples."""
+    """Return how much of itself the memory grows in the second half, by a line through its samples."""
     half = samples[len(samples) // 2 :]
     if len(half) < 2:
         return 0.0

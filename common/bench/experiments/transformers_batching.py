@@ -1,4 +1,4 @@
-"""A workload by transformers' own continuous batching, on random weights of the same config.
+"""A workload by transformers' own continuous batching, on the same weights.
 
 The library as it comes: its manager, which `generate_batch` wraps, chooses pages, tokens in a step, graphs and
 attention by itself. It is used directly because each answer has its own length here, and `generate_batch` takes one for
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..offline import transformers_model
 from ..settings import Settings
 from ..workloads import random_prompt
 
@@ -19,13 +20,10 @@ WAIT = 5.0  # seconds for a result, before asking whether its thread still lives
 
 
 def serve(settings: Settings, jobs: Sequence[tuple[list[int], int]], sizes: dict) -> dict[str, float]:
-    """All requests at once, after a few that warm up. RuntimeError if an answer is missing or too short."""
-    from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+    """Run all requests at once, after a few that warm up. Raise RuntimeError if an answer is missing or too short."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
-    device, dtype = settings.place()
-    with device:
-        config = AutoConfig.from_pretrained(settings.folder())
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    model, _ = transformers_model(settings)
     memory = ContinuousBatchingConfig(**sizes["memory"])
     config = GenerationConfig(
         do_sample=True, temperature=sizes["temperature"], top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0
@@ -41,7 +39,7 @@ def serve(settings: Settings, jobs: Sequence[tuple[list[int], int]], sizes: dict
 
 
 def answer_all(manager, jobs: Sequence[tuple[list[int], int]]) -> int:
-    """Output tokens of all jobs; RuntimeError if its thread has ended, or an answer is not as long as was asked for."""
+    """Return the output tokens of all jobs. Raise RuntimeError if its thread ends, or an answer is too short."""
     wanted = {manager.add_request(prompt, max_new_tokens=answer, eos_token_id=-1): answer for prompt, answer in jobs}
     if None in wanted:
         raise RuntimeError("it takes no requests")

@@ -8,7 +8,6 @@ the pages and one into others.
 """
 
 import argparse
-import json
 import multiprocessing
 import os
 import socket
@@ -27,7 +26,7 @@ import torch
 
 from common.distributed.tcp_transport import TcpTransport
 
-from ..documents import rounded, write_atomically
+from ..documents import write_json
 from ..hardware import hardware
 
 POOL, PAGE = 1024, (2, 8, 16, 2, 64)  # pages; K and V, layers, tokens, heads, dimension
@@ -44,7 +43,7 @@ def places(count: int) -> numpy.ndarray:
 
 
 def timed(move: Callable[[int], None]) -> list[float]:
-    """Milliseconds for each of COUNTS."""
+    """Return milliseconds for each of COUNTS."""
     medians = []
     for count in COUNTS:
         seconds = []
@@ -73,7 +72,7 @@ def tcp_sender(queue, done) -> None:
 
 
 def tcp(context) -> list[float]:
-    """What stage 08 uses."""
+    """Time what stage 08 uses."""
     queue, done = context.Queue(), context.Event()
     sender = context.Process(target=tcp_sender, args=(queue, done))
     sender.start()
@@ -196,11 +195,8 @@ def main() -> None:
     ways = {"copy": copy(), "shared memory": memory(context), "tcp": tcp(context), "gloo": gloo(context)}
     ways["object store of Ray"] = object_store()
     page_bytes = 4 * int(numpy.prod(PAGE))
-    document = {"hardware": hardware(torch.device("cpu")), "page_bytes": page_bytes, "pages": COUNTS, "ms": ways}
-    text = json.dumps(rounded(document), indent=1)
-    if args.json:
-        write_atomically(args.json, text + "\n")
-    print(text)
+    document = {"benchmark": "common.bench.experiments.transports", "hardware": hardware(torch.device("cpu"))}
+    print(write_json(args.json, document | {"page_bytes": page_bytes, "pages": COUNTS, "ms": ways}))
 
 
 if __name__ == "__main__":

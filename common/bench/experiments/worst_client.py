@@ -1,29 +1,32 @@
 """What one client may do to the others: each of the worst requests there is, beside clients that stream.
 
-    python -m common.bench.experiments.worst_client --stage 06 --seconds 20 --json FILE
+    python -m common.bench.experiments.worst_client --stage 06 --seconds 20 --windows 3 --json FILE
 
-For each kind of request, one client sends it over and over while others stream. Reported is the longest gap between two
-chunks of any stream, and the same without such a client. What a server cannot avoid is the gap that one step of prefill
-makes, that of the longest prompt. To measure an older version of the server, copy this file to a checkout of it.
+For each kind of request, one client sends it over and over while others stream. A window's figure is the longest gap
+between two chunks of any stream. One longest gap is noise, so every kind has several windows, and so has "nothing",
+without such a client, of the same length and in turn with the others; the median of the windows and the largest are
+shown. What a server cannot avoid is the gap that one step of prefill makes, that of the longest prompt. To measure an
+older version of the server, copy this file to a checkout of it.
 """
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..documents import rounded, write_atomically
+from ..documents import write_json
 from ..hardware import hardware
+from ..harness import Figures, aggregate, alternate
 from ..http_client import events, run
 from ..load import running_server
 from ..settings import Settings
 
+NOTHING = "nothing"  # the windows without a worst client
 ANSWER_TOKENS = 100  # of the streams that are watched
 WAIT_SECONDS = 600
 
@@ -38,7 +41,7 @@ class Attack(NamedTuple):
 
 
 def attacks(context: int) -> dict[str, Attack]:
-    """By name. `context`: tokens of the longest prompt."""
+    """Return all kinds by name. `context`: tokens of the longest prompt."""
     completions, busy = "/v1/completions", (200, 429)
     prompt = [5 + i % 1000 for i in range(context - 2)]
     return {
@@ -80,7 +83,7 @@ async def send(http, attack: Attack) -> str | None:
 
 
 async def longest_gap(http, streams: int, seconds: float, tokens: int) -> float:
-    """Seconds between two chunks of one of the streams, the longest there was."""
+    """Return the longest time between two chunks of one of the streams, in seconds."""
     longest, end = 0.0, time.perf_counter() + seconds
 
     async def client(number: int) -> None:
@@ -98,32 +101,35 @@ async def longest_gap(http, streams: int, seconds: float, tokens: int) -> float:
     return longest
 
 
-class Attacker:
-    """The worst client. It is a process of its own, or the client that measures would be held up by the bodies too."""
+@contextmanager
+def attacker(url: str, context: int) -> Iterator[Callable[[str], AbstractContextManager[list[str | None]]]]:
+    """Run the worst client in a process of its own: bodies would hold up the client that measures.
 
-    def __init__(self, url: str, context: int):
-        spawn = multiprocessing.get_context("spawn")
-        self.names, self.answers, self.stop = spawn.Queue(), spawn.Queue(), spawn.Event()
-        arguments = url, context, self.names, self.answers, self.stop
-        self.process = spawn.Process(target=attack, args=arguments, daemon=True)
-        self.process.start()
+    Gives a function of a request's name: that request is sent over and over for as long as its block runs; the list
+    that it gives has the outcomes afterwards.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    names, answers, stop = spawn.Queue(), spawn.Queue(), spawn.Event()
+    process = spawn.Process(target=attack, args=(url, context, names, answers, stop), daemon=True)
 
     @contextmanager
-    def sending(self, name: str) -> Iterator[list[str | None]]:
-        """Send this request over and over for as long as the block runs; the list has the outcomes afterwards."""
+    def sending(name: str) -> Iterator[list[str | None]]:
         outcomes: list[str | None] = []
-        self.stop.clear()
-        self.names.put(name)
-        self.answers.get(timeout=WAIT_SECONDS)  # it has begun
+        stop.clear()
+        names.put(name)
+        answers.get(timeout=WAIT_SECONDS)  # it has begun
         try:
             yield outcomes
         finally:
-            self.stop.set()
-            outcomes += self.answers.get(timeout=WAIT_SECONDS)
+            stop.set()
+            outcomes += answers.get(timeout=WAIT_SECONDS)
 
-    def close(self) -> None:
-        self.names.put(None)
-        self.process.join()
+    process.start()
+    try:
+        yield sending
+    finally:
+        names.put(None)
+        process.join()
 
 
 def attack(url: str, context: int, names, answers, stop) -> None:
@@ -143,24 +149,33 @@ def attack(url: str, context: int, names, answers, stop) -> None:
     run(send_all())
 
 
-async def measure(url: str, streams: int, seconds: float, tokens: int = ANSWER_TOKENS) -> dict[str, dict[str, Any]]:
+async def measure(
+    url: str, streams: int, seconds: float, windows: int, tokens: int = ANSWER_TOKENS
+) -> tuple[dict[str, Figures], dict[str, list[str]]]:
+    """Return by kind of request the figures of its windows, and what was wrong with answers."""
     import httpx
 
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=httpx.Limits(max_connections=None)) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=WAIT_SECONDS, limits=httpx.Limits(max_connections=None)) as http:
         context = (await http.get("/v1/models")).json()["data"][0]["max_model_len"]
         await longest_gap(http, streams, min(seconds, 2.0), tokens)  # warm-up
-        figures: dict[str, dict[str, Any]] = {
-            "nothing": {"longest_gap_s": await longest_gap(http, streams, seconds, tokens)}
-        }
-        attacker = Attacker(url, context)
-        for name in attacks(context):
-            with attacker.sending(name) as outcomes:
-                gap = await longest_gap(http, streams, seconds, tokens)
-            wrong = sorted({outcome for outcome in outcomes if outcome})
-            figures[name] = {"longest_gap_s": gap, "sent": len(outcomes), "wrong": wrong}
-            print(f"{name:>24}: {1e3 * gap:8.0f} ms, sent {len(outcomes)} times {wrong or ''}", file=sys.stderr)
-        attacker.close()
-    return figures
+        found: dict[str, list[Figures]] = {kind: [] for kind in (NOTHING, *attacks(context))}
+        wrong: dict[str, set[str]] = {kind: set() for kind in found}
+        with attacker(url, context) as sending:
+            for kind in (kind for order in alternate(list(found), windows) for kind in order):
+                with nullcontext([]) if kind == NOTHING else sending(kind) as outcomes:
+                    gap = await longest_gap(http, streams, seconds, tokens)
+                found[kind].append({"longest_gap_s": gap, "sent": len(outcomes)})
+                wrong[kind] |= set(filter(None, outcomes))
+                print(f"{kind:>24}: {1e3 * gap:8.0f} ms, sent {len(outcomes)} times", file=sys.stderr)
+    sides = {kind: aggregate(figures) for kind, figures in found.items()}
+    return sides, {kind: sorted(outcomes) for kind, outcomes in wrong.items() if outcomes}
+
+
+def table(sides: dict[str, Figures]) -> str:
+    """Return a line for each kind of request: milliseconds of the longest gap, the windows' median and the largest."""
+    gaps = {kind: figures["longest_gap_s"] for kind, figures in sides.items()}
+    lines = [f"{kind:>24}  {1e3 * gap['median']:6.0f}  {1e3 * gap['max']:7.0f}" for kind, gap in gaps.items()]
+    return "\n".join([f"{'longest gap in ms':>24}  median  largest", *lines])
 
 
 def main() -> int:
@@ -168,20 +183,25 @@ def main() -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--stage", default="06", help="default: 06")
     parser.add_argument("--streams", type=int, default=8, help="clients that are watched (default: 8)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for each kind of request (default: 20)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of a window (default: 20)")
+    parser.add_argument("--windows", type=int, default=3, help="for each kind of request (default: 3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     Settings.add_arguments(parser)
     args = parser.parse_args()
     settings = Settings.from_arguments(args)
     with running_server(args.stage, settings) as url:
-        figures = run(measure(url, args.streams, args.seconds))
-    device, dtype = settings.place()
-    document = {"hardware": hardware(device), "dtype": str(dtype), "stage": args.stage, "streams": args.streams}
-    line = json.dumps(rounded(document | {"figures": figures}))
-    if args.json:
-        write_atomically(args.json, line + "\n")
-    print(line)
-    return int(any(figure.get("wrong") for figure in figures.values()))
+        sides, wrong = run(measure(url, args.streams, args.seconds, args.windows))
+    document = {
+        "benchmark": "common.bench.experiments.worst_client",
+        "settings": settings.describe(),
+        "hardware": hardware(settings.place()[0]),
+        "sizes": {name: vars(args)[name] for name in ("stage", "streams", "seconds", "windows")},
+        "sides": sides,
+        "wrong": wrong,
+    }
+    print(table(sides), *(f"{kind}: {outcome}" for kind, said in wrong.items() for outcome in said),
+          write_json(args.json, document), sep="\n")  # fmt: skip
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def parts() -> list[Benchmark]:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """The command line; return the exit status."""
+    """Run the command line; return the exit status."""
     benchmarks = parts()
     listed = "\n".join(
         f"  {part.name:<22} {part.seconds['gpu']:>4.0f} s   {part.description.splitlines()[0]}" for part in benchmarks

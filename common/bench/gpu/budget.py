@@ -18,19 +18,19 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from common.bench.ceilings import copy_bytes_per_second, matmul_flops_per_second
+from common.bench.engine_load import ENDLESS, decoding
 from common.bench.predict import block_parameters, head_parameters, step_flops
-from common.bench.workloads import random_prompt
+from common.bench.timing import kernels_of, synchronize
 from common.engine import BaseEngine
 from common.gpu.accelerate import make_engine
 from common.loader import find_checkpoint, load_model
 from common.loader.config import read_config
 from common.model import ModelConfig
-from common.sampling import SamplingParams
 from common.stages import load_engine
 from common.transfers import ToHost
 
@@ -86,7 +86,7 @@ def part_of(kernel: str) -> str:
 
 
 def parts_of(kernels: Sequence[tuple[str, float]], steps: int) -> dict[str, float]:
-    """Seconds of each part of a step, from the names and seconds of all kernels of so many steps."""
+    """Seconds of each part of a step, from the names and seconds of all kernels of `steps` steps."""
     totals: dict[str, float] = {}
     for name, seconds in kernels:
         totals[part_of(name)] = totals.get(part_of(name), 0.0) + seconds / steps
@@ -99,27 +99,21 @@ def parts_of(kernels: Sequence[tuple[str, float]], steps: int) -> dict[str, floa
 
 def measure(engine: BaseEngine, B: int, context: int, steps: int = STEPS) -> dict[str, float]:
     """Seconds of each part of a step on a GPU, of the step itself, its idle time, the host's, and those of a prompt."""
-    params = SamplingParams(max_tokens=None, temperature=0.6, ignore_eos=True)
-    vocab_size = engine.config.vocab_size
-    start = time.perf_counter()
-    requests = [engine.add(random_prompt(context, vocab_size, f"budget {i}"), params) for i in range(B)]
-    while not all(len(request.token_ids) > 2 for request in requests):
-        engine.step()
-    synchronize(engine)
-    found = {"prompts": time.perf_counter() - start}
-    start = time.perf_counter()
-    with waits_timed() as waits:
-        for _ in range(steps):
-            engine.step()
-    host = time.perf_counter() - start - sum(waits)
-    synchronize(engine)
-    found |= {"step": (time.perf_counter() - start) / steps, "host": host / steps}
-    if engine.device.type == "cuda":
-        kernels = profiled(engine, steps)
-        found |= parts_of(kernels, steps)
-        found["idle"] = max(0.0, found["step"] - sum(seconds for _, seconds in kernels) / steps)
-    for request in requests:
-        engine.abort(request.request_id)
+    begun = time.perf_counter()
+    with decoding(engine, B, context, replace(ENDLESS, temperature=0.6)):
+        synchronize(engine.device)
+        start = time.perf_counter()
+        with waits_timed() as waits:
+            for _ in range(steps):
+                engine.step()
+        host = time.perf_counter() - start - sum(waits)
+        synchronize(engine.device)
+        step = (time.perf_counter() - start) / steps
+        found = {"prompts": start - begun, "step": step, "host": host / steps}
+        if engine.device.type == "cuda":
+            kernels = [(name, end - start) for name, start, end in kernels_of(engine.step, steps, engine.device)]
+            found |= parts_of(kernels, steps)
+            found["idle"] = max(0.0, step - sum(seconds for _, seconds in kernels) / steps)
     return found
 
 
@@ -140,23 +134,6 @@ def waits_timed() -> Iterator[list[float]]:
         yield waits
     finally:
         ToHost.tolist = original
-
-
-def profiled(engine: BaseEngine, steps: int) -> list[tuple[str, float]]:
-    """Names and seconds of all kernels of so many steps."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:  # of the CPU nothing: that would slow it down
-        for _ in range(steps):
-            engine.step()
-        synchronize(engine)
-    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    return [(event.name, (event.time_range.end - event.time_range.start) / 1e6) for event in events]
-
-
-def synchronize(engine: BaseEngine) -> None:
-    if engine.device.type == "cuda":
-        torch.cuda.synchronize(engine.device)
 
 
 def table(budget: dict[str, float], measured: dict[str, float]) -> list[str]:

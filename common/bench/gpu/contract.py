@@ -60,8 +60,10 @@ STEP_BY_STEP = {"graphs": False, "overlap": False, "draft": "lookup", "num_draft
 
 
 def measure_contract(settings: Settings, sizes: dict) -> Figures:
-    """Tests passed and skipped, of each stage and of one with graphs and the overlapped loop around it. Processes side
-    by side, each with two cores. ValueError with the failures if there are any."""
+    """Count tests passed and skipped, of each stage and of one with graphs and the overlapped loop around it.
+
+    Processes run side by side, each with two cores. Raise ValueError with the failures if there are any.
+    """
     stages = [*sizes["stages"], *sizes["around"]]
     arguments = ["tests/test_contract.py", "--device", settings.place()[0].type, *sizes["select"]]
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
@@ -73,8 +75,10 @@ def measure_contract(settings: Settings, sizes: dict) -> Figures:
 
 
 def measure_tokens(settings: Settings, sizes: dict) -> Figures:
-    """How many tokens of the stages from 05 on are those of stage 02 in float32, with graphs and the overlapped loop
-    around them as a GPU has them. ValueError if some are not."""
+    """Count the tokens of the stages from 05 on, with graphs and the overlapped loop around them as a GPU has them.
+
+    Raise ValueError if some are not those of stage 02 in float32.
+    """
     loaded = replace(settings, model=None, dtype="float32", load_format="auto").load()
     prompts = [random_prompt(length, loaded.config.vocab_size, f"tokens {length}") for length in sizes["prompts"]]
     params = SamplingParams(max_tokens=2 * sizes["decoded"], ignore_eos=True)
@@ -93,9 +97,9 @@ def measure_tokens(settings: Settings, sizes: dict) -> Figures:
 
 
 def measure_logits(settings: Settings, sizes: dict) -> Figures:
-    """For each model and stage how far its logits in bfloat16 are from those of the plain model in float32.
+    """Return for each model and stage how far its logits in bfloat16 are from the plain model's in float32.
 
-    ValueError if that is more than rounding.
+    Raise ValueError if that is more than rounding.
     """
     figures: Figures = {}
     for model in sizes["models"]:
@@ -134,14 +138,14 @@ def attention_of_stage_01():
 
 @torch.inference_mode()
 def scores(model: Transformer, text: Sequence[int], first: int, device: torch.device) -> Tensor:
-    """Logits `[len(text) - first, V]` after each token of the text from place `first` on, nothing cached."""
+    """Return logits `[len(text) - first, V]` after each token of the text from place `first` on, nothing cached."""
     token_ids = torch.tensor(text, device=device)
     hidden = model(token_ids, torch.arange(len(text), device=device), attention_of_stage_01())
     return model.logits(hidden[first:])
 
 
 def greedy_text(model: Transformer, prompt: Sequence[int], tokens: int, device: torch.device) -> list[int]:
-    """The prompt and so many greedy tokens behind it."""
+    """Return the prompt with its greedy tokens."""
     text = list(prompt)
     for _ in range(tokens):
         text.append(int(scores(model, text, len(text) - 1, device).argmax()))
@@ -149,7 +153,7 @@ def greedy_text(model: Transformer, prompt: Sequence[int], tokens: int, device: 
 
 
 def forced_logits(engine: BaseEngine, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:
-    """What the engine scores, `[decoded, V]` for each pair of a prompt and the text that it is made to write from it.
+    """Return the engine's logits, `[decoded, V]` for each pair of a prompt and the text that it is made to write.
 
     All prompts run together. Logits are taken from `model.logits`, whose rows are in the order of the requests that the
     step returns, in every stage.
@@ -178,7 +182,7 @@ def forced_logits(engine: BaseEngine, pairs: Sequence[tuple[list[int], list[int]
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:
-    """The norm of the difference over the norm of the reference, in float64."""
+    """Return the norm of the difference over the norm of the reference, in float64."""
     return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
 
 

@@ -23,11 +23,11 @@ import torch
 
 from common.bench import plots
 from common.bench.ceilings import ceilings
+from common.bench.engine_load import decoding
 from common.bench.harness import Benchmark, Figures, Headline, Unavailable, run_benchmark
 from common.bench.predict import step_floor
 from common.bench.settings import Settings, engine_of
 from common.bench.timing import free_memory, peak_memory_gib, synchronize
-from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
 from common.model import ModelConfig
 from common.sampling import SamplingParams
@@ -49,7 +49,7 @@ ACCELERATED, PLAIN, LARGER = "graphs and overlap", "neither", "larger model"
 
 
 def measure(stage: str, many: bool = True, **switches: bool) -> Callable[[Settings, dict], Figures]:
-    """Milliseconds of a step with each number of requests, or with one."""
+    """Return a side: milliseconds of a step with each number of requests, or with one."""
 
     def side(settings: Settings, sizes: dict) -> Figures:
         loaded, batches = settings.load(), sizes["batches"] if many else [1]
@@ -67,14 +67,14 @@ def measure(stage: str, many: bool = True, **switches: bool) -> Callable[[Settin
 
 
 def measure_plain(settings: Settings, sizes: dict) -> Figures:
-    """Without graphs and overlap; and what the device can do at best."""
+    """Measure without graphs and overlap; and what the device can do at best."""
     figures = measure(STAGE, graphs=False, overlap=False)(settings, sizes)
     free_memory(settings.place()[0])
     return figures | ceilings(*settings.place())
 
 
 def measure_larger(settings: Settings, sizes: dict) -> Figures:
-    """One request of the larger model, and the floor that its bytes are."""
+    """Measure one request of the larger model, and the floor that its bytes are."""
     if sizes["larger_model"]:
         settings = replace(settings, model=sizes["larger_model"], load_format="dummy")
     figures = measure(STAGE, many=False)(settings, sizes)
@@ -89,7 +89,7 @@ def floor_ms(config: ModelConfig, dtype: torch.dtype, batches: list[int], sizes:
 
 
 def decode_steps(engine: BaseEngine, batch: int, sizes: dict) -> float:
-    """Milliseconds of a step, the median of the rounds' medians. ValueError if memory lacks room for all requests."""
+    """Return milliseconds of a step, the median of the rounds' medians. Raise ValueError if memory lacks room."""
     filling = -(-batch * sizes["context"] // max(sizes["token_budget"] - batch, 1)) + 8  # steps until the last decodes
     timed = sizes["rounds"] * sizes["steps"]
     prompt_tokens = sizes["context"] - filling // 2 - timed // 2  # so that the context is right in the middle
@@ -97,19 +97,12 @@ def decode_steps(engine: BaseEngine, batch: int, sizes: dict) -> float:
     room = batch * (prompt_tokens + params.max_tokens + 16)
     if room > engine.stats().get("kv_tokens_capacity", room):
         raise ValueError(f"{batch} requests need room for K and V of {room:,} tokens, which is not there")
-    prompts = [random_prompt(prompt_tokens, engine.config.vocab_size, f"decode {i}") for i in range(batch)]
-    requests = [engine.add(prompt, params) for prompt in prompts]
-    try:
-        while not all(len(request.token_ids) > 3 for request in requests):
-            engine.step()
+    with decoding(engine, batch, prompt_tokens, params, tokens=3):
         return 1e3 * statistics.median(median_step(engine, sizes["steps"]) for _ in range(sizes["rounds"]))
-    finally:
-        for request in requests:
-            engine.abort(request.request_id)
 
 
 def median_step(engine: BaseEngine, steps: int) -> float:
-    """Seconds from the return of one step to that of the next."""
+    """Return the seconds from the return of one step to that of the next."""
     synchronize(engine.device)
     moments = [time.perf_counter()]
     for _ in range(steps):
@@ -129,11 +122,13 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     }
 
 
-def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
-    return {side: measured[side]["step_ms"][0] for side in HEADLINE.sides}
-
-
-HEADLINE = Headline("a decode step of one request", "ms", (PLAIN, ACCELERATED), headline, more_is_better=False)
+HEADLINE = Headline(
+    "a decode step of one request",
+    "ms",
+    (PLAIN, ACCELERATED),
+    lambda sizes, side: side["step_ms"][0],
+    more_is_better=False,
+)
 
 
 def draw(document: dict, png: Path) -> None:

@@ -8,6 +8,7 @@ Expectation. What happens between matrix products is little arithmetic on many b
 pass takes what a copy of its bytes takes; but none is faster than the smallest kernel there is, some 2 us.
 """
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,7 +45,7 @@ TINTS = {"eager": plots.COLORS["01"], "compiled": plots.COLORS["04"], "triton": 
 def measure_tests(settings: Settings, sizes: dict) -> Figures:
     # Only files with such tests: others may import packages that a GPU machine does not have.
     paths = sorted((ROOT / "tests").rglob("test_*.py"))
-    files = [str(path) for path in paths if "mark.gpu" in path.read_text(encoding="utf-8")]
+    files = [str(path) for path in paths if re.search(r"mark\.gpu|triton_marks", path.read_text(encoding="utf-8"))]
     counts = run_pytest([*files, *sizes["select"]])
     if counts["failures"]:
         raise ValueError(f"{len(counts['failures'])} tests of the kernels fail: {'; '.join(counts['failures'])}")
@@ -52,7 +53,7 @@ def measure_tests(settings: Settings, sizes: dict) -> Figures:
 
 
 def measure_times(settings: Settings, sizes: dict) -> Figures:
-    """Rows of microseconds, each printed as soon as it is measured. On a GPU the decode kernel is tuned first."""
+    """Return rows of microseconds; print each as soon as it is measured. On a GPU tune the decode kernel first."""
     device, dtype = settings.place()
     if device.type == "cuda":
         tune(device, dtype)
@@ -63,14 +64,14 @@ def measure_times(settings: Settings, sizes: dict) -> Figures:
 
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    """How many times the floor the fused kernels take, at best and at worst."""
+    """Return how many times the floor the fused kernels take, at best and at worst."""
     rows = [row for row in measured["times"]["rows"] if "triton" in row["us"] and row["operation"] != "block"]
     ratios = [row["us"]["triton"] / row["floor_us"] for row in rows]
     return {"least_over_floor": min(ratios), "most_over_floor": max(ratios)}
 
 
 def draw(document: dict, png: Path) -> None:
-    """Operations between the products side by side; for each number of tokens a panel."""
+    """Draw operations between the products side by side; for each number of tokens a panel."""
     sides, figures = document["sides"], document["figures"]
     [rows] = sides["times"]["rows"]["values"]
     rows = [row for row in rows if row["us"].keys() & TINTS.keys()]

@@ -13,9 +13,9 @@ from common.bench.hardware import ROOT
 
 
 def run_pytest(arguments: list[str]) -> dict[str, Any]:
-    """Counts of tests passed and skipped, and of each failure its name and the first line of what it says.
+    """Count tests passed and skipped, and name each failure with the first line of what it says.
 
-    ValueError if there is no pytest, or nothing was run. What pytest prints goes to stderr.
+    Raise ValueError if there is no pytest, or nothing was run. What pytest prints goes to stderr.
     """
     if importlib.util.find_spec("pytest") is None:
         raise ValueError("pytest is not installed here, and without it no test can be run")
@@ -36,7 +36,7 @@ def run_pytest(arguments: list[str]) -> dict[str, Any]:
 
 
 def failures(suite: ElementTree.Element) -> list[str]:
-    """ "name of the test: first line of what went wrong", for each that failed or could not be read."""
+    """Return "name of the test: first line of what went wrong" for each that failed or could not be read."""
     found = []
     for case in suite.iter("testcase"):
         for problem in (*case.findall("failure"), *case.findall("error")):

@@ -14,6 +14,7 @@ prompts, is the least it can take; one that launches kernels one by one waits fo
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -21,11 +22,12 @@ import torch
 
 from common.bench import plots
 from common.bench.ceilings import ceilings
+from common.bench.engine_load import ENDLESS, decoding
 from common.bench.experiments import transformers_batching
 from common.bench.harness import Benchmark, Figures, Headline, Unavailable, run_benchmark
 from common.bench.predict import decode_bytes, step_flops
 from common.bench.settings import Settings, engine_of
-from common.bench.timing import free_memory, peak_memory_gib, synchronize
+from common.bench.timing import free_memory, kernels_of, peak_memory_gib, synchronize
 from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
 from common.model import ModelConfig
@@ -80,7 +82,7 @@ def measure(mode: str) -> Callable[[Settings, dict], Figures]:
 
 
 def measure_transformers(settings: Settings, sizes: dict) -> Figures:
-    """transformers' continuous batching. Whether it runs depends on its version and on other packages that are there:
+    """Measure transformers' continuous batching. Whether it runs depends on its version and on other packages there:
     what it says if it does not is a result."""
     try:
         return transformers_batching.serve(settings, workload(sizes), sizes)
@@ -89,7 +91,7 @@ def measure_transformers(settings: Settings, sizes: dict) -> Figures:
 
 
 def workload(sizes: dict) -> list[tuple[list[int], int]]:
-    """Prompts and lengths of answers, number for number those of nano-vllm's bench.py: it seeds with 0 and draws all
+    """Return prompts and lengths of answers, as nano-vllm's bench.py draws them: it seeds with 0 and draws all
     prompts, the length of each before its tokens, and then all lengths. ValueError if the totals are not those."""
     rng, (low, high) = Random(0), sizes["lengths"]
     prompts = []
@@ -103,7 +105,7 @@ def workload(sizes: dict) -> list[tuple[list[int], int]]:
 
 
 def warm_up(engine: BaseEngine, sizes: dict) -> None:
-    """Requests that end one after another, so that each size of a batch is seen once, a few with long prompts."""
+    """Run requests that end one after another: each size of a batch is seen once, a few with long prompts."""
     count, longest = sizes["requests"], sizes["lengths"][1]
     prompts = [
         random_prompt(longest if i % 16 == 0 else 16, engine.config.vocab_size, f"warm-up {i}") for i in range(count)
@@ -116,7 +118,7 @@ def warm_up(engine: BaseEngine, sizes: dict) -> None:
 
 
 def serve(engine: BaseEngine, jobs: Sequence[tuple[list[int], int]], sizes: dict) -> Figures:
-    """All requests at once. A step's time is that from its call to its return."""
+    """Run all requests at once. A step's time is that from its call to its return."""
     synchronize(engine.device)
     before = engine.stats().get("preemptions", 0)
     start = time.perf_counter()
@@ -148,50 +150,32 @@ def serve(engine: BaseEngine, jobs: Sequence[tuple[list[int], int]], sizes: dict
 
 
 def profile_steps(engine: BaseEngine, sizes: dict) -> Figures:
-    """Steps in which all requests decode, half way through an answer: milliseconds, and the share of the time in which
-    the GPU does nothing. Without a GPU, or where the profiler sees no kernels, there is no share."""
-    length = sum(sizes["lengths"]) // 2
-    endless = SamplingParams(max_tokens=None, temperature=sizes["temperature"], ignore_eos=True)
-    prompts = [random_prompt(length, engine.config.vocab_size, f"profile {i}") for i in range(sizes["requests"])]
-    requests = [engine.add(prompt, endless) for prompt in prompts]
-    try:
-        while not all(len(request.token_ids) > 2 for request in requests):
-            engine.step()
-        return timed_and_profiled(engine, sizes["profiled_steps"])
-    finally:
-        for request in requests:
-            engine.abort(request.request_id)
+    """Time steps in which all requests decode, half way through an answer, and the share in which the GPU does nothing.
 
-
-def timed_and_profiled(engine: BaseEngine, steps: int) -> Figures:
-    synchronize(engine.device)
-    start = time.perf_counter()
-    for _ in range(steps):
-        engine.step()
-    synchronize(engine.device)
-    figures = {"full_batch_step_ms": 1e3 * (time.perf_counter() - start) / steps}
-    if engine.device.type != "cuda":
-        return figures
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:  # of the CPU nothing: that would slow it down
+    Without a GPU, or where the profiler sees no kernels, there is no share.
+    """
+    steps, params = sizes["profiled_steps"], replace(ENDLESS, temperature=sizes["temperature"])
+    with decoding(engine, sizes["requests"], sum(sizes["lengths"]) // 2, params):
+        synchronize(engine.device)
+        start = time.perf_counter()
         for _ in range(steps):
             engine.step()
         synchronize(engine.device)
-    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    if not events:
+        figures = {"full_batch_step_ms": 1e3 * (time.perf_counter() - start) / steps}
+        on_gpu = engine.device.type == "cuda"
+        spans = [(start, end) for _, start, end in kernels_of(engine.step, steps, engine.device)] if on_gpu else []
+    if not spans:
         return figures
-    spans = [(event.time_range.start, event.time_range.end) for event in events]  # microseconds
     begin, end = min(start for start, _ in spans), max(end for _, end in spans)
     return figures | {
         "idle_percent": 100 * (1 - covered(spans) / (end - begin)),
-        "profiled_step_ms": (end - begin) / steps / 1e3,  # how much the profiler itself slows a step down
+        "profiled_step_ms": 1e3 * (end - begin) / steps,  # how much the profiler itself slows a step down
         "kernels_per_step": len(spans) / steps,
     }
 
 
 def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """The length of what the spans cover together, where they overlap counted once."""
+    """Return the length of what the spans cover together, where they overlap counted once."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))
@@ -200,7 +184,7 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    """Seconds that the workload takes at least: its bytes and its arithmetic at the ceilings of this device."""
+    """Return the seconds that the workload takes at least: bytes and arithmetic at the ceilings of this device."""
     jobs, rates = workload(sizes), measured["neither"]
     weights = decode_bytes(config, 0, dtype)
     steps = max(answer for _, answer in jobs)
@@ -210,11 +194,12 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     return {"floor_seconds": read / rates["copy_bytes_per_second"] + prompts / rates["matmul_flops_per_second"]}
 
 
-def headline(sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
-    return {mode: measured[mode]["tokens_per_second"] for mode in HEADLINE.sides}
-
-
-HEADLINE = Headline("{requests} requests at once", "output tokens/s", ("neither", "graphs and overlap"), headline)
+HEADLINE = Headline(
+    "{requests} requests at once",
+    "output tokens/s",
+    ("neither", "graphs and overlap"),
+    lambda sizes, side: side["tokens_per_second"],
+)
 
 
 def draw(document: dict, png: Path) -> None:

@@ -138,7 +138,7 @@ def _size(rng: Random, most: int = LONGEST) -> int:
 
 
 def _repeated(rng: Random) -> str:
-    """Few words many times: whoever looks only for the last word finds it in several places."""
+    """Few words many times: a model that looks only for the last word finds it in several places."""
     pool = words(rng, rng.randint(2, 12))
     if rng.random() < 0.5:
         return " ".join(rng.choices(pool, k=_size(rng, 32)))

@@ -145,7 +145,7 @@ _WISHES = list(WISHES.items())
 
 
 def _slots(rng: Random, who: Cast, parts: int) -> list[dict[str, str]]:
-    """One dictionary of slots per part; nobody and nothing is met twice."""
+    """One dictionary of slots per part; no person and no thing is met twice."""
     base = {"name": who.name, "friend": who.friend}
     base |= dict(
         zip(

@@ -1,4 +1,7 @@
-"""Errors in the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`.
+
+The course's own `/generate` has one shape, too, whatever refuses the request: `{"error": message}`.
+"""
 
 import json
 import reprlib
@@ -37,7 +40,7 @@ def error_object(message: str, status: int, param: str | None = None, code: str 
 
 
 def error_response(http: Request, error: Exception) -> Response:
-    """Return the answer to an exception of a route; raise an unknown exception again."""
+    """Log and return the answer to an exception, in the shape of the path's API; raise an unknown exception again."""
     status, param, code, headers = 400, None, None, None
     match error:
         case BadRequest():
@@ -55,7 +58,8 @@ def error_response(http: Request, error: Exception) -> Response:
         case _:
             raise error
     log_refusal(http, status, message)
-    return Json(error_object(message, status, param, code), status, headers=headers)
+    own = http.url.path == "/generate"
+    return Json({"error": message} if own else error_object(message, status, param, code), status, headers=headers)
 
 
 def first_error(error: RequestValidationError) -> tuple[str, str | None]:

@@ -1,0 +1,95 @@
+"""Where the time of a step goes: attention, the rest of the model, drafting, sampling; what remains is bookkeeping.
+
+Functions are replaced on one engine while its steps are timed: the engine that is read is the engine that runs. The
+page shows these parts, and the benchmark of stage 05 compares them.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+from common.bench.timing import synchronize
+from common.engine import BaseEngine
+
+from .books import DRAFT_METHOD
+
+
+@contextmanager
+def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """While the block runs, an attribute of this object is what `wrap` makes of it."""
+    original = vars(owner).get(name)  # None: the attribute is its class's
+    setattr(owner, name, wrap(getattr(owner, name)))
+    try:
+        yield
+    finally:
+        delattr(owner, name) if original is None else setattr(owner, name, original)
+
+
+class TimedModel:
+    """The model of one engine with its passes timed. Other engines may share the model itself, so it stays as it is."""
+
+    def __init__(self, model: Any, clock: "StepClock"):
+        self.model, self.clock = model, clock
+        self.ended = 0.0  # the newest pass: what follows it in the engine's `run` is sampling
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, *arguments):
+        hidden = self.clock.timed("model", self.model)(*arguments)
+        self.ended = time.perf_counter()
+        return hidden
+
+
+class StepClock:
+    """Add up the seconds of each part of an engine's steps. Timing waits for a GPU at the borders of all parts."""
+
+    def __init__(self, engine: BaseEngine):
+        self.engine = engine
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Time the engine's parts while the block runs; then it is as it was."""
+        engine, model = self.engine, TimedModel(self.engine.model, self)
+
+        def timed_when_bound(bind: Callable) -> Callable:
+            return lambda batch: self.timed("attention", bind(batch))
+
+        with ExitStack() as stack:
+            if drafter := getattr(engine, "drafter", None):
+                stack.enter_context(replaced(drafter, DRAFT_METHOD, partial(self.timed, "drafting")))
+            if cache := getattr(engine, "cache", None):
+                stack.enter_context(replaced(cache, "bind", timed_when_bound))
+            stack.enter_context(replaced(engine, "model", lambda _: model))
+            stack.enter_context(replaced(engine, "run", partial(self.timed, "sampling", since=lambda: model.ended)))
+            stack.enter_context(replaced(engine, "append_tokens", partial(self.timed, "sampling")))
+            yield
+
+    def take(self, total: float) -> dict[str, float]:
+        """Return the seconds of each part since the last call, in steps that took `total`; {} without a pass."""
+        parts = dict(self.seconds)
+        self.seconds.clear()
+        if "model" not in parts:
+            return {}
+        parts["model"] -= parts.get("attention", 0.0)
+        return parts | {"bookkeeping": max(0.0, total - sum(parts.values()))}
+
+    def timed(self, part: str, function: Callable, since: Callable[[], float] | None = None) -> Callable:
+        """Return the function with its seconds added to the part's, or only those from the time `since` tells on."""
+
+        def wrapper(*arguments, **options):
+            start = self.now()
+            try:
+                return function(*arguments, **options)
+            finally:
+                self.seconds[part] += self.now() - (since() if since else start)
+
+        return wrapper
+
+    def now(self) -> float:
+        synchronize(self.engine.device)
+        return time.perf_counter()

@@ -1,16 +1,16 @@
 """What stage 05 promises beyond the contract: pages are owned once, and running out of them changes no token."""
 
 import importlib.util
-import random
 
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import rule
+from random_aborts import abort_at_random
+from scheduler_machine import SchedulerMachine
 
 from common.memory import parse_bytes, zeros
-from common.request import Request
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
 
@@ -29,40 +29,22 @@ def pool(pages: int, page_size: int = 16) -> dict[str, int]:
 # ---- The scheduler, without a model ----
 
 
-class PagedSchedulerMachine(RuleBasedStateMachine):
-    """Any order of arrivals, steps and aborts, in a pool that is always too small; after each, the books balance."""
+class PagedSchedulerMachine(SchedulerMachine):
+    """In a pool that is always too small."""
 
     def __init__(self):
-        super().__init__()
-        self.scheduler = scheduler_module.Scheduler(max_running=4, token_budget=9, num_pages=7, page_size=3)
-        self.open: dict[str, Request] = {}
-        self.count = 0
+        super().__init__(scheduler_module.Scheduler(max_running=4, token_budget=9, num_pages=7, page_size=3))
 
     @rule(prompt=st.integers(1, 18), output=st.integers(1, 9))
     def add(self, prompt, output):
-        request = Request(
-            f"{self.count:04}", [7] * prompt, SamplingParams(max_tokens=output), None, frozenset(), output
-        )
         if prompt + output > 21:
             with pytest.raises(ValueError, match="and the cache has 7"):
-                self.scheduler.add(request)
-            return
-        self.count += 1
-        self.scheduler.add(request)
-        self.open[request.request_id] = request
+                self.submit([7] * prompt, output)
+        else:
+            self.submit([7] * prompt, output)
 
-    @rule(choice=st.integers(0, 100))
-    def abort(self, choice):
-        if self.open:
-            self.scheduler.remove(self.open.pop(sorted(self.open)[choice % len(self.open)]))
-
-    @rule()
-    def step(self):
-        chunks = self.scheduler.schedule()
-        assert bool(chunks) == bool(self.open), "there is work, and nobody gets on"
-        ran = {chunk.sequence.request.request_id for chunk in chunks}
-        assert not self.open or min(self.open) in ran, "the oldest always gets on"
-        assert ran <= self.scheduler.running.keys(), "somebody runs whose pages have been taken"
+    def schedule(self):
+        chunks = super().schedule()
         assert sum(len(chunk.token_ids) for chunk in chunks) <= 9
         slots = [
             slot
@@ -72,25 +54,7 @@ class PagedSchedulerMachine(RuleBasedStateMachine):
         assert len(slots) == len(set(slots)), "two tokens are written to one place"
         decodes = [len(chunk.token_ids) == 1 and chunk.phase == "decode" for chunk in chunks]
         assert decodes == sorted(decodes, reverse=True), "decodes come first"
-        for request in [chunk.sequence.request for chunk in chunks if chunk.completes]:
-            request.append(11)
-            if request.finished:
-                self.scheduler.remove(self.open.pop(request.request_id))
-
-    @invariant()
-    def the_books_balance(self):
-        self.scheduler.check()
-        waiting = [request.request_id for request in self.scheduler.waiting]
-        running = list(self.scheduler.running)
-        assert sorted([*running, *waiting]) == sorted(self.open)
-        assert running + waiting == sorted(self.open), "first come, first served, preempted or not"
-
-    def teardown(self):
-        for _ in range(3000):
-            if not self.open:
-                return
-            self.step()
-        raise AssertionError("somebody starves")
+        return chunks
 
 
 TestPagedScheduler = PagedSchedulerMachine.TestCase
@@ -108,7 +72,7 @@ def test_a_page_table_maps_tokens_to_places():
 
 @pytest.mark.parametrize("page_size", [1, 7, 16, 32])
 def test_a_pool_that_is_too_small_changes_no_token(loaded, prompts, page_size):
-    """Everybody at once, in memory for a few: many are thrown out in the middle, some of them more than once."""
+    """All at once, in memory for a few: many requests are preempted, some of them more than once."""
     short, params = [prompt[:60] for prompt in prompts[:16]], SamplingParams(max_tokens=40, ignore_eos=True)
     roomy = Engine(loaded).generate(short, params)
     engine = Engine(loaded, **pool(-(-480 // page_size), page_size))
@@ -155,19 +119,8 @@ def test_what_never_fits_is_refused_with_the_numbers(loaded):
 
 
 def test_aborts_give_all_pages_back(loaded, prompts):
-    rng = random.Random(2)
     engine = Engine(loaded, **pool(24, 8))
-    for _ in range(60):
-        action = rng.random()
-        if action < 0.5:
-            engine.add(prompts[rng.randrange(len(prompts))][:60], GREEDY)
-        elif action < 0.8 and engine.requests:
-            engine.abort(rng.choice(list(engine.requests)))
-        engine.step()
-        engine.check()
-    for request_id in list(engine.requests):
-        engine.abort(request_id)
-    engine.check()
+    abort_at_random(engine, [prompt[:60] for prompt in prompts], seed=2)
     assert sorted(engine.scheduler.allocator.free) == list(range(24))
 
 

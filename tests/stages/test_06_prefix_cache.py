@@ -1,13 +1,12 @@
 """What stage 06 promises beyond the contract: equal beginnings are computed once and kept, and no token shows it."""
 
-import random
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import rule
+from random_aborts import abort_at_random
+from scheduler_machine import SchedulerMachine
 
-from common.request import Request
 from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
 
@@ -15,7 +14,6 @@ engine_module, scheduler_module, tree_module = (
     load_stage_module("06", name) for name in ("engine", "scheduler", "prefix_tree")
 )
 Engine = engine_module.Engine
-GREEDY = SamplingParams(max_tokens=40)
 TOKEN_BYTES = 8192  # K and V of one token of the bundled model in float32
 
 
@@ -30,7 +28,7 @@ def pool(pages: int, page_size: int = 16) -> dict[str, int]:
 # ---- The scheduler, without a model, but with a memory that is written and read ----
 
 
-class PrefixCacheMachine(RuleBasedStateMachine):
+class PrefixCacheMachine(SchedulerMachine):
     """Requests over two tokens, so that many begin alike, in a pool that is always too small.
 
     K and V of a token depend on all tokens up to it. So the memory holds, for each place, the text up to there: what is
@@ -38,30 +36,14 @@ class PrefixCacheMachine(RuleBasedStateMachine):
     """
 
     def __init__(self):
-        super().__init__()
-        self.scheduler = scheduler_module.Scheduler(max_running=4, token_budget=9, num_pages=8, page_size=2)
+        super().__init__(scheduler_module.Scheduler(max_running=4, token_budget=9, num_pages=8, page_size=2))
         self.memory: dict[int, tuple[int, ...]] = {}
-        self.open: dict[str, Request] = {}
-        self.count = 0
 
     @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=10), output=st.integers(1, 6))
     def add(self, prompt, output):
-        params = SamplingParams(max_tokens=output)
-        request = Request(f"{self.count:04}", prompt, params, None, frozenset(), output)
-        self.count += 1
-        self.scheduler.add(request)
-        self.open[request.request_id] = request
+        self.submit(prompt, output)
 
-    @rule(choice=st.integers(0, 100))
-    def abort(self, choice):
-        if self.open:
-            self.scheduler.remove(self.open.pop(sorted(self.open)[choice % len(self.open)]))
-
-    @rule()
-    def step(self):
-        chunks = self.scheduler.schedule()
-        assert bool(chunks) == bool(self.open), "there is work, and nobody gets on"
-        assert not self.open or min(self.open) in {chunk.sequence.request.request_id for chunk in chunks}
+    def run(self, chunks):
         for chunk in chunks:
             sequence, start = chunk.sequence, chunk.start
             assert len(chunk.token_ids) >= 1
@@ -70,29 +52,18 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         for chunk in chunks:  # everything is written before anything is read, as in a layer of the model
             tokens, end = chunk.sequence.request.all_token_ids, chunk.sequence.computed
             for position, slot in enumerate(chunk.sequence.page_table.slot_mapping(0, end)):
-                assert self.memory[slot] == tuple(tokens[: position + 1]), "somebody else's K and V"
-        requests = [chunk.sequence.request for chunk in chunks if chunk.completes]
-        for request in requests:
+                assert self.memory[slot] == tuple(tokens[: position + 1]), "another request's K and V"
+        for request in [chunk.sequence.request for chunk in chunks if chunk.completes]:
             request.append(len(request.token_ids) % 2)
-        self.scheduler.cache_full_pages()
-        for request in requests:
-            if request.finished:
-                self.scheduler.remove(self.open.pop(request.request_id))
 
-    @invariant()
-    def the_books_balance(self):
-        self.scheduler.check()
-        waiting = [request.request_id for request in self.scheduler.waiting]
-        assert [*self.scheduler.running, *waiting] == sorted(self.open), "first come, first served, preempted or not"
+    def commit(self, chunks):
+        self.scheduler.cache_full_pages()
+        super().commit(chunks)
 
     def teardown(self):
-        for _ in range(3000):
-            if not self.open:
-                break
-            self.step()
-        assert not self.open, "somebody starves"
+        super().teardown()
         allocator = self.scheduler.allocator
-        assert len(allocator.free) + len(allocator.tree.unused) == 8, "with nobody there, every page is to be had"
+        assert len(allocator.free) + len(allocator.tree.unused) == 8, "without requests, every page is available"
 
 
 TestPrefixCache = PrefixCacheMachine.TestCase
@@ -245,18 +216,7 @@ def test_a_long_prompt_at_the_head_of_the_queue_is_not_looked_up_in_every_step(l
 
 
 def test_random_aborts_leave_only_cached_pages(loaded, prompts):
-    rng = random.Random(3)
     engine = Engine(loaded, **pool(24, 8))
-    for _ in range(60):
-        action = rng.random()
-        if action < 0.5:
-            engine.add(prompts[rng.randrange(4)][:60], GREEDY)
-        elif action < 0.8 and engine.requests:
-            engine.abort(rng.choice(list(engine.requests)))
-        engine.step()
-        engine.check()
-    for request_id in list(engine.requests):
-        engine.abort(request_id)
-    engine.check()
+    abort_at_random(engine, [prompt[:60] for prompt in prompts[:4]], seed=3)
     allocator = engine.scheduler.allocator
     assert len(allocator.free) + len(allocator.tree.unused) == 24 and engine.stats()["kv_tokens_used"] == 0

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import rule
+from scheduler_machine import SchedulerMachine
 
-from common.request import Request
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
 
@@ -120,7 +120,7 @@ class Recorder(drafter_module.DraftModel):
             drafted = chunk.start - len(written)
             written += [] if not drafted else self.open[chunk.sequence].token_ids[:drafted]
             for place, slot in enumerate(chunk.sequence.page_table.slot_mapping(0, chunk.start)):
-                assert self.memory[slot] == tuple(written[: place + 1]), "the draft reads somebody else's K and V"
+                assert self.memory[slot] == tuple(written[: place + 1]), "the draft reads another request's K and V"
             text = written + chunk.token_ids
             slots = chunk.sequence.page_table.slot_mapping(chunk.start, len(text))
             self.memory.update({slot: tuple(text[: chunk.start + i + 1]) for i, slot in enumerate(slots)})
@@ -136,35 +136,25 @@ class Recorder(drafter_module.DraftModel):
         super().draft(chunks)
 
 
-class SpeculationMachine(RuleBasedStateMachine):
+class SpeculationMachine(SchedulerMachine):
     """As the one of stage 06: requests over two tokens in a pool that is too small, and a memory of what was written,
     for each place the text up to there. The target's and the draft's are separate, and have the same page table."""
 
     def __init__(self):
-        super().__init__()
-        speculation = speculation_module.Speculation(3)
-        self.scheduler = scheduler_module.Scheduler(4, 9, 8, 2, speculation)
+        super().__init__(scheduler_module.Scheduler(4, 9, 8, 2, speculation_module.Speculation(3)))
         self.rng, self.memory, self.draft_memory = random.Random(0), {}, {}
         self.drafter = Recorder(self.draft_memory, self.rng)
-        self.open, self.count = {}, 0
 
     @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=10), output=st.integers(1, 6))
     def add(self, prompt, output):
-        request = Request(f"{self.count:04}", prompt, SamplingParams(max_tokens=output), None, frozenset(), output)
-        self.count += 1
-        self.scheduler.add(request)
-        self.open[request.request_id] = request
+        self.submit(prompt, output)
 
-    @rule(choice=st.integers(0, 100))
-    def abort(self, choice):
-        if self.open:
-            self.scheduler.remove(self.open.pop(sorted(self.open)[choice % len(self.open)]))
-
-    @rule()
-    def step(self):
-        chunks = self.scheduler.schedule()
-        assert bool(chunks) == bool(self.open), "there is work, and nobody gets on"
+    def schedule(self):
+        chunks = super().schedule()
         assert sum(len(chunk.token_ids) + chunk.room for chunk in chunks) <= 9
+        return chunks
+
+    def run(self, chunks):
         self.drafter.draft(chunks)
         texts = {}
         for chunk in chunks:
@@ -177,31 +167,22 @@ class SpeculationMachine(RuleBasedStateMachine):
             self.memory.update({slot: tuple(texts[chunk][: p + 1]) for p, slot in enumerate(slots, chunk.start)})
         for chunk, text in texts.items():  # all is written before anything is read
             for place, slot in enumerate(chunk.sequence.page_table.slot_mapping(0, len(text))):
-                assert self.memory[slot] == tuple(text[: place + 1]), "somebody else's K and V, or a rejected token's"
-        ready = [chunk for chunk in chunks if chunk.completes]
-        for chunk in ready:
-            chunk.draft.accepted = self.rng.randint(0, len(chunk.draft.token_ids))
-            for token in [*chunk.draft.token_ids[: chunk.draft.accepted], self.rng.randrange(2)]:
-                if not chunk.sequence.request.finished:
-                    chunk.sequence.request.append(token)
+                assert self.memory[slot] == tuple(text[: place + 1]), "another request's K and V, or a rejected token's"
+        for chunk in chunks:
+            if chunk.completes:
+                self.accept(chunk)
+
+    def accept(self, chunk):
+        """Append the first draft tokens, any number of them, and one more."""
+        chunk.draft.accepted = self.rng.randint(0, len(chunk.draft.token_ids))
+        for token in [*chunk.draft.token_ids[: chunk.draft.accepted], self.rng.randrange(2)]:
+            if not chunk.sequence.request.finished:
+                chunk.sequence.request.append(token)
+
+    def commit(self, chunks):
         self.scheduler.count_accepted(chunks)
         self.scheduler.cache_full_pages()
-        for chunk in ready:
-            if chunk.sequence.request.finished:
-                self.scheduler.remove(self.open.pop(chunk.sequence.request.request_id))
-
-    @invariant()
-    def the_books_balance(self):
-        self.scheduler.check()
-        waiting = [request.request_id for request in self.scheduler.waiting]
-        assert [*self.scheduler.running, *waiting] == sorted(self.open)
-
-    def teardown(self):
-        for _ in range(3000):
-            if not self.open:
-                break
-            self.step()
-        assert not self.open, "somebody starves"
+        super().commit(chunks)
 
 
 TestSpeculation = SpeculationMachine.TestCase

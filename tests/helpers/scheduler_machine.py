@@ -1,0 +1,81 @@
+"""What the state machines of stages 04 to 07 share: a scheduler without a model, under arrivals, steps and aborts."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from common.request import Request
+from common.sampling import SamplingParams
+
+MAX_STEPS = 2000  # more than the tokens of all requests: in each step the oldest request gains one
+
+
+def make_request(name: str, token_ids: list[int], max_tokens: int = 8) -> Request:
+    return Request(name, token_ids, SamplingParams(max_tokens=max_tokens), None, frozenset(), max_tokens)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Any order of arrivals, steps and aborts; after each, the books balance.
+
+    A stage passes its scheduler, has a rule that calls `submit`, and extends what it changes of a step.
+    """
+
+    def __init__(self, scheduler):
+        super().__init__()
+        self.scheduler = scheduler
+        self.open: dict[str, Request] = {}  # by request id: ids sort in order of arrival
+        self.count = 0
+
+    def submit(self, token_ids: list[int], max_tokens: int) -> None:
+        request = make_request(f"{self.count:04}", token_ids, max_tokens)
+        self.scheduler.add(request)
+        self.open[request.request_id] = request
+        self.count += 1
+
+    @rule(choice=st.integers(0, 100))
+    def abort(self, choice):
+        if self.open:
+            self.scheduler.remove(self.open.pop(sorted(self.open)[choice % len(self.open)]))
+
+    @rule()
+    def step(self):
+        chunks = self.schedule()
+        self.run(chunks)
+        self.commit(chunks)
+
+    def schedule(self) -> list:
+        """Return the chunks of the next step."""
+        chunks = self.scheduler.schedule()
+        ran = [chunk.sequence.request.request_id for chunk in chunks]
+        assert len(ran) == len(set(ran)) and set(ran) <= self.scheduler.running.keys()
+        assert not self.open or min(self.open) in ran, "the oldest request runs in every step"
+        assert self.open or not ran
+        self.assert_order()
+        return chunks
+
+    def run(self, chunks: list) -> None:
+        """Append a token to each request that has run to its end."""
+        for chunk in chunks:
+            if chunk.completes:
+                chunk.sequence.request.append(11)
+
+    def commit(self, chunks: list) -> None:
+        """Remove the requests that have finished."""
+        for request in [chunk.sequence.request for chunk in chunks]:
+            if request.finished:
+                self.scheduler.remove(self.open.pop(request.request_id))
+
+    def assert_order(self) -> None:
+        waiting = [request.request_id for request in self.scheduler.waiting]
+        assert [*self.scheduler.running, *waiting] == sorted(self.open), "first come, first served, preempted or not"
+
+    @invariant()
+    def the_books_balance(self):
+        self.scheduler.check()
+        self.assert_order()
+
+    def teardown(self):
+        for _ in range(MAX_STEPS):
+            if not self.open:
+                break
+            self.step()
+        assert not self.open, "a request starves"

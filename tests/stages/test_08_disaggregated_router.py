@@ -5,22 +5,18 @@ import time
 from collections import Counter
 
 import pytest
+from engine_options import endless
 from faulty_fleet import fleet_without_model, messages, next_token
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from common.sampling import SamplingParams
 from common.stages import load_stage_module
 
 routing, recovery_module = (load_stage_module("08", name) for name in ("routing", "recovery"))
 
 
 ACCIDENTS = ["lose", "repeat", "delay"]
-
-
-def endless(max_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
 def undisturbed(prompt: list[int], count: int) -> list[int]:

@@ -1,0 +1,13 @@
+"""What many tests ask of engines: answers of a known length, and memory for a known number of pages."""
+
+from common.sampling import SamplingParams
+
+TOKEN_BYTES = 8192  # K and V of one token of the bundled model in float32
+
+
+def endless(max_tokens: int, **params) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
+
+
+def pool(pages: int, page_size: int = 16) -> dict[str, int]:
+    return {"kv_memory": pages * page_size * TOKEN_BYTES, "page_size": page_size}

@@ -84,13 +84,13 @@ class Service:
         return socket.create_connection((host, int(port)), timeout=60)
 
     def ask(self, **body) -> socket.socket:
-        """Sends a request and leaves it to the test to read the answer, or to hang up."""
+        """Send a request; the test reads the answer, or hangs up."""
         client, data = self.connect(), json.dumps(body).encode()
         client.sendall(b"POST /generate HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data))
         return client
 
     def wait_for_requests(self, count: int) -> None:
-        """Until so many requests have been sent to the engine: it takes them between two steps."""
+        """Wait until `count` requests have been sent to the engine: it takes them between two steps."""
         wait_until(lambda: self.thread.submitted == count)
 
 

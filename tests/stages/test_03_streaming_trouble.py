@@ -68,7 +68,7 @@ def test_a_client_that_leaves_before_the_engine_has_heard_of_it(engine):
         client.close()
         engine.allow(5)
         assert first.result().status_code == 200
-        engine.allow(5)  # enough for a few tokens that nobody wants, if need be
+        engine.allow(5)  # enough for a few tokens that no client wants, if need be
         wait_until(lambda: not engine.has_unfinished)
         assert engine.trace.steps <= 7
 

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from engine_options import endless
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -24,10 +25,6 @@ engine_module, scheduler_module, attention_module, static_module = (
 )
 Engine, Scheduler = engine_module.Engine, scheduler_module.Scheduler
 GREEDY = SamplingParams(max_tokens=40)
-
-
-def endless(max_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
 def phases(engine) -> list[dict[str, tuple[str, int]]]:
@@ -229,7 +226,7 @@ def test_there_are_as_many_slots_as_fit_into_the_memory(loaded):
     slot_bytes = loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
     engine = Engine(loaded, max_running=8, kv_memory=3 * slot_bytes + 1)
     assert engine.startup_notes.startswith("3 slots")
-    engine.generate([[5], [6], [7], [8]], SamplingParams(max_tokens=2, ignore_eos=True))
+    engine.generate([[5], [6], [7], [8]], endless(2))
     assert [len(step.works) for step in engine.trace] == [3, 3, 1, 1]
     with pytest.raises(ValueError, match="one slot for a context of 4096 tokens takes 0.0 GiB.*use stage 05"):
         Engine(loaded, kv_memory=slot_bytes - 1)

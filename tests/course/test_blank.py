@@ -192,8 +192,5 @@ def test_a_task_has_its_signature_first_sentence_size_and_reason():
     assert "def __init__(self, chunks: list[Chunk], device: torch.device):" in entry
     assert "Lay chunks end to end; those of decoding requests must come first." in entry
     assert "lines in the reference" in entry
-        "Lay chunks end to end; those of decoding requests must come first." in entry
-        and "lines in the reference" in entry
-    )
     assert f"(../../{STAGES[3].name}/batch.py#L" in entry and "It calls `to_device`, `PagedBatch.pack`." in entry
     assert "*Why:* A token lies where the page table says" in entry

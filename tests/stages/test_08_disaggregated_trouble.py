@@ -1,5 +1,6 @@
 """What stage 08 does in rarer trouble: idle workers, suspects, memory that shrinks, slow pages, a failing engine."""
 
+import time
 from threading import Event
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -90,15 +91,20 @@ def test_pages_that_arrive_together_delay_a_step_together(monkeypatch):
 def test_an_error_of_the_engine_ends_the_connection(monkeypatch):
     """At once, though a thread of the worker's process reads from it: the router need not wait for its deadline."""
     pytest.importorskip("ray", reason="needs the package ray")
+
+    def fail():
+        time.sleep(0.5)  # the thread that reads now waits for the next mail
+        raise ZeroDivisionError
+
     process = load_stage_module("08", "ray_fleet").WorkerProcess()
     process.host, process.worker = "127.0.0.1", worker_without_model()
-    monkeypatch.setattr(process.worker.engine, "step", lambda: 1 / 0)
+    monkeypatch.setattr(process.worker.engine, "step", fail)
     address, key = process.listen()
     running, _ = start(process.run)
     with connect(address, key) as router:
         router.send(messages.Mail(1, [order(1)], []))
         with pytest.raises(EOFError):
-            while router.poll(20):
+            while router.poll(10):
                 router.recv()
     with pytest.raises(ZeroDivisionError):
         running.result(20)

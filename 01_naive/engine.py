@@ -26,7 +26,7 @@ class Engine(BaseEngine):
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """One more token for the oldest request, by running its whole sequence again."""
+        """Give the oldest request one more token, by running its whole sequence again."""
         if not self.requests:
             return []
         with self.trace.step() as record:
@@ -55,7 +55,7 @@ class Engine(BaseEngine):
 
 
 def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """`attend` over one whole sequence: each token sees itself and what stands before it.
+    """Attend over one whole sequence, as the model's `attend`: each token sees itself and those before it.
 
     q is [S, H, D], k and v are [S, H_kv, D]; returns [S, H, D]. `layer` does not matter: no layer keeps anything.
     """

@@ -11,7 +11,7 @@ from common.serving.generate_api import completion_json, parse_generate_body
 
 
 def create_app(engine: BaseEngine) -> Flask:
-    """`POST /generate` and `GET /health`; errors are JSON objects with one sentence under "error"."""
+    """Build the application: `POST /generate` and `GET /health`. Errors are {"error": one sentence}."""
     app = Flask(__name__)
     # Flask answers every client on a thread of its own, but an engine belongs to one thread at a time.
     engine_lock = threading.Lock()
@@ -41,5 +41,5 @@ def create_app(engine: BaseEngine) -> Flask:
 
 
 def serve(engine: BaseEngine, args: argparse.Namespace) -> None:
-    """Serves until Ctrl-C."""
+    """Serve until Ctrl-C."""
     create_app(engine).run(host=args.host, port=args.port, threaded=True)

@@ -41,7 +41,7 @@ def demo(engine: Engine, loaded: Loaded) -> None:
 
 
 def show_phases(engine: Engine, story: Request) -> None:
-    """Milliseconds for a token of a prompt, and for a token of an answer."""
+    """Print the milliseconds for a token of a prompt, and for a token of an answer."""
     heading("Prefill and decode")
     decode = statistics.median(step.seconds for step in engine.trace if step.works[0].phase == "decode")
     engine.generate([story.all_token_ids], SamplingParams(max_tokens=1))  # the story again, now as a prompt
@@ -53,7 +53,7 @@ def show_phases(engine: Engine, story: Request) -> None:
 
 
 def show_bytes(engine: Engine, story: Request) -> None:
-    """The size of the cache by formula and as allocated, and by the same formula for a model that people know."""
+    """Print the size of the cache by formula and as allocated, and the same formula for a well-known model."""
     heading("Bytes: 2 (K and V) x layers x K/V heads x head dimension x bytes of a number, for each token")
     request = engine.add(story.prompt_token_ids, SamplingParams(max_tokens=50))
     engine.step()

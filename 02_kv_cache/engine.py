@@ -8,7 +8,7 @@ once: each weight that is read from memory is used for every token, and arithmet
 each weight is read from memory for a single use, and memory bandwidth is the limit.
 
 Production engines keep the same two phases and the same contents. What they change is where K and V lie (stage 05),
-who may share them (06), and how many requests use a weight each time it is read (04).
+which requests may share them (06), and how many requests use a weight each time it is read (04).
 """
 
 import torch
@@ -32,7 +32,7 @@ class Engine(BaseEngine):
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """One more token for the oldest request: from its whole prompt the first time, then from its last token."""
+        """Give the oldest request one more token: run its whole prompt the first time, then its last token."""
         if not self.requests:
             return []
         with self.trace.step() as record:
@@ -70,11 +70,11 @@ class Engine(BaseEngine):
         return requests
 
     def release(self, request: Request) -> None:
-        """NEW in 02: a request that ends gives its cache back; one that never began has none."""
+        """NEW in 02: Give back the cache of a request that ends; one that never began has none."""
         self.caches.pop(request.request_id, None)
 
     def stats(self) -> dict[str, float]:
-        """NEW in 02: how much of the caches is used, and how much is reserved."""
+        """NEW in 02: Return how much of the caches is used and how much is reserved, in tokens and bytes."""
         return super().stats() | {
             "kv_tokens_used": sum(cache.length for cache in self.caches.values()),
             "kv_tokens_reserved": sum(cache.capacity for cache in self.caches.values()),

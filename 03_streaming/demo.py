@@ -37,7 +37,7 @@ def demo(engine: Engine, loaded: Loaded) -> None:
 
 
 def stream(url: str, **body) -> Iterator[dict]:
-    """The events of one streamed answer."""
+    """Yield the events of one streamed answer."""
     with httpx.stream("POST", f"{url}/generate", json={"stream": True, **body}, timeout=60) as response:
         for line in response.iter_lines():
             if line.startswith("data: {"):
@@ -54,11 +54,11 @@ def show_stream(url: str, loaded: Loaded) -> None:
     console.print(
         f"\n\n  first text after {arrivals[0] * 1e3:.0f} ms, the last after {arrivals[-1] * 1e3:.0f} ms:", end=" "
     )
-    console.print(f"stage 02's client would have looked at nothing {arrivals[-1] / arrivals[0]:.0f} times as long")
+    console.print(f"in stage 02 the client would have waited {arrivals[-1] / arrivals[0]:.0f} times as long")
 
 
 def show_characters(url: str, loaded: Loaded) -> None:
-    """Which tokens a text is made of, and when each character can be sent."""
+    """Print which tokens a text is made of, and when each character can be sent."""
     heading("A character may take several tokens, and is sent when it is complete")
     [*_, last] = stream(url, prompt=chat_prompt(loaded.tokenizer, COPY), max_tokens=64)
     detokenizer = IncrementalDetokenizer(loaded.tokenizer, [])
@@ -84,7 +84,7 @@ def show_departure(url: str, engine: Engine, loaded: Loaded) -> None:
 
 
 def show_queue(url: str, loaded: Loaded) -> None:
-    """Four clients at once, one engine that serves one at a time."""
+    """Send four requests at once to an engine that serves one at a time."""
     heading("Four clients at once: requests still run one at a time")
     spans: dict[int, tuple[float, float]] = {}
     started = time.perf_counter()

@@ -2,7 +2,7 @@
 
 What is new stands around it: engine_thread.py runs it on a thread of its own, server.py streams what it finds, and
 neither asks anything of the engine but the contract. Requests still run one at a time, and the benchmark shows what
-that means for the one that comes last.
+that means for the request that comes last.
 """
 
 import torch
@@ -26,7 +26,7 @@ class Engine(BaseEngine):
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """One more token for the oldest request: from its whole prompt the first time, then from its last token."""
+        """Give the oldest request one more token: run its whole prompt the first time, then its last token."""
         if not self.requests:
             return []
         with self.trace.step() as record:
@@ -64,11 +64,11 @@ class Engine(BaseEngine):
         return requests
 
     def release(self, request: Request) -> None:
-        """A request that ends gives its cache back; one that never began has none."""
+        """Give back the cache of a request that ends; one that never began has none."""
         self.caches.pop(request.request_id, None)
 
     def stats(self) -> dict[str, float]:
-        """How much of the caches is used, and how much is reserved."""
+        """Return how much of the caches is used and how much is reserved, in tokens and bytes."""
         return super().stats() | {
             "kv_tokens_used": sum(cache.length for cache in self.caches.values()),
             "kv_tokens_reserved": sum(cache.capacity for cache in self.caches.values()),

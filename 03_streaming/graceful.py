@@ -26,6 +26,7 @@ class Server(uvicorn.Server):
         self.engine_thread = engine_thread
 
     async def shutdown(self, sockets=None) -> None:
+        """Close the engine thread while uvicorn closes its connections."""
         closing = asyncio.create_task(self.engine_thread.close(GRACE_SECONDS))
         await super().shutdown(sockets)
         await closing

@@ -24,11 +24,11 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated, filled or not."""
+        """Return the bytes allocated, filled or not."""
         return self.k.nbytes + self.v.nbytes
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """`attend` for the model: store what is new, then attend to all there is.
+        """Store what is new, then attend to all there is: the model's `attend`.
 
         q is [N, H, D], k and v are [N, H_kv, D]; returns [N, H, D]. The N tokens follow the `length` tokens held:
         they are a whole prompt in an empty cache (prefill), or one token after the others (decode).

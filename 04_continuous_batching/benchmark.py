@@ -235,7 +235,7 @@ def draw_batching(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     now, static = sides["04_continuous_batching"], sides["static"]
     ratio = figures["continuous_over_static"]["median"]
-    message = f"Nobody waits for the slowest: {ratio:.1f} times the throughput of static batches"
+    message = f"No request waits for the slowest: {ratio:.1f} times the throughput of static batches"
     remark = (
         f"Left: {sizes['mixed']} requests at once, prompts of 16 to 256 and outputs of 16 to 128 tokens, at most "
         f"{sizes['group']} in a step.\nRight: {sizes['decoding']} requests decode while one prompt arrives; "

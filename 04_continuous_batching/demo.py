@@ -42,13 +42,13 @@ def demo(engine: Engine, loaded: Loaded) -> None:
 
 
 def show_batches(loaded: Loaded) -> list[Request]:
-    """The same eight questions through four slots, with both ways to form a batch."""
+    """Answer the same eight questions through four slots, with both ways to form a batch."""
     heading(f"Eight questions, {SLOTS} at a time: a row for each request, a column for each step")
     console.print("  " + "   ".join(f"{mark} {name}" for name, mark in MARKS.items()))
     prompts = [chat_prompt(loaded.tokenizer, question) for question in QUESTIONS]
     engines = {
         "static: a group runs until its slowest member ends": StaticEngine(loaded, max_running=SLOTS),
-        "continuous: whoever ends makes room at once": Engine(loaded, max_running=SLOTS),
+        "continuous: a finished request frees its slot": Engine(loaded, max_running=SLOTS),
     }
     for name, engine in engines.items():
         answers = engine.generate(prompts, SamplingParams(max_tokens=40))
@@ -63,7 +63,7 @@ def show_batches(loaded: Loaded) -> list[Request]:
 
 
 def draw_batch(trace: Trace, names: Sequence[str], requests: Sequence[Request]) -> None:
-    """A mark for what each step did for each request."""
+    """Draw a mark for what each step did for each request."""
     # A prompt that is padded counts as what it is besides.
     phases = [{work.request_id: work.phase for work in reversed(step.works)} for step in trace]
     for name, request in zip(names, requests, strict=True):
@@ -74,7 +74,7 @@ def draw_batch(trace: Trace, names: Sequence[str], requests: Sequence[Request]) 
 
 
 def show_long_prompt(loaded: Loaded) -> list[Request]:
-    """One request writes; then a prompt of a thousand tokens arrives: in one piece, and in pieces of the budget."""
+    """Let a prompt of 1,000 tokens arrive while one request decodes: run in one piece, and in pieces of the budget."""
     story = chat_prompt(loaded.tokenizer, "Tell me a story about a fox that lasts two days.")
     filler = loaded.tokenizer("Passage: " + "The weather is mild. A cat sleeps on the wall. " * 90)["input_ids"]
     heading(f"A request writes while a prompt of {len(filler)} tokens arrives: how long does its next token take?")

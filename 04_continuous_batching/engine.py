@@ -3,7 +3,7 @@
 A decode step of one request reads every weight of the model to multiply it with one vector. With 32 requests in the
 step it reads them once and multiplies them with 32 vectors, in hardly more time: that is where the throughput of every
 LLM server comes from. What makes it work for requests of different lengths that come and go at any time is in
-scheduler.py (who runs), batch.py (how they are laid out) and kv_cache.py (where their past is).
+scheduler.py (which requests run), batch.py (how they are laid out) and kv_cache.py (where their past is).
 
 Production engines have the same loop. What they add: pages in place of slots (stage 05), priorities and fairness
 between tenants, and the preparation of the next step while the GPU is busy with this one.
@@ -41,7 +41,7 @@ class Engine(BaseEngine):
         kv_memory: int | str | None = None,
     ):
         super().__init__(loaded)
-        # NEW in 04: who runs is no longer "the oldest", and there is one cache for all.
+        # NEW in 04: it is no longer the oldest request that runs, and there is one cache for all.
         budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
         slots = min(max_running, slots_that_fit(loaded, budget))
         if slots < max_running:
@@ -50,12 +50,12 @@ class Engine(BaseEngine):
         self.cache = KVCache(loaded, slots)
 
     def accept(self, request: Request) -> None:
-        """NEW in 04: queue the request, and raise ValueError if it can never run."""
+        """NEW in 04: Queue the request, and raise ValueError if it can never run."""
         self.scheduler.add(request)
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """One more token for every request that decodes, and a piece of the prompts of those that do not yet."""
+        """Give every request that decodes one more token, and run a piece of the prompts of those that do not yet."""
         if not self.requests:
             return []
         with self.trace.step() as record:
@@ -90,10 +90,11 @@ class Engine(BaseEngine):
         self.scheduler.remove(request)
 
     def check(self) -> None:
-        """NEW in 04: raise AssertionError if the scheduler's books do not balance."""
+        """NEW in 04: Raise AssertionError if the scheduler's books do not balance."""
         self.scheduler.check()
 
     def stats(self) -> dict[str, float]:
+        """Return how many requests run and wait, and how much K and V they use and reserve, in tokens and bytes."""
         running = self.scheduler.running.values()
         reserved = len(running) * self.config.context_length
         return super().stats() | {

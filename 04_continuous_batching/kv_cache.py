@@ -27,7 +27,7 @@ class KVCache:
         self.capacity = slots * config.context_length  # tokens there is room for
 
     def bind(self, batch: Batch) -> "BoundCache":
-        """NEW in 04: return the `attend` with which the model runs this batch."""
+        """NEW in 04: Return the `attend` with which the model runs this batch."""
         return BoundCache(self, batch)
 
 

@@ -1,9 +1,9 @@
 """NEW in 04: the scheduler decides, before every step, which requests run in it and how many of their tokens.
 
-Static batching forms a group and runs it until its slowest member ends. Here the group is formed anew for every step
-(iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as there is room, and leaves the moment it
-ends. And a long prompt is run in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not hold
-up those who are decoding.
+Static batching forms a group and runs it until its slowest member ends. Here the scheduler forms a new group for every
+step (iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as there is room, and leaves the
+moment it ends. And a long prompt runs in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not
+hold up requests that decode.
 
 Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
 the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and it makes
@@ -27,7 +27,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens to run before the next one can be sampled: a whole prompt at first, one in decode."""
+        """Return how many tokens to run before the next is sampled: a whole prompt at first, one in decode."""
         return self.request.num_tokens - self.computed
 
 
@@ -35,7 +35,7 @@ class Sequence:
 class Chunk:
     """What one step runs of one sequence: its tokens from number `start` on.
 
-    completes: nothing of the sequence remains behind it, so its last token tells the next one.
+    completes: no token of the sequence remains behind it, so the logits of its last token give the next one.
     """
 
     sequence: Sequence
@@ -45,6 +45,7 @@ class Chunk:
 
     @property
     def phase(self) -> str:
+        """Return "decode" if this is the newest output token alone, else "prefill"."""
         decodes = self.completes and len(self.token_ids) == 1 and self.sequence.request.token_ids
         return "decode" if decodes else "prefill"
 
@@ -52,29 +53,27 @@ class Chunk:
 class Scheduler:
     """First come, first served; at most `max_running` requests and `token_budget` tokens in a step.
 
-    Nobody starves: the budget has a token for every running request, so in every step each one that decodes gets its
-    token, and the oldest one in prefill gets at least one.
+    No request starves: the budget has a token for every running request, so in every step each one that decodes gets
+    its token, and the oldest one in prefill gets at least one.
     """
 
     def __init__(self, max_running: int, token_budget: int):
         if max_running < 1:
             raise ValueError(f"max_running must be at least 1, not {max_running}")
         if token_budget < max_running:
-            raise ValueError(
-                f"token_budget is {token_budget}: it must be at least max_running, {max_running}, "
-                "so that every running request can have a token in every step"
-            )
+            raise ValueError(f"token_budget is {token_budget}: it must be at least max_running, {max_running}")
         self.max_running, self.token_budget = max_running, token_budget
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.free_slots = list(range(max_running))  # a heap: the slots in use lie close together
 
     def add(self, request: Request) -> None:
+        """Queue a request behind those that wait."""
         self.waiting.append(request)
 
     def schedule(self) -> list[Chunk]:
-        """What the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
-        # Decodes come first: each is one token, and somebody is reading along.
+        """Return what the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
+        # Decodes come first: each is one token, and a client is reading along.
         chunks = [self._chunk(sequence, 1) for sequence in self.running.values() if sequence.remaining == 1]
         budget = self.token_budget - len(chunks)
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
@@ -82,18 +81,18 @@ class Scheduler:
         while budget and (sequence := prefilling.popleft() if prefilling else self._admit()):
             chunks.append(self._chunk(sequence, budget))
             budget -= len(chunks[-1].token_ids)
-        # Neighbours in memory shall be neighbours in the batch, so that attention can take them together.
+        # Neighbouring slots are neighbours in the batch, so that one call of attention can take them.
         return sorted(chunks, key=lambda chunk: (len(chunk.token_ids) > 1, chunk.sequence.slot))
 
     def remove(self, request: Request) -> None:
-        """Forgets a request that ends, whether it runs or waits."""
+        """Forget a request that ends, whether it runs or waits, and free its slot."""
         if sequence := self.running.pop(request.request_id, None):
             heapq.heappush(self.free_slots, sequence.slot)
         else:
             self.waiting.remove(request)
 
     def check(self) -> None:
-        """Every slot is free or has one owner, and nobody has more in it than its tokens."""
+        """Raise AssertionError unless every slot is free or has one owner, and holds no more than its tokens."""
         owned = [sequence.slot for sequence in self.running.values()]
         assert sorted(owned + self.free_slots) == list(range(self.max_running)), (owned, self.free_slots)
         assert all(0 <= sequence.computed < sequence.request.num_tokens for sequence in self.running.values())

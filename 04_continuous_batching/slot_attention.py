@@ -15,8 +15,8 @@ from common.transfers import to_device
 
 from .scheduler import Chunk
 
-# What reading so many tokens' K and V takes, one more call takes too: padding beyond that does not pay. On a GPU a call
-# takes as long as reading thousands of tokens, on a CPU as long as a few hundred.
+# A call costs as much time as reading K and V of this many tokens: a few hundred on a CPU, thousands on a GPU. Padding
+# beyond that costs more than one more call.
 CALL_COSTS_TOKENS = {"cpu": 300, "cuda": 4096}
 
 
@@ -51,7 +51,7 @@ def plan_calls(chunks: list[Chunk], groups: int, device: torch.device, dtype: to
 
 
 def attend_to_slots(q: Tensor, keys: Tensor, values: Tensor, calls: list[AttentionCall]) -> Tensor:
-    """q is [N, H, D], keys and values are [slots, H_kv, context length, D]; returns [N, H, D]."""
+    """Attend, call by call. q is [N, H, D], keys and values [slots, H_kv, context length, D]; return [N, H, D]."""
     heads, groups = keys.shape[1], q.shape[1] // keys.shape[1]
     attended = torch.empty_like(q)
     for call in calls:

@@ -1,8 +1,8 @@
 """NEW in 04: static batching, for comparison only: a fixed group, padded, that waits for its slowest member.
 
 This is what a server does that calls `generate` of a library on batches. Model, cache and attention are those of
-the stage; what differs is who runs when. The group's prompts are padded to the longest, and requests that have ended
-stay in the batch, computing nothing of use, until all have.
+the stage; what differs is which requests run when. The group's prompts are padded to the longest, and requests that
+have ended stay in the batch, computing nothing of use, until all have.
 """
 
 import torch
@@ -17,7 +17,7 @@ from .batch import Batch
 from .kv_cache import KVCache
 from .scheduler import Chunk, Sequence
 
-PADDING = 0  # any token id: nobody looks at what becomes of it
+PADDING = 0  # any token id: its logits are never read
 
 
 class StaticEngine(BaseEngine):
@@ -31,7 +31,7 @@ class StaticEngine(BaseEngine):
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """All prompts of a new group at once, or one more token for everybody in the group."""
+        """Run all prompts of a new group at once, or one more token of each request of the group."""
         if not self.requests:
             return []
         with self.trace.step() as record:
@@ -59,6 +59,7 @@ class StaticEngine(BaseEngine):
         return chunks
 
     def run(self, chunks: list[Chunk]) -> Drawn:
+        """Run the chunks with their padding in one pass; draw a token for each request that has not finished."""
         batch = Batch(chunks, self.config.num_heads // self.config.num_kv_heads, self.device, self.dtype)
         hidden = self.model(batch.token_ids, batch.positions, self.cache.bind(batch))  # [N, hidden_size]
         width, running = len(chunks[0].token_ids), self.unfinished
@@ -68,6 +69,7 @@ class StaticEngine(BaseEngine):
         return self.draw([sequence.request for sequence in running], self.model.logits(hidden[rows]))
 
     def commit(self, drawn: Drawn) -> list[Request]:
+        """Append to each of these requests its token, and retire those that this ends."""
         tokens = [[token] for token in drawn.tokens()]
         requests = self.append_tokens([sequence.request for sequence in self.unfinished], tokens)
         self.retire_finished(requests)
@@ -75,9 +77,10 @@ class StaticEngine(BaseEngine):
 
     @property
     def unfinished(self) -> list[Sequence]:
+        """Return the sequences of the group whose requests have not finished."""
         return [sequence for sequence in self.group if not sequence.request.finished]
 
     def release(self, request: Request) -> None:
-        """Nobody's place is free before everybody has ended."""
+        """Free all slots of the group once its last request has ended, and none before."""
         if all(sequence.request.finished for sequence in self.group):
             self.group = []

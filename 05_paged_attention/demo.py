@@ -30,10 +30,10 @@ def demo(engine: Engine, loaded: Loaded) -> None:
 
 
 def show_pages(loaded: Loaded) -> list[Request]:
-    """Five requests in a pool that is too small for all of them."""
+    """Run five requests in a pool that is too small for all of them."""
     memory = PAGES * PAGE_SIZE * loaded.config.kv_bytes_per_token(loaded.dtype)
     engine = Engine(loaded, kv_memory=memory, page_size=PAGE_SIZE)
-    heading(f"A pool of {PAGES} pages of {PAGE_SIZE} tokens: who owns which page?")
+    heading(f"A pool of {PAGES} pages of {PAGE_SIZE} tokens: which request owns which page?")
     requests = [
         engine.add(chat_prompt(loaded.tokenizer, question), SamplingParams(max_tokens=260)) for question in QUESTIONS
     ]
@@ -53,7 +53,7 @@ def show_pages(loaded: Loaded) -> list[Request]:
         if step % SHOW_EVERY == 1 or not engine.has_unfinished:
             stats = engine.stats()
             console.print(f"  {step:>4}  {page_map(engine, names)}   {stats['running']:>7}  {stats['waiting']:>7}")
-    console.print(f"\n  {seen} preemption{'s' * (seen != 1)}; nobody's answer shows it:")
+    console.print(f"\n  {seen} preemption{'s' * (seen != 1)}; no answer changed:")
     for request, colour in zip(requests, COLOURS, strict=True):
         text = escape(" ".join(request.text.split()))
         console.print(f"  [{colour}]{names[request.request_id]}[/{colour}]  {text[:66]}{' ...' * (len(text) > 66)}")
@@ -61,7 +61,7 @@ def show_pages(loaded: Loaded) -> list[Request]:
 
 
 def page_map(engine: Engine, names: dict[str, str]) -> str:
-    """A letter for each page of the pool: its owner."""
+    """Return a letter for each page of the pool: its owner."""
     owners = ["[dim]·[/dim]"] * PAGES
     for request_id, sequence in engine.scheduler.running.items():
         letter = names[request_id]
@@ -72,7 +72,7 @@ def page_map(engine: Engine, names: dict[str, str]) -> str:
 
 
 def show_waste(engine: Engine, loaded: Loaded) -> None:
-    """The same requests, with a slot of full length for each, as in stage 04, and with pages."""
+    """Compare pages with a slot of full length for each request, as in stage 04."""
     heading("Memory that is reserved and holds no token")
     engine.trace.clear()
     requests = [

@@ -2,8 +2,8 @@
 
 A slot of stage 04 has room for the longest a request may become, and most of it stays empty; eight slots are eight
 requests, however short. With pages, memory holds tokens and little else, so that more requests run at once:
-page_table.py (who owns which page), scheduler.py (who gets one, and who gives one back) and the kernels in
-common/attention, which read K and V by the page table.
+page_table.py (which request owns which page), scheduler.py (which gets one, and which gives one back) and the kernels
+in common/attention, which read K and V by the page table.
 
 Production engines have just this. What they add: moving the pages of a preempted request to the host's memory in place
 of computing them again, pages of 8-bit numbers, and in stage 06, pages that several requests share.
@@ -52,7 +52,7 @@ class Engine(BaseEngine):
 
     @property
     def max_model_len(self) -> int:
-        """NEW in 05: a request can have no more tokens than all pages together."""
+        """NEW in 05: Return the most tokens of a request: the context, or what all pages hold."""
         return min(self.config.context_length, self.cache.capacity)
 
     def accept(self, request: Request) -> None:
@@ -61,7 +61,7 @@ class Engine(BaseEngine):
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """One more token for every request that decodes, and a piece of the prompts of those that do not yet."""
+        """Give every request that decodes one more token, and run a piece of the prompts of those that do not yet."""
         if not self.requests:
             return []
         with self.trace.step() as record:
@@ -101,6 +101,7 @@ class Engine(BaseEngine):
         self.scheduler.check()
 
     def stats(self) -> dict[str, float]:
+        """Return how many requests run and wait, and how much K and V they use and reserve, in tokens and bytes."""
         running = self.scheduler.running.values()
         reserved = sum(sequence.page_table.capacity for sequence in running)
         return super().stats() | {

@@ -10,7 +10,7 @@ from common.memory import zeros
 
 
 class KVCache:
-    """The keys and values of `num_pages` pages, of whichever sequences they are.
+    """The keys and values of `num_pages` pages; page tables say which sequence owns which page.
 
     NEW in 05: one page holds `page_size` tokens of one sequence, in all layers.
     """
@@ -30,7 +30,7 @@ class KVCache:
 
 
 class BoundCache(NamedTuple):
-    """`attend` for one batch, whose N tokens belong to many requests. NEW in 05: a kernel knows about pages."""
+    """`attend` for one batch, whose N tokens belong to many requests. NEW in 05: a kernel reads the pages."""
 
     cache: KVCache
     batch: PagedBatch

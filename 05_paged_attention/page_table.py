@@ -1,4 +1,4 @@
-"""NEW in 05: pages, who owns them, and where a token's K and V lie.
+"""NEW in 05: pages, their owners, and where a token's K and V lie.
 
 An operating system gives a process memory in pages of fixed size, when it touches them, from wherever there is one,
 and a page table makes them look like one piece. PagedAttention (Kwon et al., 2023) does the same for keys and values: a
@@ -16,11 +16,11 @@ class PageTable:
 
     @property
     def capacity(self) -> int:
-        """Tokens there is room for."""
+        """Return how many tokens there is room for."""
         return len(self.pages) * self.page_size
 
     def slot_mapping(self, start: int, stop: int) -> list[int]:
-        """Where tokens `start` to `stop` lie: page * page_size + place in the page."""
+        """Return where tokens `start` to `stop` - 1 lie in the pool: page * page_size + place in the page."""
         size, pages = self.page_size, self.pages
         return [pages[position // size] * size + position % size for position in range(start, stop)]
 
@@ -33,10 +33,11 @@ class PageAllocator:
         self.free = list(range(num_pages))[::-1]  # a stack: the page freed last is still in the processor's caches
 
     def pages_for(self, tokens: int) -> int:
+        """Return how many pages `tokens` tokens take; the last one may not be full."""
         return -(-tokens // self.page_size)
 
     def extend(self, table: PageTable, tokens: int) -> bool:
-        """Gives the table what it lacks to hold so many tokens; False, and nothing, if there is not enough."""
+        """Grow the table to hold `tokens` tokens; return False and change nothing if pages run short."""
         lacking = self.pages_for(tokens) - len(table.pages)
         if lacking > len(self.free):
             return False
@@ -44,11 +45,12 @@ class PageAllocator:
         return True
 
     def release(self, table: PageTable) -> None:
+        """Put all pages of a table back on the free list."""
         self.free += reversed(table.pages)
         table.pages = []
 
     def check_fits(self, tokens: int) -> None:
-        """ValueError if a request of so many tokens is too large for the pool, even with nobody else in it."""
+        """Raise ValueError if a request of `tokens` tokens is too large for the pool, even for an empty one."""
         if self.pages_for(tokens) > self.num_pages:
             raise ValueError(
                 f"prompt and max_tokens are {tokens} tokens, which take {self.pages_for(tokens)} pages of "
@@ -57,6 +59,6 @@ class PageAllocator:
             )
 
     def check(self, tables: list[PageTable]) -> None:
-        """Every page is free or owned, and that once; `tables` are all there are."""
+        """Raise AssertionError unless every page is free or in one table; `tables` are all there are."""
         owned = [page for table in tables for page in table.pages]
         assert sorted(owned + self.free) == list(range(self.num_pages)), (sorted(owned), sorted(self.free))

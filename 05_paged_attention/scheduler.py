@@ -1,15 +1,15 @@
 """The scheduler decides, before every step, which requests run in it and how many of their tokens.
 
-Static batching forms a group and runs it until its slowest member ends. Here the group is formed anew for every step
-(iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as there is room, and leaves the moment it
-ends. And a long prompt is run in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not hold
-up those who are decoding.
+Static batching forms a group and runs it until its slowest member ends. Here the scheduler forms a new group for every
+step (iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as there is room, and leaves the
+moment it ends. And a long prompt runs in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not
+hold up requests that decode.
 
 Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
 the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and it makes
 no difference to the result.
 
-NEW in 05: a request gets pages for the tokens it has, and one more page when the last one is full. So many more
+NEW in 05: a request gets pages for the tokens it has, and one more page when the last one is full. More
 requests fit in than if each had a slot for the longest it may become. The price is that memory may run out in the
 middle: then the youngest request gives its pages back, returns to the front of the queue, and later runs again what it
 had run (preemption by recomputation). Its tokens are known, so that is a prefill, and fast; and as the sampler depends
@@ -34,7 +34,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens to run before the next one can be sampled: a whole prompt at first, one in decode."""
+        """Return how many tokens to run before the next is sampled: a whole prompt at first, one in decode."""
         return self.request.num_tokens - self.computed
 
 
@@ -42,7 +42,7 @@ class Sequence:
 class Chunk:
     """What one step runs of one sequence: its tokens from number `start` on.
 
-    completes: nothing of the sequence remains behind it, so its last token tells the next one.
+    completes: no token of the sequence remains behind it, so the logits of its last token give the next one.
     """
 
     sequence: Sequence
@@ -52,6 +52,7 @@ class Chunk:
 
     @property
     def phase(self) -> str:
+        """Return "decode" if this is the newest output token alone, else "prefill"."""
         decodes = self.completes and len(self.token_ids) == 1 and self.sequence.request.token_ids
         return "decode" if decodes else "prefill"
 
@@ -59,19 +60,16 @@ class Chunk:
 class Scheduler:
     """First come, first served; at most `max_running` requests and `token_budget` tokens in a step.
 
-    Nobody starves: the budget has a token for every running request, so in every step each one that decodes gets its
-    token, and the oldest one in prefill gets at least one. NEW in 05: preemption takes pages from the youngest only, so
-    the oldest always gets on: `add` has seen to it that it fits in when it is alone.
+    No request starves: the budget has a token for every running request, so in every step each one that decodes gets
+    its token, and the oldest one in prefill gets at least one. NEW in 05: preemption takes pages from the youngest
+    only, so the oldest always advances: alone it fits in, since `add` refuses any request that does not.
     """
 
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int):
         if max_running < 1:
             raise ValueError(f"max_running must be at least 1, not {max_running}")
         if token_budget < max_running:
-            raise ValueError(
-                f"token_budget is {token_budget}: it must be at least max_running, {max_running}, "
-                "so that every running request can have a token in every step"
-            )
+            raise ValueError(f"token_budget is {token_budget}: it must be at least max_running, {max_running}")
         self.max_running, self.token_budget = max_running, token_budget
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
@@ -79,12 +77,13 @@ class Scheduler:
         self.preemptions = 0  # ever
 
     def add(self, request: Request) -> None:
+        """Queue a request behind those that wait; raise ValueError if not even the whole pool can hold it."""
         self.allocator.check_fits(len(request.prompt_token_ids) + request.max_tokens)
         self.waiting.append(request)
 
     def schedule(self) -> list[Chunk]:
-        """What the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
-        # Decodes come first: each is one token, and somebody is reading along.
+        """Return what the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
+        # Decodes come first: each is one token, and a client is reading along.
         chunks = []
         for sequence in list(self.running.values()):
             if sequence.remaining == 1 and self._extend(sequence):
@@ -98,14 +97,14 @@ class Scheduler:
         return chunks
 
     def remove(self, request: Request) -> None:
-        """Forgets a request that ends, whether it runs or waits."""
+        """Forget a request that ends, whether it runs or waits, and free its pages."""
         if sequence := self.running.pop(request.request_id, None):
             self.allocator.release(sequence.page_table)
         else:
             self.waiting.remove(request)
 
     def check(self) -> None:
-        """Every page is free or has one owner, and everybody has pages for what has been run, and hardly more."""
+        """Raise AssertionError if a page is lost or owned twice, or a request has too few pages or too many."""
         self.allocator.check([sequence.page_table for sequence in self.running.values()])
         for sequence in self.running.values():
             assert 0 <= sequence.computed < sequence.request.num_tokens
@@ -122,7 +121,7 @@ class Scheduler:
         return sequence
 
     def _allocate(self, request: Request) -> Sequence | None:
-        """NEW in 05: take pages for all tokens of a request; leave one for each that runs, or it is soon preempted."""
+        """NEW in 05: Take pages for all tokens of a request; None if the others would then lack one each to grow."""
         if self.allocator.pages_for(request.num_tokens) + len(self.running) > len(self.allocator.free):
             return None
         table = PageTable(self.allocator.page_size)
@@ -130,7 +129,7 @@ class Scheduler:
         return Sequence(request, table)
 
     def _extend(self, sequence: Sequence) -> bool:
-        """NEW in 05: make room for the next token; False if the sequence is the youngest, and gave up its pages."""
+        """NEW in 05: Make room for the next token by preempting the youngest; False if that is this sequence."""
         while sequence.request.request_id in self.running:
             if self.allocator.extend(sequence.page_table, sequence.computed + 1):
                 return True
@@ -138,7 +137,7 @@ class Scheduler:
         return False
 
     def _preempt(self) -> None:
-        """NEW in 05: take the pages of the youngest, and put it at the front of the queue: it came first."""
+        """NEW in 05: Take the pages of the youngest, and put it at the front of the queue: it came before the rest."""
         _, sequence = self.running.popitem()
         self.allocator.release(sequence.page_table)
         self.waiting.appendleft(sequence.request)

@@ -102,7 +102,7 @@ def measure(stage: str):
 
 
 def new_engine(stage: str, loaded: Loaded, sizes: dict, tokens: int) -> BaseEngine:
-    """An empty engine that is warm, with memory for so many tokens.
+    """Return an empty engine that is warm, with memory for `tokens` tokens.
 
     Memory that is used for the first time is slow, and only stage 06, which keeps what it has computed, would come to
     new memory again and again: so all of it is touched.

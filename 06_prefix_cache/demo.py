@@ -31,7 +31,7 @@ def price_list() -> dict[str, int]:
 
 
 def show_shared_text(loaded: Loaded) -> list[Request]:
-    """What the first question has computed, the others find."""
+    """Ask several questions about one text: the others find what the first one has computed."""
     prices = price_list()
     text = "\n".join(f"{thing} = {price}" for thing, price in prices.items())
     words = [list(prices)[i] for i in (7, 31, 52)]
@@ -45,7 +45,7 @@ def show_shared_text(loaded: Loaded) -> list[Request]:
 
 
 def show_conversation(loaded: Loaded) -> list[Request]:
-    """Each turn sends all turns before it; the pages of its own answer are there too."""
+    """Hold a conversation: each turn sends all turns before it, and finds the pages of its own answers too."""
     heading("A conversation: every turn sends everything that was said before")
     engine = Engine(loaded)
     messages, requests = [], []
@@ -58,7 +58,7 @@ def show_conversation(loaded: Loaded) -> list[Request]:
 
 
 def ask(engine: Engine, prompts: list[list[int]], questions: list[str]) -> list[Request]:
-    """One after another; prints for each what was cached, and when its first token came."""
+    """Run one prompt after another; print for each what was cached, and when its first token came."""
     requests = [engine.generate([prompt], SamplingParams(max_tokens=300))[0] for prompt in prompts]
     longest = max(request.timings.time_to_first_token for request in requests)
     for request, question in zip(requests, questions, strict=True):
@@ -72,7 +72,7 @@ def ask(engine: Engine, prompts: list[list[int]], questions: list[str]) -> list[
 
 
 def draw_tree(engine: Engine) -> Tree:
-    """Pages that follow each other without a branch are one line: how many, and how their text ends."""
+    """Draw pages that follow each other without a branch as one line: how many, and how their text ends."""
     tree = engine.scheduler.allocator.tree
     drawing = Tree(f"{tree.size} pages", guide_style="dim")
     todo = [(child, drawing) for child in tree.root.children.values()]

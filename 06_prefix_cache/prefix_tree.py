@@ -20,11 +20,11 @@ class Node:
 
 
 class PrefixTree:
-    """Cached pages. Those that nobody uses stay until somebody needs the memory: the least recently used goes first.
+    """Cached pages. Unused ones stay until memory runs out; then the least recently used goes first.
 
-    Invariant: in `unused`, from the least to the most recently used, a node comes before its parent, since whoever uses
-    a node uses its parents, and gives back the deepest first. So the first one is always a leaf, and eviction takes one
-    step, however large the tree is.
+    Invariant: in `unused`, from the least to the most recently used, a node comes before its parent, since a
+    sequence that uses a node uses its parents too, and releases the deepest first. So the first one is always a leaf,
+    and eviction takes one step, however large the tree is.
     """
 
     def __init__(self):
@@ -33,7 +33,7 @@ class PrefixTree:
         self.size = 0  # nodes, the root not counted
 
     def follow(self, path: list[Node], tokens: list[int]) -> Node | None:
-        """The page with these tokens at the end of a path from the root, with one user more; None: not cached."""
+        """Return the node with these tokens below a path from the root, with one more user; None if there is none."""
         node = (path[-1] if path else self.root).children.get(tuple(tokens))
         if node is not None:
             if node.references == 0:
@@ -42,7 +42,7 @@ class PrefixTree:
         return node
 
     def insert(self, path: list[Node], tokens: list[int], page: int) -> Node:
-        """A new node for a page that has been computed, at the end of a path; whoever computed it is its first user."""
+        """Add a computed page below a path from the root; return its node, whose one user is the page's owner."""
         node = Node(path[-1] if path else self.root, tuple(tokens), page)
         node.parent.children[node.tokens] = node
         node.references = 1
@@ -50,21 +50,21 @@ class PrefixTree:
         return node
 
     def release(self, path: list[Node]) -> None:
-        """One user less for a whole path from the root."""
+        """Remove one user from each node of a path from the root."""
         for node in reversed(path):
             node.references -= 1
             if node.references == 0:
                 self.unused[node] = None
 
     def evict(self) -> int:
-        """Forgets the least recently used page that nobody uses, and returns it."""
+        """Remove the least recently used of the unused pages from the tree, and return it."""
         node, _ = self.unused.popitem(last=False)
         del node.parent.children[node.tokens]
         self.size -= 1
         return node.page
 
     def check(self, paths: list[list[Node]]) -> list[int]:
-        """References add up to the paths of those who run; returns all pages in the tree."""
+        """Raise AssertionError unless references add up to `paths`; return all pages in the tree."""
         users: dict[Node, int] = {}
         for path in paths:
             assert all(node.parent is above for node, above in zip(path, [self.root, *path], strict=False))

@@ -20,7 +20,7 @@ class Batch:
     """
 
     def __init__(self, chunks: list[Chunk], device: torch.device):
-        """Chunks of decoding requests come first."""
+        """Lay chunks end to end; those of decoding requests must come first."""
         token_ids, positions, slot_mapping, logits_rows = [], [], [], []
         query_lengths, lengths, tables = [], [], []
         for chunk in chunks:

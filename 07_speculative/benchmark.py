@@ -9,7 +9,7 @@ Stage 06 runs in a process of its own, too, to show that the company changes not
 Expectation. A pass over few tokens costs hardly more than over one, so at a small batch guesses are nearly free, and
 what they bring is 1 + a + a^2 + ... + a^k tokens a pass, a being the share that is accepted. From the time of a pass
 over n tokens, measured alone, and from a, the speed-up can be predicted. In a large batch each token costs its share of
-arithmetic: whoever goes on guessing then pays for every token that is rejected.
+arithmetic, and every rejected one is a loss.
 """
 
 import statistics
@@ -147,7 +147,7 @@ def summary(results: Sequence[LoadResult], stats: Mapping[str, float]) -> Figure
 
 
 def questions(loaded: Loaded, sizes: dict, batch: int) -> list[Job]:
-    """The first so many of always the same list. The model ends its answers itself."""
+    """Return the first questions of one fixed list, more for a larger batch. The model ends its answers itself."""
     jobs = corpus_jobs(loaded.tokenizer, 2 * max(sizes["batches"]), most_tokens=sizes["most_tokens"], ignore_eos=False)
     return jobs[: max(sizes["least_jobs"], 2 * batch)]
 
@@ -170,7 +170,7 @@ def curve(loaded: Loaded, sizes: dict) -> Figures:
     adaptive = make_engine(NOW, loaded, {"draft": "draft"})
     costs, predicted = adaptive.scheduler.speculation.costs, []
     for k in sizes["guesses"]:
-        # Of those that are looked at: behind a rejected one nobody looks.
+        # Of the judged ones: those behind a rejected one are not judged.
         share = per_guess(runs[f"{k}"]["acceptance"] / 100, k)
         tokens = sum(share**i for i in range(k + 1))
         predicted.append(tokens * costs.target(1) / (costs.target(1 + k) + k * costs.draft(1)))

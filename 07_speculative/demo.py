@@ -25,7 +25,7 @@ def demo(engine: Engine, loaded: Loaded) -> None:
 
 
 def compare(loaded: Loaded, question: str, draft: str) -> list[Request]:
-    """The same answer with draft tokens and without any, which is what stage 06 does."""
+    """Give the same answer with draft tokens and without any, as stage 06 does."""
     prompt, params = chat_prompt(loaded.tokenizer, question), SamplingParams(max_tokens=150)
     drafting, plain = Engine(loaded, draft=draft), Engine(loaded, num_draft_tokens=0)
     for engine in (drafting, plain):
@@ -52,7 +52,7 @@ def compare(loaded: Loaded, question: str, draft: str) -> list[Request]:
 
 
 def run_coloured(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[Request, str]:
-    """A request run to its end, and its text with each token in the colour of its origin."""
+    """Run a request to its end; return it, and its text with each token in the colour of its origin."""
     request = engine.add(prompt, params)
     coloured = ""
     while engine.has_unfinished:

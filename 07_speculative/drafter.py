@@ -32,6 +32,8 @@ from .verification import Row, by_rejection
 
 
 class Drafter(Protocol):
+    """What drafts: prompt lookup, or a draft model."""
+
     def draft(self, chunks: list[Chunk]) -> None:
         """Fill the draft of each chunk with at most `chunk.room` tokens; fewer, or none, where nothing is likely."""
 
@@ -45,6 +47,7 @@ class PromptLookup:
         self._indexes: weakref.WeakKeyDictionary[Sequence, NgramIndex] = weakref.WeakKeyDictionary()
 
     def draft(self, chunks: list[Chunk]) -> None:
+        """Fill each draft with what followed the last tokens of the text where they occurred before."""
         for chunk in chunks:
             if chunk.room:
                 request = chunk.sequence.request
@@ -62,7 +65,7 @@ class NgramIndex:
         self.indexed = 0  # tokens: the runs that end with one of these are in `ends`
 
     def find(self, tokens: list[int]) -> int:
-        """The place behind the last earlier occurrence of the longest run that the text ends with; 0: there is none."""
+        """Return the place behind the last earlier occurrence of the longest run that the text ends with, or 0."""
         for end in range(self.indexed + 1, len(tokens)):  # not to the text's own end, which is no earlier occurrence
             for n in self.sizes:
                 if n <= end:
@@ -82,6 +85,7 @@ class DraftModel:
         self.read_budget = read_budget
 
     def draft(self, chunks: list[Chunk]) -> None:
+        """Fill all drafts token by token, where the model has read the text and its context holds the draft."""
         going, hidden = self._read([chunk for chunk in chunks if chunk.room and self._reaches(chunk)])
         while going:
             self._draft_one(going, hidden)
@@ -110,6 +114,7 @@ class DraftModel:
         return whole, self._run(pieces) if pieces else None
 
     def _reaches(self, chunk: Chunk) -> bool:
+        """Return whether the text and its draft fit the draft model's context."""
         return chunk.sequence.request.num_tokens + chunk.room <= self.context_length
 
     def _newest(self, chunk: Chunk) -> Chunk:
@@ -143,9 +148,10 @@ class DraftModel:
 
 
 def load_draft_model(name: str, target: Loaded) -> Loaded | None:
-    """The draft model of that name; None for "lookup". "auto" is the bundled one for the bundled target, else "lookup".
+    """Return the draft model of that name; None for "lookup".
 
-    ValueError if it cannot draft the target's tokens, because its vocabulary is another one.
+    "auto" is the bundled one for the bundled target, otherwise "lookup". Raise ValueError if its vocabulary is not the
+    target's: it cannot draft the target's tokens.
     """
     if name == "auto":
         name = "draft" if target.name in ("bundled", "target") else "lookup"
@@ -163,8 +169,10 @@ def load_draft_model(name: str, target: Loaded) -> Loaded | None:
 
 @lru_cache(maxsize=1)
 def load_once(name: str, device: torch.device, dtype: torch.dtype) -> Loaded:
+    """Load a draft model, or return the one loaded last: engines of one process share it."""
     return load_model(name, device=device, dtype=dtype)
 
 
 def vocabulary(model: Loaded) -> dict[str, int] | None:
+    """Return the ids of all tokens by their text, or None without a tokenizer."""
     return model.tokenizer.get_vocab() if model.tokenizer else None

@@ -74,7 +74,7 @@ class Engine(BaseEngine):
 
     @property
     def max_model_len(self) -> int:
-        """A request can have no more tokens than all pages together."""
+        """Return the most tokens of a request: the context, or what all pages hold."""
         return min(self.config.context_length, self.cache.capacity)
 
     def accept(self, request: Request) -> None:
@@ -83,7 +83,7 @@ class Engine(BaseEngine):
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """A token or more for every request that decodes, and a piece of the prompts of those that do not yet."""
+        """Give every request that decodes a token or more, and run a piece of the prompts of those that do not yet."""
         if not self.requests:
             return []
         with self.trace.step() as record:
@@ -134,6 +134,7 @@ class Engine(BaseEngine):
         self.scheduler.check()
 
     def stats(self) -> dict[str, float]:
+        """Return how many requests run and wait, and how much K and V they use and reserve; shared pages count once."""
         running = self.scheduler.running.values()
         tree, page_size = self.scheduler.allocator.tree, self.scheduler.allocator.page_size
         shared = (tree.size - len(tree.unused)) * page_size  # what several use counts once

@@ -1,25 +1,25 @@
 """The scheduler decides, before every step, which requests run in it and how many of their tokens.
 
-Static batching forms a group and runs it until its slowest member ends. Here the group is formed anew for every step
-(iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as there is room, and leaves the moment it
-ends. And a long prompt is run in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not hold
-up those who are decoding.
+Static batching forms a group and runs it until its slowest member ends. Here the scheduler forms a new group for every
+step (iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as there is room, and leaves the
+moment it ends. And a long prompt runs in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not
+hold up requests that decode.
 
 Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
 the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and it makes
 no difference to the result.
 
-Pages: a request gets pages for the tokens it has, and one more page when the last one is full. So many more
+Pages: a request gets pages for the tokens it has, and one more page when the last one is full. More
 requests fit in than if each had a slot for the longest it may become. The price is that memory may run out in the
 middle: then the youngest request gives its pages back, returns to the front of the queue, and later runs again what it
 had run (preemption by recomputation). Its tokens are known, so that is a prefill, and fast; and as the sampler depends
 on nothing but seed and position, it goes on with the tokens it would have had.
 
 A page that is full goes into the tree of cached pages, and stays there when its request has ended. A new request takes
-over from the tree the pages that it begins with, and computes only the rest. Two requests that begin alike and come
-together both compute it, and the one that is done later takes over the first one's pages and gives its own back (they
-converge on one copy): nobody ever waits for somebody else's prefill. Only full pages are shared, so that nobody writes
-to a page of another, and the last token is always computed, since its logits are wanted.
+over from the tree the pages that it begins with, and computes only the rest. Two requests that begin alike and arrive
+together both compute their beginning, and the later one takes over the first one's pages and gives its own back (they
+converge on one copy): no request waits for another's prefill. Only full pages are shared, so that no request writes to
+a page of another, and the last token is always computed, since its logits are wanted.
 
 NEW in 07: a request that decodes may run some draft tokens behind its newest one, if there are tokens left in the
 budget and pages to put them in. They are charged like any others. Those that are rejected have left K and V behind, at
@@ -48,7 +48,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens to run before the next one can be sampled: a whole prompt at first, one in decode."""
+        """Return how many tokens to run before the next is sampled: a whole prompt at first, one in decode."""
         return self.request.num_tokens - self.computed
 
 
@@ -56,7 +56,7 @@ class Sequence:
 class Chunk:
     """What one step runs of one sequence: its tokens from number `start` on.
 
-    completes: nothing of the sequence remains behind it, so its last token tells the next one.
+    completes: no token of the sequence remains behind it, so the logits of its last token give the next one.
     NEW in 07: draft: tokens that may come next, at most `room` of them, which run behind it.
     """
 
@@ -69,47 +69,46 @@ class Chunk:
 
     @property
     def phase(self) -> str:
+        """Return "decode" if this is the newest output token alone, else "prefill"."""
         decodes = self.completes and len(self.token_ids) == 1 and self.sequence.request.token_ids
         return "decode" if decodes else "prefill"
 
     @property
     def num_tokens(self) -> int:
-        """NEW in 07: how many tokens go through the model."""
+        """NEW in 07: Return how many tokens go through the model."""
         return len(self.token_ids) + len(self.draft.token_ids)
 
 
 class Scheduler:
     """First come, first served; at most `max_running` requests and `token_budget` tokens in a step.
 
-    Nobody starves: the budget has a token for every running request, so in every step each one that decodes gets its
-    token, and the oldest one in prefill gets at least one. Preemption takes pages from the youngest only, so
-    the oldest always gets on: `add` has seen to it that it fits in when it is alone.
+    No request starves: the budget has a token for every running request, so in every step each one that decodes gets
+    its token, and the oldest one in prefill gets at least one. Preemption takes pages from the youngest only, so the
+    oldest always advances: alone it fits in, since `add` refuses any request that does not.
     """
 
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int, speculation: Speculation):
         if max_running < 1:
             raise ValueError(f"max_running must be at least 1, not {max_running}")
         if token_budget < max_running:
-            raise ValueError(
-                f"token_budget is {token_budget}: it must be at least max_running, {max_running}, "
-                "so that every running request can have a token in every step"
-            )
+            raise ValueError(f"token_budget is {token_budget}: it must be at least max_running, {max_running}")
         self.max_running, self.token_budget = max_running, token_budget
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.allocator = PageAllocator(num_pages, page_size)
         self.speculation = speculation
         self.preemptions = 0  # ever
-        self.tokens_asked = self.tokens_hit = 0  # ever: of requests that came, and of these found in the tree
-        self.refused: tuple[str, int, int] | None = None  # the head of the queue, with pages and requests at that time
+        self.tokens_asked = self.tokens_hit = 0  # ever: of admitted requests, and of these found in the tree
+        self.refused: tuple | None = None  # the head of the queue; pages, requests, node and its children at that time
 
     def add(self, request: Request) -> None:
+        """Queue a request behind those that wait; raise ValueError if not even the whole pool can hold it."""
         self.allocator.check_fits(len(request.prompt_token_ids) + request.max_tokens)
         self.waiting.append(request)
 
     def schedule(self) -> list[Chunk]:
-        """What the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
-        # Decodes come first: each is one token, and somebody is reading along.
+        """Return what the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
+        # Decodes come first: each is one token, and a client is reading along.
         chunks = []
         for sequence in list(self.running.values()):
             if sequence.remaining == 1 and self._extend(sequence):
@@ -137,7 +136,7 @@ class Scheduler:
             self.speculation.learn(sequence, len(chunk.draft.token_ids), chunk.draft.accepted)
 
     def cache_full_pages(self) -> None:
-        """Put what has been computed into the tree, unless another request's copy is there already."""
+        """Put each full page that has been computed into the tree, or take over the copy that is there."""
         size, tree = self.allocator.page_size, self.allocator.tree
         for sequence in self.running.values():
             table = sequence.page_table
@@ -150,14 +149,14 @@ class Scheduler:
                 self.allocator.adopt(table, node)
 
     def remove(self, request: Request) -> None:
-        """Forgets a request that ends, whether it runs or waits."""
+        """Forget a request that ends, whether it runs or waits, and free its pages."""
         if sequence := self.running.pop(request.request_id, None):
             self._release(sequence)
         else:
             self.waiting.remove(request)
 
     def check(self) -> None:
-        """Every page is free or has one owner, and everybody has pages for what has been run, and hardly more."""
+        """Raise AssertionError if a page is lost or owned twice, or a request has too few pages or too many."""
         self.allocator.check([sequence.page_table for sequence in self.running.values()])
         for sequence in self.running.values():
             assert 0 <= sequence.computed < sequence.request.num_tokens
@@ -175,19 +174,21 @@ class Scheduler:
         return sequence
 
     def _allocate(self, request: Request) -> Sequence | None:
-        """Take pages for all tokens of a request; leave one for each that runs, or it is soon preempted."""
-        # A long prompt is not looked up in every step until there are more pages or fewer requests.
-        if self.refused and self.refused[0] == request.request_id:
-            _, available, running = self.refused
-            if self.allocator.available <= available and len(self.running) >= running:
+        """Take pages for all tokens of a request; None if the others would then lack one each to grow."""
+        # Look a long prompt up again only when there are more pages, fewer requests, or more of its prefix.
+        if self.refused and self.refused[0] is request:
+            _, available, running, node, children = self.refused
+            no_more_room = self.allocator.available <= available and len(self.running) >= running
+            if no_more_room and len(node.children) == children:
                 return None
         table = PageTable(self.allocator.page_size)
         sequence = Sequence(request, table)
         self._reuse(sequence)
         lacking = self.allocator.pages_for(request.num_tokens) - len(table.pages)
         if lacking + len(self.running) > self.allocator.available:
+            node = table.path[-1] if table.path else self.allocator.tree.root
             self.allocator.release(table)
-            self.refused = request.request_id, self.allocator.available, len(self.running)
+            self.refused = request, self.allocator.available, len(self.running), node, len(node.children)
             return None
         self.allocator.extend(table, request.num_tokens)
         if not request.admitted:  # what it finds after a preemption it may have computed itself
@@ -197,7 +198,7 @@ class Scheduler:
         return sequence
 
     def _count_hit(self, request: Request, tokens: int) -> None:
-        """These tokens of its prompt were in the tree."""
+        """Count `tokens` tokens of a prompt that were in the tree."""
         self.tokens_hit += tokens
         request.cached_tokens += tokens
 
@@ -218,7 +219,7 @@ class Scheduler:
             self._count_hit(sequence.request, sequence.computed - before)
 
     def _extend(self, sequence: Sequence) -> bool:
-        """Make room for the next token; False if the sequence is the youngest, and gave up its pages."""
+        """Make room for the next token by preempting the youngest; False if that is this sequence."""
         while sequence.request.request_id in self.running:
             if self.allocator.extend(sequence.page_table, sequence.computed + 1):
                 return True
@@ -239,7 +240,7 @@ class Scheduler:
         self.allocator.release(sequence.page_table)
 
     def _preempt(self) -> None:
-        """Take the pages of the youngest, and put it at the front of the queue: it came first."""
+        """Take the pages of the youngest, and put it at the front of the queue: it came before the rest."""
         _, sequence = self.running.popitem()
         self._release(sequence)
         self.waiting.appendleft(sequence.request)

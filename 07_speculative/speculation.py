@@ -31,4 +31,5 @@ class Speculation:
         """Note how long a step has taken in which the requests had these numbers of draft tokens, and no prompt ran."""
 
     def stats(self) -> dict[str, int]:
+        """Return how many drafts and draft tokens were run, and how many tokens accepted, so far."""
         return {"drafts": self.drafts, "draft_tokens": self.draft_tokens, "accepted_tokens": self.accepted}

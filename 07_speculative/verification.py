@@ -56,10 +56,12 @@ class Row:
 
     @classmethod
     def after(cls, request: Request, accepted: list[int]) -> "Row":
+        """Return a request as it would be with these draft tokens accepted."""
         return cls(request.params, request.prompt_token_ids, request.token_ids + accepted, request.seed)
 
 
 def by_rejection(request: Request) -> bool:
+    """Return whether rejection sampling verifies the request: it samples, and no seed promises its text."""
     return not request.params.greedy and request.params.seed is None
 
 
@@ -98,7 +100,7 @@ def compare(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list[list[S
 
 
 def reject(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list[list[SampledToken]]:
-    """Rejection sampling, for each request. The host waits for the device twice, however many there are."""
+    """Return the same decided by rejection sampling. The host waits for the device twice for any number of requests."""
     device = logits.device
     p = probabilities(logits, rows)  # [R, V]
     q = torch.stack([one for draft in drafts for one in draft.probabilities])  # [K, V]: one row less for each

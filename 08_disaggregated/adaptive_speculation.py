@@ -37,6 +37,7 @@ class Acceptance:
     judged: float = 0.0
 
     def learn(self, drafted: int, accepted: int, forget: float = FORGET) -> None:
+        """Note that `accepted` of `drafted` tokens were accepted; what was seen before counts `forget` times."""
         forget = forget if drafted else max(forget, FORGET_IDLE)
         self.accepted = forget * self.accepted + accepted
         self.judged = forget * self.judged + min(accepted + 1, drafted)
@@ -67,6 +68,7 @@ class Costs:
     draft: PassTimes | None
 
     def drafting(self, requests: int) -> float:
+        """Return the seconds of one pass of the draft model over a token of each of `requests` requests."""
         return self.draft(requests) if self.draft else 0.0
 
     def step(self, counts: list[int]) -> float:
@@ -121,19 +123,23 @@ class AdaptiveSpeculation(Speculation):
         self.slowness = {False: 1.0, True: FIRST_SLOWNESS}
 
     def counts(self, sequences: list[Any]) -> list[int]:
+        """Return for each sequence the number of draft tokens that brings the most tokens a second in this batch."""
         average = self.average.rate(FIRST_RATE)
         rates = [self._acceptance(sequence).rate(average) for sequence in sequences]
         return best_counts(rates, self.costs, self.slowness[True] / self.slowness[False]) if rates else []
 
     def learn(self, sequence: Any, drafted: int, accepted: int) -> None:
+        """Note what became of a draft, in the totals, for its sequence and in the average of all."""
         super().learn(sequence, drafted, accepted)
         self._acceptance(sequence).learn(drafted, accepted)
         self.average.learn(drafted, accepted, forget=0.999)
 
     def _acceptance(self, sequence: Any) -> Acceptance:
+        """Return what has been seen of a sequence, nothing at first."""
         return self.acceptances.setdefault(sequence, Acceptance())
 
     def record_step_time(self, seconds: float, counts: list[int]) -> None:
+        """Learn how many times longer than by `costs` steps of this kind take, with draft tokens or without."""
         kind, slowness = any(counts), self.slowness
         times = min(seconds / self.costs.step(counts), 4.0)  # a disturbance that lasts longer is no part of a step
         slowness[kind] += 0.05 * (times - slowness[kind])

@@ -24,7 +24,7 @@ def demo(engine: Engine, loaded: Loaded) -> None:
 
 
 def show_arrival(loaded: Loaded) -> list[Request]:
-    """The same arrival twice, on the same cores: all of them for one worker, and half of them for each of two."""
+    """Show the same arrival twice, on the same cores: all of them for one worker, and half for each of two."""
     filler = loaded.tokenizer("Passage: " + "The weather is mild. A cat sleeps on the wall. " * 60)["input_ids"]
     heading(f"{len(STORIES)} requests decode, and a prompt of {len(filler)} tokens arrives")
     console.print("  [green]█[/green] a token   [red]·[/red] no token   [yellow]▓[/yellow] the prompt is computed")

@@ -63,10 +63,8 @@ class WorkerEngine(BaseEngine):
         backend, self.startup_notes = choose_attention(attention, self.device, self.dtype, head_dim, page_size)
         self.startup_notes += f", draft={draft_model.name if draft_model else 'lookup'}"
         scored = max_running * (1 + (MAX_DRAFT_TOKENS if num_draft_tokens is None else num_draft_tokens))  # rows
-        # Memory is counted in pages. A page has its place in both models' pools.
-        # NEW in 08: several workers may share a GPU.
-        left = kv_bytes_left(loaded, token_budget, scored, gpu_share) if kv_memory is None else kv_memory
-        budget = parse_bytes(left)
+        # Memory is counted in pages. A page has its place in both models' pools. NEW in 08: workers may share a GPU.
+        budget = kv_bytes_left(loaded, token_budget, scored, gpu_share) if kv_memory is None else parse_bytes(kv_memory)
         models = [loaded, draft_model] if draft_model else [loaded]
         num_pages = budget // (page_size * sum(model.config.kv_bytes_per_token(self.dtype) for model in models))
         self.cache = KVCache(loaded, num_pages, page_size, backend)
@@ -81,12 +79,12 @@ class WorkerEngine(BaseEngine):
 
     @property
     def max_model_len(self) -> int:
-        """A request can have no more tokens than all pages together."""
+        """Return the most tokens of a request: the context, or what all pages hold."""
         return min(self.config.context_length, self.cache.capacity)
 
     @property
     def pools(self) -> list[Tensor]:
-        """NEW in 08: all that belongs to a page and travels with it: each [layers, pages, page_size, H_kv, D]."""
+        """NEW in 08: Return what belongs to a page and travels with it: each [layers, pages, page_size, H_kv, D]."""
         caches = [self.cache, self.drafter.cache] if isinstance(self.drafter, DraftModel) else [self.cache]
         return [tensor for cache in caches for tensor in (cache.k, cache.v)]
 
@@ -102,7 +100,7 @@ class WorkerEngine(BaseEngine):
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """A token or more for every request that decodes, and a piece of the prompts of those that do not yet."""
+        """Give every request that decodes a token or more, and run a piece of the prompts of those that do not yet."""
         if not self.requests:
             return []
         with self.trace.step() as record:
@@ -155,6 +153,7 @@ class WorkerEngine(BaseEngine):
         self.scheduler.check()
 
     def stats(self) -> dict[str, float]:
+        """Return how many requests run and wait, and how much K and V they use and reserve; shared pages count once."""
         running = self.scheduler.holding
         tree, page_size = self.scheduler.allocator.tree, self.scheduler.allocator.page_size
         shared = (tree.size - len(tree.unused)) * page_size  # what several use counts once

@@ -31,10 +31,10 @@ class Fleet(ABC):
 
     @abstractmethod
     def events(self, seconds: float) -> list[Event]:
-        """All events since the last call; if there are none, wait this long for the first."""
+        """Return all events since the last call; if there are none, wait up to `seconds` for the first."""
 
     def stats(self, number: int, last: dict[str, float]) -> dict[str, float]:
-        """A worker's stats; `last` are those of its last heartbeat."""
+        """Return a worker's stats; `last` are those of its last heartbeat."""
         return last
 
     def check(self) -> None:  # noqa: B027 (the books of another process are its own to check)
@@ -53,9 +53,11 @@ class LocalFleet(Fleet):
         self.greetings = [Event(number, worker.hello()) for number, worker in enumerate(self.workers)]
 
     def send(self, number: int, mail: Mail) -> None:
+        """Have the worker read the mail now."""
         self.workers[number].read(mail)
 
     def events(self, seconds: float) -> list[Event]:
+        """Give each worker one turn; return their reports, and in the first call their greetings too."""
         events, self.greetings = self.greetings, []
         for number, worker in enumerate(self.workers):
             if report := worker.turn():
@@ -63,6 +65,7 @@ class LocalFleet(Fleet):
         return events
 
     def stats(self, number: int, last: dict[str, float]) -> dict[str, float]:
+        """Return a worker's stats as they are now."""
         return self.workers[number].engine.stats()
 
     def check(self) -> None:

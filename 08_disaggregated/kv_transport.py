@@ -31,7 +31,7 @@ class Transfer(Protocol):
     seconds: float
 
     def done(self) -> bool:
-        """Whether every byte is in its place; ConnectionError, with the reason, if it never will be."""
+        """Return whether every byte is in its place. Raise ConnectionError with the reason if it never will be."""
 
     def wait(self, seconds: float) -> None:
         """Return when it is done or has failed, or after this time."""
@@ -85,7 +85,10 @@ class LocalTransport:
 
 
 class LocalTransfer:
+    """A Transfer that is over as soon as it is made."""
+
     def __init__(self, pools: list[Tensor], source: LocalTransport, key: str, skip: int, pages: list[int]):
+        """Copy what is offered, without its first `skip` pages, to `pages` of the pools, [layers, pages, ...] each."""
         start, self.bytes = time.perf_counter(), 0
         offer = source.offers.get(key)
         self.filled = offer is not None
@@ -96,12 +99,13 @@ class LocalTransfer:
         self.seconds = time.perf_counter() - start
 
     def done(self) -> bool:
+        """Return True. Raise ConnectionError if the offer had been withdrawn."""
         if not self.filled:
             raise ConnectionError("the pages have been withdrawn")
         return True
 
     def wait(self, seconds: float) -> None:
-        """It is over already."""
+        """Return at once: it is over."""
 
     def cancel(self) -> None:
-        """It is over already."""
+        """Return at once: it is over."""

@@ -36,7 +36,7 @@ class Order:
     ticket: Any = None
 
     def request(self, eos_token_ids: frozenset[int]) -> Request:
-        """The request as a worker runs it: without a tokenizer, so without text and stop strings."""
+        """Return the request as a worker runs it: without a tokenizer, so without text and stop strings."""
         request = Request(self.key, self.prompt_token_ids, self.params, None, eos_token_ids, self.max_tokens)
         request.seed, request.token_ids = self.seed, list(self.token_ids)
         if self.params.logprobs is not None:
@@ -93,7 +93,7 @@ class Report:
     heartbeat: Heartbeat | None = None
 
     def __bool__(self) -> bool:
-        """Whether the router learns anything from it."""
+        """Return whether the router learns anything from it."""
         news = self.gains, self.parked, self.arrived, self.failed, self.record, self.heartbeat
         return any(news) or self.available is not None
 

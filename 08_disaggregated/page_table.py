@@ -1,6 +1,6 @@
-"""Pages, who owns them, and where a token's K and V lie.
+"""Pages, their owners, and where a token's K and V lie.
 
-A page may also belong to the tree of cached pages, which keeps what nobody uses until memory runs out.
+A page may also belong to the tree of cached pages, which keeps unused ones until memory runs out.
 """
 
 from .prefix_tree import Node, PrefixTree
@@ -12,15 +12,15 @@ class PageTable:
     def __init__(self, page_size: int):
         self.page_size = page_size
         self.pages: list[int] = []
-        self.path: list[Node] = []  # those of its pages that are in the tree, the first ones always
+        self.path: list[Node] = []  # the nodes of its first pages, those that are in the tree
 
     @property
     def capacity(self) -> int:
-        """Tokens there is room for."""
+        """Return how many tokens there is room for."""
         return len(self.pages) * self.page_size
 
     def slot_mapping(self, start: int, stop: int) -> list[int]:
-        """Where tokens `start` to `stop` lie: page * page_size + place in the page."""
+        """Return where tokens `start` to `stop` - 1 lie in the pool: page * page_size + place in the page."""
         size, pages = self.page_size, self.pages
         return [pages[position // size] * size + position % size for position in range(start, stop)]
 
@@ -34,10 +34,11 @@ class PageAllocator:
         self.free = list(range(num_pages))[::-1]  # a stack: the page freed last is still in the processor's caches
 
     def pages_for(self, tokens: int) -> int:
+        """Return how many pages `tokens` tokens take; the last one may not be full."""
         return -(-tokens // self.page_size)
 
     def extend(self, table: PageTable, tokens: int) -> bool:
-        """Gives the table what it lacks to hold so many tokens; False, and nothing, if there is not enough."""
+        """Grow the table to hold `tokens` tokens; return False and change nothing if pages run short."""
         lacking = self.pages_for(tokens) - len(table.pages)
         if lacking > self.available:
             return False
@@ -46,11 +47,11 @@ class PageAllocator:
 
     @property
     def available(self) -> int:
-        """Pages that are free, or cached and unused."""
+        """Return how many pages are free, or cached and unused."""
         return len(self.free) + len(self.tree.unused)
 
     def adopt(self, table: PageTable, node: Node) -> None:
-        """Put a cached page next on the table's path; free the table's own page if it is another one."""
+        """Put a cached page next on the table's path; free the table's own copy of it, if there is one."""
         place = len(table.path)
         if place == len(table.pages):
             table.pages.append(node.page)
@@ -60,12 +61,13 @@ class PageAllocator:
         table.path.append(node)
 
     def release(self, table: PageTable) -> None:
-        self.tree.release(table.path)  # these pages stay in the tree, for whoever begins alike
+        """Give all pages of a table back: those on its path to the tree, its own to the free list."""
+        self.tree.release(table.path)  # these stay in the tree, for requests that begin alike
         self.free += reversed(table.pages[len(table.path) :])
         table.pages, table.path = [], []
 
     def check_fits(self, tokens: int) -> None:
-        """ValueError if a request of so many tokens is too large for the pool, even with nobody else in it."""
+        """Raise ValueError if a request of `tokens` tokens is too large for the pool, even for an empty one."""
         if self.pages_for(tokens) > self.num_pages:
             raise ValueError(
                 f"prompt and max_tokens are {tokens} tokens, which take {self.pages_for(tokens)} pages of "
@@ -74,7 +76,7 @@ class PageAllocator:
             )
 
     def check(self, tables: list[PageTable]) -> None:
-        """Every page is free, owned or cached, and that once; `tables` are all there are."""
+        """Raise AssertionError unless every page is free, cached or in one table; `tables` are all there are."""
         owned = [page for table in tables for page in table.pages[len(table.path) :]]
         cached = self.tree.check([table.path for table in tables])
         assert sorted(owned + cached + self.free) == list(range(self.num_pages)), (owned, cached, self.free)

@@ -62,6 +62,7 @@ def decode_pass(model: Transformer, cache: KVCache, requests: int) -> Callable[[
 
 
 def timed(run: Callable[[], object]) -> float:
+    """Return the seconds of one run."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from common.distributed.channel import Door, connect, limit_reads, receive_into, send_from
+from common.distributed.channel import Door, connect, limit_reads, on_thread, receive_into, send_from
 from common.distributed.cluster import Cluster, describe, host, ray
 from common.distributed.ranked import POLL_SECONDS, OnAllRanks, RankedTransport
 from common.distributed.tcp_transport import TcpTransport
@@ -64,21 +64,24 @@ class WorkerProcess:
         """Work for the router that connects, until the connection ends. Then let go of everything."""
         mailbox: SimpleQueue[Mail | None] = SimpleQueue()
         self.worker.wake = partial(mailbox.put, LOOK)
-        with self.door.accept(CONNECT_SECONDS) as connection:
+        with (
+            self.door.accept(CONNECT_SECONDS) as connection,
+            on_thread(receive_into, mailbox, connection, CLOSED),
+            suppress(BrokenPipeError, ConnectionResetError),  # the router is gone
+        ):
             connection.send(self.worker.hello())
-            threading.Thread(target=receive_into, args=(mailbox, connection, CLOSED), daemon=True).start()
-            with suppress(BrokenPipeError, ConnectionResetError):  # the router is gone
-                Worker.run(self.worker, mailbox, connection.send)
+            Worker.run(self.worker, mailbox, connection.send)
         self.worker.clear()
 
 
 def make_worker(loaded: Loaded, options: dict[str, Any], host: str) -> Worker:
-    """One rank's part of a worker."""
+    """Return one rank's part of a worker."""
     transport = RankedTransport(TcpTransport(host), loaded.shard, loaded.device)
     return Worker(make_engine(WorkerEngine, loaded, **options), transport)
 
 
 def worker_on_ranks(ranks: Ranks, options: dict[str, Any], host: str) -> OnAllRanks:
+    """Return a worker whose engine runs on all ranks in step."""
     with ranks.in_step():
         ranks.tell("make", __name__, "make_worker", options, host)
         worker = make_worker(ranks.loaded, options, host)
@@ -103,7 +106,6 @@ class RayFleet(Fleet):
         self.closing = threading.Event()
         self.inbox: SimpleQueue[tuple[Event, SimpleQueue[Mail] | None]] = SimpleQueue()
         self.outboxes: dict[int, SimpleQueue[Mail]] = {}  # of the lives that the router knows of
-        self.connections: dict[int, Connection] = {}
         self.actors: dict[int, Any] = {}
         keepers = [partial(self._keep, number) for number in range(len(options))]
         self.keepers = [threading.Thread(target=keep, name="keeper", daemon=True) for keep in keepers]
@@ -115,7 +117,7 @@ class RayFleet(Fleet):
             self.outboxes[number].put(mail)
 
     def events(self, seconds: float) -> list[Event]:
-        """As for every Fleet. ConnectionError if Ray itself has died, and no worker can come back."""
+        """As for every Fleet. Raise ConnectionError if Ray itself has died, and no worker can come back."""
         if self.cluster.failure:
             raise ConnectionError(self.cluster.failure)
         events = collect(self.inbox, seconds)
@@ -136,13 +138,13 @@ class RayFleet(Fleet):
         self.cluster.close()
 
     def _keep(self, number: int) -> None:
-        """The keeper of one worker, on a thread: start it, talk with it, and do that again when it is lost."""
+        """On a thread: start a worker, talk with it, and do both again when it is lost."""
         pause = AGAIN_SECONDS
         while not self.closing.is_set():
             met = False
             try:
                 if number not in self.actors:
-                    self.actors[number] = self._start(number)
+                    self._start(number)
                 actor = self.actors[number]
                 address, key = ray.get(actor.listen.remote(), timeout=self.hang_seconds)
                 run = actor.run.remote()
@@ -165,30 +167,25 @@ class RayFleet(Fleet):
                         ray.kill(actor)
             self.closing.wait(pause)
 
-    def _start(self, number: int) -> Any:
+    def _start(self, number: int) -> None:
+        """Start a process and have it load its model. Raise what Ray raises if it dies or takes too long."""
         actor = ray.remote(WorkerProcess).options(**self.cluster.actor_options(number)).remote()
+        self.actors[number] = actor  # from here on `close` ends it, also while it loads
         here = self.ranks, self.cluster.threads(number), self.cluster.loopback
-        try:
-            ray.get(actor.load.remote(self.model, self.options[number], *here), timeout=START_SECONDS)
-        except BaseException:
-            ray.kill(actor)
-            raise
-        return actor
+        ray.get(actor.load.remote(self.model, self.options[number], *here), timeout=START_SECONDS)
 
     def _talk(self, number: int, connection: Connection) -> None:
-        """Pass on what comes and goes until the connection ends. TimeoutError if the worker is silent for too long."""
+        """Pass on messages until the connection ends. Raise TimeoutError if the worker is silent for too long."""
         reason = "its connection has ended"
-        self.connections[number] = connection
         limit_reads(connection, self.hang_seconds)
         outbox: SimpleQueue[Mail] = SimpleQueue()
-        threading.Thread(target=send_from, args=(outbox, connection, CLOSED), daemon=True).start()
         try:
-            while connection.poll(self.hang_seconds):
-                self.inbox.put((Event(number, connection.recv()), outbox))
-            reason = f"it has been silent for {self.hang_seconds:g} s"
-            raise TimeoutError(reason)
+            with on_thread(send_from, outbox, connection, CLOSED):
+                while connection.poll(self.hang_seconds):
+                    self.inbox.put((Event(number, connection.recv()), outbox))
+                reason = f"it has been silent for {self.hang_seconds:g} s"
+                raise TimeoutError(reason)
         except (EOFError, ConnectionError):
             return
         finally:
-            outbox.put(CLOSED)
             self.inbox.put((Event(number, Lost(reason)), None))

@@ -40,6 +40,7 @@ class Recovery:
         self.last_up = time.monotonic()  # when any worker was up
 
     def stats(self) -> dict[str, int]:
+        """Return how many workers of each role are up, and what has been lost and resumed so far."""
         up = {f"{role}_workers_up": sum(h.up for h in handles) for role, handles in self.router.by_role.items()}
         counts = {"workers_lost": self.lost, "requests_resumed": self.resumed}
         return up | counts | {"failed_transfers": self.failed_transfers}
@@ -60,6 +61,7 @@ class Recovery:
     # ---- Workers ----
 
     def worker_back(self, handle: Handle) -> None:
+        """Log that a worker is up, unless it is one of this process and has just been made."""
         if handle.hello.process != os.getpid() or self.lost:
             log.warning("worker %d (%s) is up, process %d", *handle.who)
 
@@ -76,7 +78,7 @@ class Recovery:
             self.lose(flight, handle)
 
     def lose(self, flight: Flight, handle: Handle) -> None:
-        """The worker does not have this order any more, or shall not."""
+        """Take a flight off a worker: hand its parked pages to another one, or begin again."""
         handle.drop(flight.key)
         if flight.decode is handle:
             flight.decode = None
@@ -90,6 +92,7 @@ class Recovery:
                 self.begin_again(flight)
 
     def begin_again(self, flight: Flight) -> None:
+        """Drop the orders of a flight and begin a new attempt; after MOST_DEATHS end its request with "error"."""
         for handle in (flight.prefill, flight.decode):
             if handle is not None:
                 handle.drop(flight.key)
@@ -102,6 +105,7 @@ class Recovery:
             self.router.begin(flight)
 
     def _fail(self, flight: Flight, reason: str) -> None:
+        """End the request of a flight with "error", and log why."""
         log.error("request %s ends with an error: %s", flight.request.request_id, reason)
         self.router.fail(flight)
 
@@ -118,6 +122,7 @@ class Recovery:
                 self.lose(flight, handle)
 
     def transfer_failed(self, handle: Handle, flight: Flight, reason: str) -> None:
+        """Hand over again; after MOST_FAILED_TRANSFERS do without a handoff, after three times as many give up."""
         self.failed_transfers += 1
         flight.failed_transfers += 1
         log.warning("pages of request %s could not be fetched: %s", flight.request.request_id, reason)
@@ -131,7 +136,7 @@ class Recovery:
     # ---- Requests under which workers die ----
 
     def isolates(self, flight: Flight) -> bool:
-        """Whether a flight that begins has to wait for a worker of its own."""
+        """Queue a flight that begins for a worker of its own if it is a suspect; return whether it is."""
         if flight.deaths < SUSPECT_DEATHS:
             return False
         flight.phase, flight.since = QUEUED, time.monotonic()

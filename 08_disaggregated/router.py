@@ -53,9 +53,11 @@ class Router(BaseEngine):
 
     @property
     def max_model_len(self) -> int:
+        """Return the most tokens of a request: the context, or the smallest pool of all workers."""
         return min(self.config.context_length, self.smallest.num_pages * self.smallest.page_size)
 
     def accept(self, request: Request) -> None:
+        """Begin the first attempt. Raise ValueError if the id is too long, or the smallest pool too small."""
         if len(request.request_id) > MOST_ID:
             raise ValueError(f"a request id has at most {MOST_ID} characters, not {len(request.request_id)}")
         self.smallest.check_fits(len(request.prompt_token_ids) + request.max_tokens)
@@ -80,6 +82,7 @@ class Router(BaseEngine):
             self._send_mail()
 
     def check(self) -> None:
+        """Raise AssertionError if the books of the router, or of a worker in this process, do not balance."""
         self.fleet.check()
         assert set(self.keys) == set(self.requests) and set(self.keys.values()) == set(self.flights)
         for key, flight in self.flights.items():
@@ -97,6 +100,7 @@ class Router(BaseEngine):
         self.fleet.close()
 
     def stats(self) -> dict[str, float]:
+        """Return the sums of the workers' stats, and the router's own counts of requests, handoffs and losses."""
         total = add_up((handle.role, self.fleet.stats(handle.number, handle.stats)) for handle in self.handles)
         running = min(total.get("running", 0), len(self.requests))
         return {"kv_tokens_used": 0, "kv_tokens_reserved": 0} | total | {
@@ -112,7 +116,7 @@ class Router(BaseEngine):
         }  # fmt: skip
 
     def begin(self, flight: Flight) -> None:
-        """A new attempt, from the prompt and the output so far."""
+        """Begin a new attempt, from the prompt and the output so far."""
         self.flights.pop(flight.key, None)
         request = flight.request
         flight.key = self.keys[request.request_id] = f"{request.request_id}#{next(self.attempts)}"
@@ -123,10 +127,12 @@ class Router(BaseEngine):
             self.enqueue(flight, QUEUED)
 
     def enqueue(self, flight: Flight, phase: str) -> None:
+        """Queue a flight for a prefill worker (QUEUED) or a decode worker (READY), by the arrival of its request."""
         flight.phase, flight.since = phase, time.monotonic()
         heapq.heappush(self.queues[phase], (flight.request.timings.arrival, flight.key))
 
     def fail(self, flight: Flight) -> None:
+        """End the request of a flight with "error"."""
         flight.request.finish("error")
         self.changed[flight.request.request_id] = flight.request
         self._retire(flight.request)
@@ -157,6 +163,7 @@ class Router(BaseEngine):
         self._send_mail()
 
     def _oldest(self, phase: str) -> Flight | None:
+        """Return the flight in this phase whose request arrived first, and leave it queued; None if there is none."""
         queue = self.queues[phase]
         while queue:
             flight = self.flights.get(queue[0][1])
@@ -178,6 +185,7 @@ class Router(BaseEngine):
         handle.order(Order(flight.key, *what, hand_over=phase == PREFILL, ticket=ticket), task)
 
     def _send_mail(self) -> None:
+        """Send each worker that is up its orders and drops, or an empty mail if it is to be probed."""
         for handle in self.handles:
             if handle.up and (handle.orders or handle.drops or handle.probe):
                 handle.sent += 1
@@ -187,6 +195,7 @@ class Router(BaseEngine):
     # ---- Reports: up from the workers ----
 
     def _listen(self, seconds: float) -> None:
+        """React to all events of the fleet; if there are none, wait up to `seconds` for the first."""
         for number, news in self.fleet.events(seconds):
             handle = self.handles[number]
             if isinstance(news, Hello):
@@ -204,6 +213,7 @@ class Router(BaseEngine):
                 self._take(handle, news)
 
     def _take(self, handle: Handle, report: Report) -> None:
+        """React to the report of a worker. Ignore what it says of flights that it no longer has."""
         handle.note(report)
         record = handle.in_our_time(report.record, self.trace.steps) if report.record else None
         if record:
@@ -232,6 +242,7 @@ class Router(BaseEngine):
             self.recovery.compare(handle, report.heartbeat)
 
     def _arrived(self, flight: Flight) -> None:
+        """Note that the decode worker has the pages, and have the prefill worker drop them."""
         flight.phase = DECODE
         flight.decode.task_done(flight.key)
         if flight.prefill is not None:
@@ -239,6 +250,7 @@ class Router(BaseEngine):
             flight.prefill = None
 
     def _gain(self, handle: Handle, flight: Flight, gain: Gain) -> None:
+        """Append the tokens that a request does not have yet, and retire it if they end it."""
         request = flight.request
         known = len(request.token_ids) - gain.first
         if known < 0:
@@ -267,7 +279,7 @@ class Router(BaseEngine):
             self.recovery.progressed(flight)
 
     def _gather(self) -> None:
-        """Wait until all workers have started. ValueError if one of them cannot."""
+        """Wait until all workers have started. Raise ValueError if one of them cannot."""
         give_up = time.monotonic() + START_SECONDS
         while not all(handle.up for handle in self.handles):
             self._listen(0.1)

@@ -98,43 +98,48 @@ class Handle:
 
     @property
     def up(self) -> bool:
+        """Return whether the worker has started and is not lost."""
         return self.hello is not None
 
     @property
     def who(self) -> tuple[int, str, int]:
+        """Return number, role and process id, 0 while it is down."""
         return self.number, self.role, self.hello.process if self.hello else 0
 
     @property
     def open(self) -> bool:
-        """Whether new orders may go there."""
+        """Return whether new orders may go there."""
         return self.hello is not None and self.isolated is None
 
     def greet(self, hello: Hello, clock_offset: float) -> None:
-        """It has started, empty."""
+        """Note that the worker has started, empty."""
         self.__init__(self.number, self.role, hello, clock_offset, hello.num_pages)
         self.seen = SeenPages(hello.page_size, hello.num_pages)
 
     def order(self, order: Order, task: int) -> None:
+        """Put an order into the next mail. task: tokens to compute, or pages to reserve."""
         self.orders.append(order)
         self.held[order.key] = self.sent + 1
         self.tasks[order.key] = task
         self.load += task
 
     def task_done(self, key: str) -> None:
+        """Take the task of an order off the load."""
         self.load -= self.tasks.pop(key, 0)
 
     def forget(self, key: str) -> None:
-        """It no longer has this order."""
+        """Note that the worker no longer has this order."""
         self.task_done(key)
         self.held.pop(key, None)
 
     def drop(self, key: str) -> None:
-        """It shall let go of this order. One for the same pages may follow, also in the same mail."""
+        """Tell the worker to let go of this order. One for the same pages may follow, also in the same mail."""
         self.forget(key)
         self.orders = [order for order in self.orders if order.key != key]
         self.drops.append(key)
 
     def note(self, report: Report) -> None:
+        """Note the free pages, the last step and the stats that a report brings."""
         if report.available is not None:
             self.available = report.available
         if report.record:
@@ -143,25 +148,25 @@ class Handle:
             self.stats = report.heartbeat.stats
 
     def suspects(self) -> list[str]:
-        """The keys that it may have been working on: those of its last step, and the first of those that wait."""
+        """Return the keys that it may have worked on: those of its last step, and the first of those that wait."""
         waiting = [key for key in self.held if key not in self.computing]
         return [key for key in self.held if key in self.computing] + waiting[:MOST_BEGUN]
 
     def in_our_time(self, record: StepRecord, index: int) -> StepRecord:
-        """A step of this worker for the router's trace: by the router's clock, under the requests' own ids."""
+        """Return a step of this worker for the router's trace: by the router's clock, under the requests' own ids."""
         start, end = record.start + self.clock_offset, record.end + self.clock_offset
         works = [Work(work.request_id.rpartition("#")[0], work.phase, work.tokens) for work in record.works]
         return StepRecord(index, start, end, works, record.counters | {"worker": self.number})
 
 
 def choose_prefill(handles: Iterable[Handle], tokens: list[int]) -> tuple[Handle, int] | None:
-    """The worker with the lowest cost, and how many tokens it has to compute; None if no worker is open."""
+    """Return the worker with the lowest cost, and how many tokens it has to compute; None if no worker is open."""
     each = [(handle, len(tokens) - handle.seen.longest(tokens)) for handle in handles if handle.open]
     return min(each, key=lambda pair: pair[0].load + pair[1], default=None)
 
 
 def choose_decode(handles: Iterable[Handle], tokens: int) -> tuple[Handle, int] | None:
-    """The worker with the most free pages, and how many the request takes; None if no worker has room for it now.
+    """Return the worker with the most free pages, and how many the request takes; None if none has room for it now.
 
     A worker has room for pages for all its tokens and one more for each request there, as its scheduler demands.
     """
@@ -175,7 +180,7 @@ def choose_decode(handles: Iterable[Handle], tokens: int) -> tuple[Handle, int] 
 
 
 def add_up(each: Iterable[tuple[str, dict[str, float]]]) -> dict[str, float]:
-    """The stats of all workers, given with their roles. What decode workers look up again does not count."""
+    """Return the sum of all workers' stats, given with their roles. What decode workers look up does not count."""
     total: dict[str, float] = {}
     for role, stats in each:
         for name, value in stats.items():

@@ -24,7 +24,7 @@ from .kv_transport import KVTransport, Transfer
 from .messages import Arrival, Gain, Heartbeat, Hello, Mail, Order, Report
 
 HEARTBEAT_SECONDS = 1.0
-JOIN_SECONDS = 0.003  # wait this long for pages before a step: those of a short prompt are here by then
+ARRIVAL_SECONDS = 0.003  # wait this long for pages before a step: those of a short prompt are here by then
 LOOK = None  # in a mailbox: a transfer has ended
 CLOSED = Mail(-1, [], [])  # in a mailbox: the router is gone
 
@@ -50,12 +50,13 @@ class Worker:
         self.in_transfer: dict[str, Transfer] = {}
 
     def hello(self) -> Hello:
+        """Return what the router has to know of this worker."""
         allocator = self.scheduler.allocator
         sizes = allocator.num_pages, allocator.page_size, self.scheduler.max_running
         return Hello(socket.gethostname(), time.perf_counter(), os.getpid(), *sizes, self.engine.startup_notes)
 
     def run(self, mailbox: "SimpleQueue[Mail | None]", send: Callable[[Report], None]) -> None:
-        """The loop: a turn after another while there is something to compute, else a turn for each mail."""
+        """Take turn after turn while there is something to compute, else one for each mail, until CLOSED comes."""
         busy, beat = False, time.monotonic()
         while True:
             patience = 0 if busy else max(0, beat - time.monotonic())
@@ -97,7 +98,7 @@ class Worker:
 
     @property
     def held(self) -> list[str]:
-        """The keys of all orders that are here."""
+        """Return the keys of all orders that are here."""
         return [*self.engine.requests, *(request.request_id for request, _ in self.waiting_for_room)]
 
     def check(self) -> None:
@@ -107,6 +108,7 @@ class Worker:
         assert {*self.scheduler.parked, *self.handing_over} <= self.engine.requests.keys()
 
     def read(self, mail: Mail) -> None:
+        """Drop and take what the mail says. Refuse orders that can never fit here, in the next report."""
         self.mail_read = max(self.mail_read, mail.number)
         for key in mail.drops:
             self._drop(key)
@@ -119,6 +121,7 @@ class Worker:
                     self.refused.append((order.key, str(error)))
 
     def _take(self, order: Order) -> None:
+        """Begin an order, or queue it for pages if it has a ticket. Raise ValueError if it can never fit here."""
         request = order.request(self.engine.eos_token_ids)
         self.scheduler.allocator.check_fits(len(request.prompt_token_ids) + request.max_tokens)
         if order.ticket is not None:
@@ -130,16 +133,21 @@ class Worker:
             self.handing_over.add(order.key)
 
     def _start_transfers(self) -> None:
+        """Reserve pages for orders in the queue, as far as there is room, and start to fetch their contents."""
+        started: list[Transfer] = []
         while self.waiting_for_room and (sequence := self.scheduler.reserve(self.waiting_for_room[0][0])) is not None:
             request, ticket = self.waiting_for_room.popleft()
             self.engine.requests[request.request_id] = request
             table, count = sequence.page_table, self.scheduler.allocator.pages_for(request.num_tokens - 1)
             cached = len(table.path)  # pages that this worker's own tree has need not travel
-            transfer = self.transport.receive(ticket, cached, table.pages[cached:count], self.wake)
-            self.in_transfer[request.request_id] = transfer
-            transfer.wait(JOIN_SECONDS)
+            started.append(self.transport.receive(ticket, cached, table.pages[cached:count], self.wake))
+            self.in_transfer[request.request_id] = started[-1]
+        deadline = time.monotonic() + ARRIVAL_SECONDS  # for all together: meanwhile no request decodes
+        for transfer in started:
+            transfer.wait(max(0.0, deadline - time.monotonic()))
 
     def _finish_transfers(self, report: Report) -> None:
+        """Resume the requests whose pages have arrived; drop those whose transfer has failed."""
         for key, transfer in list(self.in_transfer.items()):
             try:
                 if not transfer.done():
@@ -153,6 +161,7 @@ class Worker:
                 report.arrived.append(Arrival(key, transfer.bytes, transfer.seconds))
 
     def _step(self, report: Report) -> None:
+        """Run one step of the engine if it has work; report tokens gained, and hand over finished prompts."""
         if not self.scheduler.running and not self.scheduler.waiting:
             return
         known = {key: len(request.token_ids) for key, request in self.engine.requests.items()}
@@ -168,6 +177,7 @@ class Worker:
             report.record = self.engine.trace[-1]
 
     def _hand_over(self, request: Request, report: Report) -> None:
+        """Park a request and offer its pages; report the ticket to fetch them with."""
         sequence = self.scheduler.park(request)
         self.engine.read_ahead(sequence)
         pages = sequence.page_table.pages[: self.scheduler.allocator.pages_for(sequence.computed)]
@@ -184,7 +194,7 @@ class Worker:
 
 
 def collect(mailbox: "SimpleQueue[Mail | None]", seconds: float) -> list[Mail | None]:
-    """All mail that is there; if there is none, wait this long for the first."""
+    """Return all mail in the mailbox; if there is none, wait up to `seconds` for the first."""
     mail = []
     try:
         mail.append(mailbox.get(timeout=seconds) if seconds else mailbox.get_nowait())

@@ -16,8 +16,8 @@ for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(variable, "1")  # before torch and numba read them
 
 import torch
+from engine_options import MAX_TOKENS
 from graph_stand_in import graphed
-from greedy import MAX_TOKENS
 
 from common.checkpoints.corpus import chat, document
 from common.engine import BaseEngine

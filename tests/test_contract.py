@@ -11,15 +11,11 @@ import json
 import random
 
 import pytest
-from greedy import GREEDY
+from engine_options import GREEDY, endless
 
 from common.sampling import SamplingParams, sample
 
 STORY = "Once upon a time, there was"
-
-
-def endless(max_tokens: int = 40, **params) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
 
 
 def drain(engine) -> None:

@@ -4,7 +4,6 @@ The standard library's connections have framing, pickling, and a challenge in bo
 travels. They have no deadlines: `multiprocessing.connection.Listener` waits for a silent peer for ever.
 """
 
-import os
 import queue
 import secrets
 import socket
@@ -12,7 +11,8 @@ import struct
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
@@ -84,18 +84,46 @@ def limit_reads(connection: Connection, seconds: float) -> None:
     """Raise OSError from reads of a message whose rest does not arrive for this long: its sender has stopped."""
     if sys.platform != "win32":
         timeval = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
-        with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        with socket_of(connection) as same:
             same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
 
 
 def hang_up(connection: Connection) -> None:
     """End a connection, even while other threads use it; both sides see the end."""
-    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
+    with suppress(OSError), socket_of(connection) as same:
         same.shutdown(socket.SHUT_RDWR)
 
 
+@contextmanager
+def socket_of(connection: Connection) -> Iterator[socket.socket]:
+    """Give the connection's own socket, and leave it open: a copy needs a descriptor, and there may be none left."""
+    same = socket.socket(fileno=connection.fileno())
+    try:
+        yield same
+    finally:
+        same.detach()
+
+
+@contextmanager
+def on_thread(
+    work: Callable[..., None], messages: "queue.SimpleQueue[Any]", connection: Connection, closed: Any
+) -> Iterator[None]:
+    """Run `receive_into` or `send_from` on a thread; at the end of the block, end the connection and the thread.
+
+    In this order: closing a socket does not wake a thread that reads from it, and until it wakes the peer is not told.
+    """
+    thread = threading.Thread(target=work, args=(messages, connection, closed), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        messages.put(closed)
+        hang_up(connection)
+        thread.join()
+
+
 def receive_into(inbox: "queue.SimpleQueue[Any]", connection: Connection, closed: Any) -> None:
-    """Put all messages into the inbox until the connection ends, and then `closed`. For a thread of its own."""
+    """Put all messages into the inbox until the connection ends, and then `closed`. See `on_thread`."""
     try:
         while True:
             inbox.put(connection.recv())
@@ -106,7 +134,7 @@ def receive_into(inbox: "queue.SimpleQueue[Any]", connection: Connection, closed
 
 
 def send_from(outbox: "queue.SimpleQueue[Any]", connection: Connection, closed: Any) -> None:
-    """Send all messages from the outbox until `closed` comes. For a thread of its own.
+    """Send all messages from the outbox until `closed` comes. See `on_thread`.
 
     A process that hangs does not read, and its peer must not wait for it.
     """

@@ -35,9 +35,7 @@ class InterruptibleSocket:
         self.socket, self.stall = sock, stall
         self.deadline = math.inf
         self.stopped = False
-        self._lock = (
-            threading.Lock()
-        )  # keeps `close` from freeing the descriptor, for other files, while `stop` uses it
+        self._lock = threading.Lock()  # or `close` could free the descriptor for another file while `stop` uses it
         with suppress(OSError):  # the peer has closed the connection already
             # Without it a short message waits until the peer acknowledges the one before, which may take 40 ms.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -65,9 +65,11 @@ class Stream:
         return Piece(text, request.token_ids[sent:], request.logprobs[sent:], request.finish_reason)
 
     def put(self, piece: Piece) -> None:
+        """Queue a piece for the iterator. Call this on the event loop."""
         self._pieces.put_nowait(piece)
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
+        """Yield pieces as they arrive, up to the one with a finish reason."""
         while True:
             piece = await self._pieces.get()
             yield piece
@@ -103,6 +105,7 @@ class EngineThread:
         self._thread = threading.Thread(target=self._engine_run, name="engine", daemon=True)
 
     def start(self) -> None:
+        """Start the thread. Call this on the event loop that is to receive the pieces."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
@@ -170,6 +173,7 @@ class EngineThread:
         await asyncio.to_thread(self._thread.join)
 
     def _answer(self, streams: list[Stream], error: ValueError | None) -> None:
+        """Tell `submit_all` that the engine has taken its requests, or why it has refused them."""
         if error is not None:
             self._open.difference_update(streams)
         accepted = streams[0].accepted
@@ -181,6 +185,7 @@ class EngineThread:
             accepted.set_result(None)
 
     def _deliver(self, pieces: list[tuple[Stream, Piece]]) -> None:
+        """Pass each piece to its stream; a stream with its last piece is no longer open."""
         for stream, piece in pieces:
             stream.put(piece)
             if piece.finish_reason is not None:
@@ -208,6 +213,7 @@ class EngineThread:
                 raise
 
     def _engine_take_commands(self) -> None:
+        """Run all commands that have come; an idle engine first waits for one, up to its `idle_seconds`."""
         idle = not self.engine.has_unfinished  # nothing to compute: sleep until a command comes
         while True:
             try:
@@ -218,6 +224,7 @@ class EngineThread:
             idle = False
 
     def _engine_add(self, streams: list[Stream], orders: Sequence[Order]) -> None:
+        """Add all requests to the engine or none, and answer `submit_all`."""
         refusal = None
         try:
             for stream, order in zip(streams, orders, strict=True):
@@ -231,6 +238,7 @@ class EngineThread:
         self._tell(self._answer, streams, refusal)
 
     def _engine_abort(self, stream: Stream) -> None:
+        """Abort a request that has not ended, and send its last piece."""
         if stream.request is not None and not stream.request.finished:
             self.engine.abort(stream.request.request_id)
             self._engine_publish([stream.request])
@@ -246,7 +254,9 @@ class EngineThread:
             self._tell(self._deliver, pieces)
 
     def _engine_stop(self) -> None:
+        """Let the thread end after its next step."""
         self._running = False
 
     def _tell(self, function: Callable, *arguments) -> None:
+        """Have the event loop call a function."""
         self._loop.call_soon_threadsafe(function, *arguments)

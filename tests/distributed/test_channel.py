@@ -2,6 +2,7 @@
 
 import errno
 import os
+import queue
 import socket
 import struct
 import threading
@@ -9,7 +10,7 @@ import threading
 import pytest
 
 from common.distributed import channel
-from common.distributed.channel import Door, connect, limit_reads
+from common.distributed.channel import Door, connect, hang_up, limit_reads, on_thread, receive_into, send_from
 
 
 def accept(door, seconds=20.0):
@@ -27,6 +28,17 @@ def accept(door, seconds=20.0):
     return thread, result
 
 
+@pytest.fixture
+def ends():
+    """The two ends of a connection."""
+    door = Door("127.0.0.1")
+    thread, result = accept(door)
+    with connect(door.address, door.key) as here:
+        thread.join()
+        with result[0] as there:
+            yield here, there
+
+
 def test_messages_go_both_ways():
     door = Door("127.0.0.1")
     thread, result = accept(door)
@@ -40,19 +52,41 @@ def test_messages_go_both_ways():
         connect(door.address, door.key)  # the door is closed behind the first one
 
 
-def test_reading_from_a_sender_that_stops_in_a_message_fails():
-    door = Door("127.0.0.1")
-    thread, result = accept(door)
-    with connect(door.address, door.key) as here:
-        thread.join()
-        with result[0] as there:
-            limit_reads(here, 0.3)
-            there.send("whole")
-            assert here.recv() == "whole"
-            header = struct.pack("!i", 1000)
-            os.write(there.fileno(), header + b"the first of 1000 bytes")
-            with pytest.raises(OSError):
-                here.recv()
+def test_reading_from_a_sender_that_stops_in_a_message_fails(ends):
+    here, there = ends
+    limit_reads(here, 0.3)
+    there.send("whole")
+    assert here.recv() == "whole"
+    header = struct.pack("!i", 1000)
+    os.write(there.fileno(), header + b"the first of 1000 bytes")
+    with pytest.raises(OSError):
+        here.recv()
+
+
+def test_a_connection_is_ended_also_when_no_descriptor_is_left(ends):
+    resource = pytest.importorskip("resource")
+    here, there = ends
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        hang_up(here)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert there.poll(20)
+    with pytest.raises(EOFError):
+        there.recv()
+
+
+@pytest.mark.parametrize("work", [receive_into, send_from])
+def test_the_end_of_the_block_ends_a_thread_that_waits_for_a_silent_peer(ends, work):
+    here, there = ends
+    messages = queue.SimpleQueue()
+    with on_thread(work, messages, here, None):
+        if work is send_from:
+            messages.put(bytes(10**8))  # more than a socket holds, and the peer does not read
+            assert there.poll(20)
+    with pytest.raises((EOFError, OSError)):
+        there.recv()
 
 
 def test_a_peer_with_the_wrong_key_is_refused():

@@ -5,7 +5,6 @@ Several nodes of Ray run on this machine. They claim cores and GPUs that it does
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -74,14 +73,13 @@ def test_three_workers_share_two_gpus_and_leave_them_when_they_end(joined):
 
 
 def test_the_error_names_what_the_cluster_lacks(joined):
-    start = time.monotonic()
-    with pytest.raises(ValueError, match="2 workers need 2 GPUs, 2 CPUs each, on one machine, and Ray has"):
+    with pytest.raises(ValueError, match="2 workers need 2 GPUs, 2 CPUs each, on one machine, and Ray has .* CPUs$"):
         joined(2, ranks=2, device="cuda")
     with pytest.raises(
         ValueError, match="1 CPU each, on one machine, and Ray has 2 machines with (8 CPUs; 2 CPUs|2 CPUs; 8 CPUs)$"
     ):
         joined(11, device="cpu")
-    assert time.monotonic() - start < 30 and not ray.is_initialized()
+    assert not ray.is_initialized()
 
 
 def test_the_error_names_what_others_have_left(two_nodes, joined, monkeypatch):

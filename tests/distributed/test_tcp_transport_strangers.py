@@ -25,19 +25,6 @@ from common.distributed import tcp_transfer, tcp_transport
 from common.distributed.page_bytes import layout, page_views
 from common.distributed.page_handshake import REQUEST
 
-
-@pytest.fixture
-def receiver():
-    with transport(zero_pools()) as receiver:
-        yield receiver
-
-
-@pytest.fixture
-def sender():
-    with transport(random_pools()) as sender:
-        yield sender
-
-
 # ---- Strangers, and peers that are slow ----
 
 

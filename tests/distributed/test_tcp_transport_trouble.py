@@ -10,25 +10,12 @@ from functools import partial
 
 import pytest
 import torch
-from page_ends import eventually, fetched, random_pools, sender_by_hand, threads, transport, untouched, zero_pools
+from page_ends import eventually, fetched, random_pools, sender_by_hand, threads, transport, untouched
 
 from common.distributed import interruptible_socket, tcp_transfer, tcp_transport
 from common.distributed.interruptible_socket import InterruptibleSocket
 from common.distributed.page_bytes import layout
 from common.distributed.page_handshake import Ticket
-
-
-@pytest.fixture
-def receiver():
-    with transport(zero_pools()) as receiver:
-        yield receiver
-
-
-@pytest.fixture
-def sender():
-    with transport(random_pools()) as sender:
-        yield sender
-
 
 # ---- Success is an explicit fact ----
 

@@ -84,7 +84,7 @@ class Service:
         return socket.create_connection((host, int(port)), timeout=60)
 
     def ask(self, **body) -> socket.socket:
-        """Sends a request and leaves it to the test to read the answer, or to hang up."""
+        """Send a request; the test reads the answer, or hangs up."""
         client, data = self.connect(), json.dumps(body).encode()
         client.sendall(b"POST /generate HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data))
         return client

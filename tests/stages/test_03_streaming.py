@@ -1,4 +1,4 @@
-"""What a client of stage 03 gets: the same text streamed or not, each piece when it is certain, and nobody else's."""
+"""What a client of stage 03 gets: its own text, the same streamed or not, and each piece when it is certain."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -68,7 +68,7 @@ def test_a_client_that_leaves_before_the_engine_has_heard_of_it(engine):
         client.close()
         engine.allow(5)
         assert first.result().status_code == 200
-        engine.allow(5)  # enough for a few tokens that nobody wants, if need be
+        engine.allow(5)  # enough for a few tokens that no client wants, if need be
         wait_until(lambda: not engine.has_unfinished)
         assert engine.trace.steps <= 7
 
@@ -141,7 +141,7 @@ def test_an_engine_says_that_new_requests_should_go_elsewhere(engine):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("failure", [RuntimeError, SystemExit, KeyboardInterrupt])
-def test_when_the_engine_fails_everybody_hears_of_it(engine, failure):
+def test_when_the_engine_fails_every_client_gets_an_error(engine, failure):
     with serving(engine) as service, ThreadPoolExecutor() as pool:
         streams = [pool.submit(service.stream, **LONG)]
         wait_until(lambda: engine.requests)

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from greedy import GREEDY, MAX_TOKENS
+from engine_options import GREEDY, MAX_TOKENS, endless
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -13,7 +13,6 @@ from scheduler_machine import SchedulerMachine, make_request
 
 from common.bench.engine_load import engine_load
 from common.bench.workloads import Job, mixed_length_jobs
-from common.sampling import SamplingParams
 from common.serving.background import running
 from common.serving.engine_thread import EngineThread
 from common.serving.graceful import Server
@@ -24,10 +23,6 @@ engine_module, scheduler_module, attention_module, static_module = (
     load_stage_module("04", name) for name in ("engine", "scheduler", "slot_attention", "static_batching")
 )
 Engine, Scheduler = engine_module.Engine, scheduler_module.Scheduler
-
-
-def endless(max_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
 def phases(engine) -> list[dict[str, tuple[str, int]]]:
@@ -229,7 +224,7 @@ def test_there_are_as_many_slots_as_fit_into_the_memory(loaded):
     slot_bytes = loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
     engine = Engine(loaded, max_running=8, kv_memory=3 * slot_bytes + 1)
     assert engine.startup_notes.startswith("3 slots")
-    engine.generate([[5], [6], [7], [8]], SamplingParams(max_tokens=2, ignore_eos=True))
+    engine.generate([[5], [6], [7], [8]], endless(2))
     assert [len(step.works) for step in engine.trace] == [3, 3, 1, 1]
     with pytest.raises(ValueError, match="one slot for a context of 4096 tokens takes 0.0 GiB.*use stage 05"):
         Engine(loaded, kv_memory=slot_bytes - 1)

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from greedy import GREEDY
+from engine_options import GREEDY, TOKEN_BYTES, endless, pool
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -19,11 +19,6 @@ engine_module, scheduler_module, table_module = (
     load_stage_module("05", name) for name in ("engine", "scheduler", "page_table")
 )
 Engine = engine_module.Engine
-TOKEN_BYTES = 8192  # K and V of one token of the bundled model in float32
-
-
-def pool(pages: int, page_size: int = 16) -> dict[str, int]:
-    return {"kv_memory": pages * page_size * TOKEN_BYTES, "page_size": page_size}
 
 
 # ---- The scheduler, without a model ----
@@ -73,7 +68,7 @@ def test_a_page_table_maps_tokens_to_places():
 @pytest.mark.parametrize("page_size", [1, 7, 16, 32])
 def test_a_pool_that_is_too_small_changes_no_token(loaded, prompts, page_size):
     """All at once, in memory for a few: many requests are preempted, some of them more than once."""
-    short, params = [prompt[:60] for prompt in prompts[:16]], SamplingParams(max_tokens=40, ignore_eos=True)
+    short, params = [prompt[:60] for prompt in prompts[:16]], endless(40)
     roomy = Engine(loaded).generate(short, params)
     engine = Engine(loaded, **pool(-(-480 // page_size), page_size))
     completions = engine.generate(short, params)
@@ -84,7 +79,7 @@ def test_a_pool_that_is_too_small_changes_no_token(loaded, prompts, page_size):
 
 
 def test_seeded_sampling_goes_on_after_a_preemption(loaded, prompts):
-    each = [SamplingParams(max_tokens=40, ignore_eos=True, temperature=1.0, seed=i) for i in range(6)]
+    each = [endless(40, temperature=1.0, seed=i) for i in range(6)]
     short = [prompt[:20] for prompt in prompts[:6]]
     alone = [Engine(loaded).generate([prompt], params)[0] for prompt, params in zip(short, each, strict=True)]
     engine = Engine(loaded, **pool(12, 8))
@@ -96,7 +91,7 @@ def test_seeded_sampling_goes_on_after_a_preemption(loaded, prompts):
 
 def test_the_youngest_gives_way_and_comes_back_first(loaded):
     engine = Engine(loaded, **pool(4))
-    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    params = endless(40)
     old, young, late = (engine.add([5 + i] * 14, params, request_id=f"{i}") for i in range(3))
     while not engine.stats()["preemptions"]:
         engine.step()
@@ -115,7 +110,7 @@ def test_what_never_fits_is_refused_with_the_numbers(loaded):
     with pytest.raises(ValueError, match=says):
         engine.add([7] * 50, SamplingParams(max_tokens=50))
     assert not engine.has_unfinished
-    assert len(engine.generate([[7] * 44], SamplingParams(max_tokens=20, ignore_eos=True))[0].token_ids) == 20
+    assert len(engine.generate([[7] * 44], endless(20))[0].token_ids) == 20
 
 
 def test_aborts_give_all_pages_back(loaded, prompts):
@@ -143,7 +138,7 @@ def test_the_kernels_give_the_same_tokens_in_the_engine(loaded, reference):
     engine = Engine(loaded, attention="triton", token_budget=64)
     assert engine.cache.attention.name == "triton" and engine.startup_notes == "attention=triton (asked for)"
     prompts = [[9, 8, 7, 6, 5] * 20, [40, 41], [77] * 17]
-    completions = engine.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True))
+    completions = engine.generate(prompts, endless(4))
     for prompt, completion in zip(prompts, completions, strict=True):
         assert completion.token_ids == reference.generate(prompt, 4, ignore_eos=True)
 

@@ -1,29 +1,19 @@
 """What stage 06 promises beyond the contract: equal beginnings are computed once and kept, and no token shows it."""
 
 import pytest
-from greedy import GREEDY
+from engine_options import endless, pool
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from random_aborts import abort_at_random
 from scheduler_machine import SchedulerMachine
 
-from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
 
 engine_module, scheduler_module, tree_module = (
     load_stage_module("06", name) for name in ("engine", "scheduler", "prefix_tree")
 )
 Engine = engine_module.Engine
-TOKEN_BYTES = 8192  # K and V of one token of the bundled model in float32
-
-
-def endless(max_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-
-
-def pool(pages: int, page_size: int = 16) -> dict[str, int]:
-    return {"kv_memory": pages * page_size * TOKEN_BYTES, "page_size": page_size}
 
 
 # ---- The scheduler, without a model, but with a memory that is written and read ----
@@ -214,6 +204,20 @@ def test_a_long_prompt_at_the_head_of_the_queue_is_not_looked_up_in_every_step(l
     while engine.has_unfinished:
         engine.step()
     assert waiting.finished and all(request.finished for request in requests)
+
+
+@pytest.mark.parametrize("stage", ["06", "07"])
+def test_a_refused_request_is_admitted_once_its_prefix_is_cached(loaded, stage):
+    """Of two equal prompts that arrive together the second lacks pages in the first step, and only one in the next."""
+    options = {"draft": "lookup", "num_draft_tokens": 0} if stage == "07" else {}
+    engine = load_engine(stage)(loaded, **pool(6), **options)
+    requests = [engine.add(list(range(300, 350)), endless(8)) for _ in range(2)]
+    running = []
+    while engine.has_unfinished:
+        engine.step()
+        running.append(len(engine.trace[-1].works))
+    assert running == [1, *[2] * 7, 1]
+    assert requests[0].token_ids == requests[1].token_ids
 
 
 def test_random_aborts_leave_only_cached_pages(loaded, prompts):

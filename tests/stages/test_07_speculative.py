@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from greedy import GREEDY
+from engine_options import GREEDY, endless
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -19,10 +19,6 @@ drafter_module, engine_module, scheduler_module, speculation_module, verificatio
 )
 Engine, Draft, Row = engine_module.Engine, verification_module.Draft, verification_module.Row
 PAGE_BYTES = 16 * (8192 + 1024)  # K and V of 16 tokens, of the bundled target and of its draft, in float32
-
-
-def endless(max_tokens: int, **params) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
 
 
 # ---- Tokens, whatever the draft ----

@@ -67,7 +67,7 @@ def test_time_is_learned():
     assert usual[0] > 0 and adaptive.counts(fresh) == [0, 0], "steps with draft tokens take three times as long"
     for _ in range(3000):
         adaptive.record_step_time(adaptive.costs.step([0, 0]), [0, 0])
-    assert adaptive.counts(fresh) == usual, "and some time later they are tried again"
+    assert adaptive.counts(fresh) == usual, "and when that is forgotten they are tried again"
 
 
 def test_acceptance_is_learned_and_forgotten():
@@ -78,7 +78,7 @@ def test_acceptance_is_learned_and_forgotten():
     assert acceptance.judged == pytest.approx(10, rel=0.01) and acceptance.rate(0.7) < 0.25
     for _ in range(500):
         acceptance.learn(0, 0)
-    assert acceptance.rate(0.7) == pytest.approx(0.7, abs=0.02), "who was given up is tried again"
+    assert acceptance.rate(0.7) == pytest.approx(0.7, abs=0.02), "a request that was given up is tried again"
     for _ in range(50):
         acceptance.learn(3, 3)
     assert acceptance.rate(0.7) > 0.9

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from engine_options import endless
 
 from common.request import Request
 from common.sampling import SamplingParams, draw, probabilities, uniform
@@ -13,10 +14,6 @@ from common.stages import load_stage_module
 
 engine_module, verification = (load_stage_module("07", name) for name in ("engine", "verification"))
 Engine, Draft, Row = engine_module.Engine, verification.Draft, verification.Row
-
-
-def endless(max_tokens: int, **params) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
 
 
 def chi_square_is_ordinary(observed: Counter, expected: dict[tuple, float]) -> bool:
@@ -81,7 +78,7 @@ def texts(draft: str, params: SamplingParams, seeds: range, counts: int | None =
 
 
 def exact(params: SamplingParams, tokens: int, start: int) -> dict[tuple, float]:
-    """The probability of each text of so many tokens."""
+    """The probability of each text of `tokens` tokens behind token `start`."""
     p = probabilities(TARGET, [Row(params, [], [], 0)] * V)
     texts = itertools.product(range(V), repeat=tokens)
     shares = {text: math.prod(p[a, b].item() for a, b in itertools.pairwise((start, *text))) for text in texts}

@@ -1,13 +1,13 @@
 """What stage 08 promises beyond the contract: pages arrive as they were sent, into room that was kept for them, and
 whatever happens to a worker, no token shows it."""
 
-import random
 import zlib
 
 import pytest
 import torch
+from engine_options import GREEDY, endless
 from faulty_fleet import FaultyFleet
-from greedy import GREEDY
+from random_aborts import abort_at_random
 
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
@@ -15,10 +15,6 @@ from common.stages import load_stage_module
 engine_module, routing = (load_stage_module("08", name) for name in ("engine", "routing"))
 Engine, WorkerEngine = engine_module.Engine, engine_module.WorkerEngine
 TOKEN_BYTES = 9216  # K and V of one token of the bundled model and of its draft model, in float32
-
-
-def endless(max_tokens: int, **params) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
 
 
 def pool(pages: int) -> dict[str, int]:
@@ -43,7 +39,7 @@ def checksum(worker, pages: list[int]) -> int:
 
 
 def test_the_pages_that_arrive_are_those_that_were_computed(loaded, prompts, monkeypatch):
-    """Checksums of both ends at the moment of arrival, before anybody has written behind them."""
+    """Checksums of both ends at the moment of arrival, before a token is written behind them."""
     engine = Engine(loaded)
     sender, receiver = (worker.engine for worker in engine.fleet.workers)
     resume, compared = receiver.scheduler.resume, []
@@ -68,6 +64,26 @@ def test_the_draft_models_pages_travel_too(loaded, prompts):
         assert tokens[0] == tokens[1]
     figures = [[engine.stats()[name] for name in ("draft_tokens", "accepted_tokens")] for engine in (together, apart)]
     assert figures[0] == figures[1] and figures[0][1] > 0
+
+
+def test_a_prompt_may_exceed_the_draft_models_context(loaded, prompts, monkeypatch):
+    """The draft model reads as much as it has positions for, and drafts nothing behind them."""
+    engine = Engine(loaded, num_draft_tokens=3)
+    drafters = [worker.engine.drafter for worker in engine.fleet.workers]
+    run = drafters[0].model.forward  # both have the same model
+
+    def forward(token_ids, positions, attend):
+        assert positions.max() < 40
+        return run(token_ids, positions, attend)
+
+    monkeypatch.setattr(drafters[0].model, "forward", forward)
+    for drafter in drafters:
+        monkeypatch.setattr(drafter, "context_length", 40)
+    long = [11 + i % 97 for i in range(100)]
+    completions = engine.generate([long, prompts[0]], endless(8))
+    assert [one.token_ids for one in completions] == [
+        one.token_ids for one in WorkerEngine(loaded, num_draft_tokens=0).generate([long, prompts[0]], endless(8))
+    ]
 
 
 def test_one_token_needs_no_handing_over(loaded, prompts, expected):
@@ -121,19 +137,8 @@ def test_the_same_beginning_goes_to_the_same_worker(loaded):
 
 
 def test_who_leaves_frees_pages_on_both_sides(loaded, prompts):
-    rng = random.Random(4)
     engine = Engine(loaded, prefill=2, decode=2, **pool(24))
-    for _ in range(80):
-        action = rng.random()
-        if action < 0.4:
-            engine.add(prompts[rng.randrange(8)][:90], GREEDY)
-        elif action < 0.7 and engine.requests:
-            engine.abort(rng.choice(list(engine.requests)))
-        engine.step()
-        engine.check()
-    for request_id in list(engine.requests):
-        engine.abort(request_id)
-    engine.check()
+    abort_at_random(engine, [prompt[:90] for prompt in prompts[:8]], seed=4)
     engine.step()  # delivers the mail
     for worker in engine.fleet.workers:
         allocator = worker.scheduler.allocator

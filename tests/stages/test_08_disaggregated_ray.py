@@ -5,11 +5,12 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
+from engine_options import endless
 
 from common.distributed.channel import hang_up
-from common.sampling import SamplingParams
 from common.stages import load_stage_module
 
 ray = pytest.importorskip("ray", reason="needs the package ray")
@@ -18,10 +19,6 @@ Engine = engine_module.Engine
 POOL = {"kv_memory": "64M", "max_running": 16, "token_budget": 128, "num_draft_tokens": 0}  # slow enough to be killed
 SECONDS = 60.0  # for anything to happen
 pytestmark = pytest.mark.ray
-
-
-def endless(max_tokens: int, **params) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +35,15 @@ def cluster() -> Iterator:
 
 
 @pytest.fixture(scope="module")
-def engine(cluster, loaded) -> Iterator[Engine]:
+def talks() -> Iterator[list]:
+    """The calls of `RayFleet._talk`, one for each life of a worker: fleet, number, connection."""
+    fleet = load_stage_module("08", "ray_fleet").RayFleet
+    with patch.object(fleet, "_talk", autospec=True, side_effect=fleet._talk) as talk:
+        yield talk.call_args_list
+
+
+@pytest.fixture(scope="module")
+def engine(cluster, loaded, talks) -> Iterator[Engine]:
     engine = Engine(loaded, prefill=1, decode=2, workers="ray", ray_address=cluster.address, hang_seconds=10, **POOL)
     yield engine
     engine.close()
@@ -150,7 +155,7 @@ def test_who_leaves_frees_pages_in_both_processes(engine):
     assert engine.step() == []
 
 
-def test_a_cut_connection_is_no_death(engine, undisturbed):
+def test_a_cut_connection_is_no_death(engine, undisturbed, talks):
     """The process goes on with another connection, and keeps nothing of what it held before."""
     pids, cuts = [pid(engine, handle.number) for handle in engine.handles], []
 
@@ -159,7 +164,7 @@ def test_a_cut_connection_is_no_death(engine, undisturbed):
         if running and not cuts:
             number = running[0].decode.number if running[0].decode else running[0].prefill.number
             cuts.append(number)
-            hang_up(engine.fleet.connections[number])
+            hang_up([connection for (_, worker, connection), _ in talks if worker == number][-1])
             until(engine, lambda: not engine.handles[number].up)
 
     for _ in range(3):

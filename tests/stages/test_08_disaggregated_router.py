@@ -5,22 +5,18 @@ import time
 from collections import Counter
 
 import pytest
+from engine_options import endless
 from faulty_fleet import fleet_without_model, messages, next_token
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from common.sampling import SamplingParams
 from common.stages import load_stage_module
 
 routing, recovery_module = (load_stage_module("08", name) for name in ("routing", "recovery"))
 
 
 ACCIDENTS = ["lose", "repeat", "delay"]
-
-
-def endless(max_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
 def undisturbed(prompt: list[int], count: int) -> list[int]:
@@ -200,7 +196,7 @@ def test_each_kind_of_worker_is_a_spare_of_the_other(number):
     assert router.unavailable == f"no {('prefill', 'decode')[number]} worker is up"
 
 
-def test_a_worker_that_hangs_holds_nobody_up_for_longer_than_its_deadline():
+def test_a_worker_that_hangs_delays_no_request_longer_than_its_deadline():
     router, fleet = fleet_without_model(1, 2)
     requests = [router.add([n, 2, 3], endless(6)) for n in range(4)]
     for _ in range(3):
@@ -240,7 +236,7 @@ def test_a_broken_data_path_is_done_without():
     assert router.handoffs == 0
 
 
-def test_a_request_that_kills_workers_ends_and_takes_nobody_along(caplog):
+def test_a_request_that_kills_workers_ends_alone(caplog):
     """Each worker dies as soon as it has run this one for a moment; its neighbours finish."""
     router, fleet = fleet_without_model(2, 2, pages=60)
     killer = router.add([7, 7, 7], endless(30))

@@ -52,7 +52,7 @@ def test_without_workers_clients_are_told_with_503(loaded, monkeypatch, path, st
 
 
 def processes_of(session: int) -> set[str]:
-    """Processes that were started, by whomever, from the process that leads this session, and live."""
+    """The living processes of the session that this process leads."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -63,8 +63,8 @@ def processes_of(session: int) -> set[str]:
     return found
 
 
-SECONDS = 20
-PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}  # in place of 60: so soon Ray's processes end without a head
+SECONDS = 30
+PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "15"}  # in place of 60: so soon Ray's processes end without a head
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -74,13 +74,15 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture(scope="session")
 def loaded(request) -> Loaded:
     """The bundled checkpoint in float32."""
-    return load_model(device=request.config.getoption("--device"), dtype="float32")
+    loaded = load_model(device=request.config.getoption("--device"), dtype="float32")
+    freeze_loaded_objects()  # garbage is collected around each engine, which would take 0.2 s each time
+    return loaded
 
 
 @pytest.fixture(scope="session")
 def reference(loaded) -> Reference:
     reference = Reference(None, loaded.device)
-    freeze_loaded_objects()  # the suite collects garbage after each test, which would take 0.2 s each time
+    freeze_loaded_objects()
     return reference
 
 

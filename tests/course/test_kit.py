@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import course
+from common import stages
 from common.setup import gather, kit
 
 UNREACHABLE = "http://127.0.0.1:9"  # port 9 discards; where nothing listens, a connection is refused at once
@@ -105,8 +106,10 @@ def test_a_course_is_set_up_from_its_kit_while_no_index_can_be_reached(index, tm
     tree, kits = tmp_path / "course", tmp_path / "kits"
     shutil.copytree(course.ROOT / "common" / "setup", tree / "common" / "setup")
     shutil.copy(course.__file__, tree)
+    shutil.copy(stages.__file__, tree / "common")
     (tree / "requirements.txt").write_text("beta\ngamma\n")
     (tree / "01_only").mkdir()
+    (tree / "01_only/engine.py").touch()
     (tree / "01_only/main.py").write_text("import beta, gamma\nprint(beta.NAME, gamma.NAME)\n")
     folder = kit.kit_folder(kits, kit.running_platform(), kit.running_python())
     gather.gather(folder, next(iter(gather.PLATFORMS)), kit.running_python(), tree / "requirements.txt", cuda=False)

@@ -64,7 +64,7 @@ def processes_of(session: int) -> set[str]:
 
 
 SECONDS = 30
-PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "15"}  # in place of 60: so soon Ray's processes end without a head
+PATIENCE = {"RAY_gcs_rpc_server_reconnect_timeout_s": "15"}  # when Ray's processes end without a head; 60 by default
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

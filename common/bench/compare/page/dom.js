@@ -1,0 +1,66 @@
+// Elements, drawings and numbers. Text only ever becomes text: nothing on the page takes HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function el(tag, attributes = {}, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+export function draw(tag, attributes = {}, ...children) {
+  return filled(document.createElementNS(SVG, tag), attributes, children);
+}
+
+function filled(element, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name.startsWith("--")) element.style.setProperty(name, value); // the page's policy forbids style attributes
+    else if (name === "paint") element.style.stroke = element.style.fill = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+// CSS pixels of a unit: drawings grow with the page's type, for a projector.
+export const unit = () => parseFloat(getComputedStyle(document.documentElement).fontSize) / 15;
+
+// Three digits, or all before the decimal point if there are more.
+export function short(value) {
+  if (value >= 100) return Math.round(value).toLocaleString("en");
+  return String(Number(value.toPrecision(3)));
+}
+
+export const percent = (factor) => `${Math.round(100 * (factor - 1))}%`;
+
+// Positions of values on a logarithmic axis from `low` to `high`, over `from` to `to` pixels.
+export function logScale(low, high, from, to) {
+  const per = (to - from) / Math.log(high / low);
+  return (value) => from + Math.log(value / low) * per;
+}
+
+// 1, 2, 5, 10 ... within a range; over many decades only powers of ten.
+export function ticks(low, high) {
+  const steps = high / low > 300 ? [1] : high / low > 60 ? [1, 3] : [1, 2, 5];
+  const found = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
+    for (const step of steps) {
+      const value = Number((step * 10 ** power).toPrecision(2));
+      if (value >= low * 0.999 && value <= high * 1.001) found.push(value);
+    }
+  }
+  return found;
+}
+
+// Calls `render(width)` with an element's inner width, now and whenever it changes.
+export function fit(element, render) {
+  let last = 0;
+  new ResizeObserver(([entry]) => {
+    const width = Math.floor(entry.contentRect.width);
+    if (width > 0 && width !== last) {
+      last = width;
+      element.replaceChildren(render(width));
+    }
+  }).observe(element);
+  return element;
+}

@@ -1,0 +1,195 @@
+"""The panels of a group as PNGs, and the whole course in one picture, which the README shows."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.errors import counted
+
+from .. import plots
+from ..hardware import slugify
+
+MACHINES = ["#2f5fa8", "#c8354b", "#4f8a2c", "#7b4a9e", "#b97a00", "#00788a", "#e0591b", "#2b2b38"]
+MANY = "#8a93a0"  # of one machine among more than there are colours for
+FEW, MOST = "#8a9bb0", "#14283c"  # clients: light to dark, since colours are the stages'
+COLUMNS = 4  # of small multiples
+ROW_INCHES = 0.62
+GROWTH = "01"  # its row is a cost, and no gain
+
+
+def draw_group(group: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
+    """Draw a group's panels that there are; return the files, which are called `name`, group and panel."""
+    kinds = {"gains": draw_gains, "stairs": draw_stairs, "machines": draw_gains}
+    drawn = []
+    for panel in group["panels"]:
+        if panel["kind"] in kinds:
+            png = folder / f"{name}-{slugify(group['title'])}-{panel['kind']}.png"
+            kinds[panel["kind"]](group, panel, png)
+            drawn.append(png)
+    return drawn
+
+
+def tint(place: int, machines: int) -> str:
+    return MACHINES[place] if machines <= len(MACHINES) else MANY
+
+
+def draw_gains(group: Mapping[str, Any], panel: Mapping[str, Any], png: Path) -> None:
+    """A row for each stage; a bar for one machine, dots for several."""
+    count, rows = len(group["machines"]), panel["rows"]
+    height = 2.1 + ROW_INCHES * len(rows) * (1 if count < 3 else 1.3)
+    with plots.page(png, panel["caption"], panel["title"], height=height, remark=group["title"]) as [axes]:
+        ratio_rows(axes, rows, count)
+        for line in panel.get("lines", []):
+            style = {"color": tint(line["machine"], count), "linestyle": (0, (4, 3)), "linewidth": 1.2}
+            axes.axvline(line["value"], **style)
+            axes.text(line["value"], -0.62, line["why"], fontsize=8.5, color=style["color"], ha="center", va="bottom")
+        for place, machine in enumerate(group["machines"] if 1 < count <= len(MACHINES) else []):
+            axes.plot([], [], "o", color=tint(place, count), label=f"_{machine['label']}")
+        if 1 < count <= len(MACHINES):
+            handles = axes.get_lines()[-count:]
+            labels = [machine["label"] for machine in group["machines"]]
+            axes.legend(
+                handles, labels, loc="upper left", bbox_to_anchor=(0, -0.06), frameon=False, ncols=2, fontsize=10
+            )
+
+
+def ratio_rows(axes, rows: Sequence[Mapping[str, Any]], machines: int, labels: bool = True) -> None:
+    """Ratios on a logarithmic axis, a row for each stage from top to bottom; dashed: predictions; "?": noise."""
+    for y, row in enumerate(rows):
+        apart = 0.5 / max(1, len(row["values"]) - 1)
+        for i, value in enumerate(row["values"]):
+            at = y + 0.12 if machines == 1 else y + (i * apart - 0.25 if len(row["values"]) > 1 else 0)
+            color = plots.color(row["stage"]) if machines == 1 else tint(value["machine"], machines)
+            if machines == 1:
+                axes.barh(
+                    at, value["median"] - 1, left=1, height=0.42, color=color, alpha=0.35 if value["doubt"] else 1
+                )
+            face = "white" if value["doubt"] else color
+            dot = "o" if machines > 1 else ""
+            axes.plot(value["median"], at, dot, color=color, markerfacecolor=face, markersize=5, label="_")
+            whisker = plots.TEXT if machines == 1 else color
+            axes.plot([value["min"], value["max"]], [at, at], color=whisker, linewidth=1.2, label="_")
+            if machines <= 3:
+                text = f"{plots.short(value['median'])}×{' ?' * bool(value['doubt'])}"
+                place = (max(value["max"], value["median"], 1), at)
+                style = {"va": "center", "fontsize": 11 if machines == 1 else 9, "color": color}
+                axes.annotate(text, place, (6, 0), textcoords="offset points", **style)
+            if machines <= 3 and value.get("predicted"):
+                predicted = {"color": plots.PREDICTION, "linestyle": (0, (2, 1.5)), "linewidth": 1.5, "label": "_"}
+                axes.plot([value["predicted"]["value"]] * 2, [at - 0.28, at + 0.28], **predicted)
+        if row.get("median"):
+            axes.plot([row["median"]] * 2, [y - 0.38, y + 0.38], color=plots.TEXT, linewidth=1.6, label="_")
+    axes.set_xscale("log")
+    axes.set_ylim(len(rows) - 0.4, -0.65)
+    axes.axvline(1, color="#888888", linewidth=1, zorder=0)
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+    plain_ticks(axes.xaxis)
+    axes.margins(x=0.12)
+    texts = [f"{row['stage']} {row['name']}\n{row['better']}" for row in rows]
+    axes.set_yticks(range(len(rows)), texts if labels else [""] * len(rows), fontsize=9.5)
+
+
+def plain_ticks(axis) -> None:
+    """Ticks of a logarithmic axis as plain numbers: 1, 2, 5, 10 ..."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def draw_stairs(group: Mapping[str, Any], panel: Mapping[str, Any], png: Path) -> None:
+    """One staircase for each machine, all on the same axes."""
+    multiples = panel["multiples"]
+    columns = min(COLUMNS, len(multiples))
+    rows = -(-len(multiples) // columns)
+    highest = max(value["max"] for one in multiples for series in one["series"] for value in series["values"])
+    page = plots.page(
+        png,
+        panel["caption"],
+        panel["title"],
+        rows=rows,
+        columns=columns,
+        height=1.4 + 3.4 * rows,
+        remark=group["title"],
+    )
+    with page as cells:
+        for cell, one in zip(cells, multiples, strict=False):
+            for i, series in enumerate(one["series"]):
+                if panel["median"]:
+                    staircase(cell, panel["median"][i], "#c9ced6", "_", 4)
+                color = FEW if series is not one["series"][-1] else MOST
+                medians = [value["median"] for value in series["values"]]
+                staircase(cell, medians, color, counted(series["clients"], "client"), 2)
+                if columns < 3 and series is one["series"][-1]:
+                    label_steps(cell, medians, one["drift"])
+            cell.set_ylim(0.5, highest * 1.5)
+            stage_axis(cell, panel["stages"])
+            cell.set_title(group["machines"][one["machine"]]["label"], fontsize=12.5 if columns < 3 else 9)
+        for cell in cells[len(multiples) :]:
+            cell.set_visible(False)
+
+
+def staircase(axes, values: Sequence[float], color: str, label: str, width: float) -> None:
+    """A tread for each stage, and risers between them; the label stands where the last tread ends."""
+    edges = [place + half for place in range(len(values)) for half in (-0.5, 0.5)]
+    axes.plot(edges, [value for value in values for _ in range(2)], color=color, linewidth=width, label=label)
+
+
+def label_steps(axes, values: Sequence[float], drift: float | None, better: int = 1) -> None:
+    """The factor of every step that is better, where it exceeds the drift. better: -1 if less is better."""
+    for place, (before, now) in enumerate(zip(values, values[1:], strict=False), start=1):
+        factor = (now / before) ** better
+        if factor > max(drift or 1, 1.1):
+            style = {"ha": "center", "va": "bottom" if better > 0 else "top", "fontsize": 9, "color": plots.TEXT}
+            axes.annotate(f"{plots.short(factor)}×", (place, now), (0, 3 * better), textcoords="offset points", **style)
+
+
+def stage_axis(axes, stages: Sequence[str]) -> None:
+    plots.logarithmic(axes)
+    axes.set_xticks(range(len(stages)), [str(int(stage)) for stage in stages])
+    axes.tick_params(labelsize=9)
+
+
+def whole_course(group: Mapping[str, Any], png: Path) -> None:
+    """What each stage makes better, and how that looks under one load, for one client and for many."""
+    panels = {panel["kind"]: panel for panel in group["panels"]}
+    charts, stages = panels["absolute"]["charts"], panels["absolute"]["stages"]
+    rows = [row for row in panels.get("gains", {"rows": []})["rows"] if row["stage"] != GROWTH]
+    [*_, most] = panels["stairs"]["multiples"][0]["series"]
+    medians = [value["median"] for value in most["values"]]
+    best = medians.index(max(medians))
+    factor = f"{medians[best]:.0f} times the tokens per second"
+    message = f"From stage {stages[0]} to {stages[best]}, {counted(most['clients'], 'client')} get {factor}"
+    remark = (
+        "Left: the ratio to the stage before, under the load of its lesson; dashed: predicted by arithmetic.\n"
+        "Right: all stages under one load, without HTTP; medians over requests. A factor marks a step that gains more "
+        "than the machine drifted.\nStage 08 has one process for prompts and one for decoding."
+    )
+    names = [f"chart {i}" for i in range(len(charts))]
+    pairs = [names[i : i + 2] for i in range(0, len(names), 2)]
+    mosaic = [["gains", *pair] for pair in pairs] if rows else pairs
+    widths = [1.25, 1, 1] if rows else None
+    page = plots.page(
+        png, panels["absolute"]["caption"], message, height=7.4, remark=remark, mosaic=mosaic, widths=widths
+    )
+    drift = panels["stairs"]["multiples"][0]["drift"]
+    with page as cells:
+        if rows:
+            ratio_rows(cells[0], rows, 1)
+            cells[0].set_title("Each stage over the one before")
+        for cell, chart in zip(cells[bool(rows) :], charts, strict=True):
+            [series] = chart["series"]
+            values = [value["median"] for value in series["values"]]
+            for place, value in enumerate(series["values"]):
+                color = plots.color(stages[place])
+                cell.plot([place - 0.5, place + 0.5], [value["median"]] * 2, color=color, linewidth=4, label="_")
+                cell.plot([place] * 2, [value["min"], value["max"]], color=color, linewidth=1.2, label="_")
+            label_steps(cell, values, drift, better=1 if chart["unit"].endswith("/s") else -1)
+            stage_axis(cell, stages)
+            cell.margins(y=0.18)
+            cell.set_title(chart["title"], fontsize=10)
+            cell.set_ylabel(chart["unit"], fontsize=9)
+        for cell in cells[-2:]:
+            cell.set_xlabel("stage", fontsize=9)

@@ -28,9 +28,9 @@ from common.model import ModelConfig
 from common.stages import stage_folders
 
 STAGES = [folder.name for folder in stage_folders()]
-SIZES = {"clients": [1, 8, 32], "jobs": [12, 24, 64], "most_tokens": 64, "warm_up": 4, "compared_clients": 32}
-QUICK = {"clients": [1, 32], "jobs": [3, 32], "most_tokens": 24, "warm_up": 2, "repeats": 1}
-TINY = {"clients": [1, 2], "jobs": [1, 2], "most_tokens": 4, "warm_up": 1, "compared_clients": 2}
+SIZES = {"clients": [1, 8, 32], "jobs": [12, 24, 64], "most_tokens": 64, "warm_up_tokens": 16, "compared_clients": 32}
+QUICK = {"clients": [1, 32], "jobs": [3, 32], "most_tokens": 24, "warm_up_tokens": 4, "repeats": 1}
+TINY = {"clients": [1, 2], "jobs": [1, 2], "most_tokens": 4, "warm_up_tokens": 2, "compared_clients": 2}
 OPTIONS = {"08_disaggregated": {"workers": "ray"}}
 METRICS = ("ttft", "tpot")
 
@@ -40,7 +40,9 @@ def measure(stage: str) -> Callable[[Settings, dict], Figures]:
         loaded = settings.load()
         engine = engine_of(stage, loaded, **OPTIONS.get(stage, {}))
         figures: Figures = {"tokens_per_second": [], **{f"{name}_ms": [] for name in METRICS}}
-        engine_load(engine, jobs_of(loaded, sizes, sizes["warm_up"], "warm-up"), concurrency=sizes["warm_up"])
+        most = max(sizes["clients"])  # the first use of memory, of all slots and pages, costs time
+        warm_up = jobs_of(loaded, {"most_tokens": sizes["warm_up_tokens"]}, most, "warm-up")
+        engine_load(engine, warm_up, concurrency=most)
         for clients, count in zip(sizes["clients"], sizes["jobs"], strict=True):
             result = engine_load(engine, jobs_of(loaded, sizes, count, clients), concurrency=clients)
             figures["tokens_per_second"].append(result.throughput)

@@ -1,4 +1,4 @@
-"""The page of `compare` in a real browser, opened from its file: every panel is there, at every width, light and dark."""
+"""The page of `compare` in a real browser, opened from its file: every panel at every width, light and dark."""
 
 import pytest
 from results_files import write_results

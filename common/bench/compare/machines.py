@@ -18,8 +18,8 @@ def describe(results: Results, group: Sequence[Results]) -> dict[str, Any]:
         "facts": {
             "hardware": facts["gpu"] or facts["cpu"],
             "cores": f"{facts['cpu_cores']} with {facts.get('torch_threads', '?')} threads",
-            "copy": rate(facts.get("copy_bytes_per_second"), "GB/s"),
-            "products": rate(facts.get("matmul_flops_per_second"), "GFLOP/s"),
+            "memory": rate(facts.get("copy_bytes_per_second"), "GB/s"),
+            "matrix products": rate(facts.get("matmul_flops_per_second"), "GFLOP/s"),
             "dtype": facts["dtype"],
             "drift": "not recorded" if results.drift is None else f"{results.drift - 1:.0%}",
             "versions": f"Python {facts['python']}, torch {facts['torch']}, transformers {facts['transformers']}",

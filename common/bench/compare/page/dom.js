@@ -10,17 +10,21 @@ export function draw(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
 
+// The page's policy forbids style attributes: colours and custom properties are set as properties.
 function filled(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name.startsWith("--")) element.style.setProperty(name, value); // the page's policy forbids style attributes
-    else if (name === "paint") element.style.stroke = element.style.fill = value;
+    else if (name.startsWith("--")) element.style.setProperty(name, value);
+    else if (name === "stroke" || name === "fill") element.style[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
+
+export const line = (x1, y1, x2, y2, attributes) => draw("line", { x1, y1, x2, y2, ...attributes });
+export const words = (x, y, text, attributes) => draw("text", { x, y, ...attributes }, text);
 
 // CSS pixels of a unit: drawings grow with the page's type, for a projector.
 export const unit = () => parseFloat(getComputedStyle(document.documentElement).fontSize) / 15;
@@ -32,6 +36,9 @@ export function short(value) {
 }
 
 export const percent = (factor) => `${Math.round(100 * (factor - 1))}%`;
+export const clients = (count) => `${count} client${count > 1 ? "s" : ""}`;
+export const median = (values) => values.map((value) => short(value.median)).join(", ");
+export const key = (kind, text, color) => el("span", {}, el("i", { class: kind, "--of": color }), text);
 
 // Positions of values on a logarithmic axis from `low` to `high`, over `from` to `to` pixels.
 export function logScale(low, high, from, to) {
@@ -39,21 +46,22 @@ export function logScale(low, high, from, to) {
   return (value) => from + Math.log(value / low) * per;
 }
 
-// 1, 2, 5, 10 ... within a range; over many decades only powers of ten.
+// 1, 2, 5, 10 ... within a range; over many decades fewer of them.
 export function ticks(low, high) {
   const steps = high / low > 300 ? [1] : high / low > 60 ? [1, 3] : [1, 2, 5];
   const found = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
     for (const step of steps) {
       const value = Number((step * 10 ** power).toPrecision(2));
-      if (value >= low * 0.999 && value <= high * 1.001) found.push(value);
+      if (value >= low && value <= high) found.push(value);
     }
   }
   return found;
 }
 
-// Calls `render(width)` with an element's inner width, now and whenever it changes.
-export function fit(element, render) {
+// Shows `render(width)` in an element, for its inner width now and whenever that changes.
+export function fit(render) {
+  const element = el("div");
   let last = 0;
   new ResizeObserver(([entry]) => {
     const width = Math.floor(entry.contentRect.width);

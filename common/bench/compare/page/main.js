@@ -7,17 +7,16 @@ import { absolutePanel, stairsPanel } from "compare/stairs";
 
 const COLORS = 8;
 const KINDS = { gains: rowsPanel, stairs: stairsPanel, machines: rowsPanel, absolute: absolutePanel };
-const HEADINGS = { hardware: "hardware", cores: "cores", copy: "memory", products: "matrix products", dtype: "dtype", drift: "drift", versions: "versions", commit: "commit", date: "date" };
 const data = JSON.parse(document.getElementById("boot").textContent);
 
-// What panels need to know about a group, and the mark of a machine, which can be followed and singled out.
+// What panels need to know about a group; and the marks of its machines, which are followed and singled out.
 class Group {
   constructor(group) {
     this.group = group;
     this.count = group.machines.length;
-    this.isClass = group.is_class;
     this.marks = group.machines.map(() => []);
     this.chosen = null;
+    this.chips = group.machines.map((machine, i) => this.chip(machine, i));
   }
 
   label = (machine) => this.group.machines[machine].label;
@@ -26,75 +25,85 @@ class Group {
   // Makes an element the mark of value.machine: on a click it shows the figures behind it.
   mark(value, title, spoken, element) {
     const entry = this.group.entries[value.machine][value.entry];
-    const facts = value.median && value.sides ? gainFacts(value, entry.json.unit) : [["figures", spoken]];
-    const open = () => showDetails(`${title}: ${this.label(value.machine)}`, this.group.machines[value.machine], facts, entry, value.entry);
-    element.classList.add("mark");
-    element.setAttribute("role", "button");
-    element.setAttribute("tabindex", "0");
-    element.setAttribute("aria-label", spoken);
+    const facts = value.sides ? gainFacts(value, entry.json.unit) : [["figures", spoken]];
+    const heading = `${title}: ${this.label(value.machine)}`;
+    const open = () => showDetails(heading, this.group.machines[value.machine], facts, entry, value.entry);
+    const attributes = { class: "mark", role: "button", tabindex: "0", "aria-label": spoken };
+    for (const [name, text] of Object.entries(attributes)) element.setAttribute(name, text);
     element.addEventListener("click", open);
     element.addEventListener("keydown", (event) => event.key === "Enter" && open());
     if (element instanceof SVGElement) element.append(draw("title", {}, spoken));
-    this.marks[value.machine] = this.marks[value.machine].filter((other) => other.isConnected).concat(element);
-    element.classList.toggle("dim", this.chosen !== null && this.chosen !== value.machine);
+    this.marks[value.machine] = [...this.marks[value.machine].filter((other) => other.isConnected), element];
+    this.dim(element, value.machine);
     return element;
+  }
+
+  dim(element, machine) {
+    element.classList.toggle("dim", this.chosen !== null && this.chosen !== machine);
   }
 
   choose(machine) {
     this.chosen = this.chosen === machine ? null : machine;
     this.chips.forEach((chip, i) => chip.setAttribute("aria-pressed", String(this.chosen === i)));
-    this.marks.forEach((marks, i) => {
-      for (const element of marks) element.classList.toggle("dim", this.chosen !== null && this.chosen !== i);
-    });
+    this.marks.forEach((marks, i) => marks.forEach((element) => this.dim(element, i)));
+  }
+
+  chip(machine, i) {
+    const attributes = { class: "chip", "--of": this.color(i), "aria-pressed": "false", onclick: () => this.choose(i) };
+    const here = machine.here && el("span", { class: "soft" }, "this machine");
+    return el("button", attributes, el("i", { class: "swatch" }), machine.label, here);
   }
 
   element() {
-    const { group } = this;
-    this.chips = group.machines.map((machine, i) =>
-      el("button", { class: "chip", "--of": this.color(i), "aria-pressed": "false", onclick: () => this.choose(i) }, el("i", { class: "swatch" }), machine.label, machine.here && el("span", { class: "soft" }, "this machine")),
-    );
+    const { title, panels, is_class: isClass } = this.group;
     return el(
       "section",
       { class: "group" },
-      el("h2", {}, group.title),
+      el("h2", {}, title),
       this.count > 1 && el("div", { class: "chips" }, this.chips),
-      this.isClass && oddOnes(this),
-      group.panels.map((panel) =>
-        el("section", { class: "panel", "data-kind": panel.kind }, el("h3", {}, panel.title), el("p", {}, panel.text), el("figure", {}, KINDS[panel.kind](panel, this), el("figcaption", {}, panel.caption))),
-      ),
+      isClass && oddOnes(this),
+      panels.map((panel) => figure(panel, this)),
       machinesTable(this),
     );
   }
 }
 
+function figure(panel, group) {
+  const drawn = el("figure", {}, KINDS[panel.kind](panel, group), el("figcaption", {}, panel.caption));
+  const head = [el("h3", {}, panel.title), el("p", {}, panel.text)];
+  return el("section", { class: "panel", "data-kind": panel.kind }, head, drawn);
+}
+
 function oddOnes(group) {
-  const items = group.group.odd.map((one) => {
-    const differs = one.differs.length ? `What differs: ${one.differs.join("; ")}.` : "Nothing that its file records differs: measure it again.";
-    return el("li", {}, el("strong", {}, group.label(one.machine)), ` ${one.far.join("; ")}. `, el("span", { class: "soft" }, differs));
+  const items = group.group.odd.map(({ machine, far, differs }) => {
+    const known = differs.length > 0;
+    const why = known ? `What differs: ${differs.join("; ")}.` : "Its file records no difference: measure it again.";
+    const label = el("strong", {}, group.label(machine));
+    return el("li", {}, label, ` ${far.join("; ")}. `, el("span", { class: "soft" }, why));
   });
-  const none = el("p", {}, "No machine is far from the median of the class.");
-  return el("section", { class: "panel odd" }, el("h3", {}, "The odd ones out"), items.length ? el("ul", {}, items) : none);
+  const list = items.length > 0 ? el("ul", {}, items) : el("p", {}, "No machine is far from the median of the class.");
+  return el("section", { class: "panel odd" }, el("h3", {}, "The odd ones out"), list);
 }
 
 function machinesTable(group) {
-  const names = Object.keys(HEADINGS);
-  const rows = group.group.machines.map((machine, i) =>
-    el(
-      "tr",
-      { id: `machine-${i}` },
-      el("th", { scope: "row" }, machine.label),
-      names.map((name) => el("td", { "data-name": HEADINGS[name] }, machine.facts[name])),
-      el("td", { "data-name": "file" }, machine.file),
-      group.count > 1 && el("td", { "data-name": "differs" }, machine.differs.join("; ") || "–"),
-    ),
-  );
-  const headings = ["machine", ...names.map((name) => HEADINGS[name]), "file", ...(group.count > 1 ? ["differs"] : [])];
+  const { machines } = group.group;
+  const columns = machines.map((machine) => ({
+    ...machine.facts,
+    file: machine.file,
+    ...(group.count > 1 ? { differs: machine.differs.join("; ") || "–" } : {}),
+  }));
+  const names = Object.keys(columns[0]);
+  const rows = columns.map((facts, i) => {
+    const cells = names.map((name) => el("td", { "data-name": name }, facts[name]));
+    return el("tr", {}, el("th", { scope: "row" }, machines[i].label), cells);
+  });
+  const headings = ["machine", ...names].map((name) => el("th", { scope: "col" }, name));
   return el(
     "section",
-    { class: "panel machines" },
+    { class: "panel" },
     el("h3", {}, group.count > 1 ? "The machines" : "The machine"),
-    el("p", {}, "Drift is how far the machine's own speed changed while it was measured, by a fixed matrix product."),
-    el("table", {}, el("thead", {}, el("tr", {}, headings.map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, rows)),
+    el("p", {}, "Drift: how far the machine's own speed changed meanwhile, by a fixed matrix product."),
+    el("table", {}, el("thead", {}, el("tr", {}, headings)), el("tbody", {}, rows)),
   );
 }
 
@@ -103,7 +112,8 @@ function machinesTable(group) {
 const THEMES = ["auto", "light", "dark"];
 const system = matchMedia("(prefers-color-scheme: dark)");
 let theme = "auto";
-const themeButton = el("button", { onclick: () => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]) });
+const next = () => setTheme(THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]);
+const themeButton = el("button", { onclick: next });
 
 function setTheme(name) {
   theme = name;
@@ -115,13 +125,15 @@ setTheme("auto");
 
 // ---- All of it ----
 
-const refused = data.refused.length > 0 && el("section", { class: "refused" }, el("h3", {}, "Left out"), el("ul", {}, data.refused.map((text) => el("li", {}, text))));
+const sentences = data.refused.map((text) => el("li", {}, text));
+const refused = el("section", { class: "refused" }, el("h3", {}, "Left out"), el("ul", {}, sentences));
+const top = el("div", { class: "top" }, el("h1", {}, "Eight stages, measured"), themeButton);
 document.body.append(
   el(
     "main",
     {},
-    el("header", {}, el("div", { class: "top" }, el("h1", {}, "Eight stages, measured"), themeButton), el("p", { class: "lead" }, data.lead)),
-    refused,
+    el("header", {}, top, el("p", { class: "lead" }, data.lead)),
+    sentences.length > 0 && refused,
     data.groups.map((group) => new Group(group).element()),
   ),
 );

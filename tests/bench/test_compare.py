@@ -125,7 +125,8 @@ def test_a_document_of_the_same_name_from_another_machine_is_not_taken(tmp_path)
     group = group_of(tmp_path / "mine.json")
     assert [panel["kind"] for panel in group["panels"]] == ["gains"], "the load's figures are not at hand"
     write_json(tmp_path / "whole.json", document | {"headline": changed["benchmarks"]["bench"]})
-    assert sources.figures_of(changed["benchmarks"]["bench"], tmp_path / "mine.json") == {"01_naive": {}}
+    entry = json.loads((tmp_path / "mine.json").read_text())["benchmarks"]["bench"]
+    assert sources.figures_of(entry, tmp_path / "mine.json") == {"01_naive": {}}
 
 
 # ---- What is drawn ----

@@ -236,13 +236,13 @@ def rate_ratios(group: Sequence[Results], baseline: int) -> list[dict[str, Any]]
 
 def absolute(group: Sequence[Results]) -> dict[str, Any] | None:
     charts = []
-    for metric, (title, unit) in METRICS.items():
-        for which in (0, 1):
+    for which in (0, 1):
+        for metric, (title, unit) in METRICS.items():
             series = [one for place, results in enumerate(group) for one in absolute_series(results, place, metric)]
             series = [one for one in series if one["end"] == which]
             if series:
                 load = counted(series[0]["clients"], "client")
-                charts.append({"title": f"{title}, {load}", "unit": unit, "series": series})
+                charts.append({"title": f"{title}, {load}", "metric": title, "unit": unit, "series": series})
     if not charts:
         return None
     text = "The same load in absolute figures, on logarithmic axes; medians over requests."

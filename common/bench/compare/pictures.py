@@ -1,5 +1,6 @@
 """The panels of a group as PNGs, and the whole course in one picture, which the README shows."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,17 @@ MANY = "#8a93a0"  # of one machine among more than there are colours for
 FEW, MOST = "#8a9bb0", "#14283c"  # clients: light to dark, since colours are the stages'
 COLUMNS = 4  # of small multiples
 ROW_INCHES = 0.62
+TICKS = [(5, (1, 1.5, 2, 3, 4, 5, 7)), (60, (1, 2, 5)), (300, (1, 3)), (math.inf, (1,))]  # steps of a decade by range
 GROWTH = "01"  # its row is a cost, and no gain
 
 
-def draw_group(group: Mapping[str, Any], folder: Path, name: str) -> list[Path]:
-    """Draw a group's panels that there are; return the files, which are called `name`, group and panel."""
+def draw_group(group: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Draw a group's panels that there are; return the files, which are called as group and panel are."""
     kinds = {"gains": draw_gains, "stairs": draw_stairs, "machines": draw_gains}
     drawn = []
     for panel in group["panels"]:
         if panel["kind"] in kinds:
-            png = folder / f"{name}-{slugify(group['title'])}-{panel['kind']}.png"
+            png = folder / f"{slugify(group['title'])}-{panel['kind']}.png"
             kinds[panel["kind"]](group, panel, png)
             drawn.append(png)
     return drawn
@@ -69,11 +71,10 @@ def ratio_rows(axes, rows: Sequence[Mapping[str, Any]], machines: int, labels: b
             axes.plot(value["median"], at, dot, color=color, markerfacecolor=face, markersize=5, label="_")
             whisker = plots.TEXT if machines == 1 else color
             axes.plot([value["min"], value["max"]], [at, at], color=whisker, linewidth=1.2, label="_")
-            if machines <= 3:
+            if machines <= 3:  # in a column of their own, where nothing crosses them
                 text = f"{plots.short(value['median'])}×{' ?' * bool(value['doubt'])}"
-                place = (max(value["max"], value["median"], 1), at)
                 style = {"va": "center", "fontsize": 11 if machines == 1 else 9, "color": color}
-                axes.annotate(text, place, (6, 0), textcoords="offset points", **style)
+                axes.annotate(text, (1, at), (4, 0), ("axes fraction", "data"), "offset points", **style)
             if machines <= 3 and value.get("predicted"):
                 predicted = {"color": plots.PREDICTION, "linestyle": (0, (2, 1.5)), "linewidth": 1.5, "label": "_"}
                 axes.plot([value["predicted"]["value"]] * 2, [at - 0.28, at + 0.28], **predicted)
@@ -84,19 +85,19 @@ def ratio_rows(axes, rows: Sequence[Mapping[str, Any]], machines: int, labels: b
     axes.axvline(1, color="#888888", linewidth=1, zorder=0)
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
-    plain_ticks(axes.xaxis)
-    axes.margins(x=0.12)
+    plain_ticks(axes.xaxis, *axes.get_xlim())
     texts = [f"{row['stage']} {row['name']}\n{row['better']}" for row in rows]
     axes.set_yticks(range(len(rows)), texts if labels else [""] * len(rows), fontsize=9.5)
 
 
-def plain_ticks(axis) -> None:
-    """Ticks of a logarithmic axis as plain numbers: 1, 2, 5, 10 ..."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_minor_formatter(NullFormatter())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+def plain_ticks(axis, low: float, high: float) -> None:
+    """Ticks of a logarithmic axis as plain numbers: 1, 2, 5, 10 ...; the wider it is, the fewer in each decade."""
+    steps = next(steps for most, steps in TICKS if high / low < most)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    values = [step * 10.0**power for power in powers for step in steps]
+    values = [value for value in values if low <= value <= high]
+    axis.set_ticks(values, [f"{value:,g}" for value in values])
+    axis.set_ticks([], minor=True)
 
 
 def draw_stairs(group: Mapping[str, Any], panel: Mapping[str, Any], png: Path) -> None:
@@ -147,7 +148,9 @@ def label_steps(axes, values: Sequence[float], drift: float | None, better: int 
 
 
 def stage_axis(axes, stages: Sequence[str]) -> None:
-    plots.logarithmic(axes)
+    """A logarithmic y axis, and the stages below."""
+    axes.set_yscale("log")
+    plain_ticks(axes.yaxis, *axes.get_ylim())
     axes.set_xticks(range(len(stages)), [str(int(stage)) for stage in stages])
     axes.tick_params(labelsize=9)
 
@@ -168,7 +171,7 @@ def whole_course(group: Mapping[str, Any], png: Path) -> None:
         "than the machine drifted.\nStage 08 has one process for prompts and one for decoding."
     )
     names = [f"chart {i}" for i in range(len(charts))]
-    pairs = [names[i : i + 2] for i in range(0, len(names), 2)]
+    pairs = [list(pair) for pair in zip(names[: len(names) // 2], names[len(names) // 2 :], strict=True)]
     mosaic = [["gains", *pair] for pair in pairs] if rows else pairs
     widths = [1.25, 1, 1] if rows else None
     page = plots.page(
@@ -178,18 +181,23 @@ def whole_course(group: Mapping[str, Any], png: Path) -> None:
     with page as cells:
         if rows:
             ratio_rows(cells[0], rows, 1)
-            cells[0].set_title("Each stage over the one before")
-        for cell, chart in zip(cells[bool(rows) :], charts, strict=True):
-            [series] = chart["series"]
+            cells[0].set_title("Each stage over the one before", fontsize=12)
+        by_name = {cell.get_label(): cell for cell in cells}
+        for name, chart in zip(names, charts, strict=True):
+            cell, [series] = by_name[name], chart["series"]
             values = [value["median"] for value in series["values"]]
+            staircase(cell, values, "#b4bbc5", "_", 1)
             for place, value in enumerate(series["values"]):
                 color = plots.color(stages[place])
                 cell.plot([place - 0.5, place + 0.5], [value["median"]] * 2, color=color, linewidth=4, label="_")
                 cell.plot([place] * 2, [value["min"], value["max"]], color=color, linewidth=1.2, label="_")
             label_steps(cell, values, drift, better=1 if chart["unit"].endswith("/s") else -1)
+            cell.set_yscale("log")
+            cell.margins(y=0.22)
+            cell.autoscale_view()
             stage_axis(cell, stages)
-            cell.margins(y=0.18)
-            cell.set_title(chart["title"], fontsize=10)
-            cell.set_ylabel(chart["unit"], fontsize=9)
+            cell.set_ylabel(f"{chart['metric']}\n{chart['unit']}", fontsize=9)
+            if name in pairs[0]:
+                cell.set_title(counted(series["clients"], "client"), fontsize=12)
         for cell in cells[-2:]:
             cell.set_xlabel("stage", fontsize=9)

@@ -85,7 +85,12 @@ def collect(paths: Sequence[Path]) -> tuple[list[Results], list[str]]:
 def results_files(folder: Path) -> list[Path]:
     """All JSON files but journals, and documents of single benchmarks, which results files refer to."""
     files = [path for path in sorted(folder.glob("*.json")) if not path.name.endswith(".partial.json")]
-    return [path for path in files if "benchmark" not in (read_json(path) or {})]
+    return [path for path in files if not is_document(read_json(path))]
+
+
+def is_document(value: Any) -> bool:
+    """Whether a JSON value is the document of one benchmark."""
+    return isinstance(value, dict) and "benchmark" in value
 
 
 def read_results(path: Path) -> Results:
@@ -112,7 +117,8 @@ def check_entry(entry: Mapping[str, Any]) -> bool:
     for values in (entry["ratio"], *entry["sides"].values()):
         if not all(values[key] > 0 for key in SPREAD):
             raise ValueError(f"a headline that is not positive: {[values[key] for key in SPREAD]}")
-    return all(key in entry for key in ("title", "unit", "more_is_better", "doubt", "sizes", "order"))
+    _ = [entry[key] for key in ("title", "unit", "doubt", "drift", "sizes", "order", "commit", "date")]
+    return True
 
 
 def figures_of(entry: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
@@ -146,7 +152,7 @@ def lessons_beside(path: Path) -> list[Path]:
 
 def of_documents(paths: Iterable[Path]) -> Results | None:
     """One machine's results from its documents, as far as they are there and of one kind; None without any."""
-    documents = [(path, document) for path in paths if "benchmark" in (document := read_json(path) or {})]
+    documents = [(path, document) for path in paths if is_document(document := read_json(path))]
     if not documents:
         return None
     path, last = documents[-1]

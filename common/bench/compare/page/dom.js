@@ -19,7 +19,7 @@ function filled(element, attributes, children) {
     else if (name === "stroke" || name === "fill") element.style[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
@@ -46,9 +46,11 @@ export function logScale(low, high, from, to) {
   return (value) => from + Math.log(value / low) * per;
 }
 
-// 1, 2, 5, 10 ... within a range; over many decades fewer of them.
+const TICKS = [[5, [1, 1.5, 2, 3, 4, 5, 7]], [60, [1, 2, 5]], [300, [1, 3]], [Infinity, [1]]];
+
+// 1, 2, 5, 10 ... within a range: the wider it is, the fewer of them in each decade.
 export function ticks(low, high) {
-  const steps = high / low > 300 ? [1] : high / low > 60 ? [1, 3] : [1, 2, 5];
+  const [, steps] = TICKS.find(([most]) => high / low < most);
   const found = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
     for (const step of steps) {

@@ -63,7 +63,7 @@ class Group {
       this.count > 1 && el("div", { class: "chips" }, this.chips),
       isClass && oddOnes(this),
       panels.map((panel) => figure(panel, this)),
-      machinesTable(this),
+      machinesList(this),
     );
   }
 }
@@ -85,25 +85,20 @@ function oddOnes(group) {
   return el("section", { class: "panel odd" }, el("h3", {}, "The odd ones out"), list);
 }
 
-function machinesTable(group) {
-  const { machines } = group.group;
-  const columns = machines.map((machine) => ({
-    ...machine.facts,
-    file: machine.file,
-    ...(group.count > 1 ? { differs: machine.differs.join("; ") || "–" } : {}),
-  }));
-  const names = Object.keys(columns[0]);
-  const rows = columns.map((facts, i) => {
-    const cells = names.map((name) => el("td", { "data-name": name }, facts[name]));
-    return el("tr", {}, el("th", { scope: "row" }, machines[i].label), cells);
+function machinesList(group) {
+  const cards = group.group.machines.map((machine, i) => {
+    const facts = Object.entries({ ...machine.facts, file: machine.file });
+    if (machine.differs.length > 0) facts.push(["differs", machine.differs.join("; ")]);
+    const pairs = facts.map(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]);
+    const swatch = group.count > 1 && el("i", { class: "swatch", "--of": group.color(i) });
+    return el("div", {}, el("h4", {}, swatch, machine.label), el("dl", {}, pairs));
   });
-  const headings = ["machine", ...names].map((name) => el("th", { scope: "col" }, name));
   return el(
     "section",
-    { class: "panel" },
+    { class: "panel machines" },
     el("h3", {}, group.count > 1 ? "The machines" : "The machine"),
     el("p", {}, "Drift: how far the machine's own speed changed meanwhile, by a fixed matrix product."),
-    el("table", {}, el("thead", {}, el("tr", {}, headings)), el("tbody", {}, rows)),
+    el("div", { class: "multiples", "--least": "20rem" }, cards),
   );
 }
 

@@ -4,6 +4,7 @@ import { draw, el, fit, key, line, logScale, percent, short, ticks, unit, words 
 
 const OWN_LANES = 3; // machines: more of them share the row's height, as dots
 const LANE = 25, STRIP = 44; // height of a row, for each machine and for many
+const BESIDE = "(min-width: 721px)"; // names stand beside their rows, in style.css too
 const LABEL = 74; // width that a ratio at the end of its bar needs
 
 export function rowsPanel(panel, group) {
@@ -30,7 +31,7 @@ export function rowsPanel(panel, group) {
       el(
         "div",
         { class: "row", "data-stage": row.stage },
-        el("div", {}, name(row), el("span", { class: "soft" }, `${row.better}: ${row.title}`)),
+        el("div", {}, name(row), el("span", { class: "soft" }, `${row.title} (${row.unit})`)),
         fit((width) => drawRow(row, chart, width, scale(width))),
       ),
     ),
@@ -68,10 +69,13 @@ function drawRow(row, chart, width, x) {
   const { lanes, lines, marks, group } = chart;
   const height = (lanes ? LANE * row.values.length + 4 : STRIP) * unit();
   const svg = draw("svg", { width, height, role: "group", "aria-label": `${row.stage} ${row.name}` });
-  const upright = (value, attributes) => svg.append(line(x(value), 0, x(value), height, attributes));
+  const beyond = matchMedia(BESIDE).matches ? 30 * unit() : 0; // so that the lines of neighbouring rows meet
+  const upright = (value, attributes) => svg.append(line(x(value), -beyond, x(value), height + beyond, attributes));
   for (const value of marks) upright(value, { class: value === 1 ? "one" : "grid" });
   for (const one of lines) upright(one.value, { class: "predicted", stroke: group.color(one.machine) });
-  if (row.median) upright(row.median, { class: "median", "stroke-width": 2.5 * unit() });
+  if (row.median) {
+    svg.append(line(x(row.median), 0, x(row.median), height, { class: "median", "stroke-width": 2.5 * unit() }));
+  }
   row.values.forEach((value, i) => {
     const share = row.values.length > 1 ? i / (row.values.length - 1) : 0.5;
     const y = (lanes ? LANE * (i + 0.5) + 2 : 7 + share * (STRIP - 14)) * unit();

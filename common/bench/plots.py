@@ -68,11 +68,10 @@ def page(
 ) -> Iterator[list]:
     """The panels of one picture, row by row; when the block ends they are labelled and written to `png`.
 
-    mosaic: in place of rows and columns, the names of the panels where they lie; a panel may take several places.
-    widths: of the mosaic's columns, in proportion.
-
     document: the results, whose footer says on what they were measured; or the footer itself.
     message: what the picture says, as its title. remark: what a reader must know to believe it, above the footer.
+    mosaic: in place of rows and columns, the names of the panels where they lie; a panel may take several places.
+    widths: of the mosaic's columns, in proportion.
     """
     import matplotlib
     from matplotlib.figure import Figure

@@ -170,7 +170,8 @@ def test_machine_against_machine_is_predicted_by_their_rates(tmp_path):
 def test_every_panel_says_hardware_versions_commit_and_spread(tmp_path):
     group = group_of(*(write_results(tmp_path / f"{name}.json", gain=len(name)) for name in ("a", "bb")))
     for each in group["panels"]:
-        assert "a, float32; bb, float32" in each["caption"] and "torch 2.13.0; commit 0123456789" in each["caption"]
+        assert "a: AMD EPYC, 2 CPU cores, float32; bb: AMD" in each["caption"]
+        assert "torch 2.13.0; commit 0123456789" in each["caption"]
         assert "medians of 2 repeats" in each["caption"]
     followed = group["entries"][0]["02_kv_cache"]
     assert followed["file"] == "a.json" and followed["json"]["ratio"]["median"] == pytest.approx(1.0)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..plots import place
 from .classroom import differences
 from .sources import Results
 
@@ -38,11 +39,18 @@ def commits(entries: Iterable[Mapping[str, Any]]) -> list[str]:
     return sorted({str(entry["commit"]) for entry in entries})
 
 
+def named_hardware(results: Results) -> str:
+    """The label, with the hardware unless it says that already, and the dtype."""
+    hardware = place(results.machine)
+    label = results.label if results.label.startswith(hardware) else f"{results.label}: {hardware}"
+    return f"{label}, {results.machine['dtype']}"
+
+
 def caption(group: Sequence[Results], names: Sequence[str]) -> str:
     """Two lines of small print: hardware and dtype; versions, commits and what the spread is."""
     shown = [results for results in group if any(name in results.entries for name in names)]
     entries = [results.entries[name] for results in shown for name in names if name in results.entries]
-    hardware = "; ".join(f"{results.label}, {results.machine['dtype']}" for results in shown)
+    hardware = "; ".join(named_hardware(results) for results in shown)
     versions = ", ".join(sorted({f"torch {results.machine['torch']}" for results in shown}))
     repeats = sorted({len(entry["order"]) for entry in entries})
     times = " to ".join(str(count) for count in dict.fromkeys([repeats[0], repeats[-1]]))

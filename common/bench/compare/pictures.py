@@ -144,7 +144,7 @@ def label_steps(axes, values: Sequence[float], drift: float | None, better: int 
         factor = (now / before) ** better
         if factor > max(drift or 1, 1.1):
             style = {"ha": "center", "va": "bottom" if better > 0 else "top", "fontsize": 9, "color": plots.TEXT}
-            axes.annotate(f"{plots.short(factor)}×", (place, now), (0, 3 * better), textcoords="offset points", **style)
+            axes.annotate(f"{plots.short(factor)}×", (place, now), (0, 4 * better), textcoords="offset points", **style)
 
 
 def stage_axis(axes, stages: Sequence[str]) -> None:
@@ -189,7 +189,8 @@ def whole_course(group: Mapping[str, Any], png: Path) -> None:
             staircase(cell, values, "#b4bbc5", "_", 1)
             for place, value in enumerate(series["values"]):
                 color = plots.color(stages[place])
-                cell.plot([place - 0.5, place + 0.5], [value["median"]] * 2, color=color, linewidth=4, label="_")
+                tread = {"color": color, "linewidth": 4, "solid_capstyle": "butt", "label": "_"}
+                cell.plot([place - 0.5, place + 0.5], [value["median"]] * 2, **tread)
                 cell.plot([place] * 2, [value["min"], value["max"]], color=color, linewidth=1.2, label="_")
             label_steps(cell, values, drift, better=1 if chart["unit"].endswith("/s") else -1)
             cell.set_yscale("log")

@@ -215,7 +215,7 @@ def machines(group: Sequence[Results]) -> dict[str, Any] | None:
             if is_class or place != first
         ]
         rows.append({"stage": stage[:2], "name": story(stage)[0], "better": f"1 = {short(base)} tokens/s"})
-        rows[-1] |= {"title": counted(clients, "client"), "unit": "output tokens/s", "values": values, "median": None}
+        rows[-1] |= {"title": f"1 is {short(base)}", "unit": "output tokens/s", "values": values, "median": None}
     lines = [] if is_class else rate_ratios(group, first)
     over = "the median of the class" if is_class else group[first].label
     text = f"Output tokens per second of {counted(clients, 'client')}, over {over}."

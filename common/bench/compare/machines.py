@@ -55,5 +55,5 @@ def caption(group: Sequence[Results], names: Sequence[str]) -> str:
     repeats = sorted({len(entry["order"]) for entry in entries})
     times = " to ".join(str(count) for count in dict.fromkeys([repeats[0], repeats[-1]]))
     spread = "one run each, so no spread" if repeats == [1] else f"medians of {times} repeats, lines from least to most"
-    where = f"{hardware}." if len(shown) <= 3 else f"{len(shown)} machines, listed below."
+    where = f"{hardware}." if len(shown) <= 3 else f"{len(shown)} machines, each of them described on the page."
     return f"{where}\n{versions}; commit {', '.join(commits(entries))}; {spread}."

@@ -13,6 +13,7 @@ from ..hardware import slugify
 MACHINES = ["#2f5fa8", "#c8354b", "#4f8a2c", "#7b4a9e", "#b97a00", "#00788a", "#e0591b", "#2b2b38"]
 MANY = "#8a93a0"  # of one machine among more than there are colours for
 FEW, MOST = "#8a9bb0", "#14283c"  # clients: light to dark, since colours are the stages'
+FEW_MACHINES = 3  # that have room for digits beside their marks
 COLUMNS = 4  # of small multiples
 ROW_INCHES = 0.62
 TICKS = [(5, (1, 1.5, 2, 3, 4, 5, 7)), (60, (1, 2, 5)), (300, (1, 3)), (math.inf, (1,))]  # steps of a decade by range
@@ -31,63 +32,69 @@ def draw_group(group: Mapping[str, Any], folder: Path) -> list[Path]:
     return drawn
 
 
-def tint(place: int, machines: int) -> str:
-    return MACHINES[place] if machines <= len(MACHINES) else MANY
+def colors(group: Mapping[str, Any]) -> list[str]:
+    """A colour for each machine; of more machines than there are colours, only for the odd ones."""
+    count, odd = len(group["machines"]), [one["machine"] for one in group["odd"]]
+    coloured = list(range(count)) if count <= len(MACHINES) else odd[: len(MACHINES)]
+    return [MACHINES[coloured.index(place)] if place in coloured else MANY for place in range(count)]
 
 
 def draw_gains(group: Mapping[str, Any], panel: Mapping[str, Any], png: Path) -> None:
     """A row for each stage; a bar for one machine, dots for several."""
-    count, rows = len(group["machines"]), panel["rows"]
-    height = 2.1 + ROW_INCHES * len(rows) * (1 if count < 3 else 1.3)
+    tints, rows, lines = colors(group), panel["rows"], panel.get("lines", [])
+    height = 2.1 + ROW_INCHES * len(rows) * (1 if len(tints) < 3 else 1.3)
     with plots.page(png, panel["caption"], panel["title"], height=height, remark=group["title"]) as [axes]:
-        ratio_rows(axes, rows, count)
-        for line in panel.get("lines", []):
-            style = {"color": tint(line["machine"], count), "linestyle": (0, (4, 3)), "linewidth": 1.2}
-            axes.axvline(line["value"], **style)
-            axes.text(line["value"], -0.62, line["why"], fontsize=8.5, color=style["color"], ha="center", va="bottom")
-        for place, machine in enumerate(group["machines"] if 1 < count <= len(MACHINES) else []):
-            axes.plot([], [], "o", color=tint(place, count), label=f"_{machine['label']}")
-        if 1 < count <= len(MACHINES):
-            handles = axes.get_lines()[-count:]
-            labels = [machine["label"] for machine in group["machines"]]
-            axes.legend(
-                handles, labels, loc="upper left", bbox_to_anchor=(0, -0.06), frameon=False, ncols=2, fontsize=10
+        ratio_rows(axes, rows, tints, above=0.3 * len(lines))
+        for i, line in enumerate(lines):
+            tint = tints[line["machine"]]
+            axes.axvline(line["value"], color=tint, linestyle=(0, (4, 3)), linewidth=1.2)
+            align = "right" if line["value"] > 1 else "left"
+            axes.text(
+                line["value"], -0.65 - 0.3 * i, f" {line['why']} ", fontsize=8.5, color=tint, ha=align, va="bottom"
             )
+        if 1 < len(tints) <= len(MACHINES):
+            handles = [axes.plot([], [], "o", color=tint, label="_")[0] for tint in tints]
+            labels = [machine["label"] for machine in group["machines"]]
+            place = {"loc": "upper left", "bbox_to_anchor": (0, -0.06), "frameon": False}
+            axes.legend(handles, labels, ncols=2, fontsize=10, **place)
 
 
-def ratio_rows(axes, rows: Sequence[Mapping[str, Any]], machines: int, labels: bool = True) -> None:
-    """Ratios on a logarithmic axis, a row for each stage from top to bottom; dashed: predictions; "?": noise."""
+def ratio_rows(axes, rows: Sequence[Mapping[str, Any]], tints: Sequence[str], above: float = 0) -> None:
+    """Ratios on a logarithmic axis, a row for each stage from top to bottom; dashed: predictions; "?": noise.
+
+    tints: the colours of the machines; one alone has bars in the colours of the stages. above: free rows at the top.
+    """
+    alone, few = len(tints) == 1, len(tints) <= FEW_MACHINES
     for y, row in enumerate(rows):
-        apart = 0.5 / max(1, len(row["values"]) - 1)
+        count = len(row["values"])
         for i, value in enumerate(row["values"]):
-            at = y + 0.12 if machines == 1 else y + (i * apart - 0.25 if len(row["values"]) > 1 else 0)
-            color = plots.color(row["stage"]) if machines == 1 else tint(value["machine"], machines)
-            if machines == 1:
-                axes.barh(
-                    at, value["median"] - 1, left=1, height=0.42, color=color, alpha=0.35 if value["doubt"] else 1
-                )
-            face = "white" if value["doubt"] else color
-            dot = "o" if machines > 1 else ""
-            axes.plot(value["median"], at, dot, color=color, markerfacecolor=face, markersize=5, label="_")
-            whisker = plots.TEXT if machines == 1 else color
-            axes.plot([value["min"], value["max"]], [at, at], color=whisker, linewidth=1.2, label="_")
-            if machines <= 3:  # in a column of their own, where nothing crosses them
+            at = y if count == 1 else y - 0.25 + 0.5 * i / (count - 1)
+            color = plots.color(row["stage"]) if alone else tints[value["machine"]]
+            spread = {"color": plots.TEXT if alone else color, "alpha": 1 if few else 0.25, "linewidth": 1.2}
+            axes.plot([value["min"], value["max"]], [at, at], label="_", zorder=3 if alone else 2, **spread)
+            if alone:
+                faint = 0.35 if value["doubt"] else 1
+                axes.barh(at, value["median"] - 1, left=1, height=0.42, color=color, alpha=faint)
+            else:
+                face = "white" if value["doubt"] else color
+                axes.plot(value["median"], at, "o", color=color, markerfacecolor=face, markersize=5, label="_")
+            if few:  # the digits have a column of their own, where nothing crosses them
                 text = f"{plots.short(value['median'])}×{' ?' * bool(value['doubt'])}"
-                style = {"va": "center", "fontsize": 11 if machines == 1 else 9, "color": color}
+                style = {"va": "center", "fontsize": 11 if alone else 9, "color": color}
                 axes.annotate(text, (1, at), (4, 0), ("axes fraction", "data"), "offset points", **style)
-            if machines <= 3 and value.get("predicted"):
-                predicted = {"color": plots.PREDICTION, "linestyle": (0, (2, 1.5)), "linewidth": 1.5, "label": "_"}
-                axes.plot([value["predicted"]["value"]] * 2, [at - 0.28, at + 0.28], **predicted)
-        if row.get("median"):
+            if few and value.get("predicted"):
+                dashed = {"color": plots.PREDICTION, "linestyle": (0, (2, 1.5)), "linewidth": 1.5, "label": "_"}
+                axes.plot([value["predicted"]["value"]] * 2, [at - 0.28, at + 0.28], **dashed)
+        if row["median"]:
             axes.plot([row["median"]] * 2, [y - 0.38, y + 0.38], color=plots.TEXT, linewidth=1.6, label="_")
     axes.set_xscale("log")
-    axes.set_ylim(len(rows) - 0.4, -0.65)
+    axes.set_ylim(len(rows) - 0.4, -0.65 - above)
     axes.axvline(1, color="#888888", linewidth=1, zorder=0)
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
     plain_ticks(axes.xaxis, *axes.get_xlim())
     texts = [f"{row['stage']} {row['name']}\n{row['better']}" for row in rows]
-    axes.set_yticks(range(len(rows)), texts if labels else [""] * len(rows), fontsize=9.5)
+    axes.set_yticks(range(len(rows)), texts, fontsize=9.5)
 
 
 def plain_ticks(axis, low: float, high: float) -> None:
@@ -102,32 +109,27 @@ def plain_ticks(axis, low: float, high: float) -> None:
 
 def draw_stairs(group: Mapping[str, Any], panel: Mapping[str, Any], png: Path) -> None:
     """One staircase for each machine, all on the same axes."""
-    multiples = panel["multiples"]
-    columns = min(COLUMNS, len(multiples))
+    multiples, machines = panel["multiples"], group["machines"]
+    few = len(multiples) <= FEW_MACHINES
+    columns = len(multiples) if few else COLUMNS
     rows = -(-len(multiples) // columns)
-    highest = max(value["max"] for one in multiples for series in one["series"] for value in series["values"])
-    page = plots.page(
-        png,
-        panel["caption"],
-        panel["title"],
-        rows=rows,
-        columns=columns,
-        height=1.4 + 3.4 * rows,
-        remark=group["title"],
-    )
-    with page as cells:
+    shown = [value for one in multiples for series in one["series"] for value in series["values"]]
+    low, high = min(value["min"] for value in shown) / 1.3, max(value["max"] for value in shown) * 1.5
+    size = {"rows": rows, "columns": columns, "height": 1.6 + (3.2 if few else 2.2) * rows}
+    with plots.page(png, panel["caption"], panel["title"], remark=group["title"], **size) as cells:
         for cell, one in zip(cells, multiples, strict=False):
-            for i, series in enumerate(one["series"]):
-                if panel["median"]:
-                    staircase(cell, panel["median"][i], "#c9ced6", "_", 4)
-                color = FEW if series is not one["series"][-1] else MOST
-                medians = [value["median"] for value in series["values"]]
-                staircase(cell, medians, color, counted(series["clients"], "client"), 2)
-                if columns < 3 and series is one["series"][-1]:
-                    label_steps(cell, medians, one["drift"])
-            cell.set_ylim(0.5, highest * 1.5)
+            for medians in panel["median"] or []:
+                staircase(cell, medians, "#c9ced6", "_", 4)
+            for series in one["series"]:
+                most = series is one["series"][-1]
+                values = [value["median"] for value in series["values"]]
+                label = counted(series["clients"], "client") if one is multiples[0] or columns < 3 else "_"
+                staircase(cell, values, MOST if most else FEW, label, 2)
+                if few and most:
+                    label_steps(cell, values, one["drift"])
+            cell.set_ylim(low, high)
             stage_axis(cell, panel["stages"])
-            cell.set_title(group["machines"][one["machine"]]["label"], fontsize=12.5 if columns < 3 else 9)
+            cell.set_title(machines[one["machine"]]["label"], fontsize=12.5 if columns < 3 else 9)
         for cell in cells[len(multiples) :]:
             cell.set_visible(False)
 
@@ -180,7 +182,7 @@ def whole_course(group: Mapping[str, Any], png: Path) -> None:
     drift = panels["stairs"]["multiples"][0]["drift"]
     with page as cells:
         if rows:
-            ratio_rows(cells[0], rows, 1)
+            ratio_rows(cells[0], rows, [""])
             cells[0].set_title("Each stage over the one before", fontsize=12)
         by_name = {cell.get_label(): cell for cell in cells}
         for name, chart in zip(names, charts, strict=True):

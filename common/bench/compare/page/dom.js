@@ -13,15 +13,17 @@ export function draw(tag, attributes = {}, ...children) {
 // The page's policy forbids style attributes: colours and custom properties are set as properties.
 function filled(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
-    if (value === null || value === undefined || value === false) continue;
+    if (isNothing(value)) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name.startsWith("--")) element.style.setProperty(name, value);
     else if (name === "stroke" || name === "fill") element.style[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(...children.flat(Infinity).filter((child) => !isNothing(child)));
   return element;
 }
+
+const isNothing = (value) => value === null || value === undefined || value === false;
 
 export const line = (x1, y1, x2, y2, attributes) => draw("line", { x1, y1, x2, y2, ...attributes });
 export const words = (x, y, text, attributes) => draw("text", { x, y, ...attributes }, text);

@@ -20,7 +20,13 @@ class Group {
   }
 
   label = (machine) => this.group.machines[machine].label;
-  color = (machine) => (this.count <= COLORS ? `var(--m${machine})` : "var(--crowd)");
+
+  // Of many machines only the odd ones have colours.
+  color(machine) {
+    const odd = this.group.odd.findIndex((one) => one.machine === machine);
+    const number = this.count <= COLORS ? machine : odd;
+    return number >= 0 && number < COLORS ? `var(--m${number})` : "var(--crowd)";
+  }
 
   // Makes an element the mark of value.machine: on a click it shows the figures behind it.
   mark(value, title, spoken, element) {

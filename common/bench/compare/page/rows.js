@@ -16,6 +16,7 @@ export function rowsPanel(panel, group) {
   const lanes = group.count <= OWN_LANES;
   const scale = (width) => logScale(...range, 6 * unit(), width - (lanes ? LABEL : 12) * unit());
   const chart = { lanes, lines, marks: ticks(...range), group };
+  const ends = (i) => ({ first: i === 0, last: i === panel.rows.length - 1 });
   const axis = fit((width) => drawAxis(chart, width, scale(width)));
   const keys = [
     predicted.length > 0 && lanes && key("dash thin", "predicted by arithmetic", "var(--ink)"),
@@ -27,12 +28,12 @@ export function rowsPanel(panel, group) {
     {},
     el("div", { class: "keys" }, keys),
     el("div", { class: "row axis" }, el("span"), axis),
-    panel.rows.map((row) =>
+    panel.rows.map((row, i) =>
       el(
         "div",
         { class: "row", "data-stage": row.stage },
         el("div", {}, name(row), el("span", { class: "soft" }, `${row.title} (${row.unit})`)),
-        fit((width) => drawRow(row, chart, width, scale(width))),
+        fit((width) => drawRow(row, { ...chart, ...ends(i) }, width, scale(width))),
       ),
     ),
   );
@@ -66,11 +67,12 @@ function spaced(marks, x, least) {
 }
 
 function drawRow(row, chart, width, x) {
-  const { lanes, lines, marks, group } = chart;
+  const { lanes, lines, marks, group, first, last } = chart;
   const height = (lanes ? LANE * row.values.length + 4 : STRIP) * unit();
   const svg = draw("svg", { width, height, role: "group", "aria-label": `${row.stage} ${row.name}` });
   const beyond = matchMedia(BESIDE).matches ? 30 * unit() : 0; // so that the lines of neighbouring rows meet
-  const upright = (value, attributes) => svg.append(line(x(value), -beyond, x(value), height + beyond, attributes));
+  const [above, below] = [first ? 0 : -beyond, height + (last ? 0 : beyond)];
+  const upright = (value, attributes) => svg.append(line(x(value), above, x(value), below, attributes));
   for (const value of marks) upright(value, { class: value === 1 ? "one" : "grid" });
   for (const one of lines) upright(one.value, { class: "predicted", stroke: group.color(one.machine) });
   if (row.median) {
@@ -110,7 +112,7 @@ function dot(row, value, x, y, group) {
   const width = { "stroke-width": 1.5 * unit(), stroke: color };
   const fill = value.doubt ? "var(--paper)" : color;
   return [
-    line(x(value.min), y, x(value.max), y, width),
+    line(x(value.min), y, x(value.max), y, { ...width, opacity: 0.3 }),
     draw("circle", { cx: x(value.median), cy: y, r: 4 * unit(), fill, ...width }),
   ];
 }

@@ -37,7 +37,11 @@ class Group {
     const attributes = { class: "mark", role: "button", tabindex: "0", "aria-label": spoken };
     for (const [name, text] of Object.entries(attributes)) element.setAttribute(name, text);
     element.addEventListener("click", open);
-    element.addEventListener("keydown", (event) => event.key === "Enter" && open());
+    element.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault(); // or the same key closes the dialog, whose button has the focus by then
+      open();
+    });
     if (element instanceof SVGElement) element.append(draw("title", {}, spoken));
     this.marks[value.machine] = [...this.marks[value.machine].filter((other) => other.isConnected), element];
     this.dim(element, value.machine);

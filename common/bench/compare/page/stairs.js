@@ -32,7 +32,7 @@ export function stairsPanel(panel, group) {
     "div",
     {},
     el("div", { class: "keys" }, keys, behind.length > 0 && key("dash", "median of the class", "var(--median)")),
-    el("div", { class: few ? "multiples few" : "multiples", "--least": few ? "22rem" : "13rem" }, cells),
+    el("div", { class: `multiples ${few ? "few" : "many"}`, "--least": few && "22rem" }, cells),
   );
 }
 

@@ -71,7 +71,7 @@ HEADLINE = Headline(
 
 
 def draw(document: dict, png: Path) -> None:
-    """The whole course in one picture: this document's load, and what the lessons' documents beside it have gained."""
+    """Draw the whole course in one picture: this document's load, and the gains in the lessons' documents beside it."""
     from common.bench.compare.figures import compose_group
     from common.bench.compare.pictures import whole_course
     from common.bench.compare.sources import lessons_beside, of_documents

@@ -114,7 +114,7 @@ def footer(document: dict[str, Any]) -> str:
 
 
 def place(machine: dict[str, Any]) -> str:
-    """The hardware in a few words: "NVIDIA H200", or "AMD EPYC, 2 CPU cores"."""
+    """Return the hardware in a few words: "NVIDIA H200", or "AMD EPYC, 2 CPU cores"."""
     cores = machine["cpu_cores"]
     return machine["gpu"] or f"{machine['cpu']}, {cores} CPU core{'s' * (cores > 1)}"
 

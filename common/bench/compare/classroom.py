@@ -26,7 +26,7 @@ RATES = {"copy_bytes_per_second": "memory bandwidth", "matmul_flops_per_second":
 
 
 def differences(results: Results, group: Sequence[Results]) -> list[str]:
-    """What is different about one machine: facts that most others have otherwise, rates, and a busy machine."""
+    """Say what is different about one machine: facts that most others have otherwise, rates, and a busy machine."""
     found = []
     for key, say in FACTS.items():
         usual = most_common([each.machine.get(key) for each in group])
@@ -44,7 +44,7 @@ def differences(results: Results, group: Sequence[Results]) -> list[str]:
 def odd_machines(
     group: Sequence[Results], rows: Mapping[str, Mapping[int, float]]
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """The class's median of each row, by its name; and the machines that are far from some of them.
+    """Return the class's median of each row, by its name; and the machines that are far from some of them.
 
     rows: for each name the ratio of each machine, by its place in the group. Nothing where there are too few machines.
     """
@@ -64,12 +64,12 @@ def most_common(values: Sequence[Any]) -> Any:
 
 
 def middle(rates: Sequence[float]) -> float:
-    """The median of many; of two the first, with which the second is compared."""
+    """Return the median of many; of two the first, with which the second is compared."""
     return statistics.median(rates) if len(rates) > 2 else rates[0]
 
 
 def odd_ones(values: Mapping[int, float]) -> tuple[float, dict[int, float]]:
-    """The median of positive values by machine, and those that are far from it, as factors of the median.
+    """Return the median of positive values by machine, and those that are far from it, as factors of the median.
 
     Far is beyond ODD times the median absolute deviation of the logarithms, as a standard deviation.
     """

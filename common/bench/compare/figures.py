@@ -44,7 +44,7 @@ SETS = {"quick": "the quick benchmark", "full": "the whole benchmark", "gpu": "t
 
 
 def compose(found: Sequence[Results], refused: Sequence[str]) -> dict[str, Any]:
-    """Everything that the page shows."""
+    """Return everything that the page shows."""
     groups = dict.fromkeys(results.group for results in found)
     members = [[each for each in found if each.group == group] for group in groups]
     composed = [compose_group(group) for group in members]
@@ -52,7 +52,7 @@ def compose(found: Sequence[Results], refused: Sequence[str]) -> dict[str, Any]:
 
 
 def lead(group: Mapping[str, Any]) -> str:
-    """The page's first sentence: how far the staircase leads with the most clients."""
+    """Return the page's first sentence: how far the staircase leads with the most clients."""
     for panel in group["panels"]:
         if panel["kind"] == "stairs":
             each = [[value["median"] for value in one["series"][-1]["values"]] for one in panel["multiples"]]
@@ -84,7 +84,7 @@ def compose_group(group: Sequence[Results]) -> dict[str, Any]:
 
 
 def ratios(group: Sequence[Results]) -> dict[str, dict[int, float]]:
-    """By the name of its row, each machine's ratio: what a class is compared by."""
+    """Return each machine's ratio by the name of its row: what a class is compared by."""
     rows: dict[str, dict[int, float]] = {}
     for place, results in enumerate(group):
         for name, entry in results.entries.items():
@@ -97,13 +97,13 @@ def ratios(group: Sequence[Results]) -> dict[str, dict[int, float]]:
 
 
 def followed(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The name of an entry's file, and what the file says of it, but for the figures of each side."""
+    """Return the name of an entry's file, and what the file says of it, but for the figures of each side."""
     kept = {key: value for key, value in entry.items() if key not in ("figures", "file")}
     return {"file": entry["file"].name, "json": kept}
 
 
 def story(name: str) -> tuple[str, str]:
-    """What the stage of a benchmark adds, and what is better, in a few words."""
+    """Return what the stage of a benchmark adds, and what is better, in a few words."""
     return STORY.get(name[:2], (name, ""))
 
 
@@ -136,7 +136,7 @@ def gains(group: Sequence[Results], medians: Mapping[str, float]) -> dict[str, A
 
 
 def gain(results: Results, place: int, name: str) -> dict[str, Any]:
-    """One machine's ratio in one row, with its sides and what arithmetic predicts."""
+    """Return one machine's ratio in one row, with its sides and what arithmetic predicts."""
     entry = results.entries[name]
     prediction = predicted_ratio(name, entry, results.machine)
     return measured(entry["ratio"]) | {
@@ -150,7 +150,7 @@ def gain(results: Results, place: int, name: str) -> dict[str, Any]:
 
 
 def drift(entry: Mapping[str, Any]) -> float | None:
-    """The most that the machine's speed changed between the sides of a repeat; None where it was not recorded."""
+    """Return by how much the machine's speed changed between the sides of a repeat; None where nothing is recorded."""
     return entry["drift"]["max"] if entry["drift"] else None
 
 
@@ -176,7 +176,7 @@ def stairs(group: Sequence[Results]) -> dict[str, Any] | None:
 
 
 def steps(results: Results) -> list[dict[str, Any]]:
-    """For the least and the most clients: each stage's throughput over the first stage's, within each repeat."""
+    """Return, for the least and the most clients, each stage's throughput over the first stage's within each repeat."""
     rates = [figures["tokens_per_second"]["values"] for figures in results.course.values()]
     series = []
     for at, clients in results.ends:
@@ -186,12 +186,12 @@ def steps(results: Results) -> list[dict[str, Any]]:
 
 
 def columns(multiples: Sequence[Mapping[str, Any]], series: int) -> Iterable[Sequence[float]]:
-    """For each stage what all machines have."""
+    """Return what all machines have, by stage."""
     return zip(*([value["median"] for value in one["series"][series]["values"]] for one in multiples), strict=True)
 
 
 def stages(group: Sequence[Results]) -> list[str]:
-    """The numbers of the stages that were measured under one load."""
+    """Return the numbers of the stages that were measured under one load."""
     return [name[:2] for name in next(results.course for results in group if results.course)]
 
 
@@ -199,7 +199,7 @@ def stages(group: Sequence[Results]) -> list[str]:
 
 
 def machines(group: Sequence[Results]) -> dict[str, Any] | None:
-    """Each machine's throughput with the most clients over the baseline's: the median of a class, else the first."""
+    """Compare throughput with the most clients to a baseline: the median of a class, or else the first machine."""
     with_course = {place: results for place, results in enumerate(group) if results.course}
     if len(with_course) < 2:
         return None
@@ -224,7 +224,7 @@ def machines(group: Sequence[Results]) -> dict[str, Any] | None:
 
 
 def rate_ratios(group: Sequence[Results], baseline: int) -> list[dict[str, Any]]:
-    """How many times as fast as the baseline each machine copies and multiplies."""
+    """Return how many times as fast as the baseline each machine copies and multiplies."""
     base = group[baseline].machine
     return [
         {"machine": place, "value": results.machine[key] / base[key], "why": why}

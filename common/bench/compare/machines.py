@@ -9,7 +9,7 @@ from .sources import Results
 
 
 def describe(results: Results, group: Sequence[Results]) -> dict[str, Any]:
-    """One machine: its label, its file, its facts in words by their heading, and what differs about it."""
+    """Describe a machine: its label, its file, its facts in words by their heading, and what differs about it."""
     facts, entries = results.machine, results.entries.values()
     dates = sorted({str(entry["date"])[:10] for entry in entries})
     return {
@@ -40,14 +40,14 @@ def commits(entries: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def named_hardware(results: Results) -> str:
-    """The label, with the hardware unless it says that already, and the dtype."""
+    """Return the label, with the hardware unless it says that already, and the dtype."""
     hardware = place(results.machine)
     label = results.label if results.label.startswith(hardware) else f"{results.label}: {hardware}"
     return f"{label}, {results.machine['dtype']}"
 
 
 def caption(group: Sequence[Results], names: Sequence[str]) -> str:
-    """Two lines of small print: hardware and dtype; versions, commits and what the spread is."""
+    """Return two lines of small print: hardware and dtype; versions, commits and what the spread is."""
     shown = [results for results in group if any(name in results.entries for name in names)]
     entries = [results.entries[name] for results in shown for name in names if name in results.entries]
     hardware = "; ".join(named_hardware(results) for results in shown)

@@ -33,14 +33,14 @@ def draw_group(group: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def colors(group: Mapping[str, Any]) -> list[str]:
-    """A colour for each machine; of more machines than there are colours, only for the odd ones."""
+    """Return a colour for each machine; of more machines than there are colours, only for the odd ones."""
     count, odd = len(group["machines"]), [one["machine"] for one in group["odd"]]
     coloured = list(range(count)) if count <= len(MACHINES) else odd[: len(MACHINES)]
     return [MACHINES[coloured.index(place)] if place in coloured else MANY for place in range(count)]
 
 
 def draw_gains(group: Mapping[str, Any], panel: Mapping[str, Any], png: Path) -> None:
-    """A row for each stage; a bar for one machine, dots for several."""
+    """Draw a row for each stage: a bar for one machine, dots for several."""
     tints, rows, lines = colors(group), panel["rows"], panel.get("lines", [])
     height = 2.1 + ROW_INCHES * len(rows) * (1 if len(tints) < 3 else 1.3)
     with plots.page(png, panel["caption"], panel["title"], height=height, remark=group["title"]) as [axes]:
@@ -60,7 +60,7 @@ def draw_gains(group: Mapping[str, Any], panel: Mapping[str, Any], png: Path) ->
 
 
 def ratio_rows(axes, rows: Sequence[Mapping[str, Any]], tints: Sequence[str], above: float = 0) -> None:
-    """Ratios on a logarithmic axis, a row for each stage from top to bottom; dashed: predictions; "?": noise.
+    """Draw ratios on a logarithmic axis, a row for each stage from top to bottom; dashed: predictions; "?": noise.
 
     tints: the colours of the machines; one alone has bars in the colours of the stages. above: free rows at the top.
     """
@@ -98,7 +98,7 @@ def ratio_rows(axes, rows: Sequence[Mapping[str, Any]], tints: Sequence[str], ab
 
 
 def plain_ticks(axis, low: float, high: float) -> None:
-    """Ticks of a logarithmic axis as plain numbers: 1, 2, 5, 10 ...; the wider it is, the fewer in each decade."""
+    """Set ticks of a logarithmic axis as plain numbers, 1, 2, 5, 10 ...: the wider it is, the fewer in each decade."""
     steps = next(steps for most, steps in TICKS if high / low < most)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     values = [step * 10.0**power for power in powers for step in steps]
@@ -108,7 +108,7 @@ def plain_ticks(axis, low: float, high: float) -> None:
 
 
 def draw_stairs(group: Mapping[str, Any], panel: Mapping[str, Any], png: Path) -> None:
-    """One staircase for each machine, all on the same axes."""
+    """Draw a staircase for each machine, all on the same axes."""
     multiples, machines = panel["multiples"], group["machines"]
     few = len(multiples) <= FEW_MACHINES
     columns = len(multiples) if few else COLUMNS
@@ -135,13 +135,13 @@ def draw_stairs(group: Mapping[str, Any], panel: Mapping[str, Any], png: Path) -
 
 
 def staircase(axes, values: Sequence[float], color: str, label: str, width: float) -> None:
-    """A tread for each stage, and risers between them; the label stands where the last tread ends."""
+    """Draw a tread for each stage, and risers between them; the label stands where the last tread ends."""
     edges = [place + half for place in range(len(values)) for half in (-0.5, 0.5)]
     axes.plot(edges, [value for value in values for _ in range(2)], color=color, linewidth=width, label=label)
 
 
 def label_steps(axes, values: Sequence[float], drift: float | None, better: int = 1) -> None:
-    """The factor of every step that is better, where it exceeds the drift. better: -1 if less is better."""
+    """Write the factor of every step that is better, where it exceeds the drift. better: -1 if less is better."""
     for place, (before, now) in enumerate(zip(values, values[1:], strict=False), start=1):
         factor = (now / before) ** better
         if factor > max(drift or 1, 1.1):
@@ -150,7 +150,7 @@ def label_steps(axes, values: Sequence[float], drift: float | None, better: int 
 
 
 def stage_axis(axes, stages: Sequence[str]) -> None:
-    """A logarithmic y axis, and the stages below."""
+    """Make the y axis logarithmic, and write the stages below."""
     axes.set_yscale("log")
     plain_ticks(axes.yaxis, *axes.get_ylim())
     axes.set_xticks(range(len(stages)), [str(int(stage)) for stage in stages])
@@ -158,7 +158,7 @@ def stage_axis(axes, stages: Sequence[str]) -> None:
 
 
 def whole_course(group: Mapping[str, Any], png: Path) -> None:
-    """What each stage makes better, and how that looks under one load, for one client and for many."""
+    """Draw what each stage makes better, and how that looks under one load, for one client and for many."""
     panels = {panel["kind"]: panel for panel in group["panels"]}
     charts, stages = panels["absolute"]["charts"], panels["absolute"]["stages"]
     rows = [row for row in panels.get("gains", {"rows": []})["rows"] if row["stage"] != GROWTH]

@@ -25,7 +25,7 @@ class Prediction(NamedTuple):
 
 
 def config_of(machine: Mapping[str, Any], sizes: Mapping[str, Any]) -> ModelConfig | None:
-    """The model that an entry was measured with, if the course has its config; a size set may name one of its own."""
+    """Return the model of an entry, if the course has its config; a size set may name a model of its own."""
     name = sizes.get("model") or machine["model"]
     if name != "bundled" and not (CHECKPOINTS / "configs" / name).is_dir():
         return None
@@ -33,7 +33,7 @@ def config_of(machine: Mapping[str, Any], sizes: Mapping[str, Any]) -> ModelConf
 
 
 def predicted_ratio(name: str, entry: Mapping[str, Any], machine: Mapping[str, Any]) -> Prediction | None:
-    """The prediction for a benchmark's ratio; None where there is none, or what it needs was not measured."""
+    """Return the prediction for a benchmark's ratio; None where what it needs was not measured, or there is none."""
     predict, config = PREDICTIONS.get(name[:2]), config_of(machine, entry["sizes"])
     if predict is None or config is None:
         return None
@@ -101,7 +101,7 @@ PREDICTIONS: dict[str, Callable[[dict, Sides, ModelConfig, torch.dtype], Predict
 
 
 def most_tokens_per_second(entry: Mapping[str, Any], machine: Mapping[str, Any], clients: int) -> float | None:
-    """What a machine cannot exceed with one token a request and step: its copy and product rates, and no fixed cost."""
+    """Return what a machine cannot exceed with one token a request and step, by its copy and product rates alone."""
     config = config_of(machine, entry["sizes"])
     rates = [machine.get(key) for key in ("copy_bytes_per_second", "matmul_flops_per_second")]
     if config is None or None in rates:

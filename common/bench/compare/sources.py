@@ -45,27 +45,27 @@ class Results:
 
     @property
     def group(self) -> tuple[str, ...]:
-        """What results must have in common to share an axis."""
+        """Return what results must have in common to share an axis."""
         return tuple(str(self.machine[key]) for key in ("device", "model", "load_format")) + (self.size_set,)
 
     @property
     def course(self) -> Mapping[str, Any]:
-        """The figures of every stage under one load; empty where they are not at hand."""
+        """Return the figures of every stage under one load; empty where they are not at hand."""
         return self.entries.get(COURSE, {}).get("figures", {})
 
     @property
     def ends(self) -> list[tuple[int, int]]:
-        """(place among the sizes, clients) of the least and of the most clients of that load."""
+        """Return (place among the sizes, clients) of the least and of the most clients of that load."""
         clients = self.entries[COURSE]["sizes"]["clients"] if self.course else []
         return [(at, clients[at]) for at in sorted({0, len(clients) - 1})] if clients else []
 
     def at_load(self, stage: str, metric: str, at: int) -> dict[str, float]:
-        """One figure of a stage under that load, at the place of a number of clients."""
+        """Return one figure of a stage under that load. at: the place of a number of clients among the sizes."""
         return {key: self.course[stage][metric][key][at] for key in SPREAD}
 
 
 def collect(paths: Sequence[Path]) -> tuple[list[Results], list[str]]:
-    """The results in these files and folders, or without any this machine's and the committed ones; and refusals."""
+    """Return results and refusals, of these files and folders, or without any of this machine and of what is committed."""
     found, refused = [], []
     if not paths:
         found = committed_documents()
@@ -83,18 +83,18 @@ def collect(paths: Sequence[Path]) -> tuple[list[Results], list[str]]:
 
 
 def results_files(folder: Path) -> list[Path]:
-    """All JSON files but journals, and documents of single benchmarks, which results files refer to."""
+    """Return all JSON files but journals and the documents of single benchmarks, which results files refer to."""
     files = [path for path in sorted(folder.glob("*.json")) if not path.name.endswith(".partial.json")]
     return [path for path in files if not is_document(read_json(path))]
 
 
 def is_document(value: Any) -> bool:
-    """Whether a JSON value is the document of one benchmark."""
+    """Return whether a JSON value is the document of one benchmark."""
     return isinstance(value, dict) and "benchmark" in value
 
 
 def read_results(path: Path) -> Results:
-    """A results file; ValueError with a sentence if it is none."""
+    """Read a results file. Raise ValueError with a sentence if it is none."""
     found = read_summary(path)
     try:
         entries = {
@@ -111,7 +111,7 @@ def read_results(path: Path) -> Results:
 
 
 def check_entry(entry: Mapping[str, Any]) -> bool:
-    """Whether the entry has a headline; KeyError, TypeError or ValueError if it is damaged."""
+    """Return whether the entry has a headline. Raise KeyError, TypeError or ValueError if it is damaged."""
     if "ratio" not in entry:
         return False
     for values in (entry["ratio"], *entry["sides"].values()):
@@ -122,7 +122,7 @@ def check_entry(entry: Mapping[str, Any]) -> bool:
 
 
 def figures_of(entry: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    """All figures by side: the entry's own, or those of the document that it names, within the course or beside it."""
+    """Return all figures by side: the entry's own, or those of the document it names, in the course or beside it."""
     if "figures" in entry or not entry.get("document"):
         return entry.get("figures", {})
     for file in (ROOT / entry["document"], path.parent / Path(entry["document"]).name):
@@ -136,14 +136,14 @@ def figures_of(entry: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
 
 
 def committed_documents() -> list[Results]:
-    """What is committed for each machine, from the documents of all stages."""
+    """Return what is committed for each machine, from the documents of all stages."""
     folders = [*(folder / "results" for folder in stage_folders()), COMMITTED]
     names = sorted({path.name for folder in folders for path in folder.glob("*.json")})
     return [results for name in names if (results := of_documents([folder / name for folder in folders]))]
 
 
 def lessons_beside(path: Path) -> list[Path]:
-    """The documents of the stages that `bench` has written along with that of the whole course."""
+    """Return the documents of the stages that `bench` has written along with that of the whole course."""
     if path.parent == COMMITTED:
         return [folder / "results" / path.name for folder in stage_folders()]
     machine = path.name.removesuffix(f"-{COURSE}.json")
@@ -151,7 +151,7 @@ def lessons_beside(path: Path) -> list[Path]:
 
 
 def of_documents(paths: Iterable[Path]) -> Results | None:
-    """One machine's results from its documents, as far as they are there and of one kind; None without any."""
+    """Return one machine's results from its documents, as far as they are there and of one kind; None without any."""
     documents = [(path, document) for path in paths if is_document(document := read_json(path))]
     if not documents:
         return None
@@ -166,7 +166,7 @@ def of_documents(paths: Iterable[Path]) -> Results | None:
 
 
 def entry_of(document: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
-    """The entry that a results file would have for a document; None if the benchmark has no such headline any more.
+    """Return the entry that a results file has for a document; None if the benchmark has no such headline any more.
 
     Documents from before 2026-11-23 have neither a headline nor times of the reference product.
     """
@@ -218,7 +218,7 @@ def without_copies(found: Sequence[Results], refused: list[str]) -> list[Results
 
 
 def with_labels(found: Sequence[Results]) -> list[Results]:
-    """Files keep their names; those that `bench` named after the hardware are called as the hardware is."""
+    """Name results as their files are, but by their hardware where `bench` has named the file after it."""
     labels = [place(each.machine) if each.label.startswith(slug(each.machine)) else each.label for each in found]
     times, counts = Counter(labels), Counter()
     named = []
@@ -230,7 +230,7 @@ def with_labels(found: Sequence[Results]) -> list[Results]:
 
 
 def keep_comparable(found: Sequence[Results], refused: list[str]) -> list[Results]:
-    """In each group and for each benchmark only entries of the same sizes: those that most of the group have."""
+    """Keep, in each group and for each benchmark, entries of the same sizes: those that most of the group have."""
     kept = []
     for results in found:
         group = [each for each in found if each.group == results.group]

@@ -46,6 +46,7 @@ def panel(group: dict, kind: str) -> dict:
         (json.dumps(results() | {"benchmarks": {"02_kv_cache": {"ratio": {"median": 2}}}}), "is damaged .KeyError"),
         (json.dumps(results() | {"machine": {}}), "is damaged .KeyError"),
         (json.dumps(results() | {"benchmarks": {}}), "holds no headline yet"),
+        (json.dumps(results()).replace('"tokens_per_second"', '"tokens"'), "is damaged .KeyError: 'tokens_per_second'"),
         (json.dumps(results()).replace('"min": 3.8', '"min": -1'), "is damaged .ValueError: a headline that is not"),
     ],
 )

@@ -53,18 +53,15 @@ def compose(found: Sequence[Results], refused: Sequence[str]) -> dict[str, Any]:
 
 def lead(group: Mapping[str, Any]) -> str:
     """Return the page's first sentence: how far the staircase leads with the most clients."""
-    for panel in group["panels"]:
-        if panel["kind"] == "stairs":
-            each = [[value["median"] for value in one["series"][-1]["values"]] for one in panel["multiples"]]
-            medians = list(map(statistics.median, zip(*each, strict=True)))
-            best, clients = (
-                medians.index(max(medians)),
-                counted(panel["multiples"][0]["series"][-1]["clients"], "client"),
-            )
-            over = f", in the median of {len(each)} machines" if len(each) > 1 else ""
-            factor = f"{short(max(medians))} times the tokens per second of stage {panel['stages'][0]}"
-            return f"Stage {panel['stages'][best]} gives {clients} {factor}{over}."
-    return "Each stage against the one before it."
+    found = [panel for panel in group["panels"] if panel["kind"] == "stairs"]
+    if not found:
+        return "Each stage against the one before it."
+    stages, multiples = found[0]["stages"], found[0]["multiples"]
+    medians = list(map(statistics.median, columns(multiples, -1)))
+    best, clients = medians.index(max(medians)), counted(multiples[0]["series"][-1]["clients"], "client")
+    over = f", in the median of {len(multiples)} machines" if len(multiples) > 1 else ""
+    factor = f"{short(max(medians))} times the tokens per second"
+    return f"Stage {stages[best]} gives {clients} {factor} of stage {stages[0]}{over}."
 
 
 def compose_group(group: Sequence[Results]) -> dict[str, Any]:

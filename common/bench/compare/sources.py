@@ -24,6 +24,7 @@ COURSE = "bench"  # the benchmark of all stages under one load
 HERE = ROOT / "results"  # where `bench` writes about this machine
 COMMITTED = ROOT / "common" / "bench" / "results"
 SPREAD = ("median", "min", "max")
+FACTS = ("dtype", "python", "torch", "transformers", "commit", "date")  # of a machine, beside what names its group
 MEASURE_AGAIN = "measure again with `course.py bench`"
 
 
@@ -65,7 +66,7 @@ class Results:
 
 
 def collect(paths: Sequence[Path]) -> tuple[list[Results], list[str]]:
-    """Return results and refusals, of these files and folders, or without any of this machine and of what is committed."""
+    """Return results and refusals: of these files and folders, or without any of this machine and the committed ones."""
     found, refused = [], []
     if not paths:
         found = committed_documents()
@@ -104,8 +105,10 @@ def read_results(path: Path) -> Results:
         }
         here = path.resolve().parent == HERE
         results = Results(path.stem, path, found["machine"], found["size_set"], float(found["drift"]), entries, here)
-        _ = results.group, place(results.machine), results.machine["commit"], results.machine["date"]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        _ = results.group, place(results.machine), [results.machine[fact] for fact in FACTS]
+        for stage in results.course:
+            _ = [results.at_load(stage, "tokens_per_second", at) for at, _ in results.ends]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): {MEASURE_AGAIN}") from error
     return results
 
@@ -247,4 +250,5 @@ def keep_comparable(found: Sequence[Results], refused: list[str]) -> list[Result
 
 
 def sizes_of(entry: Mapping[str, Any]) -> str:
-    return json.dumps(entry["sizes"], sort_keys=True)
+    """Return what entries must have in common to be compared: their sizes, and what was measured with them."""
+    return json.dumps([entry["sizes"], sorted(entry["sides"])], sort_keys=True)

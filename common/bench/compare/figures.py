@@ -74,6 +74,7 @@ def compose_group(group: Sequence[Results]) -> dict[str, Any]:
         "title": f"{device}: {SETS.get(size_set, size_set)}, {facts['model']} model{weights}",
         "machines": [describe(results, group) for results in group],
         "panels": [panel for panel in panels if panel],
+        "caption": caption(group, sorted({name for results in group for name in results.entries})),
         "odd": odd,
         "is_class": len(group) >= LEAST,
         "entries": [{name: followed(entry) for name, entry in results.entries.items()} for results in group],

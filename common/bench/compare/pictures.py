@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ FEW_MACHINES = 3  # that have room for digits beside their marks
 COLUMNS = 4  # of small multiples
 ROW_INCHES = 0.62
 TICKS = [(5, (1, 1.5, 2, 3, 4, 5, 7)), (60, (1, 2, 5)), (300, (1, 3)), (math.inf, (1,))]  # steps of a decade by range
+LEAST_STEP = 1.1  # a smaller gain has no factor beside it
 GROWTH = "01"  # its row is a cost, and no gain
 
 
@@ -126,7 +128,7 @@ def draw_stairs(group: Mapping[str, Any], panel: Mapping[str, Any], png: Path) -
                 label = counted(series["clients"], "client") if one is multiples[0] or columns < 3 else "_"
                 staircase(cell, values, MOST if most else FEW, label, 2)
                 if few and most:
-                    label_steps(cell, values, one["drift"])
+                    label_steps(cell, series["values"], one["drift"])
             cell.set_ylim(low, high)
             stage_axis(cell, panel["stages"])
             cell.set_title(machines[one["machine"]]["label"], fontsize=12.5 if columns < 3 else 9)
@@ -140,13 +142,16 @@ def staircase(axes, values: Sequence[float], color: str, label: str, width: floa
     axes.plot(edges, [value for value in values for _ in range(2)], color=color, linewidth=width, label=label)
 
 
-def label_steps(axes, values: Sequence[float], drift: float | None, better: int = 1) -> None:
-    """Write the factor of every step that is better, where it exceeds the drift. better: -1 if less is better."""
-    for place, (before, now) in enumerate(zip(values, values[1:], strict=False), start=1):
-        factor = (now / before) ** better
-        if factor > max(drift or 1, 1.1):
-            style = {"ha": "center", "va": "bottom" if better > 0 else "top", "fontsize": 9, "color": plots.TEXT}
-            axes.annotate(f"{plots.short(factor)}×", (place, now), (0, 4 * better), textcoords="offset points", **style)
+def label_steps(axes, values: Sequence[Mapping[str, float]], drift: float | None, less: bool = False) -> None:
+    """Write the factor of every step that is better, where it exceeds the drift. less: whether less is better."""
+    edge, align, points = ("min", "top", -4) if less else ("max", "bottom", 4)
+    for place, (before, now) in enumerate(pairwise(values), start=1):
+        factor = now["median"] / before["median"]
+        factor = 1 / factor if less else factor
+        if factor > max(drift or 1, LEAST_STEP):
+            style = {"ha": "center", "va": align, "fontsize": 9, "color": plots.TEXT}
+            text = f"{plots.short(factor)}×"
+            axes.annotate(text, (place, now[edge]), (0, points), textcoords="offset points", **style)
 
 
 def stage_axis(axes, stages: Sequence[str]) -> None:
@@ -176,9 +181,7 @@ def whole_course(group: Mapping[str, Any], png: Path) -> None:
     pairs = [list(pair) for pair in zip(names[: len(names) // 2], names[len(names) // 2 :], strict=True)]
     mosaic = [["gains", *pair] for pair in pairs] if rows else pairs
     widths = [1.25, 1, 1] if rows else None
-    page = plots.page(
-        png, panels["absolute"]["caption"], message, height=7.4, remark=remark, mosaic=mosaic, widths=widths
-    )
+    page = plots.page(png, group["caption"], message, height=7.4, remark=remark, mosaic=mosaic, widths=widths)
     drift = panels["stairs"]["multiples"][0]["drift"]
     with page as cells:
         if rows:
@@ -186,21 +189,24 @@ def whole_course(group: Mapping[str, Any], png: Path) -> None:
             cells[0].set_title("Each stage over the one before", fontsize=12)
         by_name = {cell.get_label(): cell for cell in cells}
         for name, chart in zip(names, charts, strict=True):
-            cell, [series] = by_name[name], chart["series"]
-            values = [value["median"] for value in series["values"]]
-            staircase(cell, values, "#b4bbc5", "_", 1)
-            for place, value in enumerate(series["values"]):
-                color = plots.color(stages[place])
-                tread = {"color": color, "linewidth": 4, "solid_capstyle": "butt", "label": "_"}
-                cell.plot([place - 0.5, place + 0.5], [value["median"]] * 2, **tread)
-                cell.plot([place] * 2, [value["min"], value["max"]], color=color, linewidth=1.2, label="_")
-            label_steps(cell, values, drift, better=1 if chart["unit"].endswith("/s") else -1)
-            cell.set_yscale("log")
-            cell.margins(y=0.22)
-            cell.autoscale_view()
-            stage_axis(cell, stages)
-            cell.set_ylabel(f"{chart['metric']}\n{chart['unit']}", fontsize=9)
+            course_chart(by_name[name], chart, stages, drift)
             if name in pairs[0]:
-                cell.set_title(counted(series["clients"], "client"), fontsize=12)
+                by_name[name].set_title(counted(chart["series"][0]["clients"], "client"), fontsize=12)
         for cell in cells[-2:]:
             cell.set_xlabel("stage", fontsize=9)
+
+
+def course_chart(axes, chart: Mapping[str, Any], stages: Sequence[str], drift: float | None) -> None:
+    """Draw a figure of all stages on one machine, a tread in the colour of each."""
+    [series] = chart["series"]
+    staircase(axes, [value["median"] for value in series["values"]], "#b4bbc5", "_", 1)
+    for place, value in enumerate(series["values"]):
+        style = {"color": plots.color(stages[place]), "solid_capstyle": "butt", "label": "_"}
+        axes.plot([place - 0.5, place + 0.5], [value["median"]] * 2, linewidth=4, **style)
+        axes.plot([place] * 2, [value["min"], value["max"]], linewidth=1.2, **style)
+    label_steps(axes, series["values"], drift, less=chart["unit"] == "ms")
+    axes.set_yscale("log")
+    axes.margins(y=0.22)
+    axes.autoscale_view()
+    stage_axis(axes, stages)
+    axes.set_ylabel(f"{chart['metric']}\n{chart['unit']}", fontsize=9)

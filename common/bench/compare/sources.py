@@ -66,7 +66,7 @@ class Results:
 
 
 def collect(paths: Sequence[Path]) -> tuple[list[Results], list[str]]:
-    """Return results and refusals: of these files and folders, or without any of this machine and the committed ones."""
+    """Return the results in these files and folders, or without any this machine's and the committed; and refusals."""
     found, refused = [], []
     if not paths:
         found = committed_documents()

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from common.errors import counted
+
 from ..plots import place
 from .classroom import differences
 from .sources import Results
@@ -18,7 +20,7 @@ def describe(results: Results, group: Sequence[Results]) -> dict[str, Any]:
         "file": results.path.name,
         "facts": {
             "hardware": facts["gpu"] or facts["cpu"],
-            "cores": f"{facts['cpu_cores']} with {facts.get('torch_threads', '?')} threads",
+            "cores": f"{counted(facts['cpu_cores'], 'core')}, {counted(facts.get('torch_threads', 0), 'thread')}",
             "memory": rate(facts.get("copy_bytes_per_second"), "GB/s"),
             "matrix products": rate(facts.get("matmul_flops_per_second"), "GFLOP/s"),
             "dtype": facts["dtype"],

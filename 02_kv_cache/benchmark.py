@@ -161,7 +161,7 @@ BENCHMARK = Benchmark(
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 260, "quick": 30},
+    seconds={"full": 260, "quick": 28},
 )
 
 if __name__ == "__main__":

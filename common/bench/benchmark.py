@@ -29,7 +29,7 @@ from common.stages import stage_folders
 
 STAGES = [folder.name for folder in stage_folders()]
 SIZES = {"clients": [1, 8, 32], "jobs": [12, 24, 64], "most_tokens": 64, "warm_up_tokens": 16, "compared_clients": 32}
-QUICK = {"clients": [1, 32], "jobs": [3, 32], "most_tokens": 24, "warm_up_tokens": 4, "repeats": 1}
+QUICK = {"clients": [1, 32], "jobs": [3, 32], "most_tokens": 16, "warm_up_tokens": 4, "repeats": 1}
 TINY = {"clients": [1, 2], "jobs": [1, 2], "most_tokens": 4, "warm_up_tokens": 2, "compared_clients": 2}
 OPTIONS = {"08_disaggregated": {"workers": "ray"}}
 METRICS = ("ttft", "tpot")

@@ -64,8 +64,13 @@ def test_a_missing_file_and_nothing_measured_are_said(tmp_path, capsys):
     assert command.main([]) == 1 and "bench --quick" in capsys.readouterr().err
 
 
-def test_the_same_measurements_twice_are_one_machine(tmp_path):
+@pytest.mark.parametrize("fewer", [False, True])
+def test_the_same_measurements_twice_are_one_machine(tmp_path, fewer):
     paths = [write_results(tmp_path / name) for name in ("anna.json", "copy.json")]
+    if fewer:  # as in a results file beside the documents of all stages
+        some = json.loads(paths[1].read_text())
+        del some["benchmarks"]["bench"]
+        paths[1].write_text(json.dumps(some))
     found, [said] = collect(paths)
     assert [each.label for each in found] == ["anna"] and "copy.json holds the same measurements" in said
 

@@ -207,17 +207,18 @@ def benchmark_of(name: str) -> Benchmark | None:
 
 
 def without_copies(found: Sequence[Results], refused: list[str]) -> list[Results]:
-    kept: dict[str, Results] = {}
+    """Keep one of several results with the same measurements, or with fewer of the same."""
+    kept: list[tuple[Results, set[tuple[str, str]]]] = []
     for results in found:
-        measured = {name: (entry["sides"], entry["date"]) for name, entry in results.entries.items()}
-        key = json.dumps([results.size_set, measured], sort_keys=True)
-        if key in kept:
-            refused.append(f"{results.path} holds the same measurements as {kept[key].path}: it is left out")
-        elif not results.entries:
+        measured = {(name, json.dumps(entry["sides"], sort_keys=True)) for name, entry in results.entries.items()}
+        same = [other for other, others in kept if measured <= others]
+        if not measured:
             refused.append(f"{results.path} holds no headline yet: finish it with `course.py bench`")
+        elif same:
+            refused.append(f"{results.path} holds the same measurements as {same[0].path}: it is left out")
         else:
-            kept[key] = results
-    return list(kept.values())
+            kept.append((results, measured))
+    return [results for results, _ in kept]
 
 
 def with_labels(found: Sequence[Results]) -> list[Results]:

@@ -171,6 +171,8 @@ def test_machine_against_machine_is_predicted_by_their_rates(tmp_path):
     found = panel(group_of(slow, fast), "machines")
     assert [row["values"][0]["median"] for row in found["rows"]] == pytest.approx([1, 1, 2])
     assert [line["value"] for line in found["lines"]] == [2, 2] and "over one" in found["text"]
+    doubts = [row["values"][0]["doubt"] for row in found["rows"]]
+    assert "drifted by 10%" in doubts[0] and doubts[2] is None, "the first ratio claims nothing, the last claims 2"
 
 
 def test_every_panel_says_hardware_versions_commit_and_spread(tmp_path):

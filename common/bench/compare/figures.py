@@ -19,6 +19,7 @@ from common.errors import counted
 
 from ..harness import spread
 from ..plots import short
+from ..summary import doubt
 from .classroom import LEAST, RATES, odd_machines
 from .machines import caption, describe
 from .predictions import most_tokens_per_second, predicted_ratio
@@ -208,17 +209,26 @@ def machines(group: Sequence[Results]) -> dict[str, Any] | None:
         each = {place: results.at_load(stage, "tokens_per_second", at) for place, results in with_course.items()}
         base = statistics.median(value["median"] for value in each.values()) if is_class else each[first]["median"]
         values = [
-            {key: value[key] / base for key in SPREAD} | {"machine": place, "entry": COURSE, "doubt": None}
+            over(group[place], place, value, base, drift(group[first].entries[COURSE]) if not is_class else None)
             for place, value in each.items()
             if is_class or place != first
         ]
         rows.append({"stage": stage[:2], "name": story(stage)[0], "better": f"1 = {short(base)} tokens/s"})
         rows[-1] |= {"title": f"1 is {short(base)}", "unit": "output tokens/s", "values": values, "median": None}
     lines = [] if is_class else rate_ratios(group, first)
-    over = "the median of the class" if is_class else group[first].label
-    text = f"Output tokens per second of {counted(clients, 'client')}, over {over}."
+    baseline = "the median of the class" if is_class else group[first].label
+    text = f"Output tokens per second of {counted(clients, 'client')}, over {baseline}."
     text += " The lines are what memory bandwidth and matrix products alone predict." if lines else ""
     return panel("machines", "Machine against machine", text, group, [COURSE], rows=rows, lines=lines)
+
+
+def over(
+    results: Results, place: int, value: Mapping[str, float], base: float, drifted: float | None
+) -> dict[str, Any]:
+    """Return a figure over the baseline's, and why it is noise, if either machine drifted by more than it claims."""
+    ratio = {key: value[key] / base for key in SPREAD}
+    most = max(drift(results.entries[COURSE]) or 1.0, drifted or 1.0)
+    return ratio | {"machine": place, "entry": COURSE, "doubt": doubt(ratio, most)}
 
 
 def rate_ratios(group: Sequence[Results], baseline: int) -> list[dict[str, Any]]:

@@ -31,7 +31,8 @@ class Group {
   // Makes an element the mark of value.machine: on a click it shows the figures behind it.
   mark(value, title, spoken, element) {
     const entry = this.group.entries[value.machine][value.entry];
-    const facts = value.sides ? gainFacts(value, entry.json.unit) : [["figures", spoken]];
+    const noise = value.doubt ? [["noise", value.doubt]] : [];
+    const facts = value.sides ? gainFacts(value, entry.json.unit) : [["figures", spoken], ...noise];
     const heading = `${title}: ${this.label(value.machine)}`;
     const open = () => showDetails(heading, this.group.machines[value.machine], facts, entry, value.entry);
     const attributes = { class: "mark", role: "button", tabindex: "0", "aria-label": spoken };

@@ -65,7 +65,7 @@ def title(stage: Path) -> str:
 
 
 def show_help(stages: list[Path]) -> int:
-    print(__doc__.format(commands="\n".join(f"  {name:6} {verb.stages:9} {verb.help}" for name, verb in VERBS.items())))
+    print(__doc__.format(commands="\n".join(f"  {name:7} {verb.stages:9} {verb.help}" for name, verb in VERBS.items())))
     width = max((len(stage.name) for stage in stages), default=0)
     for stage in stages:
         print(f"  {stage.name:{width}}   {title(stage)}")
@@ -174,6 +174,12 @@ def bench(chosen: list[Path], arguments: list[str], root: Path) -> int:
     return run_stages(chosen, "benchmark.py", arguments, root)
 
 
+def compare(chosen: list[Path], arguments: list[str], root: Path) -> int:
+    """Compare results. Its files and --out are where the user is, and not within the course."""
+    command = [prepare_environment(root), "-m", "common.bench.compare", *arguments]
+    return run(command, Path.cwd(), {"PYTHONPATH": str(root)})
+
+
 def diff(chosen: list[Path], arguments: list[str], root: Path) -> int:
     stage, number = chosen[0], chosen[0].name[:2]
     if arguments:
@@ -240,6 +246,7 @@ VERBS = {
     "bench": Verb(
         "[STAGE]", "measure a stage against the one before it, or the whole course; --quick: in minutes", bench
     ),
+    "compare": Verb("", "draw this machine's results beside the committed ones, or the files of a class", compare),
     "diff": Verb("STAGE", "read what a stage changed in the one before it; needs nothing but Python", diff),
     "start": Verb(
         "STAGE", "make my/STAGE, with this lesson's functions left for you to write", bare("common.learn.start")

@@ -20,7 +20,6 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from common.bench import plots
 from common.bench.engine_load import engine_load
 from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
 from common.bench.settings import Settings, engine_of
@@ -29,18 +28,11 @@ from common.model import ModelConfig
 from common.stages import stage_folders
 
 STAGES = [folder.name for folder in stage_folders()]
-SIZES = {"clients": [1, 8, 32], "jobs": [12, 24, 64], "most_tokens": 64, "warm_up": 4, "compared_clients": 32}
-QUICK = {"clients": [1, 32], "jobs": [3, 32], "most_tokens": 24, "warm_up": 2, "repeats": 1}
-TINY = {"clients": [1, 2], "jobs": [1, 2], "most_tokens": 4, "warm_up": 1, "compared_clients": 2}
+SIZES = {"clients": [1, 8, 32], "jobs": [12, 24, 64], "most_tokens": 64, "warm_up_tokens": 16, "compared_clients": 32}
+QUICK = {"clients": [1, 32], "jobs": [3, 32], "most_tokens": 16, "warm_up_tokens": 4, "repeats": 1}
+TINY = {"clients": [1, 2], "jobs": [1, 2], "most_tokens": 4, "warm_up_tokens": 2, "compared_clients": 2}
 OPTIONS = {"08_disaggregated": {"workers": "ray"}}
-TINTS = ["#9aa7b4", "#4f6d8a", "#14283c"]  # few clients to many: light to dark, since colours are the stages'
 METRICS = ("ttft", "tpot")
-PANELS = {
-    "tokens_per_second": ("Throughput", "output tokens per second"),
-    "ttft_ms": ("Time to first token", "milliseconds"),
-    "tpot_ms": ("Time per output token", "milliseconds"),
-    "itl_ms": ("Inter-token latency", "milliseconds"),  # in results from before 2026-11-23, in place of the last
-}
 
 
 def measure(stage: str) -> Callable[[Settings, dict], Figures]:
@@ -48,7 +40,9 @@ def measure(stage: str) -> Callable[[Settings, dict], Figures]:
         loaded = settings.load()
         engine = engine_of(stage, loaded, **OPTIONS.get(stage, {}))
         figures: Figures = {"tokens_per_second": [], **{f"{name}_ms": [] for name in METRICS}}
-        engine_load(engine, jobs_of(loaded, sizes, sizes["warm_up"], "warm-up"), concurrency=sizes["warm_up"])
+        most = max(sizes["clients"])  # the first use of memory, of all slots and pages, costs time
+        warm_up = jobs_of(loaded, {"most_tokens": sizes["warm_up_tokens"]}, most, "warm-up")
+        engine_load(engine, warm_up, concurrency=most)
         for clients, count in zip(sizes["clients"], sizes["jobs"], strict=True):
             result = engine_load(engine, jobs_of(loaded, sizes, count, clients), concurrency=clients)
             figures["tokens_per_second"].append(result.throughput)
@@ -77,30 +71,13 @@ HEADLINE = Headline(
 
 
 def draw(document: dict, png: Path) -> None:
-    sizes, sides = document["sizes"], document["sides"]
-    stages, most = list(sides), sizes["clients"][-1]
-    places = list(range(len(stages)))
-    over = document["figures"][f"throughput_over_{stages[0][:2]}"]["median"]
-    best = over.index(max(over))
-    message = f"Stage {stages[best][:2]} serves {most} clients {over[best]:.0f} times as fast as stage {stages[0][:2]}"
-    in_chunks = "itl_ms" in sides[stages[0]]
-    gaps = " and all gaps between chunks, which in stages 7 and 8 hold several tokens" * in_chunks
-    remark = (
-        "Each stage's engine in one process, without HTTP; the same questions, answers of at most "
-        f"{sizes['most_tokens']} tokens.\nMedians over all requests{gaps}. Stage 8: one process for prompts, one for "
-        "decoding."
-    )
-    with plots.page(png, document, message, columns=3, height=4.6, remark=remark) as panels:
-        shown = {name: texts for name, texts in PANELS.items() if name in sides[stages[0]]}
-        for panel, (name, (title, unit)) in zip(panels, shown.items(), strict=True):
-            for i, clients in enumerate(sizes["clients"]):
-                columns = {key: [sides[stage][name][key][i] for stage in stages] for key in ("median", "min", "max")}
-                label = f"{clients} client{'s' * (clients > 1)}"
-                panel.plot(places, columns["median"], color=TINTS[i], marker="o", label=label)
-                panel.fill_between(places, columns["min"], columns["max"], color=TINTS[i], alpha=0.2, linewidth=0)
-            panel.set_xticks(places, [str(int(stage[:2])) for stage in stages])
-            plots.logarithmic(panel)
-            plots.axes(panel, "stage", unit, title)
+    """Draw the whole course in one picture: this document's load, and the gains in the lessons' documents beside it."""
+    from common.bench.compare.figures import compose_group
+    from common.bench.compare.pictures import whole_course
+    from common.bench.compare.sources import lessons_beside, of_documents
+
+    path = png.with_suffix(".json")
+    whole_course(compose_group([of_documents([*lessons_beside(path), path])]), png)
 
 
 BENCHMARK = Benchmark(

@@ -63,11 +63,15 @@ def page(
     columns: int = 1,
     height: float = 4.8,
     remark: str = "",
+    mosaic: list[list[str]] | None = None,
+    widths: Sequence[float] | None = None,
 ) -> Iterator[list]:
     """The panels of one picture, row by row; when the block ends they are labelled and written to `png`.
 
     document: the results, whose footer says on what they were measured; or the footer itself.
     message: what the picture says, as its title. remark: what a reader must know to believe it, above the footer.
+    mosaic: in place of rows and columns, the names of the panels where they lie; a panel may take several places.
+    widths: of the mosaic's columns, in proportion.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -75,13 +79,14 @@ def page(
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")
         figure.get_layout_engine().set(wspace=0.06, hspace=0.08, w_pad=0.1, h_pad=0.1)
-        panels = figure.subplots(rows, columns, squeeze=False)
-        yield list(panels.flat)
+        cells = mosaic or [[f"{row} {column}" for column in range(columns)] for row in range(rows)]
+        panels = list(figure.subplot_mosaic(cells, width_ratios=widths).values())
+        yield panels
         figure.suptitle(message, x=0.012, ha="left", fontsize=15, fontweight="bold")
         below = document if isinstance(document, str) else footer(document)
         figure.supxlabel(f"{remark}\n{below}".strip(), x=0.012, ha="left", fontsize=8.5, color="#666666")
         figure.draw_without_rendering()  # the labels keep apart by where the lines end on the page
-        for panel in panels.flat:
+        for panel in panels:
             label_ends(panel)
         save(figure, png)
 
@@ -99,15 +104,19 @@ def save(figure, png: Path) -> None:
 def footer(document: dict[str, Any]) -> str:
     """On what, with what and when it was measured, in two lines."""
     machine, settings = document["hardware"], document["settings"]
-    cores = machine["cpu_cores"]
-    place = machine["gpu"] or f"{machine['cpu']}, {cores} CPU core{'s' * (cores > 1)}"
     weights = ", random weights" if settings["load_format"] == "dummy" else ""
     repeats = len(document["order"])
     spread = f" Medians of {repeats} repeats, bands from least to most." if repeats > 1 else ""
     measured = [f"torch {machine['torch']}", f"transformers {machine['transformers']}", machine["date"]]
     if machine["commit"]:
         measured.append(f"commit {machine['commit']}{' with changes' * machine['uncommitted_changes']}")
-    return f"{place}; {settings['dtype']}; {settings['model']} model{weights}.{spread}\n{'; '.join(measured)}."
+    return f"{place(machine)}; {settings['dtype']}; {settings['model']} model{weights}.{spread}\n{'; '.join(measured)}."
+
+
+def place(machine: dict[str, Any]) -> str:
+    """Return the hardware in a few words: "NVIDIA H200", or "AMD EPYC, 2 CPU cores"."""
+    cores = machine["cpu_cores"]
+    return machine["gpu"] or f"{machine['cpu']}, {cores} CPU core{'s' * (cores > 1)}"
 
 
 def color(side: str) -> str:

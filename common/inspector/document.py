@@ -15,29 +15,37 @@ from typing import Any
 PAGE = Path(__file__).resolve().parent / "page"
 
 
-def document(boot: dict[str, Any], connect: Sequence[str] = ()) -> str:
-    """The page as HTML. boot: what main.js begins with, as JSON. connect: origins that it may ask, beside its own."""
+def document(boot: dict[str, Any], connect: Sequence[str] = (), page: Path = PAGE) -> str:
+    """The page as HTML. boot: what main.js begins with, as JSON. connect: origins that it may ask, beside its own.
+
+    page: the folder of index.html, style.css and the modules; the folder around it gives them their name.
+    """
     nonce = secrets.token_urlsafe(16)
     parts = {
         "NONCE": nonce,
         "POLICY": policy(nonce, connect),
-        "STYLE": (PAGE / "style.css").read_text(encoding="utf-8"),
-        "IMPORTS": in_script({"imports": {f"inspector/{path.stem}": module(path) for path in modules()}}),
+        "STYLE": (page / "style.css").read_text(encoding="utf-8"),
+        "IMPORTS": in_script({"imports": {name_of(path): module(path) for path in modules(page)}}),
         "BOOT": in_script(boot),
     }
-    html = (PAGE / "index.html").read_text(encoding="utf-8")
+    html = (page / "index.html").read_text(encoding="utf-8")
     for name, text in parts.items():
         html = html.replace(f"%{name}%", text)
     return html
 
 
-def modules() -> list[Path]:
-    return sorted(PAGE.glob("*.js"))
+def modules(page: Path = PAGE) -> list[Path]:
+    return sorted(page.glob("*.js"))
+
+
+def name_of(path: Path) -> str:
+    """What other modules import it by, such as "inspector/store"."""
+    return f"{path.parent.parent.name}/{path.stem}"
 
 
 def module(path: Path) -> str:
     """A module as a URL; the last line is the name by which a browser's debugger shows it."""
-    code = path.read_text(encoding="utf-8") + f"\n//# sourceURL=inspector/{path.name}\n"
+    code = path.read_text(encoding="utf-8") + f"\n//# sourceURL={name_of(path)}.js\n"
     return "data:text/javascript;base64," + base64.b64encode(code.encode()).decode()
 
 

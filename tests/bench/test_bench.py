@@ -13,6 +13,7 @@ import torch
 
 from common.bench import hardware, harness, plots, suite
 from common.bench.__main__ import course_benchmarks
+from common.bench.documents import read_json
 from common.bench.harness import aggregate, alternate, spread
 from common.bench.settings import Settings
 
@@ -132,6 +133,18 @@ def test_committed_results_hold_what_their_plots_need(path, tmp_path, monkeypatc
         runpy.run_path(script, run_name="__main__")
     assert ended.value.code == 0
     assert_is_picture(copy.with_suffix(".png"))
+
+
+def test_the_whole_course_is_drawn_from_the_documents_of_all_stages(tmp_path):
+    [document] = [path for path in (ROOT / "common/bench/results").glob("*.json") if "benchmark" in read_json(path)]
+    for path in [*RESULTS, document]:
+        if path.name == document.name:
+            name = "bench" if path == document else path.parent.parent.name
+            (tmp_path / f"{path.stem}-{name}.json").write_text(path.read_text())
+    [benchmark] = [each for each in course_benchmarks() if each.name == "bench"]
+    png = tmp_path / f"{document.stem}-bench.png"
+    benchmark.draw(read_json(document), png)
+    assert_is_picture(png)
 
 
 def test_offline_benchmarks_import_no_server_and_no_plots():

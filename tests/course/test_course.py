@@ -80,6 +80,13 @@ def test_a_learners_own_stage_runs_beside_common_and_not_the_reference(tree):
     assert finish(tree, "demo", "my/01")[2] == "There is no stage 'my/01'; there is 01_naive, 02_kv_cache.\n"
 
 
+def test_compare_finds_its_files_where_the_user_is(tree, tmp_path_factory):
+    write_files(tree, {"common/bench/compare/__main__.py": "import os, sys\nprint(os.getcwd(), *sys.argv[1:])\n"})
+    elsewhere = tmp_path_factory.mktemp("class")
+    printed, _ = start(tree, "compare", "anna.json", cwd=elsewhere).communicate(timeout=30)
+    assert printed == f"{elsewhere} anna.json\n"
+
+
 def test_diff_compares_a_learners_own_stage_with_the_stage_before_it(tree):
     shutil.copytree(course.ROOT / "common" / "learn", tree / "common" / "learn")
     write_files(tree, {"my/02_kv_cache/main.py": "", "my/02_kv_cache/engine.py": "class Engine:\n    mine = 1\n"})

@@ -1,0 +1,255 @@
+"""Which results there are to compare: results files, and the documents that are committed with the stages.
+
+Everything that is compared has the shape of a results file (summary.py). What cannot be compared is refused with a
+sentence that names the file, and is never drawn: files of other programs and versions, copies, and entries that were
+measured with other sizes than the rest of their group.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from common.stages import stage_folders
+
+from ..documents import read_json
+from ..hardware import ROOT, slug
+from ..harness import Benchmark
+from ..plots import place
+from ..summary import headline_entry, read_summary
+
+COURSE = "bench"  # the benchmark of all stages under one load
+HERE = ROOT / "results"  # where `bench` writes about this machine
+COMMITTED = ROOT / "common" / "bench" / "results"
+SPREAD = ("median", "min", "max")
+FACTS = ("dtype", "python", "torch", "transformers", "commit", "date")  # of a machine, beside what names its group
+MEASURE_AGAIN = "measure again with `course.py bench`"
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one machine measured with one size set.
+
+    entries: by benchmark, as in a results file; in each also "figures" by side, where they could be found, and "file".
+    drift: slowest over fastest of the reference product; None where it was not recorded.
+    """
+
+    label: str
+    path: Path
+    machine: Mapping[str, Any]
+    size_set: str
+    drift: float | None
+    entries: Mapping[str, Mapping[str, Any]]
+    here: bool = False
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """Return what results must have in common to share an axis."""
+        return tuple(str(self.machine[key]) for key in ("device", "model", "load_format")) + (self.size_set,)
+
+    @property
+    def course(self) -> Mapping[str, Any]:
+        """Return the figures of every stage under one load; empty where they are not at hand."""
+        return self.entries.get(COURSE, {}).get("figures", {})
+
+    @property
+    def ends(self) -> list[tuple[int, int]]:
+        """Return (place among the sizes, clients) of the least and of the most clients of that load."""
+        clients = self.entries[COURSE]["sizes"]["clients"] if self.course else []
+        return [(at, clients[at]) for at in sorted({0, len(clients) - 1})] if clients else []
+
+    def at_load(self, stage: str, metric: str, at: int) -> dict[str, float]:
+        """Return one figure of a stage under that load. at: the place of a number of clients among the sizes."""
+        return {key: self.course[stage][metric][key][at] for key in SPREAD}
+
+
+def collect(paths: Sequence[Path]) -> tuple[list[Results], list[str]]:
+    """Return the results in these files and folders, or without any this machine's and the committed; and refusals."""
+    found, refused = [], []
+    if not paths:
+        found = committed_documents()
+        paths = [folder for folder in (HERE, COMMITTED) if folder.is_dir()]
+    named = [path for path in paths if not path.is_dir()]
+    inside = [path for folder in paths if folder.is_dir() for path in results_files(folder)]
+    if not named + inside + found:
+        refused.append("there are no results yet: `python3 course.py bench --quick` measures this machine")
+    for path in named + inside:
+        try:
+            found.append(read_results(path))
+        except ValueError as error:
+            refused.append(str(error))
+    return keep_comparable(with_labels(without_copies(found, refused)), refused), refused
+
+
+def results_files(folder: Path) -> list[Path]:
+    """Return all JSON files but journals and the documents of single benchmarks, which results files refer to."""
+    files = [path for path in sorted(folder.glob("*.json")) if not path.name.endswith(".partial.json")]
+    return [path for path in files if not is_document(read_json(path))]
+
+
+def is_document(value: Any) -> bool:
+    """Return whether a JSON value is the document of one benchmark."""
+    return isinstance(value, dict) and "benchmark" in value
+
+
+def read_results(path: Path) -> Results:
+    """Read a results file. Raise ValueError with a sentence if it is none."""
+    found = read_summary(path)
+    try:
+        entries = {
+            name: dict(entry) | {"figures": figures_of(entry, path), "file": path}
+            for name, entry in found["benchmarks"].items()
+            if check_entry(entry)
+        }
+        here = path.resolve().parent == HERE
+        results = Results(path.stem, path, found["machine"], found["size_set"], float(found["drift"]), entries, here)
+        _ = results.group, place(results.machine), [results.machine[fact] for fact in FACTS]
+        for stage in results.course:
+            _ = [results.at_load(stage, "tokens_per_second", at) for at, _ in results.ends]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): {MEASURE_AGAIN}") from error
+    return results
+
+
+def check_entry(entry: Mapping[str, Any]) -> bool:
+    """Return whether the entry has a headline. Raise KeyError, TypeError or ValueError if it is damaged."""
+    if "ratio" not in entry:
+        return False
+    for values in (entry["ratio"], *entry["sides"].values()):
+        if not all(values[key] > 0 for key in SPREAD):
+            raise ValueError(f"a headline that is not positive: {[values[key] for key in SPREAD]}")
+    _ = [entry[key] for key in ("title", "unit", "doubt", "drift", "sizes", "order", "commit", "date")]
+    return True
+
+
+def figures_of(entry: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """Return all figures by side: the entry's own, or those of the document it names, in the course or beside it."""
+    if "figures" in entry or not entry.get("document"):
+        return entry.get("figures", {})
+    for file in (ROOT / entry["document"], path.parent / Path(entry["document"]).name):
+        document = read_json(file) or {}
+        if document.get("headline", {}).get("sides") == entry["sides"]:  # and not another machine's of the same name
+            return document["sides"]
+    return {}
+
+
+# ---- Documents of single benchmarks, which are committed with the stages ----
+
+
+def committed_documents() -> list[Results]:
+    """Return what is committed for each machine, from the documents of all stages."""
+    folders = [*(folder / "results" for folder in stage_folders()), COMMITTED]
+    names = sorted({path.name for folder in folders for path in folder.glob("*.json")})
+    return [results for name in names if (results := of_documents([folder / name for folder in folders]))]
+
+
+def lessons_beside(path: Path) -> list[Path]:
+    """Return the documents of the stages that `bench` has written along with that of the whole course."""
+    if path.parent == COMMITTED:
+        return [folder / "results" / path.name for folder in stage_folders()]
+    machine = path.name.removesuffix(f"-{COURSE}.json")
+    return [path.with_name(f"{machine}-{folder.name}.json") for folder in stage_folders()]
+
+
+def of_documents(paths: Iterable[Path]) -> Results | None:
+    """Return one machine's results from its documents, as far as they are there and of one kind; None without any."""
+    documents = [(path, document) for path in paths if is_document(document := read_json(path))]
+    if not documents:
+        return None
+    path, last = documents[-1]
+    kind = last.get("size_set", "full"), last["settings"]
+    documents = [pair for pair in documents if (pair[1].get("size_set", "full"), pair[1]["settings"]) == kind]
+    entries = {document["benchmark"]: entry for path, document in documents if (entry := entry_of(document, path))}
+    machine = max((document["hardware"] for _, document in documents), key=lambda facts: facts["date"])
+    drifts = [entry["drift"]["max"] if entry["drift"] else None for entry in entries.values()]
+    drift = max(drifts) if drifts and None not in drifts else None
+    return Results(path.stem, path, machine | last["settings"], kind[0], drift, entries) if entries else None
+
+
+def entry_of(document: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
+    """Return the entry that a results file has for a document; None if the benchmark has no such headline any more.
+
+    Documents from before 2026-11-23 have neither a headline nor times of the reference product.
+    """
+    facts = document["hardware"]
+    measured = {"sizes": document["sizes"], "order": document["order"], "figures": document["sides"], "file": path}
+    measured |= {"commit": facts["commit"], "date": facts["date"]}
+    if "headline" in document:
+        return document["headline"] | measured if "ratio" in document["headline"] else None
+    benchmark = benchmark_of(document["benchmark"])
+    if benchmark is None or benchmark.headline is None:
+        return None
+    steady = {"reference_ms": [1.0]}
+    answers = [
+        {side: {"figures": of_repeat(figures, repeat)} | steady for side, figures in document["sides"].items()}
+        for repeat in range(len(document["order"]))
+    ]
+    try:
+        entry = headline_entry(benchmark, {**benchmark.sizes["full"], **document["sizes"]}, answers)
+    except (KeyError, ValueError, IndexError):
+        return None
+    return entry | {"drift": None} | measured if "ratio" in entry else None
+
+
+def of_repeat(figures: Mapping[str, Any], repeat: int) -> dict[str, Any]:
+    return {name: figure["values"][repeat] for name, figure in figures.items()}
+
+
+def benchmark_of(name: str) -> Benchmark | None:
+    from ..__main__ import course_benchmarks  # which imports every stage's benchmark, and this module through one
+
+    return next((each for each in course_benchmarks() if each.name == name), None)
+
+
+# ---- What may be compared ----
+
+
+def without_copies(found: Sequence[Results], refused: list[str]) -> list[Results]:
+    """Keep one of several results with the same measurements, or with fewer of the same."""
+    kept: list[tuple[Results, set[tuple[str, str]]]] = []
+    for results in found:
+        measured = {(name, json.dumps(entry["sides"], sort_keys=True)) for name, entry in results.entries.items()}
+        same = [other for other, others in kept if measured <= others]
+        if not measured:
+            refused.append(f"{results.path} holds no headline yet: finish it with `course.py bench`")
+        elif same:
+            refused.append(f"{results.path} holds the same measurements as {same[0].path}: it is left out")
+        else:
+            kept.append((results, measured))
+    return [results for results, _ in kept]
+
+
+def with_labels(found: Sequence[Results]) -> list[Results]:
+    """Name results as their files are, but by their hardware where `bench` has named the file after it."""
+    labels = [place(each.machine) if each.label.startswith(slug(each.machine)) else each.label for each in found]
+    times, counts = Counter(labels), Counter()
+    named = []
+    for results, label in zip(found, labels, strict=True):
+        counts[label] += 1
+        number = f" ({counts[label]})" if times[label] > 1 else ""
+        named.append(replace(results, label=label + number))
+    return named
+
+
+def keep_comparable(found: Sequence[Results], refused: list[str]) -> list[Results]:
+    """Keep, in each group and for each benchmark, entries of the same sizes: those that most of the group have."""
+    kept = []
+    for results in found:
+        group = [each for each in found if each.group == results.group]
+        entries = {}
+        for name, entry in results.entries.items():
+            sizes = Counter(sizes_of(each.entries[name]) for each in group if name in each.entries)
+            if sizes_of(entry) == sizes.most_common(1)[0][0]:
+                entries[name] = entry
+            else:
+                refused.append(f"{results.path}: {name} was measured with other sizes than the rest: it is left out")
+        if entries:
+            kept.append(replace(results, entries=entries))
+    return kept
+
+
+def sizes_of(entry: Mapping[str, Any]) -> str:
+    """Return what entries must have in common to be compared: their sizes, and what was measured with them."""
+    return json.dumps([entry["sizes"], sorted(entry["sides"])], sort_keys=True)

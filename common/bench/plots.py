@@ -8,6 +8,7 @@ matplotlib is imported by `page` alone, so that a machine without it can measure
 """
 
 import io
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ REFERENCE = "#7d7d7d"  # transformers
 PREDICTION = "#555555"
 TEXT = "#222222"
 WIDTH_INCHES, DPI = 10.0, 160  # 1600 pixels, and 12 point type is still legible at half of them
+LINE = 140  # characters of small print that fit beside each other
 STYLE = {
     "font.size": 12,
     "text.color": TEXT,
@@ -84,7 +86,8 @@ def page(
         yield panels
         figure.suptitle(message, x=0.012, ha="left", fontsize=15, fontweight="bold")
         below = document if isinstance(document, str) else footer(document)
-        figure.supxlabel(f"{remark}\n{below}".strip(), x=0.012, ha="left", fontsize=8.5, color="#666666")
+        small = "\n".join(textwrap.fill(line, LINE) for line in f"{remark}\n{below}".strip().splitlines())
+        figure.supxlabel(small, x=0.012, ha="left", fontsize=8.5, color="#666666")
         figure.draw_without_rendering()  # the labels keep apart by where the lines end on the page
         for panel in panels:
             label_ends(panel)

@@ -252,6 +252,7 @@ VERBS = {
         "STAGE", "make my/STAGE, with this lesson's functions left for you to write", bare("common.learn.start")
     ),
     "solve": Verb("STAGE", "fill in one of them from the reference, or --all", bare("common.learn.solve")),
+    "bug": Verb("", "list planted faults; with a number, make my/bug_17 with one to find", bare("common.learn.bug")),
     "test": Verb("", "run the tests, or with a stage its own and the contract; other arguments go to pytest", test),
     "doctor": Verb("", "say what this machine lacks, and what to expect of it", bare("common.setup.doctor")),
     "kit": Verb("", "gather all wheels for machines without a network", bare("common.setup.gather")),

@@ -18,6 +18,7 @@ for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
 import torch
 from engine_options import MAX_TOKENS
 from graph_stand_in import graphed
+from hypothesis import Phase, settings
 
 from common.checkpoints.corpus import chat, document
 from common.engine import BaseEngine
@@ -31,6 +32,9 @@ from common.trace import Trace
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton: kernels then run in Python
+
+# For runs that ask whether a test fails, and not for its smallest example: finding that takes minutes.
+settings.register_profile("first_failure", phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
 WITH_A_LOOP_AROUND = ["06_prefix_cache+overlap"]
 PROMPT_COUNT = 17

@@ -143,6 +143,15 @@ def test_a_pool_that_is_too_small_changes_no_token(loaded, prompts):
     assert stats["preemptions"] > 0 and 0 < stats["prefix_tokens_hit"] < stats["prefix_tokens_asked"]
 
 
+def test_a_text_is_forgotten_from_its_end(loaded):
+    """A page is found through those before it, so the deepest goes first: what is left of a prompt is of use."""
+    engine, prompt = Engine(loaded, **pool(6)), list(range(300, 365))
+    engine.generate([prompt], endless(1))  # leaves four pages in the tree, and two are free
+    engine.generate([[5] * 33], endless(1))  # takes three
+    [again] = engine.generate([prompt], endless(1))
+    assert again.cached_tokens == 3 * 16
+
+
 def test_a_preempted_request_finds_its_own_pages_again(loaded):
     engine = Engine(loaded, **pool(5))
     old, young = engine.add([5] * 30, endless(30)), engine.add([6] * 30, endless(18))

@@ -1,0 +1,167 @@
+"""`python3 course.py bug 17`: make my/bug_17, a stage with a fault in it, for you to find and mend.
+
+The folder is the course with that stage alone: the stage and common/, which is all that a stage needs. So the fault may
+lie in either, and everything in the folder runs as it stands.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from common.setup.environment import prepare_environment, python_of
+
+from .faults import FAULTS, Fault
+from .faults.reproduce import HEAD
+from .start import ROOT, make_room
+
+LEFT_OUT = shutil.ignore_patterns("*.pyc", "*.png", "results", "work")
+TEST_SECONDS = 900  # until a test that does not end counts as failed
+PYTEST_OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "first_failure"]
+
+
+def main(arguments: list[str], root: Path = ROOT) -> int:
+    """List the faults, hand one out, help with it, or test a folder; return the exit status."""
+    parser = argparse.ArgumentParser(prog="course.py bug", description="Find and mend a planted fault.")
+    parser.add_argument("number", nargs="?", type=int, help="which one; without it, list all")
+    parser.add_argument("--hint", nargs="?", type=int, const=1, choices=(1, 2), help="the first hint, or the second")
+    parser.add_argument("--mended", action="store_true", help="run the test for it on your folder")
+    parser.add_argument("--reveal", action="store_true", help="tell where it is and where it happened")
+    parser.add_argument("--force", action="store_true", help="begin again; the old folder stays, with a number")
+    options = parser.parse_args(arguments)
+    if options.number is None:
+        print("\n".join(listing()))
+        return 0
+    fault = next((one for one in FAULTS if one.number == options.number), None)
+    if fault is None:
+        sys.exit(f"There is no bug {options.number}: they are numbered 1 to {len(FAULTS)}.")
+    if options.hint:
+        print(fault.hints[options.hint - 1])
+    elif options.reveal:
+        print(story(fault, root))
+    elif options.mended:
+        return test_folder(fault, root)
+    else:
+        folder = make_room(place(fault, root), options.force)
+        make(fault, root, folder)
+        print(instructions(fault, root, folder))
+    return 0
+
+
+def listing() -> list[str]:
+    """Return the lines of the list of all faults."""
+    lines = ["bug  stage  difficulty  what a user saw", ""]
+    for fault in FAULTS:
+        head = f"{fault.number:3}  {fault.stage:5}  {'*' * fault.difficulty:10}  "
+        lines.append(textwrap.fill(fault.symptom, 118, initial_indent=head, subsequent_indent=" " * len(head)))
+    return [*lines, "", "`python3 course.py bug 17` makes my/bug_17, with that fault in it."]
+
+
+def place(fault: Fault, root: Path) -> Path:
+    """Return the learner's folder for a fault."""
+    return root / "my" / f"bug_{fault.number:02}"
+
+
+def stage_name(fault: Fault, root: Path) -> str:
+    """Return the name of the stage's folder."""
+    return next(root.glob(f"{fault.stage}_*/engine.py")).parent.name
+
+
+def make(fault: Fault, root: Path, folder: Path) -> None:
+    """Make the course with one stage and the fault, and reproduce.py."""
+    for part in ("common", stage_name(fault, root)):
+        shutil.copytree(root / part, folder / part, ignore=LEFT_OUT)
+    fault.plant(folder)
+    script = folder / "reproduce.py"
+    head = HEAD.format(
+        number=fault.number,
+        symptom=fault.symptom,
+        python=python_of(Path(".venv")).as_posix(),
+        script=os.path.relpath(script, root),
+        helpers=str(root / "tests" / "helpers"),
+        stage=fault.stage,
+    )
+    script.write_text(head + fault.reproduce.strip() + "\n", encoding="utf-8")
+
+
+def instructions(fault: Fault, root: Path, folder: Path) -> str:
+    """Return what to do with the learner's folder."""
+    short, stage, number = folder.relative_to(root).as_posix(), stage_name(fault, root), fault.number
+    rows = [
+        (f"{python_of(Path('.venv')).as_posix()} {short}/reproduce.py", "fails as long as the fault is there"),
+        (f"python3 course.py bug {number} --hint", "a hint; --hint 2 for another"),
+        (f"python3 course.py bug {number} --mended", "run the test for it on your folder"),
+        (f"python3 course.py bug {number} --reveal", "where it is, and where it happened"),
+    ]
+    made = f"Made {short}: the course with {stage} alone. One fault is planted, in {stage} or in common."
+    seen = textwrap.fill(f"What a user saw: {fault.symptom}", 118)
+    return "\n".join([made, "", seen, "", *(f"    {command:46}{does}" for command, does in rows)])
+
+
+def story(fault: Fault, root: Path) -> str:
+    """Return where the fault is, why it is easy to make, and where it happened."""
+    told = textwrap.fill(fault.story, 118)
+    return f"{told}\n\nIt happened in {fault.link}.\n\n{fault.diff(root)}\nCaught by: pytest {fault.caught_by}"
+
+
+# ---- Testing a folder ----
+
+
+class Outcome(NamedTuple):
+    """The end of a run of pytest: its exit status, the first test that failed, and its last line."""
+
+    status: int
+    failed: str
+    last: str
+
+
+def test_folder(fault: Fault, root: Path) -> int:
+    """Run the test for a fault on the learner's folder, and say whether something is still wrong."""
+    folder = place(fault, root)
+    if not folder.is_dir():
+        sys.exit(f"There is no my/{folder.name}: make it with `python3 course.py bug {fault.number}`.")
+    python = prepare_environment(root)
+    with TemporaryDirectory() as temporary:
+        tree = Path(temporary)
+        copy_course(root, tree)
+        for part in ("common", stage_name(fault, root)):
+            shutil.copytree(folder / part, tree / part, ignore=LEFT_OUT, dirs_exist_ok=True)
+        ended = run_tests(tree, fault.caught_by.split(), python)
+    if ended.status == 0:
+        print(f"Mended. `python3 course.py bug {fault.number} --reveal` tells the story.")
+        return 0
+    print("Something is still wrong." + (f" The test cannot run: {ended.last}" if ended.status != 1 else ""))
+    return 1
+
+
+def copy_course(root: Path, tree: Path) -> None:
+    """Copy what tests need: the stages, common, tests, and the settings of pytest."""
+    folders = [stage.parent for stage in root.glob("[0-9][0-9]_*/main.py")]
+    for folder in [*folders, root / "common", root / "tests"]:
+        shutil.copytree(folder, tree / folder.name, ignore=LEFT_OUT)
+    for name in ("course.py", "pyproject.toml"):
+        shutil.copy2(root / name, tree / name)
+
+
+def run_tests(tree: Path, arguments: list[str], python: str) -> Outcome:
+    """Run pytest in a copy of the course, up to the first test that fails."""
+    command = [python, "-m", "pytest", *PYTEST_OPTIONS, *arguments]
+    environment = {name: value for name, value in os.environ.items() if name not in ("COURSE_STAGE", "PYTHONPATH")}
+    try:
+        run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TEST_SECONDS)
+    except subprocess.TimeoutExpired:
+        return Outcome(1, f"{arguments[0]}, which does not end", "")
+    return outcome(run.returncode, run.stdout + run.stderr)
+
+
+def outcome(status: int, output: str) -> Outcome:
+    """Return what pytest says in its output."""
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+    last = output.strip().splitlines()[-1:] or [""]
+    return Outcome(status, failed[1] if failed else "", last[0])

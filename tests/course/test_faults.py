@@ -1,0 +1,123 @@
+"""The zoo of bugs: every fault can still be planted, and what a learner gets. `python tests/faults` is the whole."""
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import course
+from common.learn import bug
+from common.learn.faults import FAULTS
+
+TABLE = (course.ROOT / "tests" / "faults" / "caught.md").read_text(encoding="utf-8")
+by_number = {fault.number: fault for fault in FAULTS}
+each_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: str(fault.number))
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    """The course, with a `my` that can be written."""
+    for path in [*course.find_stages(course.ROOT), *(course.ROOT / name for name in ("common", "tests"))]:
+        (tmp_path / path.name).symlink_to(path)
+    for name in ("course.py", "pyproject.toml"):
+        (tmp_path / name).symlink_to(course.ROOT / name)
+    monkeypatch.setenv("COURSE_NO_VENV", "1")
+    return tmp_path
+
+
+# ---- The entries ----
+
+
+@each_fault
+def test_it_can_be_planted_and_changes_the_code(fault):
+    text = (course.ROOT / fault.file).read_text(encoding="utf-8")
+    assert ast.dump(ast.parse(fault.planted(text))) != ast.dump(ast.parse(text))
+    assert fault.planted(text).count("\n") - text.count("\n") <= 2, "a small change"
+    with pytest.raises(ValueError, match="0 times, and not once"):
+        fault.planted(fault.planted(text))
+
+
+@each_fault
+def test_it_has_all_that_a_learner_needs(fault):
+    assert fault.file.split("_")[0] == fault.stage or fault.file.startswith("common/"), "the learner gets no other file"
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+|this repository, commit [0-9a-f]{7}", fault.source)
+    assert len(fault.hints) == 2 and fault.difficulty in (1, 2, 3)
+    compile(fault.reproduce, "reproduce.py", "exec")
+    file, _, name = fault.caught_by.split()[0].partition("::")
+    assert re.search(rf"^(def {name}\(|{name} = )", (course.ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
+    [(stage, symptom)] = re.findall(rf"^\| {fault.number} \| (\d\d) \| (.+?) \| `.+` \| \d+ \|$", TABLE, re.MULTILINE)
+    assert (stage, symptom) == (fault.stage, fault.symptom), "run `python tests/faults NUMBER --write`"
+
+
+def test_a_fault_is_planted_only_where_its_text_is_found_once():
+    with pytest.raises(ValueError, match="bug 1: .* 2 times, and not once"):
+        FAULTS[0].planted(FAULTS[0].old * 2)
+
+
+def test_every_stage_has_its_faults():
+    assert sorted(by_number) == list(range(1, len(FAULTS) + 1)) and len(FAULTS) >= 30
+    planted = Counter(fault.file.split("/")[0][:2] for fault in FAULTS)
+    assert min(planted[f"{stage:02}"] for stage in range(2, 9)) >= 3
+
+
+# ---- What a learner sees ----
+
+
+def test_the_list_names_symptoms_and_no_places(capsys, root):
+    assert bug.main([], root) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    for fault in FAULTS:
+        assert f"{fault.number} {fault.stage} {'*' * fault.difficulty} {' '.join(fault.symptom.split())}" in output
+        assert fault.file not in output
+
+
+@pytest.mark.parametrize("number", [4, 22], ids=["common", "stage"])
+def test_a_folder_has_the_fault_and_does_not_say_where(capsys, root, number):
+    fault = by_number[number]
+    bug.main([str(number)], root)
+    output = capsys.readouterr().out
+    assert Path(fault.file).name not in output and f"my/bug_{number:02}/reproduce.py" in output
+    folder = root / "my" / f"bug_{number:02}"
+    reference = (course.ROOT / fault.file).read_text(encoding="utf-8")
+    assert (folder / fault.file).read_text(encoding="utf-8") == fault.planted(reference)
+    assert {path.name for path in folder.iterdir()} == {"common", bug.stage_name(fault, root), "reproduce.py"}
+    with pytest.raises(SystemExit, match="is there already"):
+        bug.main([str(number)], root)
+
+
+def test_hints_and_the_story(capsys, root):
+    fault = by_number[22]
+    for arguments, said in ((["--hint"], fault.hints[0]), (["--hint", "2"], fault.hints[1])):
+        bug.main(["22", *arguments], root)
+        assert capsys.readouterr().out.strip() == said
+    bug.main(["22", "--reveal"], root)
+    output = capsys.readouterr().out
+    assert "https://github.com/inference-sim/inference-sim/issues/502" in output
+    assert f"-        {fault.old}\n+        {fault.new}\n" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["99"], "There is no bug 99"), (["22", "--mended"], "make it with `python3 course.py bug 22`")],
+)
+def test_what_is_not_there_is_said(root, arguments, says):
+    with pytest.raises(SystemExit, match=says):
+        bug.main(arguments, root)
+
+
+# ---- Planted and caught ----
+
+
+@pytest.mark.parametrize("number", [4, 22], ids=["common", "stage"])
+def test_a_fault_is_caught_until_it_is_mended(capsys, root, number):
+    fault = by_number[number]
+    bug.main([str(number)], root)
+    capsys.readouterr()
+    assert bug.main([str(number), "--mended"], root) == 1
+    assert capsys.readouterr().out == "Something is still wrong.\n"
+    mine = root / "my" / f"bug_{number:02}" / fault.file
+    mine.write_text((course.ROOT / fault.file).read_text(encoding="utf-8"), encoding="utf-8")
+    assert bug.main([str(number), "--mended"], root) == 0
+    assert capsys.readouterr().out.startswith("Mended.")

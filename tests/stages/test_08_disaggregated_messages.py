@@ -1,0 +1,65 @@
+"""What stage 08 makes of pages that never come, and of messages that come late or twice."""
+
+from types import SimpleNamespace
+
+from engine_options import endless
+from faulty_fleet import WorkerWithoutModel, fleet_without_model, kv_transport, messages, worker_module
+from test_08_disaggregated_router import undisturbed, until
+
+
+def test_a_transfer_has_ended_before_its_pages_are_free():
+    """A dropped order's pages are still being written to until `cancel` returns."""
+    pages, transport = [], kv_transport.LocalTransport()
+
+    def cancel() -> None:
+        assert pages and not set(pages) & set(worker.scheduler.allocator.free), "free, and being written to"
+        pages.clear()
+
+    transfer = SimpleNamespace(done=lambda: False, wait=lambda seconds: None, cancel=cancel)
+    transport.receive = lambda ticket, skip, into, on_done: pages.extend(into) or transfer
+    worker = worker_module.Worker(WorkerWithoutModel(8), transport)
+    order = messages.Order("a#0", [1, 2, 3], [4], endless(5), 0, 5, ticket="elsewhere")
+    worker.read(messages.Mail(1, [order], []))
+    worker.turn()
+    assert len(pages) == 2
+    worker.read(messages.Mail(2, [], ["a#0"]))
+    assert not pages, "the transfer goes on"
+    worker.check()
+
+
+def test_an_order_on_its_way_is_not_missing_in_a_heartbeat():
+    """The heartbeat is as old as its journey: it cannot know of an order that was sent meanwhile."""
+    router, fleet = fleet_without_model(1, 1)
+    fleet.at_once = False
+    request = router.add([1, 2, 3], endless(4))
+    router.step()
+    fleet.reports[0].append(fleet.workers[0].turn(heartbeat=True))
+    router.step()
+    assert router.recovery.resumed == 0
+    fleet.at_once = True
+    until(router, lambda: request.finished)
+    assert request.token_ids == undisturbed([1, 2, 3], 4) and router.recovery.resumed == 0
+
+
+def test_pages_that_were_withdrawn_have_not_arrived():
+    """The prefill worker dies after the decode worker was told to fetch, and before it does."""
+    router, fleet = fleet_without_model(1, 1)
+    fleet.at_once = False
+    request = router.add([1, 2, 3], endless(5))
+    router.step()
+    fleet.turn(0)
+    router.step()
+    assert [flight.phase for flight in router.flights.values()] == ["transfer"]
+    fleet.die(0)
+    fleet.at_once = True
+    until(router, lambda: request.finished)
+    assert request.token_ids == undisturbed([1, 2, 3], 5) and router.stats()["failed_transfers"] == 1
+
+
+def test_every_report_may_come_twice():
+    router, fleet = fleet_without_model(1, 1)
+    deliver = fleet.events
+    fleet.events = lambda seconds: [event for event in deliver(seconds) for _ in range(2)]
+    requests = [router.add([number, 2, 3], endless(5)) for number in range(3)]
+    until(router, lambda: not router.has_unfinished)
+    assert [request.token_ids for request in requests] == [undisturbed([n, 2, 3], 5) for n in range(3)]

@@ -16,10 +16,11 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from common.setup.environment import prepare_environment, python_of
+from common.stages import stage_folder, stage_folders
 
 from .faults import FAULTS, Fault
 from .faults.reproduce import HEAD
-from .start import ROOT, make_room
+from .start import ROOT, set_aside
 
 LEFT_OUT = shutil.ignore_patterns("*.pyc", "*.png", "results", "work")
 TEST_SECONDS = 900  # until a test that does not end counts as failed
@@ -48,7 +49,10 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     elif options.mended:
         return test_folder(fault, root)
     else:
-        folder = make_room(place(fault, root), options.force)
+        folder = place(fault, root)
+        if folder.exists() and not options.force:
+            sys.exit(f"my/{folder.name} is there already. `--force` begins again and keeps it beside the new one.")
+        set_aside(folder)
         make(fault, root, folder)
         print(instructions(fault, root, folder))
     return 0
@@ -70,7 +74,7 @@ def place(fault: Fault, root: Path) -> Path:
 
 def stage_name(fault: Fault, root: Path) -> str:
     """Return the name of the stage's folder."""
-    return next(root.glob(f"{fault.stage}_*/engine.py")).parent.name
+    return stage_folder(fault.stage, root).name
 
 
 def make(fault: Fault, root: Path, folder: Path) -> None:
@@ -142,8 +146,7 @@ def test_folder(fault: Fault, root: Path) -> int:
 
 def copy_course(root: Path, tree: Path) -> None:
     """Copy what tests need: the stages, common, tests, and the settings of pytest."""
-    folders = [stage.parent for stage in root.glob("[0-9][0-9]_*/main.py")]
-    for folder in [*folders, root / "common", root / "tests"]:
+    for folder in [*stage_folders(root), root / "common", root / "tests"]:
         shutil.copytree(folder, tree / folder.name, ignore=LEFT_OUT)
     for name in ("course.py", "pyproject.toml"):
         shutil.copy2(root / name, tree / name)

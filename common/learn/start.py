@@ -56,10 +56,15 @@ def write_folder(folder: Path, files: dict[str, str]) -> None:
     partial.mkdir(parents=True)
     for name, text in files.items():
         (partial / name).write_text(text, encoding="utf-8")
+    set_aside(folder)
+    partial.rename(folder)
+
+
+def set_aside(folder: Path) -> None:
+    """Rename a folder, if it exists, to its name with the first free number."""
     if folder.exists():
         numbered = (folder.with_name(f"{folder.name}.{number}") for number in range(1, 1000))
         folder.rename(next(old for old in numbered if not old.exists()))
-    partial.rename(folder)
 
 
 # ---- What the learner has written in the stage before ----

@@ -10,6 +10,7 @@ import pytest
 import course
 from common.learn import bug
 from common.learn.faults import FAULTS
+from common.stages import stage_folders
 
 TABLE = (course.ROOT / "tests" / "faults" / "caught.md").read_text(encoding="utf-8")
 by_number = {fault.number: fault for fault in FAULTS}
@@ -19,7 +20,7 @@ each_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: str(faul
 @pytest.fixture
 def root(tmp_path, monkeypatch) -> Path:
     """The course, with a `my` that can be written."""
-    for path in [*course.find_stages(course.ROOT), *(course.ROOT / name for name in ("common", "tests"))]:
+    for path in [*stage_folders(), *(course.ROOT / name for name in ("common", "tests"))]:
         (tmp_path / path.name).symlink_to(path)
     for name in ("course.py", "pyproject.toml"):
         (tmp_path / name).symlink_to(course.ROOT / name)

@@ -5,13 +5,11 @@ HEAD = '''"""Bug {number}: {symptom}
 Run it with {python} {script}. It fails as long as the bug is there.
 """
 
-import os
 import sys
 from functools import partial
 from pathlib import Path
 
-os.chdir(Path(__file__).parent)  # names of stages are looked up here first
-sys.path[:0] = [os.getcwd(), {helpers!r}]
+sys.path[:0] = [str(Path(__file__).resolve().parent), {helpers!r}]
 
 from common.loader import load_model
 from common.reference import Reference

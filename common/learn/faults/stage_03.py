@@ -107,7 +107,7 @@ with serving(engine) as service:
         file="03_streaming/engine_thread.py",
         old='        self._deliver([(stream, Piece("", [], [], "error")) for stream in self._open])\n',
         new="",
-        caught_by=TROUBLE.format("test_when_the_engine_fails_everybody_hears_of_it"),
+        caught_by=TROUBLE.format("test_when_the_engine_fails_every_client_gets_an_error"),
         reproduce="""
 from serving_stage_03 import SteppingEngine, serving
 

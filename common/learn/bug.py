@@ -22,7 +22,7 @@ from .faults import FAULTS, Fault
 from .faults.reproduce import HEAD
 from .start import ROOT, set_aside
 
-LEFT_OUT = shutil.ignore_patterns("*.pyc", "*.png", "results", "work")
+LEFT_OUT = ["*.pyc", "*.png", "results", "work"]
 TEST_SECONDS = 900  # until a test that does not end counts as failed
 PYTEST_OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "first_failure"]
 
@@ -80,7 +80,7 @@ def stage_name(fault: Fault, root: Path) -> str:
 def make(fault: Fault, root: Path, folder: Path) -> None:
     """Make the course with one stage and the fault, and reproduce.py."""
     for part in ("common", stage_name(fault, root)):
-        shutil.copytree(root / part, folder / part, ignore=LEFT_OUT)
+        copy(root / part, folder / part, "learn")  # or a search for the fault's code would find its description
     fault.plant(folder)
     script = folder / "reproduce.py"
     head = HEAD.format(
@@ -135,7 +135,7 @@ def test_folder(fault: Fault, root: Path) -> int:
         tree = Path(temporary)
         copy_course(root, tree)
         for part in ("common", stage_name(fault, root)):
-            shutil.copytree(folder / part, tree / part, ignore=LEFT_OUT, dirs_exist_ok=True)
+            copy(folder / part, tree / part)
         ended = run_tests(tree, fault.caught_by.split(), python)
     if ended.status == 0:
         print(f"Mended. `python3 course.py bug {fault.number} --reveal` tells the story.")
@@ -144,10 +144,15 @@ def test_folder(fault: Fault, root: Path) -> int:
     return 1
 
 
+def copy(source: Path, target: Path, *others: str) -> None:
+    """Copy a folder over another, without what no test needs and `others`."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns(*LEFT_OUT, *others), dirs_exist_ok=True)
+
+
 def copy_course(root: Path, tree: Path) -> None:
     """Copy what tests need: the stages, common, tests, and the settings of pytest."""
     for folder in [*stage_folders(root), root / "common", root / "tests"]:
-        shutil.copytree(folder, tree / folder.name, ignore=LEFT_OUT)
+        copy(folder, tree / folder.name)
     for name in ("course.py", "pyproject.toml"):
         shutil.copy2(root / name, tree / name)
 

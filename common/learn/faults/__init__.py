@@ -7,8 +7,7 @@ The files below hold data and no code, by the stage in which a learner meets the
 from . import serving, stage_02, stage_03, stage_04, stage_05, stage_06, stage_07, stage_08
 from .fault import Fault
 
-FAULTS: list[Fault] = [
-    fault
-    for module in (stage_02, stage_03, stage_04, stage_05, stage_06, serving, stage_07, stage_08)
-    for fault in module.FAULTS
-]
+MODULES = (stage_02, stage_03, stage_04, stage_05, stage_06, stage_07, stage_08, serving)
+FAULTS: list[Fault] = sorted(
+    (fault for module in MODULES for fault in module.FAULTS), key=lambda one: (one.stage, one.number)
+)

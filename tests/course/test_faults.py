@@ -36,8 +36,6 @@ def test_it_can_be_planted_and_changes_the_code(fault):
     text = (course.ROOT / fault.file).read_text(encoding="utf-8")
     assert ast.dump(ast.parse(fault.planted(text))) != ast.dump(ast.parse(text))
     assert fault.planted(text).count("\n") - text.count("\n") <= 2, "a small change"
-    with pytest.raises(ValueError, match="0 times, and not once"):
-        fault.planted(fault.planted(text))
 
 
 @each_fault
@@ -53,8 +51,9 @@ def test_it_has_all_that_a_learner_needs(fault):
 
 
 def test_a_fault_is_planted_only_where_its_text_is_found_once():
-    with pytest.raises(ValueError, match="bug 1: .* 2 times, and not once"):
-        FAULTS[0].planted(FAULTS[0].old * 2)
+    for count in (0, 2):
+        with pytest.raises(ValueError, match=f"bug 1: .* {count} times, and not once"):
+            FAULTS[0].planted(FAULTS[0].old * count)
 
 
 def test_every_stage_has_its_faults():

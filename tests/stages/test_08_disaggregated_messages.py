@@ -63,3 +63,15 @@ def test_every_report_may_come_twice():
     requests = [router.add([number, 2, 3], endless(5)) for number in range(3)]
     until(router, lambda: not router.has_unfinished)
     assert [request.token_ids for request in requests] == [undisturbed([n, 2, 3], 5) for n in range(3)]
+
+
+def test_room_of_a_cancelled_request_is_told():
+    """Its worker has nothing to compute, and so no results to tell it with."""
+    router, fleet = fleet_without_model(1, 1)
+    first = router.add([1, 2, 3], endless(18))
+    until(router, lambda: len(first.token_ids) > 12)
+    router.abort(first.request_id)
+    second = router.add([2] * 12, endless(6))  # 7 of 12 pages; the first had 8
+    for _ in range(100):
+        router.step()
+    assert second.token_ids == undisturbed([2] * 12, 6)

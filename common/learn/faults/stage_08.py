@@ -2,7 +2,6 @@
 
 from .fault import Fault
 
-TROUBLE = "tests/stages/test_08_disaggregated_trouble.py::{}"
 MESSAGES = "tests/stages/test_08_disaggregated_messages.py::{}"
 
 FAULTS = [
@@ -97,7 +96,7 @@ from faulty_fleet import fleet_without_model
 
 router, fleet = fleet_without_model(1, 1)  # pages of two tokens
 for length in (1, 2, 3, 4, 5):
-    router.add([1] * length, endless(max_tokens=4))
+    router.add([length] * length, endless(max_tokens=4))
     finish(router)
 """,
     ),
@@ -179,7 +178,7 @@ assert router.recovery.resumed == 0, "it was taken for lost"
         file="08_disaggregated/worker.py",
         old="        if heartbeat or available != self.told_available:\n",
         new="        if heartbeat or report.gains:\n",
-        caught_by=TROUBLE.format("test_room_that_comes_back_while_a_worker_is_idle_is_told"),
+        caught_by=MESSAGES.format("test_room_of_a_cancelled_request_is_told"),
         reproduce="""
 from faulty_fleet import fleet_without_model
 
@@ -188,7 +187,7 @@ first = router.add([1, 2, 3], endless(max_tokens=18))
 while len(first.token_ids) <= 12:
     router.step()
 router.abort(first.request_id)
-second = router.add([2, 2, 3], endless(max_tokens=18))
+second = router.add([2] * 12, endless(max_tokens=6))
 for _ in range(100):
     router.step()
 assert second.finished, [flight.phase for flight in router.flights.values()]

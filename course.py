@@ -251,6 +251,7 @@ VERBS = {
     "start": Verb(
         "STAGE", "make my/STAGE, with this lesson's functions left for you to write", bare("common.learn.start")
     ),
+    "check": Verb("STAGE", "run its milestones on my/STAGE, up to the first that fails", module("common.learn.check")),
     "solve": Verb("STAGE", "fill in one of them from the reference, or --all", bare("common.learn.solve")),
     "test": Verb("", "run the tests, or with a stage its own and the contract; other arguments go to pytest", test),
     "doctor": Verb("", "say what this machine lacks, and what to expect of it", bare("common.setup.doctor")),

@@ -34,10 +34,10 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     folder = given if given != reference.resolve() else root / "my" / reference.name
     if not folder.is_dir():
         sys.exit(f"There is no my/{reference.name}: make it with `python3 course.py start {reference.name[:2]}`.")
-    tasks = find_tasks(before, reference)
+    tasks, milestones = find_tasks(before, reference), read_milestones(reference.name[:2])
 
     def check() -> int:
-        return check_milestones(folder, tasks, options.hint) or check_whole(folder, reference)
+        return check_milestones(folder, milestones, tasks, options.hint) or check_whole(folder, reference)
 
     return watch(folder, check) if options.watch else check()
 
@@ -58,9 +58,10 @@ def watch(folder: Path, check: Callable[[], int]) -> int:
         time.sleep(0.3)
 
 
-def check_milestones(folder: Path, tasks: list[Task], second_hint: bool = False, method: str = "spawn") -> int:
+def check_milestones(
+    folder: Path, milestones: list[Milestone], tasks: list[Task], second_hint: bool = False, method: str = "spawn"
+) -> int:
     """Print the milestones: which are reached, what is wrong with the first that is not. Return 1 if there is one."""
-    milestones = read_milestones(folder.name[:2])
     left = what_is_left(folder, tasks, milestones)
     ready = next((place for place, names in enumerate(left) if names), len(milestones))
     failed: Outcome | None = None

@@ -193,6 +193,7 @@ def a_request_grows(stage):
 
 @milestone(
     "Scheduler._preempt",
+    seconds=5,
     expected="With no page free, the youngest request gives back all its pages and goes to the front of the queue.",
     hint="Release its page table, put its request at the front of `waiting`, and count the preemption.",
     second_hint="`running.popitem()` is the youngest. It may be the one that asks: then `_extend` returns False.",

@@ -209,7 +209,8 @@ def test(chosen: list[Path], arguments: list[str], root: Path) -> int:
         return run([prepare_environment(root), "-m", "pytest", "-q", *several, *arguments], root)
     stage = pick_stage(first, root)
     tests = [relative(file, root) for file in sorted(root.glob(f"tests/stages/test*_{stage.name[:2]}_*.py"))]
-    command = [prepare_environment(root), "-m", "pytest", "-q", "-m", "not ray", *tests, "tests/test_contract.py"]
+    contract = ["tests/test_contract.py", "tests/test_contract_claims.py"]
+    command = [prepare_environment(root), "-m", "pytest", "-q", "-m", "not ray", *tests, *contract]
     name = relative(stage, root)
     status = run([*command, "--engine", name, *arguments[1:]], root, own_environment(stage, root))
     note(f"Covered on {name}: {', '.join([*tests, 'the contract'])}. Left out: processes under Ray, and the rest.")

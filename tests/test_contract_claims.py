@@ -6,40 +6,18 @@ The defaults of an engine never run short of memory, and no prompt of the contra
 an unmodified copy of stage 04 would pass as stage 05, and a preemption that raises would never be called.
 """
 
-import re
-from pathlib import Path
-
 import pytest
 
 from common.sampling import SamplingParams
 
 PAGE = 16  # tokens
-CLAIMS = {
-    "what is computed is kept": 2,
-    "requests share steps": 4,
-    "memory that runs short": 5,
-    "a prefix is found again": 6,
-    "draft tokens are accepted": 7,
-    "requests are handed over": 8,
-}
 
 
 def endless(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
-@pytest.fixture(autouse=True)
-def claimed(request):
-    """Skip a test whose claim this stage does not make. The name of the test is that of the claim."""
-    folder = Path(request.node.callspec.params["engine_class"]).name
-    number = re.search(r"\d+", folder)
-    if number is None:
-        pytest.fail(f"{folder!r} has no number, so it is not clear what it claims: give it a name such as my_05")
-    claim = CLAIMS[request.node.originalname.removeprefix("test_").replace("_", " ")]
-    if int(number[0]) < claim:
-        pytest.skip(f"stage {claim:02} claims it, and those after it")
-
-
+@pytest.mark.claim(2)
 def test_what_is_computed_is_kept(engine, prompts):
     prompt = max(prompts, key=len)
     engine.generate([prompt], endless(12))
@@ -47,11 +25,13 @@ def test_what_is_computed_is_kept(engine, prompts):
     assert ran < 2 * len(prompt), f"{ran} tokens were run for a prompt of {len(prompt)} and 12 tokens"
 
 
+@pytest.mark.claim(4)
 def test_requests_share_steps(engine, prompts):
     engine.generate(prompts[:8], endless(12))
     assert max(len(step.works) for step in engine.trace) == 8
 
 
+@pytest.mark.claim(5)
 def test_memory_that_runs_short(engine_class, loaded, prompts):
     """Twelve requests that all grow, in memory for four: some must be preempted, and no token shows it."""
     short = [prompt[:40] for prompt in prompts[:12]]
@@ -64,6 +44,7 @@ def test_memory_that_runs_short(engine_class, loaded, prompts):
     engine.check()
 
 
+@pytest.mark.claim(6)
 def test_a_prefix_is_found_again(engine, prompts):
     prompt = max(prompts, key=len)[:100]
     first, second = (engine.generate([[*prompt, token]], endless(4))[0] for token in (5, 6))
@@ -71,6 +52,7 @@ def test_a_prefix_is_found_again(engine, prompts):
     assert engine.stats()["prefix_tokens_hit"] == second.cached_tokens
 
 
+@pytest.mark.claim(7)
 def test_draft_tokens_are_accepted(engine_class, loaded, prompts, expected):
     engine = engine_class(loaded, num_draft_tokens=4)
     [completion] = engine.generate([prompts[-1]], SamplingParams(max_tokens=40))
@@ -81,6 +63,7 @@ def test_draft_tokens_are_accepted(engine_class, loaded, prompts, expected):
     assert passes < len(expected[-1]) - 1, "draft tokens were accepted, and each pass gave one token"
 
 
+@pytest.mark.claim(8)
 def test_requests_are_handed_over(engine, prompts, expected):
     completions = engine.generate(prompts[:6], SamplingParams(max_tokens=40))
     assert [completion.token_ids for completion in completions] == expected[:6]

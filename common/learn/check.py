@@ -64,28 +64,24 @@ def check_milestones(
     """Print the milestones: which are reached, what is wrong with the first that is not. Return 1 if there is one."""
     left = what_is_left(folder, tasks, milestones)
     ready = next((place for place, names in enumerate(left) if names), len(milestones))
-    failed: Outcome | None = None
+    outcomes = run_milestones(folder, milestones[:ready], method) if ready else iter(())
     print(f"{folder.name}: {len(milestones)} milestones", flush=True)
-    outcomes = run_milestones(folder, milestones[:ready], method) if ready else []
-    for milestone, outcome in zip(milestones, outcomes, strict=False):
-        failed = outcome if outcome.what else None
-        print(f"  {'failing' if failed else 'done':8} {milestone.number}  {milestone.title}", flush=True)
-        if failed:
-            break
-    else:
-        if ready == len(milestones):
-            return 0
-        milestone = milestones[ready]
-        failed = Outcome(f"not written yet: {', '.join(left[ready])}")
-        print(f"  {'failing':8} {milestone.number}  {milestone.title}")
-    for later in milestones[milestone.number :]:
-        print(f"  {'not yet':8} {later.number}  {later.title}")
-    show_failure(milestone, failed, second_hint, folder.name[:2])
-    return 1
+    for milestone, names in zip(milestones, left, strict=True):
+        outcome = Outcome(f"not written yet: {', '.join(names)}") if names else next(outcomes)
+        print(f"  {'failing' if outcome.what else 'done':8} {milestone.number}  {milestone.title}", flush=True)
+        if outcome.what:
+            for later in milestones[milestone.number :]:
+                print(f"  {'not yet':8} {later.number}  {later.title}")
+            show_failure(milestone, outcome, second_hint, folder.name[:2])
+            return 1
+    return 0
 
 
 def what_is_left(folder: Path, tasks: list[Task], milestones: list[Milestone]) -> list[list[str]]:
     """Return for each milestone its tasks that are still to be written."""
+    for task in tasks:
+        if not (folder / task.file).exists():
+            sys.exit(f"{folder.name} has no {task.file}: take it from a folder that `start` makes with --force.")
     titles = {task.name: f"{task.title} ({task.file})" for task in tasks if is_left(folder, task)}
     return [[titles[name] for name in milestone.tasks if name in titles] for milestone in milestones]
 

@@ -32,7 +32,7 @@ from .milestones import Milestone, read_milestones
 from .milestones.runner import run_milestones
 from .solve import fill_in
 
-PATIENCE = 5  # times as many seconds for each milestone: the machine may be busy
+PATIENCE = 3  # times as many seconds for each milestone: the machine may be busy
 METHODS = multiprocessing.get_all_start_methods()
 METHOD = "forkserver" if "forkserver" in METHODS else "spawn"  # a fork server loads the model once for all
 TABLE = Path(__file__).with_name("proof.md")

@@ -62,6 +62,14 @@ def test_the_proof_is_of_these_tasks(before, after):
     assert [row.split("`")[1] for row in rows] == [task.name for task in find_tasks(before, after)]
 
 
+@each_pair
+def test_the_lesson_leads_there_after_the_idea(before, after):
+    lesson = (after / "README.md").read_text(encoding="utf-8")
+    build = lesson.index("## Build it")
+    assert lesson.index("## The picture") < build < lesson.index("## Run it")
+    assert f"course.py start {after.name[:2]}\npython3 course.py check {after.name[:2]}\n" in lesson[build:]
+
+
 # ---- Checks ----
 
 

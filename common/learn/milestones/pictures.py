@@ -5,7 +5,7 @@ from typing import Any
 
 from common.trace import StepRecord
 
-MOST_CELLS = 24  # in a row; of a longer one the part around the mark is shown
+MOST_WIDTH = 112  # of a row; of a longer one the part around the mark is shown
 
 
 def first_difference(mine: Sequence, wanted: Sequence) -> int | None:
@@ -23,16 +23,17 @@ def rows(lines: Mapping[str, Iterable[Any]], mark: int | None = None, box: int =
     """
     cells = {name: [str(cell) for cell in values] for name, values in lines.items()}
     columns = max(map(len, cells.values()))
-    first = max(0, (mark or 0) - MOST_CELLS // 2) if columns > MOST_CELLS else 0
+    width = max((len(cell) for line in cells.values() for cell in line), default=1)
+    left = max(map(len, cells)) + 1
+    most = max(1, (MOST_WIDTH - left) // (width + 1))
+    first = max(0, min((mark or 0) - most // 2, columns - most))
     first -= first % box if box else 0
-    shown = range(first, min(columns, first + MOST_CELLS))
-    width = max((len(cell) for line in cells.values() for cell in line[shown.start : shown.stop]), default=1)
-    left = max(map(len, cells)) + 2
+    shown = range(first, min(columns, first + most))
 
     def line(name: str, values: list[str]) -> str:
         text = name.ljust(left)
         for place in shown:
-            text += "│" if box and place % box == 0 else ""
+            text += " │" if box and place % box == 0 else ""
             text += f" {values[place] if place < len(values) else '':>{width}}"
         return (text + (" │" if box else "")).rstrip()
 

@@ -76,7 +76,7 @@ def run_one(check, stage) -> Outcome:
     except SyntaxError as error:
         return Outcome(f"{Path(error.filename or '').name}, line {error.lineno}: {error.msg}", error.text or "")
     except BaseException as error:  # a learner's sys.exit ends no check
-        said = " ".join(f"{type(error).__name__}: {error}".split())
+        said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if Path(frame.filename).parent == stage.folder]
         if own:

@@ -187,7 +187,6 @@ def attention_over_slots(stage):
 
 @milestone(
     "Engine.accept, Engine.step, Engine.schedule, Engine.run, Engine.commit, Engine.release",
-    seconds=40,
     expected="Requests join while others decode and leave when they end; each has the tokens it has alone.",
     hint="step is schedule, run, commit. run scores batch.logits_rows; commit gives completed chunks their tokens.",
     second_hint="accept and release go to the scheduler. commit: append_tokens(completed, ...), then retire_finished.",

@@ -226,7 +226,6 @@ def the_youngest_gives_way(stage):
 
 @milestone(
     "Scheduler.schedule, Engine.schedule, Engine.run",
-    seconds=40,
     expected="Ten requests in a pool of 8 pages are preempted again and again; all end, with the tokens of stage 02.",
     hint="Extend all decodes before you build chunks of prompts; a preempted sequence has no chunk in this step.",
     second_hint="Iterate over list(self.running.values()): `_extend` may change `running` meanwhile.",

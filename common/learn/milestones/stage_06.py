@@ -205,7 +205,6 @@ def the_second_follows_the_first(stage):
 
 @milestone(
     "Engine.schedule, Engine.commit",
-    seconds=40,
     expected="The second time, a prompt's cached pages are not computed again; tokens stay the same.",
     hint="commit: cache_full_pages after the tokens are appended and before requests are retired, or pages are lost.",
     second_hint='schedule records `tokens_hit` in the trace: record.counters["tokens_hit"] = self.scheduler.tokens_hit',

@@ -247,7 +247,6 @@ def rejected_and_still_the_target(stage):
 
 @milestone(
     "Engine.step, Engine.schedule, Engine.run, Engine.commit, Engine.stats",
-    seconds=50,
     expected="With draft tokens the tokens are those of stage 02, in fewer steps; also where pages run short.",
     hint="schedule: draft, then sort chunks by num_tokens > 1. run: verify(logits, requests, drafts).",
     second_hint="commit: append the tokens, count_accepted, cache_full_pages, then retire.",

@@ -59,7 +59,6 @@ def where_a_request_goes(stage):
 @milestone(
     "Router.accept, Router.step, Router.release, Router.begin, Router.enqueue, Router._route, Router._oldest, "
     "Router.order, Router._send_mail, Router._listen, Router._take, Router._arrived, Router._gain, Router._gather",
-    seconds=40,
     expected="A request goes to a prefill worker, its pages to a decode worker, and its tokens come back, each once.",
     hint="queued, prefill, ready, transfer, decode: _route moves flights down, what _take reads moves them up.",
     second_hint="A gain says its place in the output: append its tokens from len(token_ids) - gain.first on.",
@@ -97,7 +96,6 @@ def the_router_hands_over(stage):
 @milestone(
     "Recovery.watch, Recovery.worker_back, Recovery.worker_lost, Recovery.lose, Recovery.begin_again, "
     "Recovery.compare, Recovery.transfer_failed, Router.fail",
-    seconds=50,
     expected="A worker, mail or a transfer is lost: what it held begins again, and no token is missing or twice.",
     hint="worker_lost: `lose` each flight that the worker held. lose: parked pages elsewhere: READY; else begin_again.",
     second_hint="compare: what should be held (its mail was read) and is not is lost; what should not be is dropped.",
@@ -106,8 +104,7 @@ def losses_cost_time_and_no_token(stage):
     prompts = stage.prompts(4, 30)
     right = stage.right_tokens(prompts, 12)
     for lost in ("prefill worker", "decode worker", "mail", "transfer"):
-        engine = make_fleet_engine(stage)
-        engine.recovery.isolates = lambda flight: False  # the next milestone
+        engine = make_fleet_engine(stage, suspects=False)
         requests = [engine.add(prompt, endless(12)) for prompt in prompts]
         if lost == "mail":
             engine.fleet.lose_mail = True
@@ -126,7 +123,7 @@ def losses_cost_time_and_no_token(stage):
         wanted = [int(lost.endswith("worker")), int(lost == "transfer"), lost in ("decode worker", "mail")]
         if lost != "prefill worker":  # what it had done already decides whether any begins again
             expect_rows(f"a lost {lost}: workers_lost, failed_transfers, any resumed", counts, wanted)
-    engine = make_fleet_engine(stage, wait_seconds=0.0)
+    engine = make_fleet_engine(stage, suspects=False, wait_seconds=0.0)
     engine.fleet.die(1, returns=False)
     engine.step()
     expect("decode" in engine.unavailable, f"no decode worker is up: `unavailable` is {engine.unavailable!r}")
@@ -148,7 +145,6 @@ def fails_once(transport, arguments):
 
 @milestone(
     "Recovery.isolates, Recovery._run_suspect_alone",
-    seconds=50,
     expected="A request under which workers keep dying runs alone, and ends with an error; all others end as ever.",
     hint="isolates: with SUSPECT_DEATHS or more the flight waits, QUEUED, and its key joins `suspects`.",
     second_hint="_run_suspect_alone: keep a worker for the first suspect, and order it there once the worker is empty.",

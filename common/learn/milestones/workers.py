@@ -73,11 +73,14 @@ def mortal_fleet(stage: StageUnderTest) -> type:
     return MortalFleet
 
 
-def make_fleet_engine(stage: StageUnderTest, **options) -> Any:
-    """Return the stage's Engine in front of a mortal fleet."""
+def make_fleet_engine(stage: StageUnderTest, suspects: bool = True, **options) -> Any:
+    """Return the stage's Engine in front of a mortal fleet. suspects: whether a request is ever isolated."""
     module = stage.deployment
     original, module.LocalFleet = module.LocalFleet, mortal_fleet(stage)
     try:
-        return stage.make_engine(**OPTIONS, **options)
+        engine = stage.make_engine(**OPTIONS, **options)
     finally:
         module.LocalFleet = original
+    if not suspects:
+        engine.recovery.isolates = lambda flight: False
+    return engine

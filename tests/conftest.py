@@ -53,7 +53,7 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what a stage does not claim; begin with processes under Ray, which mostly wait; skip what needs a GPU."""
+    """Leave out what a stage does not claim; begin with Ray's processes, which mostly wait; skip what needs a GPU."""
     out = [item for item in items if not is_claimed(item)]
     items[:] = sorted((item for item in items if item not in out), key=lambda item: not item.get_closest_marker("ray"))
     config.hook.pytest_deselected(items=out)

@@ -58,13 +58,11 @@ def watch(folder: Path, check: Callable[[], int]) -> int:
         time.sleep(0.3)
 
 
-def check_milestones(
-    folder: Path, milestones: list[Milestone], tasks: list[Task], second_hint: bool = False, method: str = "spawn"
-) -> int:
+def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task], second_hint: bool = False) -> int:
     """Print the milestones: which are reached, what is wrong with the first that is not. Return 1 if there is one."""
     left = what_is_left(folder, tasks, milestones)
     ready = next((place for place, names in enumerate(left) if names), len(milestones))
-    outcomes = run_milestones(folder, milestones[:ready], method) if ready else iter(())
+    outcomes = run_milestones(folder, milestones[:ready]) if ready else iter(())
     print(f"{folder.name}: {len(milestones)} milestones", flush=True)
     for milestone, names in zip(milestones, left, strict=True):
         outcome = Outcome(f"not written yet: {', '.join(names)}") if names else next(outcomes)

@@ -28,13 +28,11 @@ from common.stages import ROOT, stage_folders
 
 from .blank import Task, blank_stage, body_span, find_tasks, functions
 from .check import CONTRACT, check_milestones
-from .milestones import Milestone, read_milestones
+from .milestones import Milestone, read_milestones, runner
 from .milestones.runner import run_milestones
 from .solve import fill_in
 
 PATIENCE = 3  # times as many seconds for each milestone: the machine may be busy
-METHODS = multiprocessing.get_all_start_methods()
-METHOD = "forkserver" if "forkserver" in METHODS else "spawn"  # a fork server loads the model once for all
 TABLE = Path(__file__).with_name("proof.md")
 HEAD = "| stage | what is missing | fails at | what the learner reads |\n|---|---|---|---|"
 
@@ -58,7 +56,7 @@ def main() -> int:
     parser.add_argument("stages", nargs="*", metavar="STAGE", help="numbers such as 05 (default: all)")
     parser.add_argument("--write", action="store_true", help="write the table; needs all stages")
     args = parser.parse_args()
-    multiprocessing.get_context(METHOD).set_forkserver_preload(["common.learn.milestones.preloaded"])
+    load_once()
     rows = []
     for before, stage in zip(stage_folders(), stage_folders()[1:], strict=False):
         if not args.stages or stage.name[:2] in args.stages:
@@ -72,6 +70,13 @@ def main() -> int:
     failed = [row for row in rows if not row.proven]
     print(f"{len(rows)} rows, {len(failed)} not proven")
     return bool(failed)
+
+
+def load_once() -> None:
+    """Have a fork server load the model for the processes that run milestones, where there is such a thing."""
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        runner.START_METHOD = "forkserver"
+        multiprocessing.get_context("forkserver").set_forkserver_preload(["common.learn.milestones.preloaded"])
 
 
 def prove(before: Path, stage: Path) -> Iterator[Row]:
@@ -106,7 +111,7 @@ def prove_partial(
     write(folder, files)
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
-        status = check_milestones(folder, milestones, tasks, method=METHOD)
+        status = check_milestones(folder, milestones, tasks)
     text = shown.getvalue()
     reached = text.count("\n  done ")
     what = next((line.partition(": ")[2] for line in text.splitlines() if line.startswith("Happened")), "")
@@ -122,7 +127,7 @@ def prove_partial(
 def prove_without(stage: Path, folder: Path, task: Task, milestone: Milestone) -> Row:
     """Check the reference in which one task does nothing and returns None."""
     write(folder, without(stage, task, "return None"))
-    [outcome] = run_milestones(folder, [milestone], METHOD)
+    [outcome] = run_milestones(folder, [milestone])
     return Row(stage.name[:2], f"`{task.name}`", f"{milestone.number}", outcome.what, bool(outcome.what))
 
 
@@ -151,7 +156,7 @@ def sources(stage: Path) -> dict[str, str]:
 
 def write(folder: Path, files: dict[str, str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
 

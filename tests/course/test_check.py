@@ -6,17 +6,24 @@ from pathlib import Path
 
 import pytest
 
-import course
-from common.learn import check, solve, start
-from common.learn.blank import find_tasks
-from common.learn.milestones import read_milestones
-from common.learn.proof import HEAD, TABLE, prove_without
+from common.learn import check, solve
+from common.learn.blank import blank_stage, find_tasks
+from common.learn.milestones import read_milestones, runner
+from common.learn.proof import HEAD, TABLE, load_once, prove_without, without, write
 from common.learn.task_list import task_list
+from common.stages import stage_folders
 
-STAGES = course.find_stages(course.ROOT)
+STAGES = stage_folders()
 BEFORE_05, STAGE_05 = STAGES[3:5]
 
 each_pair = pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)), ids=lambda stage: stage.name[:2])
+
+
+@pytest.fixture
+def loaded_once(monkeypatch):
+    """Start the processes from one that has loaded the model."""
+    monkeypatch.setattr(runner, "START_METHOD", runner.START_METHOD)
+    load_once()
 
 
 @pytest.fixture
@@ -29,10 +36,13 @@ def root(tmp_path) -> Path:
 
 def started(root: Path, stage: Path, *filled: str) -> Path:
     """Return the learner's folder of a stage, with these tasks written."""
-    start.main([stage.name], root)
-    for name in filled:
-        solve.main([stage.name, name, "--yes"], root)
-    return root / "my" / stage.name
+    before, folder = STAGES[STAGES.index(stage) - 1], root / "my" / stage.name
+    files = blank_stage(before, stage)
+    for task in find_tasks(before, stage):
+        if task.name in filled:
+            files[task.file], _ = solve.fill_in(folder / task.file, files[task.file], stage / task.file, task)
+    write(folder, files)
+    return folder
 
 
 # ---- Heads ----
@@ -47,10 +57,10 @@ def test_five_to_nine_milestones_cover_every_task(before, after):
         assert milestone.expected.endswith(".") and len({milestone.hint, milestone.second_hint}) == 2
 
 
-@each_pair
-def test_the_list_of_tasks_names_the_check_of_each(before, after):
-    tasks = find_tasks(before, after)
-    assert task_list(before, after, tasks).count("Checked by milestone ") == len(tasks)
+def test_the_list_of_tasks_names_the_check_of_each():
+    tasks = find_tasks(BEFORE_05, STAGE_05)
+    text = " ".join(task_list(BEFORE_05, STAGE_05, tasks).split())
+    assert text.count("Checked by milestone ") == len(tasks)
 
 
 @each_pair
@@ -107,7 +117,7 @@ def test_what_is_written_passes_and_the_next_is_told(root, capsys):
     ],
     ids=["wrong", "raises", "exits", "dies", "returns nothing"],
 )
-def test_what_happened_is_shown_without_a_traceback(root, capsys, written, says):
+def test_what_happened_is_shown_without_a_traceback(root, capsys, loaded_once, written, says):
     folder = started(root, STAGE_05, "PageTable.capacity", "PageTable.slot_mapping")
     table = folder / "page_table.py"
     line = "return [pages[position // size] * size + position % size for position in range(start, stop)]"
@@ -121,7 +131,7 @@ def test_what_happened_is_shown_without_a_traceback(root, capsys, written, says)
     assert "failing  1" in shown.out
 
 
-def test_code_that_runs_for_ever_is_stopped_and_shown(root, monkeypatch):
+def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
     folder = started(root, STAGE_05, "PageTable.capacity", "PageTable.slot_mapping")
     text = (folder / "page_table.py").read_text(encoding="utf-8")
     endless = text.replace("size, pages = self.page_size, self.pages\n", "size = 1\n        while True: size += 0\n")
@@ -134,17 +144,28 @@ def test_code_that_runs_for_ever_is_stopped_and_shown(root, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["PageAllocator.check", "Scheduler._preempt", "Scheduler.check"])
-def test_a_milestone_without_its_piece_fails(tmp_path, name):
+def test_a_milestone_without_its_piece_fails(tmp_path, loaded_once, name):
     """A piece that nothing else calls, one that only matters when memory runs short, and one that only complains."""
     [task] = [task for task in find_tasks(BEFORE_05, STAGE_05) if task.name == name]
     [milestone] = [one for one in read_milestones("05") if name in one.tasks]
     assert prove_without(STAGE_05, tmp_path / STAGE_05.name, task, milestone).proven
 
 
-def test_the_reference_reaches_every_milestone_of_stage_05(tmp_path, capsys):
+def test_the_reference_reaches_every_milestone_of_stage_05(tmp_path, capsys, loaded_once):
     shutil.copytree(STAGE_05, tmp_path / STAGE_05.name)
     assert check.check_milestones(tmp_path / STAGE_05.name, read_milestones("05"), find_tasks(BEFORE_05, STAGE_05)) == 0
     assert capsys.readouterr().out.count("done ") == 9
+
+
+def test_the_contract_finds_a_preemption_that_raises(root, capsys, monkeypatch):
+    """The milestones are not asked: what `pytest --engine my/05` grades, must be graded."""
+    folder = root / "my" / STAGE_05.name
+    [task] = [task for task in find_tasks(BEFORE_05, STAGE_05) if task.name == "Scheduler._preempt"]
+    write(folder, without(STAGE_05, task, 'raise RuntimeError("never preempted")'))
+    monkeypatch.setattr(check, "CONTRACT", ["tests/test_contract_claims.py", "-k", "runs_short"])
+    assert check.check_whole(folder, STAGE_05) == 1
+    shown = capsys.readouterr().out
+    assert "test_memory_that_runs_short" in shown and "RuntimeError: never preempted" in shown
 
 
 def test_without_a_folder_it_says_what_to_do(root):

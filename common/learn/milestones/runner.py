@@ -14,6 +14,7 @@ from typing import NamedTuple
 from . import Failed, Milestone
 
 START_SECONDS = 60  # to import torch and load the model
+START_METHOD = "spawn"  # of multiprocessing
 
 
 class Outcome(NamedTuple):
@@ -23,9 +24,9 @@ class Outcome(NamedTuple):
     picture: str = ""
 
 
-def run_milestones(folder: Path, milestones: Sequence[Milestone], method: str = "spawn") -> Iterator[Outcome]:
-    """Yield what becomes of each milestone, up to the first that is not reached. method: of multiprocessing."""
-    context = multiprocessing.get_context(method)
+def run_milestones(folder: Path, milestones: Sequence[Milestone]) -> Iterator[Outcome]:
+    """Yield what becomes of each milestone, up to the first that is not reached."""
+    context = multiprocessing.get_context(START_METHOD)
     receiver, sender = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as temporary:
         hanging = Path(temporary) / "hanging"  # where the process writes its stacks if it runs out of time

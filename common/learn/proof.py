@@ -54,7 +54,7 @@ class Row(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser("python -m common.learn.proof", description=__doc__.partition("\n")[0])
     parser.add_argument("stages", nargs="*", metavar="STAGE", help="numbers such as 05 (default: all)")
-    parser.add_argument("--write", action="store_true", help="write the table; needs all stages")
+    parser.add_argument("--write", action="store_true", help="write the rows of these stages into the table")
     args = parser.parse_args()
     load_once()
     rows = []
@@ -65,8 +65,8 @@ def main() -> int:
                 print(row, "" if row.proven else "  NOT PROVEN", flush=True)
                 rows.append(row)
             print(f"stage {stage.name[:2]}: {time.perf_counter() - start:.0f} s", flush=True)
-    if args.write and not args.stages:
-        TABLE.write_text("\n".join([HEAD, *map(str, rows), ""]), encoding="utf-8")
+    if args.write:
+        write_table(rows)
     failed = [row for row in rows if not row.proven]
     print(f"{len(rows)} rows, {len(failed)} not proven")
     return bool(failed)
@@ -152,6 +152,15 @@ def without(stage: Path, task: Task, body: str) -> dict[str, str]:
 
 def sources(stage: Path) -> dict[str, str]:
     return {path.name: path.read_text(encoding="utf-8") for path in stage.glob("*.py")}
+
+
+def write_table(rows: list[Row]) -> None:
+    """Replace the rows of these stages in the table."""
+    proven, kept = {row.stage for row in rows}, []
+    if TABLE.exists():
+        kept = [line for line in TABLE.read_text(encoding="utf-8").splitlines()[2:] if line[2:4] not in proven]
+    lines = sorted([*kept, *map(str, rows)], key=lambda line: line[:4])  # stable: a stage's rows keep their order
+    TABLE.write_text("\n".join([HEAD, *lines, ""]), encoding="utf-8")
 
 
 def write(folder: Path, files: dict[str, str]) -> None:

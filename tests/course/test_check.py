@@ -68,8 +68,9 @@ def test_the_proof_is_of_these_tasks(before, after):
     """proof.md is written by `python -m common.learn.proof --write`, which proves it."""
     table, number = TABLE.read_text(encoding="utf-8"), after.name[:2]
     assert table.startswith(HEAD)
-    rows = [line for line in table.splitlines() if line.startswith(f"| {number} | `")]
-    assert [row.split("`")[1] for row in rows] == [task.name for task in find_tasks(before, after)]
+    rows = [line for line in table.splitlines() if line.startswith(f"| {number} | `") and "| contract |" not in line]
+    names = dict.fromkeys(row.split("`")[1] for row in rows)  # once for each milestone that needs the task
+    assert [*names] == [task.name for task in find_tasks(before, after)]
 
 
 @each_pair

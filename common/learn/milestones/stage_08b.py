@@ -69,15 +69,19 @@ def the_router_hands_over(stage):
     try:
         engine = stage.make_engine(prefill=2, decode=1, **OPTIONS)
         prompts = stage.prompts(5, 30)
-        requests = [engine.add(prompt, endless(10)) for prompt in prompts]
+        requests, seen = [engine.add(prompt, endless(10)) for prompt in prompts], set()
         for _ in range(400):
             if not engine.has_unfinished:
                 break
             engine.step()
             engine.check()
+            seen |= {flight.phase for flight in engine.flights.values()}
         phases = {one.request.request_id: one.phase for one in engine.flights.values()}
         expect(not engine.has_unfinished, f"after 400 steps these are not finished: {phases}")
         expect_tokens(stage, engine, requests, stage.right_tokens(prompts, 10))
+        expect(
+            stage.routing.DECODE in seen, "once its pages have arrived a flight is in DECODE, and lets the sender go"
+        )
         stats = engine.stats()
         expect(stats["handoffs"] == 5, f"five requests are five handoffs, not {stats['handoffs']}")
         workers = sorted({step.counters["worker"] for step in engine.trace})
@@ -127,6 +131,11 @@ def losses_cost_time_and_no_token(stage):
     engine.fleet.die(1, returns=False)
     engine.step()
     expect("decode" in engine.unavailable, f"no decode worker is up: `unavailable` is {engine.unavailable!r}")
+    said, log = [], stage.recovery.log
+    stage.recovery.log = SimpleNamespace(warning=lambda *line: said.append(line))
+    engine.recovery.worker_back(engine.handles[0])
+    stage.recovery.log = log
+    expect(said, "`worker_back` must log a worker that is up again after a loss")
     request = engine.add(prompts[0], endless(4))
     engine.fleet.die(0, returns=False)
     drain(engine, 20)

@@ -7,6 +7,7 @@ an unmodified copy of stage 04 would pass as stage 05, and a preemption that rai
 """
 
 import pytest
+from engine_options import GREEDY
 
 from common.sampling import SamplingParams
 
@@ -55,7 +56,7 @@ def test_a_prefix_is_found_again(engine, prompts):
 @pytest.mark.claim(7)
 def test_draft_tokens_are_accepted(engine_class, loaded, prompts, expected):
     engine = engine_class(loaded, num_draft_tokens=4)
-    [completion] = engine.generate([prompts[-1]], SamplingParams(max_tokens=40))
+    [completion] = engine.generate([prompts[-1]], GREEDY)
     assert completion.token_ids == expected[-1]
     stats = engine.stats()
     assert 0 < stats["accepted_tokens"] <= stats["draft_tokens"]
@@ -65,7 +66,7 @@ def test_draft_tokens_are_accepted(engine_class, loaded, prompts, expected):
 
 @pytest.mark.claim(8)
 def test_requests_are_handed_over(engine, prompts, expected):
-    completions = engine.generate(prompts[:6], SamplingParams(max_tokens=40))
+    completions = engine.generate(prompts[:6], GREEDY)
     assert [completion.token_ids for completion in completions] == expected[:6]
     longer = sum(len(tokens) > 1 for tokens in expected[:6])
     assert engine.stats()["handoffs"] == longer, "what has more than one token goes on at a decode worker"

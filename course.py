@@ -209,7 +209,8 @@ def test(chosen: list[Path], arguments: list[str], root: Path) -> int:
         return run([prepare_environment(root), "-m", "pytest", "-q", *several, *arguments], root)
     stage = pick_stage(first, root)
     tests = [relative(file, root) for file in sorted(root.glob(f"tests/stages/test*_{stage.name[:2]}_*.py"))]
-    command = [prepare_environment(root), "-m", "pytest", "-q", "-m", "not ray", *tests, "tests/test_contract.py"]
+    contract = ["tests/test_contract.py", "tests/test_contract_claims.py"]
+    command = [prepare_environment(root), "-m", "pytest", "-q", "-m", "not ray", *tests, *contract]
     name = relative(stage, root)
     status = run([*command, "--engine", name, *arguments[1:]], root, own_environment(stage, root))
     note(f"Covered on {name}: {', '.join([*tests, 'the contract'])}. Left out: processes under Ray, and the rest.")
@@ -251,6 +252,7 @@ VERBS = {
     "start": Verb(
         "STAGE", "make my/STAGE, with this lesson's functions left for you to write", bare("common.learn.start")
     ),
+    "check": Verb("STAGE", "run its milestones on my/STAGE, up to the first that fails", module("common.learn.check")),
     "solve": Verb("STAGE", "fill in one of them from the reference, or --all", bare("common.learn.solve")),
     "bug": Verb("", "list planted faults; with a number, make my/bug_17 with one to find", bare("common.learn.bug")),
     "test": Verb("", "run the tests, or with a stage its own and the contract; other arguments go to pytest", test),

@@ -4,6 +4,7 @@ import gc
 import inspect
 import os
 import random
+import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,12 +57,24 @@ def pytest_generate_tests(metafunc):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Skip tests that need a GPU by name where there is none. Begin with processes under Ray, which mostly wait."""
-    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+    """Leave out what a stage does not claim; begin with Ray's processes, which mostly wait; skip what needs a GPU."""
+    out = [item for item in items if not is_claimed(item)]
+    items[:] = sorted((item for item in items if item not in out), key=lambda item: not item.get_closest_marker("ray"))
+    config.hook.pytest_deselected(items=out)
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def is_claimed(item) -> bool:
+    """Return whether a test marked `claim(5)` is for a stage from 05 on, by the number in its folder's name."""
+    if (claim := item.get_closest_marker("claim")) is None:
+        return True
+    folder = Path(item.callspec.params["engine_class"]).name
+    if (number := re.search(r"\d+", folder)) is None:
+        raise pytest.UsageError(f"{folder} has no number, so it is not clear what it claims: name it such as my_05")
+    return int(number[0]) >= claim.args[0]
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -35,6 +35,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     write_folder(folder, files | {"TASKS.md": task_list(before, stage, tasks)})
     short = folder.relative_to(root).as_posix()
     print(f"Made {short} with {len(tasks)} tasks. Read {short}/TASKS.md and begin with {tasks[0].name}.")
+    print(f"`python3 course.py check {stage.name[:2]}` says how far you are.")
     return 0
 
 

@@ -8,9 +8,10 @@ import textwrap
 from pathlib import Path
 
 from .blank import Function, Task, body_span, functions, reasons, span, statements
+from .milestones import read_milestones
 from .stage_diff import definitions, read_sources
 
-UNWRAPPED = ("#", ">", "```")
+UNWRAPPED = ("#", ">", "```", "|")
 UNBROKEN = {"break_long_words": False, "break_on_hyphens": False}
 
 
@@ -24,9 +25,11 @@ def task_list(before: Path, stage: Path, tasks: list[Task]) -> str:
         f"{len(tasks)} functions for you to write, about {total} lines in the reference. Each one now is "
         "`raise NotImplementedError`, with its number. All other code is given: imports, signatures, docstrings, "
         "constructors that only set attributes, and what is listed below as given.",
-        f"Read the [lesson](../../{stage.name}/README.md) first. `python3 course.py solve {number} {tasks[0].name}` "
-        "shows the reference of one task as a diff and fills it in; `solve "
+        f"Read the [lesson](../../{stage.name}/README.md) first. `python3 course.py check {number}` goes through the "
+        "milestones, which come in the order of these tasks or nearly so, and says what works, what does not, and why. "
+        f"`solve {number} {tasks[0].name}` shows the reference of one task as a diff and fills it in; `solve "
         f"{number} --all` fills in the rest. With all of it written, `python3 course.py demo my/{stage.name}` runs.",
+        milestone_table(number, tasks),
     ]
     sitting = file = owner = ""
     for task in tasks:
@@ -40,7 +43,17 @@ def task_list(before: Path, stage: Path, tasks: list[Task]) -> str:
             owner = task.name.rpartition(".")[0]
             parts += class_heading(stage, file, owner)
         parts += entry(before, stage, task)
-    return "\n\n".join(part if part.startswith(UNWRAPPED) else fill(part) for part in parts) + "\n"
+    return "\n\n".join(part if part.startswith(UNWRAPPED) else fill(part) for part in parts if part) + "\n"
+
+
+def milestone_table(number: str, tasks: list[Task]) -> str:
+    """Return the milestones of a stage, each with the tasks that it is the first to need; "" without any."""
+    numbers = {task.name: task.number for task in tasks}
+    lines = []
+    for milestone in read_milestones(number):
+        needed = sorted(numbers.pop(name) for name in milestone.tasks if name in numbers)
+        lines.append(f"| {milestone.number}. {milestone.title} | {', '.join(map(str, needed)) or 'the same'} |")
+    return "\n".join(["| milestone | needs tasks |", "|---|---|", *lines]) if lines else ""
 
 
 def fill(text: str, indent: str = "") -> str:
@@ -95,6 +108,8 @@ def entry(before: Path, stage: Path, task: Task) -> list[str]:
     parts = [f"### {task.number}. `{task.name}`", f"```python\n{signature(function, lines)}\n```"]
     used = ", ".join(f"`{name}`" for name in calls(stage, function, "\n".join(lines)))
     said = [first_sentence(ast.get_docstring(function) or ""), f"{size}.", f"It calls {used}." if used else ""]
+    checks = [one.number for one in read_milestones(stage.name[:2]) if task.name in one.tasks]
+    said += [f"Checked by milestone {checks[0]}."] if checks else []
     parts.append(" ".join(filter(None, said)))
     why = comment_text(reasons(function, lines, stage.name[:2]))
     return [*parts, f"*Why:* {why}"] if why else parts

@@ -205,7 +205,7 @@ def test_a_stage_is_tested_alone(tree, monkeypatch, capfd):
     write_files(tree, {"my/02_kv_cache/engine.py": ""})
     for wanted, name, own in (("02", "02_kv_cache", None), ("my/2", "my/02_kv_cache", tree / "my" / "02_kv_cache")):
         assert course.main(["test", wanted, "-x"], tree) == 5
-        chosen = f"{tests[0]} {tests[1]} tests/test_contract.py --engine {name} -x"
+        chosen = f"{tests[0]} {tests[1]} tests/test_contract.py tests/test_contract_claims.py --engine {name} -x"
         output, errors = capfd.readouterr()
         assert output == f"python -m pytest -q -m not ray {chosen} {own}\n"
         assert f"Covered on {name}: {tests[0]}, {tests[1]}, the contract." in errors

@@ -1,0 +1,150 @@
+"""`python3 course.py check 05`: run the milestones of a stage on the learner's folder, up to the first that fails.
+
+What is still `raise NotImplementedError` is told without running anything. With all milestones reached, the contract
+suite grades the whole stage, and its throughput stands beside the reference's.
+"""
+
+import argparse
+import multiprocessing
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .blank import Task, find_tasks
+from .milestones import Milestone, read_milestones
+from .milestones.runner import Outcome, run_milestones
+from .solve import is_left
+from .start import ROOT, stage_and_before
+
+CONTRACT = ("tests/test_contract.py", "tests/test_contract_claims.py")
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+    """Check a stage. The first argument is the stage's folder, as course.py passes it."""
+    parser = argparse.ArgumentParser(prog="course.py check", description="Check your stage, milestone by milestone.")
+    parser.add_argument("stage")
+    parser.add_argument("--hint", action="store_true", help="a second hint")
+    parser.add_argument("--watch", action="store_true", help="check again whenever a file is saved")
+    options = parser.parse_args(arguments)
+    before, reference = stage_and_before(root, options.stage)
+    given = (root / options.stage).resolve()
+    folder = given if given != reference.resolve() else root / "my" / reference.name
+    if not folder.is_dir():
+        sys.exit(f"There is no my/{reference.name}: make it with `python3 course.py start {reference.name[:2]}`.")
+    tasks, milestones = find_tasks(before, reference), read_milestones(reference.name[:2])
+
+    def check() -> int:
+        return check_milestones(folder, milestones, tasks, options.hint) or check_whole(folder, reference)
+
+    return watch(folder, check) if options.watch else check()
+
+
+def watch(folder: Path, check: Callable[[], int]) -> int:
+    """Check now and whenever a file of the folder changes, until Ctrl-C."""
+    seen = None
+    while True:
+        now = {path: path.stat().st_mtime_ns for path in folder.glob("*.py")}
+        if now != seen:
+            seen = now
+            print(f"\n==== {time.strftime('%H:%M:%S')} ====", flush=True)
+            try:
+                check()
+            except SystemExit as stop:  # a file that does not parse
+                print(stop)
+            print("\nWaiting for a file to be saved. Ctrl-C ends.", flush=True)
+        time.sleep(0.3)
+
+
+def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task], second_hint: bool = False) -> int:
+    """Print the milestones: which are reached, what is wrong with the first that is not. Return 1 if there is one."""
+    left = what_is_left(folder, tasks, milestones)
+    ready = next((place for place, names in enumerate(left) if names), len(milestones))
+    outcomes = run_milestones(folder, milestones[:ready]) if ready else iter(())
+    print(f"{folder.name}: {len(milestones)} milestones", flush=True)
+    for milestone, names in zip(milestones, left, strict=True):
+        outcome = Outcome(f"not written yet: {', '.join(names)}") if names else next(outcomes)
+        print(f"  {'failing' if outcome.what else 'done':8} {milestone.number}  {milestone.title}", flush=True)
+        if outcome.what:
+            for later in milestones[milestone.number :]:
+                print(f"  {'not yet':8} {later.number}  {later.title}")
+            show_failure(milestone, outcome, second_hint, folder.name[:2])
+            return 1
+    return 0
+
+
+def what_is_left(folder: Path, tasks: list[Task], milestones: list[Milestone]) -> list[list[str]]:
+    """Return for each milestone its tasks that are still to be written."""
+    for task in tasks:
+        if not (folder / task.file).exists():
+            sys.exit(f"{folder.name} has no {task.file}: take it from a folder that `start` makes with --force.")
+    titles = {task.name: f"{task.title} ({task.file})" for task in tasks if is_left(folder, task)}
+    return [[titles[name] for name in milestone.tasks if name in titles] for milestone in milestones]
+
+
+def show_failure(milestone: Milestone, outcome: Outcome, second_hint: bool, number: str) -> None:
+    """Print what was expected, what happened, and a hint."""
+    print(f"\nExpected: {milestone.expected}")
+    print(f"Happened: {outcome.what}")
+    if outcome.picture:
+        print("\n" + "\n".join(f"    {line}" for line in outcome.picture.splitlines()) + "\n")
+    print(f"Hint: {milestone.hint}")
+    if second_hint:
+        print(f"Second hint: {milestone.second_hint}")
+    else:
+        print(f"(`check {number} --hint` gives a second one, `solve {number} {milestone.tasks[0]}` the reference.)")
+
+
+# ---- After the last milestone ----
+
+
+def check_whole(folder: Path, reference: Path) -> int:
+    """Run the contract suite on the folder; if it passes, time it beside the reference. Return 1 if it fails."""
+    print("\nAll milestones are reached. Now the contract of every stage:", flush=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
+    result = subprocess.run([*command, *CONTRACT, "--engine", str(folder)], cwd=ROOT, capture_output=True, text=True)
+    lines = result.stdout.strip().splitlines()
+    if result.returncode:
+        print("\n".join(lines[-40:] + result.stderr.splitlines()[-5:]))
+        return 1
+    print(f"  {re.sub(r'=+ ?', '', lines[-1]).strip()}")
+    mine, theirs = (tokens_per_second(one) for one in (folder, reference))
+    print(f"Throughput: {mine:,.0f} output tokens a second; the reference {theirs:,.0f}.")
+    print(f"See it: python3 course.py demo my/{folder.name}, bench my/{folder.name}")
+    return 0
+
+
+def tokens_per_second(folder: Path) -> float:
+    """Return the throughput of a stage in a process of its own; the best of three runs: noise only slows."""
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=send_throughput, args=(folder, sender))
+    child.start()
+    sender.close()
+    speed = receiver.recv()
+    child.join()
+    return speed
+
+
+def send_throughput(folder: Path, sender) -> None:
+    from .milestones.stage_under_test import StageUnderTest, endless
+
+    stage = StageUnderTest(folder)
+    engine, prompts = stage.make_engine(), stage.prompts(16, 32)
+    best = 0.0
+    for _ in range(4):  # the first one warms up
+        start = time.perf_counter()
+        requests = engine.generate(prompts, endless(16))
+        best = max(best, sum(len(one.token_ids) for one in requests) / (time.perf_counter() - start))
+    sender.send(best)
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # a console that lacks a character shows "?" in its place
+    try:
+        status = main()
+    except KeyboardInterrupt:
+        status = 130
+    sys.exit(status)

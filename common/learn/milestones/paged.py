@@ -1,0 +1,48 @@
+"""What the milestones of stages 05 to 08 share: schedulers of a few small pages, and sequences made by hand."""
+
+from typing import Any
+
+from .pictures import page_map
+from .stage_under_test import StageUnderTest, make_request
+
+
+def sequence(stage: StageUnderTest, name: str, tokens: int | list[int], pages: list[int], page_size: int = 4) -> Any:
+    """Return a Sequence of a request with this prompt, or a prompt of so many tokens, on these pages."""
+    table = stage.page_table.PageTable(page_size)
+    table.pages = pages
+    return stage.scheduler.Sequence(make_request(name, tokens), table)
+
+
+def chunk(stage: StageUnderTest, sequence: Any, start: int, stop: int, **more) -> Any:
+    """Return the Chunk that runs tokens `start` to `stop`, which then count as computed."""
+    sequence.computed = stop
+    tokens = sequence.request.token_ids_between(start, stop)
+    return stage.scheduler.Chunk(sequence, start, tokens, completes=stop == sequence.request.num_tokens, **more)
+
+
+def make_scheduler(
+    stage: StageUnderTest, pages: int, page_size: int = 4, max_running: int = 4, budget: int = 64
+) -> Any:
+    """Return a scheduler with a pool of its own; where stages speculate, without draft tokens."""
+    number = stage.folder.name[:2]
+    more = [stage.speculation.Speculation(0)] if number >= "07" else []
+    return stage.scheduler.Scheduler(max_running, budget, pages, page_size, *more)
+
+
+def decoding(stage: StageUnderTest, scheduler: Any, name: str, prompt: int | list[int], most: int = 40, **more) -> Any:
+    """Return a running sequence whose prompt has been run, with one token of output. more: other attributes of it."""
+    request = make_request(name, prompt, most)
+    sequence = stage.scheduler.Sequence(request, stage.page_table.PageTable(scheduler.allocator.page_size))
+    sequence.computed = request.num_tokens
+    scheduler.allocator.extend(sequence.page_table, request.num_tokens)
+    for attribute, value in more.items():
+        setattr(sequence, attribute, value)
+    request.append(7)
+    scheduler.running[name] = sequence
+    return sequence
+
+
+def owners(scheduler: Any) -> str:
+    """Return the page map of a scheduler."""
+    tables = {name: sequence.page_table.pages for name, sequence in scheduler.running.items()}
+    return page_map(scheduler.allocator.num_pages, tables, scheduler.allocator.free)

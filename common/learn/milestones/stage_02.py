@@ -1,0 +1,129 @@
+"""Stage 02: keys and values are kept, the prompt runs once, and then one token a step."""
+
+import torch
+
+from . import milestone
+from .attention import expect_attention
+from .pictures import timeline
+from .stage_under_test import endless, expect, expect_rows, expect_tokens, letters
+
+
+def expect_right(mine, q, k, v) -> None:
+    """q are the newest tokens of the sequence whose keys and values are k and v."""
+    past = len(k) - len(q)
+    pasts = [(k[: past + i + 1], v[: past + i + 1]) for i in range(len(q))]
+    expect_attention(mine, q, pasts, [f"token {past + i}" for i in range(len(q))])
+
+
+def make_cache(stage, capacity: int):
+    config = stage.loaded.config
+    cache = stage.kv_cache.KVCache(config, capacity, torch.device("cpu"), torch.float32)
+    torch.manual_seed(0)
+    q = torch.randn(capacity, config.num_heads, config.head_dim)
+    return cache, q, *torch.randn(2, capacity, config.num_kv_heads, config.head_dim)
+
+
+@milestone(
+    "KVCache.nbytes",
+    expected="K and V of 100 tokens take 2 * layers * K/V heads * 100 * head_dim * 4 bytes, filled or not.",
+    hint="The cache has two tensors, and a tensor knows its size: `nbytes`.",
+    second_hint="self.k.nbytes + self.v.nbytes",
+)
+def what_a_cache_costs(stage):
+    cache, *_ = make_cache(stage, 100)
+    wanted = 100 * stage.token_bytes
+    expect(cache.nbytes == wanted, f"`nbytes` of a cache for 100 tokens is {cache.nbytes!r}, not {wanted:,}")
+
+
+@milestone(
+    "KVCache.attend",
+    expected="A prompt in an empty cache: its keys and values are stored, and each token sees those up to its own.",
+    hint="k is [N, H_kv, D] and the cache [layers, H_kv, capacity, D]: transpose(0, 1), then write from `length` on.",
+    second_hint="F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), on [1, heads, N, D].",
+)
+def a_prompt_in_an_empty_cache(stage):
+    cache, q, k, v = make_cache(stage, 9)
+    for layer in (0, 3):
+        mine = cache.attend(layer, q[:5], k[:5], v[:5])
+        for name, pool, new in (("keys", cache.k, k), ("values", cache.v, v)):
+            stored = [torch.equal(pool[layer, :, place], new[place]) for place in range(5)]
+            expect_rows(f"layer {layer}, {name} in their places", stored, [True] * 5, token=range(5))
+        expect_right(mine, q[:5], k[:5], v[:5])
+    expect(cache.length == 0, "`attend` must leave `length` alone: all layers of a step begin at the same place")
+
+
+@milestone(
+    "KVCache.attend",
+    expected="One token after the others: it is stored at place `length`, and sees everything held and itself.",
+    hint="One token needs no mask. Read self.k[layer, :, :end], which includes what was just written.",
+    second_hint="is_causal=True with one query and many keys would show it the first key alone.",
+)
+def one_token_after_the_others(stage):
+    cache, q, k, v = make_cache(stage, 9)
+    for layer in (0, 3):
+        cache.attend(layer, q[:5], k[:5], v[:5])
+    for place in range(5, 9):
+        cache.length = place
+        for layer in (0, 3):
+            one = slice(place, place + 1)
+            mine = cache.attend(layer, q[one], k[one], v[one])
+            stored = [torch.equal(cache.k[layer, :, i], k[i]) for i in range(place + 1)]
+            expect_rows(f"layer {layer}, keys in their places", stored, [True] * (place + 1), token=range(place + 1))
+            expect_right(mine, q[one], k[: place + 1], v[: place + 1])
+
+
+@milestone(
+    "Engine.run",
+    expected="The prompt runs once, then each step runs one token; the tokens are those of stage 01.",
+    hint="Without a cache it is the first step: run the whole prompt. With one: run the newest token alone.",
+    second_hint="Positions go on at cache.length, which grows by the tokens of the step once all layers have run.",
+)
+def one_token_a_step(stage):
+    for prompt in stage.prompts(2, 12):
+        engine = stage.make_engine()
+        request = engine.add(prompt, endless(30))
+        for _ in range(8):
+            engine.step()
+        works = [work for step in engine.trace for work in step.works]
+        picture = timeline(engine.trace, letters(engine.requests))
+        ran = [work.tokens for work in works]
+        expect(ran == [12] + [1] * 7, f"after a prompt of 12 tokens, one a step: the steps ran {ran}", picture)
+        expect_rows("phases in the trace", [work.phase for work in works], ["prefill"] + ["decode"] * 7)
+        expect_tokens(stage, engine, [request], stage.right_tokens([prompt], 8))
+
+
+@milestone(
+    "Engine.release",
+    expected="A request that ends, or is aborted, gives its cache back; to release one that never began is no error.",
+    hint="`caches` is a dictionary by request id: take the request's entry out.",
+    second_hint="self.caches.pop(request.request_id, None)",
+)
+def what_ends_gives_its_cache_back(stage):
+    engine = stage.make_engine()
+    _, second, third = (engine.add(prompt, endless(3)) for prompt in stage.prompts(3, 6))
+    for _ in range(3):
+        engine.step()
+    expect(not engine.caches, f"the first request has ended, and `caches` still has {list(engine.caches)}")
+    engine.step()
+    expect(list(engine.caches) == [second.request_id], f"the second has begun, and `caches` has {list(engine.caches)}")
+    engine.abort(third.request_id)
+    engine.abort(second.request_id)
+    expect(not engine.caches, f"the others were aborted, and `caches` still has {list(engine.caches)}")
+
+
+@milestone(
+    "Engine.stats",
+    expected="`stats` says how many tokens the caches hold, how many they have room for, and how many bytes that is.",
+    hint="Sum `length`, `capacity` and `nbytes` over self.caches.values(), and keep what the base class reports.",
+    second_hint='super().stats() | {"kv_tokens_used": ..., "kv_tokens_reserved": ..., "kv_bytes_reserved": ...}',
+)
+def what_the_engine_reports(stage):
+    engine = stage.make_engine()
+    engine.add(stage.prompts(1, 10)[0], endless(30))
+    engine.add(stage.prompts(2, 10)[1], endless(30))
+    for _ in range(3):
+        engine.step()
+    stats = engine.stats()
+    wanted = {"kv_tokens_used": 10 + 2, "kv_tokens_reserved": 40, "kv_bytes_reserved": 40 * stage.token_bytes}
+    wanted |= {"unfinished": 2, "steps": 3}
+    expect_rows("stats after three steps", [stats.get(name) for name in wanted], [*wanted.values()], name=[*wanted])

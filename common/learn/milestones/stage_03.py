@@ -1,0 +1,299 @@
+"""Stage 03: an engine on a thread of its own, and its text on the way to clients while it computes."""
+
+import asyncio
+import json
+import threading
+import time
+from types import SimpleNamespace
+
+import httpx
+
+from common.request import Request
+from common.sampling import SamplingParams
+from common.serving.errors import EngineDead, QueueFull
+
+from . import Failed, milestone
+from .pictures import rows
+from .stage_under_test import STORIES, endless, expect, expect_rows
+
+STORY = STORIES[0]
+PATIENCE = 8  # seconds, for whatever a thread or a client waits for
+
+
+def within_time(what: str, coroutine):
+    """Run a coroutine to its end, and fail if it takes too long."""
+
+    async def limited():
+        try:
+            return await asyncio.wait_for(coroutine, PATIENCE)
+        except (asyncio.TimeoutError, TimeoutError):
+            raise Failed(f"{what} took longer than {PATIENCE} s: something was waited for that never came") from None
+
+    return asyncio.run(limited())
+
+
+def make_stream(stage, request=None):
+    stream = stage.engine_thread.Stream(SimpleNamespace(done=lambda: False), time.perf_counter())
+    stream.request = request
+    return stream
+
+
+def make_piece(stage, text: str, end: str | None = None):
+    return stage.engine_thread.Piece(text, [1], [], end)
+
+
+@milestone(
+    "Stream.next_piece",
+    expected="Each piece is the text that became final since the last piece, with its tokens; None if there is none.",
+    hint="request.certain_length is how much of request.text is final; remember what was sent, and how many tokens.",
+    second_hint="A request that has finished always has a last piece, with its finish_reason, even without new text.",
+)
+def pieces_of_text_that_are_final(stage):
+    tokenizer = stage.loaded.tokenizer
+    output = tokenizer(" and the owl said: stop here, please")["input_ids"]
+    request = Request("A", tokenizer(STORY)["input_ids"], SamplingParams(stop="stop it"), tokenizer, frozenset(), 50)
+    stream, texts, counts = make_stream(stage, request), [], []
+    for token in output:
+        request.append(token)
+        final = request.certain_length
+        piece = stream.next_piece()
+        texts.append(piece.text if piece else "")
+        counts.append(len(piece.token_ids) if piece else 0)
+        sent, picture = "".join(texts), rows({"piece": [repr(text) for text in texts], "tokens": counts})
+        expect(sent == request.text[:final], f"final is {request.text[:final]!r}, sent was {sent!r}", picture)
+        expect(piece is None or piece.finish_reason is None, "a request that goes on has a piece with a finish_reason")
+        expect(piece is None or piece.text, "a piece without new text, of a request that goes on: return None")
+    expect(stream.next_piece() is None, "without a new token there is no new piece: return None")
+    request.finish("length")
+    last = stream.next_piece()
+    expect(last is not None and last.finish_reason == "length", "the last piece must have the finish_reason")
+    expect("".join(texts) + last.text == request.text, "the texts of all pieces must be the text of the request")
+    expect_rows("tokens of all pieces", [sum(counts) + len(last.token_ids)], [len(output)])
+
+
+@milestone(
+    "Stream.__aiter__",
+    expected="`async for piece in stream` gives the pieces in order, waits for each, and ends after the last one.",
+    hint="An async generator: in a loop, await self._pieces.get() and yield what it returns.",
+    second_hint="The last piece is the one whose finish_reason is not None: yield it, then return.",
+)
+def a_stream_of_pieces(stage):
+    async def read():
+        stream, texts = make_stream(stage), []
+        pieces = [make_piece(stage, "a"), make_piece(stage, "b"), make_piece(stage, "", "stop")]
+        for number, piece in enumerate(pieces):
+            asyncio.get_running_loop().call_later(0.02 * number, stream.put, piece)
+        async for piece in stream:
+            texts.append(piece.text)
+        return texts
+
+    expect_rows("pieces", within_time("to read three pieces", read()), ["a", "b", ""])
+
+
+class LoopAtOnce:
+    """In place of the event loop: what the engine thread tells it happens at once."""
+
+    def call_soon_threadsafe(self, function, *arguments):
+        function(*arguments)
+
+
+def make_thread(stage, max_queue: int = 4):
+    thread = stage.engine_thread.EngineThread(stage.make_engine(), max_queue)
+    thread._loop = LoopAtOnce()
+    return thread
+
+
+def pieces_in(stream) -> list:
+    return [stream._pieces.get_nowait() for _ in range(stream._pieces.qsize())]
+
+
+@milestone(
+    "EngineThread._deliver, EngineThread._engine_take_commands, EngineThread._engine_add, "
+    "EngineThread._engine_abort, EngineThread._engine_publish",
+    expected="Commands run between two steps; after a step each request's new piece is put into its own stream.",
+    hint="_engine_add fills _by_id and answers through _tell; _engine_publish asks each stream for its next piece.",
+    second_hint="If the engine refuses one of the requests (ValueError), abort those before it, and answer with it.",
+)
+def what_the_engine_thread_does(stage):
+    thread, ran = make_thread(stage), []
+    for name in "abc":
+        thread._commands.put(lambda name=name: ran.append(name))
+    thread._commands.put(lambda: thread.engine.add(STORY, endless(4)))
+    thread._engine_take_commands()
+    expect_rows("commands that ran", ran, list("abc"))
+    thread._engine_take_commands()  # returns at once: there is work, and no command
+    thread = make_thread(stage)
+    answers = []
+    thread._answer = lambda streams, error: answers.append(error)
+    streams = [make_stream(stage), make_stream(stage)]
+    thread._open.update(streams)
+    thread._engine_add(streams, [(STORY, endless(3)), ("Count from 1 to 10:", endless(40))])
+    expect(answers == [None], f"two good requests: `_answer` got {answers}, not [None]")
+    expect(all(stream.request for stream in streams), "each stream must know its request")
+    while thread.engine.has_unfinished and not streams[0].request.finished:
+        thread._engine_publish(thread.engine.step())
+    first, text = pieces_in(streams[0]), streams[0].request.text
+    texts = [piece.text for piece in first]
+    expect("".join(texts) == text, f"the stream got {texts}, not {text!r}")
+    expect(first and first[-1].finish_reason == "length", "the last piece of the stream must say how it ended")
+    expect(thread._open == {streams[1]}, "`_deliver` must take a stream that has ended out of `_open`")
+    thread._engine_abort(streams[1])
+    ended = pieces_in(streams[1])
+    expect(not thread.engine.has_unfinished, "`_engine_abort` must abort the request in the engine")
+    expect(ended and ended[-1].finish_reason == "abort", "a stream that is aborted gets a last piece that says so")
+    thread._engine_abort(streams[1])  # once more is harmless
+    thread._engine_add([make_stream(stage), make_stream(stage)], [(STORY, endless(3)), ("", endless(3))])
+    expect(isinstance(answers[-1], ValueError), f"one of two requests is empty: `_answer` got {answers[-1]!r}")
+    expect(not thread.engine.has_unfinished, "if one of several requests is refused, none of them may stay")
+
+
+async def collect(stream) -> str:
+    return "".join([piece.text async for piece in stream])
+
+
+@milestone(
+    "EngineThread.submit, EngineThread.submit_all, EngineThread._engine_run",
+    expected="What is submitted on the event loop runs on the thread, and comes back as the engine's own text.",
+    hint="submit_all: refuse, reserve places in _open, tokenize beside, put one _engine_add, await accepted.",
+    second_hint="_engine_run, while self._running: take commands, publish what engine.step() returns, keep its stats.",
+)
+def from_the_event_loop_and_back(stage):
+    wanted = [one.text for one in stage.make_engine().generate(STORIES[:3], endless(6))]
+
+    async def talk():
+        thread = stage.engine_thread.EngineThread(stage.make_engine(), 4)
+        thread.start()
+        streams = await thread.submit_all([(text, endless(6)) for text in STORIES[:2]])
+        streams.append(await thread.submit(STORIES[2], endless(6)))
+        texts = [await collect(stream) for stream in streams]
+        refused = []
+        for orders in ([(STORY, endless(6))] * 5, [("", endless(6))]):
+            try:
+                await thread.submit_all(orders)
+                refused.append("accepted")
+            except (QueueFull, ValueError) as error:
+                refused.append(type(error).__name__)
+        left = len(thread._open)
+        thread.error = EngineDead("closing")
+        try:
+            await thread.submit(STORY, endless(6))
+            refused.append("accepted")
+        except EngineDead:
+            refused.append("EngineDead")
+        thread._commands.put(thread._engine_stop)
+        return texts, refused, left
+
+    texts, refused, left = within_time("to answer three requests", talk())
+    expect_rows("texts", texts, wanted)
+    expect_rows("five requests in a queue of four; an empty prompt; after an error", refused,
+                ["QueueFull", "ValueError", "EngineDead"])  # fmt: skip
+    expect(left == 0, f"all streams have ended or were refused, and {left} are still in `_open`")
+
+
+@milestone(
+    "EngineThread.abort, EngineThread.close, EngineThread._fail_all",
+    expected="abort ends a request; close lets the others finish and ends the thread; a dead engine ends all streams.",
+    hint="abort and close put commands into the queue, as the engine belongs to its thread; close joins that.",
+    second_hint="_fail_all sets failure and error, and delivers a last piece to every stream in _open.",
+)
+def every_stream_ends(stage):
+    async def end():
+        thread = stage.engine_thread.EngineThread(stage.make_engine(), 4)
+        thread.start()
+        stays, goes = await thread.submit_all([(STORY, endless(20)), (STORY, endless(400))])
+        thread.abort(goes)
+        aborted = await goes.finished()
+        await thread.close(grace=5)
+        return thread._thread.is_alive(), aborted.finish_reason, (await stays.finished()).finish_reason, thread.error
+
+    alive, aborted, other, error = within_time("to abort one of two requests and close", end())
+    expect(aborted == "abort", f"the aborted request ended with {aborted!r}")
+    expect(other == "length", f"close(grace=5) must let a short request finish; it ended with {other!r}")
+    expect(not alive and isinstance(error, EngineDead), "after close the thread must have ended, and `error` be set")
+
+    async def fail():
+        thread, told = stage.engine_thread.EngineThread(stage.make_engine(), 4), []
+        thread.on_failure = lambda: told.append(True)
+        thread.engine.step = lambda: [][0]
+        threading.excepthook = lambda failure: None  # no traceback of what the check has broken
+        thread.start()
+        [stream] = await thread.submit_all([(STORY, endless(20))])
+        last = [piece async for piece in stream][-1]
+        return last.finish_reason, isinstance(thread.failure, IndexError), isinstance(thread.error, EngineDead), told
+
+    shown = within_time("to hear of an engine that fails", fail())
+    expect_rows("an engine whose step fails", shown, ["error", True, True, [True]],
+                told=["last piece", "failure", "error", "on_failure"])  # fmt: skip
+
+
+@milestone(
+    "events, abort_on_disconnect",
+    expected="A piece is an event, `data: {json}` and an empty line; then `data: [DONE]`. A client that leaves aborts.",
+    hint="The last event is completion_json(stream.request) | event. After [DONE], cancel the watch.",
+    second_hint='abort_on_disconnect receives messages until one has the type "http.disconnect", and aborts.',
+)
+def server_sent_events(stage):
+    async def read():
+        [request] = stage.make_engine().generate([STORY], endless(2))
+        stream, watch = make_stream(stage, request), asyncio.create_task(asyncio.sleep(60))
+        for piece in (make_piece(stage, "one"), make_piece(stage, " two", "length")):
+            stream.put(piece)
+        sent = [event async for event in stage.server.events(stream, watch)]
+        await asyncio.wait([watch], timeout=1)
+        messages, aborted = iter(["http.request", "http.request", "http.disconnect"]), []
+
+        async def receive():
+            return {"type": next(messages)}
+
+        there = SimpleNamespace(abort=aborted.append)
+        await stage.server.abort_on_disconnect(SimpleNamespace(receive=receive), there, stream)
+        return sent, watch.cancelled(), aborted == [stream]
+
+    sent, cancelled, aborted = within_time("to read two events", read())
+    shape = all(event.startswith("data: ") and event.endswith("\n\n") for event in sent)
+    expect(shape, "an event is `data: ...` and an empty line", "\n".join(map(repr, sent)))
+    expect(sent[-1] == "data: [DONE]\n\n" and len(sent) == 3, "two pieces are two events and [DONE]", "\n".join(sent))
+    first, last = (json.loads(event[6:]) for event in sent[:2])
+    expect({"id", "text", "token_ids", "finish_reason"} == set(first), f"an event has other fields: {sorted(first)}")
+    texts = first["text"], last["text"]
+    expect(texts == ("one", " two"), "the text of an event is that of its piece", "\n".join(sent))
+    complete = last["finish_reason"] == "length" and "timings" in last
+    expect(complete, "the last event must say what the unstreamed answer says")
+    expect(cancelled, "after [DONE] the watch must be cancelled")
+    expect(aborted, "after http.disconnect, and not before, the stream must be aborted")
+
+
+@milestone(
+    "create_app",
+    expected="POST /generate answers as JSON or streams; errors are 400, 429 and 503 in a sentence; /health counts.",
+    hint="Parse the body, submit, start the watch; then a StreamingResponse of events, or wait for stream.finished().",
+    second_hint="An exception handler for each of ValueError, QueueFull, EngineDead, HTTPException calls `refusal`.",
+)
+def the_application(stage):
+    async def ask():
+        thread = stage.engine_thread.EngineThread(stage.make_engine(), 1)
+        app = stage.server.create_app(thread)
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here")
+        async with app.router.lifespan_context(app), client as http:
+            body = {"prompt": STORY, "max_tokens": 5, "ignore_eos": True}
+            asked = [("/generate", body), ("/generate", body | {"stream": True}), ("/generate", {})]
+            plain, streamed, bad = [await http.post(path, json=json_body) for path, json_body in asked]
+            unknown, health = await http.get("/no"), await http.get("/health")
+            busy = asyncio.create_task(http.post("/generate", json=body | {"max_tokens": 300}))
+            while not thread._open:
+                await asyncio.sleep(0.01)
+            full = await http.post("/generate", json=body)
+            thread.error = EngineDead("broken")
+            dead = await http.get("/health")
+            thread.error = None
+            busy.cancel()
+        return plain, streamed, [one.status_code for one in (plain, bad, unknown, health, full, dead)], bad, health
+
+    plain, streamed, status, bad, health = within_time("to ask the application", ask())
+    requests = ["/generate", "{}", "/no", "/health", "full queue", "after an error"]
+    expect_rows("status", status, [200, 400, 404, 200, 429, 503], request=requests)
+    sent = [json.loads(line[6:]) for line in streamed.text.split("\n") if line.startswith("data: {")]
+    text = "".join(event["text"] for event in sent)
+    expect(text == plain.json()["text"], f"streamed {text!r} is not the plain answer {plain.json()['text']!r}")
+    expect(isinstance(bad.json().get("error"), str), f"an error is {{'error': sentence}}, not {bad.text}")
+    expect(health.json().get("status") == "ok", f"/health says {health.text}")

@@ -1,0 +1,232 @@
+"""Stage 04: many requests in each step, each in its own slot, each joining and leaving when it can."""
+
+import torch
+
+from . import milestone
+from .attention import expect_attention
+from .pictures import rows, timeline
+from .stage_under_test import drain, endless, expect, expect_error, expect_rows, expect_tokens, letters, make_request
+
+
+def make_scheduler(stage, max_running: int = 3, budget: int = 8):
+    return stage.scheduler.Scheduler(max_running, budget)
+
+
+def chunk(stage, slot: int, start: int, count: int, more: int = 0):
+    """Return a chunk of `count` tokens from `start` on, of a sequence with `more` tokens behind them."""
+    request = make_request("ABCDEFGH"[slot], start + count + more)
+    sequence = stage.scheduler.Sequence(request, slot, start + count)
+    tokens = request.token_ids_between(start, start + count)
+    return stage.scheduler.Chunk(sequence, start, tokens, completes=not more)
+
+
+@milestone(
+    "Sequence.remaining, Scheduler._chunk",
+    expected="A prompt of 10 tokens, at most 4 a step, runs as 4, 4 and 2; then each new token remains alone.",
+    hint="`remaining` is what has not been run of all tokens, output included: request.num_tokens - computed.",
+    second_hint="_chunk takes min(remaining, most) tokens from `computed` on, and counts them as computed at once.",
+)
+def pieces_of_a_sequence(stage):
+    scheduler, request = make_scheduler(stage), make_request("A", 10)
+    sequence = stage.scheduler.Sequence(request, slot=0)
+    mine = []
+    for _ in range(5):
+        remains = sequence.remaining
+        piece = scheduler._chunk(sequence, 4)
+        mine.append((remains, piece.start, len(piece.token_ids), piece.completes))
+        expect(
+            piece.token_ids == request.token_ids_between(piece.start, sequence.computed), "the chunk has other tokens"
+        )
+        if piece.completes:
+            request.append(7)
+    wanted = [(10, 0, 4, False), (6, 4, 4, False), (2, 8, 2, True), (1, 10, 1, True), (1, 11, 1, True)]
+    for place, name in enumerate(("remaining before", "start", "tokens", "completes")):
+        expect_rows(name, [one[place] for one in mine], [one[place] for one in wanted], chunk=range(1, 6))
+
+
+@milestone(
+    "Scheduler.add, Scheduler.remove, Scheduler.check, Scheduler._admit",
+    expected="The oldest waiting request gets a free slot; a request that ends gives it back for the next one.",
+    hint="free_slots is a heap: heappop takes the lowest, heappush returns one. `running` is in order of arrival.",
+    second_hint="`remove` gets requests that run and requests that wait; only the former have a slot.",
+)
+def every_slot_has_one_owner(stage):
+    scheduler = make_scheduler(stage)
+    requests = {letter: make_request(letter, 5) for letter in "ABCDE"}
+    for request in requests.values():
+        scheduler.add(request)
+    admitted = [scheduler._admit() for _ in range(4)]
+    expect_rows("slots of A, B, C and D", [one and one.slot for one in admitted], [0, 1, 2, None], request="ABCD")
+    expect(list(scheduler.running) == ["A", "B", "C"], f"`running` is {list(scheduler.running)}, not A, B, C")
+    scheduler.remove(requests["D"])
+    scheduler.remove(requests["B"])
+    waiting = [request.request_id for request in scheduler.waiting]
+    expect(waiting == ["E"], f"D has left the queue, and the queue is {waiting}")
+    expect(scheduler.free_slots == [1], f"B has left slot 1, and free are {scheduler.free_slots}")
+    late = scheduler._admit()
+    expect(late and late.slot == 1 and late.request.request_id == "E", "E must get the slot that B has left")
+    scheduler.check()
+    scheduler.running["E"].slot = 0
+    expect_error(AssertionError, scheduler.check, "`check`, with a slot owned twice,")
+    scheduler.running["E"].slot, scheduler.running["A"].computed = 1, 99
+    expect_error(AssertionError, scheduler.check, "`check`, with more computed than there is,")
+
+
+@milestone(
+    "Scheduler.schedule",
+    expected="A token for each that decodes, then prompts begun, then waiting ones, until the budget is spent.",
+    hint="Decodes first, whatever else waits. What is left of the budget goes to prompts in order of arrival.",
+    second_hint="Sort the chunks at the end: those of one token first, then by slot, so that neighbours meet.",
+)
+def a_step_under_a_budget(stage):
+    scheduler = make_scheduler(stage)
+    requests = {letter: make_request(letter, tokens) for letter, tokens in zip("ABCD", (3, 12, 4, 2), strict=True)}
+    for request in requests.values():
+        scheduler.add(request)
+    mine = {letter: [] for letter in "ABCD"}
+    order = []
+    for step in range(5):
+        chunks = scheduler.schedule()
+        ran = {one.sequence.request.request_id: len(one.token_ids) for one in chunks}
+        order.append([one.sequence.slot for one in chunks])
+        for letter, cells in mine.items():
+            cells.append(ran.get(letter, "·"))
+        for one in chunks:
+            if one.completes:
+                one.sequence.request.append(7)
+        if step == 3:
+            scheduler.remove(requests["A"])
+    wanted = {"A": [3, 1, 1, 1, "·"], "B": [5, 7, 1, 1, 1], "C": ["·", "·", 4, 1, 1], "D": [*"····", 2]}
+    picture = rows({"step": range(1, 6)} | {f"{letter} wanted": cells for letter, cells in wanted.items()}
+                   | {f"{letter} yours": cells for letter, cells in mine.items()})  # fmt: skip
+    expect(mine == wanted, "A has 3 tokens, B 12, C 4, D 2; three slots, a budget of 8 tokens", picture)
+    expect_rows("slots in the order of the chunks, step 3", order[2], [0, 1, 2])
+    expect_rows("slots in the order of the chunks, step 5", order[4], [1, 2, 0])
+    expect(make_scheduler(stage).schedule() == [], "with nothing to do, `schedule` returns an empty list")
+
+
+@milestone(
+    "share_calls",
+    expected="Neighbouring slots with equally many tokens share a call, while padding costs less than another call.",
+    hint="Compare each chunk with the last of the group before it: slot + 1, as many tokens, little padding.",
+    second_hint="A shorter one pads itself to the longest of the group; a longer one pads every member of the group.",
+)
+def which_requests_share_a_call(stage):
+    cases = {
+        "equal lengths": (((0, 100, 1), (1, 120, 1), (2, 90, 1)), [[0, 1, 2]]),
+        "one is long": (((0, 100, 1), (1, 900, 1), (2, 90, 1)), [[0], [1], [2]]),
+        "slot 2 is missing": (((0, 100, 1), (1, 100, 1), (3, 100, 1)), [[0, 1], [3]]),
+        "1 token and 5": (((0, 100, 1), (1, 100, 5)), [[0], [1]]),
+        "48 of padding": (((0, 100, 1), (1, 148, 1)), [[0, 1]]),
+        "49 of padding": (((0, 100, 1), (1, 149, 1)), [[0], [1]]),
+        "20 for each of three": (((0, 100, 1), (1, 100, 1), (2, 100, 1), (3, 120, 1)), [[0, 1, 2], [3]]),
+    }
+    for name, (parts, wanted) in cases.items():
+        chunks = [chunk(stage, *part) for part in parts]
+        mine = [[one.sequence.slot for one in group] for group in stage.slot_attention.share_calls(chunks, 48)]
+        picture = rows({"slot": [p[0] for p in parts], "past": [p[1] for p in parts], "tokens": [p[2] for p in parts]})
+        expect(mine == wanted, f"{name}: the calls take slots {mine}, not {wanted}", picture)
+
+
+@milestone(
+    "Batch.__init__, plan_calls",
+    expected="All tokens of the step end to end, with position and slot, and for each call its rows, slots and mask.",
+    hint="Token i of a chunk is at position start + i, and may look at places up to its own: a mask hides the rest.",
+    second_hint="mask: [B, 1, tokens * groups, longest]: -inf where place > past + i, for each head of a group.",
+)
+def one_batch_for_all_requests(stage):
+    chunks = [chunk(stage, 0, 5, 1), chunk(stage, 1, 3, 1), chunk(stage, 3, 0, 4, more=2)]
+    batch = stage.batch.Batch(chunks, 2, torch.device("cpu"), torch.float32)
+    above = {"request": "ABDDDD"}
+    expect_rows("token_ids", batch.token_ids.tolist(), [15, 13, 10, 11, 12, 13], **above)
+    expect_rows("positions", batch.positions.tolist(), [5, 3, 0, 1, 2, 3], **above)
+    expect_rows("slots", batch.slots.tolist(), [0, 1, 3, 3, 3, 3], **above)
+    expect_rows("logits_rows (A and B complete, D does not)", batch.logits_rows.tolist(), [0, 1])
+    calls = stage.slot_attention.plan_calls(chunks, 2, torch.device("cpu"), torch.float32)
+    spans = [(call.rows.start, call.rows.stop, call.slots.start, call.slots.stop, call.longest) for call in calls]
+    expect_rows("calls: rows from, to, slots from, to, longest", spans, [(0, 2, 0, 2, 6), (2, 6, 3, 4, 4)])
+    sees = [[int(place == 0) for place in row] for row in calls[0].mask[:, 0, ::2].flatten(0, 1).tolist()]
+    for letter, mine, wanted in zip("AB", sees, ([1] * 6, [1] * 4 + [0] * 2), strict=True):
+        expect_rows(f"places that {letter} may look at", mine, wanted, place=range(6))
+    shape = list(calls[1].mask.shape)
+    expect(shape == [1, 1, 8, 4], f"4 tokens and groups of 2 heads: the mask is {shape}, not [1, 1, 8, 4]")
+    sees = [[int(place == 0) for place in row] for row in calls[1].mask[0, 0, ::2].tolist()]
+    for i, mine in enumerate(sees):
+        expect_rows(f"places that token {i} of D may look at", mine, [1] * (i + 1) + [0] * (3 - i), place=range(4))
+
+
+@milestone(
+    "KVCache.bind, BoundCache.__call__, attend_to_slots",
+    expected="K and V of the step go to their slots; then each token attends to its own request, up to itself.",
+    hint="keys[slots, :, positions] = k writes all of them at once. Write before you attend.",
+    second_hint="attend_to_slots: the heads that share a K/V head stand beside the tokens, [B, H_kv, n * groups, D].",
+)
+def attention_over_slots(stage):
+    config, layer = stage.loaded.config, 3
+    cache = stage.kv_cache.KVCache(stage.loaded, 4)
+    heads, groups, size = config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_dim
+    torch.manual_seed(0)
+    past: dict[int, list] = {0: [], 1: [], 3: []}
+    for spans in (((0, 0, 6), (1, 0, 3), (3, 0, 4)), ((0, 6, 1), (1, 3, 1), (3, 4, 2))):
+        chunks = [chunk(stage, *span) for span in spans]
+        batch = stage.batch.Batch(chunks, groups, torch.device("cpu"), torch.float32)
+        count = sum(tokens for *_, tokens in spans)
+        q, (k, v) = torch.randn(count, config.num_heads, size), torch.randn(2, count, heads, size)
+        mine = cache.bind(batch)(layer, q, k, v)
+        pasts, names, stored = [], [], []
+        for slot, start, tokens in spans:
+            for position in range(start, start + tokens):
+                past[slot].append((k[len(names)], v[len(names)]))
+                stored.append(torch.equal(cache.k[layer, slot, :, position], k[len(names)]))
+                pasts.append(tuple(torch.stack(one) for one in zip(*past[slot], strict=True)))
+                names.append(f"{'ABCD'[slot]}{position}")
+        expect_rows("keys in their slots", stored, [True] * count, token=names)
+        expect_attention(mine, q, pasts, names)
+    expect(not cache.k[[0, 7]].any(), "layers that were not run have keys: `layer` picks the pool")
+
+
+@milestone(
+    "Engine.accept, Engine.step, Engine.schedule, Engine.run, Engine.commit, Engine.release",
+    expected="Requests join while others decode and leave when they end; each has the tokens it has alone.",
+    hint="step is schedule, run, commit. run scores batch.logits_rows; commit gives completed chunks their tokens.",
+    second_hint="accept and release go to the scheduler. commit: append_tokens(completed, ...), then retire_finished.",
+)
+def many_requests_in_one_step(stage):
+    prompts = [prompt[: 10 + 7 * i] for i, prompt in enumerate(stage.prompts(6, 50))]
+    engine, requests = stage.make_engine(max_running=4, token_budget=24), []
+    for prompt, tokens in zip(prompts, (20, 4, 12, 9, 15, 6), strict=True):
+        requests.append(engine.add(prompt, endless(tokens)))
+        changed = engine.step()
+        expect(isinstance(changed, list), f"`step` returned {changed!r}, not the list of requests that have changed")
+    names = letters(engine.requests)
+    drain(engine)
+    right = [tokens[: request.max_tokens] for request, tokens in
+             zip(requests, stage.right_tokens(prompts, 20), strict=True)]  # fmt: skip
+    expect_tokens(stage, engine, requests, right)
+    together = max(len(step.works) for step in engine.trace)
+    expect(
+        together == 4,
+        f"at most {together} requests shared a step, and there are 4 slots",
+        timeline(engine.trace, names),
+    )
+    expect(not engine.scheduler.running, "all have ended, and the scheduler still runs some: `release` removes them")
+    expect("waiting" in engine.trace[-1].counters, "`Engine.schedule` must count `waiting` in the trace")
+    expect(engine.step() == [], "with nothing to do, `step` returns an empty list")
+
+
+@milestone(
+    "Engine.stats",
+    expected="`stats` says how many run and wait, how many tokens the slots hold, and how many they have room for.",
+    hint="A running request reserves a slot of self.config.context_length tokens, and uses `computed` of them.",
+    second_hint="kv_bytes_reserved is kv_tokens_reserved times self.config.kv_bytes_per_token(self.dtype).",
+)
+def what_slots_waste(stage):
+    engine = stage.make_engine(max_running=2)
+    for prompt in stage.prompts(3, 10):
+        engine.add(prompt, endless(20))
+    for _ in range(3):
+        engine.step()
+    stats = engine.stats()
+    wanted = {"running": 2, "waiting": 1, "kv_tokens_used": 24, "kv_tokens_reserved": 1024}
+    wanted |= {"kv_tokens_capacity": 1024, "kv_bytes_reserved": 1024 * stage.token_bytes}
+    expect_rows("stats after three steps", [stats.get(name) for name in wanted], [*wanted.values()], name=[*wanted])

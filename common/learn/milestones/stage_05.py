@@ -1,0 +1,276 @@
+"""Stage 05: pages, who owns them, who gets one, and what happens when none is left."""
+
+import random
+
+import torch
+
+from common.attention import choose_attention
+
+from . import milestone
+from .attention import expect_attention
+from .paged import chunk, make_scheduler, owners, sequence
+from .pictures import bars, page_map, rows
+from .stage_under_test import drain, endless, expect, expect_error, expect_rows, expect_tokens, letters, make_request
+
+
+@milestone(
+    "PageTable.capacity, PageTable.slot_mapping",
+    expected="Token number p lies in entry p // page_size of the page table, at place p % page_size of that page.",
+    hint="`//` picks the entry of the table, `%` the place in the page; the slot is page * page_size + place.",
+    second_hint="pages = [7, 2], four tokens each: token 5 is in entry 1, page 2, at place 1: slot 2 * 4 + 1 = 9.",
+)
+def where_a_token_lies(stage):
+    table = stage.page_table.PageTable(page_size=4)
+    table.pages = [7, 2, 9, 4]
+    slots = [28, 29, 30, 31, 8, 9, 10, 11, 36, 37, 38, 39, 16, 17, 18, 19]
+    in_page = [page for page in table.pages for _ in range(4)]
+    expect(table.capacity == 16, f"four pages of 4 tokens have a capacity of 16, not {table.capacity}")
+    for start, stop in ((0, 16), (2, 14), (13, 14), (5, 5)):
+        above = {"token": range(start, stop), "in page": in_page[start:stop]}
+        mine = table.slot_mapping(start, stop)
+        expect_rows(f"slot_mapping({start}, {stop})", mine, slots[start:stop], 0 if start else 4, **above)
+
+
+@milestone(
+    "PageAllocator.pages_for, PageAllocator.extend, PageAllocator.release, "
+    "PageAllocator.check_fits, PageAllocator.check",
+    expected="At any time every page is in the free list or in one page table, and never in both or in two.",
+    hint="Count what the table lacks before you take a page; release returns each page once and empties the table.",
+    second_hint="lacking = pages_for(tokens) - len(table.pages). If that is more than are free, take nothing.",
+)
+def every_page_has_one_owner(stage):
+    allocator = stage.page_table.PageAllocator(num_pages=12, page_size=4)
+    counts = [allocator.pages_for(tokens) for tokens in (1, 4, 5, 8, 9)]
+    expect_rows("pages_for", counts, [1, 1, 2, 2, 3], tokens=(1, 4, 5, 8, 9))
+    tables = {letter: stage.page_table.PageTable(4) for letter in "ABCD"}
+    rng = random.Random(5)
+    for _ in range(200):
+        letter, tokens = rng.choice("ABCD"), rng.randint(1, 24)
+        table, free = tables[letter], len(allocator.free)
+        before, needed = list(table.pages), max(len(table.pages), -(-tokens // 4))
+        if rng.random() < 0.3:
+            did = f"release({letter})"
+            allocator.release(table)
+            expect(table.pages == [], f"after {did} its table still has pages {table.pages}")
+        else:
+            did, fits = f"extend({letter}, {tokens})", needed - len(before) <= free
+            said = allocator.extend(table, tokens)
+            expect(said is fits, f"{did} of {len(before)} pages, with {free} free, returned {said}, not {fits}")
+            expect(table.pages[: len(before)] == before, f"{did} changed the pages that were there: {table.pages}")
+            size = needed if fits else len(before)
+            expect(len(table.pages) == size, f"after {did} its table has {len(table.pages)} pages, not {size}")
+        owners = {name: one.pages for name, one in tables.items()}
+        owned = [page for pages in owners.values() for page in pages]
+        balanced = sorted([*owned, *allocator.free]) == list(range(12))
+        expect(balanced, f"after {did} the books do not balance", page_map(12, owners, allocator.free))
+    allocator.check(list(tables.values()))
+    allocator.check_fits(48)
+    says = expect_error(ValueError, lambda: allocator.check_fits(49), "check_fits(49) in 12 pages of 4 tokens")
+    expect("13" in says and "12" in says, f"the error must say how many pages it takes and there are: {says}")
+    tables["A"].pages = [*tables["A"].pages, (tables["B"].pages or allocator.free)[0]]
+    expect_error(AssertionError, lambda: allocator.check(list(tables.values())), "`check`, with a page owned twice,")
+
+
+@milestone(
+    "Batch.__init__",
+    expected="All tokens of the step end to end, with id, position and slot; for each chunk its length and table.",
+    hint="A chunk's positions begin at chunk.start. Only one that completes its sequence has a row to score: its last.",
+    second_hint="`lengths` counts the past and the tokens of this step: chunk.start + len(chunk.token_ids).",
+)
+def one_batch_for_all_requests(stage):
+    a, c, d = (sequence(stage, *one) for one in (("A", 6, [3, 0]), ("C", 9, [2, 5, 1]), ("D", 7, [7, 4])))
+    chunks = [chunk(stage, a, 5, 6), chunk(stage, c, 0, 4), chunk(stage, d, 5, 7)]
+    batch = stage.batch.Batch(chunks, torch.device("cpu"))
+    above = {"request": "ACCCCDD"}
+    expect_rows("token_ids", batch.token_ids.tolist(), [15, 10, 11, 12, 13, 15, 16], **above)
+    expect_rows("positions", batch.positions.tolist(), [5, 0, 1, 2, 3, 5, 6], **above)
+    expect_rows("slot mapping", batch.paged.slot_mapping.tolist(), [1, 8, 9, 10, 11, 17, 18], **above)
+    expect_rows("logits_rows (A and D complete, C does not)", batch.logits_rows.tolist(), [0, 6])
+    expect_rows("lengths", batch.paged.lengths.tolist(), [6, 4, 7], request="ACD")
+    expect_rows("query_starts", batch.paged.query_starts.tolist(), [0, 1, 5, 7])
+    for letter, mine, pages in zip("ACD", batch.paged.page_tables.tolist(), ([3, 0], [2, 5, 1], [7, 4]), strict=True):
+        expect_rows(f"page table of {letter}", mine[: len(pages)], pages)
+
+
+@milestone(
+    "KVCache.bind, BoundCache.__call__",
+    expected="K and V of the step go to their slots; then each token attends to its own sequence, up to itself.",
+    hint="Write before you attend: a token sees its own key, and those of the tokens beside it in the step.",
+    second_hint="attention.write(k, v, ..., self.batch.slot_mapping), then attention.attend(q, ..., self.plan).",
+)
+def attention_over_pages(stage):
+    config, layer = stage.loaded.config, 3
+    backend, _ = choose_attention("torch", torch.device("cpu"), torch.float32, config.head_dim, 4)
+    cache = stage.kv_cache.KVCache(stage.loaded, 8, 4, backend)
+    a, b = sequence(stage, "A", 7, [6, 1]), sequence(stage, "B", 5, [3, 0])
+    torch.manual_seed(0)
+    heads = config.num_kv_heads
+    past = {"A": [], "B": []}
+    for spans in ((("A", 0, 6), ("B", 0, 3)), (("A", 6, 7), ("B", 3, 5))):
+        batch = stage.batch.Batch([chunk(stage, {"A": a, "B": b}[n], i, j) for n, i, j in spans], torch.device("cpu"))
+        count = sum(stop - start for _, start, stop in spans)
+        q = torch.randn(count, config.num_heads, config.head_dim)
+        k, v = torch.randn(2, count, heads, config.head_dim)
+        mine = cache.bind(batch.paged)(layer, q, k, v)
+        pasts, names = [], []
+        for name, start, stop in spans:
+            for position in range(start, stop):
+                past[name].append((k[len(names)], v[len(names)]))
+                pasts.append(tuple(torch.stack(one) for one in zip(*past[name], strict=True)))
+                names.append(f"{name}{position}")
+        slots = batch.paged.slot_mapping.tolist()
+        stored = [torch.equal(cache.k[layer].flatten(0, 1)[slot], one) for slot, one in zip(slots, k, strict=True)]
+        expect_rows("keys in their slots", stored, [True] * count, token=names, slot=slots)
+        expect_attention(mine, q, pasts, names)
+    expect(not cache.k[[0, 7]].any(), "layers that were not run have keys: `layer` picks the pool")
+
+
+@milestone(
+    "Scheduler.add, Scheduler.remove, Scheduler._admit, Scheduler._allocate, Engine.max_model_len",
+    expected="The oldest waiting request is admitted if its pages are free, and one more for each request that runs.",
+    hint="Count pages for request.num_tokens, which includes the output of a preempted request, not for the prompt.",
+    second_hint="pages_for(num_tokens) + len(self.running) > len(free): return None, and leave the queue as it is.",
+)
+def admitted_or_refused(stage):
+    scheduler = make_scheduler(stage, pages=8, page_size=4)
+    says = expect_error(
+        ValueError, lambda: scheduler.add(make_request("X", 30, 3)), "`add`, 33 tokens in 8 pages of 4,"
+    )
+    expect("9 pages" in says and not scheduler.waiting, f"refuse what never fits, and do not queue it: {says}")
+    a, b, c, d = (make_request(*one) for one in (("A", 12, 9), ("B", 13, 9), ("C", 1, 9), ("D", 4, 9)))
+    for request in (a, b, c):
+        scheduler.add(request)
+    free = {"A": (8, 3, 0), "B": (5, 4, 1), "C": (1, 1, 2)}
+    for letter, (there, needed, reserve) in free.items():
+        sequence = scheduler._admit()
+        fits = needed + reserve <= there
+        sum_ = rows({"": ["needed", "reserve", "free"], letter: [needed, reserve, there]}) + "\n\n" + owners(scheduler)
+        expect((sequence is not None) == fits, f"{letter} must {'be admitted' if fits else 'wait'}", sum_)
+        if fits:
+            expect(list(scheduler.running)[-1] == letter, f"`running` lacks {letter}: {list(scheduler.running)}")
+            expect(len(sequence.page_table.pages) == needed, f"{letter} must get {needed} pages", owners(scheduler))
+    expect(list(scheduler.waiting) == [c], f"C must wait and nobody else: {list(scheduler.waiting)}")
+    scheduler.remove(a)
+    expect(sorted(scheduler.running) == ["B"], "`remove` leaves A in `running`")
+    expect(len(scheduler.allocator.free) == 4, "the pages of A must be free again", owners(scheduler))
+    for _ in range(5):
+        d.append(7)  # as if D had been preempted after five tokens
+    scheduler.add(d)
+    scheduler.remove(c)
+    expect(list(scheduler.waiting) == [d], "`remove` must also take a waiting request out of the queue")
+    sequence = scheduler._admit()
+    expect(sequence and len(sequence.page_table.pages) == 3, "D has 4 + 5 tokens: 3 pages; 1 in reserve, 4 free")
+    one = make_scheduler(stage, pages=8, page_size=4, max_running=1)
+    one.add(make_request("A", 3, 3))
+    one.add(make_request("B", 3, 3))
+    expect(one._admit() and not one._admit(), "with max_running 1, a second request must wait")
+    for pages, length in ((4, 64), (40, 512)):
+        engine = stage.make_engine(kv_memory=pages * 16 * stage.token_bytes, attention="torch")
+        mine = engine.max_model_len
+        expect(mine == length, f"{pages} pages of 16 and a context of 512: max_model_len is {length}, not {mine}")
+
+
+@milestone(
+    "Scheduler._extend",
+    expected="Before a decode step there is a place for token number `computed`: a new page if the last one is full.",
+    hint="Has `computed` a place? That is the number of the next token, so the table must hold computed + 1.",
+    second_hint="allocator.extend(sequence.page_table, sequence.computed + 1) takes a page only if one is lacking.",
+)
+def a_request_grows(stage):
+    scheduler = make_scheduler(stage, pages=8, page_size=16)
+    request = make_request("A", 15, 40)
+    scheduler.add(request)
+    sequence = scheduler._admit()
+    for computed, pages in ((15, 1), (16, 2), (17, 2), (32, 3)):
+        while request.num_tokens <= computed:
+            request.append(7)
+        sequence.computed = computed
+        said, table = scheduler._extend(sequence), sequence.page_table.pages
+        picture = rows({"holds": [len(table) * 16], "place": [computed if len(table) * 16 > computed else "?"]})
+        what = f"with {computed} tokens computed, token {computed} needs {pages} pages, and the table has {len(table)}"
+        expect(said is True and len(table) == pages, f"{what}; `_extend` returned {said}", picture)
+
+
+@milestone(
+    "Scheduler._preempt",
+    seconds=5,
+    expected="With no page free, the youngest request gives back all its pages and goes to the front of the queue.",
+    hint="Release its page table, put its request at the front of `waiting`, and count the preemption.",
+    second_hint="`running.popitem()` is the youngest. It may be the one that asks: then `_extend` returns False.",
+)
+def the_youngest_gives_way(stage):
+    for asks in "AB":
+        scheduler = make_scheduler(stage, pages=4, page_size=16)
+        for letter in "ABC":
+            scheduler.add(make_request(letter, 14, 40))
+        a, b = scheduler._admit(), scheduler._admit()
+        c = scheduler._admit()
+        expect(c is None, "C must wait: one page and two in reserve, with two free", owners(scheduler))
+        scheduler.allocator.extend(a.page_table, 48)
+        mine = {"A": a, "B": b}[asks]
+        mine.computed = mine.page_table.capacity
+        before = owners(scheduler)
+        said = scheduler._extend(mine)
+        picture = f"before\n{before}\nafter `_extend({asks})`\n{owners(scheduler)}"
+        waiting = [request.request_id for request in scheduler.waiting]
+        expect(list(scheduler.running) == ["A"], f"A must run and nobody else: {list(scheduler.running)}", picture)
+        expect_rows("the queue", waiting, ["B", "C"])
+        pages = {"A": 4, "B": 3}[asks]
+        expect(len(a.page_table.pages) == pages, f"A must have {pages} pages", picture)
+        expect(said is (asks == "A"), f"`_extend({asks})` returned {said}", picture)
+        expect(scheduler.preemptions == 1, f"one preemption, and `preemptions` is {scheduler.preemptions}")
+        scheduler.allocator.release(a.page_table)
+        again = scheduler._admit()
+        expect(again and again.computed == 0, "what is admitted again has nothing computed: it restarts at 0")
+
+
+@milestone(
+    "Scheduler.schedule, Engine.schedule, Engine.run",
+    expected="Ten requests in a pool of 8 pages are preempted again and again; all end, with the tokens of stage 02.",
+    hint="Extend all decodes before you build chunks of prompts; a preempted sequence has no chunk in this step.",
+    second_hint="Iterate over list(self.running.values()): `_extend` may change `running` meanwhile.",
+)
+def short_of_pages_and_no_token_changed(stage):
+    prompts = [prompt[: 12 + 3 * i] for i, prompt in enumerate(stage.prompts(10, 40))]
+    engine = stage.make_engine(kv_memory=8 * 16 * stage.token_bytes, attention="torch")
+    requests = [engine.add(prompt, endless(24)) for prompt in prompts]
+    drain(engine)
+    expect_tokens(stage, engine, requests, stage.right_tokens(prompts, 24))
+    expect(engine.scheduler.preemptions > 0, "nothing was preempted, so the pool of 8 pages was never used up")
+    expect(all(step.works for step in engine.trace), "`Engine.schedule` must record what runs: record.work(...)")
+    counted = engine.trace[-1].counters.get("preemptions")
+    expect(counted == engine.scheduler.preemptions, f"the trace's counter `preemptions` is {counted}")
+
+
+@milestone(
+    "Scheduler.check, Engine.stats",
+    expected="`stats` counts the tokens that have pages; less than one page for each request is reserved for no token.",
+    hint="kv_tokens_reserved is the sum of the tables' capacities, kv_tokens_used that of `computed`.",
+    second_hint="`check`: 0 <= computed < num_tokens, and computed <= capacity < num_tokens + page_size.",
+)
+def the_books_balance(stage):
+    engine = stage.make_engine(kv_memory=64 * 16 * stage.token_bytes, attention="torch")
+    for prompt in stage.prompts(10, 50):
+        engine.add(prompt, endless(40))
+    for _ in range(3):
+        engine.step()
+        engine.check()
+    stats, running = engine.stats(), engine.scheduler.running
+    used = sum(sequence.computed for sequence in running.values())
+    pages = sum(len(sequence.page_table.pages) for sequence in running.values())
+    wanted = {"running": len(running), "waiting": 10 - len(running), "preemptions": 0, "kv_tokens_capacity": 1024}
+    wanted |= {"kv_tokens_used": used, "kv_tokens_reserved": 16 * pages}
+    wanted |= {"kv_bytes_reserved": 16 * pages * stage.token_bytes}
+    expect_rows("stats", [stats.get(name) for name in wanted], list(wanted.values()), name=list(wanted))
+    waste = {"slots of stage 04": 1 - used / (512 * len(running)), "your pages": 1 - used / (16 * pages)}
+    expect(16 * pages - used < 16 * len(running), "more than a page for each request is empty", bars(waste, 1.0))
+    names = list(letters(running))
+    for wrong in ("computed", "pages"):
+        sequence = running[names[0]]
+        saved = sequence.computed
+        if wrong == "computed":
+            sequence.computed = sequence.request.num_tokens
+        else:
+            engine.scheduler.allocator.extend(sequence.page_table, sequence.request.num_tokens + 40)
+        expect_error(AssertionError, engine.scheduler.check, f"`check`, with wrong {wrong} in a sequence,")
+        sequence.computed = saved

@@ -1,0 +1,256 @@
+"""Stage 06: pages that have been computed stay in a tree, and requests that begin alike share them."""
+
+from . import milestone
+from .paged import decoding, make_scheduler, owners
+from .pictures import page_map, rows, timeline, tree
+from .stage_under_test import (
+    drain,
+    endless,
+    expect,
+    expect_error,
+    expect_rows,
+    expect_tokens,
+    letters,
+    make_request,
+)
+
+
+def show(tree_of_pages) -> str:
+    return tree(tree_of_pages.root.children)
+
+
+@milestone(
+    "PrefixTree.follow, PrefixTree.insert",
+    expected="`insert` adds a page at the end of a path, with one user; `follow` finds it, and adds a user.",
+    hint="The end of a path is path[-1], or the root; its children are found by tuple(tokens).",
+    second_hint="A page that nobody used leaves `unused` when `follow` finds it. `insert` counts the nodes in `size`.",
+)
+def a_path_in_the_tree(stage):
+    cached = stage.prefix_tree.PrefixTree()
+    a = cached.insert([], [1, 2], page=5)
+    b = cached.insert([a], [3, 4], page=0)
+    expect(a is not None and a.parent is cached.root and b.parent is a, "each page hangs under the page before it")
+    expect(cached.size == 2 and a.references == b.references == 1, "two pages, each with its first user", show(cached))
+    found = [
+        cached.follow([], [1, 2]),
+        cached.follow([a], [3, 4]),
+        cached.follow([a], [1, 2]),
+        cached.follow([], [3, 4]),
+    ]
+    mine = [node.page if node else None for node in found]
+    expect_rows(
+        "pages found under: root, [1 2], [1 2], root", mine, [5, 0, None, None], tokens=["1 2", "3 4", "1 2", "3 4"]
+    )
+    expect(a.references == b.references == 2, "`follow` counts one user more", show(cached))
+    b.references = 0
+    cached.unused[b] = None
+    expect(cached.follow([a], [3, 4]) is b and b not in cached.unused, "a page that is used again is not `unused`")
+
+
+@milestone(
+    "PrefixTree.release, PrefixTree.evict",
+    expected="A page without users stays until memory runs out; then the least recently used leaf goes first.",
+    hint="Release from the deepest page up: in `unused`, a page must come before its parent.",
+    second_hint="evict: unused.popitem(last=False) is the least recently used; its parent must forget it too.",
+)
+def unused_pages_go_in_order(stage):
+    cached = stage.prefix_tree.PrefixTree()
+    a = cached.insert([], [1], 0)
+    b, c = cached.insert([a], [2], 1), cached.insert([], [3], 2)
+    cached.follow([], [1])
+    cached.release([a, b])
+    expect([*cached.unused] == [b], "A still has a user, B has none: `unused` must be B alone", show(cached))
+    cached.release([a])
+    cached.release([c])
+    expect([node.page for node in cached.unused] == [1, 0, 2], "released: B, then A, then C", show(cached))
+    cached.follow([], [1])
+    cached.release([a])  # used again: now A is younger than C, and B is not
+    expect_rows("pages in the order of eviction", [cached.evict() for _ in range(3)], [1, 2, 0])
+    expect(
+        cached.size == 0 and not cached.root.children, "everything is evicted, and the tree is not empty", show(cached)
+    )
+
+
+@milestone(
+    "PageAllocator.extend, PageAllocator.available, PageAllocator.adopt, PageAllocator.release, PageAllocator.check",
+    expected="Every page is free, owned by one table, or in the tree, whose unused pages are as good as free ones.",
+    hint="`extend` evicts when no page is free. `adopt` puts a cached page on the path and frees the table's copy.",
+    second_hint="`release`: pages on the path go back to the tree (tree.release), those behind it to the free list.",
+)
+def free_owned_or_cached(stage):
+    allocator, table = stage.page_table.PageAllocator(6, 2), stage.page_table.PageTable(2)
+    cached = allocator.tree
+    expect(allocator.extend(table, 6) is True and len(table.pages) == 3, "6 tokens in pages of 2 are three pages")
+    for tokens, place in (([1, 2], 0), ([3, 4], 1)):
+        allocator.adopt(table, cached.insert(table.path, tokens, table.pages[place]))
+    expect(len(table.path) == 2 and len(table.pages) == 3, "`adopt` of its own page changes the path alone")
+
+    def pages():
+        tree_pages = cached.check([table.path, other.path])
+        names = {"A": table.pages[len(table.path) :], "B": other.pages[len(other.path) :], "T": tree_pages}
+        return page_map(6, names, allocator.free) + "\n(T is the tree)\n" + show(cached)
+
+    other = stage.page_table.PageTable(2)
+    allocator.extend(other, 4)
+    copy = other.pages[0]
+    allocator.adopt(other, cached.follow([], [1, 2]))
+    expect(other.pages[0] == table.pages[0], "B must use the cached page in place of its own copy", pages())
+    expect(copy in allocator.free, "the copy that B had computed must be free", pages())
+    allocator.check([table, other])
+    newcomer = stage.page_table.PageTable(2)
+    allocator.adopt(newcomer, cached.follow([], [1, 2]))
+    expect(len(newcomer.pages) == 1, "for a table without a page, `adopt` appends the cached one")
+    allocator.release(newcomer)
+    allocator.release(table)
+    expect(table.pages == [] and table.path == [], "a table that was released is empty", pages())
+    allocator.check([other])
+    available = allocator.available
+    expect(
+        available == 4,
+        f"three pages are free, one is cached and unused: 4 available, not {available}",
+        pages(),
+    )
+    expect(allocator.extend(table, 8) is True, "4 pages are available, one of them by eviction", pages())
+    allocator.check([table, other])
+    expect(allocator.extend(newcomer, 2) is False, "nothing is free or unused: `extend` returns False", pages())
+    allocator.free.append(table.pages[0])
+    expect_error(AssertionError, lambda: allocator.check([table, other]), "`check`, with a page both free and owned,")
+
+
+@milestone(
+    "Scheduler.cache_full_pages",
+    expected="After a step, every full page of computed tokens is in the tree; of two copies, the younger is given up.",
+    hint="For each running sequence: while the next page of its path is full of computed tokens, put it into the tree.",
+    second_hint="node = tree.follow(...) or tree.insert(...), then allocator.adopt(table, node).",
+)
+def full_pages_go_into_the_tree(stage):
+    scheduler = make_scheduler(stage, pages=12, page_size=4)
+    a = decoding(stage, scheduler, "A", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+    b = decoding(stage, scheduler, "B", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+    c = decoding(stage, scheduler, "C", [1, 2, 3, 4, 50, 60, 70, 80], computed=7)
+    scheduler.cache_full_pages()
+    cached = scheduler.allocator.tree
+    expect(cached.size == 2, "A and B share two full pages, and C's first is the same: two nodes", show(cached))
+    expect(a.page_table.pages[:2] == b.page_table.pages[:2], "A and B must use the same two pages", owners(scheduler))
+    expect(a.page_table.pages[2] != b.page_table.pages[2], "the third page is not full: each has its own")
+    expect(len(c.page_table.path) == 1, "7 tokens of C are computed: one full page, not two", show(cached))
+    c.computed = 8
+    scheduler.cache_full_pages()
+    expect(cached.size == 3 and len(c.page_table.path) == 2, "now C's second page is full", show(cached))
+    scheduler.allocator.check([one.page_table for one in (a, b, c)])
+
+
+@milestone(
+    "Scheduler._allocate, Scheduler._count_hit, Scheduler._reuse",
+    expected="A new request takes over the cached pages it begins with, and counts them as hits.",
+    hint="_reuse follows the tree page by page, while a token remains to be computed behind the page.",
+    second_hint="_allocate: _reuse, then pages for the rest, with one in reserve for each that runs; else release.",
+)
+def what_is_cached_is_taken_over(stage):
+    scheduler, tokens = make_scheduler(stage, pages=12, page_size=4), list(range(20, 32))
+    decoding(stage, scheduler, "A", tokens)
+    scheduler.cache_full_pages()
+    for name, prompt, computed in (("B", [*tokens, 5, 6], 12), ("C", tokens, 8), ("D", [*tokens[:6], 1, 1, 1], 4)):
+        asked, hit, request = scheduler.tokens_asked, scheduler.tokens_hit, make_request(name, prompt, 9)
+        sequence = scheduler._allocate(request)
+        expect(sequence is not None, f"{name} must find room: {scheduler.allocator.available} pages are available")
+        said = f"{name} begins with {computed} cached tokens it need not compute: computed is {sequence.computed}"
+        expect(sequence.computed == computed, said, show(scheduler.allocator.tree))
+        pages = -(-len(prompt) // 4)
+        expect(len(sequence.page_table.pages) == pages, f"{name} must have {pages} pages", owners(scheduler))
+        counted = (scheduler.tokens_asked - asked, scheduler.tokens_hit - hit, request.cached_tokens)
+        wanted = (len(prompt), computed, computed)
+        expect_rows(f"hits of {name}", counted, wanted, name=["tokens_asked", "tokens_hit", "cached_tokens"])
+        again = scheduler._allocate(request)  # as after a preemption: what it finds is its own, and no hit
+        expect(scheduler.tokens_hit - hit == computed, f"{name}, admitted again after a preemption, is no hit")
+        for one in (sequence, again):
+            scheduler.allocator.release(one.page_table)
+    large = make_request("E", list(range(40, 76)), 1)
+    available = scheduler.allocator.available
+    expect(scheduler._allocate(large) is None, "E needs 9 pages and one in reserve, and 9 are available: it must wait")
+    expect(scheduler.allocator.available == available, "what is refused must hold nothing")
+    expect(scheduler.refused, "`refused` must be set: a request that waits is not looked up in every step")
+
+
+@milestone(
+    "Scheduler.schedule",
+    expected="A prompt that has begun takes over pages that another request has computed in the meantime.",
+    hint="A prompt that has begun may find pages that another has computed since: _reuse before each of its chunks.",
+    second_hint="In the loop over prompts: self._reuse(sequence), then self._chunk(sequence, budget).",
+)
+def the_second_follows_the_first(stage):
+    scheduler, tokens = make_scheduler(stage, pages=60, page_size=4, max_running=2, budget=13), list(range(20, 68))
+    requests = [make_request("A", tokens, 9), make_request("B", [*tokens, 1, 2, 3, 4, 5], 9)]
+    for request in requests:
+        scheduler.add(request)
+    ran: dict[str, list] = {"A": [], "B": []}
+    for _ in range(5):
+        counts = {}
+        for chunk in scheduler.schedule():
+            counts[chunk.sequence.request.request_id] = len(chunk.token_ids)
+            if chunk.completes:
+                chunk.sequence.request.append(7)
+        scheduler.cache_full_pages()
+        scheduler.check()
+        for name, cells in ran.items():
+            cells.append(counts.get(name, "·"))
+    picture = rows({"step": range(1, 6), "A": ran["A"], "B wanted": [*"···", 4, 5], "B yours": ran["B"]})
+    what = (
+        "A has 48 tokens, B the same and 5 more, 13 run in a step. In step 4 B runs 4 tokens, and A the 8 behind them"
+    )
+    expect(ran == {"A": [13, 13, 13, 9, 1], "B": [*"···", 4, 5]}, f"{what}: in step 5 B need not run them", picture)
+
+
+@milestone(
+    "Engine.schedule, Engine.commit",
+    expected="The second time, a prompt's cached pages are not computed again; tokens stay the same.",
+    hint="commit: cache_full_pages after the tokens are appended and before requests are retired, or pages are lost.",
+    second_hint='schedule records `tokens_hit` in the trace: record.counters["tokens_hit"] = self.scheduler.tokens_hit',
+)
+def computed_once_and_kept(stage):
+    prompts, engine = stage.prompts(2, 50), stage.make_engine(attention="torch")
+    right = stage.right_tokens(prompts, 6)
+    for turn in (1, 2):
+        requests = [engine.add(prompt, endless(6)) for prompt in prompts]
+        names = letters(engine.requests)
+        drain(engine)
+        expect_tokens(stage, engine, requests, right)
+        engine.check()
+        works = [work for step in engine.trace for work in step.works if work.request_id == requests[0].request_id]
+        first, wanted = works[0].tokens, {1: 50, 2: 2}[turn]
+        picture = timeline(list(engine.trace)[-6:], names)
+        expect(
+            first == wanted, f"time {turn}: {first} of the prompt's 50 tokens were run, {wanted} are needed", picture
+        )
+    hit = engine.trace[-1].counters.get("tokens_hit")
+    expect(hit == 96, f"three of four pages of two prompts were found: the trace's `tokens_hit` is {hit}, not 96")
+    short = [prompt[: 20 + 3 * i] for i, prompt in enumerate(stage.prompts(8, 60))]
+    engine = stage.make_engine(kv_memory=9 * 16 * stage.token_bytes, attention="torch")
+    requests = [engine.add(prompt, endless(24)) for prompt in short]
+    drain(engine)
+    expect_tokens(stage, engine, requests, stage.right_tokens(short, 24))
+    expect(engine.scheduler.preemptions > 0, "nothing was preempted in a pool of 9 pages")
+    engine.check()
+
+
+@milestone(
+    "Engine.stats",
+    expected="What several requests share counts once; what is cached and unused counts apart.",
+    hint="A page on two paths is in two tables: subtract every table's path, then add the used nodes of the tree once.",
+    second_hint="shared = (tree.size - len(tree.unused)) * page_size; counted = the sum of len(path) * page_size.",
+)
+def shared_pages_count_once(stage):
+    engine = stage.make_engine(attention="torch")
+    engine.generate([stage.prompts(1, 40)[0]], endless(2))
+    for _ in range(2):
+        engine.add(stage.prompts(1, 40)[0], endless(9))
+    engine.step()
+    stats = engine.stats()
+    wanted = {"running": 2, "kv_tokens_used": 32 + 8 + 8, "kv_tokens_reserved": 32 + 16 + 16, "kv_tokens_cached": 0}
+    wanted |= {"prefix_tokens_asked": 120, "prefix_tokens_hit": 64, "preemptions": 0, "waiting": 0}
+    wanted |= {"kv_bytes_reserved": 64 * stage.token_bytes, "kv_tokens_capacity": engine.cache.capacity}
+    expect_rows("stats, two equal prompts", [stats.get(name) for name in wanted], [*wanted.values()], name=[*wanted])
+    for request_id in list(engine.requests):
+        engine.abort(request_id)
+    cached = engine.stats()["kv_tokens_cached"]
+    expect(cached == 32, f"all have gone, and two full pages are cached: kv_tokens_cached is {cached}, not 32")

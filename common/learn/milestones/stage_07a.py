@@ -1,0 +1,271 @@
+"""Stage 07a: tokens are drafted, run behind the newest one, and kept as far as the target says the same."""
+
+from collections import Counter
+
+import torch
+
+from common.request import Request
+from common.sampling import SamplingParams, draw, uniform
+from common.stages import load_engine
+
+from . import milestone
+from .paged import chunk, decoding, make_scheduler, owners, sequence
+from .pictures import bars, rows, timeline
+from .stage_under_test import drain, endless, expect, expect_error, expect_rows, expect_tokens, letters, make_request
+
+
+@milestone(
+    "Chunk.num_tokens, Scheduler.schedule, Scheduler._make_room, Speculation.counts",
+    expected="After each decoding request has its token, what is left of budget and pages goes to draft tokens.",
+    hint="chunk.room = _make_room(sequence, min(count, budget)), which then is no longer in the budget.",
+    second_hint="_make_room: at most max_tokens minus the output minus 1; fewer while `extend` finds no pages.",
+)
+def room_for_draft_tokens(stage):
+    speculation = stage.speculation.Speculation(3)
+    scheduler = stage.scheduler.Scheduler(4, 9, 9, 4, speculation)  # 9 tokens in a step, 9 pages of 4
+    lengths = {"A": (6, 40), "B": (5, 3), "C": (4, 40), "D": (6, 40)}
+    for name, (tokens, most) in lengths.items():
+        decoding(stage, scheduler, name, list(range(10, 10 + tokens)), most)
+    chunks = scheduler.schedule()
+    mine = [one.room for one in chunks]
+    picture = {"request": "ABCD", "may still gain": [39, 2, 39, 39]}
+    expect_rows("room, of a budget of 9 tokens for 4 requests", mine, [3, 1, 1, 0], **picture)
+    pages = [len(one.sequence.page_table.pages) for one in chunks]
+    expect_rows("pages", pages, [3, 2, 2, 2], request="ABCD", tokens=[7 + 3, 6 + 1, 5 + 1, 7])
+    expect(chunks[0].num_tokens == 1, f"one token and no draft yet: num_tokens is {chunks[0].num_tokens}")
+    chunks[0].draft.token_ids = [1, 2]
+    expect(chunks[0].num_tokens == 3, f"one token and a draft of 2: num_tokens is {chunks[0].num_tokens}")
+    short = stage.scheduler.Scheduler(4, 64, 2, 4, speculation)
+    decoding(stage, short, "A", [1, 2, 3, 4, 5])
+    [one] = short.schedule()
+    expect(one.room == 2, f"2 pages hold 8 tokens, and 6 are there: room is 2, not {one.room}", owners(short))
+
+
+@milestone(
+    "Scheduler.count_accepted, Scheduler.cache_full_pages, Scheduler.remove, Scheduler.check, Scheduler._reuse, "
+    "Scheduler._release, Scheduler._preempt, Speculation.learn",
+    expected="Accepted draft tokens count as computed; a cached page notes whether the draft model computed it.",
+    hint="computed = min(chunk.start + chunk.num_tokens, num_tokens - 1): the newest token is yet to be run.",
+    second_hint="draft_computed never exceeds computed. _release marks the nodes of the path's pages below it.",
+)
+def what_counts_as_computed(stage):
+    scheduler, Draft = make_scheduler(stage, pages=20), stage.verification.Draft
+    for accepted in (0, 1, 3):
+        a = decoding(stage, scheduler, f"A{accepted}", [10, 11, 12, 13, 14, 15], draft_computed=6)
+        scheduler.allocator.extend(a.page_table, 12)
+        one = chunk(stage, a, 6, 7, room=3, draft=Draft([1, 2, 3], accepted=accepted))
+        a.draft_computed = 9
+        for token in [1, 2, 3][:accepted] + [50]:
+            a.request.append(token)
+        scheduler.count_accepted([one])
+        wanted = 7 + accepted
+        picture = rows({"token": range(6, 10), "run": ["7", 1, 2, 3], "is": ["known"] + ["accepted"] * accepted
+                        + ["rejected"] * (3 - accepted)})  # fmt: skip
+        expect(a.computed == wanted, f"{accepted} of 3 accepted: `computed` is {a.computed}, not {wanted}", picture)
+        expect(
+            a.draft_computed == min(9, wanted), f"draft_computed is {a.draft_computed}, and {wanted} tokens are valid"
+        )
+        scheduler.check()
+        scheduler.remove(a.request)
+    ever = (scheduler.speculation.drafts, scheduler.speculation.draft_tokens, scheduler.speculation.accepted)
+    expect_rows("`learn`: drafts, draft tokens, accepted", ever, [3, 9, 4])
+    expect(not scheduler.running, "`remove` must end them")
+    tokens = list(range(30, 42))
+    for drafted in (5, 12):  # what the draft model has computed when the request ends
+        scheduler = make_scheduler(stage, pages=20)
+        decoding(stage, scheduler, "A", tokens, draft_computed=drafted)
+        b = decoding(stage, scheduler, "B", tokens, draft_computed=12)
+        scheduler.cache_full_pages()
+        said = (
+            f"B gave up its own pages for A's, which the draft model has not noted: draft_computed {b.draft_computed}"
+        )
+        expect(b.draft_computed == 0, f"{said}, not 0")
+        scheduler._preempt()
+        expect([one.request_id for one in scheduler.waiting] == ["B"], "the youngest, B, must be back in the queue")
+        scheduler.remove(scheduler.waiting[0])
+        scheduler.remove(scheduler.running["A"].request)
+        expect(
+            len(scheduler.allocator.free) == 17,
+            "A and B are gone: three pages are cached, and 17 free",
+            owners(scheduler),
+        )
+        found = scheduler._allocate(make_request("C", [*tokens, 1, 2]))
+        known, wanted = found.draft_computed, drafted // 4 * 4
+        expect(found.computed == 12, f"C finds 3 cached pages, 12 tokens, and `computed` is {found.computed}")
+        expect(
+            known == wanted,
+            f"the draft model had computed {drafted} of them: C's draft_computed is {known}, not {wanted}",
+        )
+    scheduler = make_scheduler(stage, pages=20)
+    decoding(stage, scheduler, "A", tokens, draft_computed=13)
+    expect_error(AssertionError, scheduler.check, "`check`, with draft_computed above computed,")
+
+
+@milestone(
+    "Batch.__init__",
+    expected="Draft tokens run behind the newest token like any others, and what follows each of them is scored.",
+    hint="A chunk has chunk.num_tokens rows: chunk.token_ids + chunk.draft.token_ids.",
+    second_hint="A chunk that completes, with k draft tokens, has k + 1 rows to score: its last k + 1.",
+)
+def draft_tokens_in_the_batch(stage):
+    a, c = sequence(stage, "A", 6, [3, 0]), sequence(stage, "C", 9, [2, 5, 1])
+    chunks = [chunk(stage, a, 5, 6, draft=stage.verification.Draft([70, 71])), chunk(stage, c, 0, 4)]
+    batch = stage.batch.Batch(chunks, torch.device("cpu"))
+    above = {"request": "AAACCCC"}
+    expect_rows("token_ids", batch.token_ids.tolist(), [15, 70, 71, 10, 11, 12, 13], **above)
+    expect_rows("positions", batch.positions.tolist(), [5, 6, 7, 0, 1, 2, 3], **above)
+    expect_rows("slot mapping", batch.paged.slot_mapping.tolist(), [1, 2, 3, 8, 9, 10, 11], **above)
+    expect_rows("logits_rows", batch.logits_rows.tolist(), [0, 1, 2])
+    expect_rows("lengths", batch.paged.lengths.tolist(), [8, 4], request="AC")
+
+
+@milestone(
+    "PromptLookup.draft, NgramIndex.find",
+    expected="What followed the last tokens where they occurred before, the longest run of them first, is the draft.",
+    hint="`ends` maps each run of n tokens to where it ended last; index only what is new, and not the text's own end.",
+    second_hint="start = index.find(request.all_token_ids); the draft is token_ids_between(start, start + room).",
+)
+def drafts_from_the_text_itself(stage):
+    text = [1, 2, 3, 9, 2, 3, 8, 1, 2, 3]
+    index = stage.drafter.NgramIndex(2, 4)
+    found = [index.find(text[:end]) for end in range(1, len(text) + 1)]
+    wanted = [0, 0, 0, 0, 0, 3, 0, 0, 2, 3]
+    expect_rows("the place behind the earlier occurrence", found, wanted, text=text)
+    lookup, request = stage.drafter.PromptLookup(), make_request("A", text)
+    one = chunk(stage, stage.scheduler.Sequence(request, stage.page_table.PageTable(4)), 9, 10, room=2)
+    none = chunk(stage, stage.scheduler.Sequence(request, stage.page_table.PageTable(4)), 9, 10, room=0)
+    lookup.draft([one, none])
+    expect_rows("draft of two tokens after ... 1 2 3", one.draft.token_ids, [9, 2])
+    expect(none.draft.token_ids == [], "a chunk without room gets no draft")
+
+
+def drafting(stage, tokens: list[int], room: int, pages: list[int], **params):
+    """Return a chunk that decodes behind these tokens, the last of them generated."""
+    sampling = SamplingParams(max_tokens=40, ignore_eos=True, **params)
+    request = Request("A", tokens[:-1], sampling, None, frozenset(), 40)
+    running = stage.scheduler.Sequence(request, stage.page_table.PageTable(16))
+    running.page_table.pages = pages
+    request.append(tokens[-1])
+    return chunk(stage, running, len(tokens) - 1, len(tokens), room=room)
+
+
+@milestone(
+    "DraftModel.draft, DraftModel._read, DraftModel._draft_one",
+    expected="The draft model reads what it lacks of each text, within its budget, and continues it greedily.",
+    hint="draft: read; then draw one token for each, and run those that still have room, until none has.",
+    second_hint="_read: from draft_computed on, at most read_budget tokens in all; drafts need the whole text.",
+)
+def drafts_of_a_small_model(stage):
+    small = stage.drafter.load_draft_model("auto", stage.loaded)
+    model = stage.drafter.DraftModel(small, 32, 16, "torch", read_budget=64)
+    texts = [prompt[:count] for prompt, count in zip(stage.prompts(3, 30), (20, 9, 14), strict=True)]
+    right = [one.token_ids for one in load_engine("02")(small).generate(texts, endless(4))]
+    chunks = [drafting(stage, text, room, [3 * i, 3 * i + 1, 3 * i + 2])
+              for i, (text, room) in enumerate(zip(texts, (4, 1, 0), strict=True))]  # fmt: skip
+    model.draft(chunks)
+    for one, text, wanted, room in zip(chunks, texts, right, (4, 1, 0), strict=True):
+        what = f"draft behind {stage.text(text)[-20:]!r}, room {room}"
+        expect_rows(what, one.draft.token_ids, wanted[:room])
+        known, wanted_known = one.sequence.draft_computed, len(text) + room - 1 if room else 0
+        expect(known == wanted_known, f"{what}: draft_computed is {known}, not {wanted_known}")
+    long = drafting(stage, stage.prompts(1, 100)[0], 4, list(range(20, 27)))
+    model.draft([long])
+    known = long.sequence.draft_computed
+    expect(
+        known == 64 and not long.draft.token_ids, f"of 100 tokens a budget of 64 reads 64, not {known}, and drafts none"
+    )
+    model.draft([long])
+    expect(len(long.draft.token_ids) == 4, "in the next step the rest is read, and then 4 tokens are drafted")
+    chance = drafting(stage, texts[0], 3, [10, 11, 12], temperature=1.0)
+    model.draft([chance])
+    sums = [round(float(q.sum()), 4) for q in chance.draft.probabilities]
+    expect_rows("sums of the distributions it was drawn from, without a seed", sums, [1.0] * 3)
+
+
+def one_hot(tokens: list[int], size: int = 8) -> torch.Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(tokens), size).float()
+
+
+def rows_of(stage, request, draft):
+    after = stage.verification.Row.after
+    return [after(request, draft.token_ids[:count]) for count in range(len(draft.token_ids) + 1)]
+
+
+@milestone(
+    "compare",
+    expected="Draft tokens are kept up to the first that the target does not say, and one token of its own follows.",
+    hint="Sample the target's token for every row; a request with k draft tokens has k + 1 rows.",
+    second_hint="Count from the left while mine[agreed].token_id == draft.token_ids[agreed]; then mine[:agreed + 1].",
+)
+def kept_as_far_as_the_target_agrees(stage):
+    Draft = stage.verification.Draft
+    cases = {"A": ([3, 5, 1], [3, 5, 2, 7]), "B": ([], [6]), "C": ([4], [4, 1]), "D": ([2, 2], [1, 2, 2])}
+    requests, drafts = [make_request(name, 3) for name in cases], [Draft(list(draft)) for draft, _ in cases.values()]
+    each = [row for request, draft in zip(requests, drafts, strict=True) for row in rows_of(stage, request, draft)]
+    logits = one_hot([token for _, says in cases.values() for token in says])
+    mine = stage.verification.compare(logits, each, drafts)
+    wanted = {"A": [3, 5, 2], "B": [6], "C": [4, 1], "D": [1]}
+    expect(len(mine) == 4, f"four requests gain four lists, not {len(mine)}")
+    for (name, (draft, says)), gained in zip(cases.items(), mine, strict=True):
+        picture = {"draft": draft, "target says": says}
+        expect_rows(f"tokens that {name} gains", [one.token_id for one in gained], wanted[name], **picture)
+
+
+@milestone(
+    "verify, reject",
+    expected="A draft token is accepted with probability min(1, p/q), else one of p - q is drawn: the output is as p.",
+    hint="Accept if uniform(seed, position, COIN) * q(x) < p(x). Else draw from the positive part of p - q.",
+    second_hint="verify: drafts with probabilities go to reject, the others to compare; the order stays.",
+)
+def rejected_and_still_the_target(stage):
+    p, q, then = (torch.tensor(one).double() for one in ((0.6, 0.3, 0.1), (0.3, 0.6, 0.1), (0.2, 0.1, 0.7)))
+    Draft, requests, drafts = stage.verification.Draft, [], []
+    for seed in range(2000):
+        request = Request("A", [1], SamplingParams(temperature=1.0), None, frozenset(), 9)
+        request.seed = seed
+        drafts.append(Draft([int(draw(q[None], [uniform(seed, 0)])[0])], [q]))
+        requests.append(request)
+    logits = torch.stack([p, then]).log().float().repeat(2000, 1)
+    gained = stage.verification.verify(logits, requests, drafts)
+    first = Counter(tokens[0].token_id for tokens in gained)
+    accepted = sum(len(tokens) > 1 for tokens in gained) / 2000
+    shares = {f"token {token}, p {p[token]:.1f}": first[token] / 2000 for token in range(3)}
+    near = all(abs(first[token] / 2000 - p[token]) < 0.035 for token in range(3))
+    expect(near, "the first tokens of 2,000 requests must be distributed as p; their shares are", bars(shares, 1))
+    expect(abs(accepted - 0.7) < 0.035, f"accepted are {accepted:.3f}, and sum over x of min(p, q) is 0.7")
+    second = Counter(tokens[1].token_id for tokens in gained if len(tokens) > 1)
+    share = second[2] / max(1, sum(second.values()))
+    expect(abs(share - 0.7) < 0.05, f"behind an accepted token, token 2 has p 0.7; its share is {share:.3f}")
+    noted = all(draft.accepted == len(tokens) - 1 for draft, tokens in zip(drafts, gained, strict=True))
+    expect(noted, "`verify` must set `accepted` in every draft")
+    both = stage.verification.verify(torch.cat([one_hot([2, 1], 3), logits[:2]]), [make_request("B", 2), requests[0]],
+                                     [Draft([2]), drafts[0]])  # fmt: skip
+    mine = [[one.token_id for one in tokens] for tokens in both]
+    wanted = [[2, 1], [one.token_id for one in gained[0]]]
+    expect(mine == wanted, f"one greedy request and one by chance gain {wanted}, not {mine}")
+
+
+@milestone(
+    "Engine.step, Engine.schedule, Engine.run, Engine.commit, Engine.stats",
+    expected="With draft tokens the tokens are those of stage 02, in fewer steps; also where pages run short.",
+    hint="schedule: draft, then sort chunks by num_tokens > 1. run: verify(logits, requests, drafts).",
+    second_hint="commit: append the tokens, count_accepted, cache_full_pages, then retire.",
+)
+def more_tokens_in_fewer_steps(stage):
+    prompts = [*stage.prompts(3, 24), stage.loaded.tokenizer("one two three four five one two three four")["input_ids"]]
+    right = stage.right_tokens(prompts, 24)
+    token_bytes = stage.token_bytes + 1024  # the bundled draft model's K and V too
+    for draft, memory in (("auto", None), ("lookup", None), ("auto", 10 * 16 * token_bytes)):
+        engine = stage.make_engine(num_draft_tokens=4, draft=draft, attention="torch", kv_memory=memory or "64M")
+        requests = [engine.add(prompt, endless(24)) for prompt in prompts]
+        names = letters(engine.requests)
+        drain(engine)
+        expect_tokens(stage, engine, requests, right)
+        engine.check()
+        stats, steps = engine.stats(), list(engine.trace)
+        drafted, accepted = (sum(step.counters.get(name, 0) for step in steps) for name in ("drafted", "accepted"))
+        expect_rows("stats", [stats.get("draft_tokens"), stats.get("accepted_tokens")], [drafted, accepted])
+        expect(0 < accepted <= drafted, f"draft={draft}: {accepted} of {drafted} draft tokens were accepted")
+        if draft == "auto" and memory is None:
+            expect(len(steps) < 24, f"24 tokens took {len(steps)} steps", timeline(steps[:12], names))
+    expect(stats["preemptions"] > 0, "nothing was preempted in a pool of 10 pages")

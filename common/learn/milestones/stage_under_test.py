@@ -1,0 +1,134 @@
+"""The stage that milestones look at, and what they share: requests, engines, right answers, and how to say "wrong"."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, cached_property
+from pathlib import Path
+from string import ascii_uppercase
+from types import ModuleType
+from typing import Any
+
+from common.engine import BaseEngine
+from common.loader import Loaded, load_model
+from common.request import Request
+from common.sampling import SamplingParams
+from common.stages import load_engine, load_stage_module
+
+from . import Failed
+from .pictures import first_difference, rows, timeline
+
+STORIES = (
+    "Once upon a time, there was a fox",
+    "The capital of France is",
+    "Count from 1 to 10:",
+    "A KV cache keeps the keys and values",
+    "The owl and the turtle went to",
+    "What is 2+2?",
+)
+
+
+class StageUnderTest:
+    """A stage's folder. Its modules are attributes: `stage.page_table.PageTable`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __getattr__(self, module: str) -> ModuleType:
+        return load_stage_module(self.folder, module)
+
+    @property
+    def loaded(self) -> Loaded:
+        return bundled()
+
+    @cached_property
+    def token_bytes(self) -> int:
+        """Bytes that K and V of one token take."""
+        return self.loaded.config.kv_bytes_per_token(self.loaded.dtype)
+
+    def make_engine(self, **options) -> BaseEngine:
+        return self.engine.Engine(self.loaded, **options)
+
+    def prompts(self, count: int, tokens: int) -> list[list[int]]:
+        """Return different prompts of this many tokens."""
+        texts = [self.loaded.tokenizer(f"{STORIES[i % len(STORIES)]} {i}, ")["input_ids"] for i in range(count)]
+        return [(text * tokens)[:tokens] for text in texts]
+
+    def right_tokens(self, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+        """Return the greedy output of an earlier reference stage, which runs one request at a time."""
+        engine = load_engine("01" if self.folder.name.startswith("02") else "02")(self.loaded)
+        return [request.token_ids for request in engine.generate(prompts, endless(max_tokens))]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return self.loaded.tokenizer.decode(tokens)
+
+
+@cache
+def bundled() -> Loaded:
+    """Return the bundled checkpoint in float32. Its context of 512 tokens keeps the slots of stage 04 small."""
+    loaded = load_model(device="cpu", dtype="float32")
+    return replace(loaded, config=replace(loaded.config, context_length=512))
+
+
+def endless(max_tokens: int, **params) -> SamplingParams:
+    """Return greedy parameters for exactly this many tokens."""
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
+
+
+def make_request(name: str, prompt: int | list[int], max_tokens: int = 100) -> Request:
+    """Return a request without a tokenizer. prompt: its tokens, or how many."""
+    tokens = list(range(10, 10 + prompt)) if isinstance(prompt, int) else prompt
+    return Request(name, tokens, endless(max_tokens), None, frozenset(), max_tokens)
+
+
+def expect(condition: Any, what: str, picture: str = "") -> None:
+    if not condition:
+        raise Failed(what, picture)
+
+
+def expect_rows(what: str, mine: Any, wanted: Sequence, box: int = 0, **above: Sequence) -> None:
+    """Fail with both rows under each other, and the first wrong place marked. above: rows that explain them."""
+    mine, wanted = list(mine), list(wanted)
+    if (place := first_difference(mine, wanted)) is not None:
+        lines = above | {"wanted": wanted, "yours": mine}
+        raise Failed(f"{what}: place {place} is wrong", rows(lines, place, box))
+
+
+def expect_error(kind: type[Exception], call, what: str) -> str:
+    """Return the message of the error that the call raises. Fail if it raises none of this kind."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise Failed(f"{what} must raise {kind.__name__}, and raised nothing")
+
+
+def drain(engine: BaseEngine, most: int = 400) -> None:
+    """Step until nothing is unfinished. Fail after `most` steps, or if a step does not return a list."""
+    for _ in range(most):
+        if not engine.has_unfinished:
+            return
+        changed = engine.step()
+        expect(isinstance(changed, list), f"`step` returned {changed!r}, not the list of requests that have changed")
+    names = letters(engine.requests)
+    picture = timeline(list(engine.trace)[-12:], names)
+    raise Failed(f"after {most} steps these requests are not finished: {', '.join(names.values())}", picture)
+
+
+def letters(request_ids: Sequence[str]) -> dict[str, str]:
+    return {request_id: ascii_uppercase[i % 26] for i, request_id in enumerate(request_ids)}
+
+
+def expect_tokens(stage: StageUnderTest, engine: BaseEngine, requests: list[Request], wanted: list[list[int]]) -> None:
+    """Fail at the first wrong output token, as text, with the steps around it."""
+    names = letters([request.request_id for request in requests])
+    for request, right in zip(requests, wanted, strict=True):
+        place = first_difference(request.token_ids, right)
+        if place is not None:
+            letter, mine = names[request.request_id], request.token_ids[place : place + 1]
+            said = f"{stage.text(mine)!r} in place of {stage.text(right[place : place + 1])!r}"
+            before = stage.text(request.all_token_ids[: len(request.prompt_token_ids) + place])[-40:]
+            picture = f"... {before!r}\n"
+            steps = list(engine.trace)
+            ran = [i for i, step in enumerate(steps) if any(w.request_id == request.request_id for w in step.works)]
+            picture += timeline(steps, names, ran[min(place, len(ran) - 1)]) if ran else ""
+            raise Failed(f"request {letter}, output token {place + 1}: {said}", picture)

@@ -1,0 +1,86 @@
+"""What the milestones of stage 08 share: workers by hand, a fleet that loses things, a recovery that rests."""
+
+from typing import Any
+
+from .stage_under_test import StageUnderTest, endless
+
+OPTIONS = {"draft": "lookup", "num_draft_tokens": 0, "attention": "torch", "kv_memory": "3M", "token_budget": 64}
+
+
+def make_worker(stage: StageUnderTest) -> Any:
+    """Return a worker of its own with 24 pages of 16 tokens."""
+    return stage.worker.Worker(stage.engine.WorkerEngine(stage.loaded, **OPTIONS), stage.kv_transport.LocalTransport())
+
+
+def order(stage: StageUnderTest, key: str, prompt: list[int], output=(), max_tokens: int = 8, **more) -> Any:
+    """Return an order for a prompt whose output so far is known."""
+    return stage.messages.Order(key, prompt, list(output), endless(max_tokens), 0, max_tokens, **more)
+
+
+class NoLosses:
+    """In place of Recovery, while it is not written: nothing is ever lost."""
+
+    def __init__(self, router: Any, wait_seconds: float):
+        """Keep nothing."""
+
+    def stats(self) -> dict[str, int]:
+        return {}
+
+    def isolates(self, flight: Any) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+
+def mortal_fleet(stage: StageUnderTest) -> type:
+    """Return a LocalFleet whose workers can be lost, and whose mail can be. Each turn ends with a heartbeat."""
+
+    class MortalFleet(stage.fleet.LocalFleet):
+        def __init__(self, makers):
+            super().__init__(makers)
+            self.news, self.dead, self.unheard = [], set(), set()
+            self.lose_mail = False  # whether the next mail is lost
+            self.poison = ""  # a worker that begins this request dies
+
+        def send(self, number, mail):
+            lost, self.lose_mail = self.lose_mail, False
+            if not lost and number not in self.dead | self.unheard:
+                super().send(number, mail)
+
+        def events(self, seconds):
+            events, self.news, self.unheard = [*self.greetings, *self.news], [], set()
+            self.greetings = []
+            for number, worker in enumerate(self.workers):
+                if number not in self.dead:
+                    if self.poison and any(key.startswith(self.poison) for key in worker.held):
+                        self.die(number)
+                    else:
+                        events.append(stage.fleet.Event(number, worker.turn(heartbeat=True)))
+            return events
+
+        def die(self, number, returns=True):
+            """End a worker, with what it has done and not said. With `returns` an empty one takes its place."""
+            self.workers[number].transport.clear()
+            self.workers[number] = stage.worker.Worker(self.makers[number](), stage.kv_transport.LocalTransport())
+            self.news.append(stage.fleet.Event(number, stage.messages.Lost("killed")))
+            self.unheard.add(number)
+            if returns:
+                self.news.append(stage.fleet.Event(number, self.workers[number].hello()))
+            else:
+                self.dead.add(number)
+
+    return MortalFleet
+
+
+def make_fleet_engine(stage: StageUnderTest, suspects: bool = True, **options) -> Any:
+    """Return the stage's Engine in front of a mortal fleet. suspects: whether a request is ever isolated."""
+    module = stage.deployment
+    original, module.LocalFleet = module.LocalFleet, mortal_fleet(stage)
+    try:
+        engine = stage.make_engine(**OPTIONS, **options)
+    finally:
+        module.LocalFleet = original
+    if not suspects:
+        engine.recovery.isolates = lambda flight: False
+    return engine

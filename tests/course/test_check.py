@@ -1,0 +1,187 @@
+"""`check`: a learner's folder against the milestones, and that these grade what they say. See common/learn/proof.py."""
+
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from common.learn import check, solve
+from common.learn.blank import blank_stage, find_tasks
+from common.learn.milestones import read_milestones, runner
+from common.learn.proof import HEAD, TABLE, load_once, prove_without, without, write
+from common.learn.task_list import task_list
+from common.stages import stage_folders
+
+STAGES = stage_folders()
+BEFORE_05, STAGE_05 = STAGES[3:5]
+
+each_pair = pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)), ids=lambda stage: stage.name[:2])
+
+
+@pytest.fixture
+def loaded_once(monkeypatch):
+    """Start the processes from one that has loaded the model."""
+    monkeypatch.setattr(runner, "START_METHOD", runner.START_METHOD)
+    load_once()
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    """A course with the real stages, in which `my` can be written."""
+    for stage in STAGES:
+        (tmp_path / stage.name).symlink_to(stage)
+    return tmp_path
+
+
+def started(root: Path, stage: Path, *filled: str) -> Path:
+    """Return the learner's folder of a stage, with these tasks written."""
+    before, folder = STAGES[STAGES.index(stage) - 1], root / "my" / stage.name
+    files = blank_stage(before, stage)
+    for task in find_tasks(before, stage):
+        if task.name in filled:
+            files[task.file], _ = solve.fill_in(folder / task.file, files[task.file], stage / task.file, task)
+    write(folder, files)
+    return folder
+
+
+# ---- Heads ----
+
+
+@each_pair
+def test_five_to_nine_milestones_cover_every_task(before, after):
+    tasks, milestones = [task.name for task in find_tasks(before, after)], read_milestones(after.name[:2])
+    assert 5 <= len(milestones) <= 9
+    assert {name for milestone in milestones for name in milestone.tasks} == {*tasks}
+    for milestone in milestones:
+        assert milestone.expected.endswith(".") and len({milestone.hint, milestone.second_hint}) == 2
+
+
+def test_the_list_of_tasks_names_the_check_of_each():
+    tasks = find_tasks(BEFORE_05, STAGE_05)
+    text = " ".join(task_list(BEFORE_05, STAGE_05, tasks).split())
+    assert text.count("Checked by milestone ") == len(tasks)
+
+
+@each_pair
+def test_the_proof_is_of_these_tasks(before, after):
+    """proof.md is written by `python -m common.learn.proof --write`, which proves it."""
+    table, number = TABLE.read_text(encoding="utf-8"), after.name[:2]
+    assert table.startswith(HEAD)
+    rows = [line for line in table.splitlines() if line.startswith(f"| {number} | `") and "| contract |" not in line]
+    names = dict.fromkeys(row.split("`")[1] for row in rows)  # once for each milestone that needs the task
+    assert [*names] == [task.name for task in find_tasks(before, after)]
+
+
+@each_pair
+def test_the_lesson_leads_there_after_the_idea(before, after):
+    lesson = (after / "README.md").read_text(encoding="utf-8")
+    build = lesson.index("## Build it")
+    assert lesson.index("## The picture") < build < lesson.index("## Run it")
+    assert f"course.py start {after.name[:2]}\npython3 course.py check {after.name[:2]}\n" in lesson[build:]
+
+
+# ---- Checks ----
+
+
+@each_pair
+def test_a_blank_stage_fails_at_once_with_a_hint_and_no_traceback(root, capsys, before, after):
+    started(root, after)
+    capsys.readouterr()
+    assert check.main([after.name], root) == 1
+    shown = capsys.readouterr().out
+    first = read_milestones(after.name[:2])[0]
+    assert f"failing  1  {first.title}" in shown and shown.count("not yet ") == len(read_milestones(after.name[:2])) - 1
+    assert "Happened: not written yet: task " in shown and f"Hint: {first.hint}" in shown
+    assert "Traceback" not in shown and first.second_hint not in shown
+    check.main([after.name, "--hint"], root)
+    assert f"Second hint: {first.second_hint}" in capsys.readouterr().out
+
+
+def test_what_is_written_passes_and_the_next_is_told(root, capsys):
+    folder = started(root, STAGE_05, "PageTable.capacity", "PageTable.slot_mapping")
+    capsys.readouterr()
+    assert check.main([str(folder)], root) == 1
+    shown = capsys.readouterr().out
+    assert "done     1  Where a token lies" in shown and "failing  2  Every page has one owner" in shown
+    assert "task 4: PageAllocator.extend (page_table.py)" in shown
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("return [pages[position // size] * size for position in range(start, stop)]", "^^"),
+        ("return self.slots", "AttributeError: 'PageTable' object has no attribute 'slots'"),
+        ("raise SystemExit(7)", "SystemExit: 7"),
+        ("import os; os._exit(3)", "the process ended in the middle, with exit status 3"),
+        ("return None", "the check cannot go on with what it was given: TypeError"),
+    ],
+    ids=["wrong", "raises", "exits", "dies", "returns nothing"],
+)
+def test_what_happened_is_shown_without_a_traceback(root, capsys, loaded_once, written, says):
+    folder = started(root, STAGE_05, "PageTable.capacity", "PageTable.slot_mapping")
+    table = folder / "page_table.py"
+    line = "return [pages[position // size] * size + position % size for position in range(start, stop)]"
+    text = table.read_text(encoding="utf-8")
+    assert line in text
+    table.write_text(text.replace(line, written), encoding="utf-8")
+    capsys.readouterr()
+    assert check.main([STAGE_05.name], root) == 1
+    shown = capsys.readouterr()
+    assert says in shown.out and "Traceback" not in shown.out + shown.err
+    assert "failing  1" in shown.out
+
+
+def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
+    folder = started(root, STAGE_05, "PageTable.capacity", "PageTable.slot_mapping")
+    text = (folder / "page_table.py").read_text(encoding="utf-8")
+    endless = text.replace("size, pages = self.page_size, self.pages\n", "size = 1\n        while True: size += 0\n")
+    assert endless != text
+    (folder / "page_table.py").write_text(endless, encoding="utf-8")
+    first = read_milestones("05")[0]._replace(seconds=1)
+    [outcome] = check.run_milestones(folder.resolve(), [first])
+    assert outcome.what == "it ran for 1 s without an end"
+    assert "in slot_mapping" in outcome.picture and "while True: size += 0" in outcome.picture
+
+
+@pytest.mark.parametrize("name", ["PageAllocator.check", "Scheduler._preempt", "Scheduler.check"])
+def test_a_milestone_without_its_piece_fails(tmp_path, loaded_once, name):
+    """A piece that nothing else calls, one that only matters when memory runs short, and one that only complains."""
+    [task] = [task for task in find_tasks(BEFORE_05, STAGE_05) if task.name == name]
+    [milestone] = [one for one in read_milestones("05") if name in one.tasks]
+    assert prove_without(STAGE_05, tmp_path / STAGE_05.name, task, milestone).proven
+
+
+def test_the_reference_reaches_every_milestone_of_stage_05(tmp_path, capsys, loaded_once):
+    shutil.copytree(STAGE_05, tmp_path / STAGE_05.name)
+    assert check.check_milestones(tmp_path / STAGE_05.name, read_milestones("05"), find_tasks(BEFORE_05, STAGE_05)) == 0
+    assert capsys.readouterr().out.count("done ") == 9
+
+
+def test_the_contract_finds_a_preemption_that_raises(root, capsys, monkeypatch):
+    """The milestones are not asked: what `pytest --engine my/05` grades, must be graded."""
+    folder = root / "my" / STAGE_05.name
+    [task] = [task for task in find_tasks(BEFORE_05, STAGE_05) if task.name == "Scheduler._preempt"]
+    write(folder, without(STAGE_05, task, 'raise RuntimeError("never preempted")'))
+    monkeypatch.setattr(check, "CONTRACT", ["tests/test_contract_claims.py", "-k", "runs_short"])
+    assert check.check_whole(folder, STAGE_05) == 1
+    shown = capsys.readouterr().out
+    assert "test_memory_that_runs_short" in shown and "RuntimeError: never preempted" in shown
+
+
+def test_without_a_folder_it_says_what_to_do(root):
+    with pytest.raises(SystemExit, match="make it with `python3 course.py start 05`"):
+        check.main([STAGE_05.name], root)
+
+
+def test_watch_checks_again_when_a_file_is_saved(tmp_path, monkeypatch, capsys):
+    (tmp_path / "engine.py").write_text("")
+    checked, sleeps = [], iter([lambda: None, lambda: (tmp_path / "page.py").write_text(""), lambda: None])
+
+    def sleep(seconds):
+        next(sleeps, lambda: (_ for _ in ()).throw(KeyboardInterrupt))()
+
+    monkeypatch.setattr(check.time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        check.watch(tmp_path, lambda: checked.append(True))
+    assert len(checked) == 2

@@ -84,7 +84,7 @@ def test_from_takes_over_what_the_learner_wrote_and_the_stage_keeps(root, capsys
     new = (root / "my" / STAGE_05 / "scheduler.py").read_text()
     assert ours in new
     assert "left(self)" not in new, "a helper that the new file lacks"
-    taken, left, _ = capsys.readouterr().out.splitlines()
+    taken, left, *_ = capsys.readouterr().out.splitlines()
     assert taken.endswith(": Scheduler._chunk.") and left.endswith(": Sequence.remaining.")
     assert 'NotImplementedError("task 9: Scheduler.schedule")' in new
 

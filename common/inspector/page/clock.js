@@ -21,7 +21,9 @@ export class Clock {
   }
 
   get oldest() {
-    const begins = this.known.filter((store) => store.moments.length).map((store) => store.hello.began + store.moments[0].t);
+    const begins = this.known
+      .filter((store) => store.moments.length)
+      .map((store) => store.hello.began + store.moments[0].t);
     return begins.length ? Math.min(...begins) : 0;
   }
 

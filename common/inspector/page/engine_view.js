@@ -10,7 +10,7 @@ import { Text } from "inspector/text";
 import { Timeline } from "inspector/timeline";
 import { listen } from "inspector/timeline_input";
 
-const SLOW_MILLISECONDS = 150; // between two drawings of what is made of elements: no one reads faster
+const SLOW_MILLISECONDS = 150; // between two drawings of a panel that is made of elements: no one reads faster
 
 export class EngineView {
   // abort: takes a request's id; null where nothing can be aborted. options: shared by all engines of the page.
@@ -31,29 +31,55 @@ export class EngineView {
     listen(this.timeline, { redraw, tell });
     this.memory.listen(tell);
     this.element = el(
-      "section", { class: "engine", "data-kind": kind, "aria-label": store.hello.name },
-      named ? el("h2", { class: "engine-name" }, title(store.hello), el("span", { class: "soft" }, ` ${store.hello.lesson.look}`)) : null,
-      panel("Time", "a row for each request, a column for each step", "time", this.legend.element, this.timeline.element, this.under),
+      "section",
+      { class: "engine", "data-kind": kind, "aria-label": store.hello.name },
+      named
+        ? el(
+            "h2",
+            { class: "engine-name" },
+            title(store.hello),
+            el("span", { class: "soft" }, ` ${store.hello.lesson.look}`),
+          )
+        : null,
+      panel(
+        "Time",
+        "a row for each request, a column for each step",
+        "time",
+        this.legend.element,
+        this.timeline.element,
+        this.under,
+      ),
       panel("Memory", MEMORY_WORDS[kind], "space", this.pageLegend?.element, this.memory.element, this.news),
       panel("Text", "what each request has been told", "text", options.element?.(), this.text.element),
       panel("Numbers", "now, and the last minute as a line", "figures", null, this.numbers.element),
     );
-    this.drawnSlowly = 0;
+    this.canvases = 0; // the version that they show
+    this.slow = [this.text, this.numbers, this.memory.tree, { draw: () => this.tellNews() }]
+      .filter(Boolean)
+      .map((panel) => ({ panel, version: 0, drawn: 0 }));
   }
 
-  draw(now) {
-    this.timeline.draw();
-    this.memory.draw();
-    this.legend.draw();
-    this.pageLegend?.draw();
-    if (now - this.drawnSlowly < SLOW_MILLISECONDS) return false;
-    this.drawnSlowly = now;
-    this.text.draw();
-    this.numbers.draw();
+  // version: of all that can be seen, counted by the page. Canvases are drawn in each frame in which it is another one.
+  // Of the panels made of elements a frame draws one at most, so that no frame is long.
+  draw(now, version) {
+    if (this.canvases !== version) {
+      this.canvases = version;
+      this.timeline.draw();
+      this.memory.draw();
+      this.legend.draw();
+      this.pageLegend?.draw();
+    }
+    const due = this.slow.filter((one) => one.version !== version && now - one.drawn >= SLOW_MILLISECONDS);
+    const next = due.sort((a, b) => a.drawn - b.drawn)[0];
+    if (!next) return;
+    const isAll = next.panel.draw() !== false; // false: it goes on in its next turn
+    Object.assign(next, { version: isAll ? version : 0, drawn: now });
+  }
+
+  tellNews() {
     const words = newest(this.store, this.clock.of(this.store));
     say(this.news, words.text);
     this.news.classList.toggle("loss", words.isLoss);
-    return !this.numbers.owes;
   }
 }
 
@@ -74,5 +100,10 @@ export function title(hello) {
 
 function panel(name, words, place, legend, ...content) {
   const heading = el("h3", {}, name, el("span", { class: "soft" }, ` ${words}`));
-  return el("div", { class: `panel ${place}`, "data-panel": name.toLowerCase() }, el("div", { class: "panel-head" }, heading, legend), ...content);
+  return el(
+    "div",
+    { class: `panel ${place}`, "data-panel": name.toLowerCase() },
+    el("div", { class: "panel-head" }, heading, legend),
+    ...content,
+  );
 }

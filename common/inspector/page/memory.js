@@ -8,7 +8,13 @@ import { drawTokens } from "inspector/memory_tokens";
 import { Tree } from "inspector/memory_tree";
 
 const DRAWINGS = {
-  nothing: drawTokens, buffers: drawTokens, slots: drawSlots, pages: drawPages, tree: drawPages, drafts: drawPages, fleet: drawFleet,
+  nothing: drawTokens,
+  buffers: drawTokens,
+  slots: drawSlots,
+  pages: drawPages,
+  tree: drawPages,
+  drafts: drawPages,
+  fleet: drawFleet,
 };
 
 export class Memory {
@@ -19,7 +25,7 @@ export class Memory {
     this.sums = el("p", { class: "sums" });
     this.canvas = el("canvas", { class: "memory", role: "img" });
     this.surface = el("div", { class: "surface" }, this.canvas);
-    this.tree = ["tree", "drafts"].includes(store.hello.kind) ? new Tree(store, selection) : null;
+    this.tree = ["tree", "drafts"].includes(store.hello.kind) ? new Tree(store, clock, selection) : null;
     this.element = el("div", { class: "memory-body" }, this.sums, this.surface, this.tree?.element);
     this.layout = null;
   }
@@ -33,8 +39,8 @@ export class Memory {
     const scene = { context, width, height, store: this.store, moment, time, selection: this.selection };
     this.layout = DRAWINGS[this.store.hello.kind](scene);
     say(this.sums, this.layout.sums);
-    if (this.canvas.getAttribute("aria-label") !== this.layout.sums) this.canvas.setAttribute("aria-label", this.layout.sums);
-    this.tree?.draw(moment);
+    if (this.canvas.getAttribute("aria-label") !== this.layout.sums)
+      this.canvas.setAttribute("aria-label", this.layout.sums);
   }
 
   listen(tell) {

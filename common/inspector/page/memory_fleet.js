@@ -32,13 +32,15 @@ export function drawFleet({ context, width, height, store, moment, time, selecti
   const up = workers.filter((worker) => worker.up).length;
   const stats = moment.stats;
   const moved = stats.handoffs ? `${count(stats.handoffs)} prompts handed over` : "no prompt handed over yet";
-  const lost = stats.workers_lost ? `, ${count(stats.workers_lost)} workers lost, ${count(stats.requests_resumed)} requests begun again` : "";
+  const lost = stats.workers_lost
+    ? `, ${count(stats.workers_lost)} workers lost, ${count(stats.requests_resumed)} requests begun again`
+    : "";
   return { sums: `${up} of ${workers.length} workers up, ${moved}${lost}.` };
 }
 
 function pagesOf(scene, number, size) {
   const request = scene.store.request(number);
-  return Math.max(1, Math.ceil((request.promptTokens + request.tokensAt(scene.time).length) / (size || 16)));
+  return Math.max(1, Math.ceil((request.promptTokens + request.tokensAt(scene.time)) / (size || 16)));
 }
 
 function drawWorker(scene, role, place, y, height) {
@@ -57,7 +59,9 @@ function drawWorker(scene, role, place, y, height) {
     mark(context, "preempted", "", 0, y + TITLE, width, height - TITLE - 8);
     return;
   }
-  const held = [...flights].filter(([, flight]) => flight[place] === role.number || (place === PREFILL && flight[DECODE] === role.number));
+  const held = [...flights].filter(
+    ([, flight]) => flight[place] === role.number || (place === PREFILL && flight[DECODE] === role.number),
+  );
   const cells = [];
   for (const [number, [phase]] of held) {
     const texture = phase === "transfer" && place === DECODE ? "rejected" : phase === "prefill" ? "prefill" : "decode";
@@ -66,7 +70,11 @@ function drawWorker(scene, role, place, y, height) {
   context.font = `12px ${FONT}`;
   context.fillStyle = soft;
   context.textAlign = "right";
-  context.fillText(`${count(worker.pages - worker.free)} of ${count(worker.pages)} pages in use, ${count(worker.cached)} cached`, width, y + 17);
+  context.fillText(
+    `${count(worker.pages - worker.free)} of ${count(worker.pages)} pages in use, ${count(worker.cached)} cached`,
+    width,
+    y + 17,
+  );
   context.textAlign = "left";
   const [wide, high] = [width - 12, height - TITLE - 14];
   let size = Math.max(4, Math.floor(Math.sqrt((wide * high) / worker.pages)) + 1);
@@ -115,15 +123,29 @@ function drawLane(scene, y) {
   context.lineTo(width, y + LANE - 6);
   context.stroke();
   context.setLineDash([]);
-  const moving = [...flights].map(([number, [phase]]) => [number, phase]).filter(([, phase]) => phase === "ready" || phase === "transfer");
+  const moving = [...flights]
+    .map(([number, [phase]]) => [number, phase])
+    .filter(([, phase]) => phase === "ready" || phase === "transfer");
   const known = moving.map(([number]) => number);
-  moving.push(...arrivals(scene).filter((number) => !known.includes(number)).map((number) => [number, "arrived"]));
+  moving.push(
+    ...arrivals(scene)
+      .filter((number) => !known.includes(number))
+      .map((number) => [number, "arrived"]),
+  );
   moving.slice(0, 6).forEach(([number, phase], at) => {
     const x = 108 + at * 72;
     const hex = colour(store.request(number).hue);
     const pages = pagesOf(scene, number, 16);
     for (let page = 0; page < Math.min(pages, 12); page++) {
-      mark(context, phase === "ready" ? "prefill" : "decode", hex, x + (page % 4) * 11, y + 6 + Math.floor(page / 4) * 11, 10, 10);
+      mark(
+        context,
+        phase === "ready" ? "prefill" : "decode",
+        hex,
+        x + (page % 4) * 11,
+        y + 6 + Math.floor(page / 4) * 11,
+        10,
+        10,
+      );
     }
     context.fillStyle = hex;
     context.font = `600 12px ${FONT}`;
@@ -138,8 +160,8 @@ function drawLane(scene, y) {
 function arrivals({ store, time }) {
   const found = [];
   for (const request of store.requests.values()) {
-    const at = request.works.findIndex((work, place) => place && work.worker !== request.works[place - 1].worker);
-    if (at > 0 && request.works[at].t <= time && request.works[at].t > time - ARRIVED_SECONDS) found.push(request.n);
+    const times = request.handoffs.map((place) => request.works[place].t);
+    if (times.some((t) => t <= time && t > time - ARRIVED_SECONDS)) found.push(request.n);
   }
   return found;
 }

@@ -9,7 +9,13 @@ const CROSS_SECONDS = 1.5; // and at least
 
 export function drawPages({ context, width, height, store, moment, time, selection }) {
   const { pages, page_size: pageSize, bytes_per_token: perToken } = store.hello.sizes;
-  const layout = { ...arrange(width, height, pages), pages, pageSize, owners: owners(store, moment, pageSize), cached: new Map() };
+  const layout = {
+    ...arrange(width, height, pages),
+    pages,
+    pageSize,
+    owners: owners(store, moment, pageSize),
+    cached: new Map(),
+  };
   for (const [page, , references] of moment.memory.tree) layout.cached.set(page, references);
   layout.texts = moment.memory.texts;
   const lost = givenUp(store, time);
@@ -54,7 +60,12 @@ function owners(store, moment, pageSize) {
     const drafted = moment.memory.drafted.get(number) ?? 0;
     const within = (tokens, place) => Math.min(pageSize, Math.max(0, tokens - place * pageSize));
     table.forEach((page, place) => {
-      const owner = { request: store.request(number), place, filled: within(computed, place), read: within(drafted, place) };
+      const owner = {
+        request: store.request(number),
+        place,
+        filled: within(computed, place),
+        read: within(drafted, place),
+      };
       if (found.has(page)) found.get(page).push(owner);
       else found.set(page, [owner]);
     });
@@ -135,6 +146,8 @@ export function pageWords(layout, page) {
   const text = layout.texts?.get(page);
   const shown = text ? ` “${text.slice(0, 60)}”` : "";
   if (!mine) return layout.cached.has(page) ? `page ${page}: cached, no request uses it${shown}` : `page ${page}: free`;
-  const each = mine.map(({ request, place, filled }) => `${request.letter}’s page ${place + 1}, ${filled} of ${layout.pageSize} tokens`);
+  const each = mine.map(
+    ({ request, place, filled }) => `${request.letter}’s page ${place + 1}, ${filled} of ${layout.pageSize} tokens`,
+  );
   return `page ${page}: ${each.join("; ")}${shown}`;
 }

@@ -15,8 +15,10 @@ export function newest(store, time) {
   }
   const lost = lossWords(store, moment, time);
   if (lost) return { text: lost, isLoss: true };
-  const recent = [...store.requests.values()].filter((request) => request.columns.length && startedAt(store, request) > time - FRESH_SECONDS
-    && startedAt(store, request) <= time);
+  const recent = [...store.requests.values()].filter(
+    (request) =>
+      request.columns.length && startedAt(store, request) > time - FRESH_SECONDS && startedAt(store, request) <= time,
+  );
   const hit = recent.findLast((request) => request.cached);
   if (!hit) return NOTHING;
   const text = `${hit.letter} found ${count(hit.cached)} of its ${count(hit.promptTokens)} prompt tokens in the tree: they were not run.`;
@@ -30,7 +32,10 @@ function startedAt(store, request) {
 function preemption(store, step) {
   const held = (number) => store.at(step.s - 1e-4)?.memory.pages.get(number)?.length ?? 0;
   const each = step.preempted.map((number) => `${store.request(number).letter} (${held(number)} pages)`);
-  const verb = each.length > 1 ? "were preempted: they give their pages back and run" : "was preempted: it gives its pages back and runs";
+  const verb =
+    each.length > 1
+      ? "were preempted: they give their pages back and run"
+      : "was preempted: it gives its pages back and runs";
   return `Step ${count(step.i)}: no page was free. The youngest, ${each.join(" and ")}, ${verb} again later.`;
 }
 

@@ -7,14 +7,35 @@ import { WINDOW_SECONDS, figuresAt, partsAt } from "inspector/metrics";
 const FIGURES = {
   rate: { name: "tokens per second", show: count },
   running: { name: "running", show: count, beside: (figures) => `${count(figures.waiting)} waiting` },
-  memory: { name: "K/V memory", title: "share of the K/V memory that requests have taken", show: (value) => `${Math.round(value)} %` },
-  ttft: { name: "first token (TTFT)", spread: true, title: "from arrival to the first token: median and 99th percentile of a minute" },
-  itl: { name: "next token (ITL)", spread: true, title: "the gap between two chunks: median and 99th percentile of a minute" },
-  tpot: { name: "per token (TPOT)", spread: true, title: "mean of each request that ended: median and 99th percentile of a minute" },
+  memory: {
+    name: "K/V memory",
+    title: "share of the K/V memory that requests have taken",
+    show: (value) => `${Math.round(value)} %`,
+  },
+  ttft: {
+    name: "first token (TTFT)",
+    spread: true,
+    title: "from arrival to the first token: median and 99th percentile of a minute",
+  },
+  itl: {
+    name: "next token (ITL)",
+    spread: true,
+    title: "the gap between two chunks: median and 99th percentile of a minute",
+  },
+  tpot: {
+    name: "per token (TPOT)",
+    spread: true,
+    title: "mean of each request that ended: median and 99th percentile of a minute",
+  },
   hits: { name: "prefix hit rate", show: (value) => `${Math.round(value)} %`, kinds: ["tree", "drafts", "fleet"] },
   accepted: { name: "draft acceptance", show: (value) => `${Math.round(value)} %`, kinds: ["drafts", "fleet"] },
   preemptions: { name: "preemptions", show: count, kinds: ["pages", "tree", "drafts"] },
-  handed: { name: "handed over", title: "keys and values that travelled between workers", show: bytes, kinds: ["fleet"] },
+  handed: {
+    name: "handed over",
+    title: "keys and values that travelled between workers",
+    show: bytes,
+    kinds: ["fleet"],
+  },
 };
 const EVERY_SECONDS = 0.5; // between two points of a line
 const LEAST_SECONDS = 10; // that a line is wide
@@ -40,13 +61,19 @@ export class Numbers {
     const spread = el("span", { class: "spread" });
     const canvas = el("canvas", { class: "spark", "aria-hidden": "true" });
     this.tiles.set(key, { figure, value, spread, canvas });
-    return el("div", { class: "tile", title: figure.title }, el("dt", {}, figure.name), el("dd", {}, value, spread), canvas);
+    return el(
+      "div",
+      { class: "tile", title: figure.title },
+      el("dt", {}, figure.name),
+      el("dd", {}, value, spread),
+      canvas,
+    );
   }
 
   draw() {
     const time = this.clock.of(this.store);
     const figures = figuresAt(this.store, time);
-    if (!figures) return;
+    if (!figures) return true;
     const line = this.line(time);
     const wide = room(this.grid.firstElementChild)[0] - 16;
     for (const [key, { figure, value, spread, canvas }] of this.tiles) {
@@ -54,9 +81,14 @@ export class Numbers {
       say(value, now === null ? "–" : figure.spread ? milliseconds(now.p50) : figure.show(now));
       if (figure.spread) say(spread, now === null ? "" : `p99 ${milliseconds(now.p99)}`);
       if (figure.beside) say(spread, figure.beside(figures));
-      spark(canvas, wide, line.map((one) => (figure.spread ? one?.[key]?.p50 : one?.[key]) ?? null));
+      spark(
+        canvas,
+        wide,
+        line.map((one) => (figure.spread ? one?.[key]?.p50 : one?.[key]) ?? null),
+      );
     }
     this.drawParts(time);
+    return !this.owes;
   }
 
   // The last minute, or what there is of it. Each point is computed once, when its time has come; a few in one drawing.

@@ -19,11 +19,31 @@ export class Player {
   constructor(clock) {
     this.clock = clock;
     this.play = el("button", { type: "button", class: "primary", onclick: () => this.toggle() }, "Pause");
-    this.range = el("input", { type: "range", min: 0, max: 1000, value: 0, class: "wide", "aria-label": "moment of the recording", oninput: () => this.seek() });
+    this.range = el("input", {
+      type: "range",
+      min: 0,
+      max: 1000,
+      value: 0,
+      class: "wide",
+      "aria-label": "moment of the recording",
+      oninput: () => this.seek(),
+    });
     this.where = el("output", { class: "where" });
-    this.speed = el("select", { "aria-label": "speed", onchange: () => { clock.speed = Number(this.speed.value); } });
-    for (const speed of [1, 0.5, 0.25, 0.1, 2]) this.speed.append(el("option", { value: speed }, speed === 1 ? "as it was" : `${speed} times as fast`));
-    this.element = el("form", { class: "controls player" }, el("span", { class: "group" }, this.play, this.speed), this.range, this.where);
+    this.speed = el("select", {
+      "aria-label": "speed",
+      onchange: () => {
+        clock.speed = Number(this.speed.value);
+      },
+    });
+    for (const speed of [1, 0.5, 0.25, 0.1, 2])
+      this.speed.append(el("option", { value: speed }, speed === 1 ? "as it was" : `${speed} times as fast`));
+    this.element = el(
+      "form",
+      { class: "controls player" },
+      el("span", { class: "group" }, this.play, this.speed),
+      this.range,
+      this.where,
+    );
     clock.listeners.add(() => this.show());
     clock.show(clock.oldest);
   }

@@ -15,12 +15,20 @@ export class Timeline {
     this.store = store;
     this.clock = clock;
     this.selection = selection;
-    this.canvas = el("canvas", { class: "timeline", tabindex: 0, role: "img" });
+    // Arrow keys move it through time: to a screen reader it is a slider that says what there is at that moment.
+    this.canvas = el("canvas", {
+      class: "timeline",
+      tabindex: 0,
+      role: "slider",
+      "aria-label": "Time, in steps",
+      "aria-valuemin": 0,
+    });
     this.element = el("div", { class: "surface" }, this.canvas);
     this.width = 12; // pixels of a column
     this.zoomed = false; // by hand; until then columns get narrower as there are more
-    this.scroll = 0; // rows that are out of view above
-    this.rows = [];
+    this.scroll = 0; // rows that are out of view below
+    this.alive = []; // requests that have a row
+    this.rows = []; // those in view
     this.drawn = {}; // cells of the last drawing, by phase: tests count them
     this.hover = null; // {column, request}
     this.isTall = ["nothing", "buffers"].includes(store.hello.kind);
@@ -55,7 +63,11 @@ export class Timeline {
     if (this.size.width < GUTTER + 50 || this.size.height < HEAD + 20) return;
     const context = (this.context = surface(this.canvas, this.size.width, this.size.height));
     const edge = this.edge;
-    if (!this.zoomed) this.width = Math.min(14, Math.max(4, Math.floor((this.size.width - GUTTER - 8) / Math.max(1, edge - this.store.first))));
+    if (!this.zoomed)
+      this.width = Math.min(
+        14,
+        Math.max(4, Math.floor((this.size.width - GUTTER - 8) / Math.max(1, edge - this.store.first))),
+      );
     // A young timeline grows from the left; a full one runs out of it.
     this.start = Math.max(this.store.first, edge - this.visible);
     this.drawn = {};
@@ -69,8 +81,16 @@ export class Timeline {
     context.globalAlpha = 0.5;
     context.fillRect(this.x(edge), HEAD - 4, 1, this.size.height); // now
     context.globalAlpha = 1;
-    const shown = `${this.rows.length} requests, steps ${this.start} to ${edge - 1}`;
-    if (this.canvas.getAttribute("aria-label") !== shown) this.canvas.setAttribute("aria-label", `Time: ${shown}`);
+    this.sayMoment(edge);
+  }
+
+  sayMoment(edge) {
+    const { running = [], waiting = [] } = this.store.at(this.clock.of(this.store)) ?? {};
+    const words = `step ${count(edge)} of ${count(this.store.columns)}: ${running.length} requests run, ${waiting.length} wait`;
+    if (this.canvas.getAttribute("aria-valuetext") === words) return;
+    this.canvas.setAttribute("aria-valuetext", words);
+    this.canvas.setAttribute("aria-valuenow", edge);
+    this.canvas.setAttribute("aria-valuemax", this.store.columns);
   }
 
   // The requests that are alive in the columns in view, in order of arrival. Where they do not all fit, the last ones.
@@ -82,11 +102,16 @@ export class Timeline {
       return request.arrived <= time && (request.finished === null || request.finished >= begin);
     });
     const space = this.size.height - HEAD;
-    this.rowHeight = Math.max(ROW.least, Math.min(this.isTall ? TALL : ROW.most, Math.floor(space / Math.max(1, alive.length))));
+    this.rowHeight = Math.max(
+      ROW.least,
+      Math.min(this.isTall ? TALL : ROW.most, Math.floor(space / Math.max(1, alive.length))),
+    );
     const fitting = Math.floor(space / this.rowHeight);
     this.hidden = Math.max(0, alive.length - fitting);
-    const last = alive.length - Math.min(Math.max(0, this.scroll), this.hidden);
+    this.scroll = Math.min(Math.max(0, this.scroll), this.hidden);
+    const last = alive.length - this.scroll;
     this.rows = alive.slice(Math.max(0, last - fitting), last);
+    this.alive = alive;
   }
 
   drawHead(edge) {
@@ -98,10 +123,11 @@ export class Timeline {
     context.font = `11px ${FONT}`;
     context.fillStyle = soft;
     context.textAlign = "left";
-    const names = lanes > 1 ? this.store.hello.sizes.workers.map(({ number }) => `steps of worker ${number}`) : ["time of a step"];
+    const names =
+      lanes > 1 ? this.store.hello.sizes.workers.map(({ number }) => `steps of worker ${number}`) : ["time of a step"];
     names.slice(0, 3).forEach((name, at) => context.fillText(name, 0, lanes > 1 ? (at + 1) * lane - 2 : 14));
     if (lanes === 1) context.fillText(`up to ${milliseconds(1000 * longest)}`, 0, 28);
-    if (this.hidden) context.fillText(`${this.rows.length} of ${this.rows.length + this.hidden} rows`, 0, HEAD - 4);
+    if (this.hidden) context.fillText(`${this.rows.length} of ${this.alive.length} rows: scroll`, 0, HEAD - 4);
     context.fillStyle = line;
     for (let at = 1; at <= lanes; at++) context.fillRect(GUTTER, at * lane, this.size.width - GUTTER, 1);
     for (let column = this.start; column < edge; column++) {
@@ -175,16 +201,21 @@ export class Timeline {
       // Narrow columns of the same kind become one rectangle: a thousand steps are a few.
       if (!gap && !work.guesses) {
         while (
-          to < request.columns.length && request.columns[to] < edge && request.columns[to] === request.columns[to - 1] + 1 &&
-          request.works[to].phase === work.phase && !request.works[to].guesses
-        ) to++;
+          to < request.columns.length &&
+          request.columns[to] < edge &&
+          request.columns[to] === request.columns[to - 1] + 1 &&
+          request.works[to].phase === work.phase &&
+          !request.works[to].guesses
+        )
+          to++;
       }
       const width = (request.columns[to - 1] - request.columns[from] + 1) * this.width - gap;
       this.drawCell(request, from, hex, this.x(request.columns[from]), y, width, height);
       from = to;
     }
     for (const column of request.preemptions) {
-      if (column >= this.start && column < edge) mark(context, "preempted", hex, this.x(column), y, Math.max(9, this.width), height);
+      if (column >= this.start && column < edge)
+        mark(context, "preempted", hex, this.x(column), y, Math.max(9, this.width), height);
     }
   }
 
@@ -206,7 +237,8 @@ export class Timeline {
       const [top, tall] = this.span(work, height);
       mark(this.context, work.phase, hex, x, y + top, width, tall);
     }
-    if (width >= 26 && work.tokens > 1 && height >= 12 && !work.guesses && !this.isTall) this.number(work.tokens, x, y, width, height);
+    if (width >= 26 && work.tokens > 1 && height >= 12 && !work.guesses && !this.isTall)
+      this.number(work.tokens, x, y, width, height);
   }
 
   // Where a cell lies in its row. One request at a time: as high as the tokens that were run for it, from the bottom up.
@@ -240,12 +272,12 @@ export class Timeline {
     const bottom = this.isTall ? y + height - 8 : y; // a tall row's line lies at its bottom
     const line = (phase, from, to) => {
       [from, to] = [Math.max(this.start, from), Math.min(edge, to)];
-      if (to > from) mark(this.context, phase, hex, this.x(from), bottom, (to - from) * this.width, this.isTall ? 8 : height);
+      if (to > from)
+        mark(this.context, phase, hex, this.x(from), bottom, (to - from) * this.width, this.isTall ? 8 : height);
     };
     line("waiting", arrival, begin);
     if (!this.isTall) line(this.isFleet ? "elsewhere" : "waiting", begin, end);
-    const handoff = request.works.findIndex((work, at) => at && work.worker !== request.works[at - 1].worker);
-    if (handoff > 0) line("travel", request.columns[handoff - 1] + 1, request.columns[handoff]);
+    for (const place of request.handoffs) line("travel", request.columns[place - 1] + 1, request.columns[place]);
   }
 
   drawHover() {

@@ -1,4 +1,5 @@
-// What a pointer and keys do in the timeline: drag or arrows move through time, the wheel zooms, a click picks a request.
+// What a pointer and keys do in the timeline: drag or arrows move through time, the wheel zooms (over the names it
+// scrolls them), a click picks a request.
 
 import { PHASES } from "inspector/marks";
 import { count, milliseconds, point } from "inspector/dom";
@@ -51,8 +52,8 @@ export function listen(timeline, { redraw, tell }) {
       event.preventDefault();
       if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
         moveTo(timeline.edge + Math.sign(event.deltaX || event.deltaY) * Math.ceil(30 / timeline.width));
-      } else if (timeline.hidden && event.altKey) {
-        timeline.scroll = Math.max(0, timeline.scroll - Math.sign(event.deltaY));
+      } else if (timeline.hidden && point(event)[0] < GUTTER) {
+        timeline.scroll -= Math.sign(event.deltaY);
         redraw();
       } else zoom(event.deltaY < 0 ? 1.15 : 1 / 1.15);
     },
@@ -72,13 +73,20 @@ export function listen(timeline, { redraw, tell }) {
     if (!(event.key in keys)) return;
     event.preventDefault();
     keys[event.key](event);
+    const request = selection.number === null ? null : store.request(selection.number);
+    timeline.hover = { column: Math.max(store.first, timeline.edge - 1), request };
+    tell(describe(timeline));
   });
 }
 
+// The next request or the one before, with its row in view.
 function pick(timeline, by) {
-  const numbers = timeline.rows.map((request) => request.n);
-  const at = numbers.indexOf(timeline.selection.number);
-  timeline.selection.select(numbers[Math.min(Math.max(0, at + by), numbers.length - 1)] ?? null);
+  const { alive, rows, selection } = timeline;
+  const at = alive.findIndex((request) => request.n === selection.number);
+  const next = at < 0 ? rows[0] : alive[Math.min(Math.max(0, at + by), alive.length - 1)];
+  selection.select(next?.n ?? null);
+  const behind = alive.length - 1 - alive.indexOf(next); // rows below it
+  timeline.scroll = Math.min(behind, Math.max(timeline.scroll, behind - rows.length + 1));
 }
 
 // What is under the pointer, in words and numbers.
@@ -88,7 +96,9 @@ export function describe(timeline) {
   const parts = [];
   if (request) parts.push(`${request.letter}: ${request.promptTokens} prompt tokens`);
   if (step) {
-    parts.push(`step ${count(step.i)}, ${milliseconds(1000 * (step.e - step.s))}, ${count(step.tokens)} tokens of ${step.works.length} requests`);
+    parts.push(
+      `step ${count(step.i)}, ${milliseconds(1000 * (step.e - step.s))}, ${count(step.tokens)} tokens of ${step.works.length} requests`,
+    );
     if (timeline.store.hello.kind === "fleet") parts.push(`worker ${step.worker}`);
     const place = request ? request.place(column) : -1;
     if (request && request.columns[place] === column) {

@@ -5,6 +5,7 @@ It takes over `step` and `abort`; everything else is the engine's own.
 
 import json
 import time
+from collections import deque
 from typing import Any
 
 from common.engine import BaseEngine
@@ -32,6 +33,7 @@ class Watched:
         self._known = Known()
         self._ended: dict[str, Request] = {}  # since the last look
         self._next_look = 0.0
+        self._to_abort: deque[str] = deque()  # ids
         self._told: tuple[Any, ...] = ()  # where everything was at the last look
 
     def __getattr__(self, name: str):
@@ -45,15 +47,23 @@ class Watched:
         """One step of the engine, if its pace permits one now, and a look at what has changed."""
         if bool(self.feed.readers) != self._watching:
             self._start_or_stop()
-        if self._engine.has_unfinished and not self.pace.permit():
-            changed = []
-        elif not self._watching:
-            return self._engine.step()
-        else:
-            changed = self._step_and_listen()
+        changed = self._aborted()
+        if not self._engine.has_unfinished or self.pace.permit():
+            changed += self._step_and_listen() if self._watching else self._engine.step()
         if self._watching:
             self._look()
         return changed
+
+    def abort_soon(self, request_id: str) -> None:
+        """End a request before the next step, whoever sent it; ignore an unknown id. From any thread."""
+        self._to_abort.append(request_id)
+
+    def _aborted(self) -> list[Request]:
+        requests = [self._engine.requests.get(self._to_abort.popleft()) for _ in range(len(self._to_abort))]
+        ended = [request for request in requests if request is not None and not request.finished]
+        for request in ended:
+            self.abort(request.request_id)
+        return ended
 
     def abort(self, request_id: str) -> None:
         request = self._engine.requests.get(request_id)

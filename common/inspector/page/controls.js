@@ -11,23 +11,9 @@ export class Controls {
     this.lesson = lesson;
     this.note = el("output", { class: "note", role: "status" });
     this.prompt = el("textarea", { rows: 1, "aria-label": "prompt", spellcheck: "false", class: "prompt-field" });
-    this.most = el("input", {
-      type: "number",
-      min: 1,
-      max: 4000,
-      value: 128,
-      "aria-label": "most output tokens",
-      class: "short",
-    });
-    this.heat = el("input", {
-      type: "number",
-      min: 0,
-      max: 2,
-      step: 0.1,
-      value: 0,
-      "aria-label": "temperature",
-      class: "short",
-    });
+    this.most = number("most output tokens", { min: 1, max: 4000 });
+    this.heat = number("temperature", { min: 0, max: 2, step: 0.1 });
+    this.times = number("how many times", { min: 1, max: 64 });
     this.presets = el("select", { "aria-label": "preset", onchange: () => this.choose() });
     lesson.presets.forEach((preset, at) => this.presets.append(el("option", { value: at }, preset.name)));
     this.slider = el("input", {
@@ -58,7 +44,8 @@ export class Controls {
         this.presets,
         this.prompt,
         label("at most", this.most),
-        wide ? el("span", { class: "heat" }, label("temperature", this.heat)) : null,
+        wide ? label("temperature", this.heat) : null,
+        label("times", this.times),
         el("button", { class: "primary", type: "submit" }, "Send"),
       ),
       el(
@@ -83,13 +70,21 @@ export class Controls {
     this.prompt.value = preset.prompt;
     this.most.value = preset.max_tokens;
     this.heat.value = preset.temperature;
+    this.times.value = preset.count;
   }
 
   send(event) {
-    event.preventDefault();
-    const { count, chat, system } = this.lesson.presets[Number(this.presets.value)];
-    const numbers = { max_tokens: Number(this.most.value), temperature: Number(this.heat.value) };
-    return this.all("send", { prompt: this.prompt.value, count, chat, system, ...numbers });
+    event?.preventDefault();
+    const { chat, system } = this.lesson.presets[Number(this.presets.value)];
+    const [tokens, temperature, count] = [this.most, this.heat, this.times].map((input) => Number(input.value));
+    return this.all("send", { prompt: this.prompt.value, max_tokens: tokens, temperature, count, chat, system });
+  }
+
+  // What the lesson is about, for a page on which nothing has happened yet.
+  begin() {
+    this.presets.value = "0";
+    this.choose();
+    return this.send();
   }
 
   load() {
@@ -141,6 +136,10 @@ export class Controls {
       ),
     );
   }
+}
+
+function number(name, bounds) {
+  return el("input", { type: "number", "aria-label": name, class: "short", ...bounds });
 }
 
 function label(text, input, behind = false) {

@@ -13,8 +13,8 @@ import { listen } from "inspector/timeline_input";
 const SLOW_MILLISECONDS = 150; // between two drawings of a panel that is made of elements: no one reads faster
 
 export class EngineView {
-  // abort: takes a request's id; null where nothing can be aborted. options: shared by all engines of the page.
-  constructor(store, clock, { abort, options, redraw, named }) {
+  // abort, begin: as in Text. options: shared by all engines of the page.
+  constructor(store, clock, { abort, begin, options, redraw, named }) {
     this.store = store;
     this.clock = clock;
     const kind = store.hello.kind;
@@ -22,7 +22,7 @@ export class EngineView {
     this.timeline = new Timeline(store, clock, this.selection);
     this.memory = new Memory(store, clock, this.selection);
     this.numbers = new Numbers(store, clock);
-    this.text = new Text(store, clock, this.selection, { abort, options });
+    this.text = new Text(store, clock, this.selection, { abort, begin, options });
     this.legend = new Legend(kind);
     this.pageLegend = ["pages", "tree", "drafts"].includes(kind) ? new PageLegend(kind) : null;
     this.news = el("p", { class: "news", role: "status" });

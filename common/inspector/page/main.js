@@ -112,9 +112,9 @@ function introduce(hellos) {
   page.engines.dataset.engines = String(hellos.length);
 }
 
-function addView(at, store, abort) {
+function addView(at, store, does) {
   const view = new EngineView(store, clock, {
-    abort,
+    ...does,
     options,
     redraw,
     named: (boot.engines?.length ?? stores.length) > 1,
@@ -134,7 +134,7 @@ function connect() {
       hello: (hello) => {
         stores[at] = new Store(hello);
         introduce(stores.filter(Boolean).map((store) => store.hello));
-        addView(at, stores[at], (id) => controls.abort(connection, id));
+        addView(at, stores[at], { abort: (id) => controls.abort(connection, id), begin: () => controls.begin() });
         controls ??= startControls(connections, hello);
         state("live");
       },
@@ -225,7 +225,7 @@ async function start() {
   if (clock.recorded) {
     stores.push(...(await unpack(boot.recording)));
     introduce(stores.map((store) => store.hello));
-    stores.forEach((store, at) => addView(at, store, null));
+    stores.forEach((store, at) => addView(at, store, { abort: null, begin: null }));
     page.player = new Player(clock);
     page.controls.replaceChildren(page.player.element);
   } else connect();

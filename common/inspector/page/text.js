@@ -21,7 +21,8 @@ const STATES = {
 };
 
 export class Text {
-  constructor(store, clock, selection, { abort, options }) {
+  // abort: takes a request's id. begin: sends the lesson's first preset. Both are null where nothing can be sent.
+  constructor(store, clock, selection, { abort, begin, options }) {
     this.store = store;
     this.clock = clock;
     this.selection = selection;
@@ -29,7 +30,9 @@ export class Text {
     this.options = options;
     this.cards = new Map();
     this.element = el("div", { class: "cards", role: "list", "aria-label": "answers" });
-    this.empty = el("p", { class: "soft" }, "No request yet. Send one, or move the load slider.");
+    const { name } = store.hello.lesson.presets[0];
+    const start = el("button", { type: "button", class: "primary", onclick: begin }, `Send: ${name}`);
+    this.empty = el("p", { class: "soft" }, "No request yet. ", begin ? start : null);
   }
 
   draw() {

@@ -2,9 +2,9 @@
 
     python3 -m common.inspector.cost --stage 05 --clients 32 [--out FILE]
 
-`page` is a process that reads the stream of updates to its end, as an open page does, and draws nothing: it costs what
-the engine loses by being watched. With --browser, `browser` is Chromium with the page itself, on the same cores: what it
-costs to watch from the machine that serves. The last line is JSON.
+`page` is a process that reads the stream of updates, as an open page does, and draws nothing: what the engine loses by
+being watched. `browser`, with --browser, is Chromium with the page itself on the same cores: what it costs to watch
+from the machine that serves. The last line is JSON.
 """
 
 import argparse
@@ -91,10 +91,19 @@ def main() -> None:
                 with watcher(name, watched, url, profile):
                     rates[name].append(throughput(watched, url, args.clients))
             print("  ".join(f"{name} {rate[-1]:.0f}" for name, rate in rates.items()), "tokens/s", flush=True)
-    document = {"stage": args.stage, "clients": args.clients, "hardware": hardware(engine.device), "tokens_per_s": rates}
+    document = {
+        "stage": args.stage,
+        "clients": args.clients,
+        "hardware": hardware(engine.device),
+        "tokens_per_s": rates,
+    }
     for name in names[1:]:
         losses = [1 - rate / alone for rate, alone in zip(rates[name], rates["none"], strict=True)]
-        document[f"cost_of_{name}"] = {"median": statistics.median(losses), "lowest": min(losses), "highest": max(losses)}
+        document[f"cost_of_{name}"] = {
+            "median": statistics.median(losses),
+            "lowest": min(losses),
+            "highest": max(losses),
+        }
     print(write_json(args.out, document) if args.out else json.dumps(document))
 
 

@@ -2,7 +2,7 @@
 
     python3 -m common.inspector.screenshots [--stages 05 06]    writes results/watch.html and watch.png of each stage
     python3 -m common.inspector.screenshots --renew             the same recordings in the page as it is now
-    python3 -m common.inspector.screenshots --out DIR           writes elsewhere; pictures at both widths, light and dark
+    python3 -m common.inspector.screenshots --out DIR           elsewhere, with pictures at both widths, light and dark
 
 README.md says how to get Chromium and Playwright.
 """

@@ -2,10 +2,10 @@
 
     python3 -m common.inspector.smoothness [--out FILE]
 
-An engine with the small draft model takes the steps, 32 requests at a time, which takes about two minutes. Then a
-pointer drags through the timeline in several places, and the page notes when each frame is drawn. A frame is late if the
-one before it was drawn more than 25 ms ago: at 60 frames a second, at least one frame was left out. The last line is
-JSON. `--recording FILE` keeps the steps, and uses them if they are there.
+An engine with the small draft model takes the steps, 32 requests at a time, in about two minutes. Then a pointer drags
+through the timeline in several places, and the page notes when each frame is drawn. A frame is late if the one before
+it was drawn more than 25 ms ago: at 60 frames a second, at least one was left out. The last line is JSON.
+`--recording FILE` keeps the steps, and uses them if they are there.
 """
 
 import argparse

@@ -13,6 +13,8 @@ from common.inspector.server import build_server
 from common.serving.background import running
 from common.stages import load_engine, stage_folder
 
+STORE = "inspector.stores[0]"
+NEWEST = f"{STORE}.moments.at(-1)"
 MOST_LOOKS = 1200  # a minute: other work may keep this machine busy
 
 
@@ -89,6 +91,17 @@ class Page:
                 return
             self.page.wait_for_timeout(50)
         raise AssertionError(f"this has not become true: {expression}; errors: {self.errors}")
+
+    def send(self, prompt: str, tokens: int, *, times: int = 1) -> None:
+        """Fill in the form as a user does, and send it."""
+        self.fill("textarea", prompt)
+        self.fill("input[aria-label='most output tokens']", str(tokens))
+        self.fill("input[aria-label='how many times']", str(times))
+        self.click("form button[type=submit]")
+
+    def drawn(self) -> None:
+        """Wait until all that is known is drawn, also by panels that are drawn seldom."""
+        self.has("inspector.views.every((view) => view.slow.every((one) => one.version === view.canvases))")
 
     def close(self) -> None:
         self.context.close()

@@ -1,4 +1,4 @@
-// Doing: send a prompt, a load of clients, stop and step the engine, end a worker. All engines of the page get the same.
+// Doing: send a prompt, a load of clients, stop and step the engine, end a worker. All engines shown get the same.
 
 import { el, say } from "inspector/dom";
 

@@ -1,5 +1,5 @@
 // The page's one visual language. A colour and a letter say whose something is; a texture says what it is.
-// The store gives each request the colour that the fewest beside it have; the letter (A, B ... Z, A2, B2 ...) is its own.
+// The store gives each request the colour that the fewest beside it have; the letter (A ... Z, A2, B2 ...) is its own.
 
 const LIGHT = [
   "#2f66ad",

@@ -1,8 +1,8 @@
-// Memory: what the stage has. Each kind of memory has a drawing of its own; this panel holds it and its one line of sums.
+// Memory: what the stage has. Each kind of memory has a drawing of its own; this panel holds it and a line of sums.
 
 import { el, point, room, say, surface } from "inspector/dom";
 import { drawFleet } from "inspector/memory_fleet";
-import { drawPages, pageAt, pageWords } from "inspector/memory_pages";
+import { drawPages } from "inspector/memory_pages";
 import { drawSlots } from "inspector/memory_slots";
 import { drawTokens } from "inspector/memory_tokens";
 import { Tree } from "inspector/memory_tree";
@@ -44,14 +44,13 @@ export class Memory {
   }
 
   listen(tell) {
-    this.canvas.addEventListener("pointermove", (event) => {
-      const page = this.layout?.cell ? pageAt(this.layout, ...point(event)) : null;
-      tell(page === null ? "" : pageWords(this.layout, page));
-    });
+    this.canvas.addEventListener("pointermove", (event) => tell(this.under(event)?.words ?? ""));
     this.canvas.addEventListener("pointerleave", () => tell(""));
-    this.canvas.addEventListener("click", (event) => {
-      const page = this.layout?.cell ? pageAt(this.layout, ...point(event)) : null;
-      this.selection.toggle(this.layout?.owners?.get(page)?.[0]?.request.n ?? null);
-    });
+    this.canvas.addEventListener("click", (event) => this.selection.toggle(this.under(event)?.owner ?? null));
+  }
+
+  // What lies under the pointer: {words, owner: a request's number or undefined}, or nothing.
+  under(event) {
+    return this.layout?.at?.(...point(event));
   }
 }

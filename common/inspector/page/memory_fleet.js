@@ -17,7 +17,7 @@ export function drawFleet({ context, width, height, store, moment, time, selecti
   const prefill = roles.filter((worker) => worker.role === "prefill");
   const decode = roles.filter((worker) => worker.role !== "prefill");
   const block = Math.floor((height - LANE) / (roles.length || 1));
-  const scene = { context, width, store, workers, flights, time, selection };
+  const scene = { context, width, store, workers, flights, time, selection, maps: [] };
   let y = 0;
   for (const worker of prefill) {
     drawWorker(scene, worker, PREFILL, y, block);
@@ -35,7 +35,8 @@ export function drawFleet({ context, width, height, store, moment, time, selecti
   const lost = stats.workers_lost
     ? `, ${count(stats.workers_lost)} workers lost, ${count(stats.requests_resumed)} requests begun again`
     : "";
-  return { sums: `${up} of ${workers.length} workers up, ${moved}${lost}.` };
+  const at = (x, y) => ownerAt(scene, x, y);
+  return { at, sums: `${up} of ${workers.length} workers up, ${moved}${lost}.` };
 }
 
 function pagesOf(scene, number, size) {
@@ -67,23 +68,37 @@ function drawWorker(scene, role, place, y, height) {
     const texture = phase === "transfer" && place === DECODE ? "rejected" : phase === "prefill" ? "prefill" : "decode";
     for (let page = 0; page < pagesOf(scene, number, worker.page_size); page++) cells.push({ number, texture, page });
   }
+  const { size, columns, each } = squares(width - 12, height - TITLE - 14, worker.pages);
+  const used = `${count(worker.pages - worker.free)} of ${count(worker.pages)} pages in use`;
   context.font = `12px ${FONT}`;
   context.fillStyle = soft;
   context.textAlign = "right";
-  context.fillText(
-    `${count(worker.pages - worker.free)} of ${count(worker.pages)} pages in use, ${count(worker.cached)} cached`,
-    width,
-    y + 17,
-  );
+  context.fillText(`${used}, ${count(worker.cached)} cached${each > 1 ? `; a square is ${each}` : ""}`, width, y + 17);
   context.textAlign = "left";
-  const [wide, high] = [width - 12, height - TITLE - 14];
-  let size = Math.max(4, Math.floor(Math.sqrt((wide * high) / worker.pages)) + 1);
-  while (size > 4 && Math.ceil(worker.pages / Math.floor(wide / size)) * size > high) size -= 1;
-  const columns = Math.floor(wide / size);
-  for (let at = 0; at < worker.pages; at++) {
-    const [x, top] = [6 + (at % columns) * size, y + TITLE + 4 + Math.floor(at / columns) * size];
-    drawCell(scene, cells[at], at < cells.length + worker.cached, x, top, size - (size > 8 ? 2 : 1));
+  const [left, top] = [6, y + TITLE + 4];
+  for (let at = 0; at * each < worker.pages; at++) {
+    const [cellX, cellY] = [left + (at % columns) * size, top + Math.floor(at / columns) * size];
+    const isCached = at * each < cells.length + worker.cached;
+    drawCell(scene, cells[at * each], isCached, cellX, cellY, size - (size > 8 ? 2 : 1));
   }
+  scene.maps.push({ left, top, size, columns, each, cells });
+}
+
+// The largest squares that fit; where squares of 4 units do not, a square is several pages.
+function squares(width, height, pages) {
+  let size = Math.max(4, Math.floor(Math.sqrt((width * height) / pages)) + 1);
+  while (size > 4 && Math.ceil(pages / Math.floor(width / size)) * size > height) size -= 1;
+  const columns = Math.floor(width / size);
+  return { size, columns, each: Math.max(1, Math.ceil(pages / (columns * Math.max(1, Math.floor(height / size))))) };
+}
+
+function ownerAt({ maps, store }, x, y) {
+  for (const { left, top, size, columns, each, cells } of maps) {
+    const [column, row] = [Math.floor((x - left) / size), Math.floor((y - top) / size)];
+    const cell = column >= 0 && column < columns && row >= 0 ? cells[(row * columns + column) * each] : null;
+    if (cell) return { words: `${store.request(cell.number).letter}’s page ${cell.page + 1}`, owner: cell.number };
+  }
+  return null;
 }
 
 function drawCell({ context, store, selection }, cell, isCached, x, y, side) {

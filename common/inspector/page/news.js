@@ -21,8 +21,8 @@ export function newest(store, time) {
   );
   const hit = recent.findLast((request) => request.cached);
   if (!hit) return NOTHING;
-  const text = `${hit.letter} found ${count(hit.cached)} of its ${count(hit.promptTokens)} prompt tokens in the tree: they were not run.`;
-  return { text, isLoss: false };
+  const found = `${count(hit.cached)} of its ${count(hit.promptTokens)} prompt tokens`;
+  return { text: `${hit.letter} found ${found} in the tree: they were not run.`, isLoss: false };
 }
 
 function startedAt(store, request) {
@@ -44,5 +44,6 @@ function lossWords(store, moment, time) {
   const lost = (moment.stats.workers_lost ?? 0) - (before.stats.workers_lost ?? 0);
   const resumed = (moment.stats.requests_resumed ?? 0) - (before.stats.requests_resumed ?? 0);
   if (lost <= 0) return "";
-  return `A worker died. ${count(resumed)} ${resumed === 1 ? "request was" : "requests were"} begun again elsewhere, from the tokens that clients have.`;
+  const again = resumed === 1 ? "1 request was" : `${count(resumed)} requests were`;
+  return `A worker died. ${again} begun again elsewhere, from the tokens that clients have.`;
 }

@@ -1,5 +1,5 @@
-// A recording: the updates of one engine or two, packed into the page. All of them are read at once; then the clock runs
-// through them, and any moment can be shown.
+// A recording: the updates of one engine or two, packed into the page. All of them are read at once; then the clock
+// runs through them, and any moment can be shown.
 
 import { el, say } from "inspector/dom";
 import { Store } from "inspector/store";

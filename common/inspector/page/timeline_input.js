@@ -3,7 +3,8 @@
 
 import { PHASES } from "inspector/marks";
 import { count, milliseconds, point } from "inspector/dom";
-import { GUTTER, ZOOM } from "inspector/timeline";
+import { ZOOM } from "inspector/timeline";
+import { GUTTER } from "inspector/timeline_row";
 
 export function listen(timeline, { redraw, tell }) {
   const { canvas, clock, store, selection } = timeline;
@@ -96,9 +97,8 @@ export function describe(timeline) {
   const parts = [];
   if (request) parts.push(`${request.letter}: ${request.promptTokens} prompt tokens`);
   if (step) {
-    parts.push(
-      `step ${count(step.i)}, ${milliseconds(1000 * (step.e - step.s))}, ${count(step.tokens)} tokens of ${step.works.length} requests`,
-    );
+    const whole = `${count(step.tokens)} tokens of ${step.works.length} requests`;
+    parts.push(`step ${count(step.i)}, ${milliseconds(1000 * (step.e - step.s))}, ${whole}`);
     if (timeline.store.hello.kind === "fleet") parts.push(`worker ${step.worker}`);
     const place = request ? request.place(column) : -1;
     if (request && request.columns[place] === column) {

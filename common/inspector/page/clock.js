@@ -1,5 +1,7 @@
 // Which moment the page shows. Times are on the wall clock, so that two engines share one.
 
+const ROUNDING = 1e-6; // seconds
+
 export class Clock {
   constructor(stores, recorded) {
     this.stores = stores; // grows as engines connect
@@ -27,9 +29,10 @@ export class Clock {
     return begins.length ? Math.min(...begins) : 0;
   }
 
-  // The moment shown, on one engine's own clock.
+  // The moment shown, on one engine's own clock. Since 1970 a number counts microseconds at best: what has just been is
+  // not to be missed by one.
   of(store) {
-    return (this.live ? this.newest : this.shown) - store.hello.began;
+    return (this.live ? this.newest : this.shown) - store.hello.began + ROUNDING;
   }
 
   follow() {

@@ -50,7 +50,13 @@ export class EngineView {
         this.under,
       ),
       panel("Memory", MEMORY_WORDS[kind], "space", this.pageLegend?.element, this.memory.element, this.news),
-      panel("Text", "what each request has been told", "text", options.element?.(), this.text.element),
+      panel(
+        "Text",
+        kind === "drafts" ? DRAFT_WORDS : "what each request has been told",
+        "text",
+        options.element?.(),
+        this.text.element,
+      ),
       panel("Numbers", "now, and the last minute as a line", "figures", null, this.numbers.element),
     );
     this.canvases = 0; // the version that they show
@@ -83,6 +89,7 @@ export class EngineView {
   }
 }
 
+const DRAFT_WORDS = "tinted: the drafter said it first; struck out: its wrong guesses";
 const MEMORY_WORDS = {
   nothing: "what is kept from one step to the next",
   buffers: "a buffer for the request that runs",

@@ -130,7 +130,7 @@ export class Numbers {
       part.style.background = tint(inks().ink, SHADES[name] ?? 0.2);
       part.style.color = (SHADES[name] ?? 0) > 0.4 ? inks().paper : inks().ink;
       part.title = `${name}: ${milliseconds(spent)}, ${Math.round(100 * share)} %`;
-      say(part, share > 0.12 ? `${name} ${Math.round(100 * share)} %` : "");
+      say(part, share > 0.17 ? `${name} ${Math.round(100 * share)} %` : "");
     });
   }
 }

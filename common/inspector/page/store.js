@@ -95,6 +95,13 @@ export class Store {
     return this.moments[Math.max(0, upTo(this.moments, time, (moment) => moment.t) - 1)];
   }
 
+  // When so many steps had ended: at the look right after the last of them, if there was one before the next step.
+  endOf(column) {
+    const moment = this.moments[upTo(this.moments, column - 1, (one) => one.column)];
+    const end = this.step(column - 1)?.e ?? 0;
+    return moment?.column === column ? Math.max(end, moment.t) : end;
+  }
+
   // The number of steps that had ended at this time.
   columnAt(time) {
     return this.first + upTo(this.steps, time, (step) => step.e);

@@ -155,7 +155,7 @@ export class Text {
         "span",
         { class: "pair" },
         box,
-        el("s", { title: "guessed by the drafter, not what the model said" }, words),
+        el("s", { title: `“${words}”: guessed by the drafter, not what the model said` }, words),
       );
     });
     return from ? ["… ", ...boxes] : boxes;

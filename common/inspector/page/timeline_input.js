@@ -12,7 +12,7 @@ export function listen(timeline, { redraw, tell }) {
 
   function moveTo(edge) {
     if (edge >= store.columns && !clock.recorded) clock.follow();
-    else clock.show(store.hello.began + (store.step(Math.max(store.first, Math.min(edge, store.columns) - 1))?.e ?? 0));
+    else clock.show(store.hello.began + store.endOf(Math.max(store.first + 1, Math.min(edge, store.columns))));
   }
 
   function zoom(factor) {

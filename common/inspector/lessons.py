@@ -41,8 +41,14 @@ class Lesson:
 
 FACT = Preset("A fact", "The capital of France is", max_tokens=16, chat=False)
 SUM = Preset("A sum", "What is 2+2?", max_tokens=32)
-STORY = Preset("A story", "Tell me a story about a fox that lasts three days.", max_tokens=300)
-FOUR = Preset("Four stories at once", "Tell me a story about an owl that lasts two days.", max_tokens=240, count=4)
+STORY = Preset("A story", "Tell me a story about a fox that lasts three days.", max_tokens=300, temperature=0.7)
+FOUR = Preset(
+    "Four stories at once",
+    "Tell me a story about an owl that lasts two days.",
+    max_tokens=240,
+    count=4,
+    temperature=0.7,
+)
 LONG_PROMPT = Preset(
     "A long prompt",
     "Read this. " + "The weather is mild. A cat sleeps on the wall. A boat passes the harbour. " * 40 + "Thank you.",
@@ -52,7 +58,13 @@ PASSAGE = "The capital of France is Paris. The capital of Italy is Rome. The cap
 COPY = Preset("Repeat a text", f"Repeat this text exactly: {PASSAGE}", max_tokens=96)
 COUNT = Preset("Count", "Count from 1 to 30.", max_tokens=96)
 QUEUE = Preset("Twelve questions at once", "Explain KV cache in one sentence.", max_tokens=64, count=12)
-MANY = Preset("Twelve stories at once", "Tell me a story about a robot that lasts four days.", max_tokens=400, count=12)
+MANY = Preset(
+    "Twelve stories at once",
+    "Tell me a story about a robot that lasts four days.",
+    max_tokens=400,
+    count=12,
+    temperature=0.7,
+)
 DESK = SYSTEM_PROMPTS[8]  # rules of a help desk, some 60 tokens long
 SHARED = Preset("A question to the help desk", "What is 2+2?", max_tokens=48, system=DESK)
 SHARED_FOUR = Preset("Four to the help desk", "Explain KV cache in one sentence.", max_tokens=64, count=4, system=DESK)

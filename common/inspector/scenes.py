@@ -64,7 +64,7 @@ def questions(
 
 
 def story(hero: str, tokens: int, days: str = "four") -> Preset:
-    return Preset("", f"Tell me a story about {hero} that lasts {days} days.", max_tokens=tokens)
+    return Preset("", f"Tell me a story about {hero} that lasts {days} days.", max_tokens=tokens, temperature=0.7)
 
 
 HEROES = ("a fox", "an owl", "a baker", "a robot", "a turtle", "a king", "a sailor", "a crow", "a lion", "a miller")
@@ -107,7 +107,10 @@ def play(number: str, loaded: Loaded) -> list[str]:
 def add(watched: Watched, titles: Titles, preset: Preset) -> None:
     token_ids = chat_tokens(watched.tokenizer, preset.prompt, preset.system)
     titles[tuple(token_ids)] = preset.prompt
-    watched.add(token_ids, SamplingParams(max_tokens=preset.max_tokens))
+    watched.add(
+        token_ids,
+        SamplingParams(max_tokens=preset.max_tokens, temperature=preset.temperature, seed=watched.trace.steps),
+    )
 
 
 def hello(watched: Watched, stage: Path) -> str:

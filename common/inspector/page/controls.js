@@ -6,7 +6,7 @@ const SPEEDS = [0, 50, 20, 10, 4, 2, 1]; // steps a second; 0 is as many as the 
 const CLIENTS = 32;
 
 export class Controls {
-  constructor(connections, lesson, hello, { wide }) {
+  constructor(connections, lesson, hello) {
     this.connections = connections;
     this.lesson = lesson;
     this.note = el("output", { class: "note", role: "status" });
@@ -44,7 +44,7 @@ export class Controls {
         this.presets,
         this.prompt,
         label("at most", this.most),
-        wide ? label("temperature", this.heat) : null,
+        label("temperature", this.heat),
         label("times", this.times),
         el("button", { class: "primary", type: "submit" }, "Send"),
       ),

@@ -152,7 +152,7 @@ function connect() {
 }
 
 function startControls(connections, hello) {
-  const made = new Controls(connections, hello.lesson, hello, { wide: boot.engines.length === 1 });
+  const made = new Controls(connections, hello.lesson, hello);
   page.controls.replaceChildren(made.element);
   setInterval(async () => {
     const answer = await connections[0].controls().catch(() => null); // the stream says what is wrong with the server

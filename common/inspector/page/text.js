@@ -7,7 +7,7 @@ import { colour } from "inspector/marks";
 
 const MOST_CARDS = 14;
 const MOST_BOXES = 64; // tokens of one answer that are drawn as boxes, the last ones; all of the one that is followed
-const MOST_CHARACTERS = 600; // likewise
+const MOST_CHARACTERS = 4000; // likewise
 const ENDED_SECONDS = 60; // how long an ended request stays
 const STATES = {
   arriving: "not here yet",

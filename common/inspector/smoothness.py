@@ -2,7 +2,7 @@
 
     python3 -m common.inspector.smoothness [--out FILE]
 
-An engine with the small draft model takes the steps, 32 requests at a time, in about two minutes. Then a pointer drags
+Stage 05's engine takes the steps, 32 requests at a time, with a model that computes nothing. Then a pointer drags
 through the timeline in several places, and the page notes when each frame is drawn. A frame is late if the one before
 it was drawn more than 25 ms ago: at 60 frames a second, at least one was left out. The last line is JSON.
 `--recording FILE` keeps the steps, and uses them if they are there.
@@ -12,6 +12,7 @@ import argparse
 import json
 import statistics
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -40,12 +41,26 @@ NOTE_FRAMES = """() => {
 }"""
 
 
+class Blank:
+    """A model of the narrow waist that computes nothing: all next tokens are likely alike."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def __call__(self, token_ids, positions, attend) -> torch.Tensor:
+        return torch.zeros(len(token_ids), 1)
+
+    def logits(self, hidden) -> torch.Tensor:
+        return torch.zeros(len(hidden), self.config.vocab_size)
+
+
 def long_past() -> list[str]:
     """The lines of a recording in which every step has a moment of its own."""
     draft = load_model("draft", device="cpu", dtype="float32")
+    draft = replace(draft, model=Blank(draft.config))
     length = draft.config.context_length - 64
-    pages = AT_ONCE * draft.config.context_length * draft.config.kv_bytes_per_token(draft.dtype)
-    watched = Watched(load_engine("05")(draft, kv_memory=pages, max_running=AT_ONCE))
+    memory = AT_ONCE * draft.config.context_length * draft.config.kv_bytes_per_token(draft.dtype)
+    watched = Watched(load_engine("05")(draft, kv_memory=memory, max_running=AT_ONCE))
     watched.feed = tape = Tape()
     rng = Random(0)
     for _ in range(REQUESTS):

@@ -9,7 +9,10 @@ README.md says how to get Chromium and Playwright.
 
 import argparse
 import sys
+from io import BytesIO
 from pathlib import Path
+
+from PIL import Image
 
 from common.loader import load_model
 from common.stages import stage_folder
@@ -22,6 +25,7 @@ from .scenes import SCENES, play
 SCREENS = {"laptop": (1280, 800, False), "projector": (1920, 1080, True)}
 THEMES = ("light", "dark")
 SHOW = {"01": 0.85, "08": 0.5}  # the moment of a recording, where it is not its end
+COLOURS = 256  # of a picture: a third of the bytes, and no difference to the eye
 SETTLE_MILLISECONDS = 1500  # for all lines of the figures to be drawn
 
 
@@ -39,7 +43,8 @@ def photograph(browser, recording: Path, picture: Path, moment: float, screen: s
         moment,
     )
     page.wait_for_timeout(SETTLE_MILLISECONDS)
-    page.screenshot(path=picture)
+    image = Image.open(BytesIO(page.screenshot()))
+    image.quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(picture, optimize=True)
     page.close()
 
 

@@ -59,6 +59,9 @@ export class EngineView {
       ),
       panel("Numbers", "now, and the last minute as a line", "figures", null, this.numbers.element),
     );
+    const resized = new ResizeObserver(redraw); // a sentence below a drawing may take its place
+    for (const { element } of [this.timeline, this.memory])
+      resized.observe(element.querySelector("canvas").parentElement);
     this.canvases = 0; // the version that they show
     this.slow = [this.text, this.numbers, this.memory.tree, { draw: () => this.tellNews() }]
       .filter(Boolean)

@@ -24,7 +24,7 @@ from .scenes import SCENES, play
 # Width and height in pixels, and whether the type is large: a laptop, and a projector.
 SCREENS = {"laptop": (1280, 800, False), "projector": (1920, 1080, True)}
 THEMES = ("light", "dark")
-SHOW = {"01": 0.85, "08": 0.5}  # the moment of a recording, where it is not its end
+SHOW = {"01": 0.85, "06": 0.5, "08": 0.5}  # the moment of a recording, where it is not its end
 COLOURS = 256  # of a picture: a third of the bytes, and no difference to the eye
 SETTLE_MILLISECONDS = 1500  # for all lines of the figures to be drawn
 

@@ -55,7 +55,7 @@ export function drawSlots({ context, width, height, store, moment, selection }) 
     const number = owners.get(Math.floor(y / rowHeight));
     if (number === undefined) return null;
     const [{ letter }, tokens] = [store.request(number), moment.memory.computed.get(number) ?? 0];
-    const words = `${letter}: ${count(tokens)} tokens, and ${count(length - tokens)} places that no other request can use`;
+    const words = `${letter}: ${count(tokens)} tokens, and ${count(length - tokens)} places for no other request`;
     return { words, owner: number };
   };
   return { sums: `${owners.size} of ${slots} slots in use: ${places}.`, at };

@@ -33,7 +33,7 @@ from .server import build_server
 from .watched import Watched
 
 READ = "import sys, urllib.request\nfor line in urllib.request.urlopen(sys.argv[1]): pass"
-PROMPT = {"prompt": "Tell me a story about a fox that lasts nine days.", "max_tokens": 256}
+PROMPT = {"prompt": "Tell me a story about a fox that lasts nine days.", "max_tokens": 128}
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", default="05")
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--browser", action="store_true", help="also with Chromium on the page")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON there, too")
     args = parser.parse_args()

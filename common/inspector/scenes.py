@@ -1,7 +1,6 @@
 """A short scene for each stage, played on its engine without a server: what a recording or a picture of it shows."""
 
 import json
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,11 +95,9 @@ def play(number: str, loaded: Loaded) -> list[str]:
     while steps < scene.steps and (arrivals or watched.has_unfinished):
         while arrivals and arrivals[0][0] <= steps:
             add(watched, titles, arrivals.pop(0)[1])
+        watched.look_soon()  # a recording is played slowly, and each step of it has a moment of its own
         watched.step()
         steps = max(steps + 1, watched.trace.steps) if number == "08" else steps + 1
-    time.sleep(0.1)  # so that the last step is looked at, too
-    watched._next_look = 0.0
-    watched._look()
     return [hello(watched, stage), *tape.lines[1:]]
 
 

@@ -68,8 +68,8 @@ def long_past() -> list[str]:
         watched.add(prompt, SamplingParams(max_tokens=rng.randrange(length // 2, length), ignore_eos=True))
     freeze_loaded_objects()
     while watched.trace.steps < STEPS and watched.has_unfinished:
+        watched.look_soon()
         watched.step()
-        watched._next_look = 0.0
     return [hello(watched, stage_folder("05")), *tape.lines]
 
 

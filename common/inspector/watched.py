@@ -54,6 +54,10 @@ class Watched:
             self._look()
         return changed
 
+    def look_soon(self) -> None:
+        """Look after the next step, even if the pages were told a moment ago. From the engine's thread."""
+        self._next_look = 0.0
+
     def abort_soon(self, request_id: str) -> None:
         """End a request before the next step, whoever sent it; ignore an unknown id. From any thread."""
         self._to_abort.append(request_id)

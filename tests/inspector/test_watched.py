@@ -32,7 +32,7 @@ def test_updates_add_up_to_what_the_engine_has_done(loaded, stage):
     requests = [watched.add(prompt, SamplingParams(max_tokens=9, ignore_eos=True)) for prompt in prompts]
     while watched.has_unfinished:
         watched.step()
-    watched._next_look = 0.0
+    watched.look_soon()
     watched.step()
     updates = [json.loads(line) for line in watched.feed.lines]
     rows = [row for update in updates for row in update["requests"]]

@@ -8,7 +8,7 @@ export class Clock {
     this.recorded = recorded;
     this.live = true; // follows the newest
     this.shown = 0;
-    this.speed = 1;
+    this.speed = 1; // engine's seconds in one of the reader's: what is shown for a while is shown as long at any speed
     this.running = recorded; // a recording plays by itself
     this.listeners = new Set();
   }

@@ -57,7 +57,7 @@ export class EngineView {
         options.element?.(),
         this.text.element,
       ),
-      panel("Numbers", "now, and the last minute as a line", "figures", null, this.numbers.element),
+      panel("Numbers", "now, and before as a line", "figures", null, this.numbers.element),
     );
     const resized = new ResizeObserver(redraw); // a sentence below a drawing may take its place
     for (const { element } of [this.timeline, this.memory])
@@ -86,7 +86,7 @@ export class EngineView {
   }
 
   tellNews() {
-    const words = newest(this.store, this.clock.of(this.store));
+    const words = newest(this.store, this.clock.of(this.store), this.clock.speed);
     say(this.news, words.text);
     this.news.classList.toggle("loss", words.isLoss);
   }

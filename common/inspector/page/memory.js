@@ -36,7 +36,16 @@ export class Memory {
     const [width, height] = room(this.surface);
     if (!moment || width < 60 || height < 40) return;
     const context = surface(this.canvas, width, height);
-    const scene = { context, width, height, store: this.store, moment, time, selection: this.selection };
+    const scene = {
+      context,
+      width,
+      height,
+      store: this.store,
+      moment,
+      time,
+      speed: this.clock.speed,
+      selection: this.selection,
+    };
     this.layout = DRAWINGS[this.store.hello.kind](scene);
     say(this.sums, this.layout.sums);
     if (this.canvas.getAttribute("aria-label") !== this.layout.sums)

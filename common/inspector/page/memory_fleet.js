@@ -7,17 +7,17 @@ import { colour, inks, mark } from "inspector/marks";
 const FONT = "system-ui, sans-serif";
 const TITLE = 26;
 const LANE = 78;
-const ARRIVED_SECONDS = 1.5; // how long pages that have arrived are still shown on their way
+const ARRIVED_SECONDS = 1.5; // of the reader's: how long pages that have arrived are still shown on their way
 const PREFILL = 1; // places in a flight: [phase, prefill worker, decode worker]
 const DECODE = 2;
 
-export function drawFleet({ context, width, height, store, moment, time, selection }) {
+export function drawFleet({ context, width, height, store, moment, time, speed, selection }) {
   const { workers, flights } = moment.memory;
   const roles = store.hello.sizes.workers;
   const prefill = roles.filter((worker) => worker.role === "prefill");
   const decode = roles.filter((worker) => worker.role !== "prefill");
   const block = Math.floor((height - LANE) / (roles.length || 1));
-  const scene = { context, width, store, workers, flights, time, selection, maps: [] };
+  const scene = { context, width, store, workers, flights, time, speed, selection, maps: [] };
   let y = 0;
   for (const worker of prefill) {
     drawWorker(scene, worker, PREFILL, y, block);
@@ -147,7 +147,7 @@ function drawLane(scene, y) {
       .filter((number) => !known.includes(number))
       .map((number) => [number, "arrived"]),
   );
-  moving.slice(0, 6).forEach(([number, phase], at) => {
+  moving.slice(0, Math.floor((width - 108) / 72)).forEach(([number, phase], at) => {
     const x = 108 + at * 72;
     const hex = colour(store.request(number).hue);
     const pages = pagesOf(scene, number, 16);
@@ -172,11 +172,11 @@ function drawLane(scene, y) {
 }
 
 // The requests whose pages arrived a moment ago: their first decode step there has just been.
-function arrivals({ store, time }) {
+function arrivals({ store, time, speed }) {
   const found = [];
   for (const request of store.requests.values()) {
     const times = request.handoffs.map((place) => request.works[place].t);
-    if (times.some((t) => t <= time && t > time - ARRIVED_SECONDS)) found.push(request.n);
+    if (times.some((t) => t <= time && t > time - ARRIVED_SECONDS * speed)) found.push(request.n);
   }
   return found;
 }

@@ -6,9 +6,9 @@ import { colour, fill, inks, mark, tint } from "inspector/marks";
 const FONT = "system-ui, sans-serif";
 const TINY = 7; // units: a smaller square has no room for a frame, a letter or a second owner
 const CROSS_STEPS = 15; // how long the pages of a preempted request stay crossed out, unless they are taken
-const CROSS_SECONDS = 1.5; // and at least
+const CROSS_SECONDS = 1.5; // of the reader's, and at least
 
-export function drawPages({ context, width, height, store, moment, time, selection }) {
+export function drawPages({ context, width, height, store, moment, time, speed, selection }) {
   const { pages, page_size: pageSize } = store.hello.sizes;
   const layout = {
     ...arrange(width, height, pages),
@@ -19,7 +19,7 @@ export function drawPages({ context, width, height, store, moment, time, selecti
   };
   for (const [page, , references] of moment.memory.tree) layout.cached.set(page, references);
   layout.texts = moment.memory.texts;
-  const lost = givenUp(store, time);
+  const lost = givenUp(store, time, CROSS_SECONDS * speed);
   const { line, soft } = inks();
   const side = layout.cell - (layout.cell > 9 ? 2 : 1);
   const free = new Path2D(); // one drawing for thousands of squares
@@ -87,10 +87,10 @@ function owners(store, moment, pageSize) {
 }
 
 // The pages that preempted requests gave back a moment ago.
-function givenUp(store, time) {
+function givenUp(store, time, seconds) {
   const lost = new Set();
   const newest = store.columnAt(time) - 1;
-  const isRecent = (column) => column > newest - CROSS_STEPS || store.step(column).e > time - CROSS_SECONDS;
+  const isRecent = (column) => column > newest - CROSS_STEPS || store.step(column).e > time - seconds;
   for (let column = newest; column >= store.first && isRecent(column); column--) {
     const step = store.step(column);
     for (const number of step.preempted ?? []) {

@@ -1,12 +1,12 @@
 // The field's figures, from what a store has seen: over the last few seconds, or the last minute for percentiles.
 
-export const RATE_SECONDS = 2;
+const RATE_SECONDS = 2;
 export const WINDOW_SECONDS = 60;
 const MOST_GAPS = 4000; // of a minute that percentiles are taken from, evenly spaced: a busy engine makes 100,000
 const ONE_CHUNK_SECONDS = 2e-4; // tokens of one step come as one chunk: no client sees a gap between them
 
-// At one moment: a value for each figure, null where there is nothing to tell yet.
-export function figuresAt(store, time) {
+// At one moment: a value for each figure, null where there is nothing to tell yet. speed: of the clock.
+export function figuresAt(store, time, speed) {
   const moment = store.at(time);
   if (!moment) return null;
   const { stats } = moment;
@@ -19,14 +19,14 @@ export function figuresAt(store, time) {
     const [from, to] = [since, time].map((moment) => request.tokensAt(moment));
     if (from === to) continue;
     ranges.push({ tokens, from: Math.max(1, from), to });
-    recent += to - request.tokensAt(time - RATE_SECONDS);
+    recent += to - request.tokensAt(time - RATE_SECONDS * speed);
     if (!from) first.push(1000 * request.firstToken);
     if (request.finished !== null && request.finished <= time && request.perToken !== null)
       perToken.push(1000 * request.perToken);
   }
   const capacity = stats.kv_tokens_capacity;
   return {
-    rate: recent / RATE_SECONDS,
+    rate: recent / (RATE_SECONDS * speed),
     running: moment.running.length,
     waiting: moment.waiting.length,
     ttft: percentiles(first),

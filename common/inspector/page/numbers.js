@@ -37,7 +37,7 @@ const FIGURES = {
     kinds: ["fleet"],
   },
 };
-const EVERY_SECONDS = 0.5; // between two points of a line
+const EVERY_SECONDS = 0.5; // of the reader’s, between two points of a line
 const LEAST_SECONDS = 10; // that a line is wide
 const MOST_NEW_POINTS = 8;
 const SHADES = { model: 0.75, attention: 0.5, sampling: 0.34, drafting: 0.22, bookkeeping: 0.1 };
@@ -46,7 +46,8 @@ export class Numbers {
   constructor(store, clock) {
     this.store = store;
     this.clock = clock;
-    this.kept = new Map(); // time on a grid of EVERY_SECONDS -> figures
+    this.kept = new Map(); // time on a grid of EVERY_SECONDS -> figures, at this speed of the clock
+    this.speed = clock.speed;
     this.tiles = new Map();
     this.grid = el("dl", { class: "tiles" });
     for (const [key, figure] of Object.entries(FIGURES)) {
@@ -72,7 +73,7 @@ export class Numbers {
 
   draw() {
     const time = this.clock.of(this.store);
-    const figures = figuresAt(this.store, time);
+    const figures = figuresAt(this.store, time, this.clock.speed);
     if (!figures) return true;
     const line = this.line(time);
     const wide = room(this.grid.firstElementChild)[0] - 16;
@@ -94,13 +95,17 @@ export class Numbers {
   // The last minute, or what there is of it. Each point is computed once, when its time has come; a few in one drawing.
   line(time) {
     const points = [];
-    const last = Math.floor(time / EVERY_SECONDS);
-    const seconds = Math.min(WINDOW_SECONDS, Math.max(LEAST_SECONDS, time - this.store.moments[0].t));
+    const { speed } = this.clock;
+    if (this.speed !== speed) this.kept.clear();
+    this.speed = speed;
+    const every = EVERY_SECONDS * speed;
+    const last = Math.floor(time / every);
+    const seconds = Math.min(WINDOW_SECONDS * speed, Math.max(LEAST_SECONDS * speed, time - this.store.moments[0].t));
     let budget = MOST_NEW_POINTS;
     this.owes = false;
-    for (let at = last; at >= last - seconds / EVERY_SECONDS; at--) {
-      if (at >= 0 && !this.kept.has(at) && at * EVERY_SECONDS <= this.store.now) {
-        if (budget-- > 0) this.kept.set(at, figuresAt(this.store, at * EVERY_SECONDS));
+    for (let at = last; at >= last - seconds / every; at--) {
+      if (at >= 0 && !this.kept.has(at) && at * every <= this.store.now) {
+        if (budget-- > 0) this.kept.set(at, figuresAt(this.store, at * every, speed));
         else this.owes = true; // the next drawing goes on
       }
       points.unshift(this.kept.get(at) ?? null);

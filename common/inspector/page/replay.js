@@ -15,6 +15,9 @@ export async function unpack(text) {
   });
 }
 
+const SPEEDS = [1, 0.5, 0.25, 0.1, 0.05];
+const WATCHED_SECONDS = 15;
+
 export class Player {
   constructor(clock) {
     this.clock = clock;
@@ -33,9 +36,10 @@ export class Player {
       "aria-label": "speed",
       onchange: () => {
         clock.speed = Number(this.speed.value);
+        clock.changed();
       },
     });
-    for (const speed of [1, 0.5, 0.25, 0.1, 2])
+    for (const speed of SPEEDS)
       this.speed.append(el("option", { value: speed }, speed === 1 ? "as it was" : `${speed} times as fast`));
     this.element = el(
       "form",
@@ -44,6 +48,9 @@ export class Player {
       this.range,
       this.where,
     );
+    // So slowly that it can be watched, if it is short: a fast machine takes a hundred steps in a second.
+    clock.speed = SPEEDS.find((speed) => clock.newest - clock.oldest >= WATCHED_SECONDS * speed) ?? SPEEDS.at(-1);
+    this.speed.value = String(clock.speed);
     clock.listeners.add(() => this.show());
     clock.show(clock.oldest);
   }
@@ -65,7 +72,7 @@ export class Player {
     const { clock } = this;
     const [at, whole] = [clock.shown - clock.oldest, clock.newest - clock.oldest];
     this.range.value = Math.round((1000 * at) / (whole || 1));
-    say(this.where, `${at.toFixed(1)} of ${whole.toFixed(1)} s`);
+    say(this.where, `${at.toFixed(2)} of ${whole.toFixed(2)} s`);
     say(this.play, clock.running ? "Pause" : "Play");
   }
 }

@@ -33,6 +33,7 @@ from .watched import Watched
 REQUESTS, STEPS, AT_ONCE = 100, 10_000, 32
 LATE_MILLISECONDS = 25
 PLACES, MOVES = 12, 60  # drags, and moves of the pointer in each
+EDGE = "inspector.views[0].timeline.edge"
 NOTE_FRAMES = """() => {
   window.frames_ = [];
   window.noting_ = true;
@@ -85,11 +86,14 @@ def drag(page) -> list[float]:
         page.mouse.move(box["x"] + box["width"] * 0.6, middle)
         page.wait_for_timeout(500)
         page.mouse.down()
+        edge = page.evaluate(EDGE)
         page.evaluate(NOTE_FRAMES)
         for move in range(MOVES):
             there = move if move < MOVES // 2 else MOVES - move
             page.mouse.move(box["x"] + box["width"] * (0.6 - 0.01 * there), middle)
             page.wait_for_timeout(12)
+            if move == MOVES // 2 and page.evaluate(EDGE) == edge:
+                raise RuntimeError("the pointer drags nothing")
         page.evaluate("window.noting_ = false")
         page.mouse.up()
         frames = page.evaluate("window.frames_")

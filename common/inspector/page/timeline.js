@@ -26,6 +26,7 @@ export class Timeline {
     this.element = el("div", { class: "surface" }, this.canvas);
     this.width = 12; // pixels of a column
     this.zoomed = false; // by hand; until then columns get narrower as there are more
+    this.held = false; // by a pointer that drags: the columns stay under it
     this.scroll = 0; // rows that are out of view below
     this.alive = []; // requests that have a row
     this.rows = []; // those in view
@@ -63,7 +64,7 @@ export class Timeline {
     if (this.size.width < GUTTER + 50 || this.size.height < HEAD + 20) return;
     const context = (this.context = surface(this.canvas, this.size.width, this.size.height));
     const edge = this.edge;
-    if (!this.zoomed)
+    if (!this.zoomed && !this.held)
       this.width = Math.min(
         14,
         Math.max(4, Math.floor((this.size.width - GUTTER - 8) / Math.max(1, edge - this.store.first))),

@@ -23,6 +23,7 @@ export function listen(timeline, { redraw, tell }) {
 
   canvas.addEventListener("pointerdown", (event) => {
     drag = { x: point(event)[0], edge: timeline.edge, moved: false };
+    timeline.held = true;
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
@@ -40,7 +41,11 @@ export function listen(timeline, { redraw, tell }) {
   });
   canvas.addEventListener("pointerup", (event) => {
     if (drag && !drag.moved) selection.toggle(timeline.rowAt(point(event)[1])?.n ?? null);
+  });
+  canvas.addEventListener("lostpointercapture", () => {
     drag = null;
+    timeline.held = false;
+    redraw();
   });
   canvas.addEventListener("pointerleave", () => {
     timeline.hover = null;

@@ -63,8 +63,8 @@ class Watched:
         self._to_abort.append(request_id)
 
     def _aborted(self) -> list[Request]:
-        requests = [self._engine.requests.get(self._to_abort.popleft()) for _ in range(len(self._to_abort))]
-        ended = [request for request in requests if request is not None and not request.finished]
+        asked = {self._to_abort.popleft() for _ in range(len(self._to_abort))}  # a button may be pressed twice
+        ended = [self._engine.requests[request_id] for request_id in asked if request_id in self._engine.requests]
         for request in ended:
             self.abort(request.request_id)
         return ended

@@ -87,6 +87,17 @@ def test_tokens_are_those_of_an_engine_that_is_not_watched(loaded):
     assert [request.token_ids for request in requests] == [request.token_ids for request in plain]
 
 
+def test_a_request_is_aborted_once_before_the_next_step(loaded):
+    """Whoever sent it: its stream learns of the end from the step, so it must be told once."""
+    watched = watched_engine("05", loaded)
+    first, second = (watched.add("Count from 1 to 30.", SamplingParams(max_tokens=9)) for _ in range(2))
+    watched.pace.pause()
+    for request_id in (first.request_id, first.request_id, "unknown"):
+        watched.abort_soon(request_id)
+    assert watched.step() == [first] and first.finish_reason == "abort" and not second.finished
+    assert watched.step() == []
+
+
 def test_a_preempted_request_is_named_in_its_step(loaded):
     watched = Watched(load_engine("05")(loaded, kv_memory="2M"))
     watched.feed = Tape()

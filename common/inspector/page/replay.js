@@ -40,7 +40,7 @@ export class Player {
       },
     });
     for (const speed of SPEEDS)
-      this.speed.append(el("option", { value: speed }, speed === 1 ? "as it was" : `${speed} times as fast`));
+      this.speed.append(el("option", { value: speed }, speed === 1 ? "as it was" : `${speed} × speed`));
     this.element = el(
       "form",
       { class: "controls player" },

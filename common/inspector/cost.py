@@ -1,60 +1,110 @@
-"""What it costs to be watched: throughput with a page open and with none, in turn, on one engine.
+"""What it costs to be watched: throughput with a page open and with none, in turn, on one server.
 
-    python3 -m common.inspector.cost --stage 05 --clients 32
+    python3 -m common.inspector.cost --stage 05 --clients 32 [--out FILE]
 
-The page is stood in for by a reader that takes every update, as an event loop does; a browser on the same machine costs
-what it draws, beside that. The last line is JSON.
+`page` is a process that reads the stream of updates, as an open page does, and draws nothing: what the engine loses by
+being watched. `browser`, with --browser, is Chromium with the page itself on the same cores: what it costs to watch
+from the machine that serves. The last line is JSON.
 """
 
 import argparse
 import json
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from random import Random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import httpx
+
+from common.bench.documents import write_json
+from common.bench.hardware import hardware
 from common.loader import load_model
 from common.process import freeze_loaded_objects
-from common.sampling import SamplingParams
-from common.stages import load_engine
+from common.serving.background import running
+from common.stages import load_engine, stage_folder
 
-from .scenes import Tape
+from .__main__ import parse
+from .browser import QUIET, executable
+from .server import build_server
 from .watched import Watched
 
-PROMPT_TOKENS, OUTPUT_TOKENS = 64, 96
+READ = "import sys, urllib.request\nfor line in urllib.request.urlopen(sys.argv[1]): pass"
+PROMPT = {"prompt": "Tell me a story about a fox that lasts nine days.", "max_tokens": 128}
 
 
-def throughput(watched: Watched, clients: int, seed: int) -> float:
-    """Output tokens a second of so many requests at once, from the first step to the last."""
-    rng = Random(seed)
-    for _ in range(clients):
-        prompt = [rng.randrange(2, 4000) for _ in range(PROMPT_TOKENS)]
-        watched.add(prompt, SamplingParams(max_tokens=OUTPUT_TOKENS, ignore_eos=True))
-    start = time.perf_counter()
-    while watched.has_unfinished:
-        watched.step()
-    return clients * OUTPUT_TOKENS / (time.perf_counter() - start)
+@contextmanager
+def watcher(name: str, watched: Watched, url: str, profile: str) -> Iterator[None]:
+    """Watch from another process: a "page" or a "browser", whose profile is this folder; or "none"."""
+    if name == "none":
+        yield
+        return
+    browser = [executable(), "--headless", "--remote-debugging-port=0", f"--user-data-dir={profile}", *QUIET]
+    command = [sys.executable, "-c", READ, f"{url}/watch/events"] if name == "page" else [*browser, f"{url}/watch"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: watched.feed.readers == 1)
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+    wait_for(lambda: watched.feed.readers == 0)
+
+
+def wait_for(condition) -> None:
+    while not condition():
+        time.sleep(0.005)
+
+
+def throughput(watched: Watched, url: str, clients: int) -> float:
+    """Output tokens a second of so many requests at once, from the start of the first step to the end of the last."""
+    steps, tokens = watched.trace.steps, watched.stats()["generated_tokens"]
+    body = PROMPT | {"count": clients}
+    httpx.post(f"{url}/watch/send", json=body, headers={"Origin": url}, timeout=60).raise_for_status()
+    wait_for(lambda: not watched.has_unfinished)
+    time.sleep(0.2)  # the engine's thread has then counted its last step, and sleeps
+    records = list(watched.trace)[steps - watched.trace.steps :]
+    return (watched.stats()["generated_tokens"] - tokens) / (records[-1].end - records[0].start)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", default="05")
     parser.add_argument("--clients", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--browser", action="store_true", help="also with Chromium on the page")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON there, too")
     args = parser.parse_args()
-    watched = Watched(load_engine(args.stage)(load_model()))
-    closed, rates, shares = watched.feed, {"closed": [], "open": []}, []
+    names = ["none", "page", *(["browser"] if args.browser else [])]
+    stage, engine = stage_folder(args.stage), load_engine(args.stage)(load_model())
+    server = build_server(engine, stage, parse(stage, ["--port", "0", "--steps-per-second", "0"]))
     freeze_loaded_objects()
-    throughput(watched, args.clients, 0)
-    for repeat in range(args.repeats):
-        # Alternating order: what drifts on this machine meets both.
-        for name in ("closed", "open") if repeat % 2 else ("open", "closed"):
-            watched.feed = Tape() if name == "open" else closed
-            rates[name].append(throughput(watched, args.clients, repeat))
-        shares.append(1 - rates["open"][-1] / rates["closed"][-1])
-        print(f"no page {rates['closed'][-1]:7.0f}   a page {rates['open'][-1]:7.0f} tokens/s", flush=True)
-    median = {name: statistics.median(each) for name, each in rates.items()}
-    print(json.dumps({"stage": args.stage, "clients": args.clients, "rates": rates, "median": median,
-                      "cost": statistics.median(shares)}))  # fmt: skip
+    watched = server.watched
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    with running(server) as url, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        throughput(watched, url, args.clients)
+        for repeat in range(args.repeats):
+            for name in names[repeat % len(names) :] + names[: repeat % len(names)]:  # what drifts here meets all
+                with watcher(name, watched, url, profile):
+                    rates[name].append(throughput(watched, url, args.clients))
+            print("  ".join(f"{name} {rate[-1]:.0f}" for name, rate in rates.items()), "tokens/s", flush=True)
+    document = {
+        "stage": args.stage,
+        "clients": args.clients,
+        "hardware": hardware(engine.device),
+        "tokens_per_s": rates,
+    }
+    for name in names[1:]:
+        losses = [1 - rate / alone for rate, alone in zip(rates[name], rates["none"], strict=True)]
+        document[f"cost_of_{name}"] = {
+            "median": statistics.median(losses),
+            "lowest": min(losses),
+            "highest": max(losses),
+        }
+    print(write_json(args.out, document) if args.out else json.dumps(document))
 
 
 if __name__ == "__main__":

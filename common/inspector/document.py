@@ -5,14 +5,16 @@ each other by bare names such as "inspector/store"; an import map says where eac
 Security Policy allows these scripts (they carry a nonce), no other, and no HTML made from text (trusted types).
 """
 
-import base64
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 PAGE = Path(__file__).resolve().parent / "page"
+PLAIN = " !\"$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # stand for themselves in a data: URL, beside letters and digits
 
 
 def document(boot: dict[str, Any], connect: Sequence[str] = (), page: Path = PAGE) -> str:
@@ -43,10 +45,15 @@ def name_of(path: Path) -> str:
     return f"{path.parent.parent.name}/{path.stem}"
 
 
+def boot_of(html: str) -> dict[str, Any]:
+    """What a document's main.js begins with."""
+    return json.loads(re.search(r'<script id="boot" type="application/json">(.*?)</script>', html, re.DOTALL)[1])
+
+
 def module(path: Path) -> str:
     """A module as a URL; the last line is the name by which a browser's debugger shows it."""
     code = path.read_text(encoding="utf-8") + f"\n//# sourceURL={name_of(path)}.js\n"
-    return "data:text/javascript;base64," + base64.b64encode(code.encode()).decode()
+    return "data:text/javascript," + quote(code, safe=PLAIN)
 
 
 def policy(nonce: str, connect: Sequence[str]) -> str:

@@ -21,7 +21,10 @@ class Preset:
 
 @dataclass(frozen=True)
 class Lesson:
-    """look: what to look at. question: the lesson asks it. options: defaults of the engine, so that memory is seen."""
+    """look: what to look at. question: the lesson asks it. options: defaults of the engine, so that memory is seen.
+
+    presets: the first one shows what the stage is about.
+    """
 
     title: str
     look: str
@@ -38,8 +41,14 @@ class Lesson:
 
 FACT = Preset("A fact", "The capital of France is", max_tokens=16, chat=False)
 SUM = Preset("A sum", "What is 2+2?", max_tokens=32)
-STORY = Preset("A story", "Tell me a story about a fox that lasts three days.", max_tokens=300)
-FOUR = Preset("Four stories at once", "Tell me a story about an owl that lasts two days.", max_tokens=240, count=4)
+STORY = Preset("A story", "Tell me a story about a fox that lasts three days.", max_tokens=300, temperature=0.7)
+FOUR = Preset(
+    "Four stories at once",
+    "Tell me a story about an owl that lasts two days.",
+    max_tokens=240,
+    count=4,
+    temperature=0.7,
+)
 LONG_PROMPT = Preset(
     "A long prompt",
     "Read this. " + "The weather is mild. A cat sleeps on the wall. A boat passes the harbour. " * 40 + "Thank you.",
@@ -49,7 +58,13 @@ PASSAGE = "The capital of France is Paris. The capital of Italy is Rome. The cap
 COPY = Preset("Repeat a text", f"Repeat this text exactly: {PASSAGE}", max_tokens=96)
 COUNT = Preset("Count", "Count from 1 to 30.", max_tokens=96)
 QUEUE = Preset("Twelve questions at once", "Explain KV cache in one sentence.", max_tokens=64, count=12)
-MANY = Preset("Twelve stories at once", "Tell me a story about a robot that lasts four days.", max_tokens=400, count=12)
+MANY = Preset(
+    "Twelve stories at once",
+    "Tell me a story about a robot that lasts four days.",
+    max_tokens=400,
+    count=12,
+    temperature=0.7,
+)
 DESK = SYSTEM_PROMPTS[8]  # rules of a help desk, some 60 tokens long
 SHARED = Preset("A question to the help desk", "What is 2+2?", max_tokens=48, system=DESK)
 SHARED_FOUR = Preset("Four to the help desk", "Explain KV cache in one sentence.", max_tokens=64, count=4, system=DESK)
@@ -59,25 +74,25 @@ LESSONS = {
         "Naive",
         "Each step runs the whole sequence through the model again to get one more token. Nothing is kept.",
         "How many tokens does the model run to write one?",
-        (FACT, SUM, STORY),
+        (STORY, FACT, SUM),
     ),
     "02": Lesson(
         "KV cache",
         "The first step runs the prompt. Its keys and values are kept, so every later step runs one token.",
         "What grows while a request runs?",
-        (FACT, SUM, STORY),
+        (STORY, FACT, SUM),
     ),
     "03": Lesson(
         "Streaming",
         "Every token is sent as soon as it is known. Requests still run one after the other.",
         "How long does the last request wait for its first token?",
-        (SUM, STORY, QUEUE),
+        (QUEUE, SUM, STORY),
     ),
     "04": Lesson(
         "Continuous batching",
         "Every step runs all requests that have a slot. A request joins when a slot is free and leaves when it ends.",
         "How much of its slot does a request fill?",
-        (SUM, STORY, QUEUE, LONG_PROMPT),
+        (QUEUE, SUM, STORY, LONG_PROMPT),
         {"max_running": 8},
     ),
     "05": Lesson(
@@ -85,14 +100,14 @@ LESSONS = {
         "Memory is cut into pages. A request takes a page when it needs one. When none is free, the youngest request "
         "gives back all its pages and waits: it is preempted.",
         "Who gives way when memory is full?",
-        (STORY, FOUR, MANY, LONG_PROMPT),
+        (MANY, FOUR, STORY, LONG_PROMPT),
         {"kv_memory": "15M"},
     ),
     "06": Lesson(
         "Prefix cache",
         "Requests that begin alike share pages. A page stays in the tree when its request ends, until memory is short.",
         "Which tokens of a prompt were not computed?",
-        (SHARED, SHARED_FOUR, STORY, MANY),
+        (SHARED_FOUR, SHARED, STORY, MANY),
         {"kv_memory": "20M"},
         system=DESK,
     ),
@@ -107,7 +122,7 @@ LESSONS = {
         "Prefill and decode apart",
         "One worker runs prompts, another writes answers. The pages of a prompt travel between them.",
         "What becomes of a stream when its worker dies?",
-        (STORY, FOUR, LONG_PROMPT, MANY),
+        (FOUR, STORY, LONG_PROMPT, MANY),
         {"kv_memory": "24M", "workers": "ray"},
     ),
 }

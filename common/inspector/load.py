@@ -10,6 +10,7 @@ from collections import OrderedDict
 from random import Random
 
 from common.checkpoints.corpus import facts, lists, stories, terms
+from common.request import check_prompt_length
 from common.sampling import SamplingParams
 from common.serving.errors import EngineDead, QueueFull
 
@@ -68,14 +69,6 @@ class Clients:
             task.add_done_callback(self._readers.discard)
         return [stream.request.request_id for stream in streams]
 
-    def abort(self, request_id: str) -> bool:
-        """End a request, whoever sent it; whether there was one."""
-        for stream in self.thread._open:  # of this event loop, and read on it
-            if stream.request is not None and stream.request.request_id == request_id:
-                self.thread.abort(stream)
-                return True
-        return False
-
     def close(self) -> None:
         self.resize(0)
 
@@ -83,6 +76,7 @@ class Clients:
         tokenizer = self.thread.tokenizer
         if not chat or tokenizer is None or tokenizer.chat_template is None:
             return prompt
+        check_prompt_length(len(prompt), tokenizer, self.thread.engine.config)
         token_ids = await self.thread.beside(chat_tokens, tokenizer, prompt, system)
         self.titles[tuple(token_ids)] = prompt
         return token_ids

@@ -7,7 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from .document import document
+from .document import boot_of, document
 from .feed import Feed, updates
 
 MOST_BYTES = 200 << 20  # of updates, before they are compressed: then the recording ends
@@ -41,3 +41,14 @@ def write_recording(path: Path, recordings: list[list[str]]) -> None:
     streams = [f"[{','.join(lines)}]" for lines in recordings]
     packed = base64.b64encode(zlib.compress(f"[{','.join(streams)}]".encode(), 9)).decode()
     path.write_text(document({"recording": packed}), encoding="utf-8")
+
+
+def read_recording(path: Path) -> list[list[Any]]:
+    """For each engine of a file that `write_recording` wrote, its hello and its updates."""
+    packed = boot_of(path.read_text(encoding="utf-8"))["recording"]
+    return json.loads(zlib.decompress(base64.b64decode(packed)))
+
+
+def renew(path: Path) -> None:
+    """Put a recording into the page as it is now."""
+    path.write_text(document(boot_of(path.read_text(encoding="utf-8"))), encoding="utf-8")

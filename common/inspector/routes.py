@@ -130,8 +130,9 @@ def router(
 
     @routes.post("/abort")
     async def abort(body: Abort):
-        if not clients.abort(body.request_id):
+        if body.request_id not in watched.requests:
             raise HTTPException(404, "this request has ended")
+        watched.abort_soon(body.request_id)
         return controls()
 
     @routes.post("/kill")

@@ -1,7 +1,6 @@
 """A short scene for each stage, played on its engine without a server: what a recording or a picture of it shows."""
 
 import json
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +63,7 @@ def questions(
 
 
 def story(hero: str, tokens: int, days: str = "four") -> Preset:
-    return Preset("", f"Tell me a story about {hero} that lasts {days} days.", max_tokens=tokens)
+    return Preset("", f"Tell me a story about {hero} that lasts {days} days.", max_tokens=tokens, temperature=0.7)
 
 
 HEROES = ("a fox", "an owl", "a baker", "a robot", "a turtle", "a king", "a sailor", "a crow", "a lion", "a miller")
@@ -96,18 +95,19 @@ def play(number: str, loaded: Loaded) -> list[str]:
     while steps < scene.steps and (arrivals or watched.has_unfinished):
         while arrivals and arrivals[0][0] <= steps:
             add(watched, titles, arrivals.pop(0)[1])
+        watched.look_soon()  # a recording is played slowly, and each step of it has a moment of its own
         watched.step()
         steps = max(steps + 1, watched.trace.steps) if number == "08" else steps + 1
-    time.sleep(0.1)  # so that the last step is looked at, too
-    watched._next_look = 0.0
-    watched._look()
     return [hello(watched, stage), *tape.lines[1:]]
 
 
 def add(watched: Watched, titles: Titles, preset: Preset) -> None:
     token_ids = chat_tokens(watched.tokenizer, preset.prompt, preset.system)
     titles[tuple(token_ids)] = preset.prompt
-    watched.add(token_ids, SamplingParams(max_tokens=preset.max_tokens))
+    watched.add(
+        token_ids,
+        SamplingParams(max_tokens=preset.max_tokens, temperature=preset.temperature, seed=watched.trace.steps),
+    )
 
 
 def hello(watched: Watched, stage: Path) -> str:

@@ -38,7 +38,7 @@ def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
     guard = Guard({args.host}, args.controlled_by)
     boot = {"engines": [{"url": ""}, *({"url": url} for url in args.beside)], "key": bool(args.api_key)}
     app.include_router(router(watched, thread, clients, guard, hello, boot))
-    server.recording = None
+    server.watched, server.recording = watched, None
     if args.record:
         server.recording = Recording(watched.feed, {name: hello[name] for name in hello if name != "folder"})
     app.router.lifespan_context = with_inspector(app.router.lifespan_context, clients, server.recording)

@@ -5,6 +5,7 @@ It takes over `step` and `abort`; everything else is the engine's own.
 
 import json
 import time
+from collections import deque
 from typing import Any
 
 from common.engine import BaseEngine
@@ -17,7 +18,7 @@ from .probes import Probes
 from .view import Known, View
 
 MOST_LOOKS = 15  # a second
-MOST_SHARE = 0.02  # of the engine thread's time that looking may take: a look that takes longer is followed by a pause
+MOST_SHARE = 0.01  # of the engine thread's time that looking may take: a look that takes longer is followed by a pause
 IDLE_SECONDS = 0.1  # an idle engine looks up this often, so that a page that opens is told at once
 
 
@@ -32,6 +33,7 @@ class Watched:
         self._known = Known()
         self._ended: dict[str, Request] = {}  # since the last look
         self._next_look = 0.0
+        self._to_abort: deque[str] = deque()  # ids
         self._told: tuple[Any, ...] = ()  # where everything was at the last look
 
     def __getattr__(self, name: str):
@@ -45,15 +47,27 @@ class Watched:
         """One step of the engine, if its pace permits one now, and a look at what has changed."""
         if bool(self.feed.readers) != self._watching:
             self._start_or_stop()
-        if self._engine.has_unfinished and not self.pace.permit():
-            changed = []
-        elif not self._watching:
-            return self._engine.step()
-        else:
-            changed = self._step_and_listen()
+        changed = self._aborted()
+        if not self._engine.has_unfinished or self.pace.permit():
+            changed += self._step_and_listen() if self._watching else self._engine.step()
         if self._watching:
             self._look()
         return changed
+
+    def look_soon(self) -> None:
+        """Look after the next step, even if the pages were told a moment ago. From the engine's thread."""
+        self._next_look = 0.0
+
+    def abort_soon(self, request_id: str) -> None:
+        """End a request before the next step, whoever sent it; ignore an unknown id. From any thread."""
+        self._to_abort.append(request_id)
+
+    def _aborted(self) -> list[Request]:
+        asked = {self._to_abort.popleft() for _ in range(len(self._to_abort))}  # a button may be pressed twice
+        ended = [self._engine.requests[request_id] for request_id in asked if request_id in self._engine.requests]
+        for request in ended:
+            self.abort(request.request_id)
+        return ended
 
     def abort(self, request_id: str) -> None:
         request = self._engine.requests.get(request_id)

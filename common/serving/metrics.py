@@ -106,7 +106,6 @@ class Measured:
     def abort(self, request_id: str) -> None:
         request = self._engine.requests.get(request_id)
         self._engine.abort(request_id)
-        self._waiting.pop(request_id, None)
         if request is not None:
             self._observe_end(request)
 
@@ -132,6 +131,7 @@ class Measured:
             histogram.observe(moments[counted] - moments[counted - 1])
 
     def _observe_end(self, request: Request) -> None:
+        self._waiting.pop(request.request_id, None)
         self._counted.pop(request.request_id, None)
         self._ended.labels(self.model_name, request.finish_reason).inc()
         timings, scheduled = request.timings, self._scheduled.pop(request.request_id, None)

@@ -1,25 +1,20 @@
 """A server with the inspector in this process, and a real browser for its page. Where there is no browser, tests that
 need one are skipped by name."""
 
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from serving_stage_03 import wait_until
 
 from common.inspector.__main__ import parse
+from common.inspector.browser import chromium
 from common.inspector.server import build_server
 from common.serving.background import running
 from common.stages import load_engine, stage_folder
 
-WHY_NOT = "needs a browser: apt install chromium, pip install playwright (common/inspector/README.md)"
-# As root, in a container, on a machine without a network: nothing is looked up, nothing is updated.
-QUIET = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync".split()
-)
-
-
+STORE = "inspector.stores[0]"
+NEWEST = f"{STORE}.moments.at(-1)"
 MOST_LOOKS = 1200  # a minute: other work may keep this machine busy
 
 
@@ -29,7 +24,7 @@ class Watching:
     def __init__(self, url: str, server):
         self.url, self.server, self.page_url = url, server, f"{url}/watch"
         self.thread = server.engine_thread
-        self.watched = self.thread.engine._engine._engine  # inside Scoring and Measured
+        self.watched = server.watched
         self.engine = self.watched._engine
 
     def idle(self) -> None:
@@ -56,7 +51,7 @@ def watching(stage: str, loaded, *options: str, full_speed: bool = True, **engin
             try:
                 yield Watching(url, server)
             finally:
-                server.engine_thread.engine._engine._engine.pace.resume()
+                server.watched.pace.resume()
                 server.engine_thread.deadline = 0  # no test waits for what it has left open
     finally:
         if hasattr(engine, "close"):
@@ -65,18 +60,12 @@ def watching(stage: str, loaded, *options: str, full_speed: bool = True, **engin
 
 @contextmanager
 def browser():
-    """A Chromium of this machine, driven by Playwright."""
-    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if executable is None:
-        pytest.skip(WHY_NOT)
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        pytest.skip(WHY_NOT)
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=executable, args=QUIET)
-        yield chromium
-        chromium.close()
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(chromium())
+        except ValueError as error:
+            pytest.skip(str(error))
+        yield found
 
 
 class Page:
@@ -102,6 +91,18 @@ class Page:
                 return
             self.page.wait_for_timeout(50)
         raise AssertionError(f"this has not become true: {expression}; errors: {self.errors}")
+
+    def send(self, prompt: str, tokens: int, *, times: int = 1) -> None:
+        """Fill in the form as a user does, and send it; greedy, so that answers are known."""
+        self.fill("textarea", prompt)
+        self.fill("input[aria-label='most output tokens']", str(tokens))
+        self.fill("input[aria-label='temperature']", "0")
+        self.fill("input[aria-label='how many times']", str(times))
+        self.click("form button[type=submit]")
+
+    def drawn(self) -> None:
+        """Wait until all that is known is drawn, also by panels that are drawn seldom."""
+        self.has("inspector.views.every((view) => view.slow.every((one) => one.version === view.canvases))")
 
     def close(self) -> None:
         self.context.close()

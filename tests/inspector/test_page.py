@@ -4,45 +4,15 @@ import json
 
 import pytest
 from serving_stage_03 import wait_until
-from watching import Page, watching
+from watching import NEWEST, STORE, Page, watching
 
-from common.inspector.recording import write_recording
-from common.inspector.scenes import play
-
-STORE = "inspector.stores[0]"
-NEWEST = f"{STORE}.moments.at(-1)"
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture
-def page_of(chromium):
-    """Opens pages, and after the test sees to it that they had no errors and asked only their own server."""
-    opened = []
-
-    def open_page(server, locked: bool = False) -> Page:
-        page = Page(chromium, server.page_url)
-        opened.append((page, server))
-        if not locked:
-            page.has(f"inspector.views[0] && {STORE}.moments.length")
-        return page
-
-    yield open_page
-    for page, server in opened:
-        page.close()
-        assert all(url.startswith((server.url, "data:")) for url in page.asked), page.asked
-
-
-def send(page: Page, prompt: str, tokens: int, preset: str = "0") -> None:
-    page.select_option("select[aria-label=preset]", preset)
-    page.fill("textarea", prompt)
-    page.fill("input[aria-label='most output tokens']", str(tokens))
-    page.click("button.primary")
 
 
 def test_send_a_prompt_and_read_its_answer(loaded, page_of):
     with watching("05", loaded) as server:
         page = page_of(server)
-        send(page, "What is 2+2?", 32)
+        page.send("What is 2+2?", 32)
         page.has("document.querySelector('.card[data-state=stop]')")
         assert "4" in page.text_content(".card .answer")
         assert page.text_content(".card .prompt") == "What is 2+2?"
@@ -52,7 +22,7 @@ def test_send_a_prompt_and_read_its_answer(loaded, page_of):
 def test_a_prompt_that_cannot_run_is_answered_with_the_servers_sentence(loaded, page_of):
     with watching("05", loaded, kv_memory="1M") as server:
         page = page_of(server)
-        send(page, "Tell me a story.", 2000)
+        page.send("Tell me a story.", 2000)
         page.has("document.querySelector('.note').textContent.includes('the cache has 8')")
 
 
@@ -82,7 +52,7 @@ def test_the_page_map_is_the_allocators_books(loaded, page_of, stage):
     with watching(stage, loaded, kv_memory="6M") as server:
         page = page_of(server)
         for story in ("a fox", "an owl", "a fox", "a robot", "a king", "a lion"):
-            send(page, f"Tell me a story about {story} that lasts four days.", 300)
+            page.send(f"Tell me a story about {story} that lasts four days.", 300)
         server.paused_after(200)
         page.has(f"{STORE}.columns === {server.engine.trace.steps}")
         scheduler = server.engine.scheduler
@@ -115,7 +85,7 @@ def nodes(tree) -> list:
 def test_rejected_draft_tokens_are_those_that_the_engine_counts(loaded, page_of):
     with watching("07", loaded, kv_memory="24M", num_draft_tokens=4) as server:
         page = page_of(server)
-        send(page, "Tell me a story about a fox that lasts three days.", 60)
+        page.send("Tell me a story about a fox that lasts three days.", 60)
         page.has("document.querySelector('.card[data-state=length]')")
         stats = server.engine.stats()
         page.has(f"{STORE}.columns === {stats['steps']}")
@@ -130,41 +100,11 @@ def test_rejected_draft_tokens_are_those_that_the_engine_counts(loaded, page_of)
         assert page.query_selector(".token.draft") and page.query_selector(".pair s")
 
 
-def test_pause_step_and_go_on(loaded, page_of):
-    with watching("05", loaded) as server:
-        page = page_of(server)
-        page.keyboard.press(" ")
-        page.has("document.querySelector('.controls').classList.contains('paused')")
-        send(page, "Count from 1 to 30.", 40)
-        page.has(f"{STORE}.requests.size === 1 && document.querySelector('.card[data-state=waiting]')")
-        assert server.engine.trace.steps == 0
-        for steps in (1, 2, 3):
-            page.click("text=One step")
-            page.has(f"{STORE}.columns === {steps}")
-            assert server.engine.trace.steps == steps
-        page.click("text=Resume")
-        page.has("document.querySelector('.card[data-state=length], .card[data-state=stop]')")
-
-
-def test_abort_one_and_the_others_go_on(loaded, page_of):
-    with watching("05", loaded) as server:
-        page = page_of(server)
-        page.keyboard.press(" ")
-        page.has("document.querySelector('.controls').classList.contains('paused')")
-        for prompt in ("Count from 1 to 30.", "What is 2+2?"):
-            send(page, prompt, 40)
-        page.has("document.querySelectorAll('.card').length === 2")
-        page.click(".card[data-request='0'] button.quiet")
-        page.has("document.querySelector('.card[data-request=\"0\"]')?.dataset.state === 'abort'")
-        page.click("text=Resume")
-        page.has("document.querySelector('.card[data-request=\"1\"]')?.dataset.state === 'stop'")
-
-
 def test_text_never_becomes_html(loaded, page_of):
     with watching("05", loaded) as server:
         page = page_of(server)
         for prompt in ("<script>document.title = 'taken'</script>", "<img src=x onerror=\"document.title='taken'\">"):
-            send(page, prompt, 8, preset="1")
+            page.send(prompt, 8)
             prompts = "[...document.querySelectorAll('.card .prompt')]"
             page.has(f"{prompts}.some((one) => one.textContent === {json.dumps(prompt)})")
         assert page.evaluate("document.querySelectorAll('main script, main img').length") == 0
@@ -180,7 +120,7 @@ def test_two_pages_at_once_and_a_closed_one_leaves_nothing_behind(loaded, chromi
         one, two = Page(chromium, server.page_url), Page(chromium, server.page_url)
         for page in (one, two):
             page.has(f"inspector.views[0] && {STORE}.moments.length")
-        send(one, "What is 2+2?", 32)
+        one.send("What is 2+2?", 32)
         texts = []
         for page in (one, two):
             page.has("document.querySelector('.card[data-state=stop]')")
@@ -200,13 +140,13 @@ def test_requests_that_run_together_have_colours_of_their_own(loaded, page_of):
     with watching("05", loaded) as server:
         page = page_of(server)
         for number in range(3):
-            send(page, "What is 2+2?", 8)
+            page.send("What is 2+2?", 8)
             page.has(f"[...{STORE}.requests.values()].filter((one) => one.finish).length === {number + 1}")
         page.keyboard.press("Escape")
         server.watched.pace.pause()
         late = page_of(server)
         for _ in range(8):
-            send(late, "Count from 1 to 30.", 40)
+            late.send("Count from 1 to 30.", 40)
         late.has(f"{NEWEST}.waiting.length === 8")
         hues = late.evaluate(f"{NEWEST}.waiting.map((number) => {STORE}.request(number).hue)")
         assert len(set(hues)) == 8
@@ -216,7 +156,7 @@ def test_a_page_that_opens_late_is_told_what_has_been(loaded, page_of):
     with watching("05", loaded) as server:
         server.thread.engine.pace.pause()
         early = page_of(server)
-        send(early, "Count from 1 to 30.", 40)
+        early.send("Count from 1 to 30.", 40)
         early.has(f"{STORE}.requests.size === 1")
         for _ in range(5):
             early.click("text=One step")
@@ -225,36 +165,6 @@ def test_a_page_that_opens_late_is_told_what_has_been(loaded, page_of):
         late.has(f"{STORE}.columns === 5")
         words = f"[{STORE}.request(0).text, {STORE}.request(0).works.map((work) => work.phase)]"
         assert late.evaluate(words) == early.evaluate(words)
-
-
-def test_the_past_is_shown_as_it_was(loaded, page_of):
-    with watching("05", loaded) as server:
-        page = page_of(server)
-        send(page, "Count from 1 to 30.", 40)
-        page.has("document.querySelector('.card[data-state=length], .card[data-state=stop]')")
-        whole = page.text_content(".card .answer")
-        page.focus("canvas.timeline")
-        for _ in range(20):
-            page.keyboard.press("ArrowLeft")
-        page.has("document.querySelector('.card[data-state=running]')")
-        part = page.text_content(".card .answer")
-        assert whole.startswith(part) and len(part) < len(whole)
-        page.keyboard.press("End")
-        page.has("inspector.clock.live")
-
-
-def test_a_request_is_followed_everywhere(loaded, page_of):
-    with watching("05", loaded, kv_memory="6M") as server:
-        page = page_of(server)
-        for hero in ("a fox", "an owl"):
-            send(page, f"Tell me a story about {hero} that lasts four days.", 100)
-        server.paused_after(30)
-        page.has(f"{NEWEST}.running.length === 2")
-        page.click(".card[data-request='1'] .name")
-        page.has("document.querySelector('.card.chosen')?.dataset.request === '1'")
-        assert page.evaluate("inspector.views[0].selection.number") == 1
-        page.keyboard.press("Escape")
-        page.has("document.querySelector('.card.chosen') === null")
 
 
 def test_a_server_with_a_key_asks_for_it(loaded, page_of):
@@ -266,18 +176,5 @@ def test_a_server_with_a_key_asks_for_it(loaded, page_of):
         page.fill("input[type=password]", "secret")
         page.click("button.primary")
         page.has(f"inspector.views[0] && {STORE}.moments.length")
-        send(page, "What is 2+2?", 32)
+        page.send("What is 2+2?", 32)
         page.has("document.querySelector('.card[data-state=stop]')")
-
-
-def test_a_recording_plays_from_a_file_without_a_network(loaded, chromium, tmp_path):
-    path = tmp_path / "recording.html"
-    write_recording(path, [play("05", loaded)])
-    page = Page(chromium, path.as_uri(), offline=True)
-    page.has("document.querySelector('.player') && inspector.stores[0].moments.length > 5")
-    page.evaluate("inspector.clock.show(1e12)")
-    page.has("document.querySelectorAll('.card').length > 5")
-    assert page.evaluate(f"{STORE}.at(1e9).stats.preemptions") > 0
-    assert "pages in use" in page.text_content(".sums")
-    assert all(url.startswith(("file:", "data:")) for url in page.asked)
-    page.close()

@@ -2,7 +2,7 @@
 
 import pytest
 from serving_stage_03 import wait_until
-from watching import Page, watching
+from watching import STORE, Page, watching
 
 from common.inspector.load import chat_tokens
 from common.sampling import SamplingParams
@@ -12,7 +12,6 @@ pytest.importorskip("ray", reason="needs the package ray")
 pytestmark = [pytest.mark.ray, pytest.mark.browser]
 STORY = "Tell me a story about a fox that lasts nine days."
 TOKENS = 500
-STORE = "inspector.stores[0]"
 
 
 def test_a_killed_workers_stream_goes_on(loaded, chromium):
@@ -22,9 +21,7 @@ def test_a_killed_workers_stream_goes_on(loaded, chromium):
         page = Page(chromium, server.page_url)
         page.has(f"inspector.views[0] && {STORE}.moments.length")
         assert page.is_hidden("text=Pause"), "workers have loops of their own"
-        page.fill("textarea", STORY)
-        page.fill("input[aria-label='most output tokens']", str(TOKENS))
-        page.click("button.primary")
+        page.send(STORY, TOKENS)
         page.has(f"{STORE}.requests.get(0)?.tokens.length > 10")
         page.click("text=Kill worker 1")
         page.has("document.querySelector('.card[data-state=length], .card[data-state=stop]')")

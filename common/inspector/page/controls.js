@@ -1,4 +1,4 @@
-// Doing: send a prompt, a load of clients, stop and step the engine, end a worker. All engines of the page get the same.
+// Doing: send a prompt, a load of clients, stop and step the engine, end a worker. All engines shown get the same.
 
 import { el, say } from "inspector/dom";
 
@@ -6,30 +6,59 @@ const SPEEDS = [0, 50, 20, 10, 4, 2, 1]; // steps a second; 0 is as many as the 
 const CLIENTS = 32;
 
 export class Controls {
-  constructor(connections, lesson, hello, { wide }) {
+  constructor(connections, lesson, hello) {
     this.connections = connections;
     this.lesson = lesson;
     this.note = el("output", { class: "note", role: "status" });
     this.prompt = el("textarea", { rows: 1, "aria-label": "prompt", spellcheck: "false", class: "prompt-field" });
-    this.most = el("input", { type: "number", min: 1, max: 4000, value: 128, "aria-label": "most output tokens", class: "short" });
-    this.heat = el("input", { type: "number", min: 0, max: 2, step: 0.1, value: 0, "aria-label": "temperature", class: "short" });
+    this.most = number("most output tokens", { min: 1, max: 4000 });
+    this.heat = number("temperature", { min: 0, max: 2, step: 0.1 });
+    this.times = number("how many times", { min: 1, max: 64 });
     this.presets = el("select", { "aria-label": "preset", onchange: () => this.choose() });
     lesson.presets.forEach((preset, at) => this.presets.append(el("option", { value: at }, preset.name)));
-    this.slider = el("input", { type: "range", min: 0, max: CLIENTS, value: hello.clients, "aria-label": "clients", oninput: () => this.load() });
+    this.slider = el("input", {
+      type: "range",
+      min: 0,
+      max: CLIENTS,
+      value: hello.clients,
+      "aria-label": "clients",
+      oninput: () => this.load(),
+    });
     this.clients = el("b", {}, String(hello.clients));
     this.long = el("input", { type: "checkbox", checked: hello.long_prompts, onchange: () => this.load() });
     this.pause = el("button", { onclick: () => this.toggle(), title: "space" }, "Pause");
     this.step = el("button", { onclick: () => this.speed({ do: "step" }), title: "." }, "One step");
-    this.rate = el("select", { "aria-label": "steps per second", onchange: () => this.speed({ steps_per_second: Number(this.rate.value) }) });
-    for (const speed of SPEEDS) this.rate.append(el("option", { value: speed }, speed ? `${speed} a second` : "full speed"));
+    this.rate = el("select", {
+      "aria-label": "steps per second",
+      onchange: () => this.speed({ steps_per_second: Number(this.rate.value) }),
+    });
+    for (const speed of SPEEDS)
+      this.rate.append(el("option", { value: speed }, speed ? `${speed} a second` : "full speed"));
     this.killers = el("span", { class: "group killers" });
     this.element = el(
-      "form", { class: "controls", onsubmit: (event) => this.send(event) },
-      el("span", { class: "group" }, this.presets, this.prompt, label("at most", this.most), wide ? el("span", { class: "heat" }, label("temperature", this.heat)) : null,
-        el("button", { class: "primary", type: "submit" }, "Send")),
-      el("span", { class: "group" }, label("load", this.slider), this.clients, " clients", label("long prompts", this.long, true)),
+      "form",
+      { class: "controls", onsubmit: (event) => this.send(event) },
+      el(
+        "span",
+        { class: "group" },
+        this.presets,
+        this.prompt,
+        label("at most", this.most),
+        label("temperature", this.heat),
+        label("times", this.times),
+        el("button", { class: "primary", type: "submit" }, "Send"),
+      ),
+      el(
+        "span",
+        { class: "group" },
+        label("load", this.slider),
+        this.clients,
+        " clients",
+        label("long prompts", this.long, true),
+      ),
       hello.can_pause ? el("span", { class: "group" }, this.pause, this.step, this.rate) : null,
-      this.killers, this.note,
+      this.killers,
+      this.note,
     );
     this.element.querySelectorAll("button:not(.primary)").forEach((button) => button.setAttribute("type", "button"));
     this.show(hello);
@@ -41,13 +70,21 @@ export class Controls {
     this.prompt.value = preset.prompt;
     this.most.value = preset.max_tokens;
     this.heat.value = preset.temperature;
+    this.times.value = preset.count;
   }
 
   send(event) {
-    event.preventDefault();
-    const { count, chat, system } = this.lesson.presets[Number(this.presets.value)];
-    const numbers = { max_tokens: Number(this.most.value), temperature: Number(this.heat.value) };
-    return this.all("send", { prompt: this.prompt.value, count, chat, system, ...numbers });
+    event?.preventDefault();
+    const { chat, system } = this.lesson.presets[Number(this.presets.value)];
+    const [tokens, temperature, count] = [this.most, this.heat, this.times].map((input) => Number(input.value));
+    return this.all("send", { prompt: this.prompt.value, max_tokens: tokens, temperature, count, chat, system });
+  }
+
+  // What the lesson is about, for a page on which nothing has happened yet.
+  begin() {
+    this.presets.value = "0";
+    this.choose();
+    return this.send();
   }
 
   load() {
@@ -89,9 +126,20 @@ export class Controls {
     const wanted = killable.join();
     if (this.killers.dataset.workers === wanted) return;
     this.killers.dataset.workers = wanted;
-    this.killers.replaceChildren(...killable.map((worker) =>
-      el("button", { type: "button", class: "danger", onclick: () => this.all("kill", { worker }) }, `Kill worker ${worker}`)));
+    this.killers.replaceChildren(
+      ...killable.map((worker) =>
+        el(
+          "button",
+          { type: "button", class: "danger", onclick: () => this.all("kill", { worker }) },
+          `Kill worker ${worker}`,
+        ),
+      ),
+    );
   }
+}
+
+function number(name, bounds) {
+  return el("input", { type: "number", "aria-label": name, class: "short", ...bounds });
 }
 
 function label(text, input, behind = false) {

@@ -20,7 +20,11 @@ export function say(element, text) {
 }
 
 // CSS pixels of one unit of a drawing: drawings grow with the page's type, for a projector.
-export const unit = () => parseFloat(getComputedStyle(document.documentElement).fontSize) / 14;
+let unitSize = null; // until it is asked for: to ask the browser makes it compute styles
+export const unit = () => (unitSize ??= parseFloat(getComputedStyle(document.documentElement).fontSize) / 14);
+export function forgetUnit() {
+  unitSize = null;
+}
 
 // The size of an element's inside, in units.
 export function room(element) {

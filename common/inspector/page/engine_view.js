@@ -10,11 +10,11 @@ import { Text } from "inspector/text";
 import { Timeline } from "inspector/timeline";
 import { listen } from "inspector/timeline_input";
 
-const SLOW_MILLISECONDS = 150; // between two drawings of what is made of elements: no one reads faster
+const SLOW_MILLISECONDS = 150; // between two drawings of a panel that is made of elements: no one reads faster
 
 export class EngineView {
-  // abort: takes a request's id; null where nothing can be aborted. options: shared by all engines of the page.
-  constructor(store, clock, { abort, options, redraw, named }) {
+  // abort, begin: as in Text. options: shared by all engines of the page.
+  constructor(store, clock, { abort, begin, options, redraw, named }) {
     this.store = store;
     this.clock = clock;
     const kind = store.hello.kind;
@@ -22,7 +22,7 @@ export class EngineView {
     this.timeline = new Timeline(store, clock, this.selection);
     this.memory = new Memory(store, clock, this.selection);
     this.numbers = new Numbers(store, clock);
-    this.text = new Text(store, clock, this.selection, { abort, options });
+    this.text = new Text(store, clock, this.selection, { abort, begin, options });
     this.legend = new Legend(kind);
     this.pageLegend = ["pages", "tree", "drafts"].includes(kind) ? new PageLegend(kind) : null;
     this.news = el("p", { class: "news", role: "status" });
@@ -31,32 +31,68 @@ export class EngineView {
     listen(this.timeline, { redraw, tell });
     this.memory.listen(tell);
     this.element = el(
-      "section", { class: "engine", "data-kind": kind, "aria-label": store.hello.name },
-      named ? el("h2", { class: "engine-name" }, title(store.hello), el("span", { class: "soft" }, ` ${store.hello.lesson.look}`)) : null,
-      panel("Time", "a row for each request, a column for each step", "time", this.legend.element, this.timeline.element, this.under),
+      "section",
+      { class: "engine", "data-kind": kind, "aria-label": store.hello.name },
+      named
+        ? el(
+            "h2",
+            { class: "engine-name" },
+            title(store.hello),
+            el("span", { class: "soft" }, ` ${store.hello.lesson.look}`),
+          )
+        : null,
+      panel(
+        "Time",
+        "a row for each request, a column for each step",
+        "time",
+        this.legend.element,
+        this.timeline.element,
+        this.under,
+      ),
       panel("Memory", MEMORY_WORDS[kind], "space", this.pageLegend?.element, this.memory.element, this.news),
-      panel("Text", "what each request has been told", "text", options.element?.(), this.text.element),
-      panel("Numbers", "now, and the last minute as a line", "figures", null, this.numbers.element),
+      panel(
+        "Text",
+        kind === "drafts" ? DRAFT_WORDS : "what each request has been told",
+        "text",
+        options.element?.(),
+        this.text.element,
+      ),
+      panel("Numbers", "now, and before as a line", "figures", null, this.numbers.element),
     );
-    this.drawnSlowly = 0;
+    const resized = new ResizeObserver(redraw); // a sentence below a drawing may take its place
+    for (const { element } of [this.timeline, this.memory])
+      resized.observe(element.querySelector("canvas").parentElement);
+    this.canvases = 0; // the version that they show
+    this.slow = [this.text, this.numbers, this.memory.tree, { draw: () => this.tellNews() }]
+      .filter(Boolean)
+      .map((panel) => ({ panel, version: 0, drawn: 0 }));
   }
 
-  draw(now) {
-    this.timeline.draw();
-    this.memory.draw();
-    this.legend.draw();
-    this.pageLegend?.draw();
-    if (now - this.drawnSlowly < SLOW_MILLISECONDS) return false;
-    this.drawnSlowly = now;
-    this.text.draw();
-    this.numbers.draw();
-    const words = newest(this.store, this.clock.of(this.store));
+  // version: of all that can be seen, counted by the page. Canvases are drawn in each frame in which it is another one.
+  // Of the panels made of elements a frame draws one at most, so that no frame is long.
+  draw(now, version) {
+    if (this.canvases !== version) {
+      this.canvases = version;
+      this.timeline.draw();
+      this.memory.draw();
+      this.legend.draw();
+      this.pageLegend?.draw();
+    }
+    const due = this.slow.filter((one) => one.version !== version && now - one.drawn >= SLOW_MILLISECONDS);
+    const next = due.sort((a, b) => a.drawn - b.drawn)[0];
+    if (!next) return;
+    const isAll = next.panel.draw() !== false; // false: it goes on in its next turn
+    Object.assign(next, { version: isAll ? version : 0, drawn: now });
+  }
+
+  tellNews() {
+    const words = newest(this.store, this.clock.of(this.store), this.clock.speed);
     say(this.news, words.text);
     this.news.classList.toggle("loss", words.isLoss);
-    return !this.numbers.owes;
   }
 }
 
+const DRAFT_WORDS = "tinted: the drafter said it first; struck out: its wrong guesses";
 const MEMORY_WORDS = {
   nothing: "what is kept from one step to the next",
   buffers: "a buffer for the request that runs",
@@ -74,5 +110,10 @@ export function title(hello) {
 
 function panel(name, words, place, legend, ...content) {
   const heading = el("h3", {}, name, el("span", { class: "soft" }, ` ${words}`));
-  return el("div", { class: `panel ${place}`, "data-panel": name.toLowerCase() }, el("div", { class: "panel-head" }, heading, legend), ...content);
+  return el(
+    "div",
+    { class: `panel ${place}`, "data-panel": name.toLowerCase() },
+    el("div", { class: "panel-head" }, heading, legend),
+    ...content,
+  );
 }

@@ -1,6 +1,6 @@
 // What the marks mean: drawn by the function that draws them, and only those that this stage has.
 
-import { el, surface } from "inspector/dom";
+import { el, surface, unit } from "inspector/dom";
 import { PHASES, colour, inks, mark } from "inspector/marks";
 
 const MARKS = {
@@ -23,6 +23,7 @@ export class Legend {
   }
 
   draw() {
+    if (!isNew(this)) return;
     for (const [phase, canvas] of this.swatches) {
       mark(surface(canvas, 20, 12), phase, phase === "waiting" ? inks().soft : colour(0), 0, 0, 20, 12);
     }
@@ -39,6 +40,7 @@ export class PageLegend {
   }
 
   draw() {
+    if (!isNew(this)) return;
     for (const [name, canvas] of this.swatches) {
       const context = surface(canvas, 15, 15);
       const hex = colour(0);
@@ -58,4 +60,12 @@ export class PageLegend {
       }
     }
   }
+}
+
+// Whether theme or size of type have changed since a legend was drawn.
+function isNew(legend) {
+  const look = [inks(), unit()];
+  if (legend.look?.every((one, at) => one === look[at])) return false;
+  legend.look = look;
+  return true;
 }

@@ -3,7 +3,7 @@
 import { Clock } from "inspector/clock";
 import { Connection } from "inspector/connection";
 import { Controls } from "inspector/controls";
-import { el, say } from "inspector/dom";
+import { el, forgetUnit, say } from "inspector/dom";
 import { EngineView, title } from "inspector/engine_view";
 import { setTheme } from "inspector/marks";
 import { Player, unpack } from "inspector/replay";
@@ -19,29 +19,64 @@ const options = { boxes: false, element: boxesSwitch };
 const page = {
   heading: el("h1", {}, "Inside an inference server"),
   about: el("span", { class: "about soft" }),
-  state: el("button", { class: "live", type: "button", title: "follow the newest step", onclick: () => clock.follow() }, "connecting"),
+  state: el(
+    "button",
+    { class: "live", type: "button", title: "follow the newest step", onclick: () => clock.follow() },
+    "connecting",
+  ),
   look: el("p", { class: "look" }),
   controls: el("div", { class: "bar" }),
   engines: el("main", {}),
 };
-let dirty = true;
+let version = 1; // of all that can be seen
 window.inspector = { stores, views, clock }; // for a debugger, and for tests that count
 let controls = null;
 
 function redraw() {
-  dirty = true;
+  version += 1;
+}
+
+function resized() {
+  forgetUnit();
+  redraw();
 }
 
 function header() {
-  const theme = el("button", { type: "button", title: "light or dark", onclick: () => chooseTheme(themeNow() === "dark" ? "light" : "dark") }, "Light / dark");
-  const size = el("button", { type: "button", title: "larger type, for a projector", onclick: () => {
-    document.documentElement.classList.toggle("large");
-    redraw();
-  } }, "Larger");
-  const lesson = clock.recorded ? null : el("a", { href: "/watch/lesson", target: "_blank", rel: "noopener" }, "Lesson");
+  const theme = el(
+    "button",
+    { type: "button", title: "light or dark", onclick: () => chooseTheme(themeNow() === "dark" ? "light" : "dark") },
+    "Light / dark",
+  );
+  const size = el(
+    "button",
+    {
+      type: "button",
+      title: "larger type, for a projector",
+      onclick: () => {
+        document.documentElement.classList.toggle("large");
+        resized();
+      },
+    },
+    "Larger",
+  );
+  const lesson = clock.recorded
+    ? null
+    : el("a", { href: "/watch/lesson", target: "_blank", rel: "noopener" }, "Lesson");
   document.body.append(
-    el("header", { class: "top" }, page.heading, page.about, el("span", { class: "space" }), page.state, lesson, size, theme),
-    page.look, page.controls, page.engines,
+    el(
+      "header",
+      { class: "top" },
+      page.heading,
+      page.about,
+      el("span", { class: "space" }),
+      page.state,
+      lesson,
+      size,
+      theme,
+    ),
+    page.look,
+    page.controls,
+    page.engines,
   );
 }
 
@@ -50,16 +85,20 @@ const themeNow = () => document.documentElement.dataset.theme;
 function chooseTheme(name) {
   document.documentElement.dataset.theme = name;
   setTheme(name);
-  for (const view of views) view.memory.tree && (view.memory.tree.drawn = null);
   redraw();
 }
 
 function boxesSwitch() {
-  const box = el("input", { type: "checkbox", checked: options.boxes, class: "boxes-switch", onchange: () => {
-    options.boxes = box.checked;
-    for (const other of document.querySelectorAll(".boxes-switch")) other.checked = box.checked;
-    redraw();
-  } });
+  const box = el("input", {
+    type: "checkbox",
+    checked: options.boxes,
+    class: "boxes-switch",
+    onchange: () => {
+      options.boxes = box.checked;
+      for (const other of document.querySelectorAll(".boxes-switch")) other.checked = box.checked;
+      redraw();
+    },
+  });
   return el("label", { class: "legend" }, box, " tokens as boxes");
 }
 
@@ -73,8 +112,13 @@ function introduce(hellos) {
   page.engines.dataset.engines = String(hellos.length);
 }
 
-function addView(at, store, abort) {
-  const view = new EngineView(store, clock, { abort, options, redraw, named: (boot.engines?.length ?? stores.length) > 1 });
+function addView(at, store, does) {
+  const view = new EngineView(store, clock, {
+    ...does,
+    options,
+    redraw,
+    named: (boot.engines?.length ?? stores.length) > 1,
+  });
   // What lesson 07 shows is told by boxes: who said a word first.
   if (store.hello.kind === "drafts") options.boxes = true;
   views[at]?.element.remove();
@@ -90,7 +134,7 @@ function connect() {
       hello: (hello) => {
         stores[at] = new Store(hello);
         introduce(stores.filter(Boolean).map((store) => store.hello));
-        addView(at, stores[at], (id) => controls.abort(connection, id));
+        addView(at, stores[at], { abort: (id) => controls.abort(connection, id), begin: () => controls.begin() });
         controls ??= startControls(connections, hello);
         state("live");
       },
@@ -108,7 +152,7 @@ function connect() {
 }
 
 function startControls(connections, hello) {
-  const made = new Controls(connections, hello.lesson, hello, { wide: boot.engines.length === 1 });
+  const made = new Controls(connections, hello.lesson, hello);
   page.controls.replaceChildren(made.element);
   setInterval(async () => {
     const answer = await connections[0].controls().catch(() => null); // the stream says what is wrong with the server
@@ -119,14 +163,22 @@ function startControls(connections, hello) {
 
 function askForKey(connections) {
   const key = el("input", { type: "password", "aria-label": "API key", autocomplete: "off" });
-  const form = el("form", { class: "controls", onsubmit: (event) => {
-    event.preventDefault();
-    page.controls.replaceChildren();
-    for (const connection of connections) {
-      connection.key = key.value;
-      connection.run();
-    }
-  } }, el("label", {}, "This server asks for its API key: ", key), el("button", { class: "primary", type: "submit" }, "Watch"));
+  const form = el(
+    "form",
+    {
+      class: "controls",
+      onsubmit: (event) => {
+        event.preventDefault();
+        page.controls.replaceChildren();
+        for (const connection of connections) {
+          connection.key = key.value;
+          connection.run();
+        }
+      },
+    },
+    el("label", {}, "This server asks for its API key: ", key),
+    el("button", { class: "primary", type: "submit" }, "Watch"),
+  );
   page.controls.replaceChildren(form);
 }
 
@@ -137,7 +189,8 @@ function state(words) {
 
 function listenToKeys() {
   document.addEventListener("keydown", (event) => {
-    if (event.target.closest("input, textarea, select, button, a") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest("input, textarea, select, button, a") || event.ctrlKey || event.metaKey || event.altKey)
+      return;
     const keys = {
       " ": () => (clock.recorded ? page.player.toggle() : controls?.toggle()),
       ".": () => controls?.speed({ do: "step" }),
@@ -157,12 +210,9 @@ let before = performance.now();
 function frame(now) {
   clock.tick((now - before) / 1000);
   before = now;
-  if (dirty) {
-    // Canvases are drawn in every frame that something has changed in; elements less often, so they may be owed.
-    dirty = !views.map((view) => view.draw(now)).every(Boolean);
-    say(page.state, clock.recorded ? "recording" : clock.live ? (page.state.dataset.words ?? "") : "past: back to live");
-    page.state.classList.toggle("past", !clock.live && !clock.recorded);
-  }
+  for (const view of views) view?.draw(now, version);
+  say(page.state, clock.recorded ? "recording" : clock.live ? (page.state.dataset.words ?? "") : "past: back to live");
+  page.state.classList.toggle("past", !clock.live && !clock.recorded);
   requestAnimationFrame(frame);
 }
 
@@ -170,12 +220,12 @@ async function start() {
   header();
   chooseTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   clock.listeners.add(redraw);
-  new ResizeObserver(redraw).observe(document.body);
+  new ResizeObserver(resized).observe(document.body);
   listenToKeys();
   if (clock.recorded) {
     stores.push(...(await unpack(boot.recording)));
     introduce(stores.map((store) => store.hello));
-    stores.forEach((store, at) => addView(at, store, null));
+    stores.forEach((store, at) => addView(at, store, { abort: null, begin: null }));
     page.player = new Player(clock);
     page.controls.replaceChildren(page.player.element);
   } else connect();

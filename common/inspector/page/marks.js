@@ -1,11 +1,53 @@
 // The page's one visual language. A colour and a letter say whose something is; a texture says what it is.
-// The store gives each request the colour that the fewest beside it have; the letter (A, B ... Z, A2, B2 ...) is its own.
+// The store gives each request the colour that the fewest beside it have; the letter (A ... Z, A2, B2 ...) is its own.
 
-const LIGHT = ["#2f66ad", "#b35c00", "#2a7d52", "#b03a66", "#0e7a88", "#6a4cab", "#6b7414", "#855532", "#3a6b8c", "#9c3f97", "#51606f", "#8a6d00"];
-const DARK = ["#74a7ea", "#f0a355", "#67c594", "#e884a8", "#56c3cf", "#ab90e6", "#bcc65a", "#cf9f7c", "#9ac4dd", "#dc92d9", "#a9b7c6", "#e0c14f"];
+const LIGHT = [
+  "#2f66ad",
+  "#b35c00",
+  "#2a7d52",
+  "#b03a66",
+  "#0e7a88",
+  "#6a4cab",
+  "#6b7414",
+  "#855532",
+  "#3a6b8c",
+  "#9c3f97",
+  "#51606f",
+  "#8a6d00",
+];
+const DARK = [
+  "#74a7ea",
+  "#f0a355",
+  "#67c594",
+  "#e884a8",
+  "#56c3cf",
+  "#ab90e6",
+  "#bcc65a",
+  "#cf9f7c",
+  "#9ac4dd",
+  "#dc92d9",
+  "#a9b7c6",
+  "#e0c14f",
+];
 const INKS = {
-  light: { paper: "#ffffff", ink: "#1d2126", soft: "#69717c", line: "#d5d9de", faint: "#eceef0", alert: "#c02626", on: "#ffffff" },
-  dark: { paper: "#1a1d21", ink: "#e8eaed", soft: "#9aa3ad", line: "#3c424a", faint: "#272b31", alert: "#ff7b72", on: "#14171a" },
+  light: {
+    paper: "#ffffff",
+    ink: "#1d2126",
+    soft: "#69717c",
+    line: "#d5d9de",
+    faint: "#eceef0",
+    alert: "#c02626",
+    on: "#ffffff",
+  },
+  dark: {
+    paper: "#1a1d21",
+    ink: "#e8eaed",
+    soft: "#9aa3ad",
+    line: "#3c424a",
+    faint: "#272b31",
+    alert: "#ff7b72",
+    on: "#14171a",
+  },
 };
 
 export const PHASES = {
@@ -43,7 +85,9 @@ export function tint(hex, share) {
   const paper = inks().paper;
   const mixed = [1, 3, 5].map((at) => {
     const [a, b] = [parseInt(hex.slice(at, at + 2), 16), parseInt(paper.slice(at, at + 2), 16)];
-    return Math.round(a * share + b * (1 - share)).toString(16).padStart(2, "0");
+    return Math.round(a * share + b * (1 - share))
+      .toString(16)
+      .padStart(2, "0");
   });
   return `#${mixed.join("")}`;
 }

@@ -7,17 +7,17 @@ import { colour, inks, mark } from "inspector/marks";
 const FONT = "system-ui, sans-serif";
 const TITLE = 26;
 const LANE = 78;
-const ARRIVED_SECONDS = 1.5; // how long pages that have arrived are still shown on their way
+const ARRIVED_SECONDS = 1.5; // of the reader's: how long pages that have arrived are still shown on their way
 const PREFILL = 1; // places in a flight: [phase, prefill worker, decode worker]
 const DECODE = 2;
 
-export function drawFleet({ context, width, height, store, moment, time, selection }) {
+export function drawFleet({ context, width, height, store, moment, time, speed, selection }) {
   const { workers, flights } = moment.memory;
   const roles = store.hello.sizes.workers;
   const prefill = roles.filter((worker) => worker.role === "prefill");
   const decode = roles.filter((worker) => worker.role !== "prefill");
   const block = Math.floor((height - LANE) / (roles.length || 1));
-  const scene = { context, width, store, workers, flights, time, selection };
+  const scene = { context, width, store, workers, flights, time, speed, selection, maps: [] };
   let y = 0;
   for (const worker of prefill) {
     drawWorker(scene, worker, PREFILL, y, block);
@@ -32,13 +32,16 @@ export function drawFleet({ context, width, height, store, moment, time, selecti
   const up = workers.filter((worker) => worker.up).length;
   const stats = moment.stats;
   const moved = stats.handoffs ? `${count(stats.handoffs)} prompts handed over` : "no prompt handed over yet";
-  const lost = stats.workers_lost ? `, ${count(stats.workers_lost)} workers lost, ${count(stats.requests_resumed)} requests begun again` : "";
-  return { sums: `${up} of ${workers.length} workers up, ${moved}${lost}.` };
+  const lost = stats.workers_lost
+    ? `, ${count(stats.workers_lost)} workers lost, ${count(stats.requests_resumed)} requests begun again`
+    : "";
+  const at = (x, y) => ownerAt(scene, x, y);
+  return { at, sums: `${up} of ${workers.length} workers up, ${moved}${lost}.` };
 }
 
 function pagesOf(scene, number, size) {
   const request = scene.store.request(number);
-  return Math.max(1, Math.ceil((request.promptTokens + request.tokensAt(scene.time).length) / (size || 16)));
+  return Math.max(1, Math.ceil((request.promptTokens + request.tokensAt(scene.time)) / (size || 16)));
 }
 
 function drawWorker(scene, role, place, y, height) {
@@ -57,25 +60,45 @@ function drawWorker(scene, role, place, y, height) {
     mark(context, "preempted", "", 0, y + TITLE, width, height - TITLE - 8);
     return;
   }
-  const held = [...flights].filter(([, flight]) => flight[place] === role.number || (place === PREFILL && flight[DECODE] === role.number));
+  const held = [...flights].filter(
+    ([, flight]) => flight[place] === role.number || (place === PREFILL && flight[DECODE] === role.number),
+  );
   const cells = [];
   for (const [number, [phase]] of held) {
     const texture = phase === "transfer" && place === DECODE ? "rejected" : phase === "prefill" ? "prefill" : "decode";
     for (let page = 0; page < pagesOf(scene, number, worker.page_size); page++) cells.push({ number, texture, page });
   }
+  const { size, columns, each } = squares(width - 12, height - TITLE - 14, worker.pages);
+  const used = `${count(worker.pages - worker.free)} of ${count(worker.pages)} pages in use`;
   context.font = `12px ${FONT}`;
   context.fillStyle = soft;
   context.textAlign = "right";
-  context.fillText(`${count(worker.pages - worker.free)} of ${count(worker.pages)} pages in use, ${count(worker.cached)} cached`, width, y + 17);
+  context.fillText(`${used}, ${count(worker.cached)} cached${each > 1 ? `; a square is ${each}` : ""}`, width, y + 17);
   context.textAlign = "left";
-  const [wide, high] = [width - 12, height - TITLE - 14];
-  let size = Math.max(4, Math.floor(Math.sqrt((wide * high) / worker.pages)) + 1);
-  while (size > 4 && Math.ceil(worker.pages / Math.floor(wide / size)) * size > high) size -= 1;
-  const columns = Math.floor(wide / size);
-  for (let at = 0; at < worker.pages; at++) {
-    const [x, top] = [6 + (at % columns) * size, y + TITLE + 4 + Math.floor(at / columns) * size];
-    drawCell(scene, cells[at], at < cells.length + worker.cached, x, top, size - (size > 8 ? 2 : 1));
+  const [left, top] = [6, y + TITLE + 4];
+  for (let at = 0; at * each < worker.pages; at++) {
+    const [cellX, cellY] = [left + (at % columns) * size, top + Math.floor(at / columns) * size];
+    const isCached = at * each < cells.length + worker.cached;
+    drawCell(scene, cells[at * each], isCached, cellX, cellY, size - (size > 8 ? 2 : 1));
   }
+  scene.maps.push({ left, top, size, columns, each, cells });
+}
+
+// The largest squares that fit; where squares of 4 units do not, a square is several pages.
+function squares(width, height, pages) {
+  let size = Math.max(4, Math.floor(Math.sqrt((width * height) / pages)) + 1);
+  while (size > 4 && Math.ceil(pages / Math.floor(width / size)) * size > height) size -= 1;
+  const columns = Math.floor(width / size);
+  return { size, columns, each: Math.max(1, Math.ceil(pages / (columns * Math.max(1, Math.floor(height / size))))) };
+}
+
+function ownerAt({ maps, store }, x, y) {
+  for (const { left, top, size, columns, each, cells } of maps) {
+    const [column, row] = [Math.floor((x - left) / size), Math.floor((y - top) / size)];
+    const cell = column >= 0 && column < columns && row >= 0 ? cells[(row * columns + column) * each] : null;
+    if (cell) return { words: `${store.request(cell.number).letter}’s page ${cell.page + 1}`, owner: cell.number };
+  }
+  return null;
 }
 
 function drawCell({ context, store, selection }, cell, isCached, x, y, side) {
@@ -115,15 +138,29 @@ function drawLane(scene, y) {
   context.lineTo(width, y + LANE - 6);
   context.stroke();
   context.setLineDash([]);
-  const moving = [...flights].map(([number, [phase]]) => [number, phase]).filter(([, phase]) => phase === "ready" || phase === "transfer");
+  const moving = [...flights]
+    .map(([number, [phase]]) => [number, phase])
+    .filter(([, phase]) => phase === "ready" || phase === "transfer");
   const known = moving.map(([number]) => number);
-  moving.push(...arrivals(scene).filter((number) => !known.includes(number)).map((number) => [number, "arrived"]));
-  moving.slice(0, 6).forEach(([number, phase], at) => {
+  moving.push(
+    ...arrivals(scene)
+      .filter((number) => !known.includes(number))
+      .map((number) => [number, "arrived"]),
+  );
+  moving.slice(0, Math.floor((width - 108) / 72)).forEach(([number, phase], at) => {
     const x = 108 + at * 72;
     const hex = colour(store.request(number).hue);
     const pages = pagesOf(scene, number, 16);
     for (let page = 0; page < Math.min(pages, 12); page++) {
-      mark(context, phase === "ready" ? "prefill" : "decode", hex, x + (page % 4) * 11, y + 6 + Math.floor(page / 4) * 11, 10, 10);
+      mark(
+        context,
+        phase === "ready" ? "prefill" : "decode",
+        hex,
+        x + (page % 4) * 11,
+        y + 6 + Math.floor(page / 4) * 11,
+        10,
+        10,
+      );
     }
     context.fillStyle = hex;
     context.font = `600 12px ${FONT}`;
@@ -135,11 +172,11 @@ function drawLane(scene, y) {
 }
 
 // The requests whose pages arrived a moment ago: their first decode step there has just been.
-function arrivals({ store, time }) {
+function arrivals({ store, time, speed }) {
   const found = [];
   for (const request of store.requests.values()) {
-    const at = request.works.findIndex((work, place) => place && work.worker !== request.works[place - 1].worker);
-    if (at > 0 && request.works[at].t <= time && request.works[at].t > time - ARRIVED_SECONDS) found.push(request.n);
+    const times = request.handoffs.map((place) => request.works[place].t);
+    if (times.some((t) => t <= time && t > time - ARRIVED_SECONDS * speed)) found.push(request.n);
   }
   return found;
 }

@@ -51,5 +51,12 @@ export function drawSlots({ context, width, height, store, moment, selection }) 
   }
   const share = owners.size ? ` (${((100 * held) / (owners.size * length)).toFixed(1)} %)` : "";
   const places = `${count(owners.size * length)} places reserved, ${count(held)} hold a token${share}`;
-  return { sums: `${owners.size} of ${slots} slots in use: ${places}.` };
+  const at = (x, y) => {
+    const number = owners.get(Math.floor(y / rowHeight));
+    if (number === undefined) return null;
+    const [{ letter }, tokens] = [store.request(number), moment.memory.computed.get(number) ?? 0];
+    const words = `${letter}: ${count(tokens)} tokens, and ${count(length - tokens)} places for no other request`;
+    return { words, owner: number };
+  };
+  return { sums: `${owners.size} of ${slots} slots in use: ${places}.`, at };
 }

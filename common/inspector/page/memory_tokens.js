@@ -12,7 +12,7 @@ export function drawTokens({ context, width, height, store, moment, time }) {
   if (!request) return { sums: keeps ? "No request holds keys and values." : "Nothing is kept between two steps." };
   const place = request.place(store.columnAt(time)) - 1; // a look may be older than the newest step
   const work = request.works[Math.max(0, place)];
-  const length = request.promptTokens + request.tokensAt(time).length;
+  const length = request.promptTokens + request.tokensAt(time);
   const kept = keeps ? (moment.memory.computed.get(request.n) ?? 0) : 0;
   const room = keeps ? (moment.memory.room.get(request.n) ?? 0) : 0;
   const ran = work && place >= 0 ? work.tokens : 0;
@@ -25,11 +25,26 @@ export function drawTokens({ context, width, height, store, moment, time }) {
   const hex = colour(request.hue);
 
   title(context, `${request.letter}: run in the last step`, `${count(ran)} of ${count(length)} tokens`, 0, width);
-  grid(context, columns, size, 30, length, (token) => {
-    const isRun = token < last && token >= last - ran;
-    return isRun ? work.phase : "none";
-  }, hex, ink);
-  title(context, "kept: keys and values", keeps ? `${count(kept)} tokens, room for ${count(room)}` : "nothing", half, width);
+  grid(
+    context,
+    columns,
+    size,
+    30,
+    length,
+    (token) => {
+      const isRun = token < last && token >= last - ran;
+      return isRun ? work.phase : "none";
+    },
+    hex,
+    ink,
+  );
+  title(
+    context,
+    "kept: keys and values",
+    keeps ? `${count(kept)} tokens, room for ${count(room)}` : "nothing",
+    half,
+    width,
+  );
   if (keeps) {
     grid(context, columns, size, half + 30, room, (token) => (token < kept ? "decode" : "room"), hex, ink);
   } else {
@@ -40,8 +55,11 @@ export function drawTokens({ context, width, height, store, moment, time }) {
   }
   const waiting = moment.waiting.length;
   const others = waiting ? `, ${waiting} waiting` : "";
-  if (!keeps) return { sums: `${request.letter} runs alone${others}. The last step ran ${count(ran)} tokens to write one.` };
-  return { sums: `${request.letter} runs alone${others}. It holds ${count(kept)} tokens; the last step ran ${count(ran)}.` };
+  if (!keeps)
+    return { sums: `${request.letter} runs alone${others}. The last step ran ${count(ran)} tokens to write one.` };
+  return {
+    sums: `${request.letter} runs alone${others}. It holds ${count(kept)} tokens; the last step ran ${count(ran)}.`,
+  };
 }
 
 // The one that runs; else the last one that did.

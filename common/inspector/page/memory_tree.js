@@ -8,18 +8,20 @@ const MOST_TEXT = 90; // characters
 const MOST_SQUARES = 24;
 
 export class Tree {
-  constructor(store, selection) {
+  constructor(store, clock, selection) {
     this.store = store;
+    this.clock = clock;
     this.selection = selection;
-    this.list = el("div", { class: "tree", role: "tree", "aria-label": "tree of cached pages" });
-    this.element = this.list;
+    this.element = el("div", { class: "tree", role: "tree", "aria-label": "tree of cached pages" });
     this.drawn = null;
     this.closed = new Set(); // first pages of the runs that were closed by hand
   }
 
-  draw(moment) {
+  draw() {
+    const moment = this.store.at(this.clock.of(this.store));
+    if (!moment) return;
     const users = this.users(moment);
-    const signature = JSON.stringify([moment.memory.tree, [...users], [...this.closed], this.selection.number]);
+    const signature = JSON.stringify([inks().paper, moment.memory.tree, [...users], [...this.closed]]);
     if (signature === this.drawn) return;
     this.drawn = signature;
     const children = new Map();
@@ -29,9 +31,15 @@ export class Tree {
     }
     const rows = [];
     this.collect(rows, children, users, moment.memory.texts, -1, 0);
-    this.list.replaceChildren(...rows.slice(0, MOST_ROWS));
-    if (rows.length > MOST_ROWS) this.list.append(el("p", { class: "soft" }, `and ${rows.length - MOST_ROWS} more rows`));
-    if (!rows.length) this.list.append(el("p", { class: "soft" }, "The tree is empty. A full page of a running request goes into it."));
+    const focused = this.element.contains(document.activeElement) ? document.activeElement.dataset.page : null;
+    this.element.replaceChildren(...rows.slice(0, MOST_ROWS));
+    if (focused) rows.find((row) => row.dataset.page === focused)?.focus();
+    if (rows.length > MOST_ROWS)
+      this.element.append(el("p", { class: "soft" }, `and ${rows.length - MOST_ROWS} more rows`));
+    if (!rows.length)
+      this.element.append(
+        el("p", { class: "soft" }, "The tree is empty. A full page of a running request goes into it."),
+      );
   }
 
   // page -> numbers of the requests that use it now
@@ -39,7 +47,8 @@ export class Tree {
     const users = new Map();
     for (const [number, table] of moment.memory.pages) {
       for (const page of table.slice(0, moment.memory.shared.get(number) ?? 0)) {
-        users.set(page, [...(users.get(page) ?? []), number]);
+        if (users.has(page)) users.get(page).push(number);
+        else users.set(page, [number]);
       }
     }
     return users;
@@ -71,8 +80,16 @@ export class Tree {
   }
 
   row(run, texts, depth, isFork, isClosed) {
-    const text = run.pages.map((page) => texts.get(page) ?? "").join("").replace(/\s+/g, " ").trim();
-    const canvas = el("canvas", { width: 2 * Math.min(MOST_SQUARES, run.pages.length) * 9, height: 18, class: "squares" });
+    const text = run.pages
+      .map((page) => texts.get(page) ?? "")
+      .join("")
+      .replace(/\s+/g, " ")
+      .trim();
+    const canvas = el("canvas", {
+      width: 2 * Math.min(MOST_SQUARES, run.pages.length) * 9,
+      height: 18,
+      class: "squares",
+    });
     this.squares(canvas, run);
     const toggle = () => {
       if (isClosed) this.closed.delete(run.pages[0]);
@@ -85,9 +102,21 @@ export class Tree {
     const more = run.users.length > 6 ? el("span", { class: "soft" }, `+${run.users.length - 6}`) : null;
     const row = el(
       isFork ? "button" : "div",
-      { class: "branch", title: text, role: "treeitem", "aria-expanded": isFork ? String(!isClosed) : null, onclick: isFork ? toggle : null },
-      el("span", { class: "twist" }, isFork ? (isClosed ? "▸" : "▾") : ""), canvas,
-      el("span", { class: "count" }, name), ...badges, more, el("span", { class: "soft clip" }, text.slice(0, MOST_TEXT)),
+      {
+        class: "branch",
+        title: text,
+        role: "treeitem",
+        "data-page": run.pages[0],
+        "aria-level": depth + 1,
+        "aria-expanded": isFork ? String(!isClosed) : null,
+        onclick: isFork ? toggle : null,
+      },
+      el("span", { class: "twist" }, isFork ? (isClosed ? "▸" : "▾") : ""),
+      canvas,
+      el("span", { class: "count" }, name),
+      ...badges,
+      more,
+      el("span", { class: "soft clip" }, text.slice(0, MOST_TEXT)),
     );
     row.style.paddingInlineStart = `${depth * 18}px`;
     return row;
@@ -99,7 +128,9 @@ export class Tree {
     const context = canvas.getContext("2d");
     context.scale(2, 1.5);
     for (let at = 0; at < shown; at++) {
-      const hexes = run.users.length ? run.users.slice(0, 3).map((number) => colour(this.store.request(number).hue)) : [];
+      const hexes = run.users.length
+        ? run.users.slice(0, 3).map((number) => colour(this.store.request(number).hue))
+        : [];
       hexes.forEach((hex, band) => {
         context.fillStyle = hex;
         context.fillRect(at * 9, 1 + (band * 9) / hexes.length, 8, 9 / hexes.length);

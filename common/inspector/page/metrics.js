@@ -1,26 +1,36 @@
 // The field's figures, from what a store has seen: over the last few seconds, or the last minute for percentiles.
 
-export const RATE_SECONDS = 2;
+const RATE_SECONDS = 2;
 export const WINDOW_SECONDS = 60;
+const MOST_GAPS = 4000; // of a minute that percentiles are taken from, evenly spaced: a busy engine makes 100,000
+const ONE_CHUNK_SECONDS = 2e-4; // tokens of one step come as one chunk: no client sees a gap between them
 
-// At one moment: a value for each figure, null where there is nothing to tell yet.
-export function figuresAt(store, time) {
+// At one moment: a value for each figure, null where there is nothing to tell yet. speed: of the clock.
+export function figuresAt(store, time, speed) {
   const moment = store.at(time);
   if (!moment) return null;
   const { stats } = moment;
-  const [first, gaps, perToken, recent] = [[], [], [], { tokens: 0 }];
+  const [first, perToken, ranges] = [[], [], []];
+  const since = time - WINDOW_SECONDS;
+  let recent = 0;
   for (const request of store.requests.values()) {
-    if (request.arrived === null || (request.finished !== null && request.finished < time - WINDOW_SECONDS)) continue;
-    collect(request, time, first, gaps, recent);
-    if (request.finished !== null && request.finished <= time && request.perToken !== null) perToken.push(1000 * request.perToken);
+    if (request.arrived === null || (request.finished !== null && request.finished < since)) continue;
+    const { tokens } = request;
+    const [from, to] = [since, time].map((moment) => request.tokensAt(moment));
+    if (from === to) continue;
+    ranges.push({ tokens, from: Math.max(1, from), to });
+    recent += to - request.tokensAt(time - RATE_SECONDS * speed);
+    if (!from) first.push(1000 * request.firstToken);
+    if (request.finished !== null && request.finished <= time && request.perToken !== null)
+      perToken.push(1000 * request.perToken);
   }
   const capacity = stats.kv_tokens_capacity;
   return {
-    rate: recent.tokens / RATE_SECONDS,
+    rate: recent / (RATE_SECONDS * speed),
     running: moment.running.length,
     waiting: moment.waiting.length,
     ttft: percentiles(first),
-    itl: percentiles(gaps),
+    itl: percentiles(gapsOf(ranges)),
     tpot: percentiles(perToken),
     memory: capacity ? (100 * stats.kv_tokens_reserved) / capacity : null,
     hits: stats.prefix_tokens_asked ? (100 * stats.prefix_tokens_hit) / stats.prefix_tokens_asked : null,
@@ -30,22 +40,24 @@ export function figuresAt(store, time) {
   };
 }
 
-function collect(request, time, first, gaps, recent) {
-  const { tokens } = request;
-  const since = time - WINDOW_SECONDS;
-  if (tokens.length && tokens[0].t <= time && tokens[0].t > since) first.push(1000 * request.firstToken);
-  for (let at = tokens.length - 1; at >= 0 && tokens[at].t > since; at--) {
-    if (tokens[at].t > time) continue;
-    if (tokens[at].t > time - RATE_SECONDS) recent.tokens += 1;
-    // Tokens of one step come as one chunk: no client sees a gap between them.
-    if (at && tokens[at].t - tokens[at - 1].t > 2e-4) gaps.push(1000 * (tokens[at].t - tokens[at - 1].t));
+// Milliseconds between the chunks of these ranges of tokens.
+function gapsOf(ranges) {
+  const whole = ranges.reduce((sum, { from, to }) => sum + to - from, 0);
+  const every = Math.ceil(whole / MOST_GAPS);
+  const gaps = [];
+  for (const { tokens, from, to } of ranges) {
+    for (let at = from; at < to; at += every) {
+      const gap = tokens[at].t - tokens[at - 1].t;
+      if (gap > ONE_CHUNK_SECONDS) gaps.push(1000 * gap);
+    }
   }
+  return gaps;
 }
 
 function percentiles(values) {
   if (!values.length) return null;
-  values.sort((a, b) => a - b);
-  const at = (share) => values[Math.min(values.length - 1, Math.floor(share * values.length))];
+  const sorted = Float64Array.from(values).sort();
+  const at = (share) => sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
   return { p50: at(0.5), p99: at(0.99) };
 }
 

@@ -2,25 +2,28 @@
 
 import { count } from "inspector/dom";
 
-const FRESH_SECONDS = 4;
+const FRESH_SECONDS = 4; // of the reader’s: how long a sentence stays
 const NOTHING = { text: "", isLoss: false };
 
-export function newest(store, time) {
+// speed: engine’s seconds in one of the reader’s.
+export function newest(store, time, speed) {
+  const since = time - FRESH_SECONDS * speed;
   const moment = store.at(time);
   if (!moment) return NOTHING;
   const last = store.columnAt(time) - 1;
-  for (let column = last; column >= store.first && store.step(column).e > time - FRESH_SECONDS; column--) {
+  for (let column = last; column >= store.first && store.step(column).e > since; column--) {
     const step = store.step(column);
     if (step.preempted?.length) return { text: preemption(store, step), isLoss: true };
   }
-  const lost = lossWords(store, moment, time);
+  const lost = lossWords(store, moment, since);
   if (lost) return { text: lost, isLoss: true };
-  const recent = [...store.requests.values()].filter((request) => request.columns.length && startedAt(store, request) > time - FRESH_SECONDS
-    && startedAt(store, request) <= time);
+  const recent = [...store.requests.values()].filter(
+    (request) => request.columns.length && startedAt(store, request) > since && startedAt(store, request) <= time,
+  );
   const hit = recent.findLast((request) => request.cached);
   if (!hit) return NOTHING;
-  const text = `${hit.letter} found ${count(hit.cached)} of its ${count(hit.promptTokens)} prompt tokens in the tree: they were not run.`;
-  return { text, isLoss: false };
+  const found = `${count(hit.cached)} of its ${count(hit.promptTokens)} prompt tokens`;
+  return { text: `${hit.letter} found ${found} in the tree: they were not run.`, isLoss: false };
 }
 
 function startedAt(store, request) {
@@ -30,14 +33,18 @@ function startedAt(store, request) {
 function preemption(store, step) {
   const held = (number) => store.at(step.s - 1e-4)?.memory.pages.get(number)?.length ?? 0;
   const each = step.preempted.map((number) => `${store.request(number).letter} (${held(number)} pages)`);
-  const verb = each.length > 1 ? "were preempted: they give their pages back and run" : "was preempted: it gives its pages back and runs";
+  const verb =
+    each.length > 1
+      ? "were preempted: they give their pages back and run"
+      : "was preempted: it gives its pages back and runs";
   return `Step ${count(step.i)}: no page was free. The youngest, ${each.join(" and ")}, ${verb} again later.`;
 }
 
-function lossWords(store, moment, time) {
-  const before = store.at(time - FRESH_SECONDS);
+function lossWords(store, moment, since) {
+  const before = store.at(since);
   const lost = (moment.stats.workers_lost ?? 0) - (before.stats.workers_lost ?? 0);
   const resumed = (moment.stats.requests_resumed ?? 0) - (before.stats.requests_resumed ?? 0);
   if (lost <= 0) return "";
-  return `A worker died. ${count(resumed)} ${resumed === 1 ? "request was" : "requests were"} begun again elsewhere, from the tokens that clients have.`;
+  const again = resumed === 1 ? "1 request was" : `${count(resumed)} requests were`;
+  return `A worker died. ${again} begun again elsewhere, from the tokens that clients have.`;
 }

@@ -7,16 +7,37 @@ import { WINDOW_SECONDS, figuresAt, partsAt } from "inspector/metrics";
 const FIGURES = {
   rate: { name: "tokens per second", show: count },
   running: { name: "running", show: count, beside: (figures) => `${count(figures.waiting)} waiting` },
-  memory: { name: "K/V memory", title: "share of the K/V memory that requests have taken", show: (value) => `${Math.round(value)} %` },
-  ttft: { name: "first token (TTFT)", spread: true, title: "from arrival to the first token: median and 99th percentile of a minute" },
-  itl: { name: "next token (ITL)", spread: true, title: "the gap between two chunks: median and 99th percentile of a minute" },
-  tpot: { name: "per token (TPOT)", spread: true, title: "mean of each request that ended: median and 99th percentile of a minute" },
+  memory: {
+    name: "K/V memory",
+    title: "share of the K/V memory that requests have taken",
+    show: (value) => `${Math.round(value)} %`,
+  },
+  ttft: {
+    name: "first token (TTFT)",
+    spread: true,
+    title: "from arrival to the first token: median and 99th percentile of a minute",
+  },
+  itl: {
+    name: "next token (ITL)",
+    spread: true,
+    title: "the gap between two chunks: median and 99th percentile of a minute",
+  },
+  tpot: {
+    name: "per token (TPOT)",
+    spread: true,
+    title: "mean of each request that ended: median and 99th percentile of a minute",
+  },
   hits: { name: "prefix hit rate", show: (value) => `${Math.round(value)} %`, kinds: ["tree", "drafts", "fleet"] },
   accepted: { name: "draft acceptance", show: (value) => `${Math.round(value)} %`, kinds: ["drafts", "fleet"] },
   preemptions: { name: "preemptions", show: count, kinds: ["pages", "tree", "drafts"] },
-  handed: { name: "handed over", title: "keys and values that travelled between workers", show: bytes, kinds: ["fleet"] },
+  handed: {
+    name: "handed over",
+    title: "keys and values that travelled between workers",
+    show: bytes,
+    kinds: ["fleet"],
+  },
 };
-const EVERY_SECONDS = 0.5; // between two points of a line
+const EVERY_SECONDS = 0.5; // of the reader’s, between two points of a line
 const LEAST_SECONDS = 10; // that a line is wide
 const MOST_NEW_POINTS = 8;
 const SHADES = { model: 0.75, attention: 0.5, sampling: 0.34, drafting: 0.22, bookkeeping: 0.1 };
@@ -25,7 +46,8 @@ export class Numbers {
   constructor(store, clock) {
     this.store = store;
     this.clock = clock;
-    this.kept = new Map(); // time on a grid of EVERY_SECONDS -> figures
+    this.kept = new Map(); // time on a grid of EVERY_SECONDS -> figures, at this speed of the clock
+    this.speed = clock.speed;
     this.tiles = new Map();
     this.grid = el("dl", { class: "tiles" });
     for (const [key, figure] of Object.entries(FIGURES)) {
@@ -40,13 +62,19 @@ export class Numbers {
     const spread = el("span", { class: "spread" });
     const canvas = el("canvas", { class: "spark", "aria-hidden": "true" });
     this.tiles.set(key, { figure, value, spread, canvas });
-    return el("div", { class: "tile", title: figure.title }, el("dt", {}, figure.name), el("dd", {}, value, spread), canvas);
+    return el(
+      "div",
+      { class: "tile", title: figure.title },
+      el("dt", {}, figure.name),
+      el("dd", {}, value, spread),
+      canvas,
+    );
   }
 
   draw() {
     const time = this.clock.of(this.store);
-    const figures = figuresAt(this.store, time);
-    if (!figures) return;
+    const figures = figuresAt(this.store, time, this.clock.speed);
+    if (!figures) return true;
     const line = this.line(time);
     const wide = room(this.grid.firstElementChild)[0] - 16;
     for (const [key, { figure, value, spread, canvas }] of this.tiles) {
@@ -54,21 +82,30 @@ export class Numbers {
       say(value, now === null ? "–" : figure.spread ? milliseconds(now.p50) : figure.show(now));
       if (figure.spread) say(spread, now === null ? "" : `p99 ${milliseconds(now.p99)}`);
       if (figure.beside) say(spread, figure.beside(figures));
-      spark(canvas, wide, line.map((one) => (figure.spread ? one?.[key]?.p50 : one?.[key]) ?? null));
+      spark(
+        canvas,
+        wide,
+        line.map((one) => (figure.spread ? one?.[key]?.p50 : one?.[key]) ?? null),
+      );
     }
     this.drawParts(time);
+    return !this.owes;
   }
 
   // The last minute, or what there is of it. Each point is computed once, when its time has come; a few in one drawing.
   line(time) {
     const points = [];
-    const last = Math.floor(time / EVERY_SECONDS);
-    const seconds = Math.min(WINDOW_SECONDS, Math.max(LEAST_SECONDS, time - this.store.moments[0].t));
+    const { speed } = this.clock;
+    if (this.speed !== speed) this.kept.clear();
+    this.speed = speed;
+    const every = EVERY_SECONDS * speed;
+    const last = Math.floor(time / every);
+    const seconds = Math.min(WINDOW_SECONDS * speed, Math.max(LEAST_SECONDS * speed, time - this.store.moments[0].t));
     let budget = MOST_NEW_POINTS;
     this.owes = false;
-    for (let at = last; at >= last - seconds / EVERY_SECONDS; at--) {
-      if (at >= 0 && !this.kept.has(at) && at * EVERY_SECONDS <= this.store.now) {
-        if (budget-- > 0) this.kept.set(at, figuresAt(this.store, at * EVERY_SECONDS));
+    for (let at = last; at >= last - seconds / every; at--) {
+      if (at >= 0 && !this.kept.has(at) && at * every <= this.store.now) {
+        if (budget-- > 0) this.kept.set(at, figuresAt(this.store, at * every, speed));
         else this.owes = true; // the next drawing goes on
       }
       points.unshift(this.kept.get(at) ?? null);
@@ -98,7 +135,7 @@ export class Numbers {
       part.style.background = tint(inks().ink, SHADES[name] ?? 0.2);
       part.style.color = (SHADES[name] ?? 0) > 0.4 ? inks().paper : inks().ink;
       part.title = `${name}: ${milliseconds(spent)}, ${Math.round(100 * share)} %`;
-      say(part, share > 0.12 ? `${name} ${Math.round(100 * share)} %` : "");
+      say(part, share > 0.17 ? `${name} ${Math.round(100 * share)} %` : "");
     });
   }
 }

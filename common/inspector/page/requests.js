@@ -1,6 +1,7 @@
 // One request as it becomes known: its prompt, its text and tokens with their times, and what each step did for it.
 
 import { letter } from "inspector/marks";
+import { upTo } from "inspector/search";
 
 export class Request {
   // hue: which of the page's colours it has.
@@ -20,6 +21,7 @@ export class Request {
     this.columns = []; // steps that did something for it, ascending
     this.works = []; // for each of them {phase, tokens, accepted, rejected, guesses, worker}
     this.preemptions = []; // columns
+    this.handoffs = []; // places in `works` where another worker goes on
     this.decoding = false; // since it was last admitted
     this.begun = false; // has ever been run
   }
@@ -54,6 +56,9 @@ export class Request {
     if (phase === "decode") this.decoding = this.begun = true;
     if (phase !== "decode" && this.decoding) this.decoding = false;
     if (kind === "prefill") this.begun = true;
+    // What another worker runs like a prompt has not travelled: it is run again.
+    if (kind === "decode" && this.works.length && this.works.at(-1).worker !== step.worker)
+      this.handoffs.push(this.works.length);
     this.columns.push(step.column);
     this.works.push({ phase: kind, tokens, accepted: 0, rejected: 0, guesses: null, worker: step.worker, t: step.e });
   }
@@ -81,24 +86,18 @@ export class Request {
 
   // Its place among `columns` of the first one that is not before this one.
   place(column) {
-    let [low, high] = [0, this.columns.length];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (this.columns[middle] < column) low = middle + 1;
-      else high = middle;
-    }
-    return low;
+    return upTo(this.columns, column - 1, (one) => one);
   }
 
   textAt(time) {
     if (time >= (this.lengths.at(-1)?.[0] ?? 0)) return this.text;
-    const length = this.lengths.findLast(([t]) => t <= time)?.[1] ?? 0;
-    return this.text.slice(0, length);
+    const known = upTo(this.lengths, time, ([t]) => t);
+    return known ? this.text.slice(0, this.lengths[known - 1][1]) : "";
   }
 
+  // The number of output tokens that it had.
   tokensAt(time) {
-    const end = this.tokens.findLastIndex((token) => token.t <= time);
-    return this.tokens.slice(0, end + 1);
+    return upTo(this.tokens, time, (token) => token.t);
   }
 
   // "arriving", "waiting", "running", "preempted" or how it ended.

@@ -3,6 +3,7 @@
 
 import { COLOURS } from "inspector/marks";
 import { Request } from "inspector/requests";
+import { upTo } from "inspector/search";
 
 export const VERSION = 1;
 const MOST_STEPS = 20000;
@@ -70,45 +71,40 @@ export class Store {
       step.tokens += tokens;
       this.request(number).takeWork(step, phase, tokens);
     }
-    for (const [number, guesses, accepted] of step.drafts ?? []) this.request(number).takeDraft(step, guesses, accepted);
+    for (const [number, guesses, accepted] of step.drafts ?? [])
+      this.request(number).takeDraft(step, guesses, accepted);
     for (const number of step.preempted ?? []) this.request(number).takePreemption(step);
   }
 
   takeMoment(update) {
     const before = this.moments.at(-1)?.memory;
     const memory = { ...update.memory };
-    for (const name of ["computed", "room", "slot", "shared", "drafted", "flights"]) memory[name] = byNumber(memory[name]);
+    for (const name of ["computed", "room", "slot", "shared", "drafted", "flights"])
+      memory[name] = byNumber(memory[name]);
     memory.pages = keepOwned(before?.pages, update.pages, memory.computed);
     memory.tree ??= before?.tree ?? [];
-    memory.texts = update.texts ? new Map([...(before?.texts ?? []), ...byNumber(update.texts)]) : before?.texts ?? new Map();
+    memory.texts = update.texts
+      ? new Map([...(before?.texts ?? []), ...byNumber(update.texts)])
+      : (before?.texts ?? new Map());
     const { now: t, running, waiting, stats } = update;
     this.moments.push({ t, column: this.columns, running, waiting, stats, memory });
   }
 
   // The last moment that is not after this time; the first one if there is none.
   at(time) {
-    let [low, high] = [0, this.moments.length - 1];
-    while (low < high) {
-      const middle = (low + high + 1) >> 1;
-      if (this.moments[middle].t <= time) low = middle;
-      else high = middle - 1;
-    }
-    return this.moments[low];
+    return this.moments[Math.max(0, upTo(this.moments, time, (moment) => moment.t) - 1)];
   }
 
-  before(moment) {
-    return this.moments[this.moments.indexOf(moment) - 1];
+  // When so many steps had ended: at the look right after the last of them, if there was one before the next step.
+  endOf(column) {
+    const moment = this.moments[upTo(this.moments, column - 1, (one) => one.column)];
+    const end = this.step(column - 1)?.e ?? 0;
+    return moment?.column === column ? Math.max(end, moment.t) : end;
   }
 
   // The number of steps that had ended at this time.
   columnAt(time) {
-    let [low, high] = [0, this.steps.length];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (this.steps[middle].e <= time) low = middle + 1;
-      else high = middle;
-    }
-    return this.first + low;
+    return this.first + upTo(this.steps, time, (step) => step.e);
   }
 
   // Bounded, however long a page stays open: the oldest goes first, a quarter at a time.

@@ -7,14 +7,22 @@ import { colour } from "inspector/marks";
 
 const MOST_CARDS = 14;
 const MOST_BOXES = 64; // tokens of one answer that are drawn as boxes, the last ones; all of the one that is followed
+const MOST_CHARACTERS = 4000; // likewise
 const ENDED_SECONDS = 60; // how long an ended request stays
 const STATES = {
-  arriving: "not here yet", waiting: "waits", running: "running", preempted: "preempted, waits", stop: "ended",
-  length: "ended at max_tokens", abort: "aborted", error: "failed",
+  arriving: "not here yet",
+  waiting: "waits",
+  running: "running",
+  preempted: "preempted, waits",
+  stop: "ended",
+  length: "ended at max_tokens",
+  abort: "aborted",
+  error: "failed",
 };
 
 export class Text {
-  constructor(store, clock, selection, { abort, options }) {
+  // abort: takes a request's id. begin: sends the lesson's first preset. Both are null where nothing can be sent.
+  constructor(store, clock, selection, { abort, begin, options }) {
     this.store = store;
     this.clock = clock;
     this.selection = selection;
@@ -22,7 +30,9 @@ export class Text {
     this.options = options;
     this.cards = new Map();
     this.element = el("div", { class: "cards", role: "list", "aria-label": "answers" });
-    this.empty = el("p", { class: "soft" }, "No request yet. Send one, or move the load slider.");
+    const { name } = store.hello.lesson.presets[0];
+    const start = el("button", { type: "button", class: "primary", onclick: begin }, `Send: ${name}`);
+    this.empty = el("p", { class: "soft" }, "No request yet. ", begin ? start : null);
   }
 
   draw() {
@@ -38,7 +48,8 @@ export class Text {
     }
     shown.forEach((request, at) => {
       const card = this.cards.get(request.n) ?? this.make(request);
-      if (this.element.children[at] !== card.element) this.element.insertBefore(card.element, this.element.children[at] ?? null);
+      if (this.element.children[at] !== card.element)
+        this.element.insertBefore(card.element, this.element.children[at] ?? null);
       this.fill(card, request, moment, time);
     });
     if (!shown.length) this.element.replaceChildren(this.empty);
@@ -47,7 +58,9 @@ export class Text {
 
   // The chosen one, then those that run, those that wait, and those that have just ended.
   choose(moment, time) {
-    const all = [...this.store.requests.values()].filter((request) => request.arrived !== null && request.arrived <= time);
+    const all = [...this.store.requests.values()].filter(
+      (request) => request.arrived !== null && request.arrived <= time,
+    );
     const rank = (request) => {
       if (request.n === this.selection.number) return -1;
       const place = moment.running.indexOf(request.n);
@@ -57,7 +70,10 @@ export class Text {
       return 1e6 + time - (request.finished ?? time);
     };
     return all
-      .filter((request) => request.n === this.selection.number || request.finished === null || request.finished > time - ENDED_SECONDS)
+      .filter(
+        (request) =>
+          request.n === this.selection.number || request.finished === null || request.finished > time - ENDED_SECONDS,
+      )
       .sort((a, b) => rank(a) - rank(b))
       .slice(0, MOST_CARDS);
   }
@@ -66,15 +82,25 @@ export class Text {
     const card = {
       prompt: el("span", { class: "prompt" }),
       state: el("span", { class: "state" }),
-      answer: el("p", { class: "answer" }),
-      stop: el("button", { class: "quiet", title: `abort ${request.letter}`, onclick: () => this.abort(request.id) }, "Abort"),
+      answer: el("p", { class: "answer" }, el("span", { class: "words" })),
+      stop: el(
+        "button",
+        { class: "quiet", title: `abort ${request.letter}`, onclick: () => this.abort(request.id) },
+        "Abort",
+      ),
       drawn: "",
     };
     const pick = () => this.selection.toggle(request.n);
-    const name = el("button", { class: "name", title: `follow ${request.letter} everywhere`, onclick: pick }, badge(request));
+    const name = el(
+      "button",
+      { class: "name", title: `follow ${request.letter} everywhere`, onclick: pick },
+      badge(request),
+    );
     card.element = el(
-      "article", { class: "card", role: "listitem", "data-request": request.n },
-      el("header", {}, name, card.prompt, card.state, this.abort ? card.stop : null), card.answer,
+      "article",
+      { class: "card", role: "listitem", "data-request": request.n },
+      el("header", {}, name, card.prompt, card.state, this.abort ? card.stop : null),
+      card.answer,
     );
     card.element.style.setProperty("--of", colour(request.hue));
     this.cards.set(request.n, card);
@@ -84,8 +110,9 @@ export class Text {
   fill(card, request, moment, time) {
     const state = request.stateAt(moment, time);
     const tokens = request.tokensAt(time);
+    const isChosen = this.selection.number === request.n;
     const ends = ["stop", "length", "abort", "error"].includes(state);
-    card.element.classList.toggle("chosen", this.selection.number === request.n);
+    card.element.classList.toggle("chosen", isChosen);
     card.element.classList.toggle("dim", this.selection.dims(request.n));
     card.element.dataset.state = state;
     card.element.style.setProperty("--of", colour(request.hue));
@@ -94,35 +121,44 @@ export class Text {
     say(card.prompt, request.prompt);
     say(card.state, this.stateWords(request, state, tokens));
     const wantsBoxes = this.options.boxes;
-    const key = `${wantsBoxes} ${this.selection.number} ${tokens.length} ${request.text.length} ${state}`;
+    const key = `${wantsBoxes} ${isChosen} ${tokens} ${request.text.length} ${state}`;
     if (card.drawn === key) return;
     card.drawn = key;
-    const isChosen = this.selection.number === request.n;
-    if (wantsBoxes) card.answer.replaceChildren(...this.boxes(isChosen ? tokens : tokens.slice(-MOST_BOXES), tokens.length));
-    else card.answer.textContent = request.textAt(time);
-    card.answer.scrollTop = card.answer.scrollHeight; // the newest is in view
+    const [words] = card.answer.children;
+    if (wantsBoxes)
+      words.replaceChildren(...this.boxes(request, isChosen ? 0 : Math.max(0, tokens - MOST_BOXES), tokens));
+    else {
+      const text = request.textAt(time);
+      words.textContent = isChosen || text.length <= MOST_CHARACTERS ? text : `… ${text.slice(-MOST_CHARACTERS)}`;
+    }
+    card.answer.hidden = !tokens;
     card.answer.classList.toggle("boxes", wantsBoxes);
   }
 
   stateWords(request, state, tokens) {
     const parts = [STATES[state]];
     if (request.cached) parts.push(`${count(request.cached)} of ${count(request.promptTokens)} cached`);
-    parts.push(`${count(tokens.length)} of ${count(request.maxTokens)} tokens`);
-    if (tokens.length) parts.push(`first after ${milliseconds(1000 * request.firstToken)}`);
-    if (tokens.length > 1) parts.push(`${milliseconds(1000 * request.perToken)} each`);
+    parts.push(`${count(tokens)} of ${count(request.maxTokens)} tokens`);
+    if (tokens) parts.push(`first after ${milliseconds(1000 * request.firstToken)}`);
+    if (tokens > 1) parts.push(`${milliseconds(1000 * request.perToken)} each`);
     return parts.join(" · ");
   }
 
-  boxes(tokens, whole) {
-    const boxes = tokens.map((token) => {
+  boxes(request, from, to) {
+    const boxes = request.tokens.slice(from, to).map((token) => {
       const box = el("span", { class: `token ${token.from}` }, this.word(token.id));
       if (token.from === "draft") box.title = "the drafter said it first, and the model agreed";
       const wrong = token.guessed?.guesses.slice(token.guessed.accepted) ?? [];
       if (!wrong.length) return box;
       const words = wrong.map((id) => this.word(id)).join("");
-      return el("span", { class: "pair" }, box, el("s", { title: "guessed by the drafter, not what the model said" }, words));
+      return el(
+        "span",
+        { class: "pair" },
+        box,
+        el("s", { title: `“${words}”: guessed by the drafter, not what the model said` }, words),
+      );
     });
-    return tokens.length < whole ? ["… ", ...boxes] : boxes;
+    return from ? ["… ", ...boxes] : boxes;
   }
 
   word(id) {

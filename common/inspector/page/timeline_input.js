@@ -1,8 +1,10 @@
-// What a pointer and keys do in the timeline: drag or arrows move through time, the wheel zooms, a click picks a request.
+// What a pointer and keys do in the timeline: drag or arrows move through time, the wheel zooms (over the names it
+// scrolls them), a click picks a request.
 
 import { PHASES } from "inspector/marks";
 import { count, milliseconds, point } from "inspector/dom";
-import { GUTTER, ZOOM } from "inspector/timeline";
+import { ZOOM } from "inspector/timeline";
+import { GUTTER } from "inspector/timeline_row";
 
 export function listen(timeline, { redraw, tell }) {
   const { canvas, clock, store, selection } = timeline;
@@ -10,7 +12,7 @@ export function listen(timeline, { redraw, tell }) {
 
   function moveTo(edge) {
     if (edge >= store.columns && !clock.recorded) clock.follow();
-    else clock.show(store.hello.began + (store.step(Math.max(store.first, Math.min(edge, store.columns) - 1))?.e ?? 0));
+    else clock.show(store.hello.began + store.endOf(Math.max(store.first + 1, Math.min(edge, store.columns))));
   }
 
   function zoom(factor) {
@@ -21,6 +23,7 @@ export function listen(timeline, { redraw, tell }) {
 
   canvas.addEventListener("pointerdown", (event) => {
     drag = { x: point(event)[0], edge: timeline.edge, moved: false };
+    timeline.held = true;
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
@@ -38,7 +41,11 @@ export function listen(timeline, { redraw, tell }) {
   });
   canvas.addEventListener("pointerup", (event) => {
     if (drag && !drag.moved) selection.toggle(timeline.rowAt(point(event)[1])?.n ?? null);
+  });
+  canvas.addEventListener("lostpointercapture", () => {
     drag = null;
+    timeline.held = false;
+    redraw();
   });
   canvas.addEventListener("pointerleave", () => {
     timeline.hover = null;
@@ -51,8 +58,8 @@ export function listen(timeline, { redraw, tell }) {
       event.preventDefault();
       if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
         moveTo(timeline.edge + Math.sign(event.deltaX || event.deltaY) * Math.ceil(30 / timeline.width));
-      } else if (timeline.hidden && event.altKey) {
-        timeline.scroll = Math.max(0, timeline.scroll - Math.sign(event.deltaY));
+      } else if (timeline.hidden && point(event)[0] < GUTTER) {
+        timeline.scroll -= Math.sign(event.deltaY);
         redraw();
       } else zoom(event.deltaY < 0 ? 1.15 : 1 / 1.15);
     },
@@ -72,13 +79,20 @@ export function listen(timeline, { redraw, tell }) {
     if (!(event.key in keys)) return;
     event.preventDefault();
     keys[event.key](event);
+    const request = selection.number === null ? null : store.request(selection.number);
+    timeline.hover = { column: Math.max(store.first, timeline.edge - 1), request };
+    tell(describe(timeline));
   });
 }
 
+// The next request or the one before, with its row in view.
 function pick(timeline, by) {
-  const numbers = timeline.rows.map((request) => request.n);
-  const at = numbers.indexOf(timeline.selection.number);
-  timeline.selection.select(numbers[Math.min(Math.max(0, at + by), numbers.length - 1)] ?? null);
+  const { alive, rows, selection } = timeline;
+  const at = alive.findIndex((request) => request.n === selection.number);
+  const next = at < 0 ? rows[0] : alive[Math.min(Math.max(0, at + by), alive.length - 1)];
+  selection.select(next?.n ?? null);
+  const behind = alive.length - 1 - alive.indexOf(next); // rows below it
+  timeline.scroll = Math.min(behind, Math.max(timeline.scroll, behind - rows.length + 1));
 }
 
 // What is under the pointer, in words and numbers.
@@ -88,7 +102,8 @@ export function describe(timeline) {
   const parts = [];
   if (request) parts.push(`${request.letter}: ${request.promptTokens} prompt tokens`);
   if (step) {
-    parts.push(`step ${count(step.i)}, ${milliseconds(1000 * (step.e - step.s))}, ${count(step.tokens)} tokens of ${step.works.length} requests`);
+    const whole = `${count(step.tokens)} tokens of ${step.works.length} requests`;
+    parts.push(`step ${count(step.i)}, ${milliseconds(1000 * (step.e - step.s))}, ${whole}`);
     if (timeline.store.hello.kind === "fleet") parts.push(`worker ${step.worker}`);
     const place = request ? request.place(column) : -1;
     if (request && request.columns[place] === column) {

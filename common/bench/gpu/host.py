@@ -78,7 +78,7 @@ def nothing_computed(text: Sequence[int]) -> Iterator[None]:
 
 
 def decoding(loaded: Loaded, requests: int, context: int) -> BaseEngine:
-    """An engine in which so many requests decode, `context` tokens behind each."""
+    """Return an engine in which `requests` requests decode, with `context` tokens behind each."""
     pages = requests * (-(-context // 16) + 16)
     options = {"max_running": requests, "token_budget": TOKEN_BUDGET, "attention": "torch"}
     options["kv_memory"] = pages * 16 * loaded.config.kv_bytes_per_token(loaded.dtype)
@@ -91,7 +91,7 @@ def decoding(loaded: Loaded, requests: int, context: int) -> BaseEngine:
 
 
 def measure(requests: int = REQUESTS, context: int = CONTEXT, steps: int = STEPS, profile: bool = False) -> float:
-    """Seconds of Python in a step; profile: print the functions that take most to stderr."""
+    """Return the seconds of Python in a step. profile: also print the functions that take most to stderr."""
     loaded = load_model(device="cpu")
     text = loaded.tokenizer((ROOT / "GLOSSARY.md").read_text(encoding="utf-8"))["input_ids"]
     loaded = replace(loaded, model=NoModel(loaded, requests))

@@ -85,7 +85,10 @@ def best_tile(times: dict[Tile, list[float]]) -> Tile:
 def decode_step(
     config: ModelConfig, device: torch.device, dtype: torch.dtype, B: int, context: int, repeats: int
 ) -> tuple[float, Tensor]:
-    """Seconds of a few layers of a decode step as a graph replays them, and the hidden states `[B, hidden_size]`."""
+    """Time a few layers of a decode step as a graph replays them.
+
+    Return the seconds, and the hidden states `[B, hidden_size]`, which are the same in every call.
+    """
     from common.bench.experiments.kernel_cases import layers_of  # needs Triton
     from common.gpu.fused import fuse
 
@@ -137,10 +140,13 @@ def tune_dependent_launch(config: ModelConfig, device: torch.device, dtype: torc
     place, steps = torch.zeros(0, device=device).device, {}  # with the number of the GPU, as tensors have it
     for wanted in (False, True):
         dependent[place] = wanted
-        steps[wanted] = [decode_step(config, device, dtype, B, CONTEXT, REPEATS) for B in BATCHES]
-        shown = [round(1e6 * seconds, 1) for seconds, _ in steps[wanted]]
-        print(f"{DEPENDENT} {'on' if wanted else 'off'}: {shown} us", file=sys.stderr)
-    dependent[place] = pays(steps[False], steps[True])
+        try:
+            steps[wanted] = [decode_step(config, device, dtype, B, CONTEXT, REPEATS) for B in BATCHES]
+            said = f"{[round(1e6 * seconds, 1) for seconds, _ in steps[wanted]]} us"
+        except Exception as error:  # Triton has no common class for what a GPU or its driver refuses
+            said = first_sentence(error)
+        print(f"{DEPENDENT} {'on' if wanted else 'off'}: {said}", file=sys.stderr)
+    dependent[place] = len(steps) == 2 and pays(steps[False], steps[True])
     return dependent[place]
 
 

@@ -58,8 +58,10 @@ class Engine(BaseEngine):
         backend, self.startup_notes = choose_attention(attention, self.device, self.dtype, head_dim, page_size)
         self.startup_notes += f", draft={draft_model.name if draft_model else 'lookup'}"
         scored = max_running * (1 + (MAX_DRAFT_TOKENS if num_draft_tokens is None else num_draft_tokens))  # rows
+        drawn = scored if draft_model else 0  # rows whose draft tokens come with their distributions
         # Memory is counted in pages. NEW in 07: a page has its place in both models' pools.
-        budget = kv_bytes_left(loaded, token_budget, scored) if kv_memory is None else parse_bytes(kv_memory)
+        left = kv_bytes_left(loaded, token_budget, scored, drawn=drawn) if kv_memory is None else kv_memory
+        budget = parse_bytes(left)
         models = [loaded, draft_model] if draft_model else [loaded]
         num_pages = budget // (page_size * sum(model.config.kv_bytes_per_token(self.dtype) for model in models))
         self.cache = KVCache(loaded, num_pages, page_size, backend)
@@ -71,6 +73,11 @@ class Engine(BaseEngine):
         else:
             speculation = Speculation(num_draft_tokens)
         self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size, speculation)
+
+    def measure(self) -> None:
+        """NEW in 07: Measure the passes of both models again: the times of those in CUDA graphs are others."""
+        if isinstance(self.scheduler.speculation, AdaptiveSpeculation):
+            self.scheduler.speculation.costs = measured_costs(self.model, self.cache, self.drafter)
 
     @property
     def max_model_len(self) -> int:

@@ -101,6 +101,12 @@ class BaseEngine(ABC):
     def release(self, request: Request) -> None:  # noqa: B027 (a stage may hold nothing)
         """Free what the stage holds for a request that ends. Called exactly once for each request."""
 
+    def measure(self) -> None:  # noqa: B027 (a stage may depend on no measurement)
+        """Measure again what the stage's decisions depend on: its models now run in another way (gpu/graphs.py).
+
+        Called before the first request.
+        """
+
     def check(self) -> None:  # noqa: B027 (a stage may hold nothing)
         """Raise AssertionError if the stage's bookkeeping is inconsistent. For tests, between two steps."""
 

@@ -36,7 +36,7 @@ def parse_bytes(text: str | int) -> int:
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
-def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0) -> int:
+def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0, drawn: int = 0) -> int:
     """Return how many bytes keys and values may take. Raise ValueError if a GPU has none left.
 
     On a CPU return CPU_KV_BYTES: other programs use the same memory. On a GPU run the largest step, `tokens` tokens
@@ -45,12 +45,13 @@ def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0) ->
 
     share: the part of the GPU that this process may fill, weights and a step's peak included. Workers that share a GPU
     load their models at the same time, so free memory alone says little about what the others will take.
+    drawn: how many rows have a draft token with the distribution that it was drawn from, in float64.
     """
     if loaded.device.type != "cuda":
         return CPU_KV_BYTES
     before = torch.cuda.memory_allocated(loaded.device)
     try:
-        step = peak_of_step(loaded, tokens, rows)
+        step = peak_of_step(loaded, tokens, rows) + 8 * loaded.config.vocab_size * min(drawn, tokens)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"the GPU has no memory for a step of {tokens} tokens that scores {min(rows, tokens)} of them: give a "
@@ -88,16 +89,19 @@ def peak_of_step(loaded: Loaded, tokens: int, rows: int) -> int:
     return step
 
 
-def graph_bytes(config: ModelConfig, dtype: torch.dtype, requests: int) -> int:
+def graph_bytes(config: ModelConfig, dtype: torch.dtype, requests: int, models: int = 1) -> int:
     """Estimate from above how many bytes the graphs for batches of up to `requests` requests take.
 
-    They share the memory of the largest: the partial results of attention, the logits twice (as they are computed, and
-    where they are read), and a few activations. Beside it lie the workspace of matrix products, and the launches.
+    They share the memory of the largest: the partial results of attention, the logits as they are computed, and a few
+    activations. Each model (2 with a draft model) has its recordings, and logits where they are read. Beside them lies
+    the workspace of matrix products.
     """
     partial = MOST_PIECES * config.num_heads * (config.head_dim + 1) * 4
     widths = 4 * config.hidden_size + 3 * config.intermediate_size
     widths += 2 * (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    return requests * (partial + (2 * config.vocab_size + widths) * dtype.itemsize) + WORKSPACE + GRAPH * requests // 16
+    logits = config.vocab_size * dtype.itemsize
+    shared = requests * (partial + logits + widths * dtype.itemsize) + WORKSPACE
+    return shared + models * (requests * logits + GRAPH * requests // 16)
 
 
 def slots_that_fit(loaded: Loaded, budget: int) -> int:

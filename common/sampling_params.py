@@ -5,6 +5,7 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 # The engine's thread compares each character of an answer with every stop string. OpenAI's API allows four.
 MOST_STOPS, MOST_STOP_CHARACTERS, MOST_STOP_TOKENS = 32, 256, 128
@@ -56,16 +57,16 @@ class SamplingParams:
         object.__setattr__(self, "ending_token_ids", tuple(self.ending_token_ids))
         object.__setattr__(self, "logit_bias", tuple(map(tuple, self.logit_bias)))
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    @property
+    @cached_property
     def filtered(self) -> bool:
         """Whether top-k, top-p or min-p may drop tokens."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
-    @property
+    @cached_property
     def penalised(self) -> bool:
         """Return whether penalties, biases or min_tokens change the logits, and so perhaps the likeliest token."""
         penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty

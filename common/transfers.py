@@ -8,6 +8,7 @@ the system never moves, a copy is one more entry in the queue. On a CPU these ar
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -18,8 +19,13 @@ def current(device: torch.device) -> AbstractContextManager:
 
 
 def to_device(values: Sequence, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor of these numbers, or lists of numbers, on the device; the host does not wait."""
-    host = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    """Return a tensor of these numbers, or lists of numbers, on the device; the host does not wait.
+
+    dtype: one that NumPy has, so not bfloat16. NumPy reads a list twice as fast as torch does.
+    """
+    host = torch.from_numpy(numpy.asarray(values, dtype=str(dtype).removeprefix("torch.")))
+    if device.type == "cuda":
+        host = host.pin_memory()
     return host.to(device, non_blocking=True)
 
 

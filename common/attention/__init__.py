@@ -20,9 +20,10 @@ Pages are `[pages, page_size, H_kv, D]` in every backend, for K and for V: what 
 
 from dataclasses import dataclass, replace
 from importlib import import_module, util
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -58,11 +59,10 @@ class PagedBatch:
         page_size: int,
     ) -> "PagedBatch":
         """Build a batch from lists with one entry for each request; pad page tables to the longest of them."""
-        width = max(map(len, page_tables))
         lists = {
             "query_starts": [0, *accumulate(query_lengths)],
             "lengths": lengths,
-            "page_tables": [pages + [0] * (width - len(pages)) for pages in page_tables],
+            "page_tables": filled_up(page_tables),
         }
         tensors = {name: to_device(values, torch.int32, slot_mapping.device) for name, values in lists.items()}
         decodes = next((i for i, count in enumerate(query_lengths) if count > 1), len(query_lengths))
@@ -94,6 +94,18 @@ class PagedBatch:
             host_query_lengths=[1] * len(positions),
             host_lengths=[length - count + 1 + i for count, length in ends for i in range(count)],
         )
+
+
+def filled_up(rows: list[list[int]]) -> numpy.ndarray:
+    """Return the rows as one int32 array, those shorter than the longest filled up with zeros.
+
+    Only numbers that are there pass through Python: beside one long request, most of an array is filling.
+    """
+    counts = numpy.fromiter(map(len, rows), numpy.int64, len(rows))
+    filled = numpy.zeros((len(rows), counts.max()), numpy.int32)
+    there = numpy.arange(filled.shape[1]) < counts[:, None]
+    filled[there] = numpy.fromiter(chain.from_iterable(rows), numpy.int32, counts.sum())
+    return filled
 
 
 class Attention(Protocol):

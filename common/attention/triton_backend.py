@@ -4,7 +4,7 @@ import json
 import os
 from importlib import util
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,15 +26,34 @@ class Tile(NamedTuple):
 
 # `python -m common.bench.gpu --only kernels` times them all on a GPU, and keeps the best.
 TILES = (Tile(), Tile(64, 2, 3), Tile(128, 4, 3), Tile(64, 4, 5))
-TUNED = Path(__file__).with_name("tuned.json")  # {GPU: {"bfloat16 128": [64, 4, 3]}}, by type and head dimension
+# {GPU: {"bfloat16 128": [64, 4, 3], "dependent launch": true}}: tiles by type and head dimension.
+TUNED = Path(__file__).with_name("tuned.json")
+DEPENDENT = "dependent launch"
+dependent: dict[torch.device, bool] = {}  # as kept for a device, from the first launch there on
+
+
+def tuned(device: torch.device) -> dict[str, Any]:
+    """Return what has been measured and kept for this GPU."""
+    if device.type != "cuda" or not TUNED.exists():
+        return {}
+    return json.loads(TUNED.read_text()).get(torch.cuda.get_device_name(device), {})
 
 
 def tuned_tile(device: torch.device, dtype: torch.dtype, head_dim: int) -> Tile:
     """Return the best tile measured on this GPU, or the default."""
-    if device.type != "cuda" or not TUNED.exists():
-        return Tile()
-    known = json.loads(TUNED.read_text()).get(torch.cuda.get_device_name(device), {})
-    return Tile(*known.get(tile_key(dtype, head_dim), ()))
+    return Tile(*tuned(device).get(tile_key(dtype, head_dim), ()))
+
+
+def launch_options(device: torch.device) -> dict[str, bool]:
+    """Return the options with which the kernels of a decode step are launched on this device.
+
+    With programmatic dependent launch (compute capability 9.0 and above) a kernel is launched while the one before it
+    still runs, and waits in `follow_previous`: that saves the microsecond or so between two kernels. It is used where
+    `common.bench.gpu.tiles` has found on this GPU that it gives the same numbers sooner.
+    """
+    if device not in dependent:
+        dependent[device] = tuned(device).get(DEPENDENT, False)
+    return {"DEPENDENT": True, "launch_pdl": True} if dependent[device] else {}
 
 
 def tile_key(dtype: torch.dtype, head_dim: int) -> str:
@@ -69,8 +88,11 @@ class TritonAttention:
         return batch
 
     def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
+        """As `Attention.write`; k may also be an `Unwritten` (gpu/fused_kernels.py), which writes itself."""
         from .triton_kernels import triton, write_kernel
 
+        if not isinstance(k, Tensor):
+            return k.write(k_pages, v_pages, slot_mapping)
         size = k.shape[1] * k.shape[2]
         write_kernel[(len(k),)](
             k, v, k_pages, v_pages, slot_mapping, k.stride(0), v.stride(0), size, triton.next_power_of_2(size)
@@ -94,15 +116,16 @@ class TritonAttention:
         block_d = max(16, triton.next_power_of_2(D))  # a product on tensor cores has at least 16 rows and columns
         # In a graph the lengths are not known, and pieces are as many as the longest sequence could have.
         programs = min(pieces, -(-PROGRAMS // (B * H_kv)))
+        options = launch_options(q.device)
         decode_kernel[(B, H_kv, programs)](
             q, k_pages, v_pages, plan.page_tables, plan.lengths, partial, lse, out,
             pieces, q.stride(0), plan.page_tables.stride(0), D**-0.5, H_kv, H // H_kv, D, page_size, SPLIT, MOST_PIECES,
             BLOCK_G=max(16, triton.next_power_of_2(H // H_kv)), BLOCK_N=self.tile.block_n, BLOCK_D=block_d,
-            DOT=self.dot, num_warps=self.tile.warps, num_stages=self.tile.stages,
+            DOT=self.dot, num_warps=self.tile.warps, num_stages=self.tile.stages, **options,
         )  # fmt: skip
         if pieces > 1:
             combine_kernel[(B, H)](
-                partial, lse, plan.lengths, out, pieces, H, D, SPLIT, MOST_PIECES, BLOCK_D=block_d
+                partial, lse, plan.lengths, out, pieces, H, D, SPLIT, MOST_PIECES, BLOCK_D=block_d, **options
             )  # fmt: skip
 
     def _prefill(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PagedBatch, out: Tensor) -> None:

@@ -16,6 +16,19 @@ DOT is the type that products take: that of the tensors, except that Triton's in
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def follow_previous(DEPENDENT: tl.constexpr):
+    """Begin a kernel that may be launched while the one before it still runs: see `launch_options`.
+
+    It waits here until that one has ended and all that it has written can be seen. So in every kernel this comes before
+    the first access to memory; then kernels read and write in the order of their launches, as they do without it.
+    """
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -66,7 +79,7 @@ def decode_kernel(
     q, k_pages, v_pages, page_tables, lengths, partial, partial_lse, out, pieces, q_stride, table_stride, scale,
     H_KV: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
     SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DOT: tl.constexpr,
+    DOT: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Attention of a request's query heads that share a K/V head, to pieces of its sequence; of the programs along the
     third axis each takes every n-th piece.
@@ -74,6 +87,7 @@ def decode_kernel(
     partial is [B, pieces, H, D] and partial_lse [B, pieces, H], both float32: the piece's result, and the logarithm
     of the sum of its weights, by which `combine_kernel` weighs it. A result from one piece goes to `out` at once.
     """
+    follow_previous(DEPENDENT)
     request, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(lengths + request)
     group, dims = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
@@ -107,8 +121,10 @@ def decode_kernel(
 def combine_kernel(
     partial, partial_lse, lengths, out, pieces,
     H: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr, BLOCK_D: tl.constexpr,
+    DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """One program per request and query head: the mean of its pieces, weighted by the sums of their weights."""
+    follow_previous(DEPENDENT)
     request, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(lengths + request)
     count = tl.cdiv(length, piece_tokens(length, SPLIT, MOST_PIECES))

@@ -21,6 +21,7 @@ from .warm_up import warm_up
 # Tokens of a step. Python launches the kernels of a prompt one by one, 2 to 3 ms in all for 28 layers; a piece of this
 # size keeps a GPU busy for as long. On a CPU a smaller one lets decoding requests wait less.
 GPU_TOKEN_BUDGET = 2048
+VERIFIED = 64  # rows for which there are graphs at least, where each request brings its draft tokens
 
 
 def make_engine(
@@ -55,7 +56,9 @@ def make_on_current_device(
         return made(loaded, graphs=graphs, **options)
     if graphs is not False and on_gpu and "page_size" in parameters:
         most = options.get("max_running", parameters["max_running"].default)
-        loaded = replace(loaded, reserved_bytes=graph_bytes(loaded.config, loaded.dtype, most))
+        most = max(most, VERIFIED) if "draft" in parameters else most
+        models = 1 if options.get("draft", "auto") in ("auto", "lookup") else 2  # "auto" may mean the small bundled one
+        loaded = replace(loaded, reserved_bytes=graph_bytes(loaded.config, loaded.dtype, most, models))
     engine = made(loaded, **options)
     cache = getattr(engine, "cache", None)
     if hasattr(cache, "attention"):
@@ -64,20 +67,30 @@ def make_on_current_device(
     if graphs and reason:
         raise ValueError(f"graphs were asked for, but {reason}")
     if graphs is not False and reason is None:
-        sizes = ladder(engine.scheduler.max_running)
-        most_tokens = min(engine.config.context_length, cache.capacity)
-        holder = engine.model if overlap else engine  # the overlapped loop has a wrapper of its own around the model
         before = free_bytes(loaded.device)
-        holder.model = GraphedModel(holder.model, cache, most_tokens, sizes)
-        drafter = getattr(engine, "drafter", None)
-        if hasattr(drafter, "cache") and drafter.cache.attention.capturable:  # a draft model: its passes are decode
-            drafter.model = GraphedModel(drafter.model, drafter.cache, most_tokens, sizes)
+        sizes = add_graphs(engine, engine.model if overlap else engine)
         taken = (before - free_bytes(loaded.device)) / 2**20
         notes = f", {counted(len(sizes), 'graph')} for up to {counted(sizes[-1], 'request')} ({taken:,.0f} MiB)"
         engine.startup_notes += notes
+        engine.measure()
     if overlap:
         engine.startup_notes += ", overlapped loop"
     return engine
+
+
+def add_graphs(engine: BaseEngine, holder: object) -> list[int]:
+    """Put graphs around holder.model, and around the draft model if there is one; return the batch sizes they have.
+
+    holder: the engine, or the overlapped loop's own wrapper around the model.
+    """
+    scheduler, cache, drafter = engine.scheduler, engine.cache, getattr(engine, "drafter", None)
+    drafts = scheduler.speculation.count if hasattr(scheduler, "speculation") else 0  # of one request
+    sizes = ladder(max(scheduler.max_running, min(scheduler.max_running * (1 + drafts), VERIFIED)))
+    most_tokens = min(engine.config.context_length, cache.capacity)
+    holder.model = GraphedModel(holder.model, cache, most_tokens, sizes)
+    if hasattr(drafter, "cache") and drafter.cache.attention.capturable:  # a draft model: its passes are decode
+        drafter.model = GraphedModel(drafter.model, drafter.cache, most_tokens, sizes, beside=holder.model)
+    return sizes
 
 
 def free_bytes(device: torch.device) -> int:

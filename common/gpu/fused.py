@@ -5,7 +5,8 @@ additions, rotation, activation. On a GPU each of them is a launch, and takes th
 they are four launches of three kernels (fused_kernels.py):
 
     add_norm        residual += x, and the norm of the sum; before attention, and before the MLP
-    norm_rotate     norms of the heads, where a model has them, and rotary embedding of q and k
+    norm_rotate     norms of the heads, where a model has them, and rotary embedding of q and k; where K and V lie in
+                    pages, it also writes them there
     silu_mul        silu(gate) * up
 
 Modules and parameters are those of the plain model; only `forward` differs. The products stay with PyTorch's library,
@@ -22,7 +23,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from ..attention.triton_backend import why_not_triton
+from ..attention.triton_backend import TritonAttention, why_not_triton
 from ..model import Attend, Block, Transformer
 
 
@@ -58,17 +59,26 @@ def fused_block(
 
     x: what the block before returned, None for the first; it is added to `residual[N, hidden_size]`, in place.
     """
-    from .fused_kernels import add_norm, norm_rotate, silu_mul
+    from .fused_kernels import Rotation, Unwritten, add_norm, norm_rotate, silu_mul
 
     attention, mlp, q_norm, k_norm = block.attention, block.mlp, block.attention.q_norm, block.attention.k_norm
     x = add_norm(x, residual, block.attention_norm.weight, block.attention_norm.eps)
     norms = (q_norm.weight, k_norm.weight, q_norm.eps) if q_norm is not None else (None, None, 0.0)
-    heads = attention.num_heads, attention.num_kv_heads
-    q, k, v = norm_rotate(attention.qkv(x), positions, cos, sin, *norms, *heads)
+    rotation = Rotation(positions, cos, sin, *norms, attention.num_heads, attention.num_kv_heads)
+    if writes_unwritten(attend):
+        k = v = Unwritten(attention.qkv(x), rotation)
+        q = k.q
+    else:
+        q, k, v = norm_rotate(attention.qkv(x), rotation)
     attended = attend(attention.layer, q, k, v)  # [N, H, D]
     x = attention.output(attended.reshape(len(x), -1))
     x = add_norm(x, residual, block.mlp_norm.weight, block.mlp_norm.eps)
     return mlp.down(silu_mul(mlp.gate_up(x)))
+
+
+def writes_unwritten(attend: Attend) -> bool:
+    """Say whether `attend` gives k and v to the Triton backend, as a BoundCache of the stages from 05 on does."""
+    return isinstance(getattr(getattr(attend, "cache", None), "attention", None), TritonAttention)
 
 
 def choose_model(model: Transformer, fused: bool | str) -> Transformer:

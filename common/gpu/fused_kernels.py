@@ -8,15 +8,24 @@ that the results are the plain model's but for the order of a sum and the last b
 Tensors are contiguous, and on the current device.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..attention.triton_backend import launch_options
+from ..attention.triton_kernels import follow_previous
+
 
 @triton.jit
-def add_norm_kernel(x, residual, weight, out, eps, SIZE: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr):
+def add_norm_kernel(
+    x, residual, weight, out, eps,
+    SIZE: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False,
+):  # fmt: skip
     """One program per row. A place of the residual is read and written by one thread only: see `add_norm`."""
+    follow_previous(DEPENDENT)
     T: tl.constexpr = residual.dtype.element_ty
     start = tl.program_id(0).to(tl.int64) * SIZE
     offsets = tl.arange(0, BLOCK)
@@ -57,31 +66,50 @@ def norm_and_rotate(
     return turned_a.to(T), turned_b.to(T)
 
 
-# Positions are a row of a tensor of N columns, so where they begin depends on N.
-@triton.jit(do_not_specialize_on_alignment=["positions"])
+# Positions and slots are rows of a tensor of N columns, so where they begin depends on N.
+@triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
 def norm_rotate_kernel(
-    qkv, out, positions, cos, sin, q_weight, k_weight, eps,
-    H: tl.constexpr, H_KV: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    qkv, q_out, k_out, v_out, positions, slot_mapping, cos, sin, q_weight, k_weight, eps,
+    H: tl.constexpr, H_KV: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr, PAGED: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
-    """One program per token and BLOCK_H heads of Q and K; BLOCK_D holds half a head."""
+    """One program per token and BLOCK_H of its heads; BLOCK_D holds half a head.
+
+    PAGED: k_out and v_out are pages, and the token's K and V go into its slot. Otherwise K goes into the token's row of
+    k_out, and V is left where it is.
+    """
+    follow_previous(DEPENDENT)
     T: tl.constexpr = qkv.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     heads, dims = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
-    places = heads[:, None] * D + dims[None, :]
-    inside = (heads < H + H_KV)[:, None] & (dims < D // 2)[None, :]
-    source, target = qkv + row * (H + 2 * H_KV) * D + places, out + row * (H + H_KV) * D + places
-    a, b = norm_and_rotate(
-        tl.load(source, inside, other=0.0).to(tl.float32), tl.load(source + D // 2, inside, other=0.0).to(tl.float32),
+    in_head = (dims < D // 2)[None, :]
+    inside = (heads < H + H_KV + PAGED * H_KV)[:, None] & in_head
+    source = qkv + (row * (H + 2 * H_KV) + heads[:, None]) * D + dims[None, :]
+    a = tl.load(source, inside, other=0.0)
+    b = tl.load(source + D // 2, inside, other=0.0)
+    turned_a, turned_b = norm_and_rotate(
+        a.to(tl.float32), b.to(tl.float32),
         heads, dims, dims < D // 2, tl.load(positions + row), cos, sin, q_weight, k_weight, eps, H, D, NORM, T,
     )  # fmt: skip
-    tl.store(target, a, inside)
-    tl.store(target + D // 2, b, inside)
+    target, is_query = q_out + (row * H + heads[:, None]) * D + dims[None, :], (heads < H)[:, None] & in_head
+    tl.store(target, turned_a, is_query)
+    tl.store(target + D // 2, turned_b, is_query)
+    place = tl.load(slot_mapping + row) if PAGED else row
+    key = heads - H
+    target, is_key = k_out + (place * H_KV + key[:, None]) * D + dims[None, :], ((key >= 0) & (key < H_KV))[:, None]
+    tl.store(target, turned_a, is_key & in_head)
+    tl.store(target + D // 2, turned_b, is_key & in_head)
+    if PAGED:
+        value = key - H_KV
+        target, is_value = v_out + (place * H_KV + value[:, None]) * D + dims[None, :], (value >= 0)[:, None] & inside
+        tl.store(target, a, is_value)
+        tl.store(target + D // 2, b, is_value)
 
 
 @triton.jit
-def silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr = False):
     """One program per row and BLOCK columns of the result."""
+    follow_previous(DEPENDENT)
     T: tl.constexpr = out.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -106,36 +134,66 @@ def add_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> 
     # read it after another had added to it.
     block = max(32, triton.next_power_of_2(size))
     warps = min(max(block // 512, 1), 16)
-    add_norm_kernel[(N,)](x, residual, weight, out, eps, size, x is not None, block, num_warps=warps)
+    options = launch_options(residual.device)
+    add_norm_kernel[(N,)](x, residual, weight, out, eps, size, x is not None, block, num_warps=warps, **options)
     return out
 
 
-def norm_rotate(
-    qkv: Tensor,
-    positions: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    q_weight: Tensor | None,
-    k_weight: Tensor | None,
-    eps: float,
-    num_heads: int,
-    num_kv_heads: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q `[N, H, D]`, k and v `[N, H_kv, D]` from the product `qkv[N, (H + 2 * H_kv) * D]`.
+class Rotation(NamedTuple):
+    """What turns the product `qkv[N, (H + 2 * H_kv) * D]` of one layer into its q, k and v.
 
-    q and k are rotated by their `positions[N]` (int64), and normed before if there are weights `[D]`; v is as it was.
-    cos, sin: the model's tables `[context_length, D]`, float32. q and k share memory, and v is a view of qkv.
+    positions: `[N]`, int64. cos, sin: the model's tables `[context_length, D]`, float32. q_weight, k_weight: `[D]` each
+    where the heads of q and k are normed before they are rotated, else None.
     """
-    N, D = len(qkv), cos.shape[1]
-    rotated = num_heads + num_kv_heads
-    out = torch.empty(N, rotated, D, dtype=qkv.dtype, device=qkv.device)
-    block_h, block_d = 8, triton.next_power_of_2(D // 2)
-    norm_rotate_kernel[(N, triton.cdiv(rotated, block_h))](
-        qkv, out, positions, cos, sin, q_weight, k_weight, eps, num_heads, num_kv_heads, D, q_weight is not None,
-        BLOCK_H=block_h, BLOCK_D=block_d, num_warps=min(max(block_h * block_d // 256, 1), 4),
-    )  # fmt: skip
-    q, k = out.split([num_heads, num_kv_heads], dim=1)
-    return q, k, qkv.view(N, -1, D)[:, rotated:]
+
+    positions: Tensor
+    cos: Tensor
+    sin: Tensor
+    q_weight: Tensor | None
+    k_weight: Tensor | None
+    eps: float
+    num_heads: int
+    num_kv_heads: int
+
+    def launch(
+        self, qkv: Tensor, q: Tensor, k: Tensor, v: Tensor | None = None, slot_mapping: Tensor | None = None
+    ) -> None:
+        """Fill `q[N, H, D]`, and k: `[N, H_kv, D]`, or with a slot_mapping the pages of k and of v."""
+        N, H, D = q.shape
+        paged = slot_mapping is not None
+        block_h, block_d = 8, triton.next_power_of_2(D // 2)
+        norm_rotate_kernel[(N, triton.cdiv(H + (1 + paged) * self.num_kv_heads, block_h))](
+            qkv, q, k, v, self.positions, slot_mapping, self.cos, self.sin, self.q_weight, self.k_weight, self.eps,
+            H, self.num_kv_heads, D, self.q_weight is not None, paged, BLOCK_H=block_h, BLOCK_D=block_d,
+            num_warps=min(max(block_h * block_d // 256, 1), 4), **launch_options(qkv.device),
+        )  # fmt: skip
+
+    def empty_heads(self, qkv: Tensor, count: int) -> Tensor:
+        """Return memory for `count` heads of each token, `[N, count, D]`."""
+        return torch.empty(len(qkv), count, self.cos.shape[1], dtype=qkv.dtype, device=qkv.device)
+
+
+class Unwritten:
+    """K of one layer, which is rotated when it is written to pages, in one launch with V and q.
+
+    It takes the place of k and v where `attend` belongs to a cache of pages whose backend is Triton's: so that backend
+    finds out where they go, and `q[N, H, D]` is complete once they have been written.
+    """
+
+    def __init__(self, qkv: Tensor, rotation: Rotation):
+        self.qkv, self.rotation = qkv, rotation
+        self.q = rotation.empty_heads(qkv, rotation.num_heads)
+
+    def write(self, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
+        """Fill q, and the slots `slot_mapping[N]` (int64) of pages `[pages, page_size, H_kv, D]`."""
+        self.rotation.launch(self.qkv, self.q, k_pages, v_pages, slot_mapping)
+
+
+def norm_rotate(qkv: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q `[N, H, D]`, k and v `[N, H_kv, D]` from the product `qkv[N, (H + 2 * H_kv) * D]`; v is a view of it."""
+    q, k = rotation.empty_heads(qkv, rotation.num_heads), rotation.empty_heads(qkv, rotation.num_kv_heads)
+    rotation.launch(qkv, q, k)
+    return q, k, qkv.view(len(qkv), -1, q.shape[2])[:, -rotation.num_kv_heads :]
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -143,5 +201,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     N, size = len(gate_up), gate_up.shape[1] // 2
     out = torch.empty(N, size, dtype=gate_up.dtype, device=gate_up.device)
     block = min(1024, triton.next_power_of_2(size))
-    silu_mul_kernel[(N, triton.cdiv(size, block))](gate_up, out, size, block, num_warps=max(block // 256, 1))
+    silu_mul_kernel[(N, triton.cdiv(size, block))](
+        gate_up, out, size, block, num_warps=max(block // 256, 1), **launch_options(out.device)
+    )
     return out

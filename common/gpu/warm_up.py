@@ -27,5 +27,6 @@ def warm_up(engine: BaseEngine) -> None:
         page_size = cache.k.shape[2]
         pages = [0] * -(-2 * SPLIT // page_size)
         paged = PagedBatch.pack([1, 2], [2 * SPLIT, 2], [pages, [0]], slots, page_size)
+        holder.model(token_ids, positions, lambda layer, q, k, v: q)  # as prompts are scored: without pages
         logits = holder.model.logits(holder.model(token_ids, positions, cache.bind(paged)))
         draw_plain(logits, [1.0] * 3, [0.5] * 3)

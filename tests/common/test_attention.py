@@ -76,6 +76,13 @@ def check(name, sizes, *, device="cpu", dtype=torch.float32, page_size=16, heads
     )
 
 
+def test_page_tables_are_filled_up_to_the_longest():
+    batch = PagedBatch.pack([1, 1, 3], [3, 9, 5], [[7], [4, 2, 9], [8, 1]], torch.arange(5), 4)
+    assert batch.page_tables.tolist() == [[7, 0, 0], [4, 2, 9], [8, 1, 0]]
+    assert batch.page_tables.dtype == batch.lengths.dtype == batch.query_starts.dtype == torch.int32
+    assert batch.query_starts.tolist() == [0, 1, 2, 5] and batch.decodes == 2
+
+
 EDGES = [15, 16, 17, 31, 32, 33, 1, 2]
 NUMBA, TRITON = pytest.param("numba", marks=needs_numba), pytest.param("triton", marks=needs_triton)
 backends = pytest.mark.parametrize("name", ["torch", TRITON])

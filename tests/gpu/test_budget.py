@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from common.bench.gpu import budget
+from common.bench.gpu import budget, host
 from common.bench.gpu.budget import Rates, measure, part_of, parts_of, prompt_budget, step_budget, table
 from common.loader import find_checkpoint
 from common.loader.config import read_config
@@ -23,7 +23,7 @@ def test_the_lines_are_what_arithmetic_says():
     assert lines["logits"] == pytest.approx(2 * 256 * 1024 * 151_936 / 790e12), "256 requests: arithmetic, not bytes"
     alone = step_budget(config, torch.bfloat16, 1, 1000, H200)
     assert alone["logits"] == pytest.approx((1024 + 1) * 151_936 * 2 / 4.2e12), "one request: the weights' bytes"
-    assert alone["small kernels"] == pytest.approx(28 * 5 * 2e-6), "no launch is shorter than the smallest kernel"
+    assert alone["small kernels"] == pytest.approx(28 * 4 * 2e-6), "no launch is shorter than the smallest kernel"
     assert prompt_budget(config, [100, 300], H200) == pytest.approx(
         prompt_budget(config, [100], H200) + prompt_budget(config, [300], H200)
     )
@@ -54,6 +54,12 @@ def test_a_step_is_measured_where_there_is_no_gpu(loaded):
     found = measure(engine, 3, 20, steps=2)
     assert set(found) == {"prompts", "step", "host"} and 0 < found["host"] <= found["step"]
     assert not engine.has_unfinished
+
+
+def test_python_is_measured_with_a_model_that_computes_nothing(capsys):
+    assert host.main(["--requests", "3", "--context", "20", "--steps", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["requests"] == 3 and 0 < found["least_ms"] <= found["host_ms"]
 
 
 def test_the_arithmetic_alone_needs_no_gpu(capsys):

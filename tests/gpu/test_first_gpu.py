@@ -98,6 +98,13 @@ def test_graphs_are_in_the_budget(card):
         memory.kv_bytes_left(replace(card, reserved_bytes=20 * GIB), 2048, 256)
 
 
+def test_distributions_of_draft_tokens_are_in_the_budget(card):
+    without = memory.kv_bytes_left(card, 2048, 576)
+    assert without - memory.kv_bytes_left(card, 2048, 576, drawn=576) == 8 * 576 * card.config.vocab_size
+    largest = memory.kv_bytes_left(card, 2048, 4096, drawn=4096)
+    assert without - largest == 8 * 2048 * card.config.vocab_size, "a step has no more rows than tokens"
+
+
 def test_a_step_that_does_not_fit_names_the_options(card, monkeypatch):
     def too_large(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 55.00 GiB.")
@@ -123,6 +130,13 @@ def test_only_rows_that_can_be_scored_are_in_the_budget(stage, drafts, rows, loa
     module = load_stage_module(stage, "engine")
     engine_class = module.Engine if stage == "07" else module.WorkerEngine
     asked = []
-    monkeypatch.setattr(module, "kv_bytes_left", lambda _, tokens, rows, *share: asked.append((tokens, rows)) or 2**24)
-    engine_class(loaded, max_running=5, token_budget=4096, num_draft_tokens=drafts, attention="torch")
-    assert asked == [(4096, rows)]
+
+    def left(loaded, tokens, rows, share=1.0, drawn=0):
+        asked.append((tokens, rows, drawn))
+        return 2**24
+
+    monkeypatch.setattr(module, "kv_bytes_left", left)
+    for draft in ("lookup", "draft"):
+        options = {"token_budget": 4096, "num_draft_tokens": drafts, "attention": "torch", "draft": draft}
+        engine_class(loaded, max_running=5, **options)
+    assert asked == [(4096, rows, 0), (4096, rows, rows)], "prompt lookup draws from no distribution"

@@ -89,7 +89,7 @@ def test_add_norm(device, dtype, shape):
 @pytest.mark.parametrize("normed", [True, False], ids=["normed", "plain"])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (1, 1, 80), (7, 7, 96), (16, 8, 128)])
 def test_norm_rotate(device, dtype, normed, heads, kv_heads, head_dim):
-    from common.gpu.fused_kernels import norm_rotate
+    from common.gpu.fused_kernels import Rotation, Unwritten, norm_rotate
 
     config = replace(SMALL, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, context_length=40)
     cos, sin = (table.to(device) for table in rope_table(config))
@@ -101,10 +101,19 @@ def test_norm_rotate(device, dtype, normed, heads, kv_heads, head_dim):
     expected = []
     for x, weight in zip((q, k), weights, strict=True):
         expected.append(rotate(F.rms_norm(x, (head_dim,), weight, 1e-2) if normed else x, c, s))
-    actual = norm_rotate(qkv, positions, cos, sin, *weights, 1e-2, heads, kv_heads)
-    for ours, theirs in zip(actual, [*expected, v], strict=True):
+    rotation = Rotation(positions, cos, sin, *weights, 1e-2, heads, kv_heads)
+    for ours, theirs in zip(norm_rotate(qkv, rotation), [*expected, v], strict=True):
         assert_as_eager(ours, theirs)
         assert ours.stride()[1:] == (head_dim, 1), "attention takes heads and dimensions as contiguous"
+    k_pages, v_pages = torch.full((2, 3, 4, kv_heads, head_dim), 7.0, dtype=dtype, device=device)
+    slots = torch.tensor([11, 0, 6, 3, 1], device=device)
+    others = torch.tensor([2, 4, 5, 7, 8, 9, 10], device=device)
+    unwritten = Unwritten(qkv, rotation)
+    unwritten.write(k_pages, v_pages, slots)
+    assert_as_eager(unwritten.q, expected[0])
+    for pages, theirs in ((k_pages, expected[1]), (v_pages, v)):
+        assert_as_eager(pages.flatten(0, 1)[slots], theirs)
+        assert (pages.flatten(0, 1)[others] == 7).all(), "a slot of another token was written"
 
 
 @devices
@@ -201,11 +210,17 @@ def test_modules_can_be_replaced_and_heads_are_those_of_the_block(device):
 
 
 @devices
-def test_the_bundled_model_writes_what_the_reference_writes(device, reference):
+@pytest.mark.parametrize("attention", ["torch", "triton"])
+def test_the_bundled_model_writes_what_the_reference_writes(attention, device, reference, monkeypatch):
+    """With Triton's attention, K and V are written by the kernel that rotates them, and by no other."""
     loaded = load_model(device=device, dtype="float32", fused=True)
     assert isinstance(loaded.model, FusedTransformer)
+    from common.attention import triton_kernels
+
+    monkeypatch.setattr(triton_kernels, "write_kernel", None)
     prompt = loaded.tokenizer("The capital of France is")["input_ids"]
-    [completion] = load_engine("05")(loaded, kv_memory="8M").generate([prompt], SamplingParams(max_tokens=4))
+    engine = load_engine("05")(loaded, kv_memory="8M", attention=attention)
+    [completion] = engine.generate([prompt], SamplingParams(max_tokens=4))
     assert completion.token_ids == reference.generate(prompt, 4)
 
 

@@ -7,7 +7,7 @@ from graph_stand_in import Capture, graphed
 from common.gpu.accelerate import make_engine
 from common.gpu.graphs import GraphedModel, ladder
 from common.sampling import SamplingParams
-from common.stages import load_engine
+from common.stages import load_engine, load_stage_module
 
 GREEDY = SamplingParams(max_tokens=30, ignore_eos=True)
 STAGES = ["05", "06", "07"]
@@ -55,6 +55,35 @@ def test_drafts_are_verified_by_a_replay(draft, loaded, prompts, reference):
     assert [one.token_ids for one in engine.generate(asked, GREEDY)] == expected
     assert max(replays[id(engine.model)]) > 2, "two requests with drafts are more than two rows"
     assert engine.stats()["accepted_tokens"] > 0 and all(replays.values())
+
+
+@pytest.mark.parametrize("stage", ["07", "08"])
+def test_the_cost_of_drafts_is_measured_on_replays(stage, loaded, monkeypatch):
+    """Passes of a replayed model and of a plain one have other times: adaptive speculation must count with its own."""
+    replays = []
+    call = GraphedModel.__call__
+
+    def noted(model, *arguments):
+        hidden = call(model, *arguments)
+        replays.append(model.replayed)
+        return hidden
+
+    def seconds(run) -> float:
+        before = len(replays)
+        run()
+        return 1e-3 if any(replays[before:]) else 9e-3
+
+    monkeypatch.setattr(GraphedModel, "__call__", noted)
+    pass_times = load_stage_module(stage, "pass_times")
+    for name, value in {"timed": seconds, "LARGEST": 32, "TIMES": 1}.items():
+        monkeypatch.setattr(pass_times, name, value)
+    module = load_stage_module(stage, "engine")
+    engine_class = module.Engine if stage == "07" else module.WorkerEngine
+    engine = graphed(engine_class, overlap=False)(loaded, draft="draft", max_running=2)
+    costs, largest = engine.scheduler.speculation.costs, engine.model.sizes[-1]
+    assert largest == 2 * (1 + engine.scheduler.speculation.count), "two requests with all their draft tokens"
+    assert [costs.target(n) for n in (1, 2, 8)] == [1e-3] * 3 and costs.target(32) == pytest.approx(9e-3)
+    assert costs.draft(2) == 1e-3
 
 
 def test_a_replay_changes_nothing_but_the_slots_of_its_batch(loaded, prompts):

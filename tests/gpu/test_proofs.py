@@ -18,7 +18,7 @@ def prove(*arguments: str) -> subprocess.CompletedProcess:
 
 
 @needs_triton
-@pytest.mark.parametrize("proof", ["kernels", "late", "devices"])
+@pytest.mark.parametrize("proof", ["kernels", "dependent", "late", "devices"])
 def test_the_proof_holds(proof):
     done = prove(proof)
     assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
@@ -37,6 +37,18 @@ def test_a_kernel_that_spills_or_does_not_fit_is_found(monkeypatch):
     assert "240000 bytes of shared memory, and a block may have 232448" in said
     [said] = faults({place: known}, {place._replace(kernel="another"): known})
     assert "not in triton-" in said
+
+
+@needs_triton
+def test_a_kernel_that_touches_memory_too_early_is_found(monkeypatch):
+    monkeypatch.syspath_prepend(PROOFS)
+    from dependent_launch import fault
+
+    start, load = ["LDC R1, c[0x0][0x37c]", "S2R R0, SR_TID.X"], "LDG.E.128 R4, desc[UR4][R2.64]"
+    assert fault([*start, "ACQBULK", load, "EXIT"]) is None
+    assert "does not wait" in fault([*start, load, "EXIT"])
+    assert "LDG.E.128" in fault([*start, load, "ACQBULK", "EXIT"])
+    assert "lead past" in fault([*start, "BRA 0x90", "ACQBULK", load, "EXIT"])
 
 
 def test_mixing_devices_and_waiting_are_found(tmp_path):

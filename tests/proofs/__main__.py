@@ -3,6 +3,7 @@
 | proof | what it shows |
 |---|---|
 | `kernels` | every Triton kernel compiles for real GPUs, fits, and spills no more than the committed table says |
+| `dependent` | kernels that are launched early touch no memory before the kernel ahead of them has ended |
 | `late` | once an engine has been made, serving compiles nothing |
 | `devices` | a step mixes no devices, and the host waits for the device only where tokens are wanted |
 
@@ -19,7 +20,12 @@ import os
 import sys
 from pathlib import Path
 
-FILES = {"kernels": "kernel_needs", "late": "late_compilation", "devices": "device_waits"}
+FILES = {
+    "kernels": "kernel_needs",
+    "dependent": "dependent_launch",
+    "late": "late_compilation",
+    "devices": "device_waits",
+}
 
 
 def main() -> int:

@@ -110,6 +110,9 @@ class Factories(TorchFunctionMode):
         pinned = kwargs.pop("pin_memory", False)
         if function is torch.Tensor.to:
             return self.move(*args, **kwargs)
+        if function is torch.Tensor.pin_memory:
+            args[0].pinned = True
+            return args[0]
         if function is torch.Tensor.copy_ and type(args[0]) is torch.Tensor and isinstance(args[1], OnDevice):
             if not kwargs.get("non_blocking"):
                 note("waits", "copy_")

@@ -18,7 +18,7 @@ from pretended_gpu import Compiled, pretended_gpu
 
 from common.attention import PagedBatch
 from common.attention.triton_backend import TILES, Tile, TritonAttention
-from common.gpu.fused_kernels import add_norm, norm_rotate, silu_mul
+from common.gpu.fused_kernels import Rotation, Unwritten, add_norm, norm_rotate, silu_mul
 from common.gpu.sampler import draw_plain
 from common.loader import find_checkpoint
 from common.loader.config import read_config
@@ -83,13 +83,16 @@ def launch_elementwise(config: ModelConfig, dtype: torch.dtype) -> None:
     """What one layer of a step launches beside products and attention, and the sampler."""
     H, H_kv, D, hidden = config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size
     N = sum(QUERIES)
-    _, positions, _ = torch.zeros(3, N, dtype=torch.int64)  # as a stage's Batch makes them: rows of one tensor
+    _, positions, slots = torch.zeros(3, N, dtype=torch.int64)  # as a stage's Batch makes them: rows of one tensor
     x, residual = torch.zeros(2, N, hidden, dtype=dtype)
     add_norm(None, residual, torch.ones(hidden, dtype=dtype), 1e-6)
     add_norm(x, residual, torch.ones(hidden, dtype=dtype), 1e-6)
     norm = torch.ones(D, dtype=dtype) if config.qk_norm else None
     qkv, cos = torch.zeros(N, (H + 2 * H_kv) * D, dtype=dtype), torch.zeros(64, D)
-    norm_rotate(qkv, positions, cos, cos, norm, norm, 1e-6, H, H_kv)
+    rotation = Rotation(positions, cos, cos, norm, norm, 1e-6, H, H_kv)
+    norm_rotate(qkv, rotation)
+    pages = torch.zeros(4, 16, H_kv, D, dtype=dtype)
+    Unwritten(qkv, rotation).write(pages, pages, slots)
     silu_mul(torch.zeros(N, 2 * config.intermediate_size, dtype=dtype))
     draw_plain(torch.zeros(len(QUERIES), config.vocab_size, dtype=dtype), [1.0] * 3, [0.5] * 3)
 

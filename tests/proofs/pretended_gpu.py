@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
 class Compiled(NamedTuple):
@@ -30,6 +30,7 @@ class Compiled(NamedTuple):
     registers: int  # of a thread
     stack: int  # bytes of a thread's local memory: what registers did not hold
     shared: int  # bytes of a block's shared memory
+    cubin: bytes = b""  # what the GPU would run
 
 
 class PretendedGPU:
@@ -60,7 +61,7 @@ class PretendedGPU:
     def load_binary(self, name: str, cubin: bytes, shared: int, device: int) -> tuple[object, int, int, int, int]:
         """Called once for each variant of a kernel, before its first launch."""
         registers, stack = registers_and_stack(cubin)
-        self.compiled.append(Compiled(name, registers, stack, shared))
+        self.compiled.append(Compiled(name, registers, stack, shared, cubin))
         return object(), 0, registers, stack, 1024  # the last: threads that a block may have
 
     def unload_module(self, module: object) -> None:
@@ -69,13 +70,22 @@ class PretendedGPU:
 
 def registers_and_stack(cubin: bytes) -> tuple[int, int]:
     """A thread's registers, and the bytes of its stack."""
+    numbers = dict(re.findall(r"(REG|STACK):(\d+)", shown_by("cuobjdump", cubin, "--dump-resource-usage")))
+    return int(numbers["REG"]), int(numbers["STACK"])
+
+
+def instructions(cubin: bytes) -> list[str]:
+    """The kernel's instructions in the GPU's own language, in the order of their addresses, without predicates."""
+    lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][^;]*);", shown_by("nvdisasm", cubin))
+    return [line.strip() for line in lines]
+
+
+def shown_by(tool: str, cubin: bytes, *options: str) -> str:
+    """What a tool of Triton's wheel prints about a cubin."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    numbers = dict(re.findall(r"(REG|STACK):(\d+)", shown))
-    return int(numbers["REG"]), int(numbers["STACK"])
+        return subprocess.run([TOOLS / tool, *options, file.name], capture_output=True, text=True, check=True).stdout
 
 
 @contextmanager

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from common.attention import Attention as AttentionBackend
 from common.attention import PagedBatch, choose_attention
 from common.attention.torch_backend import TorchAttention
-from common.attention.triton_backend import TritonAttention
 from common.gpu.fused import fused_block
-from common.gpu.fused_kernels import add_norm, norm_rotate, silu_mul
+from common.gpu.fused_kernels import Rotation, Unwritten, add_norm, norm_rotate, silu_mul
 from common.loader.weights import empty_model, randomize_weights
 from common.model import MLP, Attention, Block, ModelConfig, Transformer
 
@@ -85,7 +84,7 @@ def model_cases(model: Transformer, N: int) -> Iterator[Case]:
     norms = (None, None, 0.0)
     if attention.q_norm is not None:
         norms = attention.q_norm.weight, attention.k_norm.weight, attention.q_norm.eps
-    rotation = (positions, cos, sin, *norms, H, H_kv)
+    rotation = Rotation(positions, cos, sin, *norms, H, H_kv)
 
     def plain_norm_rotate(qkv):
         kept = []
@@ -93,12 +92,12 @@ def model_cases(model: Transformer, N: int) -> Iterator[Case]:
         return kept[0]
 
     variants = {"eager": plain_norm_rotate, "compiled": plain_norm_rotate}
-    variants["triton"] = lambda qkv: norm_rotate(qkv, *rotation)
+    variants["triton"] = lambda qkv: norm_rotate(qkv, rotation)
     nbytes = 2 * (H + H_kv) * D * number
     yield Case("norm_rotate", N, nbytes, lambda i: (normal(N, (H + 2 * H_kv) * D),), variants)
 
     slots = torch.randperm(-(-2 * N // 16) * 16, device=device)[:N]
-    plain_write, triton_write = TorchAttention(device, dtype).write, TritonAttention(dtype).write
+    plain_write = TorchAttention(device, dtype).write
 
     def qkv_and_pages(i: int) -> tuple:
         return normal(N, (H + 2 * H_kv) * D), *(normal(-(-2 * N // 16), 16, H_kv, D) for _ in range(2))
@@ -110,12 +109,13 @@ def model_cases(model: Transformer, N: int) -> Iterator[Case]:
 
         return attention(qkv, *angles, attend)
 
-    def triton_apart(qkv, k_pages, v_pages):
-        q, k, v = norm_rotate(qkv, *rotation)
-        triton_write(k, v, k_pages, v_pages, slots)
-        return q
+    def triton_norm_rotate_write(qkv, k_pages, v_pages):
+        unwritten = Unwritten(qkv, rotation)
+        unwritten.write(k_pages, v_pages, slots)
+        return unwritten.q
 
-    variants = {"eager": plain_norm_rotate_write, "compiled": plain_norm_rotate_write, "triton": triton_apart}
+    variants = {"eager": plain_norm_rotate_write, "compiled": plain_norm_rotate_write}
+    variants["triton"] = triton_norm_rotate_write
     yield Case("norm_rotate, write", N, 2 * (H + 2 * H_kv) * D * number, qkv_and_pages, variants)
 
     mlp = MLP(replace(config, hidden_size=1, intermediate_size=1))

@@ -1,0 +1,132 @@
+"""How long does Python need for a decode step? The engine as a GPU has it, with a model that computes nothing.
+
+    python -m common.bench.gpu.host                     # 256 requests, 558 tokens behind each
+    python -m common.bench.gpu.host --profile           # and which functions take it
+
+A GPU waits for Python wherever a step's Python takes longer than its kernels. To measure that Python no GPU is needed:
+stage 06 runs with the overlapped loop and with graphs, whose replays, like the kernels that draw tokens, do nothing
+here. Scheduling, the batch and its copies, the sampler's numbers, detokenization and bookkeeping are what they are in
+serving; tokens are those of a text. On a GPU each copy is a launch besides, of a few microseconds.
+
+Figures are milliseconds of the thread's CPU time, of the median step and of the fastest. Waiting for other processes
+does not count, but what they do to the caches does: on a busy machine the fastest says more.
+"""
+
+import argparse
+import cProfile
+import json
+import pstats
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from common import sampling
+from common.attention.torch_backend import TorchAttention
+from common.bench.hardware import ROOT
+from common.bench.workloads import random_prompt
+from common.engine import BaseEngine
+from common.gpu import accelerate, graphs, sampler
+from common.loader import Loaded, load_model
+from common.sampling import SamplingParams
+from common.stages import load_engine
+from common.transfers import to_device
+
+STAGE, TOKEN_BUDGET = "06", 16_384
+REQUESTS, CONTEXT, STEPS = 256, 558, 50
+PARAMS = SamplingParams(max_tokens=None, temperature=0.6, ignore_eos=True)
+
+
+class NoModel:
+    """In place of a model: hidden states and scores of the right shapes, which are never computed."""
+
+    def __init__(self, loaded: Loaded, requests: int):
+        self.config = loaded.config
+        self.hidden = torch.zeros(TOKEN_BUDGET, loaded.config.hidden_size)
+        self.scores = torch.zeros(requests, loaded.config.vocab_size)
+
+    def __call__(self, token_ids: Tensor, positions: Tensor, attend: object) -> Tensor:
+        return self.hidden[: len(token_ids)]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.scores[: len(hidden)]
+
+
+@contextmanager
+def nothing_computed(text: Sequence[int]) -> Iterator[None]:
+    """Within, graphs replay nothing, and in place of tokens drawn come those of a text."""
+    texts = torch.tensor(text)
+
+    def draw_plain(logits: Tensor, temperatures: Sequence[float], uniforms: Sequence[float]) -> Tensor:
+        to_device([temperatures, uniforms], torch.float64, logits.device)
+        start = int(uniforms[0] * (len(text) - len(logits)))
+        return texts[start : start + len(logits)]
+
+    with (
+        patch.object(accelerate, "why_no_graphs", lambda *_: None),
+        patch.object(graphs, "Capture", lambda: lambda function: lambda: None),
+        patch.object(sampling, "has_kernels", lambda device: True),
+        patch.object(sampler, "draw_plain", draw_plain),
+        patch.object(TorchAttention, "prepare", lambda self, batch: batch),  # Triton's prepares nothing
+    ):
+        yield
+
+
+def decoding(loaded: Loaded, requests: int, context: int) -> BaseEngine:
+    """Return an engine in which `requests` requests decode, with `context` tokens behind each."""
+    pages = requests * (-(-context // 16) + 16)
+    options = {"max_running": requests, "token_budget": TOKEN_BUDGET, "attention": "torch"}
+    options["kv_memory"] = pages * 16 * loaded.config.kv_bytes_per_token(loaded.dtype)
+    engine = accelerate.make_engine(load_engine(STAGE), loaded, graphs=True, overlap=True, **options)
+    for i in range(requests):
+        engine.add(random_prompt(context, loaded.config.vocab_size, f"host {i}"), PARAMS)
+    while not all(len(request.token_ids) > 2 for request in engine.requests.values()):
+        engine.step()
+    return engine
+
+
+def measure(requests: int = REQUESTS, context: int = CONTEXT, steps: int = STEPS, profile: bool = False) -> list[float]:
+    """Return the seconds of Python in each step. profile: also print the functions that take most to stderr."""
+    loaded = load_model(device="cpu")
+    text = loaded.tokenizer((ROOT / "GLOSSARY.md").read_text(encoding="utf-8"))["input_ids"]
+    loaded = replace(loaded, model=NoModel(loaded, requests))
+    with nothing_computed(text):
+        engine = decoding(loaded, requests, context)
+        seconds = [step_seconds(engine) for _ in range(steps)]
+        if profile:
+            with cProfile.Profile() as profiler:
+                for _ in range(steps):
+                    engine.step()
+            pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(25)
+    return seconds
+
+
+def step_seconds(engine: BaseEngine) -> float:
+    start = time.thread_time()
+    engine.step()
+    return time.thread_time() - start
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "python -m common.bench.gpu.host", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="that decode (default: %(default)s)")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens behind each (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="that are measured (default: %(default)s)")
+    parser.add_argument("--profile", action="store_true", help="show the functions that take most, on stderr")
+    args = parser.parse_args(arguments)
+    seconds = measure(args.requests, args.context, args.steps, args.profile)
+    median, least = (round(1e3 * one, 2) for one in (statistics.median(seconds), min(seconds)))
+    print(json.dumps({"requests": args.requests, "context": args.context, "host_ms": median, "least_ms": least}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -205,7 +205,7 @@ def test(chosen: list[Path], arguments: list[str], root: Path) -> int:
     first = arguments[0] if arguments else "-"
     is_stage = not first.startswith("-") and not (root / first.partition("::")[0]).exists()
     if not is_stage and not (root / first / "engine.py").exists():
-        several = [] if arguments else ["-n", str(min(os.cpu_count() or 1, 4) + 1), "--dist", "worksteal"]
+        several = [] if arguments else ["-n", str(min(os.cpu_count() or 1, 4) + 1), "--dist", "loadgroup"]
         return run([prepare_environment(root), "-m", "pytest", "-q", *several, *arguments], root)
     stage = pick_stage(first, root)
     tests = [relative(file, root) for file in sorted(root.glob(f"tests/stages/test*_{stage.name[:2]}_*.py"))]

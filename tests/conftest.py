@@ -56,6 +56,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("engine_class", [*stages, *around], indirect=True, scope="session")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config, items):
     """Leave out what a stage does not claim; begin with Ray's processes, which mostly wait; skip what needs a GPU."""
     out = [item for item in items if not is_claimed(item)]

@@ -229,7 +229,7 @@ def test_the_cpu_has_the_plain_model_unless_asked(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="fused kernels cannot run here: "):
         load_model(device="cpu", fused=True)
-    with pytest.raises(ValueError, match="fused='always' is not known"):
+    with pytest.raises(ValueError, match="fused='always' is unknown"):
         load_model(device="cpu", fused="always")
 
 

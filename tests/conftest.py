@@ -58,10 +58,17 @@ def pytest_generate_tests(metafunc):
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config, items):
-    """Leave out what a stage does not claim; begin with Ray's processes, which mostly wait; skip what needs a GPU."""
+    """Leave out what a stage does not claim; begin with tests under Ray; skip what needs a GPU.
+
+    Where several processes share the suite, a file is run by one of them, and so are all tests under Ray: each starts
+    several processes that compute, with deadlines that they would miss beside each other.
+    """
     out = [item for item in items if not is_claimed(item)]
     items[:] = sorted((item for item in items if item not in out), key=lambda item: not item.get_closest_marker("ray"))
     config.hook.pytest_deselected(items=out)
+    for item in items:
+        group = "ray" if item.get_closest_marker("ray") else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

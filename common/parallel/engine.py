@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO
 
 import torch
@@ -198,8 +198,8 @@ def follow() -> None:
             method, arguments = command
             getattr(follower, method)(*arguments)
     except Exception as error:
-        # If the commands have ended, rank 0 is gone, and errors of the connection to it need no traceback.
-        if commands.empty() and not isinstance(error, (ValueError, OSError)):
+        # If rank 0 is gone, errors of the connection to it need no traceback.
+        if not isinstance(error, (ValueError, OSError)) and not ends(commands):
             traceback.print_exc()
         with suppress(OSError):
             answer(RankLost(f"{type(error).__name__}: {error}"))
@@ -207,6 +207,16 @@ def follow() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     os._exit(0)  # torch's cleanup would take a second, and rank 0 waits for this process
+
+
+def ends(commands: SimpleQueue) -> bool:
+    """Return whether the commands end within a second: a collective may notice before the pipe that rank 0 is gone."""
+    try:
+        while commands.get(timeout=1.0) is not None:
+            pass
+    except Empty:
+        return False
+    return True
 
 
 def listen(pipe: BinaryIO, commands: SimpleQueue) -> None:

@@ -199,13 +199,13 @@ def diff(chosen: list[Path], arguments: list[str], root: Path) -> int:
 def test(chosen: list[Path], arguments: list[str], root: Path) -> int:
     """Run the whole suite, or with a stage in front what is about it alone, without processes under Ray.
 
-    A learner's stage takes the place of the reference in all of these tests. The whole suite runs in several processes:
-    one more than there are cores, since some tests wait for servers most of the time.
+    A learner's stage takes the place of the reference in all of these tests. The whole suite runs in as many
+    processes as there are cores, up to four.
     """
     first = arguments[0] if arguments else "-"
     is_stage = not first.startswith("-") and not (root / first.partition("::")[0]).exists()
     if not is_stage and not (root / first / "engine.py").exists():
-        several = [] if arguments else ["-n", str(min(os.cpu_count() or 1, 4) + 1), "--dist", "loadgroup"]
+        several = [] if arguments else ["-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadgroup"]
         return run([prepare_environment(root), "-m", "pytest", "-q", *several, *arguments], root)
     stage = pick_stage(first, root)
     tests = [relative(file, root) for file in sorted(root.glob(f"tests/stages/test*_{stage.name[:2]}_*.py"))]

@@ -56,19 +56,10 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("engine_class", [*stages, *around], indirect=True, scope="session")
 
 
-def pytest_itemcollected(item):
-    """Where several processes share the suite, let one of them run a file, and one of them all tests under Ray.
-
-    Each of those starts several processes that compute, with deadlines that they would miss beside each other.
-    """
-    group = "ray" if item.get_closest_marker("ray") else item.nodeid.partition("::")[0]
-    item.add_marker(pytest.mark.xdist_group(group))
-
-
 def pytest_collection_modifyitems(config, items):
-    """Leave out what a stage does not claim; begin with tests under Ray; skip what needs a GPU."""
+    """Leave out what a stage does not claim, and skip what needs a GPU."""
     out = [item for item in items if not is_claimed(item)]
-    items[:] = sorted((item for item in items if item not in out), key=lambda item: not item.get_closest_marker("ray"))
+    items[:] = [item for item in items if item not in out]
     config.hook.pytest_deselected(items=out)
     if not torch.cuda.is_available():
         for item in items:

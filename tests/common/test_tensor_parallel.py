@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -209,7 +210,8 @@ def test_a_rank_that_is_killed_ends_all(two):
 def test_a_rank_that_fails_says_why(two):
     engine = TensorParallelEngine(two, "05")
     engine.add(STORY, SamplingParams(max_tokens=3000, ignore_eos=True))
-    two.tell("add", [4096], GREEDY, "unknown to rank 0", 0)
+    with suppress(RankLost):  # where the answer is here before `tell` returns
+        two.tell("add", [4096], GREEDY, "unknown to rank 0", 0)
     assert_lost(engine, two, "rank 1 of 2 failed: ValueError: token id 4096")
 
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 import signal
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,7 +110,8 @@ def measure(args: argparse.Namespace) -> int:
         say(f"\n{summary.table(found)}\n{suite.path}")
         [only] = args.benchmarks if len(args.benchmarks) == 1 else [None]
         path = suite.document_of(only) if only else None
-        print(json.dumps(read_json(path) if path and path.exists() else found, separators=(",", ":")))
+        if not sys.stdout.isatty():  # for programs: people have the table
+            print(json.dumps(read_json(path) if path and path.exists() else found, separators=(",", ":")))
     return status
 
 

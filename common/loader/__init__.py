@@ -15,7 +15,7 @@ import torch
 from ..gpu.fused import choose_model
 from ..model import ModelConfig, Transformer
 from ..parallel.shard import WHOLE, Shard
-from .config import first_sentence, read_config, read_eos_token_ids, read_sampling_defaults
+from .config import first_sentence, read_config, read_eos_token_ids, read_json, read_sampling_defaults
 from .device import choose_device
 from .weights import copy_weights, empty_model, randomize_weights
 
@@ -113,10 +113,13 @@ def load_tokenizer(folder: Path) -> Any:
     """Return the folder's transformers fast tokenizer, or None if it has no tokenizer files."""
     if not any((folder / file).exists() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         return None
-    from transformers import AutoTokenizer
-
+    config = folder / "tokenizer_config.json"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        if config.is_file() and read_json(config).get("tokenizer_class") == "TokenizersBackend":
+            from transformers import PreTrainedTokenizerFast as Tokenizer  # that class: finding it by Auto takes 2 s
+        else:
+            from transformers import AutoTokenizer as Tokenizer
+        tokenizer = Tokenizer.from_pretrained(folder)
     except Exception as error:  # transformers raises different types in different versions
         raise ValueError(f"{folder}: the tokenizer cannot be read ({first_sentence(error)})") from error
     # transformers would warn of prompts longer than the context, which engines refuse with an error.

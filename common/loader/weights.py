@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..model import ModelConfig, Transformer
 from ..parallel.shard import WHOLE, Shard
@@ -25,9 +26,21 @@ from .device import DTYPES
 PROGRESS_BYTES = 10**9  # smaller models load within seconds, without a progress line
 
 
+class NoInitialization(TorchFunctionMode):
+    """Skip the functions of torch.nn.init: without memory they do nothing, but import PyTorch's compiler, for 2 s."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return (kwargs or {}).get("tensor", args[0] if args else None)
+        return function(*args, **(kwargs or {}))
+
+
 def empty_model(config: ModelConfig, device: torch.device, dtype: torch.dtype, shard: Shard = WHOLE) -> Transformer:
     """Build a model for inference whose parameters are uninitialised memory of `dtype` on `device`."""
-    with torch.device("meta"):  # shapes without memory: PyTorch would initialise weights that are replaced anyway
+    with (
+        torch.device("meta"),
+        NoInitialization(),
+    ):  # shapes without memory: PyTorch would initialise weights that are replaced anyway
         model = shard.build(config)
     for name, parameter in list(model.named_parameters()):
         module, _, attribute = name.rpartition(".")

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from common.loader import CHECKPOINTS, load_model
-from common.loader.config import read_config, read_eos_token_ids
+from common.loader.config import COMPLETE_LLAMA, model_config, read_config, read_eos_token_ids, read_json
 from common.model import Transformer
 
 CONFIG = {
@@ -88,6 +89,18 @@ def test_unusual_options_without_effect_are_accepted(fields, tmp_path):
     write_json(tmp_path / "config.json", CONFIG | fields)
     config = read_config(tmp_path)
     assert (config.context_length, config.head_dim) == (128, 16)
+
+
+@pytest.mark.parametrize("fields", [{}, {"attention_bias": True}, {"tie_word_embeddings": False}, {"head_dim": 32}])
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_a_complete_llama_file_means_what_transformers_reads(name, fields, tmp_path):
+    complete = read_json(CHECKPOINTS / name / "config.json") | fields
+    write_json(tmp_path / "config.json", complete)
+    expected = model_config(AutoConfig.from_pretrained(tmp_path))
+    assert read_config(tmp_path) == expected
+    for field in COMPLETE_LLAMA:  # and one that is not complete goes through transformers
+        write_json(tmp_path / "config.json", {key: value for key, value in complete.items() if key != field})
+        assert read_config(tmp_path) == model_config(AutoConfig.from_pretrained(tmp_path))
 
 
 def test_a_file_that_is_missing_or_not_a_json_object(tmp_path):

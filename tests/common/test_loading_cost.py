@@ -85,6 +85,19 @@ def test_importing_the_loader_imports_neither_transformers_nor_the_hub():
     assert run_python(program).strip() == "[]"
 
 
+def test_a_process_that_generates_imports_no_compiler():
+    """Its import would take 2 to 4 s. transformers' class for Llama imports it, and so does initialisation on meta."""
+    program = """
+import sys
+from common.loader import load_model
+from common.stages import load_engine
+
+load_engine("07")(load_model(), kv_memory="8M").generate(["Once upon a time"])
+print([m for m in ("torch._dynamo", "transformers.models.llama", "sympy") if m in sys.modules])
+"""
+    assert run_python(program).strip() == "[]"
+
+
 def test_progress_is_shown_for_large_models_only(monkeypatch, capsys, tmp_path):
     small = {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 80}
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | small))

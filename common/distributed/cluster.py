@@ -8,6 +8,8 @@ Ray starts processes, places them on machines and notices their end. This module
 - Ray aborts a process 60 seconds after it has lost the head of its cluster, or if it finds none. So another process
   tries an address first, and a thread watches the head and sets `failure` when it is lost.
 - Ray's workers import code from the driver's directory first. Here they import the course's.
+- Ray's workers have a low priority (niceness 15) and starve beside any other program. In a Ray of our own they have the
+  priority of this process.
 
 This module imports ray. Import it only when workers under Ray are needed.
 """

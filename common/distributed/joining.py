@@ -61,7 +61,8 @@ def join_ray(address: str) -> None:
 def start_ray(token: str) -> None:
     """Start a Ray on this machine, which listens on loopback and takes only calls with `token`."""
     silence_ray()
-    with environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token), loopback_allowed():
+    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_worker_niceness": "0"}
+    with environment(**own), loopback_allowed():
         read_authentication_settings()
         ray.init(
             "local",

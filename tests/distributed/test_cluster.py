@@ -43,6 +43,7 @@ class TestOurOwn:
         assert [own.threads(number) for number in range(3)] == [cores] * 3
         where = places(own, 3)
         assert {(address, threads) for _, address, threads, _ in where} == {("127.0.0.1", str(cores))}
+        assert {process.nice() for process in processes_of_ray(own._token)} == {psutil.Process().nice()}
 
     def test_it_listens_on_loopback(self, own):
         processes = [*processes_of_ray(own._token), psutil.Process()]

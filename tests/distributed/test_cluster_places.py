@@ -25,7 +25,7 @@ from common.distributed.cluster import Cluster, plan  # noqa: E402
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[str]:
     """The address of a Ray of two nodes: 8 cores and a GPU, 2 cores and a GPU."""
-    with joining.environment(RAY_AUTH_MODE="disabled"):
+    with joining.environment(RAY_AUTH_MODE="disabled", RAY_worker_niceness="0"):
         joining.read_authentication_settings()
         node = {"num_gpus": 1, "object_store_memory": joining.OBJECT_STORE_BYTES, "include_dashboard": False}
         cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=node | {"num_cpus": 8})

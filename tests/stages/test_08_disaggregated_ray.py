@@ -15,6 +15,8 @@ from common.stages import load_stage_module
 
 ray = pytest.importorskip("ray", reason="needs the package ray")
 engine_module, routing = (load_stage_module("08", name) for name in ("engine", "routing"))
+from common.distributed.joining import environment  # noqa: E402 (not if ray is missing)
+
 Engine = engine_module.Engine
 POOL = {"kv_memory": "64M", "max_running": 16, "token_budget": 128, "num_draft_tokens": 0}  # slow enough to be killed
 SECONDS = 60.0  # for anything to happen
@@ -26,8 +28,9 @@ def cluster() -> Iterator:
     """Two Ray nodes on this machine: what one worker sends the other goes from node to node."""
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     node = {"num_cpus": 4, "object_store_memory": 80 << 20, "include_dashboard": False}
-    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=node)
-    cluster.add_node(num_cpus=4, object_store_memory=80 << 20)
+    with environment(RAY_worker_niceness="0"):  # or workers would starve beside other programs
+        cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=node)
+        cluster.add_node(num_cpus=4, object_store_memory=80 << 20)
     cluster.wait_for_nodes()
     yield cluster
     ray.shutdown()

@@ -18,14 +18,6 @@ STAGE_02, STAGE_05 = STAGES[1].name, STAGES[4].name
 each_pair = pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)), ids=lambda stage: stage.name[:2])
 
 
-@pytest.fixture
-def root(tmp_path) -> Path:
-    """A course with the real stages, in which `my` can be written."""
-    for stage in STAGES:
-        (tmp_path / stage.name).symlink_to(stage)
-    return tmp_path
-
-
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.py")}
 

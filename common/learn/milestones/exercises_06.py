@@ -1,0 +1,36 @@
+"""Lesson 06: the check of its exercise."""
+
+from . import exercise
+from .pictures import rows, tree
+from .stage_under_test import endless, expect, expect_tokens
+
+
+@exercise(
+    2,
+    expected="The most recently used page that has no children goes first; documents asked in turn are found again.",
+    hint="The youngest of `unused` may be the parent of pages that stay: without it they could never be found.",
+    second_hint="Walk `unused` from its end, reversed(self.unused), to the first node without children.",
+)
+def the_most_recently_used_goes_first(stage):
+    cached = stage.prefix_tree.PrefixTree()
+    a = cached.insert([], [1], 0)
+    b, c = cached.insert([a], [2], 1), cached.insert([], [3], 2)
+    for path in ([c], [a, b]):
+        cached.release(path)
+    picture = tree(cached.root.children)
+    order = []
+    while cached.unused:
+        order.append(cached.evict())
+        cached.check([])
+    expect(order == [1, 0, 2], f"released: page 2, then 1 with its parent 0; evicted: {order}, not [1, 0, 2]", picture)
+
+    documents = stage.prompts(3, 81)
+    engine = stage.make_engine(kv_memory=12 * 16 * stage.token_bytes, attention="torch")  # two of them fit
+    found = []
+    for number in range(9):
+        [request] = engine.generate([documents[number % 3]], endless(4))
+        engine.check()
+        found.append(request.cached_tokens)
+        expect_tokens(stage, engine, [request], stage.right_tokens([documents[number % 3]], 4))
+    picture = rows({"document": "ABCABCABC", "tokens found": found})
+    expect(sum(found) > 3 * 80, f"{sum(found)} tokens were found when 12 pages had to do for three of 6", picture)

@@ -111,7 +111,8 @@ def show_failure(milestone: Milestone, outcome: Outcome, second_hint: bool, numb
     elif milestone.tasks:
         print(f"(`check {number} --hint` gives a second one, `solve {number} {milestone.tasks[0]}` the reference.)")
     else:
-        print(f"(`check {number} --exercise {milestone.number} --hint` gives a second one.)")
+        again = f"`check {number} --exercise {milestone.number} --hint`"
+        print(f"({again} gives a second one, workshop/solutions has a solution.)")
 
 
 # ---- After the last milestone ----

@@ -9,7 +9,7 @@ from engine_options import GREEDY
 from common.learn import check
 from common.learn.milestones import read_exercises
 from common.learn.milestones.runner import Outcome, run_milestones
-from common.learn.proof import SOLUTIONS, solved, write
+from common.learn.proof import SOLUTIONS, TABLE, solved, write
 from common.stages import load_engine, stage_folders
 
 STAGES = stage_folders()
@@ -59,9 +59,10 @@ def test_the_stage_alone_fails_and_the_solution_passes_and_changes_no_token(
     ("number", "place", "file", "right", "wrong", "says"),
     [
         ("02", 2, "kv_cache.py", "2 * self.capacity", "self.capacity + 64", "the cache must double"),
-        ("04", 3, "scheduler.py", "< MOST_PASSED", "< 10**9", "of them pass A, which came first: 8 may"),
+        ("04", 3, "scheduler.py", "< MOST_PASSED", "< 10**9", "40 of them pass A, not 8"),
         ("05", 3, "scheduler.py", "self._extend(sequence)\n        return", "pass\n        return", "have chunks"),
         ("06", 2, "prefix_tree.py", " if not node.children", "", "evicted as [0, 1, 2]"),
+        ("06", 5, "scheduler.py", "< MOST_PASSED", "< 10**9", "of them pass B, not 8"),
         ("08", 2, "router.py", "        if not any", "        if False and any", "of the last decode worker"),
     ],
 )
@@ -75,9 +76,12 @@ def test_half_a_solution_fails(tmp_path, loaded_once, number, place, file, right
     assert says in outcome.what
 
 
-def test_every_solution_is_of_an_exercise():
-    tasks = {(stage.name[:2], str(exercise.number)) for stage, exercise in EXERCISES}
+def test_each_exercise_has_a_solution_and_is_proven():
+    """proof.md is written by `python -m common.learn.proof --write`, which runs the whole contract on each solution."""
+    table, tasks = TABLE.read_text(encoding="utf-8"), {(stage.name[:2], f"{one.number}") for stage, one in EXERCISES}
     assert {tuple(path.name.split("-")[:2]) for path in SOLUTIONS.glob("*.py")} == tasks
+    assert {*re.findall(r"^\| (\d\d) \| the solution of exercise (\d) \|", table, re.MULTILINE)} == tasks
+    assert {*re.findall(r"^\| (\d\d) \| nothing of exercise (\d) \| none \|", table, re.MULTILINE)} == tasks
 
 
 def test_check_names_the_folder_the_failure_and_a_hint(root, capsys, loaded_once):

@@ -59,10 +59,10 @@ def test_the_stage_alone_fails_and_the_solution_passes_and_changes_no_token(
     ("number", "place", "file", "right", "wrong", "says"),
     [
         ("02", 2, "kv_cache.py", "2 * self.capacity", "self.capacity + 64", "the cache must double"),
-        ("04", 3, "scheduler.py", "< MOST_PASSED", "< 10**9", "40 of them pass A, not 8"),
+        ("04", 3, "scheduler.py", "< MOST_PASSED", "< 10**9", "40 of them pass A"),
         ("05", 3, "scheduler.py", "self._extend(sequence)\n        return", "pass\n        return", "have chunks"),
         ("06", 2, "prefix_tree.py", " if not node.children", "", "evicted as [0, 1, 2]"),
-        ("06", 5, "scheduler.py", "< MOST_PASSED", "< 10**9", "of them pass B, not 8"),
+        ("06", 5, "scheduler.py", "< MOST_PASSED", "< 10**9", "of them pass B"),
         ("08", 2, "router.py", "        if not any", "        if False and any", "of the last decode worker"),
     ],
 )

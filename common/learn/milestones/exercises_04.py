@@ -28,11 +28,11 @@ def admitted(scheduler: Any, steps: list[dict[str, int | list[int]]]) -> list[st
 
 
 def expect_bound(order: list[str], first: str) -> None:
-    """Fail unless exactly MOST_PASSED requests have passed each of those that came first."""
+    """Fail if more than MOST_PASSED requests have passed one of those that came first."""
     for place, name in enumerate(first):
         passed = order.index(name) - place if name in order else len(order)
-        said = f"{' and '.join(first)} came first, each step brings one that is preferred, and {passed} of them pass {name}, not"
-        expect(passed == MOST_PASSED, f"{said} {MOST_PASSED}", rows({"admitted": order[:24]}))
+        said = f"each step brings one that is preferred to {first}: {passed} of them pass {name}"
+        expect(passed <= MOST_PASSED, said, rows({"admitted": order[:24]}))
 
 
 @exercise(

@@ -60,6 +60,8 @@ def test_a_full_disk_leaves_no_half_a_stage(root, monkeypatch):
 def test_the_first_stage_has_nothing_to_build_on(root):
     with pytest.raises(SystemExit, match=f"Start with {STAGE_02}"):
         start.main([STAGES[0].name], root)
+    start.main([STAGES[0].name, "--complete"], root)
+    assert files(root / "my" / STAGES[0].name) == files(STAGES[0])
 
 
 def test_from_takes_over_what_the_learner_wrote_and_the_stage_keeps(root, capsys):

@@ -1,4 +1,7 @@
-"""Lesson 08, exercise 2, the second half: the router's method, for an operator who wants to replace a worker."""
+"""Lesson 08, exercise 2, the second half: the router's method, for an operator who wants to replace a worker.
+
+A request under which workers have died may still be sent there to run alone: see Recovery._run_suspect_alone.
+"""
 
 
 class Router(Router):

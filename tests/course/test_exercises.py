@@ -23,7 +23,7 @@ each_exercise = pytest.mark.parametrize(
 
 
 @pytest.fixture(scope="module")
-def right(loaded, prompts) -> list[list[int]]:
+def tokens(loaded, prompts) -> list[list[int]]:
     """The greedy tokens of stage 02 for some prompts."""
     return [request.token_ids for request in load_engine("02")(loaded).generate(prompts[:6], GREEDY)]
 
@@ -49,7 +49,7 @@ def test_each_exercise_is_a_task_a_prediction_or_a_question_with_its_answer(stag
 
 @each_exercise
 def test_the_stage_alone_fails_and_the_solution_passes_and_changes_no_token(
-    stage, exercise, tmp_path, loaded_once, loaded, prompts, right
+    stage, exercise, tmp_path, loaded_once, loaded, prompts, tokens
 ):
     [outcome] = run_milestones(stage, [exercise])
     assert outcome.what and not re.match(r"\w+:|not written|the (check|process)|it ran", outcome.what), outcome
@@ -57,7 +57,7 @@ def test_the_stage_alone_fails_and_the_solution_passes_and_changes_no_token(
     write(folder, solved(stage, exercise.number))
     assert [*run_milestones(folder, [exercise])] == [Outcome()]
     engine = load_engine(folder)(loaded)
-    assert [request.token_ids for request in engine.generate(prompts[:6], GREEDY)] == right
+    assert [request.token_ids for request in engine.generate(prompts[:6], GREEDY)] == tokens
     engine.check()
 
 
@@ -69,6 +69,7 @@ def test_the_stage_alone_fails_and_the_solution_passes_and_changes_no_token(
         ("05", 3, "scheduler.py", "self._extend(sequence)\n        return", "pass\n        return", "have chunks"),
         ("06", 2, "prefix_tree.py", " if not node.children", "", "evicted as [0, 1, 2]"),
         ("06", 5, "scheduler.py", "< MOST_PASSED", "< 10**9", "of them pass B"),
+        ("08", 2, "routing.py", " and not self.draining", "", "worker 2 was drained when it held"),
         ("08", 2, "router.py", "        if not any", "        if False and any", "of the last decode worker"),
     ],
 )

@@ -1,7 +1,8 @@
 """`python3 course.py check 05`: run the milestones of a stage on the learner's folder, up to the first that fails.
 
 What is still `raise NotImplementedError` is told without running anything. With all milestones reached, the contract
-suite grades the whole stage, and its throughput stands beside the reference's.
+suite grades the whole stage, and its throughput stands beside the reference's. `check 05 --exercise 3` does the same
+with the check of one exercise of the lesson.
 """
 
 import argparse
@@ -14,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .blank import Task, find_tasks
-from .milestones import Milestone, read_milestones
+from .milestones import Milestone, read_exercises, read_milestones
 from .milestones.runner import Outcome, run_milestones
 from .solve import is_left
-from .start import ROOT, stage_and_before
+from .start import ROOT, reference_of, stage_before
 
 CONTRACT = ("tests/test_contract.py", "tests/test_contract_claims.py")
 
@@ -28,18 +29,33 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("stage")
     parser.add_argument("--hint", action="store_true", help="a second hint")
     parser.add_argument("--watch", action="store_true", help="check again whenever a file is saved")
+    parser.add_argument("--exercise", type=int, metavar="N", help="check an exercise of the lesson, not the milestones")
     options = parser.parse_args(arguments)
-    before, reference = stage_and_before(root, options.stage)
+    reference = reference_of(root, options.stage)
+    number, of_exercise = reference.name[:2], options.exercise is not None
+    if of_exercise:
+        tasks, milestones = [], [pick_exercise(number, options.exercise)]
+    else:
+        tasks, milestones = find_tasks(stage_before(root, reference), reference), read_milestones(number)
     given = (root / options.stage).resolve()
     folder = given if given != reference.resolve() else root / "my" / reference.name
     if not folder.is_dir():
-        sys.exit(f"There is no my/{reference.name}: make it with `python3 course.py start {reference.name[:2]}`.")
-    tasks, milestones = find_tasks(before, reference), read_milestones(reference.name[:2])
+        start = f"start {number}{' --complete' * of_exercise}"
+        sys.exit(f"There is no my/{reference.name}: make it with `python3 course.py {start}`.")
 
     def check() -> int:
+        print(f"{folder.name}: {'an exercise' if of_exercise else f'{len(milestones)} milestones'}")
         return check_milestones(folder, milestones, tasks, options.hint) or check_whole(folder, reference)
 
     return watch(folder, check) if options.watch else check()
+
+
+def pick_exercise(number: str, wanted: int) -> Milestone:
+    """Return the check of an exercise. Exit with those that have one if it has none."""
+    checks = {check.number: check for check in read_exercises(number)}
+    if wanted not in checks:
+        sys.exit(f"Exercise {wanted} of lesson {number} has no check; {', '.join(map(str, checks))} has.")
+    return checks[wanted]
 
 
 def watch(folder: Path, check: Callable[[], int]) -> int:
@@ -63,7 +79,6 @@ def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task
     left = what_is_left(folder, tasks, milestones)
     ready = next((place for place, names in enumerate(left) if names), len(milestones))
     outcomes = run_milestones(folder, milestones[:ready]) if ready else iter(())
-    print(f"{folder.name}: {len(milestones)} milestones", flush=True)
     for milestone, names in zip(milestones, left, strict=True):
         outcome = Outcome(f"not written yet: {', '.join(names)}") if names else next(outcomes)
         print(f"  {'failing' if outcome.what else 'done':8} {milestone.number}  {milestone.title}", flush=True)
@@ -93,8 +108,11 @@ def show_failure(milestone: Milestone, outcome: Outcome, second_hint: bool, numb
     print(f"Hint: {milestone.hint}")
     if second_hint:
         print(f"Second hint: {milestone.second_hint}")
-    else:
+    elif milestone.tasks:
         print(f"(`check {number} --hint` gives a second one, `solve {number} {milestone.tasks[0]}` the reference.)")
+    else:
+        again = f"`check {number} --exercise {milestone.number} --hint`"
+        print(f"({again} gives a second one, workshop/solutions has a solution.)")
 
 
 # ---- After the last milestone ----
@@ -102,7 +120,7 @@ def show_failure(milestone: Milestone, outcome: Outcome, second_hint: bool, numb
 
 def check_whole(folder: Path, reference: Path) -> int:
     """Run the contract suite on the folder; if it passes, time it beside the reference. Return 1 if it fails."""
-    print("\nAll milestones are reached. Now the contract of every stage:", flush=True)
+    print("\nAll of it works. Now the contract of every stage:", flush=True)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
     result = subprocess.run([*command, *CONTRACT, "--engine", str(folder)], cwd=ROOT, capture_output=True, text=True)
     lines = result.stdout.strip().splitlines()

@@ -7,6 +7,7 @@ For each stage, in folders of its own:
 - The reference with the body of one task replaced by `return None` fails at the milestone that covers the task.
 - All filled in, it reaches every milestone.
 - The contract refuses the stage before under this stage's name, and a preemption that raises.
+- The stage alone fails the check of each exercise; with its solution it passes this check and the whole contract.
 
 `--write` writes the table, proof.md, which a test compares with the tasks of today.
 """
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,12 +30,13 @@ from common.stages import ROOT, stage_folders
 
 from .blank import Task, blank_stage, body_span, find_tasks, functions
 from .check import CONTRACT, check_milestones
-from .milestones import Milestone, read_milestones, runner
+from .milestones import Milestone, read_exercises, read_milestones, runner
 from .milestones.runner import run_milestones
 from .solve import fill_in
 
 PATIENCE = 3  # times as many seconds for each milestone: the machine may be busy
 TABLE = Path(__file__).with_name("proof.md")
+SOLUTIONS = ROOT / "workshop" / "solutions"
 HEAD = "| stage | what is missing | fails at | what the learner reads |\n|---|---|---|---|"
 
 
@@ -58,10 +61,10 @@ def main() -> int:
     args = parser.parse_args()
     load_once()
     rows = []
-    for before, stage in zip(stage_folders(), stage_folders()[1:], strict=False):
+    for before, stage in pairwise([None, *stage_folders()]):
         if not args.stages or stage.name[:2] in args.stages:
             start = time.perf_counter()
-            for row in prove(before, stage):
+            for row in chain(prove(before, stage) if before else (), prove_exercises(stage)):
                 print(row, "" if row.proven else "  NOT PROVEN", flush=True)
                 rows.append(row)
             print(f"stage {stage.name[:2]}: {time.perf_counter() - start:.0f} s", flush=True)
@@ -113,7 +116,7 @@ def prove_partial(
     with contextlib.redirect_stdout(shown):
         status = check_milestones(folder, milestones, tasks)
     text = shown.getvalue()
-    reached = text.count("\n  done ")
+    reached = text.count("  done ")
     what = next((line.partition(": ")[2] for line in text.splitlines() if line.startswith("Happened")), "")
     number, total = stage.name[:2], len(milestones)
     able = next((i for i, one in enumerate(milestones) if not written >= {*one.tasks}), total)
@@ -134,11 +137,39 @@ def prove_without(stage: Path, folder: Path, task: Task, milestone: Milestone) -
 def prove_refused(folder: Path, files: dict[str, str], missing: str) -> Row:
     """Run what the contract says of each stage's claims on a folder that does not keep them."""
     write(folder, files)
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider", CONTRACT[1]]
-    result = subprocess.run([*command, "--engine", str(folder)], cwd=ROOT, capture_output=True, text=True)
+    result = run_contract(folder, CONTRACT[1])
     failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED")]
     what = failed[0].partition("::")[2].partition("[")[0] if failed else "passed, or did not run"
     return Row(folder.name[:2], missing, "contract", what, bool(failed) and result.returncode == 1)
+
+
+def run_contract(folder: Path, *files: str) -> subprocess.CompletedProcess:
+    """Run files of the contract suite on a folder, up to the first test that fails."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider", *files]
+    return subprocess.run([*command, "--engine", str(folder)], cwd=ROOT, capture_output=True, text=True)
+
+
+def prove_exercises(stage: Path) -> Iterator[Row]:
+    """Check the stage alone on each of its lesson's exercises; with the solution, and run the whole contract on it."""
+    for exercise in read_exercises(stage.name[:2]):
+        number, name = stage.name[:2], f"exercise {exercise.number}"
+        [outcome] = run_milestones(stage, [exercise._replace(seconds=PATIENCE * exercise.seconds)])
+        yield Row(number, f"the solution of {name}", name, outcome.what, bool(outcome.what))
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary).resolve() / stage.name
+            write(folder, solved(stage, exercise.number))
+            [outcome] = run_milestones(folder, [exercise._replace(seconds=PATIENCE * exercise.seconds)])
+            contract = run_contract(folder, *CONTRACT)
+            what = outcome.what or contract.stdout.strip().splitlines()[-1].partition(" in ")[0]
+            yield Row(number, f"nothing of {name}", "none", what, not outcome.what and contract.returncode == 0)
+
+
+def solved(stage: Path, number: int) -> dict[str, str]:
+    """Return the files of a stage with the solution of an exercise."""
+    files = sources(stage)
+    for path in SOLUTIONS.glob(f"{stage.name[:2]}-{number}-*.py"):
+        files[path.name.split("-", 2)[2]] += "\n\n" + path.read_text(encoding="utf-8")
+    return files
 
 
 def without(stage: Path, task: Task, body: str) -> dict[str, str]:

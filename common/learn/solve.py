@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from .blank import Function, Task, find_tasks, functions, span, statements
-from .start import ROOT, stage_and_before
+from .start import ROOT, reference_of, stage_before
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
@@ -18,7 +18,8 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     parser.add_argument("--all", action="store_true", help="every task that is still left to write")
     parser.add_argument("--yes", action="store_true", help="without asking")
     options = parser.parse_args(arguments)
-    before, stage = stage_and_before(root, options.stage)
+    stage = reference_of(root, options.stage)
+    before = stage_before(root, stage)
     given = root / options.stage
     folder = given if given.parent != stage.parent else root / "my" / stage.name
     if not folder.is_dir():

@@ -21,11 +21,17 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     parser.add_argument("stage")
     parser.add_argument("--from", dest="earlier", metavar="STAGE", help="take over your own earlier stage, my/04")
     parser.add_argument("--force", action="store_true", help="begin again; the old folder stays, with a number")
+    parser.add_argument("--complete", action="store_true", help="nothing is left to write: for the exercises")
     options = parser.parse_args(arguments)
-    before, stage = stage_and_before(root, options.stage)
+    stage = reference_of(root, options.stage)
+    before = None if options.complete else stage_before(root, stage)
     folder = root / "my" / stage.name
     if folder.exists() and not options.force:
         sys.exit(f"my/{stage.name} is there already. `--force` begins again and keeps it beside the new one.")
+    if before is None:
+        write_folder(folder, {path.name: path.read_text(encoding="utf-8") for path in stage.glob("*.py")})
+        print(f"Made my/{stage.name}, complete. The exercises are at the end of {stage.name}/README.md.")
+        return 0
     files, tasks = blank_stage(before, stage), find_tasks(before, stage)
     if options.earlier:
         files, taken, left = take_over(files, read_sources(before), read_own(options.earlier, root))
@@ -39,15 +45,20 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     return 0
 
 
-def stage_and_before(root: Path, name: str) -> tuple[Path, Path]:
-    """Return the folders of the stage before and of the stage whose folder, or the learner's copy of it, this is."""
-    stages = stage_folders(root)
-    place = next((i for i, stage in enumerate(stages) if stage.name == Path(name).name.partition(".")[0]), None)
-    if place is None:
-        sys.exit(f"{name} has the name of no stage, so it is not clear which one it is.")
-    if place == 0:
-        sys.exit(f"{stages[0].name} is given: there is no stage before it to build on. Start with {stages[1].name}.")
-    return stages[place - 1], stages[place]
+def reference_of(root: Path, name: str) -> Path:
+    """Return the stage whose folder, or the learner's copy of it, this is. Exit if it is none."""
+    for stage in stage_folders(root):
+        if stage.name == Path(name).name.partition(".")[0]:
+            return stage
+    sys.exit(f"{name} has the name of no stage, so it is not clear which one it is.")
+
+
+def stage_before(root: Path, stage: Path) -> Path:
+    """Return the stage before this one. Exit if it is the first."""
+    first, *others = stages = stage_folders(root)
+    if stage == first:
+        sys.exit(f"{first.name} is given: there is no stage before it to build on. Start with {others[0].name}.")
+    return stages[stages.index(stage) - 1]
 
 
 def write_folder(folder: Path, files: dict[str, str]) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from common.learn import check, solve
 from common.learn.blank import blank_stage, find_tasks
-from common.learn.milestones import read_milestones, runner
-from common.learn.proof import HEAD, TABLE, load_once, prove_without, without, write
+from common.learn.milestones import read_milestones
+from common.learn.proof import HEAD, TABLE, prove_without, without, write
 from common.learn.task_list import task_list
 from common.stages import stage_folders
 
@@ -17,21 +17,6 @@ STAGES = stage_folders()
 BEFORE_05, STAGE_05 = STAGES[3:5]
 
 each_pair = pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)), ids=lambda stage: stage.name[:2])
-
-
-@pytest.fixture
-def loaded_once(monkeypatch):
-    """Start the processes from one that has loaded the model."""
-    monkeypatch.setattr(runner, "START_METHOD", runner.START_METHOD)
-    load_once()
-
-
-@pytest.fixture
-def root(tmp_path) -> Path:
-    """A course with the real stages, in which `my` can be written."""
-    for stage in STAGES:
-        (tmp_path / stage.name).symlink_to(stage)
-    return tmp_path
 
 
 def started(root: Path, stage: Path, *filled: str) -> Path:

@@ -18,14 +18,6 @@ STAGE_02, STAGE_05 = STAGES[1].name, STAGES[4].name
 each_pair = pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)), ids=lambda stage: stage.name[:2])
 
 
-@pytest.fixture
-def root(tmp_path) -> Path:
-    """A course with the real stages, in which `my` can be written."""
-    for stage in STAGES:
-        (tmp_path / stage.name).symlink_to(stage)
-    return tmp_path
-
-
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.py")}
 
@@ -68,6 +60,8 @@ def test_a_full_disk_leaves_no_half_a_stage(root, monkeypatch):
 def test_the_first_stage_has_nothing_to_build_on(root):
     with pytest.raises(SystemExit, match=f"Start with {STAGE_02}"):
         start.main([STAGES[0].name], root)
+    start.main([STAGES[0].name, "--complete"], root)
+    assert files(root / "my" / STAGES[0].name) == files(STAGES[0])
 
 
 def test_from_takes_over_what_the_learner_wrote_and_the_stage_keeps(root, capsys):

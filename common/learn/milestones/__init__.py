@@ -8,12 +8,15 @@ milestone is not reached:
 
 The names are the tasks that it needs, besides those of the milestones before it. Heads are read without importing the
 file, so what is not written yet can be told in no time, and on a machine without torch.
+
+The checks of a lesson's exercises, in exercises_05.py, are the same with `@exercise(3, ...)`: the exercise's number
+stands in place of tasks. They expect a finished stage, changed as the exercise says.
 """
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -48,14 +51,28 @@ def milestone(tasks: str, *, expected: str, hint: str, second_hint: str, seconds
     return lambda function: function
 
 
+def exercise(number: int, *, expected: str, hint: str, second_hint: str, seconds: int = 20) -> Callable:
+    """Declare the head of an exercise's check. `read_exercises` reads it from the source."""
+    return lambda function: function
+
+
 def read_milestones(number: str) -> list[Milestone]:
     """Return the heads of a stage's milestones, in order; none for a stage without any. number: such as "05"."""
-    found: list[Milestone] = []
-    for path in sorted(FOLDER.glob(f"stage_{number}*.py")):
+    heads = enumerate(read_heads(f"stage_{number}*.py"), 1)
+    return [Milestone(place, *where, tuple(tasks.split(", ")), **rest) for place, (*where, tasks, rest) in heads]
+
+
+def read_exercises(number: str) -> list[Milestone]:
+    """Return the heads of the checks of a lesson's exercises, in order, each with the exercise's number and no task."""
+    heads = read_heads(f"exercises_{number}.py")
+    return [Milestone(place, *where, (), **rest) for *where, place, rest in heads]
+
+
+def read_heads(pattern: str) -> Iterator[tuple[str, str, Any, dict[str, Any]]]:
+    """Yield module, function, first argument and the other arguments of each head in these files."""
+    for path in sorted(FOLDER.glob(pattern)):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.decorator_list:
                 [head] = node.decorator_list
-                tasks = tuple(ast.literal_eval(head.args[0]).split(", "))
                 rest = {keyword.arg: ast.literal_eval(keyword.value) for keyword in head.keywords}
-                found.append(Milestone(len(found) + 1, f"{__name__}.{path.stem}", node.name, tasks, **rest))
-    return found
+                yield f"{__name__}.{path.stem}", node.name, ast.literal_eval(head.args[0]), rest

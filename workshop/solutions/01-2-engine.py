@@ -1,6 +1,8 @@
-class Engine(Engine):  # noqa: F821 (appended to 01_naive/engine.py)
-    def step(self):
-        """Serves the first in line and sends it to the end of the line."""
+"""Lesson 01, exercise 2. A request that has had a step goes behind all others, so the first has waited longest."""
+
+
+class Engine(Engine):
+    def step(self) -> list[Request]:
         first = next(iter(self.requests), None)
         changed = super().step()
         if first in self.requests:

@@ -1,0 +1,107 @@
+"""The lessons' exercises: each is a task with a check, a prediction, or a question with its answer."""
+
+import re
+from pathlib import Path
+
+import pytest
+from engine_options import GREEDY
+
+from common.learn import check
+from common.learn.milestones import read_exercises
+from common.learn.milestones.runner import Outcome, run_milestones
+from common.learn.proof import SOLUTIONS, TABLE, solved, write
+from common.stages import load_engine, stage_folders
+
+STAGES = stage_folders()
+EXERCISES = [(stage, exercise) for stage in STAGES for exercise in read_exercises(stage.name[:2])]
+ANSWER = re.compile(r"\?.*<details>\n +<summary>Answer</summary>\n\n.+\n\n +</details>\n", re.DOTALL)
+
+each_stage = pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+each_exercise = pytest.mark.parametrize(
+    ("stage", "exercise"), EXERCISES, ids=lambda part: part.name[:2] if isinstance(part, Path) else str(part.number)
+)
+
+
+@pytest.fixture(scope="module")
+def tokens(loaded, prompts) -> list[list[int]]:
+    """The greedy tokens of stage 02 for some prompts."""
+    return [request.token_ids for request in load_engine("02")(loaded).generate(prompts[:6], GREEDY)]
+
+
+@each_stage
+def test_each_exercise_is_a_task_a_prediction_or_a_question_with_its_answer(stage):
+    text, number = (stage / "README.md").read_text(encoding="utf-8"), stage.name[:2]
+    section = text.partition("\n## Exercises\n")[2].partition("\n## ")[0]
+    parts = re.split(r"^(\d+)\. ", section, flags=re.MULTILINE)
+    found = dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
+    assert 3 <= len(found) <= 5 and [*found] == [*range(1, len(found) + 1)]
+    kinds = {
+        place: (
+            f"`python3 course.py check {number} --exercise {place}`" in " ".join(exercise.split()),
+            f"`python3 course.py predict {number}`" in " ".join(exercise.split()),
+            bool(ANSWER.search(exercise)),
+        )
+        for place, exercise in found.items()
+    }
+    assert {place: sum(kind) for place, kind in kinds.items()} == dict.fromkeys(found, 1)
+    assert [place for place, (task, *_) in kinds.items() if task] == [one.number for one in read_exercises(number)]
+
+
+@each_exercise
+def test_the_stage_alone_fails_and_the_solution_passes_and_changes_no_token(
+    stage, exercise, tmp_path, loaded_once, loaded, prompts, tokens
+):
+    [outcome] = run_milestones(stage, [exercise])
+    assert outcome.what and not re.match(r"\w+:|not written|the (check|process)|it ran", outcome.what), outcome
+    folder = tmp_path / f"{stage.name}.exercise_{exercise.number}"  # a package is loaded once: each has its own name
+    write(folder, solved(stage, exercise.number))
+    assert [*run_milestones(folder, [exercise])] == [Outcome()]
+    engine = load_engine(folder)(loaded)
+    assert [request.token_ids for request in engine.generate(prompts[:6], GREEDY)] == tokens
+    engine.check()
+
+
+@pytest.mark.parametrize(
+    ("number", "place", "file", "right", "wrong", "says"),
+    [
+        ("02", 2, "kv_cache.py", "2 * self.capacity", "self.capacity + 64", "the cache must double"),
+        ("04", 3, "scheduler.py", "< MOST_PASSED", "< 10**9", "40 of them pass A"),
+        ("05", 3, "scheduler.py", "self._extend(sequence)\n        return", "pass\n        return", "have chunks"),
+        ("06", 2, "prefix_tree.py", " if not node.children", "", "evicted as [0, 1, 2]"),
+        ("06", 5, "scheduler.py", "< MOST_PASSED", "< 10**9", "of them pass B"),
+        ("08", 2, "routing.py", " and not self.draining", "", "worker 2 was drained when it held"),
+        ("08", 2, "router.py", "        if not any", "        if False and any", "of the last decode worker"),
+    ],
+)
+def test_half_a_solution_fails(tmp_path, loaded_once, number, place, file, right, wrong, says):
+    """A bound that is missing, a trap of the exercise that is not seen."""
+    [(stage, exercise)] = [pair for pair in EXERCISES if (pair[0].name[:2], pair[1].number) == (number, place)]
+    files = solved(stage, place)
+    assert files[file].count(right) == 1
+    write(tmp_path / stage.name, files | {file: files[file].replace(right, wrong)})
+    [outcome] = run_milestones(tmp_path / stage.name, [exercise])
+    assert says in outcome.what
+
+
+def test_each_exercise_has_a_solution_and_is_proven():
+    """proof.md is written by `python -m common.learn.proof --write`, which runs the whole contract on each solution."""
+    table, tasks = TABLE.read_text(encoding="utf-8"), {(stage.name[:2], f"{one.number}") for stage, one in EXERCISES}
+    assert {tuple(path.name.split("-")[:2]) for path in SOLUTIONS.glob("*.py")} == tasks
+    assert {*re.findall(r"^\| (\d\d) \| the solution of exercise (\d) \|", table, re.MULTILINE)} == tasks
+    assert {*re.findall(r"^\| (\d\d) \| nothing of exercise (\d) \| none \|", table, re.MULTILINE)} == tasks
+
+
+def test_check_names_the_folder_the_failure_and_a_hint(root, capsys, loaded_once):
+    stage, exercise = EXERCISES[0]
+    arguments = [stage.name, "--exercise", str(exercise.number)]
+    with pytest.raises(SystemExit, match="make it with `python3 course.py start 01 --complete`"):
+        check.main(arguments, root)
+    write(root / "my" / stage.name, solved(stage, 0))
+    assert check.main(arguments, root) == 1
+    shown = capsys.readouterr().out
+    assert f"failing  {exercise.number}  {exercise.title}" in shown and f"Expected: {exercise.expected}" in shown
+    assert "A      r8  r9" in shown and f"Hint: {exercise.hint}" in shown and exercise.second_hint not in shown
+    check.main([*arguments, "--hint"], root)
+    assert exercise.second_hint in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="Exercise 9 of lesson 01 has no check; 2 has"):
+        check.main([stage.name, "--exercise", "9"], root)

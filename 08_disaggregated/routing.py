@@ -154,9 +154,11 @@ class Handle:
         return [key for key in self.held if key in self.computing] + waiting[:MOST_BEGUN]
 
     def in_our_time(self, record: StepRecord, index: int) -> StepRecord:
-        """Return a step of this worker for the router's trace: by the router's clock, under the requests' own ids."""
+        """Return a step of this worker for the router's trace: by the router's clock, under the requests' own ids.
+
+        An id is one string for all steps: every report brings new ones, 20 MB in all records of a trace.
+        """
         start, end = record.start + self.clock_offset, record.end + self.clock_offset
-        # One string for all steps of a request: each report brings its own, 20 MB in all records of a trace.
         works = [Work(sys.intern(one.request_id.rpartition("#")[0]), one.phase, one.tokens) for one in record.works]
         return StepRecord(index, start, end, works, record.counters | {"worker": self.number})
 

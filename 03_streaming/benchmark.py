@@ -24,6 +24,7 @@ sys.path.insert(0, str(STAGE.parent))
 
 from common.bench import plots
 from common.bench.ceilings import matmul_flops_per_second
+from common.bench.client import Target
 from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
 from common.bench.load import generate_load, running_server
 from common.bench.metrics import LoadResult, percentiles
@@ -61,11 +62,7 @@ def measure(stage: str, settings: Settings, sizes: dict, *options: str, stream: 
     with running_server(stage, settings, *options) as url:
 
         def load(jobs: list[Job], clients: int) -> LoadResult:
-            result = generate_load(url, jobs, concurrency=clients, stream=stream)
-            for record in result.records:
-                if not record.success:
-                    raise RuntimeError(f"a request failed: {record.error}")
-            return result
+            return generate_load(url, jobs, Target(endpoint="generate", stream=stream), concurrency=clients).checked()
 
         load([replace(story, max_tokens=max(sizes["answers"])) for story in stories[:2]], 1)  # warm-up
         alone = [load([replace(story, max_tokens=n) for story in stories], 1) for n in sizes["answers"]]

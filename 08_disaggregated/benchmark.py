@@ -16,7 +16,6 @@ tokens of all clients together are not more but fewer, and 1,000 tokens' K and V
     python 08_disaggregated/benchmark.py --soak bursts     an hour of bursts: is every request answered?
 """
 
-import argparse
 import itertools
 import statistics
 import sys
@@ -32,11 +31,11 @@ STAGE = Path(__file__).resolve().parent
 sys.path.insert(0, str(STAGE.parent))
 
 from common.bench import plots
-from common.bench.documents import write_json
 from common.bench.engine_load import record
+from common.bench.experiment import run_experiment
 from common.bench.experiments.fleet_soak import bursts, kills
 from common.bench.experiments.router_cost import milliseconds
-from common.bench.hardware import hardware, slug
+from common.bench.hardware import slug
 from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
 from common.bench.metrics import LoadResult, RequestRecord, percentiles
 from common.bench.settings import Settings
@@ -231,13 +230,17 @@ def draw(document: dict, png: Path) -> None:
             panel.set_xlim(0, max(rates))
 
 
-def run_soak(what: str, much: float) -> None:
-    settings = Settings()
-    machine = hardware(settings.place()[0])
-    figures = {"kills": kills, "bursts": bursts}[what](settings, much)
-    path = STAGE / "results" / "soak" / f"{slug(machine)}-{what}.json"
-    print(write_json(path, {"benchmark": f"{NOW} --soak {what}", "hardware": machine, **figures}))
-    sys.exit(figures.get("different", 0) + figures.get("unanswered", 0) + figures.get("failed", 0) > 0)
+def soak(settings: Settings, soak: str = "kills", much: float = 0.0) -> Figures:
+    """much: kills (by default 50), or minutes (60)."""
+    if soak == "kills":
+        return kills(settings, int(much or 50))
+    if soak == "bursts":
+        return bursts(settings, much or 60)
+    raise ValueError(f"there is no soak {soak!r}: use kills or bursts")
+
+
+def path_of_soak(document: dict) -> Path:
+    return STAGE / "results" / "soak" / f"{slug(document['hardware'])}-{document['sizes']['soak']}.json"
 
 
 BENCHMARK = Benchmark(
@@ -253,9 +256,5 @@ BENCHMARK = Benchmark(
 
 if __name__ == "__main__":
     if "--soak" in sys.argv:
-        parser = argparse.ArgumentParser(description="A soak of the server that `python3 course.py serve 08` starts.")
-        parser.add_argument("--soak", choices=["kills", "bursts"], required=True)
-        parser.add_argument("--much", type=float, metavar="N", help="kills (default: 50), or minutes (default: 60)")
-        args = parser.parse_args()
-        run_soak(args.soak, args.much or {"kills": 50, "bursts": 60}[args.soak])
+        sys.exit(run_experiment(soak, path=path_of_soak))
     run_benchmark(BENCHMARK)

@@ -58,7 +58,8 @@ def decoding(
 
 
 def add(engine: BaseEngine, job: Job) -> Request:
-    return engine.add(job.prompt, SamplingParams(max_tokens=job.max_tokens, ignore_eos=job.ignore_eos))
+    params = SamplingParams(max_tokens=job.max_tokens, ignore_eos=job.ignore_eos, **job.sampling)
+    return engine.add(job.prompt, params)
 
 
 def record(request: Request, chunks: list[float]) -> RequestRecord:

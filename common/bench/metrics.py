@@ -26,6 +26,7 @@ class RequestRecord:
     output_tokens: int = 0
     error: str | None = None  # why it failed
     text: str = ""  # the answer, where the next turn of a conversation needs it
+    token_ids: list[int] = field(default_factory=list)  # the same, where the server says them
 
     @property
     def success(self) -> bool:
@@ -56,6 +57,13 @@ class LoadResult:
     records: list[RequestRecord]
     seconds: float
     client_seconds: float = 0.0
+
+    def checked(self) -> "LoadResult":
+        """Return this result. Raise RuntimeError with the reason if a request failed."""
+        for record in self.records:
+            if not record.success:
+                raise RuntimeError(f"a request failed: {record.error}")
+        return self
 
     @property
     def successful(self) -> list[RequestRecord]:

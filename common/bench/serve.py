@@ -23,13 +23,13 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import http_client
+from . import client
 from .arrivals import closed_loop, open_loop, poisson_arrivals
+from .client import Connections, Target, converse, served_models
 from .conversations import NAMES, Workload
 from .documents import write_json
 from .metrics import LoadResult, RequestRecord
-from .openai_client import PATHS, Connections, Target, converse, served_models
-from .serve_report import draw, print_report, result_document
+from .serve_report import ENDPOINTS, draw, print_report, result_document
 
 CONCURRENCIES = [1, 4, 8, 16, 32, 64]
 REQUESTS, REQUESTS_PER_CLIENT = 64, 4
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     args = parse_arguments(arguments)
     try:
-        target = http_client.run(find_target(args))
+        target = client.run(find_target(args))
         results, interrupted = measure(args, target)
         if results:
             report(args, target, results, interrupted)
@@ -94,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     server.add_argument("--url", required=True, type=http_url, help="such as http://127.0.0.1:8000")
     server.add_argument("--model", metavar="NAME", help="default: the first that GET /v1/models lists")
     server.add_argument("--api-key", metavar="KEY", default=os.environ.get("OPENAI_API_KEY"), help="or OPENAI_API_KEY")
-    server.add_argument("--endpoint", choices=PATHS, default="completions", help="default: completions")
+    server.add_argument("--endpoint", choices=ENDPOINTS, default="completions", help="default: completions")
 
     load = parser.add_argument_group("load")
     axis = load.add_mutually_exclusive_group()
@@ -177,7 +177,7 @@ def objectives(text: str) -> dict[str, float]:
 async def find_target(args: argparse.Namespace) -> Target:
     """Return the model to ask, after one request that it has answered. Raise ValueError that says why it has not."""
     async with Connections(args.url, args.api_key) as connections:
-        models = await served_models(connections)
+        models = [model["id"] for model in await served_models(connections)]
         if args.model and models and args.model not in models:
             raise ValueError(f"the server has no model {args.model!r}; it serves {', '.join(models)}")
         if not (args.model or models):
@@ -196,7 +196,7 @@ def measure(args: argparse.Namespace, target: Target) -> tuple[dict[float, LoadR
     with progress_bars() as add_bar:
         try:
             for number, load in enumerate(args.loads, start=1):  # run 0 was the first request's
-                results[load] = http_client.run(run(args, target, load, number, add_bar))
+                results[load] = client.run(run(args, target, load, number, add_bar))
         except KeyboardInterrupt:
             return results, True
     return results, False

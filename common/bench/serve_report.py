@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from . import plots
+from .client import Target
 from .conversations import Workload
 from .metrics import LoadResult
-from .openai_client import Target
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 STATISTICS = ("mean", "p50", "p90", "p99")
@@ -38,7 +38,8 @@ def result_document(
     return {
         "benchmark": "common.bench.serve",
         "date": datetime.date.today().isoformat(),
-        **asdict(target),
+        "model": target.model,
+        "endpoint": target.endpoint,
         "workload": asdict(workload) | {"description": workload.describe(), "seed": seed},
         "axis": axis,
         "arrivals": ARRIVALS[axis],

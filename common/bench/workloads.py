@@ -1,7 +1,7 @@
 """The requests that benchmarks send: the same for every side and every repeat, because they are seeded."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -19,15 +19,15 @@ SHORTEST = 16  # tokens, of prompts and outputs of mixed lengths
 
 @dataclass(frozen=True)
 class Job:
-    """One request of a workload; greedy. With `ignore_eos` it gives exactly `max_tokens` tokens."""
+    """One request of a workload; greedy, unless `sampling` has other fields of `SamplingParams`.
+
+    With `ignore_eos` it gives exactly `max_tokens` tokens.
+    """
 
     prompt: str | list[int]
     max_tokens: int
     ignore_eos: bool = True
-
-    def body(self) -> dict[str, Any]:
-        """Return the JSON body for POST /generate."""
-        return {"prompt": self.prompt, "max_tokens": self.max_tokens, "ignore_eos": self.ignore_eos}
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 def corpus_jobs(

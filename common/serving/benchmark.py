@@ -10,7 +10,7 @@ already keeps busy, all of the client's time. A chunk costs each of them some 50
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -19,13 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from common.bench import plots
-from common.bench.arrivals import closed_loop
+from common.bench.client import Target
 from common.bench.engine_load import engine_load
 from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
-from common.bench.http_client import run
-from common.bench.load import running_server
+from common.bench.load import generate_load, running_server
 from common.bench.metrics import LoadResult
-from common.bench.openai_client import Connections, Target, converse
 from common.bench.settings import Settings
 from common.bench.workloads import Job, corpus_jobs
 from common.loader import load_tokenizer
@@ -51,17 +49,10 @@ def measure_engine(settings: Settings, sizes: dict) -> Figures:
 
 def measure_server(settings: Settings, sizes: dict) -> Figures:
     with running_server(STAGE, settings) as url:
-        run(ask(url, jobs_of(settings, sizes, 0), sizes["clients"]))  # warm-up
-        result = run(ask(url, jobs_of(settings, sizes, 1), sizes["clients"]))
-    for record in result.records:
-        if record.error is not None:
-            raise RuntimeError(f"a request failed: {record.error}")
+        for seed in (0, 1):  # the first is a warm-up
+            jobs = jobs_of(settings, sizes, seed)
+            result = generate_load(url, jobs, Target("bundled"), concurrency=sizes["clients"]).checked()
     return summary(result) | {"client_processor_percent": 100 * result.client_seconds / result.seconds}
-
-
-async def ask(url: str, jobs: Sequence[Job], clients: int) -> LoadResult:
-    async with Connections(url) as connections:
-        return await closed_loop(jobs, clients, lambda job: converse(connections, Target("bundled"), [job]))
 
 
 def summary(result: LoadResult) -> Figures:

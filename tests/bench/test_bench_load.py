@@ -3,18 +3,22 @@
 import json
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
 
 from common.bench import predict
+from common.bench.client import Target
 from common.bench.load import generate_load
 from common.bench.metrics import LoadResult, RequestRecord, percentiles
 from common.bench.workloads import Job, corpus_jobs, fixed_length_jobs
 from common.loader import find_checkpoint, load_tokenizer
 from common.loader.config import read_config
 from common.model import Transformer
+
+STREAMED = Target(endpoint="generate")
 
 # ---- Metrics ----
 
@@ -141,20 +145,20 @@ def fake_url():
 
 
 def test_the_loop_is_closed_and_every_request_is_recorded(fake_url):
-    result = generate_load(fake_url, [Job("hello", 4)] * 9, concurrency=3, stream=True)
+    result = generate_load(fake_url, [Job("hello", 4)] * 9, STREAMED, concurrency=3)
     assert FakeServer.most_open == 3
     assert [(len(one.chunks), one.prompt_tokens, one.output_tokens) for one in result.successful] == [(3, 2, 4)] * 9
     assert all(0.02 <= one.ttft < one.e2el for one in result.successful)
     assert percentiles(result.values("itl"))["p50"] == pytest.approx(0.02, rel=0.5)
     assert result.throughput == 36 / result.seconds
 
-    plain = generate_load(fake_url, [Job("hello", 4)], concurrency=1, stream=False)
+    plain = generate_load(fake_url, [Job("hello", 4)], replace(STREAMED, stream=False), concurrency=1)
     assert [one.ttft == one.e2el >= 0.06 for one in plain.successful] == [True] and plain.values("itl") == []
 
 
 def test_failed_requests_say_why_and_count_for_nothing(fake_url):
     jobs = [Job("full", 4), Job("cut", 4), Job("hello", 4)]
-    result = generate_load(fake_url, jobs, concurrency=1, stream=True)
+    result = generate_load(fake_url, jobs, STREAMED, concurrency=1)
     assert [one.error for one in result.records] == [
         "HTTP 429: the queue is full",
         "the stream ended without [DONE]",

@@ -12,9 +12,9 @@ import pytest
 from openai_stand_in import FAILURES, FIRST, GAP, KEY, MODELS, stand_in
 
 from common.bench import serve
+from common.bench.client import NOT_SENT, Connections, Target, converse
 from common.bench.conversations import Workload
 from common.bench.metrics import LoadResult, RequestRecord
-from common.bench.openai_client import NOT_SENT, Connections, Target, converse
 from common.bench.serve_report import footer, point_figures, result_document
 from common.bench.workloads import Job
 

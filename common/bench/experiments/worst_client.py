@@ -9,32 +9,29 @@ shown. What a server cannot avoid is the gap that one step of prefill makes, tha
 older version of the server, copy this file to a checkout of it.
 """
 
-import argparse
 import asyncio
+import itertools
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
-from ..documents import write_json
-from ..hardware import hardware
+from ..arrivals import closed_loop
+from ..client import PATHS, REQUEST_SECONDS, Connections, Target, converse, run, served_models
+from ..experiment import run_experiment
 from ..harness import Figures, aggregate, alternate
-from ..http_client import events, run
 from ..load import running_server
 from ..settings import Settings
+from ..workloads import Job
 
 NOTHING = "nothing"  # the windows without a worst client
 ANSWER_TOKENS = 100  # of the streams that are watched
-WAIT_SECONDS = 600
 
 
 class Attack(NamedTuple):
     """A request that is as bad as its kind can be, and how a server may answer it."""
 
-    path: str
     body: dict[str, Any]
     allowed: tuple[int, ...]  # statuses
     hang_up_after: float | None = None  # seconds
@@ -42,28 +39,20 @@ class Attack(NamedTuple):
 
 def attacks(context: int) -> dict[str, Attack]:
     """Return all kinds by name. `context`: tokens of the longest prompt."""
-    completions, busy = "/v1/completions", (200, 429)
-    prompt = [5 + i % 1000 for i in range(context - 2)]
+    prompt, busy = [5 + i % 1000 for i in range(context - 2)], (200, 429)
+    echo = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 20}
+    stop = ["a" * 200 + f"{i}" for i in range(32)]
+    choices = {"prompt": "a", "n": 128, "max_tokens": 8, "logprobs": 20, "ignore_eos": True}
     return {
-        "longest prompt": Attack(completions, {"prompt": prompt, "max_tokens": 1}, busy),
-        "too much text": Attack(completions, {"prompt": "the cat sat " * 80_000, "max_tokens": 1}, (400, 413)),
-        "longest text": Attack(completions, {"prompt": "the cat sat " * (context // 4), "max_tokens": 1}, busy),
-        "a body of mistakes": Attack(completions, {"prompt": [-1] * 250_000}, (400, 413)),
-        "most stop strings": Attack(
-            completions,
-            {"prompt": "a", "max_tokens": 64, "ignore_eos": True, "stop": ["a" * 200 + f"{i}" for i in range(32)]},
-            busy,
-        ),
-        "too many stop strings": Attack(completions, {"prompt": "a", "stop": ["a" * 20] * 40_000}, (400, 413)),
-        "echo with most logprobs": Attack(
-            completions, {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 20}, busy
-        ),
-        "128 choices": Attack(
-            completions, {"prompt": "a", "n": 128, "max_tokens": 8, "logprobs": 20, "ignore_eos": True}, (200, 400, 429)
-        ),
-        "hanging up": Attack(
-            completions, {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 20}, (), hang_up_after=0.2
-        ),
+        "longest prompt": Attack({"prompt": prompt, "max_tokens": 1}, busy),
+        "too much text": Attack({"prompt": "the cat sat " * 80_000, "max_tokens": 1}, (400, 413)),
+        "longest text": Attack({"prompt": "the cat sat " * (context // 4), "max_tokens": 1}, busy),
+        "a body of mistakes": Attack({"prompt": [-1] * 250_000}, (400, 413)),
+        "most stop strings": Attack({"prompt": "a", "max_tokens": 64, "ignore_eos": True, "stop": stop}, busy),
+        "too many stop strings": Attack({"prompt": "a", "stop": ["a" * 20] * 40_000}, (400, 413)),
+        "echo with most logprobs": Attack(echo, busy),
+        "128 choices": Attack(choices, (200, 400, 429)),
+        "hanging up": Attack(echo, (), hang_up_after=0.2),
     }
 
 
@@ -72,7 +61,7 @@ async def send(http, attack: Attack) -> str | None:
     import httpx
 
     try:
-        answer = await asyncio.wait_for(http.post(attack.path, json=attack.body), attack.hang_up_after)
+        answer = await asyncio.wait_for(http.post(PATHS["completions"], json=attack.body), attack.hang_up_after)
     except asyncio.TimeoutError:
         return None
     except httpx.HTTPError as error:
@@ -82,127 +71,66 @@ async def send(http, attack: Attack) -> str | None:
     return None
 
 
-async def longest_gap(http, streams: int, seconds: float, tokens: int) -> float:
-    """Return the longest time between two chunks of one of the streams, in seconds."""
-    longest, end = 0.0, time.perf_counter() + seconds
-
-    async def client(number: int) -> None:
-        nonlocal longest
-        body = {"prompt": f"Story {number}", "max_tokens": tokens, "ignore_eos": True, "stream": True}
-        while time.perf_counter() < end:
-            async with http.stream("POST", "/v1/completions", json=body) as response:
-                response.raise_for_status()
-                before = None
-                async for moment, _ in events(response):
-                    longest = max(longest, moment - before if before else 0.0)
-                    before = moment
-
-    await asyncio.gather(*(client(number) for number in range(streams)))
-    return longest
-
-
-@contextmanager
-def attacker(url: str, context: int) -> Iterator[Callable[[str], AbstractContextManager[list[str | None]]]]:
-    """Run the worst client in a process of its own: bodies would hold up the client that measures.
-
-    Gives a function of a request's name: that request is sent over and over for as long as its block runs; the list
-    that it gives has the outcomes afterwards.
-    """
-    spawn = multiprocessing.get_context("spawn")
-    names, answers, stop = spawn.Queue(), spawn.Queue(), spawn.Event()
-    process = spawn.Process(target=attack, args=(url, context, names, answers, stop), daemon=True)
-
-    @contextmanager
-    def sending(name: str) -> Iterator[list[str | None]]:
-        outcomes: list[str | None] = []
-        stop.clear()
-        names.put(name)
-        answers.get(timeout=WAIT_SECONDS)  # it has begun
-        try:
-            yield outcomes
-        finally:
-            stop.set()
-            outcomes += answers.get(timeout=WAIT_SECONDS)
-
-    process.start()
-    try:
-        yield sending
-    finally:
-        names.put(None)
-        process.join()
-
-
-def attack(url: str, context: int, names, answers, stop) -> None:
-    """Run in the attacker's process, until the name is None."""
-
-    async def send_all() -> None:
-        import httpx
-
-        async with httpx.AsyncClient(base_url=url, timeout=WAIT_SECONDS) as http:
-            while (name := names.get()) is not None:
-                request, outcomes = attacks(context)[name], []
-                answers.put("begun")
-                while not stop.is_set() or not outcomes:
-                    outcomes.append(await send(http, request))
-                answers.put(outcomes)
-
-    run(send_all())
-
-
-async def measure(
-    url: str, streams: int, seconds: float, windows: int, tokens: int = ANSWER_TOKENS
-) -> tuple[dict[str, Figures], dict[str, list[str]]]:
-    """Return by kind of request the figures of its windows, and what was wrong with answers."""
+def send_all(url: str, context: int, kind: str, seconds: float) -> list[str | None]:
+    """Send requests of this kind, one after another, at least once; return what was wrong with each answer."""
     import httpx
 
-    async with httpx.AsyncClient(base_url=url, timeout=WAIT_SECONDS, limits=httpx.Limits(max_connections=None)) as http:
-        context = (await http.get("/v1/models")).json()["data"][0]["max_model_len"]
-        await longest_gap(http, streams, min(seconds, 2.0), tokens)  # warm-up
+    async def send_one_by_one() -> list[str | None]:
+        attack, outcomes, end = attacks(context)[kind], [], time.perf_counter() + seconds
+        async with httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS) as http:
+            while not outcomes or time.perf_counter() < end:
+                outcomes.append(await send(http, attack))
+        return outcomes
+
+    return [] if kind == NOTHING else run(send_one_by_one())
+
+
+async def longest_gap(connections: Connections, model: str, streams: int, seconds: float, tokens: int) -> float:
+    """Return the longest time between two chunks of one of the streams, in seconds."""
+    end = time.perf_counter() + seconds
+    numbers = itertools.takewhile(lambda _: time.perf_counter() < end, itertools.count())
+    jobs = (Job(f"Story {number % streams}", tokens) for number in numbers)
+    result = await closed_loop(jobs, streams, lambda job: converse(connections, Target(model), [job]))
+    return max(result.checked().values("itl"))
+
+
+async def watch(url: str, streams: int, seconds: float, windows: int, tokens: int = ANSWER_TOKENS) -> Figures:
+    """Return by kind of request the figures of its windows, and what was wrong with answers."""
+    # The worst client has a process of its own: its bodies would hold up the client that measures.
+    spawned = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    async with Connections(url) as connections:
+        [model, *_] = await served_models(connections)
+        name, context = model["id"], model["max_model_len"]
         found: dict[str, list[Figures]] = {kind: [] for kind in (NOTHING, *attacks(context))}
         wrong: dict[str, set[str]] = {kind: set() for kind in found}
-        with attacker(url, context) as sending:
-            for kind in (kind for order in alternate(list(found), windows) for kind in order):
-                with nullcontext([]) if kind == NOTHING else sending(kind) as outcomes:
-                    gap = await longest_gap(http, streams, seconds, tokens)
+        with spawned as worst_client:
+            worst_client.submit(send_all, url, context, NOTHING, 0.0).result()  # it has started
+            await longest_gap(connections, name, streams, min(seconds, 2.0), tokens)  # warm-up
+            for kind in itertools.chain(*alternate(list(found), windows)):
+                sending = worst_client.submit(send_all, url, context, kind, seconds)
+                gap = await longest_gap(connections, name, streams, seconds, tokens)
+                outcomes = sending.result()
                 found[kind].append({"longest_gap_s": gap, "sent": len(outcomes)})
                 wrong[kind] |= set(filter(None, outcomes))
                 print(f"{kind:>24}: {1e3 * gap:8.0f} ms, sent {len(outcomes)} times", file=sys.stderr)
     sides = {kind: aggregate(figures) for kind, figures in found.items()}
-    return sides, {kind: sorted(outcomes) for kind, outcomes in wrong.items() if outcomes}
+    return {"sides": sides, "wrong": {kind: sorted(outcomes) for kind, outcomes in wrong.items() if outcomes}}
 
 
-def table(sides: dict[str, Figures]) -> str:
+def table(document: dict) -> list[str]:
     """Return a line for each kind of request: milliseconds of the longest gap, the windows' median and the largest."""
-    gaps = {kind: figures["longest_gap_s"] for kind, figures in sides.items()}
+    gaps = {kind: figures["longest_gap_s"] for kind, figures in document["sides"].items()}
     lines = [f"{kind:>24}  {1e3 * gap['median']:6.0f}  {1e3 * gap['max']:7.0f}" for kind, gap in gaps.items()]
-    return "\n".join([f"{'longest gap in ms':>24}  median  largest", *lines])
+    wrong = [f"{kind}: {outcome}" for kind, said in document["wrong"].items() for outcome in said]
+    return [f"{'longest gap in ms':>24}  median  largest", *lines, *wrong]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser("python -m common.bench.experiments.worst_client", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--stage", default="06", help="default: 06")
-    parser.add_argument("--streams", type=int, default=8, help="clients that are watched (default: 8)")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a window (default: 20)")
-    parser.add_argument("--windows", type=int, default=3, help="for each kind of request (default: 3)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    Settings.add_arguments(parser)
-    args = parser.parse_args()
-    settings = Settings.from_arguments(args)
-    with running_server(args.stage, settings) as url:
-        sides, wrong = run(measure(url, args.streams, args.seconds, args.windows))
-    document = {
-        "benchmark": "common.bench.experiments.worst_client",
-        "settings": settings.describe(),
-        "hardware": hardware(settings.place()[0]),
-        "sizes": {name: vars(args)[name] for name in ("stage", "streams", "seconds", "windows")},
-        "sides": sides,
-        "wrong": wrong,
-    }
-    print(table(sides), *(f"{kind}: {outcome}" for kind, said in wrong.items() for outcome in said),
-          write_json(args.json, document), sep="\n")  # fmt: skip
-    return int(bool(wrong))
+def measure(
+    settings: Settings, stage: str = "06", streams: int = 8, seconds: float = 20.0, windows: int = 3
+) -> Figures:
+    with running_server(stage, settings) as url:
+        return run(watch(url, streams, seconds, windows))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_experiment(measure, table=table))

@@ -7,35 +7,37 @@ process of its own. Each way is given the medians of 30 times. `copy` is the sam
 the pages and one into others.
 """
 
-import argparse
 import multiprocessing
 import os
-import socket
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import shared_memory
-from pathlib import Path
+from multiprocessing.connection import Connection
 
 os.environ["OMP_NUM_THREADS"] = "1"  # a process has one core
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import numpy
 import torch
+import torch.distributed
 
 from common.distributed.tcp_transport import TcpTransport
 
-from ..documents import write_json
-from ..hardware import hardware
+from ..experiment import run_experiment
+from ..harness import Figures
+from ..settings import Settings
 
 POOL, PAGE = 1024, (2, 8, 16, 2, 64)  # pages; K and V, layers, tokens, heads, dimension
 COUNTS = [7, 63, 250]  # pages: prompts of about 100, 1,000 and 4,000 tokens
 TIMES = 30
 
 
-def pool() -> numpy.ndarray:
-    return numpy.ones((2, 8, POOL, *PAGE[2:]), numpy.float32)
+def pool(pages: int = POOL) -> numpy.ndarray:
+    return numpy.ones((2, 8, pages, *PAGE[2:]), numpy.float32)
 
 
 def places(count: int) -> numpy.ndarray:
@@ -55,6 +57,21 @@ def timed(move: Callable[[int], None]) -> list[float]:
     return medians
 
 
+@contextmanager
+def beside(sender: Callable, *arguments) -> Iterator[Connection]:
+    """Run sender(connection, *arguments) in a process of its own, until it receives None when the block ends.
+
+    Give this end of the connection.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=sender, args=(theirs, *arguments), daemon=True)
+    process.start()
+    yield ours
+    ours.send(None)
+    process.join()
+
+
 def copy() -> list[float]:
     source, target = pool(), pool()
 
@@ -64,93 +81,73 @@ def copy() -> list[float]:
     return timed(move)
 
 
-def tcp_sender(queue, done) -> None:
-    transport = TcpTransport()
-    transport.register(list(torch.from_numpy(pool())))
-    queue.put({count: transport.send(str(count), places(count).tolist()) for count in COUNTS})
-    done.wait()
-
-
-def tcp(context) -> list[float]:
+def tcp() -> list[float]:
     """Time what stage 08 uses."""
-    queue, done = context.Queue(), context.Event()
-    sender = context.Process(target=tcp_sender, args=(queue, done))
-    sender.start()
-    tickets, receiver = queue.get(), TcpTransport()
-    receiver.register(list(torch.from_numpy(pool())))
-
-    def move(count: int) -> None:
-        transfer = receiver.receive(tickets[count], 0, places(count).tolist())
-        transfer.wait(10)
-        assert transfer.done()
-
-    result = timed(move)
-    done.set()
-    sender.join()
-    return result
-
-
-def memory_sender(queue, name: str) -> None:
-    source, memory = pool(), shared_memory.SharedMemory(name)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        queue.put(server.getsockname())
-        connection, _ = server.accept()
-        while count := int.from_bytes(connection.recv(4), "big"):
-            numpy.ndarray((2, 8, count, *PAGE[2:]), numpy.float32, memory.buf)[:] = source[:, :, places(count)]
-            connection.sendall(b"!")
-    memory.close()
-
-
-def memory(context) -> list[float]:
-    target, queue = pool(), context.Queue()
-    shared = shared_memory.SharedMemory(create=True, size=target.nbytes)
-    sender = context.Process(target=memory_sender, args=(queue, shared.name))
-    sender.start()
-    with socket.create_connection(queue.get()) as connection:
+    with beside(tcp_sender) as connection:
+        tickets, receiver = connection.recv(), TcpTransport()
+        receiver.register(list(torch.from_numpy(pool())))
 
         def move(count: int) -> None:
-            connection.sendall(count.to_bytes(4, "big"))
-            connection.recv(1)
+            transfer = receiver.receive(tickets[count], 0, places(count).tolist())
+            transfer.wait(10)
+            assert transfer.done()
+
+        return timed(move)
+
+
+def tcp_sender(connection: Connection) -> None:
+    transport = TcpTransport()
+    transport.register(list(torch.from_numpy(pool())))
+    connection.send({count: transport.send(str(count), places(count).tolist()) for count in COUNTS})
+    connection.recv()
+
+
+def memory() -> list[float]:
+    target = pool()
+    shared = shared_memory.SharedMemory(create=True, size=target.nbytes)
+    with beside(memory_sender, shared.name) as connection:
+
+        def move(count: int) -> None:
+            connection.send(count)
+            connection.recv()
             target[:, :, places(count)] = numpy.ndarray((2, 8, count, *PAGE[2:]), numpy.float32, shared.buf)
 
         result = timed(move)
-        connection.sendall(bytes(4))
-    sender.join()
     shared.close()
     shared.unlink()
     return result
 
 
-def gloo_end(rank: int, store: str, queue) -> None:
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    pages = pool()
-
-    def move(count: int) -> None:
-        if rank:
-            dist.send(torch.from_numpy(numpy.ascontiguousarray(pages[:, :, places(count)])), 0)
-            dist.recv(torch.zeros(1), 0)
-        else:
-            staged = torch.empty((2, 8, count, *PAGE[2:]))
-            dist.recv(staged, 1)
-            pages[:, :, places(count)] = staged.numpy()
-            dist.send(torch.zeros(1), 1)
-
-    result = timed(move)
-    if rank == 0:
-        queue.put(result)
+def memory_sender(connection: Connection, name: str) -> None:
+    source, shared = pool(), shared_memory.SharedMemory(name)
+    for count in iter(connection.recv, None):
+        numpy.ndarray((2, 8, count, *PAGE[2:]), numpy.float32, shared.buf)[:] = source[:, :, places(count)]
+        connection.send(count)
+    shared.close()
 
 
-def gloo(context) -> list[float]:
-    queue, store = context.Queue(), f"/tmp/transports-{os.getpid()}"
-    ends = [context.Process(target=gloo_end, args=(rank, store, queue)) for rank in range(2)]
-    for end in ends:
-        end.start()
-    result = queue.get(timeout=60)
-    for end in ends:
-        end.join()
+def gloo() -> list[float]:
+    target = pool()
+    with tempfile.TemporaryDirectory() as folder, beside(gloo_sender, f"{folder}/store") as connection:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=2)
+
+        def move(count: int) -> None:
+            connection.send(count)
+            staged = torch.from_numpy(pool(count))
+            torch.distributed.recv(staged, 1)
+            target[:, :, places(count)] = staged.numpy()
+
+        result = timed(move)
+    torch.distributed.destroy_process_group()
     return result
+
+
+def gloo_sender(connection: Connection, store: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=1, world_size=2)
+    source = pool()
+    for count in iter(connection.recv, None):
+        torch.distributed.send(torch.from_numpy(numpy.ascontiguousarray(source[:, :, places(count)])), 0)
+    torch.distributed.destroy_process_group()
 
 
 class Sender:
@@ -176,9 +173,7 @@ class Receiver:
 def object_store() -> list[float]:
     import ray
 
-    root = str(Path(__file__).resolve().parents[3])
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
-    quiet |= {"runtime_env": {"env_vars": {"PYTHONPATH": root}}}
     ray.init("local", num_cpus=2, object_store_memory=256 << 20, **quiet)
     try:
         return ray.get(ray.remote(Receiver).remote().measure.remote(ray.remote(Sender).remote()))
@@ -186,20 +181,10 @@ def object_store() -> list[float]:
         ray.shutdown()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser("python -m common.bench.experiments.transports", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
-    ways = {"copy": copy(), "shared memory": memory(context), "tcp": tcp(context), "gloo": gloo(context)}
-    ways["object store of Ray"] = object_store()
-    page_bytes = 4 * int(numpy.prod(PAGE))
-    document = {"benchmark": "common.bench.experiments.transports", "hardware": hardware(torch.device("cpu"))}
-    print(write_json(args.json, document | {"page_bytes": page_bytes, "pages": COUNTS, "ms": ways}))
+def measure(settings: Settings) -> Figures:
+    ways = {"copy": copy, "shared memory": memory, "tcp": tcp, "gloo": gloo, "object store of Ray": object_store}
+    return {"page_bytes": pool(1).nbytes, "pages": COUNTS, "ms": {name: way() for name, way in ways.items()}}
 
 
 if __name__ == "__main__":
-    from common.bench.experiments import transports  # a name by which other processes can unpickle
-
-    sys.exit(transports.main())
+    sys.exit(run_experiment(measure))

@@ -15,7 +15,7 @@ which is hard to beat.
 torch.compile is the other way to fewer launches, and finds such kernels by itself. It compiles the whole model when a
 server starts, and once more for each new class of shapes, while requests wait; what is compiled here are three kernels,
 for any N, and they can be read. Which way is faster is for a GPU to say:
-`python -m common.bench.experiments.kernels` times both, and their first calls.
+`python -m common.bench.gpu --only kernels` times both, and their first calls.
 """
 
 from importlib.util import find_spec

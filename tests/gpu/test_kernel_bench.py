@@ -7,7 +7,7 @@ import pytest
 import torch
 from triton_marks import devices, needs_triton
 
-from common.bench.experiments.kernels import Sizes, line, measure
+from common.bench.gpu.kernels import TINY, line, measure_rows
 from common.bench.timing import median_seconds
 from common.model import ModelConfig
 
@@ -21,14 +21,11 @@ LLAMA = replace(QWEN3, qk_norm=False, num_heads=3, num_kv_heads=3)
 @needs_triton
 @devices
 def test_every_variant_is_measured(device):
-    sizes = Sizes(
-        {"tiny": QWEN3}, torch.float32, (1, 2), (2,), context=20, copy_bytes=2**20, compiler="eager", repeats=1
-    )
-    shown = []
-    document = measure(torch.device(device), sizes, shown.append)
-    assert json.loads(json.dumps(document))["rows"] == shown and document["copy_bytes_per_second"] > 0
+    found = measure_rows(QWEN3, torch.device(device), torch.float32, TINY)
+    assert json.loads(json.dumps(found)) == found and found["copy_bytes_per_second"] > 0
+    shown = found["rows"]
     operations = ["add_norm", "norm_rotate", "norm_rotate, write", "silu_mul", "block"]
-    expected = [(name, tokens) for tokens in sizes.tokens for name in operations] + [("decode attention", 2)]
+    expected = [(name, tokens) for tokens in TINY["tokens"] for name in operations] + [("decode attention", 2)]
     assert [(row["operation"], row["tokens"]) for row in shown] == expected
     for row in shown:
         wanted = {"torch", "triton"} if row["operation"] == "decode attention" else {"eager", "compiled", "triton"}
@@ -43,7 +40,7 @@ def test_every_variant_is_measured(device):
 @pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
 @torch.inference_mode()
 def test_variants_compute_the_same(config, device):
-    from common.bench.experiments.kernel_cases import attention_case, layers_of, model_cases
+    from common.bench.gpu.kernel_cases import attention_case, layers_of, model_cases
 
     def outcome(case, name, arguments):
         """What the variant returns, and what it writes to; of a block, the sum that it leaves to the next."""
@@ -72,14 +69,15 @@ def test_variants_compute_the_same(config, device):
 @needs_triton
 @devices
 def test_a_variant_that_fails_is_left_out_and_says_why(device, monkeypatch):
-    from common.bench.experiments import kernel_cases
+    from common.bench.gpu import kernel_cases
 
     def broken(gate_up):
         raise RuntimeError("no such instruction. Try another GPU")
 
     monkeypatch.setattr(kernel_cases, "silu_mul", broken)
-    sizes = Sizes({"tiny": QWEN3}, torch.float32, (1,), (), copy_bytes=64, compiler="eager", repeats=1)
-    [row] = (row for row in measure(torch.device(device), sizes)["rows"] if row["operation"] == "silu_mul")
+    sizes = TINY | {"tokens": [1], "requests": [], "copy_bytes": 64}
+    rows = measure_rows(QWEN3, torch.device(device), torch.float32, sizes)["rows"]
+    [row] = (row for row in rows if row["operation"] == "silu_mul")
     assert row["us"].keys() == {"eager", "compiled"} and row["missing"] == {"triton": "no such instruction"}
     assert line(row).endswith("no triton: no such instruction")
 
@@ -104,4 +102,4 @@ def test_a_gpu_is_timed_by_its_own_clock(graph):
 def test_where_triton_cannot_run_one_sentence_says_so(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="the kernels cannot be measured here: "):
-        measure(torch.device("cpu"), Sizes({}))
+        measure_rows(QWEN3, torch.device("cpu"), torch.float32, TINY)

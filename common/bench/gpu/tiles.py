@@ -8,7 +8,6 @@ Programmatic dependent launch (`launch_options`) is kept if layers of a decode s
 for bit, and take less time.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -22,10 +21,12 @@ from torch import Tensor
 from common.attention import PagedBatch, triton_backend
 from common.attention.triton_backend import DEPENDENT, TILES, Tile, TritonAttention, dependent, tile_key
 from common.bench.documents import write_atomically
-from common.bench.timing import REPEATS, inputs_beyond_cache, median_seconds
+from common.bench.experiment import run_experiment
+from common.bench.harness import Figures
+from common.bench.settings import Settings
+from common.bench.timing import REPEATS, median_seconds
 from common.loader import find_checkpoint
 from common.loader.config import first_sentence, read_config
-from common.loader.device import choose_device
 from common.model import ModelConfig
 from common.stages import load_stage_module
 
@@ -57,20 +58,10 @@ def time_tiles(
 def time_tile(
     tile: Tile, config: ModelConfig, device: torch.device, dtype: torch.dtype, B: int, context: int, repeats: int
 ) -> float:
-    H, H_kv, D = config.num_heads, config.num_kv_heads, config.head_dim
-    pages = -(-context // PAGE_SIZE)
-    order = torch.randperm(B * pages, generator=torch.Generator().manual_seed(0))  # pages lie anywhere
-    slots = torch.zeros(B, dtype=torch.int64, device=device)  # nothing is written
-    batch = PagedBatch.pack([1] * B, [context] * B, order.view(B, -1).tolist(), slots, PAGE_SIZE)
-    attention = TritonAttention(dtype, tile)
-    nbytes = 2 * B * pages * PAGE_SIZE * H_kv * D * dtype.itemsize
-    inputs = [
-        (torch.randn(B, H, D, device=device, dtype=dtype),)
-        + tuple(torch.randn(B * pages, PAGE_SIZE, H_kv, D, device=device, dtype=dtype) for _ in range(2))
-        for _ in range(inputs_beyond_cache(nbytes, device))
-    ]
-    attend = lambda q, k, v: attention.attend(q, k, v, attention.prepare(batch))  # noqa: E731
-    return median_seconds(attend, device, inputs, repeats=repeats)
+    from .kernel_cases import attention_case  # needs Triton
+
+    case = attention_case(config, B, context, device, dtype, {"tile": (TritonAttention(dtype, tile), PAGE_SIZE)})
+    return median_seconds(case.variants["tile"], device, case.inputs(device), repeats=repeats)
 
 
 def best_tile(times: dict[Tile, list[float]]) -> Tile:
@@ -89,8 +80,9 @@ def decode_step(
 
     Return the seconds, and the hidden states `[B, hidden_size]`, which are the same in every call.
     """
-    from common.bench.experiments.kernel_cases import layers_of  # needs Triton
     from common.gpu.fused import fuse
+
+    from .kernel_cases import layers_of
 
     torch.manual_seed(0)
     model, pages = fuse(layers_of(config, device, dtype)), -(-context // PAGE_SIZE)
@@ -150,17 +142,9 @@ def tune_dependent_launch(config: ModelConfig, device: torch.device, dtype: torc
     return dependent[place]
 
 
-def main() -> int:
-    argparse.ArgumentParser("python -m common.bench.gpu.tiles", description=__doc__).parse_args()
-    try:
-        device, dtype, why = choose_device("cuda")
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(why, file=sys.stderr)
-    print(json.dumps(tune(device, dtype)))
-    return 0
+def measure(settings: Settings) -> Figures:
+    return {"kept": tune(*settings.place())}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_experiment(measure, device="cuda"))

@@ -1,11 +1,11 @@
-"""What kernels.py times: each operation in its variants, with inputs, and the bytes it has to move.
+"""What kernels.py and tiles.py time: each operation in its variants, with inputs, and the bytes it has to move.
 
 Eager and compiled are the modules of common/model.py themselves; where an operation is a part of one, the products
 around it are replaced by nothing. Bytes are what every variant has to move: weights, and what goes in and comes out,
 once. A compiler leaves out results that are not used, so all that a model needs is returned.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -40,6 +40,10 @@ class Case:
     variants: dict[str, Callable]
     missing: dict[str, str] = field(default_factory=dict)
     launched: bool = False
+
+    def inputs(self, device: torch.device) -> list[tuple]:
+        """Return as many inputs as outgrow the cache together."""
+        return [tuple(self.arguments(i)) for i in range(inputs_beyond_cache(self.nbytes, device))]
 
 
 def layers_of(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Transformer:
@@ -142,31 +146,52 @@ def model_cases(model: Transformer, N: int) -> Iterator[Case]:
     )  # fmt: skip
 
 
-def attention_case(config: ModelConfig, B: int, context: int, device: torch.device, dtype: torch.dtype) -> Case:
-    """One token of each of B requests looks at `context` tokens, in the backends of common/attention."""
+def attention_case(
+    config: ModelConfig,
+    B: int,
+    context: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    backends: Mapping[str, tuple[AttentionBackend, int]] | None = None,
+) -> Case:
+    """One token of each of B requests looks at `context` tokens. backends: by name, each with its size of a page.
+
+    Without any, those of common/attention that run here.
+    """
     H, H_kv, D = config.num_heads, config.num_kv_heads, config.head_dim
     room = -(-context // max(PAGE_SIZES)) * max(PAGE_SIZES)  # tokens in the pages of each request
-    variants, missing = {}, {}
+
+    def q_and_slots(i: int) -> tuple:
+        return [torch.randn(shape, device=device, dtype=dtype) for shape in ((B, H, D), *2 * [(B * room, H_kv, D)])]
+
+    missing = {}
+    if backends is None:
+        backends, missing = backends_of(config, device, dtype)
+    nbytes = (2 * context * H_kv + 2 * H) * D * B * dtype.itemsize
+    variants = {name: decode(*backend, B, context, room, device) for name, backend in backends.items()}
+    return Case("decode attention", B, nbytes, q_and_slots, variants, missing)
+
+
+def backends_of(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> tuple[dict[str, tuple[AttentionBackend, int]], dict[str, str]]:
+    """Return the backends of common/attention that run here, and why the others do not."""
+    found, missing = {}, {}
     for name in BACKENDS:
         for page_size in PAGE_SIZES:
             try:
-                backend, _ = choose_attention(name, device, dtype, D, page_size)
+                backend, _ = choose_attention(name, device, dtype, config.head_dim, page_size)
             except ValueError as error:
                 missing[name] = str(error)
                 continue
             missing.pop(name, None)
-            variants[f"{name}, pages of {page_size}"] = decode(backend, B, context, room, page_size, device)
+            found[f"{name}, pages of {page_size}"] = backend, page_size
             break
-
-    def q_and_pages(i: int) -> tuple:
-        return [torch.randn(shape, device=device, dtype=dtype) for shape in ((B, H, D), *2 * [(B * room, H_kv, D)])]
-
-    nbytes = (2 * context * H_kv + 2 * H) * D * B * dtype.itemsize
-    return Case("decode attention", B, nbytes, q_and_pages, variants, missing)
+    return found, missing
 
 
 def decode(
-    backend: AttentionBackend, B: int, context: int, room: int, page_size: int, device: torch.device
+    backend: AttentionBackend, page_size: int, B: int, context: int, room: int, device: torch.device
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Attention as a function of q `[B, H, D]` and of all slots for K and V, `[B * room, H_kv, D]`."""
     order = torch.randperm(B * room // page_size, generator=torch.Generator().manual_seed(0))  # pages lie anywhere

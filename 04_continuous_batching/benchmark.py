@@ -24,10 +24,11 @@ STAGE = Path(__file__).resolve().parent
 sys.path.insert(0, str(STAGE.parent))
 
 from common.bench import plots
-from common.bench.engine_load import decoding, engine_load
+from common.bench.engine_load import engine_load
 from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
 from common.bench.metrics import percentiles
 from common.bench.settings import Settings, engine_of
+from common.bench.steps import decoding
 from common.bench.timing import free_memory
 from common.bench.workloads import corpus_jobs, mixed_length_jobs, random_prompt
 from common.engine import BaseEngine

@@ -27,7 +27,7 @@ from common.bench.engine_load import add, engine_load
 from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
 from common.bench.offline import transformers_static_batches
 from common.bench.settings import Settings
-from common.bench.step_profile import PARTS, step_profile
+from common.bench.steps import PARTS, step_profile
 from common.bench.workloads import mixed_length_jobs
 from common.engine import BaseEngine
 from common.loader import Loaded

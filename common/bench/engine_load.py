@@ -6,17 +6,14 @@ one ends. It needs no web framework, so that it also runs on GPU machines that h
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from common.engine import BaseEngine
 from common.request import Request
 from common.sampling import SamplingParams
 
 from .metrics import LoadResult, RequestRecord
-from .workloads import Job, random_prompt
-
-ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)
+from .workloads import Job
 
 
 def engine_load(engine: BaseEngine, jobs: Sequence[Job], *, concurrency: int) -> LoadResult:
@@ -36,25 +33,6 @@ def engine_load(engine: BaseEngine, jobs: Sequence[Job], *, concurrency: int) ->
                 if (job := next(waiting, None)) is not None:
                     add(engine, job)
     return LoadResult([record(request, chunks[request]) for request in finished], time.perf_counter() - start)
-
-
-@contextmanager
-def decoding(
-    engine: BaseEngine, requests: int, prompt_tokens: int, params: SamplingParams = ENDLESS, tokens: int = 2
-) -> Iterator[list[Request]]:
-    """Run `requests` requests until each has more than `tokens` output tokens; abort them when the block ends.
-
-    The prompts are always the same, so that a prefix cache may find them again.
-    """
-    prompts = [random_prompt(prompt_tokens, engine.config.vocab_size, f"decode {i}") for i in range(requests)]
-    added = [engine.add(prompt, params) for prompt in prompts]
-    try:
-        while not all(len(request.token_ids) > tokens for request in added):
-            engine.step()
-        yield added
-    finally:
-        for request in added:
-            engine.abort(request.request_id)
 
 
 def add(engine: BaseEngine, job: Job) -> Request:

@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 
+from common.bench.experiment import run_experiment
 from common.bench.gpu import budget, host
-from common.bench.gpu.budget import Rates, measure, part_of, parts_of, prompt_budget, step_budget, table
+from common.bench.gpu.budget import Rates, measure_step, part_of, parts_of, prompt_budget, step_budget, table
 from common.loader import find_checkpoint
 from common.loader.config import read_config
 from common.stages import load_engine
@@ -41,8 +42,10 @@ def test_the_longest_product_of_each_step_is_that_of_the_logits():
 
 
 def test_a_table_has_a_line_for_everything_that_is_known():
-    lines = table({"attention": 2e-3, "host": 4e-3}, {"attention": 3e-3, "idle": 1e-3})
-    assert [line.split() for line in lines[1:]] == [
+    found = {"budget": {"attention": 2e-3, "host": 4e-3}, "measured": {"attention": 3e-3, "idle": 1e-3}}
+    about = {"settings": {"model": "tiny"}, "sizes": {"requests": 1, "context": 2}, "rates": vars(H200)}
+    lines = table(found | about)
+    assert [line.split() for line in lines[2:]] == [
         ["attention", "2.000", "3.000", "1.5"],
         ["host", "4.000"],
         ["idle", "1.000"],
@@ -51,19 +54,20 @@ def test_a_table_has_a_line_for_everything_that_is_known():
 
 def test_a_step_is_measured_where_there_is_no_gpu(loaded):
     engine = load_engine("06")(loaded, max_running=4)
-    found = measure(engine, 3, 20, steps=2)
+    found = measure_step(engine, 3, 20, steps=2)
     assert set(found) == {"prompts", "step", "host"} and 0 < found["host"] <= found["step"]
     assert not engine.has_unfinished
 
 
 def test_python_is_measured_with_a_model_that_computes_nothing(capsys):
-    assert host.main(["--requests", "3", "--context", "20", "--steps", "2"]) == 0
+    assert run_experiment(host.measure, ["--requests", "3", "--context", "20", "--steps", "2"], device="cpu") == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["requests"] == 3 and 0 < found["least_ms"] <= found["host_ms"]
+    assert found["sizes"]["requests"] == 3 and 0 < found["least_ms"] <= found["host_ms"]
 
 
 def test_the_arithmetic_alone_needs_no_gpu(capsys):
-    assert budget.main(["--bandwidth", "4.2", "--tflops", "790"]) == 0
+    arguments = ["--bandwidth", "4.2", "--tflops", "790"]
+    assert run_experiment(budget.measure, arguments, table=table, model="Qwen3-0.6B", load_format="dummy") == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("Qwen3-0.6B, 256 requests") and out[2].startswith("attention")
     document = json.loads(out[-1])

@@ -12,24 +12,24 @@ waits for tokens: it costs nothing while it is shorter than the kernels, and "id
 A line that takes far more than its budget is where to look first.
 """
 
-import argparse
-import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from unittest.mock import patch
 
 import torch
 
 from common.bench.ceilings import copy_bytes_per_second, matmul_flops_per_second
-from common.bench.engine_load import ENDLESS, decoding
+from common.bench.experiment import run_experiment
+from common.bench.harness import Figures
 from common.bench.predict import block_parameters, head_parameters, step_flops
+from common.bench.settings import Settings
+from common.bench.steps import ENDLESS, decoding
 from common.bench.timing import kernels_of, synchronize
 from common.engine import BaseEngine
 from common.gpu.accelerate import make_engine
-from common.loader import find_checkpoint, load_model
-from common.loader.config import read_config
 from common.model import ModelConfig
 from common.stages import load_engine
 from common.transfers import ToHost
@@ -97,7 +97,7 @@ def parts_of(kernels: Sequence[tuple[str, float]], steps: int) -> dict[str, floa
     return totals
 
 
-def measure(engine: BaseEngine, B: int, context: int, steps: int = STEPS) -> dict[str, float]:
+def measure_step(engine: BaseEngine, B: int, context: int, steps: int = STEPS) -> dict[str, float]:
     """Seconds of each part of a step on a GPU, of the step itself, its idle time, the host's, and those of a prompt."""
     begun = time.perf_counter()
     with decoding(engine, B, context, replace(ENDLESS, temperature=0.6)):
@@ -129,16 +129,18 @@ def waits_timed() -> Iterator[list[float]]:
         finally:
             waits.append(time.perf_counter() - start)
 
-    ToHost.tolist = timed
-    try:
+    with patch.object(ToHost, "tolist", timed):
         yield waits
-    finally:
-        ToHost.tolist = original
 
 
-def table(budget: dict[str, float], measured: dict[str, float]) -> list[str]:
+def table(document: dict) -> list[str]:
     """One line for each part: milliseconds allowed, taken, and how many times that is."""
-    lines = [f"{'part':15} {'budget ms':>10} {'measured ms':>12} {'times':>7}"]
+    sizes, rates, budget, measured = (document[name] for name in ("sizes", "rates", "budget", "measured"))
+    lines = [
+        f"{document['settings']['model']}, {sizes['requests']} requests with {sizes['context']} tokens each; "
+        f"{rates['bandwidth'] / 1e12:.2f} TB/s, {rates['flops'] / 1e12:.0f} TFLOP/s",
+        f"{'part':15} {'budget ms':>10} {'measured ms':>12} {'times':>7}",
+    ]
     for part in [*budget, *(part for part in measured if part not in budget)]:
         allowed, taken = budget.get(part), measured.get(part)
         times = f"{taken / allowed:.1f}" if allowed and taken is not None else ""
@@ -147,39 +149,31 @@ def table(budget: dict[str, float], measured: dict[str, float]) -> list[str]:
     return lines
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m common.bench.gpu.budget", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="Qwen3-0.6B", help="a bundled config (default: %(default)s)")
-    parser.add_argument("--requests", type=int, default=256, help="that decode (default: %(default)s)")
-    parser.add_argument("--context", type=int, default=558, help="tokens behind each (default: %(default)s)")
-    parser.add_argument("--bandwidth", type=float, help="TB/s, read and written; with --tflops: measure nothing")
-    parser.add_argument("--tflops", type=float, help="of a large product of matrices")
-    args = parser.parse_args(arguments)
-    given = args.bandwidth is not None and args.tflops is not None
-    if not given and not torch.cuda.is_available():
-        parser.error("torch sees no CUDA device here: give --bandwidth and --tflops for the arithmetic alone")
+def measure(
+    settings: Settings,
+    requests: int = 256,
+    context: int = 558,
+    bandwidth: float | None = None,
+    tflops: float | None = None,
+) -> Figures:
+    """bandwidth: TB/s, read and written; with tflops, of a large product of matrices: measure nothing."""
     measured: dict[str, float] = {}
-    if given:
-        config, dtype = read_config(find_checkpoint(args.model, with_weights=False)), torch.bfloat16
-        rates = Rates(1e12 * args.bandwidth, 1e12 * args.tflops)
+    if bandwidth is not None and tflops is not None:
+        config, dtype, rates = settings.config(), torch.bfloat16, Rates(1e12 * bandwidth, 1e12 * tflops)
+    elif not torch.cuda.is_available():
+        raise ValueError("torch sees no CUDA device here: give --bandwidth and --tflops for the arithmetic alone")
     else:
-        loaded = load_model(args.model, load_format="dummy")
+        loaded = settings.load()
         config, dtype, device = loaded.config, loaded.dtype, loaded.device
         rates = Rates(copy_bytes_per_second(device), matmul_flops_per_second(device, dtype))
-        engine = make_engine(load_engine(STAGE), loaded, max_running=args.requests)
+        engine = make_engine(load_engine(STAGE), loaded, max_running=requests)
         print(engine.startup_notes, file=sys.stderr)
-        measured = measure(engine, args.requests, args.context)
-    budget = step_budget(config, dtype, args.requests, args.context, rates)
-    budget["prompts"] = prompt_budget(config, [args.context] * args.requests, rates)
+        measured = measure_step(engine, requests, context)
+    budget = step_budget(config, dtype, requests, context, rates)
+    budget["prompts"] = prompt_budget(config, [context] * requests, rates)
     budget["step"] = max(sum(budget[part] for part in (*KERNELS, "logits")), budget["host"])
-    print(f"{args.model}, {args.requests} requests with {args.context} tokens each; {rates.bandwidth / 1e12:.2f} TB/s, "
-          f"{rates.flops / 1e12:.0f} TFLOP/s", *table(budget, measured), sep="\n")  # fmt: skip
-    print(json.dumps({"model": args.model, "requests": args.requests, "context": args.context, "budget": budget,
-                      "measured": measured}))  # fmt: skip
-    return 0
+    return {"rates": asdict(rates), "budget": budget, "measured": measured}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_experiment(measure, table=table, model="Qwen3-0.6B", load_format="dummy"))

@@ -13,21 +13,19 @@ dozen kernels each cannot be faster than that, however little there is to read.
 """
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import torch
 
 from common.bench import plots
 from common.bench.ceilings import ceilings
-from common.bench.engine_load import decoding
 from common.bench.harness import Benchmark, Figures, Headline, Unavailable, run_benchmark
 from common.bench.predict import step_floor
 from common.bench.settings import Settings, engine_of
-from common.bench.timing import free_memory, peak_memory_gib, synchronize
+from common.bench.steps import decoding, time_steps
+from common.bench.timing import free_memory, peak_memory_gib
 from common.engine import BaseEngine
 from common.model import ModelConfig
 from common.sampling import SamplingParams
@@ -98,17 +96,8 @@ def decode_steps(engine: BaseEngine, batch: int, sizes: dict) -> float:
     if room > engine.stats().get("kv_tokens_capacity", room):
         raise ValueError(f"{batch} requests need room for K and V of {room:,} tokens, which is not there")
     with decoding(engine, batch, prompt_tokens, params, tokens=3):
-        return 1e3 * statistics.median(median_step(engine, sizes["steps"]) for _ in range(sizes["rounds"]))
-
-
-def median_step(engine: BaseEngine, steps: int) -> float:
-    """Return the seconds from the return of one step to that of the next."""
-    synchronize(engine.device)
-    moments = [time.perf_counter()]
-    for _ in range(steps):
-        engine.step()
-        moments.append(time.perf_counter())
-    return statistics.median(after - before for before, after in pairwise(moments))
+        rounds = [time_steps(engine, sizes["steps"]) for _ in range(sizes["rounds"])]
+    return 1e3 * statistics.median(map(statistics.median, rounds))
 
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:

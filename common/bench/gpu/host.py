@@ -12,9 +12,7 @@ Figures are milliseconds of the thread's CPU time, of the median step and of the
 does not count, but what they do to the caches does: on a busy machine the fastest says more.
 """
 
-import argparse
 import cProfile
-import json
 import pstats
 import statistics
 import sys
@@ -29,18 +27,18 @@ from torch import Tensor
 
 from common import sampling
 from common.attention.torch_backend import TorchAttention
+from common.bench.experiment import run_experiment
 from common.bench.hardware import ROOT
-from common.bench.workloads import random_prompt
+from common.bench.harness import Figures
+from common.bench.settings import Settings
+from common.bench.steps import ENDLESS, decoding
 from common.engine import BaseEngine
 from common.gpu import accelerate, graphs, sampler
-from common.loader import Loaded, load_model
-from common.sampling import SamplingParams
+from common.loader import Loaded
 from common.stages import load_engine
 from common.transfers import to_device
 
 STAGE, TOKEN_BUDGET = "06", 16_384
-REQUESTS, CONTEXT, STEPS = 256, 558, 50
-PARAMS = SamplingParams(max_tokens=None, temperature=0.6, ignore_eos=True)
 
 
 class NoModel:
@@ -78,33 +76,26 @@ def nothing_computed(text: Sequence[int]) -> Iterator[None]:
         yield
 
 
-def decoding(loaded: Loaded, requests: int, context: int) -> BaseEngine:
-    """Return an engine in which `requests` requests decode, with `context` tokens behind each."""
+def measure(
+    settings: Settings, requests: int = 256, context: int = 558, steps: int = 50, profile: bool = False
+) -> Figures:
+    """Return milliseconds of Python in a step. profile: also print the functions that take most to stderr."""
+    loaded = settings.load()
+    text = loaded.tokenizer((ROOT / "GLOSSARY.md").read_text(encoding="utf-8"))["input_ids"]
+    loaded = replace(loaded, model=NoModel(loaded, requests))
     pages = requests * (-(-context // 16) + 16)
     options = {"max_running": requests, "token_budget": TOKEN_BUDGET, "attention": "torch"}
     options["kv_memory"] = pages * 16 * loaded.config.kv_bytes_per_token(loaded.dtype)
-    engine = accelerate.make_engine(load_engine(STAGE), loaded, graphs=True, overlap=True, **options)
-    for i in range(requests):
-        engine.add(random_prompt(context, loaded.config.vocab_size, f"host {i}"), PARAMS)
-    while not all(len(request.token_ids) > 2 for request in engine.requests.values()):
-        engine.step()
-    return engine
-
-
-def measure(requests: int = REQUESTS, context: int = CONTEXT, steps: int = STEPS, profile: bool = False) -> list[float]:
-    """Return the seconds of Python in each step. profile: also print the functions that take most to stderr."""
-    loaded = load_model(device="cpu")
-    text = loaded.tokenizer((ROOT / "GLOSSARY.md").read_text(encoding="utf-8"))["input_ids"]
-    loaded = replace(loaded, model=NoModel(loaded, requests))
     with nothing_computed(text):
-        engine = decoding(loaded, requests, context)
-        seconds = [step_seconds(engine) for _ in range(steps)]
-        if profile:
-            with cProfile.Profile() as profiler:
-                for _ in range(steps):
-                    engine.step()
-            pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(25)
-    return seconds
+        engine = accelerate.make_engine(load_engine(STAGE), loaded, graphs=True, overlap=True, **options)
+        with decoding(engine, requests, context, replace(ENDLESS, temperature=0.6)):
+            seconds = [step_seconds(engine) for _ in range(steps)]
+            if profile:
+                with cProfile.Profile() as profiler:
+                    for _ in range(steps):
+                        engine.step()
+                pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(25)
+    return {"host_ms": 1e3 * statistics.median(seconds), "least_ms": 1e3 * min(seconds)}
 
 
 def step_seconds(engine: BaseEngine) -> float:
@@ -113,20 +104,5 @@ def step_seconds(engine: BaseEngine) -> float:
     return time.thread_time() - start
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        "python -m common.bench.gpu.host", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--requests", type=int, default=REQUESTS, help="that decode (default: %(default)s)")
-    parser.add_argument("--context", type=int, default=CONTEXT, help="tokens behind each (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=STEPS, help="that are measured (default: %(default)s)")
-    parser.add_argument("--profile", action="store_true", help="show the functions that take most, on stderr")
-    args = parser.parse_args(arguments)
-    seconds = measure(args.requests, args.context, args.steps, args.profile)
-    median, least = (round(1e3 * one, 2) for one in (statistics.median(seconds), min(seconds)))
-    print(json.dumps({"requests": args.requests, "context": args.context, "host_ms": median, "least_ms": least}))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_experiment(measure, device="cpu"))

@@ -22,11 +22,11 @@ import torch
 
 from common.bench import plots
 from common.bench.ceilings import ceilings
-from common.bench.engine_load import ENDLESS, decoding
 from common.bench.experiments import transformers_batching
 from common.bench.harness import Benchmark, Figures, Headline, Unavailable, run_benchmark
 from common.bench.predict import decode_bytes, step_flops
 from common.bench.settings import Settings, engine_of
+from common.bench.steps import ENDLESS, decoding, time_steps
 from common.bench.timing import free_memory, kernels_of, peak_memory_gib, synchronize
 from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
@@ -156,12 +156,7 @@ def profile_steps(engine: BaseEngine, sizes: dict) -> Figures:
     """
     steps, params = sizes["profiled_steps"], replace(ENDLESS, temperature=sizes["temperature"])
     with decoding(engine, sizes["requests"], sum(sizes["lengths"]) // 2, params):
-        synchronize(engine.device)
-        start = time.perf_counter()
-        for _ in range(steps):
-            engine.step()
-        synchronize(engine.device)
-        figures = {"full_batch_step_ms": 1e3 * (time.perf_counter() - start) / steps}
+        figures = {"full_batch_step_ms": 1e3 * statistics.mean(time_steps(engine, steps))}
         on_gpu = engine.device.type == "cuda"
         spans = [(start, end) for _, start, end in kernels_of(engine.step, steps, engine.device)] if on_gpu else []
     if not spans:

@@ -1,8 +1,5 @@
 """What the machine can do at best, and how steady it is: a copy, a large product, and a small one, repeated."""
 
-import statistics
-import time
-
 import torch
 
 from .timing import median_seconds
@@ -13,9 +10,9 @@ REFERENCE_TIMES = 9
 
 
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """Return what one large square matrix product reaches here, every model's ceiling on this device; best of five."""
+    """Return what large square matrix products reach here, every model's ceiling on this device; the median."""
     size = LARGE[device.type]
-    return 2 * size**3 / min(product_seconds(device, dtype, size, 6)[1:])
+    return 2 * size**3 / product_seconds(device, dtype, size, 5)
 
 
 def copy_bytes_per_second(device: torch.device, nbytes: int | None = None, repeats: int = 10) -> float:
@@ -35,15 +32,9 @@ def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
 
 def reference_ms(device: torch.device, dtype: torch.dtype) -> float:
     """Return milliseconds of a fixed matrix product, the median: a machine that changes its speed shows it here."""
-    return 1e3 * statistics.median(product_seconds(device, dtype, REFERENCE[device.type], REFERENCE_TIMES + 2)[2:])
+    return 1e3 * product_seconds(device, dtype, REFERENCE[device.type], REFERENCE_TIMES)
 
 
-def product_seconds(device: torch.device, dtype: torch.dtype, size: int, times: int) -> list[float]:
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    seconds = []
-    for _ in range(times):
-        start = time.perf_counter()
-        c = a @ b
-        c[0, 0].item()  # waits for the device
-        seconds.append(time.perf_counter() - start)
-    return seconds
+def product_seconds(device: torch.device, dtype: torch.dtype, size: int, times: int) -> float:
+    factors = tuple(torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return median_seconds(torch.mm, device, [factors], graph=False, repeats=times)

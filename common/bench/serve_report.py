@@ -6,7 +6,7 @@ client does not know on what the server runs.
 
 import datetime
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from . import plots
 from .client import Target
 from .conversations import Workload
 from .metrics import LoadResult
+from .plots import short
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 STATISTICS = ("mean", "p50", "p90", "p99")
@@ -78,10 +79,15 @@ def print_report(document: dict[str, Any]) -> None:
     console = Console(highlight=False, markup=False)
     console.print(f"\n{document['model']}, {how(document)}", style="bold")
     console.print(document["workload"]["description"])
-    console.print(throughput_table(document))
+    headings = ["\nsent", "\nfailed", "prompt\ntok/req", "output\ntok/req", "\nreq/s", "output\ntok/s", "total\ntok/s"]
+    headings += ["goodput\nreq/s"] if document["objectives"] else []
+    console.print(new_table(document, headings, map(throughput_row, document["points"])))
     console.print("Latency in milliseconds", style="bold")
     for pair in (LATENCIES[:2], LATENCIES[2:]):
-        console.print(latency_table(document, pair))
+        values = [(name, which) for name in pair for which in STATISTICS]
+        headings = [f"{name.upper() if which == 'mean' else ''}\n{which}" for name, which in values]
+        rows = [[point[name] and 1e3 * point[name][which] for name, which in values] for point in document["points"]]
+        console.print(new_table(document, headings, rows))
     failures = Counter()
     for point in document["points"]:
         failures.update(point["failures"])
@@ -103,33 +109,16 @@ def busy(document: dict[str, Any]) -> list[str]:
     return [f"the load generator was at its limit at {document['axis']} {', '.join(where)}"] if where else []
 
 
-def throughput_table(document: dict[str, Any]):
-    headings = ["\nsent", "\nfailed", "prompt\ntok/req", "output\ntok/req", "\nreq/s", "output\ntok/s", "total\ntok/s"]
-    if document["objectives"]:
-        headings.append("goodput\nreq/s")
-    table = new_table(document, headings)
-    for point in document["points"]:
-        answered = (point["requests"] - point["failed"]) or 1
-        cells = [str(point["requests"]), str(point["failed"])]
-        cells += [figure(point[f"{kind}_tokens"] / answered) for kind in ("prompt", "output")]
-        cells += [figure(point[f"{name}_per_second"]) for name in ("requests", "output_tokens", "total_tokens")]
-        if document["objectives"]:
-            cells.append(figure(point["goodput"]))
-        table.add_row(f"{point[document['axis']]:g}", *cells, style="red" if point["failed"] else None)
-    return table
+def throughput_row(point: dict[str, Any]) -> list[float]:
+    answered = (point["requests"] - point["failed"]) or 1
+    per_request = [point[f"{kind}_tokens"] / answered for kind in ("prompt", "output")]
+    per_second = [point[f"{name}_per_second"] for name in ("requests", "output_tokens", "total_tokens")]
+    goodput = [point["goodput"]] if point["goodput"] is not None else []
+    return [point["requests"], point["failed"], *per_request, *per_second, *goodput]
 
 
-def latency_table(document: dict[str, Any], names: tuple[str, ...]):
-    headings = [f"{name.upper() if which == 'mean' else ''}\n{which}" for name in names for which in STATISTICS]
-    table = new_table(document, headings)
-    for point in document["points"]:
-        measured = [(point[name] or {}).get(which) for name in names for which in STATISTICS]
-        cells = ["-" if seconds is None else figure(1e3 * seconds) for seconds in measured]
-        table.add_row(f"{point[document['axis']]:g}", *cells)
-    return table
-
-
-def new_table(document: dict[str, Any], headings: list[str]):
+def new_table(document: dict[str, Any], headings: list[str], rows: Iterable[list[float | None]]):
+    """Return a table with these rows, one for each point; red where requests failed."""
     from rich import box
     from rich.table import Table
 
@@ -137,12 +126,10 @@ def new_table(document: dict[str, Any], headings: list[str]):
     axis = {"concurrency": "concur-\nrency", "rate": "rate\nreq/s"}[document["axis"]]
     for heading in [axis, *headings]:
         table.add_column(heading, justify="right", no_wrap=True)
+    for point, row in zip(document["points"], rows, strict=True):
+        cells = ["-" if value is None else short(value) for value in row]
+        table.add_row(f"{point[document['axis']]:g}", *cells, style="red" if point["failed"] else None)
     return table
-
-
-def figure(value: float) -> str:
-    """Return three significant digits, or all before the point."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 # ---- Plot ----
@@ -155,7 +142,7 @@ def draw(document: dict[str, Any], png: Path) -> None:
         raise ValueError("there is nothing to draw: no request succeeded")
     best = max(points, key=lambda point: point["output_tokens_per_second"])
     where = f"at concurrency {best[axis]:g}" if axis == "concurrency" else f"at {best[axis]:g} requests per second"
-    message = f"Up to {figure(best['output_tokens_per_second'])} output tokens per second, {where}"
+    message = f"Up to {short(best['output_tokens_per_second'])} output tokens per second, {where}"
     remark = "Lines: median and 99th percentile over all requests; the band reaches to the 90th. Seen by the client."
     with plots.page(png, footer(document), message, rows=2, columns=2, height=8, remark=remark) as panels:
         total, gaps, throughput, first = panels

@@ -87,7 +87,7 @@ def test_the_contract_part_compares_tokens_and_logits(folder):
 
 def test_throughput_serves_the_workload_of_nano_vllm(folder):
     jobs = throughput.workload(throughput.SIZES)  # which checks the totals
-    assert len(jobs) == 256 and jobs[0][0][:3] == [6311, 6890, 663]
+    assert len(jobs) == 256 and jobs[0].prompt[:3] == [6311, 6890, 663]
     with pytest.raises(ValueError, match="142827"):
         throughput.workload(throughput.SIZES | {"totals": [1, 2]})
     side = sides(folder, "throughput")["neither"]

@@ -1,7 +1,5 @@
 """What stage 08's router does for one report, with many requests in flight and nothing else: no model, no processes.
 
-    python -m common.bench.experiments.router_cost
-
 The workers are those of a fleet that answers at once and computes nothing. "decode": all requests decode, and each
 report brings a token for `REPORTED` of them. "ready": all wait for room on the decode worker, and each report says that
 there is none, with a heartbeat that tells all that is held. Figures are milliseconds of `Router.step` for each report,
@@ -9,7 +7,6 @@ the detokenizer not included.
 """
 
 import itertools
-import json
 import os
 import statistics
 import time
@@ -66,7 +63,3 @@ def milliseconds(phase: str, flights: int = FLIGHTS) -> float:
         seconds.append(time.perf_counter() - start)
     assert {flight.phase for flight in router.flights.values()} <= {phase, "transfer"}, "not what was to be measured"
     return 1e3 * statistics.median(seconds)
-
-
-if __name__ == "__main__":
-    print(json.dumps({f"router_ms_{phase}": milliseconds(phase) for phase in ("decode", "ready")}))

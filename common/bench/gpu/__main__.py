@@ -10,7 +10,9 @@ DIR/<gpu>.json with what all parts found in short, which is also the last line o
 DIR, with the same sizes and from the same commit, is not run again. A part that fails, or takes twice as long as
 expected, keeps the sides that it has measured, and the others go on; the same command takes it up again.
 
-The exit status is 0 if all parts are complete, 1 if one failed or found something wrong, 130 after Ctrl-C.
+A GPU is often lent for minutes, on a machine without a network: nothing is needed but torch, transformers, triton,
+matplotlib and pytest. The exit status is 0 if all parts are complete, 1 if one failed or found something wrong, 130
+after Ctrl-C.
 """
 
 import argparse

@@ -3,8 +3,8 @@
 Method. The contract suite for each stage, in processes side by side: nothing is timed here. In bfloat16 rounding may
 change a token and with it all that follow, so logits are compared: each stage runs the same prompts together, in pieces
 of a small token budget, through its own attention and its own memory, and decodes; after every step the token that it
-has chosen is replaced by the one that the plain model in float32 has chosen, so that both read the same text. What is
-compared are the scores of the whole vocabulary at every step, by the norm of the difference over that of the reference.
+has chosen is replaced by that of a given text, which the plain model in float32 reads as well. What is compared are the
+scores of the whole vocabulary at every step, by the norm of the difference over that of the reference.
 
 Expectation. bfloat16 has 8 bits, so each operation rounds by up to 1/256; errors of dozens of operations in a row add
 up like random steps, to between 0.5 and 2 percent. Another order of summation changes which way they go, but not how
@@ -116,9 +116,9 @@ def logit_errors(settings: Settings, sizes: dict) -> list[float]:
     device = loaded.device
     plain = empty_model(loaded.config, device, torch.float32)  # of plain operations, whatever `loaded` has
     plain.load_state_dict(loaded.model.state_dict())  # the same weights: bfloat16 fits into float32
-    prompts = [random_prompt(length, loaded.config.vocab_size, f"logits {length}") for length in sizes["prompts"]]
-    texts = [greedy_text(plain, prompt, sizes["decoded"], device) for prompt in prompts]
-    pairs = list(zip(prompts, texts, strict=True))
+    vocab_size, decoded = loaded.config.vocab_size, sizes["decoded"]
+    texts = [random_prompt(length + decoded, vocab_size, f"logits {length}") for length in sizes["prompts"]]
+    pairs = [(text[:-decoded], text) for text in texts]
     wanted = torch.cat([scores(plain, text[:-1], len(prompt) - 1, device) for prompt, text in pairs])  # [positions, V]
     del plain
     errors = []
@@ -132,24 +132,12 @@ def logit_errors(settings: Settings, sizes: dict) -> list[float]:
     return errors
 
 
-def attention_of_stage_01():
-    return load_stage_module("01", "engine").causal_attention
-
-
 @torch.inference_mode()
 def scores(model: Transformer, text: Sequence[int], first: int, device: torch.device) -> Tensor:
     """Return logits `[len(text) - first, V]` after each token of the text from place `first` on, nothing cached."""
-    token_ids = torch.tensor(text, device=device)
-    hidden = model(token_ids, torch.arange(len(text), device=device), attention_of_stage_01())
+    token_ids, attend = torch.tensor(text, device=device), load_stage_module("01", "engine").causal_attention
+    hidden = model(token_ids, torch.arange(len(text), device=device), attend)
     return model.logits(hidden[first:])
-
-
-def greedy_text(model: Transformer, prompt: Sequence[int], tokens: int, device: torch.device) -> list[int]:
-    """Return the prompt with its greedy tokens."""
-    text = list(prompt)
-    for _ in range(tokens):
-        text.append(int(scores(model, text, len(text) - 1, device).argmax()))
-    return text
 
 
 def forced_logits(engine: BaseEngine, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Tensor]:

@@ -22,16 +22,16 @@ import torch
 
 from common.bench import plots
 from common.bench.ceilings import ceilings
-from common.bench.experiments import transformers_batching
+from common.bench.engine_load import add
 from common.bench.harness import Benchmark, Figures, Headline, Unavailable, run_benchmark
+from common.bench.offline import transformers_continuous_batches
 from common.bench.predict import decode_bytes, step_flops
 from common.bench.settings import Settings, engine_of
 from common.bench.steps import ENDLESS, decoding, time_steps
 from common.bench.timing import free_memory, kernels_of, peak_memory_gib, synchronize
-from common.bench.workloads import random_prompt
+from common.bench.workloads import Job, random_prompt
 from common.engine import BaseEngine
 from common.model import ModelConfig
-from common.sampling import SamplingParams
 
 STAGE = "06_prefix_cache"
 SIZES = {
@@ -85,12 +85,13 @@ def measure_transformers(settings: Settings, sizes: dict) -> Figures:
     """Measure transformers' continuous batching. Whether it runs depends on its version and on other packages there:
     what it says if it does not is a result."""
     try:
-        return transformers_batching.serve(settings, workload(sizes), sizes)
+        seconds = transformers_continuous_batches(settings, workload(sizes), sizes["memory"])
     except Exception as error:
         raise Unavailable(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+    return {"tokens_per_second": sizes["totals"][1] / seconds, "seconds": seconds}
 
 
-def workload(sizes: dict) -> list[tuple[list[int], int]]:
+def workload(sizes: dict) -> list[Job]:
     """Return prompts and lengths of answers, as nano-vllm's bench.py draws them: it seeds with 0 and draws all
     prompts, the length of each before its tokens, and then all lengths. ValueError if the totals are not those."""
     rng, (low, high) = Random(0), sizes["lengths"]
@@ -101,31 +102,26 @@ def workload(sizes: dict) -> list[tuple[list[int], int]]:
     totals = [sum(map(len, prompts)), sum(answers)]
     if totals != sizes["totals"]:
         raise ValueError(f"the workload has {totals} tokens in prompts and answers, not {sizes['totals']}")
-    return list(zip(prompts, answers, strict=True))
+    sampling = {"temperature": sizes["temperature"]}
+    return [Job(prompt, answer, sampling=sampling) for prompt, answer in zip(prompts, answers, strict=True)]
 
 
 def warm_up(engine: BaseEngine, sizes: dict) -> None:
     """Run requests that end one after another: each size of a batch is seen once, a few with long prompts."""
     count, longest = sizes["requests"], sizes["lengths"][1]
-    prompts = [
-        random_prompt(longest if i % 16 == 0 else 16, engine.config.vocab_size, f"warm-up {i}") for i in range(count)
-    ]
-    params = [
-        SamplingParams(max_tokens=2 + i * 30 // count, temperature=sizes["temperature"], ignore_eos=True)
-        for i in range(count)
-    ]
-    engine.generate(prompts, params)
+    for i in range(count):
+        prompt = random_prompt(longest if i % 16 == 0 else 16, engine.config.vocab_size, f"warm-up {i}")
+        add(engine, Job(prompt, 2 + i * 30 // count, sampling={"temperature": sizes["temperature"]}))
+    while engine.has_unfinished:
+        engine.step()
 
 
-def serve(engine: BaseEngine, jobs: Sequence[tuple[list[int], int]], sizes: dict) -> Figures:
+def serve(engine: BaseEngine, jobs: Sequence[Job], sizes: dict) -> Figures:
     """Run all requests at once. A step's time is that from its call to its return."""
     synchronize(engine.device)
     before = engine.stats().get("preemptions", 0)
     start = time.perf_counter()
-    requests = [
-        engine.add(prompt, SamplingParams(max_tokens=answer, temperature=sizes["temperature"], ignore_eos=True))
-        for prompt, answer in jobs
-    ]
+    requests = [add(engine, job) for job in jobs]
     steps, decodes = [], []
     while engine.has_unfinished:
         called = time.perf_counter()
@@ -182,10 +178,10 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     """Return the seconds that the workload takes at least: bytes and arithmetic at the ceilings of this device."""
     jobs, rates = workload(sizes), measured["neither"]
     weights = decode_bytes(config, 0, dtype)
-    steps = max(answer for _, answer in jobs)
-    behind = sum(answer * (len(prompt) + answer / 2) for prompt, answer in jobs)  # tokens that all decodes look at
+    steps = max(job.max_tokens for job in jobs)
+    behind = sum(job.max_tokens * (len(job.prompt) + job.max_tokens / 2) for job in jobs)  # tokens that decodes look at
     read = steps * weights + behind * config.kv_bytes_per_token(dtype)
-    prompts = sum(step_flops(config, len(prompt)) for prompt, _ in jobs)
+    prompts = sum(step_flops(config, len(job.prompt)) for job in jobs)
     return {"floor_seconds": read / rates["copy_bytes_per_second"] + prompts / rates["matmul_flops_per_second"]}
 
 

@@ -10,7 +10,6 @@ measured is kept after Ctrl-C: the same command goes on from there. A ratio that
 is marked with "?".
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -28,10 +27,7 @@ def course_benchmarks() -> list[Benchmark]:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        "course.py bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    return main(parser, course_benchmarks(), arguments)
+    return main("course.py bench", __doc__, course_benchmarks(), arguments)
 
 
 if __name__ == "__main__":

@@ -13,16 +13,14 @@ import torch
 
 from . import summary
 from .documents import read_json
-from .hardware import ROOT
 from .harness import REPEATS, Benchmark, measure_sides
 from .settings import Settings
-from .suite import Suite, draw, say
-
-RESULTS = ROOT / "results"  # where a machine's results file is, unless --out says otherwise
+from .suite import RESULTS, Suite, draw, say
 
 
 def main(
-    parser: argparse.ArgumentParser,
+    command: str,
+    description: str,
     benchmarks: Sequence[Benchmark],
     arguments: Sequence[str] | None = None,
     **defaults: Any,
@@ -31,6 +29,8 @@ def main(
 
     0: all is measured; 1: a side could not be measured, or an option is wrong, with a sentence; 130: after Ctrl-C.
     """
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(command, description=description, formatter_class=form)
     add_options(parser, benchmarks)
     parser.set_defaults(**{"together": False, **defaults})
     args = parser.parse_args(arguments)
@@ -94,14 +94,8 @@ def pick(benchmarks: Sequence[Benchmark], names: str | None) -> list[Benchmark]:
 def measure(args: argparse.Namespace) -> int:
     """Measure what the options say; print the table, and as the last line on stdout one JSON document."""
     out = args.out or (Path(tempfile.mkdtemp()) if args.sizes == "tiny" else RESULTS)
-
-    def document(benchmark: Benchmark, machine: str) -> Path | None:
-        if args.sizes == "quick":
-            return None
-        return benchmark.results / f"{machine}.json" if out == RESULTS else out / f"{machine}-{benchmark.name}.json"
-
     suite = Suite(
-        args.benchmarks, Settings.from_arguments(args), args.sizes, out, document, args.repeats, args.together,
+        args.benchmarks, Settings.from_arguments(args), args.sizes, out, args.repeats, args.together,
         seconds=args.minutes and 60 * args.minutes, environment=environment(args.sizes),
     )  # fmt: skip
     status = suite.run(again=args.again)

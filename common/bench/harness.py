@@ -11,7 +11,6 @@ suite.py runs the sides of one benchmark or of all of them; summary.py keeps wha
 file.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -248,9 +247,4 @@ def run_benchmark(benchmark: Benchmark, arguments: Sequence[str] | None = None) 
     """Run the command line of a benchmark. Exit with 1 and a sentence if a side fails, with 130 after Ctrl-C."""
     from .commands import main  # which knows this module
 
-    parser = argparse.ArgumentParser(
-        f"python -m {benchmark.module}",
-        description=benchmark.description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    sys.exit(main(parser, [benchmark], arguments))
+    sys.exit(main(f"python -m {benchmark.module}", benchmark.description, [benchmark], arguments))

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from .harness import REPEATS, Benchmark, Run, aggregate, alternate, run_process
 from .settings import Settings
 from .timing import free_memory
 
+RESULTS = ROOT / "results"  # where a machine's results file is, unless --out says otherwise
 PATIENCE = 2.0  # a process that takes as many times as long as expected, where there is a limit, is ended
 LEAST_SECONDS = 15.0  # no process is begun with less time left
 UNKNOWN = 60.0  # seconds of a benchmark that does not say how long it takes
@@ -35,7 +36,7 @@ UNKNOWN = 60.0  # seconds of a benchmark that does not say how long it takes
 class Suite:
     """Benchmarks on one machine.
 
-    out: the folder of the results file. documents: where a benchmark's document goes; None: nowhere.
+    out: the folder of the results file; if it is not the usual one, the documents of all benchmarks go there, too.
     repeats: None: as many as the size set says. together: all sides of a benchmark in one process, which loads its
     model once. seconds: the limit for everything.
     """
@@ -44,7 +45,6 @@ class Suite:
     settings: Settings
     size_set: str
     out: Path
-    documents: Callable[[Benchmark, str], Path | None]
     repeats: int | None = None
     together: bool = False
     seconds: float | None = None
@@ -83,7 +83,15 @@ class Suite:
         return alternate(benchmark.sides_of(self.size_set), usual if self.repeats is None else self.repeats)
 
     def document_of(self, benchmark: Benchmark) -> Path | None:
-        return self.documents(benchmark, self.path.stem)
+        """Return where the benchmark's document goes: with those that are committed, or to `out`; None for quick."""
+        if self.size_set == "quick":
+            return None
+        machine = self.path.stem
+        return (
+            benchmark.results / f"{machine}.json"
+            if self.out == RESULTS
+            else self.out / f"{machine}-{benchmark.name}.json"
+        )
 
     def found(self) -> dict[str, Any]:
         """Return the results file as it is, or an empty one. Raise ValueError if the file is something else."""

@@ -47,8 +47,7 @@ def write(tmp_path, monkeypatch):
 
 
 def suite_of(tmp_path: Path, *benchmarks: Benchmark, **options) -> Suite:
-    suite = Suite(benchmarks, Settings(device="cpu"), "quick", tmp_path / "out", lambda *_: None, **options)
-    return suite
+    return Suite(benchmarks, Settings(device="cpu"), "quick", tmp_path / "out", **options)
 
 
 def found(suite: Suite) -> dict:

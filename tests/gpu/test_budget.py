@@ -7,7 +7,7 @@ import torch
 
 from common.bench.experiment import run_experiment
 from common.bench.gpu import budget, host
-from common.bench.gpu.budget import Rates, measure_step, part_of, parts_of, prompt_budget, step_budget, table
+from common.bench.gpu.budget import Rates, covered, measure_step, part_of, parts_of, prompt_budget, step_budget, table
 from common.loader import find_checkpoint
 from common.loader.config import read_config
 from common.stages import load_engine
@@ -39,6 +39,10 @@ def test_kernels_are_known_by_their_names():
 def test_the_longest_product_of_each_step_is_that_of_the_logits():
     step = [("gemm", 3.0), ("decode_kernel", 5.0), ("gemm", 9.0), ("gemm", 1.0)]
     assert parts_of(2 * step, 2) == {"products": 4.0, "attention": 5.0, "logits": 9.0}
+
+
+def test_time_in_which_kernels_overlap_counts_once():
+    assert covered([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == 4
 
 
 def test_a_table_has_a_line_for_everything_that_is_known():

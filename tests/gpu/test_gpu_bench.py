@@ -127,10 +127,6 @@ def test_pytest_is_counted_in_a_process_of_its_own(tmp_path):
         run_pytest([str(tmp_path), *alone, "-k", "nothing"])
 
 
-def test_time_in_which_kernels_overlap_counts_once():
-    assert throughput.covered([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == 4
-
-
 # ---- The command line ----
 
 

@@ -158,25 +158,18 @@ class Sender:
         return self.pages[:, :, places(count)]
 
 
-class Receiver:
-    def measure(self, sender) -> list[float]:
-        import ray
-
-        target = pool()
-
-        def move(count: int) -> None:
-            target[:, :, places(count)] = ray.get(sender.get.remote(count))
-
-        return timed(move)
-
-
 def object_store() -> list[float]:
     import ray
 
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
     ray.init("local", num_cpus=2, object_store_memory=256 << 20, **quiet)
     try:
-        return ray.get(ray.remote(Receiver).remote().measure.remote(ray.remote(Sender).remote()))
+        sender, target = ray.remote(Sender).remote(), pool()
+
+        def move(count: int) -> None:
+            target[:, :, places(count)] = ray.get(sender.get.remote(count))
+
+        return timed(move)
     finally:
         ray.shutdown()
 

@@ -15,7 +15,6 @@ matplotlib and pytest. The exit status is 0 if all parts are complete, 1 if one 
 after Ctrl-C.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -48,16 +47,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     listed = "\n".join(
         f"  {part.name:<22} {part.seconds['gpu']:>4.0f} s   {part.description.splitlines()[0]}" for part in benchmarks
     )
-    parser = argparse.ArgumentParser(
-        "python3 -m common.bench.gpu",
-        description=__doc__,
-        epilog=f"parts, and what each takes on an H200:\n{listed}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = f"{__doc__}\nParts, and what each takes on an H200:\n{listed}"
     sizes = "gpu" if torch.cuda.is_available() else "tiny"
     if sizes == "tiny":
         say("No CUDA device: everything is run with --sizes tiny, which measures nothing worth knowing.")
-    return main(parser, benchmarks, arguments, sizes=sizes, together=True, minutes=ALL_SECONDS / 60)
+    minutes = ALL_SECONDS / 60
+    return main(
+        "python3 -m common.bench.gpu", description, benchmarks, arguments, sizes=sizes, together=True, minutes=minutes
+    )
 
 
 if __name__ == "__main__":

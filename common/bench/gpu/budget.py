@@ -97,10 +97,12 @@ def parts_of(kernels: Sequence[tuple[str, float]], steps: int) -> dict[str, floa
     return totals
 
 
-def measure_step(engine: BaseEngine, B: int, context: int, steps: int = STEPS) -> dict[str, float]:
+def measure_step(
+    engine: BaseEngine, B: int, context: int, steps: int = STEPS, temperature: float = 0.6
+) -> dict[str, float]:
     """Seconds of each part of a step on a GPU, of the step itself, its idle time, the host's, and those of a prompt."""
     begun = time.perf_counter()
-    with decoding(engine, B, context, replace(ENDLESS, temperature=0.6)):
+    with decoding(engine, B, context, replace(ENDLESS, temperature=temperature)):
         synchronize(engine.device)
         start = time.perf_counter()
         with waits_timed() as waits:
@@ -111,10 +113,19 @@ def measure_step(engine: BaseEngine, B: int, context: int, steps: int = STEPS) -
         step = (time.perf_counter() - start) / steps
         found = {"prompts": start - begun, "step": step, "host": host / steps}
         if engine.device.type == "cuda":
-            kernels = [(name, end - start) for name, start, end in kernels_of(engine.step, steps, engine.device)]
-            found |= parts_of(kernels, steps)
-            found["idle"] = max(0.0, step - sum(seconds for _, seconds in kernels) / steps)
+            kernels = kernels_of(engine.step, steps, engine.device)
+            found |= parts_of([(name, end - start) for name, start, end in kernels], steps)
+            found["idle"] = max(0.0, step - covered([(start, end) for _, start, end in kernels]) / steps)
     return found
+
+
+def covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Return the length of what the spans cover together, where they overlap counted once."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 @contextmanager

@@ -14,7 +14,6 @@ prompts, is the least it can take; one that launches kernels one by one waits fo
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -27,11 +26,12 @@ from common.bench.harness import Benchmark, Figures, Headline, Unavailable, run_
 from common.bench.offline import transformers_continuous_batches
 from common.bench.predict import decode_bytes, step_flops
 from common.bench.settings import Settings, engine_of
-from common.bench.steps import ENDLESS, decoding, time_steps
-from common.bench.timing import free_memory, kernels_of, peak_memory_gib, synchronize
+from common.bench.timing import free_memory, peak_memory_gib, synchronize
 from common.bench.workloads import Job, random_prompt
 from common.engine import BaseEngine
 from common.model import ModelConfig
+
+from .budget import measure_step
 
 STAGE = "06_prefix_cache"
 SIZES = {
@@ -73,7 +73,13 @@ def measure(mode: str) -> Callable[[Settings, dict], Figures]:
             raise Unavailable(str(reason)) from reason
         warm_up(engine, sizes)
         figures = serve(engine, jobs, sizes) | {"peak_memory_gib": peak_memory_gib(loaded.device)}
-        figures |= profile_steps(engine, sizes)
+        # In the middle of such a load, half way through an answer. Without a GPU there is no idle time.
+        context, steps = sum(sizes["lengths"]) // 2, sizes["profiled_steps"]
+        parts = measure_step(engine, sizes["requests"], context, steps, sizes["temperature"])
+        figures |= {"step_parts_ms": {part: 1e3 * seconds for part, seconds in parts.items()}}
+        figures |= {"full_batch_step_ms": 1e3 * parts["step"]}
+        if "idle" in parts:
+            figures["idle_percent"] = 100 * parts["idle"] / parts["step"]
         del engine
         free_memory(loaded.device)
         return figures | (ceilings(*settings.place()) if mode == "neither" else {})
@@ -143,35 +149,6 @@ def serve(engine: BaseEngine, jobs: Sequence[Job], sizes: dict) -> Figures:
         "decode_step_ms_longest": 1e3 * max(decodes),
         "preemptions": engine.stats().get("preemptions", 0) - before,
     }
-
-
-def profile_steps(engine: BaseEngine, sizes: dict) -> Figures:
-    """Time steps in which all requests decode, half way through an answer, and the share in which the GPU does nothing.
-
-    Without a GPU, or where the profiler sees no kernels, there is no share.
-    """
-    steps, params = sizes["profiled_steps"], replace(ENDLESS, temperature=sizes["temperature"])
-    with decoding(engine, sizes["requests"], sum(sizes["lengths"]) // 2, params):
-        figures = {"full_batch_step_ms": 1e3 * statistics.mean(time_steps(engine, steps))}
-        on_gpu = engine.device.type == "cuda"
-        spans = [(start, end) for _, start, end in kernels_of(engine.step, steps, engine.device)] if on_gpu else []
-    if not spans:
-        return figures
-    begin, end = min(start for start, _ in spans), max(end for _, end in spans)
-    return figures | {
-        "idle_percent": 100 * (1 - covered(spans) / (end - begin)),
-        "profiled_step_ms": 1e3 * (end - begin) / steps,  # how much the profiler itself slows a step down
-        "kernels_per_step": len(spans) / steps,
-    }
-
-
-def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Return the length of what the spans cover together, where they overlap counted once."""
-    total, reached = 0.0, float("-inf")
-    for start, end in sorted(spans):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
 
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:

@@ -80,7 +80,6 @@ def test_the_results_file_has_every_part(folder):
 def test_the_contract_part_compares_tokens_and_logits(folder):
     sizes, measured = document(folder, "contract")["sizes"], sides(folder, "contract")
     assert measured["contract"] == {"passed": [1], "skipped": [0]}
-    assert measured["tokens"]["tokens"] == 2 * sizes["decoded"] * len(sizes["prompts"])
     errors = measured["bfloat16"]["relative_error_bundled"]
     assert len(errors) == len(sizes["stages"]) and all(0 < error <= sizes["most"] for error in errors)
 

@@ -38,7 +38,8 @@ from .suites import run_pytest
 
 SIZES = {
     "stages": [folder.name for folder in stage_folders() if folder.name < "08"],
-    "around": ["06_prefix_cache+overlap+graphs"],  # as tests/conftest.py knows it
+    # As a GPU has them by default, in the words of tests/conftest.py.
+    "around": ["05_paged_attention+overlap+graphs", "06_prefix_cache+overlap+graphs", "07_speculative+graphs"],
     "select": [],
     "models": ["bundled", "Qwen3-0.6B"],
     "prompts": [3, 17, 64, 100, 250, 411],  # tokens
@@ -60,7 +61,7 @@ STEP_BY_STEP = {"graphs": False, "overlap": False, "draft": "lookup", "num_draft
 
 
 def measure_contract(settings: Settings, sizes: dict) -> Figures:
-    """Count tests passed and skipped, of each stage and of one with graphs and the overlapped loop around it.
+    """Count tests passed and skipped, of each stage, and of those that have graphs and the overlapped loop around it.
 
     Processes run side by side, each with two cores. Raise ValueError with the failures if there are any.
     """
@@ -72,25 +73,6 @@ def measure_contract(settings: Settings, sizes: dict) -> Figures:
     if failures:
         raise ValueError(f"{len(failures)} tests of the contract fail: {'; '.join(failures)}")
     return {key: [counts[key] for counts in tests] for key in ("passed", "skipped")}
-
-
-def measure_tokens(settings: Settings, sizes: dict) -> Figures:
-    """Count the tokens of the stages from 05 on, with graphs and the overlapped loop around them as a GPU has them.
-
-    Raise ValueError if some are not those of stage 02 in float32.
-    """
-    loaded = replace(settings, model=None, dtype="float32", load_format="auto").load()
-    prompts = [random_prompt(length, loaded.config.vocab_size, f"tokens {length}") for length in sizes["prompts"]]
-    params = SamplingParams(max_tokens=2 * sizes["decoded"], ignore_eos=True)
-    wanted = [request.token_ids for request in engine_of("02", loaded).generate(prompts, params)]
-    stages = [stage for stage in sizes["stages"] if stage >= "05"]
-    for stage in stages:
-        engine = engine_of(stage, loaded, max_running=8, kv_memory="1G")
-        if [request.token_ids for request in engine.generate(prompts, params)] != wanted:
-            raise ValueError(f"with graphs and overlap, {stage} gives other tokens than stage 02 in float32")
-        del engine
-        free_memory(loaded.device)
-    return {"tokens": len(stages) * sum(map(len, wanted))}
 
 
 # ---- Logits ----
@@ -209,7 +191,7 @@ def draw(document: dict, png: Path) -> None:
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
-    sides={"contract": measure_contract, "tokens": measure_tokens, "bfloat16": measure_logits},
+    sides={"contract": measure_contract, "bfloat16": measure_logits},
     sizes={"full": SIZES, "tiny": TINY},
     derive=derive,
     draw=draw,

@@ -46,10 +46,14 @@ TINY = {
 ACCELERATED, PLAIN, LARGER = "graphs and overlap", "neither", "larger model"
 
 
-def measure(stage: str, many: bool = True, **switches: bool) -> Callable[[Settings, dict], Figures]:
-    """Return a side: milliseconds of a step with each number of requests, or with one."""
+def measure(
+    stage: str, many: bool = True, larger: bool = False, **switches: bool
+) -> Callable[[Settings, dict], Figures]:
+    """Return a side: milliseconds of a step with each number of requests, or with one; and the least there can be."""
 
     def side(settings: Settings, sizes: dict) -> Figures:
+        if larger and sizes["larger_model"]:
+            settings = replace(settings, model=sizes["larger_model"], load_format="dummy")
         loaded, batches = settings.load(), sizes["batches"] if many else [1]
         options = {"max_running": max(batches), "token_budget": sizes["token_budget"]}
         try:
@@ -58,32 +62,14 @@ def measure(stage: str, many: bool = True, **switches: bool) -> Callable[[Settin
             raise Unavailable(str(reason)) from reason
         # The largest first, so that the smaller ones find their prompts in the cache.
         steps = {batch: decode_steps(engine, batch, sizes) for batch in sorted(batches, reverse=True)}
-        memory = peak_memory_gib(loaded.device)
-        return {"step_ms": [steps[batch] for batch in batches], "peak_memory_gib": memory}
+        figures = {"step_ms": [steps[batch] for batch in batches], "peak_memory_gib": peak_memory_gib(loaded.device)}
+        del engine
+        free_memory(loaded.device)
+        rates, context = ceilings(loaded.device, loaded.dtype), sizes["context"]
+        floors = [step_floor(loaded.config, batch, context, loaded.dtype, *rates.values()) for batch in batches]
+        return figures | rates | {"floor_ms": [1e3 * seconds for seconds in floors]}
 
     return side
-
-
-def measure_plain(settings: Settings, sizes: dict) -> Figures:
-    """Measure without graphs and overlap; and what the device can do at best."""
-    figures = measure(STAGE, graphs=False, overlap=False)(settings, sizes)
-    free_memory(settings.place()[0])
-    return figures | ceilings(*settings.place())
-
-
-def measure_larger(settings: Settings, sizes: dict) -> Figures:
-    """Measure one request of the larger model, and the floor that its bytes are."""
-    if sizes["larger_model"]:
-        settings = replace(settings, model=sizes["larger_model"], load_format="dummy")
-    figures = measure(STAGE, many=False)(settings, sizes)
-    free_memory(settings.place()[0])
-    figures |= ceilings(*settings.place())
-    return figures | {"floor_ms": floor_ms(settings.config(), settings.place()[1], [1], sizes, figures)}
-
-
-def floor_ms(config: ModelConfig, dtype: torch.dtype, batches: list[int], sizes: dict, side: Figures) -> list[float]:
-    rates = side["copy_bytes_per_second"], side["matmul_flops_per_second"]
-    return [1e3 * step_floor(config, batch, sizes["context"], dtype, *rates) for batch in batches]
 
 
 def decode_steps(engine: BaseEngine, batch: int, sizes: dict) -> float:
@@ -101,12 +87,10 @@ def decode_steps(engine: BaseEngine, batch: int, sizes: dict) -> float:
 
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    floor = floor_ms(config, dtype, sizes["batches"], sizes, measured[PLAIN])
-    best = measured.get(ACCELERATED, measured[PLAIN])["step_ms"]
-    larger = measured[LARGER]
+    best, larger = measured.get(ACCELERATED, measured[PLAIN]), measured[LARGER]
     return {
-        "floor_ms": floor,
-        "over_floor": [step / least for step, least in zip(best, floor, strict=True)],
+        "floor_ms": best["floor_ms"],
+        "over_floor": [step / least for step, least in zip(best["step_ms"], best["floor_ms"], strict=True)],
         "larger_over_floor": larger["step_ms"][0] / larger["floor_ms"][0],
     }
 
@@ -153,9 +137,9 @@ BENCHMARK = Benchmark(
     description=__doc__,
     sides={
         ACCELERATED: measure(STAGE, graphs=True, overlap=True),
-        PLAIN: measure_plain,
+        PLAIN: measure(STAGE, graphs=False, overlap=False),
         LAUNCHING: measure(LAUNCHING, many=False),
-        LARGER: measure_larger,
+        LARGER: measure(STAGE, many=False, larger=True),
     },
     sizes={"full": SIZES, "tiny": TINY},
     derive=derive,

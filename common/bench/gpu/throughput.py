@@ -11,8 +11,6 @@ of the bytes: 134,000 tokens with about 900 before each. That over the bandwidth
 prompts, is the least it can take; one that launches kernels one by one waits for the CPU instead.
 """
 
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -21,12 +19,12 @@ import torch
 
 from common.bench import plots
 from common.bench.ceilings import ceilings
-from common.bench.engine_load import add
+from common.bench.engine_load import engine_load
 from common.bench.harness import Benchmark, Figures, Headline, Unavailable, run_benchmark
 from common.bench.offline import transformers_continuous_batches
 from common.bench.predict import decode_bytes, step_flops
 from common.bench.settings import Settings, engine_of
-from common.bench.timing import free_memory, peak_memory_gib, synchronize
+from common.bench.timing import free_memory, peak_memory_gib
 from common.bench.workloads import Job, random_prompt
 from common.engine import BaseEngine
 from common.model import ModelConfig
@@ -114,41 +112,22 @@ def workload(sizes: dict) -> list[Job]:
 
 def warm_up(engine: BaseEngine, sizes: dict) -> None:
     """Run requests that end one after another: each size of a batch is seen once, a few with long prompts."""
-    count, longest = sizes["requests"], sizes["lengths"][1]
+    jobs, count, longest = [], sizes["requests"], sizes["lengths"][1]
     for i in range(count):
         prompt = random_prompt(longest if i % 16 == 0 else 16, engine.config.vocab_size, f"warm-up {i}")
-        add(engine, Job(prompt, 2 + i * 30 // count, sampling={"temperature": sizes["temperature"]}))
-    while engine.has_unfinished:
-        engine.step()
+        jobs.append(Job(prompt, 2 + i * 30 // count, sampling={"temperature": sizes["temperature"]}))
+    engine_load(engine, jobs, concurrency=count)
 
 
 def serve(engine: BaseEngine, jobs: Sequence[Job], sizes: dict) -> Figures:
-    """Run all requests at once. A step's time is that from its call to its return."""
-    synchronize(engine.device)
+    """Run all requests at once."""
     before = engine.stats().get("preemptions", 0)
-    start = time.perf_counter()
-    requests = [add(engine, job) for job in jobs]
-    steps, decodes = [], []
-    while engine.has_unfinished:
-        called = time.perf_counter()
-        engine.step()
-        steps.append(time.perf_counter() - called)
-        if all(work.phase == "decode" for work in engine.trace[-1].works):
-            decodes.append(steps[-1])
-    synchronize(engine.device)
-    seconds = time.perf_counter() - start
-    output = sum(len(request.token_ids) for request in requests)
+    result = engine_load(engine, jobs, concurrency=len(jobs))
+    output = sum(record.output_tokens for record in result.records)
     if output != sizes["totals"][1]:
         raise ValueError(f"{output} tokens came out, not {sizes['totals'][1]}")
-    return {
-        "tokens_per_second": output / seconds,
-        "seconds": seconds,
-        "steps": len(steps),
-        "step_ms_mean": 1e3 * statistics.mean(steps),
-        "decode_step_ms_median": 1e3 * statistics.median(decodes),
-        "decode_step_ms_longest": 1e3 * max(decodes),
-        "preemptions": engine.stats().get("preemptions", 0) - before,
-    }
+    preemptions = engine.stats().get("preemptions", 0) - before
+    return {"tokens_per_second": result.throughput, "seconds": result.seconds, "preemptions": preemptions}
 
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:

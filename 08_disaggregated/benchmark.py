@@ -230,7 +230,7 @@ def draw(document: dict, png: Path) -> None:
             panel.set_xlim(0, max(rates))
 
 
-def soak(settings: Settings, soak: str = "kills", much: float = 0.0) -> Figures:
+def measure_soak(settings: Settings, soak: str = "kills", much: float = 0.0) -> Figures:
     """much: kills (by default 50), or minutes (60)."""
     if soak == "kills":
         return kills(settings, int(much or 50))
@@ -256,5 +256,5 @@ BENCHMARK = Benchmark(
 
 if __name__ == "__main__":
     if "--soak" in sys.argv:
-        sys.exit(run_experiment(soak, path=path_of_soak))
+        sys.exit(run_experiment(measure_soak, path=path_of_soak))
     run_benchmark(BENCHMARK)

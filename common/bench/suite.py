@@ -86,12 +86,9 @@ class Suite:
         """Return where the benchmark's document goes: with those that are committed, or to `out`; None for quick."""
         if self.size_set == "quick":
             return None
-        machine = self.path.stem
-        return (
-            benchmark.results / f"{machine}.json"
-            if self.out == RESULTS
-            else self.out / f"{machine}-{benchmark.name}.json"
-        )
+        if self.out == RESULTS:
+            return benchmark.results / f"{self.path.stem}.json"
+        return self.out / f"{self.path.stem}-{benchmark.name}.json"
 
     def found(self) -> dict[str, Any]:
         """Return the results file as it is, or an empty one. Raise ValueError if the file is something else."""

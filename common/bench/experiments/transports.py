@@ -9,10 +9,8 @@ the pages and one into others.
 
 import multiprocessing
 import os
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import shared_memory
@@ -30,6 +28,7 @@ from common.distributed.tcp_transport import TcpTransport
 from ..experiment import run_experiment
 from ..harness import Figures
 from ..settings import Settings
+from ..timing import median_seconds
 
 POOL, PAGE = 1024, (2, 8, 16, 2, 64)  # pages; K and V, layers, tokens, heads, dimension
 COUNTS = [7, 63, 250]  # pages: prompts of about 100, 1,000 and 4,000 tokens
@@ -46,15 +45,7 @@ def places(count: int) -> numpy.ndarray:
 
 def timed(move: Callable[[int], None]) -> list[float]:
     """Return milliseconds for each of COUNTS."""
-    medians = []
-    for count in COUNTS:
-        seconds = []
-        for _ in range(TIMES + 3):  # the first ones are slower
-            start = time.perf_counter()
-            move(count)
-            seconds.append(time.perf_counter() - start)
-        medians.append(1e3 * statistics.median(seconds[3:]))
-    return medians
+    return [1e3 * median_seconds(move, torch.device("cpu"), [(count,)], repeats=TIMES) for count in COUNTS]
 
 
 @contextmanager

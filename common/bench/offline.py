@@ -8,6 +8,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import torch
 
@@ -38,8 +39,9 @@ def transformers_writer(settings: Settings, *, use_cache: bool) -> Write:
 
     @torch.inference_mode()
     def write(prompt: list[int], tokens: int) -> list[float]:
-        inputs = torch.tensor([prompt], device=device)
-        clock = TokenClock()
+        inputs, moments = torch.tensor([prompt], device=device), []
+        # It is handed the prompt, and then each token as it is known.
+        streamer = SimpleNamespace(put=lambda token_ids: moments.append(time.perf_counter()), end=lambda: None)
         start = time.perf_counter()
         model.generate(
             inputs,
@@ -47,9 +49,9 @@ def transformers_writer(settings: Settings, *, use_cache: bool) -> Write:
             max_new_tokens=tokens,
             do_sample=False,
             use_cache=use_cache,
-            streamer=clock,
+            streamer=streamer,
         )
-        return [moment - start for moment in clock.moments[1:]]  # the first is that of the prompt
+        return [moment - start for moment in moments[1:]]
 
     return write
 
@@ -67,19 +69,6 @@ def transformers_model(settings: Settings):
     model.eval()
     model.generation_config.eos_token_id = None  # write all the tokens asked for
     return model, device
-
-
-class TokenClock:
-    """A streamer for `generate`, which hands it the prompt and then each token as it is known."""
-
-    def __init__(self):
-        self.moments: list[float] = []
-
-    def put(self, token_ids: torch.Tensor) -> None:
-        self.moments.append(time.perf_counter())
-
-    def end(self) -> None:
-        pass
 
 
 def measure_writing(write: Write, sizes: dict, vocab_size: int) -> dict[str, float | list[float]]:

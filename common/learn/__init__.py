@@ -1,1 +1,1 @@
-"""What the verbs of course.py do for learners. The modules here need nothing but Python."""
+"""What the verbs of course.py do for learners. What makes or reads their files needs nothing but Python."""

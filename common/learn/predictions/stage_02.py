@@ -23,7 +23,6 @@ QUESTIONS = [
         "times",
         lambda found: predictions.kv_cache(*found).value,
         lambda found: found.sides[BEFORE]["seconds"][-1] / found.sides[NOW]["seconds"][-1],
-        why_less="Arithmetic takes its rates from 512 tokens. In a longer sequence operations run at another rate.",
         why_more="Arithmetic leaves out the fixed cost of a step, which short sequences without a cache mostly pay.",
     ),
     Question(

@@ -165,10 +165,10 @@ def parse(text: str, count: int) -> list[float]:
     if len(words) != count:
         wanted = "give one number" if count == 1 else f"give {count}, separated by commas"
         raise ValueError(f"{shortened(text)} has {counted(len(words), 'value')}: {wanted}")
-    return [number(word.strip()) for word in words]
+    return [parse_number(word.strip()) for word in words]
 
 
-def number(word: str) -> float:
+def parse_number(word: str) -> float:
     try:
         value = float(word)
     except ValueError:

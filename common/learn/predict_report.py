@@ -73,6 +73,8 @@ def draw_number(panel, question: Mapping[str, Any], tint: str) -> None:
         plots.note(panel, place, value, plots.short(value), above=4, align="center")
     panel.tick_params(axis="x", labelsize=10)
     panel.margins(y=0.12)
+    if all(question[name] == [0] for name in ANSWERS if question[name]):
+        panel.set_ylim(top=1)
 
 
 def draw_curve(panel, question: Mapping[str, Any], tint: str) -> None:

@@ -52,15 +52,15 @@ LINEAR = [3 + n / 10 for n in PASSES]  # milliseconds
 SIDES = {
     "01": {"01_naive": {}},
     "02": {
-        "01_naive": {"ms_per_token": [12.0, 80.0, 330.0]},
-        "02_kv_cache": {"ms_per_token": [3.7, 4.0, 4.7]},
+        "01_naive": {"ms_per_token": [12.0, 80.0, 150.0, 330.0]},
+        "02_kv_cache": {"ms_per_token": [3.7, 4.0, 4.3, 4.7]},
     },
     "03": {"03_streaming": {"alone_first_text_seconds": [0.01], "alone_whole_answer_seconds": [0.98]}},
     "04": {
         "04_continuous_batching": {
-            "itl_p50_ms": [4.0, 7.0, 12.0],
+            "itl_p50_ms": [4.0, 6.0, 8.0, 12.0],
             "prefill_ms_per_token": 0.1,
-            "rows_per_output_token": [2.0, 2.0, 2.0],
+            "rows_per_output_token": [2.0, 2.0, 2.0, 2.0],
         }
     },
     "05": {
@@ -79,25 +79,24 @@ SIDES = {
     },
     "08": {"07_speculative": {"full_piece_ms": 44.0, "itl_p50_ms": [8.0]}},
 }
-STEP_256 = 4 + 255 * 0.1
 EXPECTED = {
     ("01", "tokens"): [sum(range(32, 96))],
-    ("01", "step"): [flops(256) / flops(64), flops(1024) / flops(64)],
+    ("01", "step"): [flops(tokens) / flops(64) for tokens in (256, 512, 1024)],
     ("01", "answer"): [answer(256) / answer(64)],
     ("02", "sooner"): [(80 * answer(256) / flops(512)) / (4 * sum(map(read, range(32, 288))) / read(512))],
-    ("02", "step"): [read(512) / read(64), read(2048) / read(64)],
+    ("02", "step"): [read(tokens) / read(64) for tokens in (512, 1024, 2048)],
     ("02", "memory"): [16.777216],
     ("03", "first"): [98],
     ("03", "last"): [100],
-    ("03", "wait"): [4, 16],
-    ("03", "throughput"): [1, 1],
-    ("04", "throughput"): [8 * 4 / (4 + 14 * 0.1), 32 * 4 / (4 + 62 * 0.1)],
-    ("04", "gap"): [1.35, 2.55],
-    ("04", "pieces"): [100 * 10.3 / 107.1, 100 * STEP_256 / 107.1],
+    ("03", "wait"): [4, 8, 16],
+    ("03", "throughput"): [1, 1, 1],
+    ("04", "throughput"): [n * 4 / (4 + 2 * (n - 1) * 0.1) for n in (4, 16, 32)],
+    ("04", "gap"): [1.15, 1.75, 2.55],
+    ("04", "pieces"): [100 * 10.3 / 107.1, 100 * 16.7 / 107.1, 100 * 29.5 / 107.1],
     ("05", "fit"): [4096 / 180],
     ("05", "waste"): [100 * 7.5 / 179.5, 100 * 31.5 / 203.5, 100 * 127.5 / 299.5],
     ("05", "throughput"): [4096 / 180 * 4 / 9],
-    ("06", "sooner"): [2, 10],
+    ("06", "sooner"): [2, 4, 10],
     ("06", "random"): [50],
     ("06", "in_turn"): [0],
     ("07", "tokens"): [1.8, 2.44, 3.3616, (1 - 0.8**9) / 0.2],

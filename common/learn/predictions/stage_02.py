@@ -11,7 +11,13 @@ BENCHMARK = benchmark_of(
     __file__,
     [BEFORE, NOW],
     seconds=24,
-    quick={"lengths": [64, 512, 2048], "rounds": 2, "answers": [256], "compared_answer": 256, "cache_tokens": [2048]},
+    quick={
+        "lengths": [64, 512, 1024, 2048],
+        "rounds": 2,
+        "answers": [256],
+        "compared_answer": 256,
+        "cache_tokens": [2048],
+    },
 )
 QUESTIONS = [
     Question(

@@ -10,12 +10,12 @@ BENCHMARK = benchmark_of(
     [NOW],
     seconds=16,
     quick={
-        "clients": [1, 8, 32],
+        "clients": [1, 4, 16, 32],
         "requests_each": 2,
         "most_tokens": 64,
         "prefill": 256,
         "arriving": [1024],
-        "budgets": [64, 256, 4096],
+        "budgets": [64, 128, 256, 4096],
     },
     tiny={"clients": [1, 2], "arriving": [32], "budgets": [8, 16, 64]},
 )

@@ -13,7 +13,7 @@ WHOLE = benchmark_of(
     __file__,
     [BEFORE, NOW],
     seconds=28,
-    quick={"shared_percent": [50, 90], "working_sets": [2], "questions": 24},
+    quick={"shared_percent": [50, 75, 90], "working_sets": [2], "questions": 40},
     tiny={"shared_percent": [50, 90], "working_sets": [2]},
 )
 
@@ -56,7 +56,7 @@ QUESTIONS = [
     ),
     Question(
         "random",
-        "Found in memory, asked at random",
+        "Found, asked at random",
         UNDER_PRESSURE.replace("{how}", "one at a time, each time one at random"),
         "The least recently used pages are evicted.",
         "percent",
@@ -67,7 +67,7 @@ QUESTIONS = [
     ),
     Question(
         "in_turn",
-        "Found in memory, asked in turn",
+        "Found, asked in turn",
         UNDER_PRESSURE.replace("{how}", "one after the other, again and again"),
         "The least recently used pages are evicted.",
         "percent",

@@ -14,10 +14,10 @@ BENCHMARK = benchmark_of(
     quick={
         "engines": ["stage_06", "always_8"],
         "batches": [1, 4, 16],
-        "least_jobs": 8,
+        "least_jobs": 20,
         "most_tokens": 64,
         "guesses": [0, 1, 2, 4, 8],
-        "curve_jobs": 8,
+        "curve_jobs": 20,
         "rounds": 1,
     },
     tiny={"engines": ["stage_06", "always_8"], "copies": 0, "guesses": [0, 1, 2]},

@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.bench.commands import RESULTS, environment
 from common.bench.documents import write_json
@@ -35,101 +34,107 @@ PATIENCE = 10  # times the planned seconds, after which a process hangs
 WIDTH = 100  # characters of a line of text
 
 
+class Predictions(NamedTuple):
+    """The questions about a stage, and the benchmark that answers them with sizes of one name."""
+
+    stage: str
+    benchmark: Benchmark
+    questions: Sequence[Question]
+    size_set: str = "quick"
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        return self.benchmark.sizes_of(self.size_set)
+
+    @property
+    def seconds(self) -> float:
+        return self.benchmark.seconds["quick"]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Ask, measure, and show all three; the first argument is the stage. Return the exit status."""
-    stage, *rest = arguments
-    module = predictions_of(stage)
-    benchmark: Benchmark = module.BENCHMARK
-    args = parse_options(benchmark, module.QUESTIONS, rest)
-    sizes = benchmark.sizes_of(args.sizes)
-    guesses = given_guesses(args, module.QUESTIONS, sizes)
+    predictions = predictions_of(arguments[0])
+    args = parse_options(predictions, arguments[1:])
+    predictions = predictions._replace(size_set=args.sizes)
+    guesses = given_guesses(predictions, args)
     if sys.stdin.isatty():
-        guesses = ask_all(module.QUESTIONS, sizes, guesses, benchmark)
+        guesses = ask_all(predictions, guesses)
     started = time.monotonic()
-    found = measure(benchmark, args.sizes)
+    found = measure(predictions)
     machine = hardware(SETTINGS.place()[0])
     document = {
-        "benchmark": f"predict {stage_name(benchmark)}",
-        "size_set": args.sizes,
+        "benchmark": f"predict {predictions.stage}",
+        "size_set": predictions.size_set,
         "settings": SETTINGS.describe(),
         "hardware": machine,
-        "sizes": sizes,
-        "order": [list(benchmark.sides)],
+        "sizes": found.sizes,
+        "order": [list(found.sides)],
         "seconds": time.monotonic() - started,
-        "questions": [question.result(found, guesses.get(question.name)) for question in module.QUESTIONS],
+        "questions": [question.result(found, guesses.get(question.name)) for question in predictions.questions],
         "sides": found.sides,
     }
-    path = args.out / f"{slug(machine)}-predict-{stage_name(benchmark)[:2]}.json"
+    print(f"\n{table(document)}\n", flush=True)
+    path = args.out / f"{slug(machine)}-predict-{predictions.stage[:2]}.json"
     write_json(path, document)
     draw(document, path.with_suffix(".png"))
-    print(f"\n{table(document)}\n\n{path.with_suffix('.png')}\n{path}")
+    print(path.with_suffix(".png"), path, sep="\n")
     return 0
 
 
-def predictions_of(stage: str) -> ModuleType:
-    """Return the module of a stage given as "05" or as its folder. Exit with a sentence for any other."""
+def predictions_of(stage: str) -> Predictions:
+    """Return those of a stage given as "05" or as its folder. Exit with a sentence for any other."""
     try:
         folder = stage_folder(stage)
     except ValueError as error:
         sys.exit(f"{str(error).capitalize()}.")
     if folder not in stage_folders():
         sys.exit(f"`predict` measures the course's own stages: give their number, not {stage}.")
-    return import_module(f"common.learn.predictions.stage_{folder.name[:2]}")
-
-
-def stage_name(benchmark: Benchmark) -> str:
-    """Return the name of the stage that a benchmark here is about."""
-    return stage_folder(benchmark.name.removeprefix("stage_")).name
+    module = import_module(f"common.learn.predictions.stage_{folder.name[:2]}")
+    return Predictions(folder.name, module.BENCHMARK, module.QUESTIONS)
 
 
 # ---- Guesses ----
 
 
-def parse_options(benchmark: Benchmark, questions: Sequence[Question], arguments: Sequence[str]) -> argparse.Namespace:
+def parse_options(predictions: Predictions, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line: an option for each question, with its text as help."""
-    number = stage_name(benchmark)[:2]
-    sizes = benchmark.sizes_of("quick")
-    example = " ".join(f"--{question.name} {','.join(['1.5'] * question.count(sizes))}" for question in questions)
+    sizes, command = predictions.sizes, f"course.py predict {predictions.stage[:2]}"
+    example = [f"--{one.name} {','.join(['1.5'] * one.count(sizes))}" for one in predictions.questions]
     parser = argparse.ArgumentParser(
-        f"course.py predict {number}",
+        command,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         description="Guess what the benchmark of a stage measures, then see your guess beside arithmetic and the\n"
-        f"measurement, in a table and in a plot. It takes about {benchmark.seconds['quick']:.0f} s.",
+        f"measurement, in a table and in a plot. It takes about {predictions.seconds:.0f} s.",
         epilog="At a terminal, what no option answers is asked, and Enter alone is no guess. Without a terminal, for\n"
-        f"a class: python3 course.py predict {number} {example}",
+        f"a class: python3 {command} {' '.join(example)}",
     )
-    for question in questions:
-        at = question.at(sizes)
-        help = f"{question.ask.format(**sizes)} In {question.unit}{places(question, at)}."
-        parser.add_argument(f"--{question.name}", metavar=",".join(["N"] * (len(at) or 1)), help=help)
+    for question in predictions.questions:
+        help = f"{question.ask.format(**sizes)} In {question.unit}{places(question, sizes)}."
+        parser.add_argument(f"--{question.name}", metavar=",".join(["N"] * question.count(sizes)), help=help)
     parser.add_argument("--sizes", choices=["quick", "tiny"], default="quick", help="tiny: for tests")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for PNG and JSON (default: results)")
     return parser.parse_args(arguments)
 
 
-def given_guesses(
-    args: argparse.Namespace, questions: Sequence[Question], sizes: dict[str, Any]
-) -> dict[str, list[float]]:
+def given_guesses(predictions: Predictions, args: argparse.Namespace) -> dict[str, list[float]]:
     """Return the guesses among the options, by question. Exit with a sentence if one is not what was asked for."""
     guesses = {}
-    for question in questions:
+    for question in predictions.questions:
         if (text := getattr(args, question.name)) is not None:
             try:
-                guesses[question.name] = parse(text, question.count(sizes))
+                guesses[question.name] = parse(text, question.count(predictions.sizes))
             except ValueError as error:
                 sys.exit(f"--{question.name}: {error}.")
     return guesses
 
 
-def ask_all(
-    questions: Sequence[Question], sizes: dict[str, Any], given: dict[str, list[float]], benchmark: Benchmark
-) -> dict[str, list[float]]:
+def ask_all(predictions: Predictions, given: dict[str, list[float]]) -> dict[str, list[float]]:
     """Ask at the terminal what is not given, and return all guesses; a question without one is left out."""
-    seconds = f"then about {benchmark.seconds['quick']:.0f} s of measuring"
-    print(f"{stage_name(benchmark)}: {counted(len(questions), 'question')}, {seconds}. Enter alone: no guess.")
-    guesses = dict(given)
-    for number, question in enumerate(questions, start=1):
+    sizes, guesses = predictions.sizes, dict(given)
+    seconds = f"then about {predictions.seconds:.0f} s of measuring"
+    print(f"{predictions.stage}: {counted(len(predictions.questions), 'question')}, {seconds}. Enter alone: no guess.")
+    for number, question in enumerate(predictions.questions, start=1):
         print("\n" + indented(f"{number}. {question.ask.format(**sizes)}"))
         print(indented(f"   Known: {question.known.format(**sizes)}"))
         if question.name not in given and (guess := ask(question, sizes)) is not None:
@@ -139,7 +144,7 @@ def ask_all(
 
 def ask(question: Question, sizes: dict[str, Any]) -> list[float] | None:
     """Ask until the answer is one, and return it; None for an empty answer, or at the end of the input."""
-    prompt = f"   {question.unit}{places(question, question.at(sizes))}: "
+    prompt = f"   {question.unit}{places(question, sizes)}: "
     while True:
         try:
             text = input(prompt).strip()
@@ -154,8 +159,9 @@ def ask(question: Question, sizes: dict[str, Any]) -> list[float] | None:
             print(indented(f"   {error}."))
 
 
-def places(question: Question, at: Sequence[float]) -> str:
+def places(question: Question, sizes: dict[str, Any]) -> str:
     """Return what to say of the positions of a curve: ", at 16, 64 tokens in a page"."""
+    at = question.at(sizes)
     return f", at {', '.join(map(str, at))} {question.x}" if at else ""
 
 
@@ -185,19 +191,19 @@ def indented(text: str) -> str:
 # ---- Measuring ----
 
 
-def measure(benchmark: Benchmark, size_set: str) -> Found:
+def measure(predictions: Predictions) -> Found:
     """Measure every side in a process of its own. Exit with a sentence if one fails."""
-    sides, model, count = {}, None, len(benchmark.sides)
-    planned = benchmark.seconds["quick"]
+    benchmark, seconds, size_set = predictions.benchmark, predictions.seconds, predictions.size_set
+    sides, model, count = {}, {}, len(benchmark.sides)
     with StatusLine() as status, ticking(status) as activity:
         for place, side in enumerate(benchmark.sides, start=1):
-            activity.append(f"{side} ({place} of {count}; about {planned:.0f} s in all)")
+            activity.append(f"{side} ({place} of {count}; about {seconds:.0f} s in all)")
             run = Run(benchmark, 0, (side,))
-            answers, problem = run_process(run, SETTINGS, size_set, PATIENCE * planned, environment(size_set))
+            answers, problem = run_process(run, SETTINGS, size_set, PATIENCE * seconds, environment(size_set))
             if problem:
                 sys.exit(f"{problem}.")
             sides[side], model = answers[side]["figures"], answers[side]["model"]
-    return Found(benchmark.sizes_of(size_set), sides, ModelConfig(**model), SETTINGS.place()[1])
+    return Found(predictions.sizes, sides, ModelConfig(**model), SETTINGS.place()[1])
 
 
 @contextmanager
@@ -227,4 +233,6 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         note("\nInterrupted: nothing is written.")
         status = 130
+    except OSError as error:  # a full disk, or a folder that cannot be written
+        status = f"error: {error}"
     sys.exit(status)

@@ -250,7 +250,7 @@ VERBS = {
     "serve": Verb("STAGE", "start a stage's HTTP server", serve),
     "watch": Verb("STAGE", "see its engine at work, in a browser; or two, side by side", module("common.inspector")),
     "bench": Verb("[STAGE]", "measure a stage against the one before it, or the course; --quick: in minutes", bench),
-    "predict": Verb("STAGE", "guess what it measures, then see guess and measurement", module("common.learn.predict")),
+    "predict": Verb("STAGE", "guess what its benchmark measures, then see", module("common.learn.predict")),
     "compare": Verb("", "draw this machine's results beside the committed ones, or the files of a class", compare),
     "diff": Verb("STAGE", "read what a stage changed in the one before it; needs nothing but Python", diff),
     "start": Verb(

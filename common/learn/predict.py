@@ -110,7 +110,7 @@ def parse_options(predictions: Predictions, arguments: Sequence[str]) -> argpars
         f"a class: python3 {command} {' '.join(example)}",
     )
     for question in predictions.questions:
-        help = f"{question.ask.format(**sizes)} In {question.unit}{places(question, sizes)}."
+        help = f"{question.ask.format(**sizes)} Unit: {question.unit}{places(question, sizes)}."
         parser.add_argument(f"--{question.name}", metavar=",".join(["N"] * question.count(sizes)), help=help)
     parser.add_argument("--sizes", choices=["quick", "tiny"], default="quick", help="tiny: for tests")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for PNG and JSON (default: results)")

@@ -9,7 +9,7 @@ BEFORE, NOW = "02_kv_cache", "03_streaming"
 BENCHMARK = benchmark_of(
     __file__,
     [BEFORE, NOW],
-    seconds=40,
+    seconds=36,
     quick={
         "answers": [256],
         "requests_per_answer": 3,

@@ -8,7 +8,7 @@ NOW = "04_continuous_batching"
 BENCHMARK = benchmark_of(
     __file__,
     [NOW],
-    seconds=16,
+    seconds=18,
     quick={
         "clients": [1, 4, 16, 32],
         "requests_each": 2,

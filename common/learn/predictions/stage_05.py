@@ -11,7 +11,7 @@ BEFORE, NOW = "04_continuous_batching", "05_paged_attention"
 WHOLE = benchmark_of(
     __file__,
     [BEFORE, NOW],
-    seconds=32,
+    seconds=36,
     quick={"requests": 32, "slots": 1, "page_sizes": [16, 64, 256], "batches": [1, 24], "context": 150},
 )
 PAGE = 16  # tokens, of the engine unless it is told otherwise

@@ -12,7 +12,7 @@ BEFORE, NOW = "05_paged_attention", "06_prefix_cache"
 WHOLE = benchmark_of(
     __file__,
     [BEFORE, NOW],
-    seconds=28,
+    seconds=30,
     quick={"shared_percent": [50, 75, 90], "working_sets": [2], "questions": 40},
     tiny={"shared_percent": [50, 90], "working_sets": [2]},
 )

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from common.bench.ceilings import reference_ms
 from common.bench.commands import RESULTS, environment
 from common.bench.documents import write_json
 from common.bench.hardware import hardware, slug
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     if sys.stdin.isatty():
         guesses = ask_all(predictions, guesses)
     started = time.monotonic()
-    found = measure(predictions)
+    found, reference = measure(predictions)
     machine = hardware(SETTINGS.place()[0])
     document = {
         "benchmark": f"predict {predictions.stage}",
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str]) -> int:
         "sizes": found.sizes,
         "order": [list(found.sides)],
         "seconds": time.monotonic() - started,
+        "reference_ms": reference,
         "questions": [question.result(found, guesses.get(question.name)) for question in predictions.questions],
         "sides": found.sides,
     }
@@ -191,10 +193,14 @@ def indented(text: str) -> str:
 # ---- Measuring ----
 
 
-def measure(predictions: Predictions) -> Found:
-    """Measure every side in a process of its own. Exit with a sentence if one fails."""
+def measure(predictions: Predictions) -> tuple[Found, list[float]]:
+    """Measure every side in a process of its own; return also times of the reference product before and after each.
+
+    Exit with a sentence if a side fails.
+    """
     benchmark, seconds, size_set = predictions.benchmark, predictions.seconds, predictions.size_set
     sides, model, count = {}, {}, len(benchmark.sides)
+    reference = [reference_ms(*SETTINGS.place())]
     with StatusLine() as status, ticking(status) as activity:
         for place, side in enumerate(benchmark.sides, start=1):
             activity.append(f"{side} ({place} of {count}; about {seconds:.0f} s in all)")
@@ -202,8 +208,9 @@ def measure(predictions: Predictions) -> Found:
             answers, problem = run_process(run, SETTINGS, size_set, PATIENCE * seconds, environment(size_set))
             if problem:
                 sys.exit(f"{problem}.")
+            reference.append(reference_ms(*SETTINGS.place()))
             sides[side], model = answers[side]["figures"], answers[side]["model"]
-    return Found(predictions.sizes, sides, ModelConfig(**model), SETTINGS.place()[1])
+    return Found(predictions.sizes, sides, ModelConfig(**model), SETTINGS.place()[1]), reference
 
 
 @contextmanager

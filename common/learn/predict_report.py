@@ -11,11 +11,12 @@ from .predictions import CLOSE, widest_gap
 
 WIDTH = 100  # characters of a line of text
 ANSWERS = ("guess", "arithmetic", "measured")
+STEADY = 0.25  # relative change of the machine's speed up to which a measurement says something
 GUESS = "#c2459a"  # pink: no stage has it
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """Return a line for each number, and below them why arithmetic and measurement differ."""
+    """Return a line for each number; below, why arithmetic and measurement differ, and how steady the machine was."""
     rows: list[tuple[str, Sequence[str]]] = [("", ANSWERS)]
     for question in document["questions"]:
         title, columns = f"{question['title']} ({question['unit']})", columns_of(question)
@@ -27,7 +28,14 @@ def table(document: Mapping[str, Any]) -> str:
     width = max(len(label) for label, _ in rows)
     lines = [f"{label:{width}}" + "".join(f"{cell:>13}" for cell in cells) for label, cells in rows]
     reasons = [textwrap.fill(f"{one['title']}: {one['why']}", WIDTH) for one in document["questions"]]
-    return "\n".join([*(line.rstrip() for line in lines), "", *reasons])
+    return "\n".join([*(line.rstrip() for line in lines), "", *reasons, steadiness(document["reference_ms"])])
+
+
+def steadiness(times: Sequence[float]) -> str:
+    """Return by how much the time of the reference product changed, and what to do if it was too much."""
+    drift = max(times) / min(times) - 1
+    advice = " Close other programs, and measure again." if drift > STEADY else ""
+    return f"The machine's speed changed by {drift:.0%} meanwhile.{advice}"
 
 
 def columns_of(question: Mapping[str, Any]) -> list[list[str]]:
@@ -44,7 +52,10 @@ def draw(document: Mapping[str, Any], png: Path) -> None:
     columns = len(questions) if len(questions) < 4 else 2
     rows = -(-len(questions) // columns)
     message = f"Stage {stage[:2]}: {how_close(questions)}"
-    with plots.page(png, document, message, rows=rows, columns=columns, height=1 + 3.8 * rows) as panels:
+    remark = steadiness(document["reference_ms"])
+    with plots.page(
+        png, document, message, rows=rows, columns=columns, height=1.1 + 3.8 * rows, remark=remark
+    ) as panels:
         for panel, question in zip(panels, questions, strict=True):
             show = draw_curve if question["at"] else draw_number
             show(panel, question, plots.color(stage))

@@ -68,7 +68,9 @@ def results() -> list[dict]:
 
 
 def test_the_table_has_a_row_for_each_number():
-    rows, _, reasons = predict_report.table({"questions": results()}).partition("\n\n")
+    rows, _, reasons = predict_report.table({"questions": results(), "reference_ms": [4.0, 6.0]}).partition("\n\n")
+    assert reasons.endswith("speed changed by 50% meanwhile. Close other programs, and measure again.")
+    assert predict_report.steadiness([4.0, 4.4]) == "The machine's speed changed by 10% meanwhile."
     assert "Requests: Arithmetic and measurement agree within 10%.\nCost: Less than" in reasons
     assert [row.split() for row in rows.splitlines()] == [
         ["guess", "arithmetic", "measured"],

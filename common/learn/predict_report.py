@@ -47,21 +47,16 @@ def columns_of(question: Mapping[str, Any]) -> list[list[str]]:
 
 def draw(document: Mapping[str, Any], png: Path) -> None:
     """Draw a panel for each question: bars for a number, lines for a curve."""
-    questions = document["questions"]
-    stage = document["benchmark"].split()[-1]
+    questions, stage = document["questions"], document["benchmark"].split()[-1]
     columns = len(questions) if len(questions) < 4 else 2
-    rows = -(-len(questions) // columns)
-    message = f"Stage {stage[:2]}: {how_close(questions)}"
-    remark = steadiness(document["reference_ms"])
-    with plots.page(
-        png, document, message, rows=rows, columns=columns, height=1.1 + 3.8 * rows, remark=remark
-    ) as panels:
+    rows, width = -(-len(questions) // columns), 44 if columns < 3 else 22
+    size = {"rows": rows, "columns": columns, "height": 1.1 + 3.8 * rows}
+    message, remark = f"Stage {stage[:2]}: {how_close(questions)}", steadiness(document["reference_ms"])
+    with plots.page(png, document, message, remark=remark, **size) as panels:
         for panel, question in zip(panels, questions, strict=True):
             show = draw_curve if question["at"] else draw_number
             show(panel, question, plots.color(stage))
-            plots.axes(
-                panel, question["x"], question["unit"], textwrap.fill(question["title"], 44 if columns < 3 else 22)
-            )
+            plots.axes(panel, question["x"], question["unit"], textwrap.fill(question["title"], width))
 
 
 def how_close(questions: Sequence[Mapping[str, Any]]) -> str:

@@ -101,7 +101,9 @@ def over_first(values: Sequence[float]) -> list[float]:
     return [value / values[0] for value in values[1:]]
 
 
-def benchmark_of(file: str, sides: Sequence[str], *, seconds: float, quick: dict, tiny: dict | None = None):
+def benchmark_of(
+    file: str, sides: Sequence[str], *, seconds: float, quick: dict, tiny: dict | None = None
+) -> Benchmark:
     """Return the benchmark of the stage that a file here is about, with these sides only.
 
     quick, tiny: changes to its sizes of these names. seconds: what all sides take on two CPU cores.

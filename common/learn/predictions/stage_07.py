@@ -1,5 +1,7 @@
 """Stage 07: draft tokens share a pass with the token before them, and some are accepted."""
 
+from collections.abc import Callable
+
 from common.bench.harness import run_benchmark
 from common.stages import load_stage_module
 
@@ -36,7 +38,7 @@ def measured_tokens(found: Found) -> list[float]:
     return [1 + k * percent / 100 for k, percent in pairs]
 
 
-def pass_times(found: Found, figure: str):
+def pass_times(found: Found, figure: str) -> Callable[[int], float]:
     """Return the seconds of a pass by its number of tokens, as stage 07 estimates them."""
     sizes = load_stage_module(NOW, "benchmark").PASSES
     times = load_stage_module(NOW, "adaptive_speculation").PassTimes

@@ -71,15 +71,17 @@ def share_calls(chunks: list[Chunk], call_costs: int) -> list[list[Chunk]]:
     One more request may bring no more padding than a call of its own would cost, in tokens.
     """
     groups: list[list[Chunk]] = []
+    longest = 0  # past of a request in the newest group
     for chunk in chunks:
         if groups:
             group, last = groups[-1], groups[-1][-1]
-            longest = max(other.start for other in group)
             padding = longest - chunk.start if chunk.start < longest else (chunk.start - longest) * len(group)
             neighbours = chunk.sequence.slot == last.sequence.slot + 1
             alike = len(chunk.token_ids) == len(last.token_ids)
             if neighbours and alike and padding <= call_costs:
                 group.append(chunk)
+                longest = max(longest, chunk.start)
                 continue
         groups.append([chunk])
+        longest = chunk.start
     return groups

@@ -6,13 +6,15 @@ page holds those of a few tokens. Nothing is reserved that is not used, but for 
 pages are alike, memory cannot become fragmented: any free page will do for any request.
 """
 
+from array import array
+
 
 class PageTable:
     """The pages of one sequence in order: token number p is at place p % page_size of page number p // page_size."""
 
     def __init__(self, page_size: int):
         self.page_size = page_size
-        self.pages: list[int] = []
+        self.pages = array("i")  # int32, which a batch copies as it is; it grows by `append` and `extend`
 
     @property
     def capacity(self) -> int:
@@ -41,13 +43,13 @@ class PageAllocator:
         lacking = self.pages_for(tokens) - len(table.pages)
         if lacking > len(self.free):
             return False
-        table.pages += [self.free.pop() for _ in range(lacking)]
+        table.pages.extend(self.free.pop() for _ in range(lacking))
         return True
 
     def release(self, table: PageTable) -> None:
         """Put all pages of a table back on the free list."""
         self.free += reversed(table.pages)
-        table.pages = []
+        del table.pages[:]
 
     def check_fits(self, tokens: int) -> None:
         """Raise ValueError if a request of `tokens` tokens is too large for the pool, even for an empty one."""

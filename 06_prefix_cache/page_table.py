@@ -3,6 +3,8 @@
 NEW in 06: a page may also belong to the tree of cached pages, which keeps unused ones until memory runs out.
 """
 
+from array import array
+
 from .prefix_tree import Node, PrefixTree
 
 
@@ -11,7 +13,7 @@ class PageTable:
 
     def __init__(self, page_size: int):
         self.page_size = page_size
-        self.pages: list[int] = []
+        self.pages = array("i")  # int32, which a batch copies as it is; it grows by `append` and `extend`
         self.path: list[Node] = []  # NEW in 06: the nodes of its first pages, those that are in the tree
 
     @property
@@ -42,7 +44,7 @@ class PageAllocator:
         lacking = self.pages_for(tokens) - len(table.pages)
         if lacking > self.available:
             return False
-        table.pages += [self.free.pop() if self.free else self.tree.evict() for _ in range(lacking)]
+        table.pages.extend(self.free.pop() if self.free else self.tree.evict() for _ in range(lacking))
         return True
 
     @property
@@ -64,7 +66,7 @@ class PageAllocator:
         """Give all pages of a table back: those on its path to the tree, its own to the free list."""
         self.tree.release(table.path)  # NEW in 06: these stay in the tree, for requests that begin alike
         self.free += reversed(table.pages[len(table.path) :])
-        table.pages, table.path = [], []
+        del table.pages[:], table.path[:]
 
     def check_fits(self, tokens: int) -> None:
         """Raise ValueError if a request of `tokens` tokens is too large for the pool, even for an empty one."""
@@ -81,4 +83,4 @@ class PageAllocator:
         cached = self.tree.check([table.path for table in tables])
         assert sorted(owned + cached + self.free) == list(range(self.num_pages)), (owned, cached, self.free)
         for table in tables:
-            assert table.pages[: len(table.path)] == [node.page for node in table.path]
+            assert table.pages[: len(table.path)].tolist() == [node.page for node in table.path]

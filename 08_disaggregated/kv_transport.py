@@ -21,7 +21,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
+
+from common.transfers import to_device
 
 
 class Transfer(Protocol):
@@ -93,8 +96,10 @@ class LocalTransfer:
         offer = source.offers.get(key)
         self.filled = offer is not None
         if offer is not None:
+            numbers = [pages, offer[skip : skip + len(pages)]]
+            here, there = to_device(numbers, torch.int64, pools[0].device)
             for pool, from_pool in zip(pools, source.pools, strict=True):
-                pool[:, pages] = from_pool[:, offer[skip : skip + len(pages)]]
+                pool[:, here] = from_pool[:, there]
                 self.bytes += pool[:, 0].nbytes * len(pages)
         self.seconds = time.perf_counter() - start
 

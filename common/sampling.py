@@ -19,26 +19,27 @@ whatever else is in the batch. (Whether a model's logits are equal in another ba
 On a GPU, rows that want a temperature and nothing else are drawn by two kernels (gpu/sampler.py); what stands here is
 their definition. Which way a row goes depends on its own parameters alone, never on its neighbours.
 
-Production engines fuse the filters too, and avoid the full sort. SGLang keeps the penalties' counts on the device
-between steps; vLLM recounts them from the token lists, as this sampler does: that costs time, but leaves no state to
-lose.
+Production engines fuse the filters too, and avoid the full sort.
 """
 
 import hashlib
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from .penalties import apply_penalties
 from .sampling_params import SamplingParams
 from .transfers import ToHost, to_device
 
 # Rows that pass the filters together. On the way each takes about 70 bytes a token of the vocabulary, and leaves 8.
 MOST_ROWS = 64
+# Tokens that a CPU ranks first: top-k and top-p seldom keep more, and to sort 151,936 takes it 15 times as long.
+CANDIDATES = 512
 
 
 class Row(Protocol):
@@ -95,14 +96,17 @@ class Drawn:
 
 
 def draw_rows(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Return the next token of every row, [B] int64: kernels draw the rows that they can, the definition the others."""
+    """Return the next token of every row, [B] int64: the definition draws what argmax or the kernels cannot."""
     uniforms = [uniform(row.seed, len(row.token_ids)) for row in rows]
-    if not has_kernels(logits.device):
-        return draw(probabilities(logits, rows), uniforms)
-    from .gpu.sampler import draw_plain  # needs triton
+    if has_kernels(logits.device):
+        from .gpu.sampler import draw_plain  # needs triton
 
-    token_ids = draw_plain(logits, [row.params.temperature for row in rows], uniforms)
-    if others := [i for i, row in enumerate(rows) if row.params.penalised or row.params.filtered]:
+        token_ids = draw_plain(logits, [row.params.temperature for row in rows], uniforms)
+        others = [i for i, row in enumerate(rows) if row.params.penalised or row.params.filtered]
+    else:
+        token_ids = logits.argmax(-1)
+        others = [i for i, row in enumerate(rows) if row.params.penalised or not row.params.greedy]
+    if others:
         index = to_device(others, torch.int64, logits.device)
         drawn = draw(probabilities(logits[index], [rows[i] for i in others]), [uniforms[i] for i in others])
         token_ids.index_copy_(0, index, drawn)
@@ -144,27 +148,52 @@ def _weights(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         weights = weights.masked_fill(weights < _column([p.min_p for p in params], weights), 0.0)
     if ranked := [i for i, p in enumerate(params) if p.filtered and (p.top_k or p.top_p < 1)]:
         index = to_device(ranked, torch.int64, logits.device)
-        weights[index] = _keep_top(weights[index], logits[index], [params[i] for i in ranked])
+        V = weights.shape[-1]
+        first = CANDIDATES if logits.device.type == "cpu" and V > 4 * CANDIDATES else V
+        weights[index] = _keep_top(weights[index], logits[index], [params[i] for i in ranked], first)
     if any(p.greedy for p in params):
         one_hot = torch.zeros_like(weights).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
         weights = torch.where(_column([p.greedy for p in params], weights) > 0, one_hot, weights)
     return weights
 
 
-def _keep_top(weights: Tensor, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Zero the weights that top-k or top-p excludes: [R, V] -> [R, V]. One sort serves both filters."""
+def _keep_top(weights: Tensor, logits: Tensor, params: Sequence[SamplingParams], first: int) -> Tensor:
+    """Zero the weights that top-k or top-p excludes: [R, V] -> [R, V]. One sort serves both filters.
+
+    first: how many of the likeliest tokens to rank. A row for which they do not suffice is ranked as a whole.
+    """
     V = weights.shape[-1]
-    # Logits are sorted, not weights: exp() rounds, and would make ties where there are none.
-    order = logits.argsort(dim=-1, descending=True, stable=True)
+    # Logits are ranked, not weights: exp() rounds, and would make ties where there are none.
+    scores, order = _ranked(logits, first)
     kept = weights.gather(-1, order)
     top_k = _column([min(p.top_k or V, V) for p in params], kept)
-    kept = kept.masked_fill(torch.arange(V, device=kept.device) >= top_k, 0.0)
+    kept = kept.masked_fill(torch.arange(first, device=kept.device) >= top_k, 0.0)
     # A token stays if those ahead of it fall short of the share top_p, so the first always stays. Where top-p
     # is off its share is infinite: with 1, tokens in the tail would be lost to rounding.
     top_p = _column([p.top_p if p.top_p < 1 else math.inf for p in params], kept)
     ahead = kept.cumsum(-1) - kept
-    kept = kept.masked_fill(ahead >= top_p * kept.sum(-1, keepdim=True), 0.0)
-    return torch.zeros_like(kept).scatter(-1, order, kept)
+    total = torch.where(top_k < V, kept.sum(-1, keepdim=True), weights.sum(-1, keepdim=True))
+    kept = kept.masked_fill(ahead >= top_p * total, 0.0)
+    result = torch.zeros_like(weights).scatter(-1, order, kept)
+    if first < V:
+        # Equals of the last one ranked may be missing: all that the filters keep must stand before them.
+        needed = torch.where(top_k < V, top_k, (kept > 0).sum(-1, keepdim=True))
+        short = (needed > (scores > scores[:, -1:]).sum(-1, keepdim=True)).nonzero()[:, 0]
+        if len(short):
+            result[short] = _keep_top(weights[short], logits[short], [params[i] for i in short.tolist()], V)
+    return result
+
+
+def _ranked(logits: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Return the `first` largest logits of each row and their token ids, best first; of equals the lower id is first.
+
+    Which of those that equal the last one are among them is not defined.
+    """
+    if first == logits.shape[-1]:
+        return logits.sort(dim=-1, descending=True, stable=True)
+    token_ids = logits.topk(first, sorted=False).indices.sort().values
+    scores, order = logits.gather(-1, token_ids).sort(dim=-1, descending=True, stable=True)
+    return scores, token_ids.gather(-1, order)
 
 
 def draw(weights: Tensor, uniforms: Sequence[float]) -> Tensor:
@@ -194,45 +223,6 @@ def uniform(seed: int, position: int, stream: int = 0) -> float:
     """
     digest = hashlib.blake2b(struct.pack("<3Q", seed, position, stream), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
-
-
-def apply_penalties(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Make tokens that occurred before less likely (or likelier, below the neutral value), and others as asked.
-
-    [B, V] -> [B, V]: a new tensor, float32, or the same one if no row wants that. Repetition counts prompt and
-    output, as the paper that introduced it does (CTRL); presence and frequency only the output, as OpenAI's do.
-    Before them come the biases, and the tokens that may not end the answer yet: as in vLLM.
-    """
-    index = [i for i, row in enumerate(rows) if row.params.penalised]
-    if not index:
-        return logits
-    places, logits = to_device(index, torch.int64, logits.device), logits.float()
-    rows, changed = [rows[i] for i in index], logits[places]  # [R, V], a copy
-    for row, scores in zip(rows, changed, strict=True):
-        if row.params.logit_bias:
-            token_ids, biases = zip(*row.params.logit_bias, strict=True)
-            token_ids = to_device(token_ids, torch.int64, scores.device)
-            scores.scatter_add_(0, token_ids, to_device(biases, scores.dtype, scores.device))
-        if len(row.token_ids) < row.params.min_tokens:
-            forbidden = [token_id for token_id in row.params.ending_token_ids if token_id < len(scores)]
-            scores.index_fill_(0, to_device(forbidden, torch.int64, scores.device), -math.inf)
-    in_output = _count((row.token_ids for row in rows), changed)
-    seen = in_output + _count((row.prompt_token_ids for row in rows), changed) > 0
-    repetition = _column([row.params.repetition_penalty for row in rows], changed)
-    # Dividing would make a negative logit likelier, so that is multiplied.
-    changed = torch.where(seen, torch.where(changed > 0, changed / repetition, changed * repetition), changed)
-    changed -= _column([row.params.frequency_penalty for row in rows], changed) * in_output
-    changed -= _column([row.params.presence_penalty for row in rows], changed) * (in_output > 0)
-    return logits.index_copy(0, places, changed)
-
-
-def _count(token_ids: Iterable[Sequence[int]], like: Tensor) -> Tensor:
-    """Count how often each token occurs in each of R lists: [R, V], like `like` in shape, dtype and device."""
-    counts = torch.zeros_like(like)
-    for row, ids in zip(counts, token_ids, strict=True):
-        index = to_device(ids, torch.int64, like.device)
-        row.scatter_add_(0, index, torch.ones_like(index, dtype=like.dtype))
-    return counts
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, wanted: Sequence[int | None]) -> list[TokenLogprobs | None]:

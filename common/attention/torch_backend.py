@@ -14,15 +14,19 @@ from . import PagedBatch
 CALL_COSTS_TOKENS = {"cpu": 300, "cuda": 4096}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Part:
-    """The rows that one call takes: `tokens` of each of B requests, whose pages are gathered and padded."""
+    """The rows that one call takes: `tokens` of each of B requests, whose pages are gathered and padded.
+
+    mask: `[B, 1, tokens * H / H_kv, P * page_size]`, 0 where seen, -inf elsewhere. The first layer makes it for all.
+    """
 
     rows: Tensor  # [B * tokens] int64
     requests: int
     tokens: int
     pages: Tensor  # [B * P] int64
     seen: Tensor  # [B, 1, tokens, P * page_size] bool: which places a query may look at
+    mask: Tensor | None = None
 
 
 class TorchAttention:
@@ -30,7 +34,6 @@ class TorchAttention:
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
         self.dtype, self.call_costs = dtype, CALL_COSTS_TOKENS[device.type]
-        self._bias: dict[tuple[int, int], Tensor] = {}
 
     def prepare(self, batch: PagedBatch) -> list[Part]:
         lengths, decodes = batch.host_lengths, batch.decodes
@@ -71,8 +74,10 @@ class TorchAttention:
                 pages.index_select(0, part.pages).view(part.requests, -1, *pages.shape[2:]).transpose(1, 2)
                 for pages in (k_pages, v_pages)
             )  # [B, H_kv, S, D], a copy
-            mask = part.seen.repeat_interleave(groups, dim=2)
-            result = F.scaled_dot_product_attention(queries, k, v, attn_mask=mask)
+            if part.mask is None:
+                mask = torch.zeros(part.seen.shape, dtype=self.dtype, device=q.device)
+                part.mask = mask.masked_fill_(~part.seen, float("-inf")).repeat_interleave(groups, dim=2)
+            result = F.scaled_dot_product_attention(queries, k, v, attn_mask=part.mask)
             result = result.unflatten(2, (part.tokens, groups)).transpose(1, 2)  # [B, n, H_kv, H / H_kv, D]
             out[part.rows] = result.reshape(-1, *q.shape[1:])
 

@@ -1,11 +1,13 @@
-"""What a request may ask at most, and logits that it changes: biases, ends that may not come yet, penalties."""
+"""What a request may ask at most, logits that it changes, and shorter ways to a token than the definition."""
 
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import pytest
 import torch
 
-from common.sampling import SamplingParams, apply_penalties, sample
+from common import sampling
+from common.sampling import SamplingParams, apply_penalties, probabilities, sample
 
 
 @dataclass
@@ -47,3 +49,28 @@ def test_the_strongest_penalties_leave_finite_scores():
         request = Request(SamplingParams(repetition_penalty=penalty), [0, 1], [2])
         logits = torch.tensor([[1e4, -1e4, 30.0, 0.0]])
         assert apply_penalties(logits, [request]).isfinite().all()
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 6, 20])
+@pytest.mark.parametrize("top_p", [1.0, 0.05, 0.5, 0.9])
+@pytest.mark.parametrize("rounded", [False, True], ids=["apart", "with equals"])
+def test_the_likeliest_tokens_decide_as_all_of_them_do(top_k, top_p, rounded):
+    """Ranked are 8 of 50: they suffice for some of the rows."""
+    logits = 3 * torch.randn(200, 50, generator=torch.Generator().manual_seed(1))
+    rows = [Request(SamplingParams(temperature=1.0, top_k=top_k, top_p=top_p))] * 200
+    logits = logits.round() if rounded else logits
+    by_all = probabilities(logits, rows)
+    with patch.object(sampling, "CANDIDATES", 8):
+        by_few = probabilities(logits, rows)
+    assert torch.equal(by_few > 0, by_all > 0)
+    torch.testing.assert_close(by_few, by_all, atol=1e-12, rtol=0)
+
+
+def test_rows_that_need_no_draw_are_what_they_are_alone():
+    """A greedy row, one with a penalty, one that is drawn: in a batch and each by itself."""
+    logits = torch.tensor([[1.0, 3.0, 2.9], [1.0, 3.0, 2.9], [2.0, 2.0, 2.0]])
+    params = [SamplingParams(), SamplingParams(presence_penalty=1.0), SamplingParams(temperature=1.0)]
+    rows = [Request(one, token_ids=[1]) for one in params]
+    together = [token.token_id for token in sample(logits, rows)]
+    assert together[:2] == [1, 2]
+    assert together == [sample(logits[[i]], [row])[0].token_id for i, row in enumerate(rows)]

@@ -110,9 +110,9 @@ assert [round(p, 3) for p in kept] == [0.625, 0.375, 0.0], kept
         "counts for all three, and it is easy to hand it the wrong list. TensorRT-LLM counted the prompt, vLLM "
         "did not, and the same request gave other answers.",
         source="NVIDIA/TensorRT-LLM#5623",
-        file="common/sampling.py",
-        old="in_output = _count((row.token_ids for row in rows), changed)",
-        new="in_output = _count(([*row.prompt_token_ids, *row.token_ids] for row in rows), changed)",
+        file="common/penalties.py",
+        old="output = _places([row.token_ids for row in rows], changed)",
+        new="output = _places([[*row.prompt_token_ids, *row.token_ids] for row in rows], changed)",
         caught_by="tests/common/test_sampling.py::"
         "test_penalties_are_those_defined_and_greedy_is_argmax_of_what_they_leave",
         reproduce="""

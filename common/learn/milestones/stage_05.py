@@ -36,7 +36,7 @@ def where_a_token_lies(stage):
     "PageAllocator.check_fits, PageAllocator.check",
     expected="At any time every page is in the free list or in one page table, and never in both or in two.",
     hint="Count what the table lacks before you take a page; release returns each page once and empties the table.",
-    second_hint="lacking = pages_for(tokens) - len(table.pages). If that is more than are free, take nothing.",
+    second_hint="lacking = pages_for(tokens) - len(table.pages): if more than are free, take none; pages.extend(...).",
 )
 def every_page_has_one_owner(stage):
     allocator = stage.page_table.PageAllocator(num_pages=12, page_size=4)
@@ -51,14 +51,15 @@ def every_page_has_one_owner(stage):
         if rng.random() < 0.3:
             did = f"release({letter})"
             allocator.release(table)
-            expect(table.pages == [], f"after {did} its table still has pages {table.pages}")
+            expect(not table.pages, f"after {did} its table still has pages {list(table.pages)}")
         else:
             did, fits = f"extend({letter}, {tokens})", needed - len(before) <= free
             said = allocator.extend(table, tokens)
             expect(said is fits, f"{did} of {len(before)} pages, with {free} free, returned {said}, not {fits}")
-            expect(table.pages[: len(before)] == before, f"{did} changed the pages that were there: {table.pages}")
+            now = list(table.pages)
+            expect(now[: len(before)] == before, f"{did} changed the pages that were there: {now}")
             size = needed if fits else len(before)
-            expect(len(table.pages) == size, f"after {did} its table has {len(table.pages)} pages, not {size}")
+            expect(len(now) == size, f"after {did} its table has {len(now)} pages, not {size}")
         owners = {name: one.pages for name, one in tables.items()}
         owned = [page for pages in owners.values() for page in pages]
         balanced = sorted([*owned, *allocator.free]) == list(range(12))

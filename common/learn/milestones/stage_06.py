@@ -102,7 +102,7 @@ def free_owned_or_cached(stage):
     expect(len(newcomer.pages) == 1, "for a table without a page, `adopt` appends the cached one")
     allocator.release(newcomer)
     allocator.release(table)
-    expect(table.pages == [] and table.path == [], "a table that was released is empty", pages())
+    expect(not table.pages and not table.path, "a table that was released is empty", pages())
     allocator.check([other])
     available = allocator.available
     expect(

@@ -78,7 +78,7 @@ def short_prompts_pass(stage):
 @milestone(
     "LocalTransfer.__init__, LocalTransfer.done",
     expected="The offered pages, without the first `skip`, are copied into the reserved ones, in all pools and layers.",
-    hint="pool[:, pages] = from_pool[:, offer[skip : skip + len(pages)]], for each pool and the one it comes from.",
+    hint="pool[:, pages] = from_pool[:, offered], for each pool; `offered` begins behind the first `skip`.",
     second_hint="An offer that was withdrawn is not in source.offers: `done` then raises ConnectionError.",
 )
 def pages_travel(stage):

@@ -43,12 +43,16 @@ def pack_linears(model: nn.Module) -> None:
     """
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return
-    linears = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()
-               if type(child) is nn.Linear]  # fmt: skip
-    tall = [child for _, _, child in linears if child.out_features > child.in_features]
-    both = sum(child.weight.nbytes for child in tall) <= MOST_BESIDE
-    for parent, name, child in linears:
-        if child.weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            setattr(parent, name, PackedLinear(child))
-        elif child.weight.dtype == torch.float32 and child in tall and both:
-            setattr(parent, name, PackedBeside(child))
+    places = [(parent, name) for parent in model.modules() for name, child in parent.named_children()
+              if type(child) is nn.Linear]  # fmt: skip
+    beside = sum(getattr(*place).weight.nbytes for place in places if is_tall(getattr(*place))) <= MOST_BESIDE
+    for parent, name in places:  # one after the other, so that no more than one matrix is there twice meanwhile
+        linear = getattr(parent, name)
+        if linear.weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            setattr(parent, name, PackedLinear(linear))
+        elif linear.weight.dtype == torch.float32 and is_tall(linear) and beside:
+            setattr(parent, name, PackedBeside(linear))
+
+
+def is_tall(linear: nn.Linear) -> bool:
+    return linear.out_features > linear.in_features

@@ -15,7 +15,7 @@ from common.stages import ROOT
 # ---- Threads and compilation, in processes of their own: a process has the number of threads that it starts with ----
 
 KERNELS = """
-import sys
+import torch
 from common.attention import PagedBatch, choose_attention
 from common.fused import numba_kernels, rotation
 from common.fused.numba_basics import FEW_NUMBERS, use_threads

@@ -52,7 +52,7 @@ class FreeCores:
     """How many cores other programs leave to this one, by the processor time that they took since the last look.
 
     Threads that share an operation wait for the slowest. On two cores, beside one program that computes, two threads
-    therefore do a quarter of what one does (common/fused/numba_basics.py has figures).
+    therefore do a quarter to a third of what one does (passes of the bundled model with 8 and 32 tokens).
     """
 
     LOOK_SECONDS = 0.5  # a clock tick of /proc/stat is 0.01 s

@@ -13,11 +13,15 @@ garbage among them.
 
 import atexit
 import gc
+import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TypeVar
 
+STAT = Path("/proc/stat")  # processor time of all programs, on Linux
 Result = TypeVar("Result")
 
 
@@ -42,6 +46,36 @@ def start(function: Callable[..., Result], *arguments) -> tuple["Future[Result]"
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return future, thread
+
+
+class FreeCores:
+    """How many cores other programs leave to this one, by the processor time that they took since the last look.
+
+    Threads that share an operation wait for the slowest. On two cores, beside one program that computes, two threads
+    therefore do a quarter to a third of what one does (passes of the bundled model with 8 and 32 tokens).
+    """
+
+    LOOK_SECONDS = 0.5  # a clock tick of /proc/stat is 0.01 s
+
+    def __init__(self):
+        self.seen: tuple[float, float] | None = None  # on the clock, and seconds taken by others until then
+        self.count = self.cores = os.cpu_count() or 1
+
+    def look(self) -> int:
+        """Return the cores that were free over the last LOOK_SECONDS or longer, at least 1; where there is no
+        /proc/stat, all of them."""
+        now = time.monotonic()
+        if STAT.exists() if self.seen is None else now - self.seen[0] >= self.LOOK_SECONDS:
+            usable = {f"cpu{i}" for i in os.sched_getaffinity(0)}
+            lines = (line.split() for line in STAT.read_text().splitlines())
+            # user, nice, system, idle, iowait, irq, softirq
+            busy = [sum(map(int, [*times[:3], *times[5:7]])) for name, *times in lines if name in usable]
+            others = sum(busy) / os.sysconf("SC_CLK_TCK") - time.process_time()
+            if self.seen is not None:
+                taken = (others - self.seen[1]) / (now - self.seen[0])
+                self.count = max(1, len(usable) - round(taken))
+            self.seen = now, others
+        return self.count
 
 
 def freeze_loaded_objects() -> None:

@@ -8,7 +8,7 @@
 | backend | runs on | how |
 |---|---|---|
 | `torch` | anything | gathers the pages, then masked scaled-dot-product attention: the definition of the others |
-| `numba` | CPU, float32 | a compiled loop reads pages where they lie to decode; prompts as `torch` |
+| `numba` | CPU, float32 and bfloat16 | a compiled loop reads pages where they lie to decode; prompts as `torch` |
 | `triton` | CUDA | kernels of the course: write, decode with K and V split over programs, ragged prefill |
 | `flash` | CUDA | `torch.nn.attention.varlen`, where torch has its paged form; only if asked for by name |
 
@@ -156,8 +156,8 @@ def why_not(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, 
             return "before compute capability 8.0 its products do not use the tensor cores"
         return why_not_triton(device)
     if name == "numba":
-        if device.type != "cpu" or dtype != torch.float32:
-            return "it is for float32 on the CPU"
+        if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+            return "it is for float32 and bfloat16 on the CPU"
         if not util.find_spec("numba"):
             return "the package numba is not installed"
     if name == "flash":

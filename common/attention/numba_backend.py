@@ -11,7 +11,11 @@ from typing import NamedTuple
 
 import numpy
 import torch
+from numba import njit, prange
 from torch import Tensor
+
+from common.fused.numba_basics import FAST, FEW_NUMBERS, array, exp, f4, narrow, use_threads, widen
+from common.fused.rotation import Unwritten
 
 from . import PagedBatch
 from .torch_backend import Part, TorchAttention
@@ -27,6 +31,7 @@ class Plan(NamedTuple):
     requests: numpy.ndarray  # [rows] int32: whose page table
     seen: numpy.ndarray  # [rows] int32: how many tokens each looks at, itself included
     page_tables: numpy.ndarray  # [B, P] int32
+    numbers: int  # of K that these rows multiply
     prompts: list[Part]
 
 
@@ -35,68 +40,86 @@ class NumbaAttention(TorchAttention):
 
     def __init__(self, device: torch.device, dtype: torch.dtype, head_dim: int):
         super().__init__(device, dtype)
-        self.kernel = compiled(head_dim)
+        self.kernel, self.head_dim = compiled(dtype, head_dim), head_dim
 
     def prepare(self, batch: PagedBatch) -> Plan:
         counts, lengths = batch.host_query_lengths, batch.host_lengths
         few = next((i for i, count in enumerate(counts) if count > FEW), len(counts))  # requests
         requests = [i for i in range(few) for _ in range(counts[i])]
         seen = [n for i in range(few) for n in range(lengths[i] - counts[i] + 1, lengths[i] + 1)]
+        numbers = sum(seen) * self.head_dim
+        use_threads(numbers)
         return Plan(
             numpy.array(requests, dtype=numpy.int32),
             numpy.array(seen, dtype=numpy.int32),
             batch.page_tables.numpy(),
+            numbers,
             [self._part(batch, [i]) for i in range(few, len(counts))],
         )
 
+    def write(
+        self, k: Tensor | Unwritten, v: Tensor | Unwritten, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """As `Attention.write`; an `Unwritten` (fused/rotation.py) writes itself."""
+        if isinstance(k, Unwritten):
+            return k.write(k_pages, v_pages, slot_mapping)
+        super().write(k, v, k_pages, v_pages, slot_mapping)
+
     def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: Plan) -> Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
-        rows = len(plan.seen)
-        if rows:
-            tensors = (tensor.numpy() for tensor in (q[:rows], k_pages, v_pages, out))
-            self.kernel(*tensors, plan.page_tables, plan.requests, plan.seen)
+        if len(plan.seen):
+            if plan.numbers >= FEW_NUMBERS:  # fused kernels of a step with few tokens have set it to one
+                use_threads(plan.numbers)
+            addresses = (tensor.data_ptr() for tensor in (q, k_pages, v_pages, out))
+            self.kernel(
+                *addresses, q.stride(0), q.shape[1], *k_pages.shape[:3], plan.page_tables, plan.requests, plan.seen
+            )
         if plan.prompts:
             self.attend_parts(q, k_pages, v_pages, plan.prompts, out)
         return out
 
 
 @lru_cache
-def compiled(head_dim: int) -> Callable[..., None]:
+def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
     """Return the kernel for heads of this dimension: as a constant, it lets a row's sums stay in vector registers.
 
-    Compiling takes a few seconds, once on a machine: numba keeps the result on disk.
+    K and V of bfloat16 are widened in registers; scores and sums are float32. Tensors are passed by address. Compiling
+    takes a few seconds, once on a machine: numba keeps the result on disk.
     """
-    from numba import njit, prange
+    number = numpy.float32 if dtype == torch.float32 else numpy.uint16
+    signature = "void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i4[:,::1], i4[::1], i4[::1])"
+    scale = f4(head_dim**-0.5)
 
-    signature = "(f4[:,:,:], f4[:,:,:,::1], f4[:,:,:,::1], f4[:,:,::1], i4[:,::1], i4[::1], i4[::1])"
-    scale = numpy.float32(head_dim**-0.5)
-
-    @njit(signature, parallel=True, fastmath=True, error_model="numpy", cache=True)
-    def decode(q, k_pages, v_pages, out, page_tables, requests, seen):
-        page_size, heads = k_pages.shape[1], k_pages.shape[2]
-        groups = q.shape[1] // heads
-        for item in prange(len(seen) * heads):
+    @njit(signature, parallel=True, fastmath=FAST, error_model="numpy", cache=True)
+    def decode(q_at, k_at, v_at, out_at, q_stride, q_heads, pages, page_size, heads, page_tables, requests, seen):
+        rows, groups = len(seen), q_heads // heads
+        q, out = array(q_at, (rows, q_stride), number), array(out_at, (rows, q_heads, head_dim), number)
+        k_pages = array(k_at, (pages, page_size, heads, head_dim), number)
+        v_pages = array(v_at, (pages, page_size, heads, head_dim), number)
+        for item in prange(rows * heads):
             row, head = item // heads, item % heads
             table, length = page_tables[requests[row]], seen[row]
             query = numpy.empty((groups, head_dim), numpy.float32)
             for g in range(groups):
                 for d in range(head_dim):
-                    query[g, d] = q[row, head * groups + g, d] * scale
+                    query[g, d] = widen(q[row, (head * groups + g) * head_dim + d]) * scale
             scores = numpy.empty((groups, length), numpy.float32)
             for start in range(0, length, page_size):
                 page = k_pages[table[start // page_size]]
                 for i in range(min(page_size, length - start)):
                     k = page[i, head]
                     for g in range(groups):
-                        score = numpy.float32(0)
+                        score = f4(0)
                         for d in range(head_dim):
-                            score += query[g, d] * k[d]
+                            score += query[g, d] * widen(k[d])
                         scores[g, start + i] = score
             for g in range(groups):
-                highest = scores[g].max()
+                highest, total = scores[g].max(), f4(0)
                 for n in range(length):
-                    scores[g, n] = numpy.exp(scores[g, n] - highest)
-                scores[g] /= scores[g].sum()
+                    scores[g, n] = exp(scores[g, n] - highest)
+                    total += scores[g, n]
+                for n in range(length):
+                    scores[g, n] /= total
             result = numpy.zeros((groups, head_dim), numpy.float32)
             for start in range(0, length, page_size):
                 page = v_pages[table[start // page_size]]
@@ -105,14 +128,13 @@ def compiled(head_dim: int) -> Callable[..., None]:
                     for g in range(groups):
                         weight = scores[g, start + i]
                         for d in range(head_dim):
-                            result[g, d] += weight * v[d]
-            out[row, head * groups : (head + 1) * groups] = result
+                            result[g, d] += weight * widen(v[d])
+            for g in range(groups):
+                for d in range(head_dim):
+                    out[row, head * groups + g, d] = narrow(result[g, d], out[row, head, d])
 
     return decode
 
 
 def create(device: torch.device, dtype: torch.dtype, head_dim: int) -> NumbaAttention:
-    import numba
-
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
     return NumbaAttention(device, dtype, head_dim)

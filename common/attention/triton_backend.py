@@ -88,7 +88,7 @@ class TritonAttention:
         return batch
 
     def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
-        """As `Attention.write`; k may also be an `Unwritten` (gpu/fused_kernels.py), which writes itself."""
+        """As `Attention.write`; k may also be an `Unwritten` (fused/rotation.py), which writes itself."""
         from .triton_kernels import triton, write_kernel
 
         if not isinstance(k, Tensor):

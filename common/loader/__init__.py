@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..gpu.fused import choose_model
+from ..fused import choose_model
 from ..model import ModelConfig, Transformer
 from ..parallel.shard import WHOLE, Shard
 from .config import first_sentence, read_config, read_eos_token_ids, read_json, read_sampling_defaults
@@ -54,7 +54,7 @@ def load_model(
 
     name_or_path: None or "target" for the bundled checkpoint, "draft" for the smaller one that speculates for it, a
         folder, the name of a bundled config (with load_format="dummy"), or a Hugging Face Hub id.
-    device, dtype: see `choose_device`. fused: whether to use the kernels of common/gpu/fused.py, see `choose_model`.
+    device, dtype: see `choose_device`. fused: which kernels of common/fused to use, see `choose_model`.
     load_format: "auto" reads the weights; "dummy" fills the model with random ones from the config alone, so that a
         real size can be timed where nothing can be downloaded.
     shard: the part of the model to load, for a process that shares it with others.

@@ -87,6 +87,7 @@ EDGES = [15, 16, 17, 31, 32, 33, 1, 2]
 NUMBA, TRITON = pytest.param("numba", marks=needs_numba), pytest.param("triton", marks=needs_triton)
 backends = pytest.mark.parametrize("name", ["torch", TRITON])
 devices = pytest.mark.parametrize("device", ["cpu", GPU])
+cpu_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
 @devices
@@ -153,8 +154,9 @@ def test_page_sizes(name, device, page_size):
     ],
     ids=["edges", "few", "prompts", "prompt_alone"],
 )
-def test_numba(sizes):
-    check("numba", sizes)
+@cpu_dtypes
+def test_numba(sizes, dtype):
+    check("numba", sizes, dtype=dtype)
 
 
 @needs_triton
@@ -174,9 +176,10 @@ def test_long_sequences_have_larger_pieces_not_more(device, tile, monkeypatch):
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "page_size"), [(3, 3, 80, 1), (6, 2, 96, 64), (8, 1, 128, 8)]
 )
-def test_numba_with_other_shapes(heads, kv_heads, head_dim, page_size):
+@cpu_dtypes
+def test_numba_with_other_shapes(heads, kv_heads, head_dim, page_size, dtype):
     shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "page_size": page_size}
-    check("numba", [(1, 7), (1, 65), (2, 64), (9, 70)], **shape)
+    check("numba", [(1, 7), (1, 65), (2, 64), (9, 70)], **shape, dtype=dtype)
 
 
 @pytest.mark.gpu
@@ -195,9 +198,9 @@ def test_flash(dtype):
 
 def test_the_choice_says_why():
     assert choose_attention("torch", CPU, torch.float32, 64, 16)[1] == "attention=torch (asked for)"
-    attention, why = choose_attention("auto", CPU, torch.bfloat16, 64, 16)
+    attention, why = choose_attention("auto", CPU, torch.float16, 64, 16)
     assert attention.name == "torch"
-    assert why == "attention=torch (no numba: it is for float32 on the CPU; the fastest there is on cpu)"
+    assert why == "attention=torch (no numba: it is for float32 and bfloat16 on the CPU; the fastest there is on cpu)"
 
 
 @needs_numba

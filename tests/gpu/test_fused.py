@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from triton_marks import devices, needs_triton
 
-from common.gpu.fused import FusedTransformer, fuse
+from common.fused import FusedTransformer, fuse
 from common.loader import load_model, weights
 from common.model import ModelConfig, Transformer, rope_table, rotate
 from common.sampling import SamplingParams
@@ -40,10 +40,12 @@ def poisoned_memory(monkeypatch):
     def poisoned(make):
         return lambda *arguments, **options: make(*arguments, **options).fill_(float("nan"))
 
-    from common.gpu import fused_kernels
+    from common.fused import rotation, triton_kernels
 
     ours = type("torch", (), {"empty": poisoned(torch.empty), "empty_like": poisoned(torch.empty_like)})
-    monkeypatch.setattr(fused_kernels, "torch", ours)
+    ours.cuda = torch.cuda
+    monkeypatch.setattr(triton_kernels, "torch", ours)
+    monkeypatch.setattr(rotation, "torch", ours)
 
 
 def normal(*shape, dtype, device, scale=1.0):
@@ -71,7 +73,7 @@ def assert_as_eager(actual, expected):
 @dtypes
 @pytest.mark.parametrize("shape", [(1, 64), (3, 1024), (5, 100), (2, 2560), (2, 7), (0, 64)], ids=str)
 def test_add_norm(device, dtype, shape):
-    from common.gpu.fused_kernels import add_norm
+    from common.fused.triton_kernels import add_norm
 
     x, residual = (normal(*shape, dtype=dtype, device=device) for _ in range(2))
     weight = normal(shape[1], dtype=dtype, device=device)
@@ -89,7 +91,8 @@ def test_add_norm(device, dtype, shape):
 @pytest.mark.parametrize("normed", [True, False], ids=["normed", "plain"])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (1, 1, 80), (7, 7, 96), (16, 8, 128)])
 def test_norm_rotate(device, dtype, normed, heads, kv_heads, head_dim):
-    from common.gpu.fused_kernels import Rotation, Unwritten, norm_rotate
+    from common.fused.rotation import Unwritten, norm_rotate
+    from common.fused.triton_kernels import Rotation
 
     config = replace(SMALL, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, context_length=40)
     cos, sin = (table.to(device) for table in rope_table(config))
@@ -120,7 +123,7 @@ def test_norm_rotate(device, dtype, normed, heads, kv_heads, head_dim):
 @dtypes
 @pytest.mark.parametrize("shape", [(1, 64), (3, 1024), (2, 3000), (4, 45), (0, 64)], ids=str)
 def test_silu_mul(device, dtype, shape):
-    from common.gpu.fused_kernels import silu_mul
+    from common.fused.triton_kernels import silu_mul
 
     gate_up = normal(shape[0], 2 * shape[1], dtype=dtype, device=device, scale=3)
     gate, up = gate_up.chunk(2, dim=-1)
@@ -213,7 +216,7 @@ def test_modules_can_be_replaced_and_heads_are_those_of_the_block(device):
 @pytest.mark.parametrize("attention", ["torch", "triton"])
 def test_the_bundled_model_writes_what_the_reference_writes(attention, device, reference, monkeypatch):
     """With Triton's attention, K and V are written by the kernel that rotates them, and by no other."""
-    loaded = load_model(device=device, dtype="float32", fused=True)
+    loaded = load_model(device=device, dtype="float32", fused="triton")
     assert isinstance(loaded.model, FusedTransformer)
     from common.attention import triton_kernels
 
@@ -224,11 +227,10 @@ def test_the_bundled_model_writes_what_the_reference_writes(attention, device, r
     assert completion.token_ids == reference.generate(prompt, 4)
 
 
-def test_the_cpu_has_the_plain_model_unless_asked(monkeypatch):
-    assert type(load_model(device="cpu").model) is Transformer
+def test_triton_on_the_cpu_needs_its_interpreter(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="fused kernels cannot run here: "):
-        load_model(device="cpu", fused=True)
+        load_model(device="cpu", fused="triton")
     with pytest.raises(ValueError, match="fused='always' is unknown"):
         load_model(device="cpu", fused="always")
 

@@ -119,8 +119,8 @@ def test_the_model_is_called_as_ever_by_others(loaded, prompts):
     attend = lambda layer, q, k, v: q  # noqa: E731
     positions = torch.arange(9, device=loaded.device)
     hidden = engine.model(ids, positions, attend)
-    assert torch.equal(hidden, loaded.model(ids, positions, attend))
-    assert torch.equal(engine.model.logits(hidden), loaded.model.logits(hidden))
+    assert torch.equal(hidden, engine.model.model(ids, positions, attend))
+    assert torch.equal(engine.model.logits(hidden), engine.model.model.logits(hidden))
 
 
 def test_what_looks_at_a_value_cannot_be_recorded():

@@ -6,6 +6,7 @@ fails.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
@@ -18,6 +19,7 @@ from common.attention.torch_backend import TorchAttention
 from common.engine import BaseEngine
 from common.gpu import accelerate, graphs
 from common.loader import Loaded
+from common.model import Transformer
 
 HOST_LOOKS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default}
 SMALL_POOL = 1_424  # tokens: enough for the contract's longest prompt, and too few for all at once
@@ -69,6 +71,13 @@ class LateTorch(TorchAttention):
         return super().attend(q, k_pages, v_pages, super().prepare(plan))
 
 
+def plain(model: Transformer) -> Transformer:
+    """Return the model without fused kernels: the recorder sees torch's operations only."""
+    made = Transformer.__new__(Transformer)
+    vars(made).update(vars(model))
+    return made
+
+
 def graphed(engine_class: type[BaseEngine], overlap: bool) -> Callable[[Loaded], BaseEngine]:
     """Makes engines of that class whose decode is replayed, in a pool so small that requests are preempted."""
 
@@ -76,6 +85,7 @@ def graphed(engine_class: type[BaseEngine], overlap: bool) -> Callable[[Loaded],
         if loaded.device.type == "cuda":  # there is no need to pretend
             return accelerate.make_engine(engine_class, loaded, True, overlap, **{"kv_memory": "1G"} | options)
         options = {"max_running": 6, "kv_memory": SMALL_POOL * loaded.config.kv_bytes_per_token(loaded.dtype)} | options
+        loaded = replace(loaded, model=plain(loaded.model))
         late = lambda *_: (LateTorch(loaded.device, loaded.dtype), "attention=torch")  # noqa: E731
         names = engine_class.__init__.__globals__
         drafter = names["DraftModel"].__init__.__globals__ if "DraftModel" in names else names

@@ -156,7 +156,7 @@ class Event:
 @cache
 def on_device(name: str | None) -> Loaded:
     """A bundled checkpoint whose parameters and tables say they are on CUDA."""
-    loaded = load_model(name, device="cpu", dtype="float32")
+    loaded = load_model(name, device="cpu", dtype="float32", fused=False)
     put_on_device(loaded.model)
     return replace(loaded, device=CUDA)
 

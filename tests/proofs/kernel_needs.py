@@ -18,7 +18,8 @@ from pretended_gpu import Compiled, pretended_gpu
 
 from common.attention import PagedBatch
 from common.attention.triton_backend import TILES, Tile, TritonAttention
-from common.gpu.fused_kernels import Rotation, Unwritten, add_norm, norm_rotate, silu_mul
+from common.fused.rotation import Unwritten, norm_rotate
+from common.fused.triton_kernels import Rotation, add_norm, silu_mul
 from common.gpu.sampler import draw_plain
 from common.loader import find_checkpoint
 from common.loader.config import read_config

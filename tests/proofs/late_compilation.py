@@ -15,9 +15,10 @@ from unittest.mock import patch
 import torch
 from pretended_gpu import pretended_gpu
 
-from common import sampling
+from common import fused, sampling
 from common.attention import triton_backend
-from common.gpu import accelerate, fused, fused_kernels, graphs, sampler
+from common.fused import rotation, triton_kernels
+from common.gpu import accelerate, graphs, sampler
 from common.loader import Loaded, find_checkpoint
 from common.loader.config import read_config
 from common.loader.weights import empty_model, randomize_weights
@@ -48,7 +49,7 @@ def as_if_on_a_gpu() -> Iterator[None]:
         stack.enter_context(patch.object(accelerate, "why_no_graphs", lambda *_: None))
         stack.enter_context(patch.object(graphs, "Capture", lambda: lambda function: function() or function))
         stack.enter_context(patch.object(sampling, "has_kernels", lambda device: True))
-        for module in (triton_backend, fused_kernels, sampler):
+        for module in (triton_backend, triton_kernels, rotation, sampler):
             stack.enter_context(patch.object(module, "torch", FreshZeros()))
         yield
 

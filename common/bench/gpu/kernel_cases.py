@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from common.attention import Attention as AttentionBackend
 from common.attention import PagedBatch, choose_attention
 from common.attention.torch_backend import TorchAttention
-from common.gpu.fused import fused_block
-from common.gpu.fused_kernels import Rotation, Unwritten, add_norm, norm_rotate, silu_mul
+from common.fused import fused_block, triton_kernels
+from common.fused.rotation import Unwritten, norm_rotate
+from common.fused.triton_kernels import Rotation, add_norm, silu_mul
 from common.loader.weights import empty_model, randomize_weights
 from common.model import MLP, Attention, Block, ModelConfig, Transformer
 
@@ -136,7 +137,7 @@ def model_cases(model: Transformer, N: int) -> Iterator[Case]:
         return block(x, *angles, lambda layer, *qkv: kept.append(qkv) or qkv[0]), kept
 
     def triton_block(block, x, residual):
-        return fused_block(block, x, residual, positions, cos, sin, lambda layer, q, k, v: q)
+        return fused_block(triton_kernels, block, x, residual, positions, cos, sin, lambda layer, q, k, v: q)
 
     variants = {"products alone": products, "eager": plain_block, "compiled": plain_block, "triton": triton_block}
     nbytes = sum(parameter.nbytes for parameter in model.blocks[0].parameters()) + 2 * config.hidden_size * number

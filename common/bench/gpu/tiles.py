@@ -80,7 +80,7 @@ def decode_step(
 
     Return the seconds, and the hidden states `[B, hidden_size]`, which are the same in every call.
     """
-    from common.gpu.fused import fuse
+    from common.fused import fuse
 
     from .kernel_cases import layers_of
 

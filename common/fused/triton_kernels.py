@@ -8,7 +8,7 @@ that the results are the plain model's but for the order of a sum and the last b
 Tensors are contiguous, and on the current device.
 """
 
-from typing import NamedTuple
+from contextlib import AbstractContextManager
 
 import torch
 import triton
@@ -17,6 +17,9 @@ from torch import Tensor
 
 from ..attention.triton_backend import launch_options
 from ..attention.triton_kernels import follow_previous
+from .rotation import HeadRotation
+
+ATTENTION = "triton"  # the backend that takes `Unwritten`
 
 
 @triton.jit
@@ -120,6 +123,11 @@ def silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, DEPEN
     tl.store(out + row * SIZE + offsets, (silu * up).to(T), inside)
 
 
+def on_device(residual: Tensor) -> AbstractContextManager:
+    """Make the tensor's device the current one, where Triton launches; no matter on a CPU."""
+    return torch.cuda.device_of(residual)
+
+
 # Launches. A warp has 32 threads, and one of them loads 16 bytes at best: 8 numbers of two bytes.
 
 
@@ -139,26 +147,13 @@ def add_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> 
     return out
 
 
-class Rotation(NamedTuple):
-    """What turns the product `qkv[N, (H + 2 * H_kv) * D]` of one layer into its q, k and v.
-
-    positions: `[N]`, int64. cos, sin: the model's tables `[context_length, D]`, float32. q_weight, k_weight: `[D]` each
-    where the heads of q and k are normed before they are rotated, else None.
-    """
-
-    positions: Tensor
-    cos: Tensor
-    sin: Tensor
-    q_weight: Tensor | None
-    k_weight: Tensor | None
-    eps: float
-    num_heads: int
-    num_kv_heads: int
+class Rotation(HeadRotation):
+    """Of Triton."""
 
     def launch(
         self, qkv: Tensor, q: Tensor, k: Tensor, v: Tensor | None = None, slot_mapping: Tensor | None = None
     ) -> None:
-        """Fill `q[N, H, D]`, and k: `[N, H_kv, D]`, or with a slot_mapping the pages of k and of v."""
+        """See `HeadRotation`."""
         N, H, D = q.shape
         paged = slot_mapping is not None
         block_h, block_d = 8, triton.next_power_of_2(D // 2)
@@ -167,33 +162,6 @@ class Rotation(NamedTuple):
             H, self.num_kv_heads, D, self.q_weight is not None, paged, BLOCK_H=block_h, BLOCK_D=block_d,
             num_warps=min(max(block_h * block_d // 256, 1), 4), **launch_options(qkv.device),
         )  # fmt: skip
-
-    def empty_heads(self, qkv: Tensor, count: int) -> Tensor:
-        """Return memory for `count` heads of each token, `[N, count, D]`."""
-        return torch.empty(len(qkv), count, self.cos.shape[1], dtype=qkv.dtype, device=qkv.device)
-
-
-class Unwritten:
-    """K of one layer, which is rotated when it is written to pages, in one launch with V and q.
-
-    It takes the place of k and v where `attend` belongs to a cache of pages whose backend is Triton's: so that backend
-    finds out where they go, and `q[N, H, D]` is complete once they have been written.
-    """
-
-    def __init__(self, qkv: Tensor, rotation: Rotation):
-        self.qkv, self.rotation = qkv, rotation
-        self.q = rotation.empty_heads(qkv, rotation.num_heads)
-
-    def write(self, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
-        """Fill q, and the slots `slot_mapping[N]` (int64) of pages `[pages, page_size, H_kv, D]`."""
-        self.rotation.launch(self.qkv, self.q, k_pages, v_pages, slot_mapping)
-
-
-def norm_rotate(qkv: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q `[N, H, D]`, k and v `[N, H_kv, D]` from the product `qkv[N, (H + 2 * H_kv) * D]`; v is a view of it."""
-    q, k = rotation.empty_heads(qkv, rotation.num_heads), rotation.empty_heads(qkv, rotation.num_kv_heads)
-    rotation.launch(qkv, q, k)
-    return q, k, qkv.view(len(qkv), -1, q.shape[2])[:, -rotation.num_kv_heads :]
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -1,0 +1,137 @@
+"""The transformer of model.py with the small operations between its matrix products fused.
+
+A layer of the plain model has nine operations that are no product, or twelve where the heads are normed: norms,
+additions, rotation, activation. Each of them is a launch on a GPU and a call of some microseconds on a CPU, and takes
+the activations from memory and back. Here they are four launches of three kernels:
+
+    add_norm        residual += x, and the norm of the sum; before attention, and before the MLP
+    norm_rotate     norms of the heads, where a model has them, and rotary embedding of q and k; where K and V lie in
+                    pages, it also writes them there
+    silu_mul        silu(gate) * up
+
+`triton_kernels.py` has them for CUDA, `numba_kernels.py` for the CPU. Modules and parameters are those of the plain
+model; only `forward` differs. The products stay with PyTorch's library, which is hard to beat; for bfloat16 on a CPU
+`packed.py` gives it the weights in the layout that it would otherwise make in each call.
+
+torch.compile is the other way to fewer launches, and finds such kernels by itself. It compiles the whole model when a
+server starts, and once more for each new class of shapes, while requests wait, and on a CPU it needs a C++ compiler;
+what is compiled here are three kernels, for any N, and they can be read. Which way is faster is for the machine to say:
+`python -m common.bench.gpu --only kernels` times both on a GPU, and their first calls.
+"""
+
+from importlib import import_module, util
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from ..attention.triton_backend import why_not_triton
+from ..model import Attend, Block, Transformer
+from .packed import pack_linears
+from .rotation import Unwritten, norm_rotate
+
+KERNELS = ("triton", "numba")
+
+
+class FusedTransformer(Transformer):
+    """Compute what `Transformer` computes, up to rounding, for inference: the kernels have no gradients.
+
+    Nothing in `forward` waits for a GPU or depends on values, so a CUDA graph can capture it for a fixed N, once it
+    has run for the first time and the kernels are compiled. Modules may be replaced by others of the same meaning whose
+    results are contiguous, such as `attention.output` by a product over several GPUs; how many heads there are is read
+    from each block's attention.
+    """
+
+    kernels: ModuleType  # triton_kernels or numba_kernels
+
+    @torch.no_grad()
+    def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """As `Transformer.forward`."""
+        x, residual = None, self.embedding(token_ids)  # [N, hidden_size]
+        with self.kernels.on_device(residual):
+            for block in self.blocks:
+                x = fused_block(self.kernels, block, x, residual, positions, self.cos, self.sin, attend)
+            return self.kernels.add_norm(x, residual, self.norm.weight, self.norm.eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As `Transformer.logits`; on CUDA in the model's own type: the same numbers in half of the bytes."""
+        scores = self.head(hidden)
+        return scores if scores.is_cuda else scores.float()
+
+
+def fused_block(
+    kernels: ModuleType,
+    block: Block,
+    x: Tensor | None,
+    residual: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    attend: Attend,
+) -> Tensor:
+    """Run one block; return `[N, hidden_size]`, which the next block or norm adds to the residual, as its x.
+
+    x: what the block before returned, None for the first; it is added to `residual[N, hidden_size]`, in place.
+    """
+    attention, mlp, q_norm, k_norm = block.attention, block.mlp, block.attention.q_norm, block.attention.k_norm
+    x = kernels.add_norm(x, residual, block.attention_norm.weight, block.attention_norm.eps)
+    norms = (q_norm.weight, k_norm.weight, q_norm.eps) if q_norm is not None else (None, None, 0.0)
+    rotation = kernels.Rotation(positions, cos, sin, *norms, attention.num_heads, attention.num_kv_heads)
+    if writes_unwritten(attend, kernels):
+        k = v = Unwritten(attention.qkv(x), rotation)
+        q = k.q
+    else:
+        q, k, v = norm_rotate(attention.qkv(x), rotation)
+    attended = attend(attention.layer, q, k, v)  # [N, H, D]
+    x = attention.output(attended.reshape(len(x), -1))
+    x = kernels.add_norm(x, residual, block.mlp_norm.weight, block.mlp_norm.eps)
+    return mlp.down(kernels.silu_mul(mlp.gate_up(x)))
+
+
+def writes_unwritten(attend: Attend, kernels: ModuleType) -> bool:
+    """Say whether `attend` gives k and v to the backend of these kernels, as a BoundCache of stages from 05 on does."""
+    backend = getattr(getattr(attend, "cache", None), "attention", None)
+    return getattr(backend, "name", None) == kernels.ATTENTION
+
+
+def choose_model(model: Transformer, fused: bool | str) -> Transformer:
+    """Return the model with fused kernels or without.
+
+    fused: "triton" or "numba"; "auto" is triton on CUDA and numba on the CPU, where these are installed; False is none.
+    Raise ValueError for another value, or if they are asked for and cannot run.
+    """
+    if fused == "auto":
+        name = "triton" if model.cos.device.type == "cuda" else "numba"
+        return fuse(model, name) if why_not(name, model) is None else model
+    if fused is False:
+        return model
+    if fused not in KERNELS:
+        raise ValueError(f"fused={fused!r} is unknown: use 'auto', 'triton', 'numba' or False")
+    return fuse(model, fused)
+
+
+def fuse(model: Transformer, name: str = "triton") -> FusedTransformer:
+    """Return the model with the fused kernels of that name. It has the same modules and parameters, but for bfloat16 on
+    a CPU, where products get packed weights (`pack_linears`).
+
+    Raise ValueError if the kernels cannot run on the model's device, or in its type.
+    """
+    reason = why_not(name, model)
+    if reason is not None:
+        raise ValueError(f"fused kernels cannot run here: {reason}")
+    fused = FusedTransformer.__new__(FusedTransformer)
+    vars(fused).update(vars(model))
+    fused.kernels = import_module(f".{name}_kernels", __name__)
+    if name == "numba":
+        pack_linears(fused)
+    return fused
+
+
+def why_not(name: str, model: Transformer) -> str | None:
+    """Return why these kernels cannot run the model, None if they can."""
+    device, dtype = model.cos.device, model.norm.weight.dtype
+    if name == "triton":
+        return why_not_triton(device)
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
+        return "numba's are for float32 and bfloat16 on the CPU"
+    return None if util.find_spec("numba") else "the package numba is not installed"

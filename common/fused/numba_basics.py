@@ -1,0 +1,119 @@
+"""What numba's kernels are written with: tensors by address, bfloat16, an exponential for vector registers.
+
+A kernel takes a tensor as `data_ptr()`, and `array` makes of it what can be indexed. Tensor.numpy() costs a microsecond
+for each tensor, as much as most kernels take for a token. numpy has no bfloat16: such a tensor is an array of uint16,
+and its numbers become float32 in registers. So one source serves both types: `widen` and `narrow` leave float32 alone.
+
+numba keeps compiled kernels on disk until the file that a kernel is in changes. A change here needs a change there:
+touch numba_kernels.py and attention/numba_backend.py.
+"""
+
+import numba
+import numpy
+import torch
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from ..process import FreeCores
+
+# Sums may be taken in any order, so that vector registers hold parts of them. Infinities and NaN stay what they are.
+FAST = {"reassoc", "contract", "nsz", "arcp"}
+FEW_NUMBERS = 2**15  # some 10 microseconds of work
+f4, i4, u4 = numpy.float32, numpy.int32, numpy.uint32
+
+
+class TorchThreads:
+    """Lower torch's number of threads while other programs compute, and raise it again to what it was given."""
+
+    def __init__(self):
+        self.free, self.most, self.set = FreeCores(), 0, 0
+
+    def adapt(self) -> None:
+        """Call this once a step, on the thread that computes."""
+        if torch.get_num_threads() != self.set:  # by another: that is the most from now on
+            self.most = self.set = torch.get_num_threads()
+        if self.most > 1 and (count := min(self.most, self.free.look())) != self.set:
+            torch.set_num_threads(count)
+            self.set = count
+
+
+def use_threads(numbers: int) -> None:
+    """Let the calling thread's kernels, which compute about so many numbers each, use as many threads as torch does, or
+    one where waking the others would take longer than the work.
+
+    numba keeps this for each thread: what one thread sets says nothing to the engine's, whose default is all cores.
+    """
+    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS) if numbers >= FEW_NUMBERS else 1)
+
+
+def launch_threads() -> None:
+    """Let numba start its threads, and put right what that does: numba and torch share OpenMP, and numba sets the
+    calling thread's number, which is torch's too, to all cores."""
+    count = torch.get_num_threads()
+    use_threads(FEW_NUMBERS)
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
+launch_threads()  # here, before a kernel is loaded, which would do it
+
+
+@intrinsic
+def pointer(typing_context, address):
+    """Return an integer as a pointer."""
+    return types.voidptr(address), lambda _, builder, __, values: builder.inttoptr(values[0], cgutils.voidptr_t)
+
+
+@njit
+def array(address, shape, number):
+    """Return the contiguous tensor at this address, of numbers of this type (float32, or uint16 for bfloat16)."""
+    return carray(pointer(address), shape, number)
+
+
+def widen(x):
+    """Return a number of an array, float32 or the bits of a bfloat16, as float32."""
+
+
+def narrow(x, like):
+    """Return a float32 as the type of `like`: itself, or the bits of the nearest bfloat16, ties to even."""
+
+
+@overload(widen)
+def _widen(x):
+    if isinstance(x, types.Float):
+        return lambda x: x
+    return lambda x: u4(u4(x) << u4(16)).view(f4)
+
+
+@overload(narrow)
+def _narrow(x, like):
+    if isinstance(like, types.Float):
+        return lambda x, like: x
+
+    def rounded(x, like):
+        bits = f4(x).view(u4)
+        return numpy.uint16((bits + u4(0x7FFF) + ((bits >> u4(16)) & u4(1))) >> u4(16))
+
+    return rounded
+
+
+@njit(fastmath={"contract"})  # left open, this is taken over from the caller
+def exp(x):
+    """Return e**x for a float32, within 2 units in the last place; 1.6e-38 below x = -87, infinity above 88.4.
+
+    numpy.exp would be a call for each number.
+
+    x = n ln 2 + r: 2**n is made from its bits, and e**r is a polynomial (Cephes, expf.c). Adding 1.5 * 2**23 rounds n
+    to an integer, which a compiler that may reorder sums would remove: so this function is compiled without that.
+    """
+    x = min(max(x, f4(-87)), f4(89))
+    n = (x * f4(1.44269504) + f4(12582912)) - f4(12582912)
+    r = (x - n * f4(0.693359375)) + n * f4(2.12194440e-4)
+    y = f4(1.9875691500e-4)
+    y = y * r + f4(1.3981999507e-3)
+    y = y * r + f4(8.3334519073e-3)
+    y = y * r + f4(4.1665795894e-2)
+    y = y * r + f4(1.6666665459e-1)
+    y = y * r + f4(5.0000001201e-1)
+    return (y * r * r + r + f4(1)) * i4((i4(n) + i4(127)) << i4(23)).view(f4)

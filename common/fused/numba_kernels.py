@@ -1,0 +1,167 @@
+"""The kernels of fused/ for the CPU, compiled by numba: one loop over the tokens each, which threads share.
+
+A row's result depends on nothing but the row: neither on the others nor on the number of threads. Sums are float32, and
+bfloat16 is rounded where a number is stored.
+
+Tensors are contiguous. Compiling takes a few seconds, once on a machine: numba keeps the result on disk.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy
+import torch
+from numba import njit, prange
+from torch import Tensor
+
+from .numba_basics import FAST, TorchThreads, array, exp, f4, narrow, use_threads, widen
+from .rotation import HeadRotation
+
+ATTENTION = "numba"  # the backend that takes `Unwritten`
+THREADS = TorchThreads()
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def add_row(x, total):
+    """total += x"""
+    for i in range(len(x)):
+        total[i] = narrow(widen(total[i]) + widen(x[i]), x[i])
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def norm_scale(x, eps):
+    """Return what the root mean square norm multiplies x with, beside its weight."""
+    squares = f4(0)
+    for i in range(len(x)):
+        squares += widen(x[i]) * widen(x[i])
+    return f4(1) / numpy.sqrt(squares / f4(len(x)) + eps)
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def norm_row(x, weight, out, eps):
+    scale = norm_scale(x, eps)
+    for i in range(len(x)):
+        out[i] = narrow(widen(x[i]) * scale * widen(weight[i]), x[i])
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def rotate_row(source, target, weight, cos, sin, eps, normed):
+    """The first heads of source[:, D] to target[heads, D], normed with weight[D] and rotated."""
+    half = source.shape[1] // 2
+    for head in range(len(target)):
+        scale = norm_scale(source[head], eps) if normed else f4(1)
+        # Dimension i turns with i + D/2. The second half of `sin` lacks the sign that `rotate` needs there.
+        for i in range(half):
+            a, b = widen(source[head, i]) * scale, widen(source[head, half + i]) * scale
+            if normed:
+                a, b = a * widen(weight[i]), b * widen(weight[half + i])
+            target[head, i] = narrow(a * cos[half + i] - b * sin[half + i], source[head, i])
+            target[head, half + i] = narrow(b * cos[half + i] + a * sin[half + i], source[head, i])
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def copy_row(source, target):
+    for head in range(len(target)):
+        for i in range(target.shape[1]):
+            target[head, i] = source[head, i]
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def silu_mul_row(gate, up, out):
+    for i in range(len(out)):
+        x = widen(gate[i])
+        out[i] = narrow(x / (f4(1) + exp(-x)) * widen(up[i]), gate[i])
+
+
+class Kernels(NamedTuple):
+    """Compiled for one type of numbers. Tensors are passed by address (i8)."""
+
+    add_norm: Callable[..., None]
+    norm_rotate: Callable[..., None]
+    silu_mul: Callable[..., None]
+
+
+@lru_cache
+def compiled(dtype: torch.dtype) -> Kernels:
+    """Return the kernels for float32 or bfloat16."""
+    number = numpy.float32 if dtype == torch.float32 else numpy.uint16
+    options = {"parallel": True, "fastmath": FAST, "error_model": "numpy", "cache": True}
+
+    @njit("void(i8, i8, i8, i8, i8, i8, f4)", **options)
+    def add_norm(x_at, residual_at, weight_at, out_at, rows, size, eps):
+        """x_at: 0 where there is nothing to add."""
+        x, residual = array(x_at, (rows, size), number), array(residual_at, (rows, size), number)
+        weight, out = array(weight_at, size, number), array(out_at, (rows, size), number)
+        for row in prange(rows):
+            if x_at:
+                add_row(x[row], residual[row])
+            norm_row(residual[row], weight, out[row], eps)
+
+    @njit("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, f4, i8, i8, i8, i8)", **options)
+    def norm_rotate(
+        qkv_at, q_at, k_at, v_at, positions_at, slots_at, cos_at, sin_at, q_weight_at, k_weight_at, eps,
+        rows, H, H_kv, D,
+    ):  # fmt: skip
+        """qkv[rows, H + 2 * H_kv, D] to q[rows, H, D], and to the tokens' slots in k and v [slots, H_kv, D].
+
+        slots_at: 0 where k has a row for each token, and V stays where it is. q_weight_at: 0 where heads have no norm.
+        """
+        heads, many = H + 2 * H_kv, 1 << 40  # how many slots and positions there are is not known here
+        qkv, q = array(qkv_at, (rows, heads, D), number), array(q_at, (rows, H, D), number)
+        k, v = array(k_at, (many, H_kv, D), number), array(v_at, (many, H_kv, D), number)
+        positions, slots = array(positions_at, rows, numpy.int64), array(slots_at, rows, numpy.int64)
+        cos, sin = array(cos_at, (many, D), f4), array(sin_at, (many, D), f4)
+        q_weight, k_weight = array(q_weight_at, D, number), array(k_weight_at, D, number)
+        for row in prange(rows):
+            slot = slots[row] if slots_at else numpy.int64(row)
+            rotate_row(qkv[row], q[row], q_weight, cos[positions[row]], sin[positions[row]], eps, q_weight_at)
+            rotate_row(qkv[row, H:], k[slot], k_weight, cos[positions[row]], sin[positions[row]], eps, q_weight_at)
+            if slots_at:
+                copy_row(qkv[row, H + H_kv :], v[slot])
+
+    @njit("void(i8, i8, i8, i8)", **options)
+    def silu_mul(gate_up_at, out_at, rows, size):
+        gate_up, out = array(gate_up_at, (rows, 2 * size), number), array(out_at, (rows, size), number)
+        for row in prange(rows):
+            silu_mul_row(gate_up[row, :size], gate_up[row, size:], out[row])
+
+    return Kernels(add_norm, norm_rotate, silu_mul)
+
+
+def on_device(residual: Tensor) -> AbstractContextManager:
+    """Choose how many threads this step uses."""
+    THREADS.adapt()
+    use_threads(residual.numel())
+    return nullcontext()
+
+
+def add_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add x to the residual, in place, and return the root mean square norm of the sum: all `[N, hidden_size]`.
+
+    x: what the layer before has computed, None before the first.
+    """
+    out, x_at = torch.empty_like(residual), 0 if x is None else x.data_ptr()
+    compiled(out.dtype).add_norm(x_at, residual.data_ptr(), weight.data_ptr(), out.data_ptr(), *residual.shape, eps)
+    return out
+
+
+class Rotation(HeadRotation):
+    """Of numba."""
+
+    def launch(
+        self, qkv: Tensor, q: Tensor, k: Tensor, v: Tensor | None = None, slot_mapping: Tensor | None = None
+    ) -> None:
+        """See `HeadRotation`."""
+        tensors = (qkv, q, k, v, self.positions, slot_mapping, self.cos, self.sin, self.q_weight, self.k_weight)
+        addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
+        compiled(qkv.dtype).norm_rotate(*addresses, self.eps, len(qkv), self.num_heads, self.num_kv_heads, q.shape[2])
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up, `[N, intermediate_size]`, of `gate_up[N, 2 * intermediate_size]`: gate first, then up."""
+    rows, size = len(gate_up), gate_up.shape[1] // 2
+    out = torch.empty(rows, size, dtype=gate_up.dtype)
+    compiled(out.dtype).silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, size)
+    return out

@@ -1,0 +1,212 @@
+"""The CPU's fused kernels and packed products compute what common/model.py computes, whatever else is in the batch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+pytest.importorskip("numba")
+
+from common.attention import PagedBatch, choose_attention
+from common.fused import FusedTransformer, fuse, numba_kernels, packed, rotation
+from common.fused.packed import PackedBeside, PackedLinear
+from common.loader import load_model, weights
+from common.model import ModelConfig, Transformer, rope_table, rotate
+from common.stages import load_stage_module
+
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+SMALL = ModelConfig(
+    vocab_size=97, hidden_size=48, intermediate_size=80, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
+    context_length=64,
+)  # fmt: skip
+CONFIGS = {
+    "llama tied": replace(SMALL, tie_embeddings=True, rms_norm_eps=1e-2),
+    "qwen3": replace(SMALL, qk_norm=True, head_dim=80, num_kv_heads=1, rms_norm_eps=1e-2),
+    "qwen2": replace(SMALL, qkv_bias=True, num_kv_heads=4),
+    "odd sizes": replace(SMALL, num_layers=1, hidden_size=37, intermediate_size=45, head_dim=6, num_heads=3,
+                         num_kv_heads=3, output_bias=True, qk_norm=True),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch):
+    """Fresh memory is NaN, so that a place that a kernel leaves out shows."""
+
+    def poisoned(make):
+        return lambda *arguments, **options: make(*arguments, **options).fill_(float("nan"))
+
+    for module in (numba_kernels, rotation):
+        ours = type("torch", (), {"empty": poisoned(torch.empty), "empty_like": poisoned(torch.empty_like)})
+        ours.float32, ours.bfloat16 = torch.float32, torch.bfloat16
+        monkeypatch.setattr(module, "torch", ours)
+
+
+def nasty(*shape, dtype):
+    """Numbers of every size whose sum of squares float32 holds, zeros, and numbers below the smallest normal one."""
+    x = torch.randn(shape) * 10.0 ** torch.randint(-8, 9, shape)
+    x[torch.rand(shape) < 0.1] = 0.0
+    x[torch.rand(shape) < 0.1] = 1e-39
+    return x.to(dtype)
+
+
+def close(actual, expected, dtype, atol=1e-37):
+    """expected: float64. Within one unit in the last place of bfloat16, ten of float32; atol: what underflow leaves."""
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual.double(), expected, rtol=torch.finfo(dtype).eps + 1e-6, atol=atol)
+
+
+@dtypes
+@pytest.mark.parametrize("make", [nasty, lambda *shape, dtype: torch.randn(shape).to(dtype)], ids=["nasty", "normal"])
+@pytest.mark.parametrize("shape", [(1, 64), (3, 1024), (65, 100), (2, 7), (2, 1), (0, 64)], ids=str)
+def test_add_norm(dtype, make, shape):
+    x, residual, weight = make(*shape, dtype=dtype), make(*shape, dtype=dtype), make(shape[1], dtype=dtype)
+    out = numba_kernels.add_norm(x, total := residual.clone(), weight, 1e-2)
+    assert torch.equal(total, residual + x), "one addition, rounded once"
+    exact = total.double()
+    exact *= (exact.square().mean(-1, keepdim=True) + 1e-2).rsqrt() * weight.double()
+    close(out, exact, dtype)
+    close(numba_kernels.add_norm(None, total, weight, 1e-2), exact, dtype)
+    order = torch.randperm(shape[0])
+    assert torch.equal(numba_kernels.add_norm(x[order], residual[order], weight, 1e-2), out[order])
+    for row, alone in enumerate(total.split(1) if shape[0] else ()):
+        assert torch.equal(numba_kernels.add_norm(None, alone, weight, 1e-2)[0], out[row])
+
+
+@dtypes
+@pytest.mark.parametrize("shape", [(1, 64), (3, 1024), (70, 45), (2, 1), (0, 64)], ids=str)
+def test_silu_mul(dtype, shape):
+    gate_up = nasty(shape[0], 2 * shape[1], dtype=dtype)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    close(out := numba_kernels.silu_mul(gate_up), F.silu(gate) * up, dtype, atol=1e-20)
+    order = torch.randperm(shape[0])
+    assert torch.equal(numba_kernels.silu_mul(gate_up[order]), out[order])
+
+
+@dtypes
+@pytest.mark.parametrize("normed", [True, False], ids=["normed", "plain"])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (1, 1, 80), (7, 7, 6), (16, 8, 128)])
+def test_norm_rotate(dtype, normed, heads, kv_heads, head_dim):
+    config = replace(SMALL, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, context_length=40)
+    cos, sin = rope_table(config)
+    qkv = torch.randn(5, (heads + 2 * kv_heads) * head_dim).to(dtype)
+    positions = torch.tensor([39, 0, 7, 7, 23])
+    norms = [torch.randn(head_dim).to(dtype) for _ in range(2)] if normed else [None, None]
+    q, k, v = qkv.clone().view(5, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    c, s = (table[positions].unsqueeze(1).double() for table in (cos, sin))
+    expected = []
+    for x, weight in zip((q, k), norms, strict=True):
+        x = F.rms_norm(x.double(), (head_dim,), weight.double(), 1e-2) if normed else x.double()
+        expected.append(rotate(x, c, s))
+    heads_of = numba_kernels.Rotation(positions, cos, sin, *norms, 1e-2, heads, kv_heads)
+    tolerance = {"rtol": torch.finfo(dtype).eps, "atol": 1e-5}
+    for ours, theirs in zip(rotation.norm_rotate(qkv, heads_of), [*expected, v.double()], strict=True):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours.double(), theirs, **tolerance)
+
+    k_pages, v_pages = torch.full((2, 3, 4, kv_heads, head_dim), 7.0, dtype=dtype)
+    slots, others = torch.tensor([11, 0, 6, 3, 1]), torch.tensor([2, 4, 5, 7, 8, 9, 10])
+    unwritten = rotation.Unwritten(qkv, heads_of)
+    unwritten.write(k_pages, v_pages, slots)
+    torch.testing.assert_close(unwritten.q.double(), expected[0], **tolerance)
+    for pages, theirs in ((k_pages, expected[1]), (v_pages, v.double())):
+        torch.testing.assert_close(pages.flatten(0, 1)[slots].double(), theirs, **tolerance)
+        assert (pages.flatten(0, 1)[others] == 7).all(), "a slot of another token was written"
+
+
+# ---- Products ----
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [0, 1, packed.FEW_ROWS - 1, packed.FEW_ROWS, 65])
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, PackedBeside), (torch.bfloat16, PackedLinear)])
+@torch.inference_mode()
+def test_packed_products(dtype, kind, rows, bias):
+    linear = nn.Linear(48, 97, bias=bias, dtype=dtype)
+    model = nn.Sequential(linear)
+    packed.pack_linears(model)
+    if type(model[0]) is nn.Linear:
+        pytest.skip("this torch has no oneDNN for it")
+    assert type(model[0]) is kind
+    x = torch.randn(rows, 48).to(dtype)
+    exact = F.linear(x.double(), linear.weight.double(), linear.bias.double() if bias else None)
+    torch.testing.assert_close(model[0](x).double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+def test_large_float32_matrices_are_not_kept_twice(monkeypatch):
+    monkeypatch.setattr(packed, "MOST_BESIDE", 97 * 48 * 4 - 1)
+    model = nn.Sequential(nn.Linear(48, 97))
+    packed.pack_linears(model)
+    assert type(model[0]) is nn.Linear
+
+
+# ---- The model ----
+
+
+def random_model(config: ModelConfig) -> Transformer:
+    model = weights.empty_model(config, torch.device("cpu"), torch.float32)
+    for name, parameter in model.named_parameters():
+        parameter.copy_((1.0 if "norm" in name else 0.0) + 0.15 * torch.randn(parameter.shape))
+    return model
+
+
+def causal_attend(layer, q, k, v):
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).squeeze(0).transpose(0, 1)
+
+
+@pytest.mark.parametrize("count", [1, 9])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@torch.inference_mode()
+def test_hidden_states_are_those_of_the_plain_model(config, count):
+    model = random_model(config)
+    step = torch.randint(config.vocab_size, (count,)), torch.randperm(64)[:count]
+    expected = model(*step, causal_attend)
+    logits, fused = model.logits(expected), fuse(model, "numba")
+    hidden = fused(*step, causal_attend)
+    assert expected.std() > 0.5
+    torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(fused.logits(hidden), logits, atol=1e-5, rtol=1e-5)
+
+
+def test_the_cpu_has_the_fused_model_unless_not_wanted():
+    assert type(load_model(device="cpu").model) is FusedTransformer
+    assert type(load_model(device="cpu", fused=False).model) is Transformer
+    assert type(load_model(device="cpu", dtype="float16").model) is Transformer
+    with pytest.raises(ValueError, match="numba's are for float32 and bfloat16 on the CPU"):
+        load_model(device="cpu", dtype="float16", fused="numba")
+    with pytest.raises(ValueError, match="fused='always' is unknown"):
+        load_model(device="cpu", fused="always")
+
+
+# ---- What bfloat16 changes ----
+
+
+@torch.inference_mode()
+def test_log_probabilities_of_bfloat16_stay_near_those_of_float32(prompts):
+    """The bound that common/README.md states, for prompts in one piece and for tokens one by one, through pages."""
+    exact, rounded = (load_model(device="cpu", dtype=dtype) for dtype in ("float32", "bfloat16"))
+    kv_cache = load_stage_module("05", "kv_cache")
+
+    def log_probabilities(loaded, token_ids, piece):
+        attention, _ = choose_attention("numba", loaded.device, loaded.dtype, 64, 16)
+        cache, pieces = kv_cache.KVCache(loaded, 20, 16, attention), []
+        for start in range(0, len(token_ids), piece):
+            places = torch.arange(start, min(start + piece, len(token_ids)))
+            batch = PagedBatch.pack([len(places)], [int(places[-1]) + 1], [list(range(20))], places, 16)
+            pieces.append(loaded.model.logits(loaded.model(token_ids[places], places, cache.bind(batch))))
+        return torch.cat(pieces).log_softmax(-1)
+
+    for piece, longest in ((300, 300), (1, 40)):
+        likeliest, divergences = [], []
+        for prompt in prompts[:12]:
+            token_ids = torch.tensor(prompt[:longest])
+            expected, found = (log_probabilities(loaded, token_ids, piece) for loaded in (exact, rounded))
+            top = expected.argmax(-1, keepdim=True)
+            likeliest.append((found - expected).gather(1, top).abs().flatten())
+            divergences.append((expected.exp() * (expected - found)).sum(-1))
+        likeliest, divergences = torch.cat(likeliest), torch.cat(divergences)
+        assert len(likeliest) > 100
+        assert 0 < likeliest.mean() < 0.005 and likeliest.max() < 0.1
+        assert divergences.mean() < 1e-4 and divergences.max() < 5e-3

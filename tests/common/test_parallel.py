@@ -44,7 +44,8 @@ each_count = pytest.mark.parametrize("count", [2, 4])
 
 
 def load(folder: Path, shard: Shard = WHOLE, **options) -> Loaded:
-    return load_model(folder, device="cpu", **{"dtype": "float32", "shard": shard} | options)
+    defaults = {"dtype": "float32", "shard": shard, "fused": False}  # so that all parameters have their plain names
+    return load_model(folder, device="cpu", **defaults | options)
 
 
 @pytest.fixture
@@ -99,13 +100,14 @@ def causal(layer, q, k, v):
 
 @each_config
 @each_count
-def test_shards_together_compute_the_logits_of_the_whole(tmp_path, monkeypatch, whole, config, count):
+@pytest.mark.parametrize("fused", [False, "auto"])
+def test_shards_together_compute_the_logits_of_the_whole(tmp_path, monkeypatch, whole, config, count, fused):
     ids, positions = torch.arange(9), torch.arange(9)
     hidden = whole.model(ids, positions, causal)
     expected = whole.model.logits(hidden)
     threads = Threads(count)
     monkeypatch.setattr(shard_module, "dist", threads)
-    shards = [load(tmp_path, Shard(rank, count)) for rank in range(count)]
+    shards = [load(tmp_path, Shard(rank, count), fused=fused) for rank in range(count)]
 
     def compute(rank):
         model = shards[rank].model

@@ -64,8 +64,11 @@ class StageUnderTest:
 
 @cache
 def bundled() -> Loaded:
-    """Return the bundled checkpoint in float32. Its context of 512 tokens keeps the slots of stage 04 small."""
-    loaded = load_model(device="cpu", dtype="float32")
+    """Return the bundled checkpoint in float32. Its context of 512 tokens keeps the slots of stage 04 small.
+
+    It is the plain model: the threads of numba's kernels do not survive the fork of a process that has loaded it.
+    """
+    loaded = load_model(device="cpu", dtype="float32", fused=False)
     return replace(loaded, config=replace(loaded.config, context_length=512))
 
 

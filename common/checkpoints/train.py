@@ -85,7 +85,7 @@ class Training:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.speakers = Speakers(self.tokenizer)
         self.mix = BROAD if self.phase.broad else KINDS
-        teacher = self.phase.teacher and load_model(str(folder.parent / self.phase.teacher), device="cpu")
+        teacher = self.phase.teacher and load_model(str(folder.parent / self.phase.teacher), device="cpu", fused=False)
         self.teacher = teacher.model if teacher else None
         torch.manual_seed(self.phase.seed)
         self.model = Transformer(self.config)
@@ -104,7 +104,8 @@ class Training:
     def start_weights(self) -> None:
         """Random in the first phase; in a later one, what the phase before it wrote."""
         if self.number > 1:
-            self.model.load_state_dict(load_model(str(self.folder), device="cpu", dtype="float32").model.state_dict())
+            before = load_model(str(self.folder), device="cpu", dtype="float32", fused=False)
+            self.model.load_state_dict(before.model.state_dict())
             return
         depth_scale = (2 * self.config.num_layers) ** -0.5  # keeps the residual stream's variance near 1
         for path, parameter in self.model.named_parameters():

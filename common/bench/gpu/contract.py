@@ -28,6 +28,7 @@ from common.bench.settings import Settings, engine_of
 from common.bench.timing import free_memory
 from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
+from common.loader import load_model
 from common.loader.weights import empty_model
 from common.model import ModelConfig, Transformer
 from common.request import Request
@@ -97,7 +98,12 @@ def logit_errors(settings: Settings, sizes: dict) -> list[float]:
     loaded = settings.load(context_length=1024)  # stage 04 has a slot for a whole context of every request
     device = loaded.device
     plain = empty_model(loaded.config, device, torch.float32)  # of plain operations, whatever `loaded` has
-    plain.load_state_dict(loaded.model.state_dict())  # the same weights: bfloat16 fits into float32
+    weights = loaded.model.state_dict()
+    if device.type == "cpu":  # `loaded` has packed ones, which nothing else can read
+        options = {"device": device, "dtype": loaded.dtype, "load_format": settings.load_format, "fused": False}
+        weights = load_model(settings.model, **options).model.state_dict()
+    plain.load_state_dict(weights)  # the same ones: bfloat16 fits into float32
+    del weights
     vocab_size, decoded = loaded.config.vocab_size, sizes["decoded"]
     texts = [random_prompt(length + decoded, vocab_size, f"logits {length}") for length in sizes["prompts"]]
     pairs = [(text[:-decoded], text) for text in texts]

@@ -18,7 +18,7 @@ from .probes import Probes
 from .view import Known, View
 
 MOST_LOOKS = 15  # a second
-MOST_SHARE = 0.01  # of the engine thread's time that looking may take: a look that takes longer is followed by a pause
+MOST_SHARE = 0.004  # of the engine thread's time that looking may take: a look that takes longer is followed by a pause
 IDLE_SECONDS = 0.1  # an idle engine looks up this often, so that a page that opens is told at once
 
 

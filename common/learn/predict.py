@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -201,9 +201,9 @@ def measure(predictions: Predictions) -> tuple[Found, list[float]]:
     benchmark, seconds, size_set = predictions.benchmark, predictions.seconds, predictions.size_set
     sides, model, count = {}, {}, len(benchmark.sides)
     reference = [reference_ms(*SETTINGS.place())]
-    with StatusLine() as status, ticking(status) as activity:
+    with StatusLine() as status, ticking(status) as begin:
         for place, side in enumerate(benchmark.sides, start=1):
-            activity.append(f"{side} ({place} of {count}; about {seconds:.0f} s in all)")
+            begin(f"{side} ({place} of {count}; about {seconds:.0f} s in all)")
             run = Run(benchmark, 0, (side,))
             answers, problem = run_process(run, SETTINGS, size_set, PATIENCE * seconds, environment(size_set))
             if problem:
@@ -214,19 +214,25 @@ def measure(predictions: Predictions) -> tuple[Found, list[float]]:
 
 
 @contextmanager
-def ticking(status: StatusLine) -> Iterator[list[str]]:
-    """Show the last line of the list that is returned, and the seconds that have passed, until the block ends."""
-    activity: list[str] = []
+def ticking(status: StatusLine) -> Iterator[Callable[[str], None]]:
+    """Yield a function that says what begins; until the block ends, it is shown with the seconds that have passed."""
+    activity = ""
     started, ended = time.monotonic(), threading.Event()
+
+    def begin(text: str) -> None:
+        nonlocal activity
+        activity = text
+        status.say(time.monotonic() - started, text)
 
     def show() -> None:
         while not ended.wait(LOOK_EVERY):
-            status.say(time.monotonic() - started, activity[-1])
+            if activity:
+                status.say(time.monotonic() - started, activity)
 
     thread = threading.Thread(target=show, daemon=True)
     thread.start()
     try:
-        yield activity
+        yield begin
     finally:
         ended.set()
         thread.join()

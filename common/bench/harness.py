@@ -19,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,12 +167,13 @@ def run_process(
     """
     command = [sys.executable, "-m", run.benchmark.module, "--measure", ",".join(run.sides), "--sizes", size_set]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+", errors="replace") as errors:
-        # In a process group of its own: Ctrl-C reaches this process alone, which then ends the child and its server.
-        child = subprocess.Popen(
-            [*command, *settings.arguments()],
-            cwd=ROOT, env={**os.environ, **(environment or {})}, stdout=output, stderr=errors, start_new_session=True,
-        )  # fmt: skip
         try:
+            with deferred_interrupt():
+                # In a process group of its own: Ctrl-C reaches this process alone, which ends the child and its server.
+                child = subprocess.Popen(
+                    [*command, *settings.arguments()], start_new_session=True,
+                    cwd=ROOT, env={**os.environ, **(environment or {})}, stdout=output, stderr=errors,
+                )  # fmt: skip
             status: int | None = child.wait(limit)
         except subprocess.TimeoutExpired:
             stop_group(child)
@@ -201,6 +202,19 @@ def parsed(line: str) -> dict | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) and "side" in value else None
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Delay Ctrl-C to the end of the block: Popen interrupted while it starts a child would leave that child running."""
+    pending: list[tuple] = []
+    handler = signal.signal(signal.SIGINT, lambda *arguments: pending.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if pending:
+        handler(*pending[0])
 
 
 def stop_group(child: subprocess.Popen) -> None:

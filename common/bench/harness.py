@@ -206,7 +206,7 @@ def parsed(line: str) -> dict | None:
 
 @contextmanager
 def deferred_interrupt() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block: Popen interrupted while it starts a child would leave that child running."""
+    """Delay Ctrl-C to the end of the block: Popen interrupted as it starts a child would leave that child running."""
     pending: list[tuple] = []
     handler = signal.signal(signal.SIGINT, lambda *arguments: pending.append(arguments))
     try:

@@ -26,7 +26,7 @@ NOT_TEXT = re.compile(
     r"^ *```.*?^ *```$|<!--.*?-->|(?<=\n\n)(?: {4}[^\n]*\n)+|`[^`\n]*`|\]\([^)]*\)|^ *\d+\. ", re.S | re.M
 )
 SENTENCE = re.compile(r"^\|[^\n]*$|(?:(?!\n\s*\n|\n\||[.?!:]\)?\s+[\dA-Z(*\[-]).)+", re.S | re.M)
-MARKER = re.compile(r"([-*+>|#<!]|\d+[.)]|```)")
+MARKER = re.compile(r"(?:[-*+]|\d+[.)])(?:\s|$)|[>|#<!]|```")  # what begins no line of a paragraph
 
 
 class Passage:

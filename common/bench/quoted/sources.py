@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from common.learn.stage_diff import code_lines
 from common.loader.config import read_config
 from common.model import ModelConfig
 from common.stages import ROOT
 
 MACHINE = "cpu-amd-epyc-2-cores"  # the one that all committed figures come from
-
 STATED = "on two CPU cores, in float32, medians of three repeats"
 
 
@@ -35,6 +35,15 @@ def read(path: str) -> Any:
 
 def config(name: str) -> ModelConfig:
     return read_config(ROOT / "common" / "checkpoints" / name)
+
+
+def lines(path: str) -> int:
+    return (ROOT / path).read_text(encoding="utf-8").count("\n")
+
+
+def code(path: str) -> int:
+    """Return the lines of a file that are neither blank nor part of a docstring."""
+    return len(code_lines((ROOT / path).read_text(encoding="utf-8")))
 
 
 def each(figures: Mapping[str, Mapping[str, Any]], key: str) -> SimpleNamespace:

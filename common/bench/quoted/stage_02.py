@@ -5,13 +5,14 @@ import torch
 from common.model import ModelConfig
 
 from ..predict import parameters
-from .passages import Claim, Given, Passage, Quote
+from .passages import Claim, Given, Once, Passage, Quote
 from .sources import STATED, Results, by, config
 from .stage_01 import tokens_run
+from .tasks import build_it
 
 
 def declared() -> list[Passage]:
-    return [*problem(), *arithmetic(), *measured()]
+    return [*build_it("02"), *problem(), *arithmetic(), *measured()]
 
 
 def problem() -> list[Passage]:
@@ -52,6 +53,11 @@ def arithmetic() -> list[Passage]:
         ),
         Quote("A context of 32,768 tokens takes {:.1f} GB", qwen.kv_bytes_per_token(torch.bfloat16) * 32_768 / 1e9),
         Quote("Half: {:,} bytes per token", target.kv_bytes_per_token(torch.bfloat16)),
+        Once(
+            "with the changes that exercises ask for",
+            "Only three of the contract suite's 20 prompts get another answer.",
+            "no answer changed, neither of 32 tokens nor of 200",
+        ),
         Given("of that blog post", '"22 MB at 50 tokens"'),
         Given("for the reader", "Time: about 15 minutes to read, 75 to do."),
     ]

@@ -1,7 +1,8 @@
 """Figures of lesson 03, and what lesson 04 says of its stage."""
 
 from .passages import Claim, Given, Once, Passage, Quote
-from .sources import Results, by
+from .sources import Results, by, code
+from .tasks import build_it
 
 
 def declared() -> list[Passage]:
@@ -15,6 +16,7 @@ def declared() -> list[Passage]:
     gap = by(sizes.clients, sides[1].itl_p50_ms)
     queued = by(sizes.clients, sides[1].ttft_p50_seconds)
     return [
+        *build_it("03"),
         Quote("Over HTTP, stage 02 writes an answer of 256 tokens in {:.2f} seconds", whole[0][256]),
         Claim("Measured over HTTP on two CPU cores, in float32, medians of three repeats", results.as_stated),
         Quote("| first text of an answer of 8 tokens | {:.0f} ms | {:.0f} ms |", *(1e3 * each[8] for each in first)),
@@ -44,9 +46,10 @@ def declared() -> list[Passage]:
         ),
         Quote("the machine reaches {:.0f} percent of the arithmetic rate", used(results)),
         Given("for the reader", "Time: about 15 minutes to read, 75 to do."),
+        Claim("its 90 lines", code("common/detokenizer.py"), 80, 100),
         Given("in graceful.py", "gives the running ones five seconds"),
         Once("a megabyte is tokenized in no benchmark", "A megabyte takes about two seconds"),
-        Quote("At {:.1f} ms per token, 1,000 tokens that are left take {:.1f} seconds.", *[alone_ms()] * 2),
+        Quote("At {:.1f} ms per token, 1,000 tokens that are left take {:.1f} seconds.", *[gap[1]] * 2),
     ]
 
 
@@ -69,8 +72,3 @@ def around(rate: dict[float, float]) -> float:
 
 def used(results: Results) -> float:
     return by(results.sizes.clients, results.figures.utilisation_percent_03_streaming)[64]
-
-
-def alone_ms() -> float:
-    results = Results("04_continuous_batching")
-    return by(results.sizes.clients, results.sides["03_streaming"].itl_p50_ms)[1]

@@ -5,10 +5,11 @@ import torch
 from . import stage_03
 from .passages import Claim, Given, Once, Passage, Quote
 from .sources import Results, by, config
+from .tasks import build_it
 
 
 def declared() -> list[Passage]:
-    return [*stage_03.problem(), *measured(), *when_it_loses()]
+    return [*build_it("04"), *stage_03.problem(), *measured(), *when_it_loses()]
 
 
 def measured() -> list[Passage]:

@@ -4,11 +4,12 @@ import torch
 
 from .passages import Claim, Given, Once, Passage, Quote
 from .sources import STATED, Results, by, config
+from .tasks import build_it
 
 
 def declared() -> list[Passage]:
     results = Results("05_paged_attention")
-    return [*arithmetic(results), *measured(results), *cost(results)]
+    return [*build_it("05"), *arithmetic(results), *measured(results), *cost(results)]
 
 
 def arithmetic(results: Results) -> list[Passage]:
@@ -21,7 +22,7 @@ def arithmetic(results: Results) -> list[Passage]:
         Quote("its answer of 100 tokens fill {:.1f} percent of it", 100 * 100 / target.context_length),
         Quote("A budget of {:.0f} MB for K and V holds eight slots", sizes.slots * slot / 1e6),
         Claim("holds eight slots", sizes.slots, 8, 8),
-        Quote("while {:.0f} percent of the memory is empty", 100 - int(100 * 100 / target.context_length + 1)),
+        Quote("while {:.0f} percent of the memory is empty", int(100 - 100 * 100 / target.context_length)),
         Quote("13 // 4 = {} of the page table, which is page {}", 13 // 4, [7, 2, 9, 4][13 // 4]),
         Quote("at place 13 % 4 = {}: index 4 * 4 + 1 = {} of the pool", 13 % 4, 4 * 4 + 13 % 4),
         Quote("{} requests arrive at once, with prompts of 16 to 256", sizes.requests),

@@ -2,13 +2,19 @@
 
 from .passages import Claim, Given, Passage, Quote
 from .sources import STATED, Results, by
+from .tasks import build_it
 
 NAMES = "05_paged_attention", "06_prefix_cache"
 
 
 def declared() -> list[Passage]:
     results = Results("06_prefix_cache")
-    return [*measured(results), *when_it_loses(results), Given("for the reader", "15 minutes to read, 75 to do.")]
+    return [
+        *build_it("06"),
+        *measured(results),
+        *when_it_loses(results),
+        Given("for the reader", "15 minutes to read, 75 to do."),
+    ]
 
 
 def measured(results: Results) -> list[Passage]:

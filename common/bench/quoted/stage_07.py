@@ -2,6 +2,7 @@
 
 from .passages import Claim, Given, Passage, Quote
 from .sources import STATED, Results, by, config
+from .tasks import build_it, tasks
 
 PASSES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens, as in the stage's benchmark
 P, Q = (0.6, 0.3, 0.1), (0.3, 0.6, 0.1)  # of three words: the target's distribution and the drafter's
@@ -9,7 +10,7 @@ P, Q = (0.6, 0.3, 0.1), (0.3, 0.6, 0.1)  # of three words: the target's distribu
 
 def declared() -> list[Passage]:
     results = Results("07_speculative")
-    return [*rejection(), *formula(), *measured(results), *curve(results), *when_it_loses(results)]
+    return [*build_it("07"), *rejection(), *formula(), *measured(results), *curve(results), *when_it_loses(results)]
 
 
 def rejection() -> list[Passage]:
@@ -37,6 +38,7 @@ def formula() -> list[Passage]:
         Quote("1.6 + 4 x 0.15 = {:.1f} times as long: {:.2f} / {:.1f} =", cost, sum(high), cost),
         Quote("= {:.2f} times as fast.", sum(high) / cost),
         Quote("For a = 0.3 it is {:.2f} / {:.1f} = {:.2f}: slower", sum(low), cost, sum(low) / cost),
+        Quote("{} of them in 07a", sum(task.sitting.startswith("07a") for task in tasks("07"))),
         Given("AdaptiveSpeculation's LEAST_GAIN", "a gain of 5 percent"),
     ]
 

@@ -4,13 +4,14 @@ import torch
 
 from .passages import Claim, Given, Passage, Quote
 from .sources import MACHINE, STATED, Results, by, config, read
+from .tasks import build_it
 
 FOLDER = "08_disaggregated"
 
 
 def declared() -> list[Passage]:
     results = Results(FOLDER)
-    return [*handoff(results), *measured(results), *ratios(results), *soaks()]
+    return [*build_it("08"), *handoff(results), *measured(results), *ratios(results), *soaks()]
 
 
 def handoff(results: Results) -> list[Passage]:

@@ -1,9 +1,11 @@
 """Every figure in the READMEs follows from committed results or from arithmetic: common/bench/quoted says how."""
 
+from functools import cache
+
 import pytest
 
 from common.bench.quoted.__main__ import DOCUMENTS
-from common.bench.quoted.passages import Claim, Given, Once, Quote, problems, rewritten
+from common.bench.quoted.passages import Claim, Given, Once, Passage, Quote, problems, rewritten
 from common.stages import ROOT
 
 TEXT = """# A lesson
@@ -23,10 +25,15 @@ PASSAGES = [
 ]
 
 
+@cache
+def declared(name: str) -> list[Passage]:
+    return [*DOCUMENTS[name]()]
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_figures_are_those_of_the_results(name):
     """If they are not: `python -m common.bench.quoted --write`, and look at what still disagrees."""
-    assert problems((ROOT / name).read_text(encoding="utf-8"), DOCUMENTS[name]()) == []
+    assert problems((ROOT / name).read_text(encoding="utf-8"), declared(name)) == []
 
 
 def test_each_lesson_is_declared():
@@ -94,10 +101,6 @@ def test_a_quote_has_a_figure_for_each_placeholder():
 
 def test_few_figures_are_of_one_day():
     once = [
-        phrase
-        for declare in DOCUMENTS.values()
-        for each in declare()
-        if isinstance(each, Once)
-        for phrase in each.phrases
+        phrase for name in DOCUMENTS for each in declared(name) if isinstance(each, Once) for phrase in each.phrases
     ]
     assert len(once) <= 15, "measure it with a benchmark that commits a result"

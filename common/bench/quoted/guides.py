@@ -54,25 +54,25 @@ def serving() -> list[Passage]:
     share = results.sides["server"].client_processor_percent / 100
     return [
         Quote(
-            "reaches {} streaming clients over HTTP, with server and clients on the same two cores: {:.0f} percent",
+            "reaches {} streaming clients over HTTP, with server and clients on the same two cores: {:,.0f} percent",
             results.sizes.clients,
             results.figures.percent_that_arrives,
         ),
         Claim("on the same two cores", results.as_stated),
         Claim("take a sixth of a core", share, 1 / 7, 1 / 5),
         Quote(
-            "{:,} requests, none failed, {:.0f} MB at the end, {:.1f} percent more than halfway",
+            "{:,} requests, none failed, {:,.0f} MB at the end, {:.1f} percent more than halfway",
             soak["requests"],
             resident / 1e6,
             100 * soak["growth"],
         ),
         Claim("none failed", soak["failed"], 0, 0),
         Quote(
-            "The longest gap in any stream is {:.0f} ms without it, {:.0f} ms beside the longest prompt",
+            "The longest gap in any stream is {:,.0f} ms without it, {:,.0f} ms beside the longest prompt",
             gaps["nothing"],
             gaps["longest prompt"],
         ),
-        Quote("at most {:.0f} ms beside every other kind", max(others)),
+        Quote("at most {:,.0f} ms beside every other kind", max(others)),
         Claim("beside eight streams", worst["streams"], 8, 8),
         Given("of worst_client.py", "40,000 stop strings, 128 choices"),
         Given("limits.py", "(1 MiB", "64 KiB are read at 4 MiB a second", "for more than 5 seconds gets 429"),
@@ -90,7 +90,7 @@ def model_card() -> list[Passage]:
     phases = [each["phases"] for each in training]
     minutes = [each[0]["minutes"] for each in phases]
     rows = [
-        Quote(f"| {name} |" + " {:.0f}% |" * len(TOPICS), *(100 * score[topic] for topic in TOPICS))
+        Quote(f"| {name} |" + " {:,.0f}% |" * len(TOPICS), *(100 * score[topic] for topic in TOPICS))
         for name, score in zip(names, scores, strict=True)
     ]
     return [
@@ -110,7 +110,7 @@ def model_card() -> list[Passage]:
             "| held-out loss | {:.4f} nats per token | {:.4f} nats per token |",
             *(each[-1]["held_out_loss"] for each in phases),
         ),
-        Quote("phase 1 took {:.0f} minutes for the target and {:.0f} for the draft", *minutes),
+        Quote("phase 1 took {:,.0f} minutes for the target and {:,.0f} for the draft", *minutes),
         Claim("The weights in this folder are those of phase 1.", len(phases[0]), 1, 1),
         Quote("the share of {} questions", scores[0]["questions"]),
         *rows,
@@ -140,11 +140,11 @@ def inspector() -> list[Passage]:
         ),
         Claim("of stage 05", cost["stage"] == "05"),
         Quote(
-            "throughput itself varies by {:.0f} percent between the slowest and the fastest of {} runs",
+            "throughput itself varies by {:,.0f} percent between the slowest and the fastest of {} runs",
             100 * (max(runs["none"]) / min(runs["none"]) - 1),
             len(runs["none"]),
         ),
-        Quote("with {:.0f} frames a second", smooth["frames_per_s"]),
+        Quote("with {:,.0f} frames a second", smooth["frames_per_s"]),
         Claim("a hundred requests, ten thousand steps", (smooth["requests"], smooth["steps"]) == (100, 10_000)),
         Quote("{:,} frames, one of them late", smooth["frames"]),
         Claim("one of them late", smooth["late"], 1, 1),
@@ -172,10 +172,10 @@ def gpu() -> list[Passage]:
             "What a step of 256 requests of Qwen3-0.6B may take on an H200 (4.2 TB/s and 790 TFLOP/s reached; 558 "
             "tokens behind each)",
         ),
-        Quote("Python may take {:.0f} ms", 1e3 * HOST_SECONDS),
+        Quote("Python may take {:,.0f} ms", 1e3 * HOST_SECONDS),
         Once("common.bench.gpu.host repeats it", "3.2 ms in the fastest of 150 steps and 4.0 in the median"),
         Given("where to look first", "more than 1.3 times its budget", "more than 3 times"),
-        Quote("{} launches a layer of at least {:.0f} us each", LAYER_LAUNCHES, 1e6 * SMALLEST_KERNEL),
+        Quote("{} launches a layer of at least {:,.0f} us each", LAYER_LAUNCHES, 1e6 * SMALLEST_KERNEL),
         Quote(
             "apart they would be {}, for {} layers {:.2f} ms more",
             LAYER_LAUNCHES + 1,

@@ -24,7 +24,7 @@ def problem() -> list[Passage]:
     return [
         Quote("an answer of 256 tokens in {:.1f} seconds and one of 512 in {:.1f}", answer[256], answer[512]),
         Quote("twice the length, {:.1f} times the time", growth),
-        Quote("One more token costs {:.0f} ms after 64 tokens and {:.0f} ms after 2,048.", token[64], token[2048]),
+        Quote("One more token costs {:,.0f} ms after 64 tokens and {:,.0f} ms after 2,048.", token[64], token[2048]),
     ]
 
 
@@ -34,7 +34,7 @@ def arithmetic() -> list[Passage]:
     return [
         Quote("3 + 1 + 1 + 1 = {} tokens, not {}.", 3 + 3, tokens_run(3, 4)),
         Quote("With p = 32 and n = 256 it runs 32 + 255 = {} instead of {:,}", cached, naive),
-        Quote("{:,} / {} = {:.0f} times fewer tokens, it is not {:.0f} times", naive, cached, *[naive / cached] * 2),
+        Quote("{:,} / {} = {:,.0f} times fewer tokens, it is not {:,.0f} times", naive, cached, *[naive / cached] * 2),
         Quote(
             "bundled model in float32: 2 x {} x {} x {} x 4 = {:,} bytes",
             *factors(target),
@@ -80,7 +80,7 @@ def measured() -> list[Passage]:
     return [
         Claim(f"Measured {STATED}", results.as_stated),
         Quote("| one more token after 64 | {:.1f} ms | {:.1f} ms | {:.1f} ms |", *(each[64] for each in token)),
-        Quote("| one more token after 2,048 | {:.0f} ms | {:.1f} ms | {:.1f} ms |", *(each[2048] for each in token)),
+        Quote("| one more token after 2,048 | {:,.0f} ms | {:.1f} ms | {:.1f} ms |", *(each[2048] for each in token)),
         Quote("| an answer of 256 tokens | {:.2f} s | {:.2f} s | {:.2f} s |", *(each[256] for each in answer)),
         Quote("| an answer of 512 tokens | {:.1f} s | {:.2f} s | {:.2f} s |", *(each[512] for each in answer)),
         Quote(
@@ -90,10 +90,10 @@ def measured() -> list[Passage]:
         ),
         Claim("the gap keeps growing", answer[0][512] / answer[1][512] / figures.speedup_at_256, 1.2),
         Claim("Decode is almost flat", slower, 1, 1.5),
-        Quote("{:.1f} MB at 2,048 tokens, beside {:.0f} MB of weights", read / 1e6, weights / 1e6),
+        Quote("{:.1f} MB at 2,048 tokens, beside {:,.0f} MB of weights", read / 1e6, weights / 1e6),
         Claim("only a quarter longer than at 64 tokens", slower, 1.2, 1.3),
         Claim("less than the bytes predict", read / weights - (slower - 1), 0.05),
         Quote("stage 02 decodes {:.1f} times as many tokens per second", figures.decode_ratio_vs_transformers),
-        Quote("({:.0f} against {:.0f})", ours, theirs),
+        Quote("({:,.0f} against {:,.0f})", ours, theirs),
         Claim("match the formula exactly", sides[1].cache_bytes == figures.predicted_cache_bytes),
     ]

@@ -19,32 +19,34 @@ def declared() -> list[Passage]:
         *build_it("03"),
         Quote("Over HTTP, stage 02 writes an answer of 256 tokens in {:.2f} seconds", whole[0][256]),
         Claim("Measured over HTTP on two CPU cores, in float32, medians of three repeats", results.as_stated),
-        Quote("| first text of an answer of 8 tokens | {:.0f} ms | {:.0f} ms |", *(1e3 * each[8] for each in first)),
+        Quote("| first text of an answer of 8 tokens | {:,.0f} ms | {:,.0f} ms |", *(1e3 * each[8] for each in first)),
         Quote(
-            "| first text of an answer of 256 tokens | {:.0f} ms | {:.0f} ms |", *(1e3 * each[256] for each in first)
+            "| first text of an answer of 256 tokens | {:,.0f} ms | {:,.0f} ms |", *(1e3 * each[256] for each in first)
         ),
-        Quote("| last text of an answer of 256 tokens | {:.0f} ms | {:.0f} ms |", *(1e3 * each[256] for each in whole)),
+        Quote(
+            "| last text of an answer of 256 tokens | {:,.0f} ms | {:,.0f} ms |", *(1e3 * each[256] for each in whole)
+        ),
         Quote("| median latency, 1 client | {:.2f} s | {:.2f} s |", *(each[1] for each in latency)),
         Quote("| median latency, 64 clients | {:.1f} s | {:.1f} s |", *(each[64] for each in latency)),
-        Quote("| throughput, 1 client | {:.0f} tokens/s | {:.0f} tokens/s |", *(each[1] for each in rate)),
-        Quote("| throughput, 64 clients | {:.0f} tokens/s | {:.0f} tokens/s |", *(each[64] for each in rate)),
+        Quote("| throughput, 1 client | {:,.0f} tokens/s | {:,.0f} tokens/s |", *(each[1] for each in rate)),
+        Quote("| throughput, 64 clients | {:,.0f} tokens/s | {:,.0f} tokens/s |", *(each[64] for each in rate)),
         Quote(
-            "the first text arrives after {:.0f} ms however long the answer is: {:.0f} times sooner at 256 tokens",
+            "the first text arrives after {:,.0f} ms however long the answer is: {:,.0f} times sooner at 256 tokens",
             1e3 * first[1][256],
             figures.first_text_speedup_at_longest_answer,
         ),
         Claim("however long the answer is", max(first[1].values()) / min(first[1].values()), 1, 1.4),
-        Quote("From 1 client to 64, throughput stays around {:.0f} tokens a second", around(rate[1])),
+        Quote("From 1 client to 64, throughput stays around {:,.0f} tokens a second", around(rate[1])),
         Claim("throughput stays around", max(rate[1].values()) / min(rate[1].values()), 1, 1.15),
         Claim("in proportion to the clients", latency[1][64] / latency[1][8] / 8, 0.8, 2.5),
         Claim("a tenth to a sixth of the throughput here", 1 - rate[1][1] / rate[0][1], 0.08, 0.2),
         Claim("a tenth to a sixth of the throughput here", 1 - rate[1][64] / rate[0][64], 0.08, 0.2),
         Quote(
-            "gets a token every {:.0f} ms, but at 64 clients it first waits {:.0f} seconds in the queue",
+            "gets a token every {:,.0f} ms, but at 64 clients it first waits {:,.0f} seconds in the queue",
             gap[64],
             queued[64],
         ),
-        Quote("the machine reaches {:.0f} percent of the arithmetic rate", used(results)),
+        Quote("the machine reaches {:,.0f} percent of the arithmetic rate", used(results)),
         Given("for the reader", "Time: about 15 minutes to read, 75 to do."),
         Claim("its 90 lines", code("common/detokenizer.py"), 80, 100),
         Given("in graceful.py", "gives the running ones five seconds"),
@@ -59,9 +61,9 @@ def problem() -> list[Passage]:
     rate = by(results.sizes.clients, results.sides["03_streaming"].output_tokens_per_second)
     most = by(results.sizes.clients, results.sides["03_streaming"].e2el_p90_seconds)[64]
     return [
-        Quote("about {:.0f} tokens a second, for one client or for 64", around(rate)),
+        Quote("about {:,.0f} tokens a second, for one client or for 64", around(rate)),
         Claim("The last of 64 waits ten seconds for its first word", most, 9, 11),
-        Quote("the machine reaches only {:.0f} percent of its arithmetic rate", used(results)),
+        Quote("the machine reaches only {:,.0f} percent of its arithmetic rate", used(results)),
     ]
 
 

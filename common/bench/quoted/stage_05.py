@@ -20,15 +20,15 @@ def arithmetic(results: Results) -> list[Passage]:
     return [
         Quote("a whole context: {:,} tokens, {:.1f} MB", target.context_length, slot / 1e6),
         Quote("its answer of 100 tokens fill {:.1f} percent of it", 100 * 100 / target.context_length),
-        Quote("A budget of {:.0f} MB for K and V holds eight slots", sizes.slots * slot / 1e6),
+        Quote("A budget of {:,.0f} MB for K and V holds eight slots", sizes.slots * slot / 1e6),
         Claim("holds eight slots", sizes.slots, 8, 8),
-        Quote("while {:.0f} percent of the memory is empty", int(100 - 100 * 100 / target.context_length)),
+        Quote("while {:,.0f} percent of the memory is empty", int(100 - 100 * 100 / target.context_length)),
         Quote("13 // 4 = {} of the page table, which is page {}", 13 // 4, [7, 2, 9, 4][13 // 4]),
         Quote("at place 13 % 4 = {}: index 4 * 4 + 1 = {} of the pool", 13 % 4, 4 * 4 + 13 % 4),
         Quote("{} requests arrive at once, with prompts of 16 to 256", sizes.requests),
-        Quote("of eight slots, {:.0f} MB. How many", sizes.slots * slot / 1e6),
+        Quote("of eight slots, {:,.0f} MB. How many", sizes.slots * slot / 1e6),
         Given("in workloads.py", "with prompts of 16 to 256 and outputs of 16 to 128 tokens"),
-        Quote("{:,} places / ({:.1f} + 8) = {:.0f}", places, tokens, results.figures.requests_that_fit),
+        Quote("{:,} places / ({:.1f} + 8) = {:,.0f}", places, tokens, results.figures.requests_that_fit),
         Claim("so all 64 fit", results.figures.requests_that_fit, 64),
         Quote("{:.1f} of 16 places are empty on average: {:.1f}", *[(16 - 1) / 2] * 2),
         Quote("/ ({:.1f} + {:.1f}) = {:.1f} percent.", tokens, (16 - 1) / 2, waste),
@@ -63,9 +63,10 @@ def measured(results: Results) -> list[Passage]:
             least.throughput_ratio,
             least.ratio_vs_transformers_static,
         ),
+        Claim("Pages give", least.throughput_ratio, 1.1),
         Claim("The waste slightly exceeds the prediction", waste[16] - predicted[16], 0.05, 1),
         Quote("Pages of eight tokens cut it to {:.1f} percent.", waste[8]),
-        Quote("at 256 tokens per page, {:.0f} percent of the memory holds nothing", waste[256]),
+        Quote("at 256 tokens per page, {:,.0f} percent of the memory holds nothing", waste[256]),
     ]
 
 
@@ -79,7 +80,7 @@ def cost(results: Results) -> list[Passage]:
     return [
         Quote(
             "With 32 requests and {} tokens behind each, a step spends {:.1f} ms in the model's matrices, {:.1f} ms in "
-            "attention, {:.1f} in sampling, and {:.1f}, or {:.0f} percent, in all bookkeeping",
+            "attention, {:.1f} in sampling, and {:.1f}, or {:,.0f} percent, in all bookkeeping",
             sizes.context,
             *at_32,
             figures.bookkeeping_percent_at_32,

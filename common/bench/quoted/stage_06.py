@@ -25,12 +25,12 @@ def measured(results: Results) -> list[Passage]:
     return [
         Claim(f"Measured {STATED}", results.as_stated),
         Quote("What does it cost to look for {} pages and find none?", -(-sizes.prompt // 16) - 1),
-        Quote("{:.0f} percent of a prompt of {:,} tokens is cached", sizes.shared_percent[-1], sizes.prompt),
+        Quote("{:,.0f} percent of a prompt of {:,} tokens is cached", sizes.shared_percent[-1], sizes.prompt),
         Quote("| of a prompt of {:,} tokens is shared | {} % | {} % | {} % |", sizes.prompt, *sizes.shared_percent),
-        Quote("| first token, stage 05 | {:.0f} ms | {:.0f} ms | {:.0f} ms |", *before.ttft_ms),
-        Quote("| first token, stage 06 | {:.0f} ms | {:.0f} ms | {:.0f} ms |", *now.ttft_ms),
-        Quote("| tokens a second, stage 05 | {:.0f} | {:.0f} | {:.0f} |", *before.tokens_per_second),
-        Quote("| tokens a second, stage 06 | {:.0f} | {:.0f} | {:.0f} |", *now.tokens_per_second),
+        Quote("| first token, stage 05 | {:,.0f} ms | {:,.0f} ms | {:,.0f} ms |", *before.ttft_ms),
+        Quote("| first token, stage 06 | {:,.0f} ms | {:,.0f} ms | {:,.0f} ms |", *now.ttft_ms),
+        Quote("| tokens a second, stage 05 | {:,.0f} | {:,.0f} | {:,.0f} |", *before.tokens_per_second),
+        Quote("| tokens a second, stage 06 | {:,.0f} | {:,.0f} | {:,.0f} |", *now.tokens_per_second),
         Quote(
             "At 90 percent the first token comes {:.1f} times sooner, and throughput is {:.1f} times stage 05's.",
             figures.ttft_ratio_at_90,
@@ -38,7 +38,7 @@ def measured(results: Results) -> list[Passage]:
         ),
         Claim("Not ten times sooner", figures.ttft_ratio_at_90, 2, 9.6),
         Claim("the spread in its row is this machine's measurement noise", same_work, 1.03, 1.5),
-        Quote("In the eighth turn of a chat, the first token comes after {:.0f} ms instead of {:.0f}", *turns),
+        Quote("In the eighth turn of a chat, the first token comes after {:,.0f} ms instead of {:,.0f}", *turns),
         Claim("In the eighth turn", sizes.turns, 8, 8),
     ]
 
@@ -49,7 +49,7 @@ def when_it_loses(results: Results) -> list[Passage]:
     return [
         Quote("that is {:.1f} percent of the time to first token", results.figures.percent_lost_at_0),
         Claim("the cache still costs a dictionary lookup", results.figures.percent_lost_at_0, 0.05, 3),
-        Quote("picked at random, {:.0f} percent of the tokens are found; in turn, none", at_random),
+        Quote("picked at random, {:,.0f} percent of the tokens are found; in turn, none", at_random),
         Claim("in turn, none", in_turn, 0, 0),
         Quote("each find {} tokens, {} pages, with 16.", 200 // 16 * 16, 200 // 16),
     ]

@@ -1,4 +1,4 @@
-"""Say which figures of which documents disagree with the results, or write them there."""
+"""Say which figures of which READMEs and questions disagree with the results, or write them there."""
 
 import argparse
 import sys
@@ -7,14 +7,18 @@ from collections.abc import Callable, Sequence
 from common.stages import ROOT
 
 from ..documents import write_atomically
-from . import guides, stage_01, stage_02, stage_03, stage_04, stage_05, stage_06, stage_07, stage_08
+from . import guides, predictions, stage_01, stage_02, stage_03, stage_04, stage_05, stage_06, stage_07, stage_08
 from .passages import Once, Passage, problems, rewritten
 
 LESSONS = [stage_01, stage_02, stage_03, stage_04, stage_05, stage_06, stage_07, stage_08]
-DOCUMENTS: dict[str, Callable[[], Sequence[Passage]]] = guides.DOCUMENTS | {
-    f"{folder.name}/README.md": lesson.declared
-    for folder, lesson in zip(sorted(ROOT.glob("[0-9][0-9]_*")), LESSONS, strict=True)
-}
+DOCUMENTS: dict[str, Callable[[], Sequence[Passage]]] = (
+    guides.DOCUMENTS
+    | predictions.DOCUMENTS
+    | {
+        f"{folder.name}/README.md": lesson.declared
+        for folder, lesson in zip(sorted(ROOT.glob("[0-9][0-9]_*")), LESSONS, strict=True)
+    }
+)
 
 
 def main() -> int:
@@ -26,21 +30,21 @@ def main() -> int:
     found = 0
     for name, declare in DOCUMENTS.items():
         path = ROOT / name
-        text = path.read_text(encoding="utf-8")
+        text, is_code = path.read_text(encoding="utf-8"), path.suffix == ".py"
         try:
             declared = declare()
         except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
             print(f"{name}: a result lacks what is quoted ({type(error).__name__}: {error})")
             found += 1
             continue
-        if arguments.write and (new := rewritten(text, declared)) != text:
+        if arguments.write and (new := rewritten(text, declared, is_code)) != text:
             write_atomically(path, new)
             print(f"{name}: written")
             text = new
         for passage in declared if arguments.once else []:
             if isinstance(passage, Once):
                 print(f"{name}: {passage.reason}: {' | '.join(passage.phrases)}")
-        wrong = problems(text, declared)
+        wrong = problems(text, declared, is_code)
         found += len(wrong)
         print(*(f"{name}: {problem}" for problem in wrong), sep="\n", end="\n" if wrong else "")
     print(f"{found} disagreements in {len(DOCUMENTS)} documents")

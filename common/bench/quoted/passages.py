@@ -94,13 +94,14 @@ class Once(Given):
 
 
 def spaced(phrase: str) -> str:
-    """Return a pattern of the phrase in which whitespace matches line breaks too."""
-    return re.sub(r"(?:\\?\s)+", r"\\s+", re.escape(phrase))
+    """Return a pattern of the phrase in which whitespace matches line breaks too, also inside a string of Python's."""
+    return re.sub(r"(?:\\?\s)+", r'(?:\\s|"\\n *")+', re.escape(phrase))
 
 
-def problems(text: str, declared: Sequence[Passage]) -> list[str]:
-    """Return what is wrong between a text and what is declared of it, a line each."""
-    return [problem for passage in declared for problem in passage.problems(text)] + [*undeclared(text, declared)]
+def problems(text: str, declared: Sequence[Passage], is_code: bool = False) -> list[str]:
+    """Return what is wrong between a text and what is declared of it, a line each. is_code: not all numbers measure."""
+    wrong = [problem for passage in declared for problem in passage.problems(text)]
+    return wrong if is_code else [*wrong, *undeclared(text, declared)]
 
 
 def undeclared(text: str, declared: Sequence[Passage]) -> Iterator[str]:
@@ -128,8 +129,8 @@ def blank(match: re.Match) -> str:
     return re.sub(r"\S", "_", match[0])
 
 
-def rewritten(text: str, declared: Sequence[Passage]) -> str:
-    """Return the text with the figures of all quotes that are in it once; break lines again that became too long."""
+def rewritten(text: str, declared: Sequence[Passage], is_code: bool = False) -> str:
+    """Return the text with the figures of all quotes that are in it once; break lines of prose that became too long."""
     changes = []
     for quote in declared:
         found = quote.matches(text) if isinstance(quote, Quote) else []
@@ -139,7 +140,7 @@ def rewritten(text: str, declared: Sequence[Passage]) -> str:
     for start, end, figure in sorted(changes, reverse=True):
         after = after[:start] + figure + after[end:]
     lines = [[line, line != was] for line, was in zip(after.split("\n"), text.split("\n"), strict=True)]
-    for place, _ in enumerate(lines):  # which may grow meanwhile
+    for place, _ in enumerate([] if is_code else lines):  # which may grow meanwhile
         break_line(lines, place)
     return "\n".join(line for line, _ in lines)
 

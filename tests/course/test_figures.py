@@ -4,6 +4,7 @@ from functools import cache
 
 import pytest
 
+from common.bench.quoted import __main__ as command
 from common.bench.quoted.__main__ import DOCUMENTS
 from common.bench.quoted.passages import Claim, Given, Once, Passage, Quote, problems, rewritten
 from common.stages import ROOT
@@ -92,6 +93,17 @@ def test_a_broken_line_never_begins_as_a_list():
     text = f"{'word ' * 21}takes 9 ms - more\n\nEnd."
     first, second, *_ = rewritten(text, [Quote("takes {} ms", 12345)]).split("\n")
     assert len(first) <= 120 and second == "ms - more"
+
+
+def test_the_command_writes_what_it_can_and_says_what_it_cannot(monkeypatch, tmp_path, capsys):
+    for name in ("a.md", "b.md"):
+        (tmp_path / name).write_text("It takes 9 ms.\n", encoding="utf-8")
+    declarations = {"a.md": lambda: [Quote("takes {} ms", {}["a side"])], "b.md": lambda: [Quote("takes {} ms", 8)]}
+    monkeypatch.setattr(command, "DOCUMENTS", declarations)
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    assert command.main(["--write"]) == 1
+    assert [(tmp_path / name).read_text() for name in declarations] == ["It takes 9 ms.\n", "It takes 8 ms.\n"]
+    assert "a.md: a result lacks what is quoted (KeyError: 'a side')" in capsys.readouterr().out
 
 
 def test_a_quote_has_a_figure_for_each_placeholder():

@@ -21,12 +21,12 @@ DOCUMENTS: dict[str, Callable[[], Sequence[Passage]]] = (
 )
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Return the exit status: 1 if anything disagrees, or still does after writing."""
     parser = argparse.ArgumentParser(prog="python -m common.bench.quoted", description=__doc__)
     parser.add_argument("--write", action="store_true", help="write the results' figures into the documents")
     parser.add_argument("--once", action="store_true", help="print the figures of one day, which no result holds")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     found = 0
     for name, declare in DOCUMENTS.items():
         path = ROOT / name

@@ -14,6 +14,8 @@ from . import stage_08
 from .passages import Claim, Given, Once, Passage, Quote
 from .sources import MACHINE, Results, config, lines, read
 
+TOPICS = "facts", "terms", "arithmetic", "lists", "passages", "stories"  # of the model card, in its order
+
 
 def course() -> list[Passage]:
     """Return what README.md quotes."""
@@ -82,7 +84,9 @@ def serving() -> list[Passage]:
 
 def model_card() -> list[Passage]:
     names = "target", "draft"
-    training, scores = ([read(f"common/checkpoints/{name}/{kind}.json") for name in names] for kind in KINDS)
+    training, scores = (
+        [read(f"common/checkpoints/{name}/{kind}.json") for name in names] for kind in ("training", "evaluation")
+    )
     configs = [config(name) for name in names]
     files = [(ROOT / "common" / "checkpoints" / name / "model.safetensors").stat().st_size for name in names]
     shapes = [(each.num_layers, each.hidden_size, each.intermediate_size) for each in configs]
@@ -115,10 +119,6 @@ def model_card() -> list[Passage]:
         Quote("the share of {} questions", scores[0]["questions"]),
         *rows,
     ]
-
-
-KINDS = "training", "evaluation"
-TOPICS = "facts", "terms", "arithmetic", "lists", "passages", "stories"
 
 
 def inspector() -> list[Passage]:

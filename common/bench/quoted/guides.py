@@ -187,7 +187,6 @@ def gpu() -> list[Passage]:
         ),
         Given(
             "compute capabilities",
-            "float16 for compute capability 7.5",
             "8.0, 8.9, 9.0, 10.0 and 12.0, those beside attention also for 7.5",
             "compute capability 9.0 and above",
             "9.0, 10.0 and 12.0",

@@ -1,0 +1,214 @@
+"""Figures of the documents beside the lessons: README.md, GPU.md, the model card, the server's and the inspector's."""
+
+import random
+import statistics
+from itertools import pairwise
+
+import torch
+
+from common.learn.stage_diff import compare
+from common.stages import ROOT, stage_folders
+
+from ..gpu.budget import HOST_SECONDS, LAYER_LAUNCHES, SMALLEST_KERNEL, Rates, step_budget
+from . import stage_08
+from .passages import Claim, Given, Once, Passage, Quote
+from .sources import MACHINE, Results, config, lines, read
+
+TOPICS = "facts", "terms", "arithmetic", "lists", "passages", "stories"  # of the model card, in its order
+
+
+def course() -> list[Passage]:
+    """Return what README.md quotes."""
+    quick = read(f"common/bench/results/{MACHINE}-quick.json")
+    minutes = sum(entry["seconds"] for entry in quick["benchmarks"].values()) / 60
+    whole, large = Results("common/bench"), config("configs/Qwen2.5-14B")
+    exchanged = large.num_layers * 2 * large.hidden_size * torch.bfloat16.itemsize
+    return [
+        *added_lines(),
+        Claim("about 200 lines", lines("common/model.py"), 170, 230),
+        Claim("All committed figures come from a machine with two CPU cores", whole.as_stated),
+        Claim("every stage's main figure, in under six minutes", minutes, 0, 6),
+        Quote("{} * 2 * {:,} * 2 bytes = {:.2f} MB per token", large.num_layers, large.hidden_size, exchanged / 1e6),
+        Given("versions", "Python 3.10 to 3.13", "the whole suite with 3.11"),
+        Once("the sizes of packages change with their versions", "about 0.7 GB to download", "3 GB on disk"),
+        Once("no committed result says how much a run takes", "2 GB of memory suffice"),
+    ]
+
+
+def added_lines() -> list[Passage]:
+    """Return the table of lines of code, as `course.py diff` counts them."""
+    rows = []
+    for before, stage in pairwise(stage_folders()):
+        changes = compare(before, stage)
+        new = [change.added for change in changes if change.kind == "new"]
+        changed = [change for change in changes if change.kind == "changed"]
+        counts = len(new), sum(new), sum(each.added for each in changed), sum(each.removed for each in changed)
+        rows.append(Quote(f"| {stage.name[:2]} | {{}} with {{}} lines | +{{}} -{{}} |", *counts))
+    return rows
+
+
+def serving() -> list[Passage]:
+    results = Results("common/serving")
+    soak, worst = (read(f"common/serving/results/{name}-{MACHINE}.json") for name in ("soak", "worst-client"))
+    _, resident = soak["seconds_and_bytes"][-1]
+    gaps = {name: 1e3 * figures["longest_gap_s"] for name, figures in worst["figures"].items()}
+    others = [gap for name, gap in gaps.items() if name not in ("nothing", "longest prompt")]
+    share = results.sides["server"].client_processor_percent / 100
+    return [
+        Quote(
+            "reaches {} streaming clients over HTTP, with server and clients on the same two cores: {:,.0f} percent",
+            results.sizes.clients,
+            results.figures.percent_that_arrives,
+        ),
+        Claim("on the same two cores", results.as_stated),
+        Claim("take a sixth of a core", share, 1 / 7, 1 / 5),
+        Quote(
+            "{:,} requests, none failed, {:,.0f} MB at the end, {:.1f} percent more than halfway",
+            soak["requests"],
+            resident / 1e6,
+            100 * soak["growth"],
+        ),
+        Claim("none failed", soak["failed"], 0, 0),
+        Quote(
+            "The longest gap in any stream is {:,.0f} ms without it, {:,.0f} ms beside the longest prompt",
+            gaps["nothing"],
+            gaps["longest prompt"],
+        ),
+        Quote("at most {:,.0f} ms beside every other kind", max(others)),
+        Claim("beside eight streams", worst["streams"], 8, 8),
+        Given("of worst_client.py", "40,000 stop strings, 128 choices"),
+        Given("limits.py", "(1 MiB", "64 KiB are read at 4 MiB a second", "for more than 5 seconds gets 429"),
+        Given("HTTP's status codes", "503 when the engine"),
+    ]
+
+
+def model_card() -> list[Passage]:
+    names = "target", "draft"
+    training, scores = (
+        [read(f"common/checkpoints/{name}/{kind}.json") for name in names] for kind in ("training", "evaluation")
+    )
+    configs = [config(name) for name in names]
+    files = [(ROOT / "common" / "checkpoints" / name / "model.safetensors").stat().st_size for name in names]
+    shapes = [(each.num_layers, each.hidden_size, each.intermediate_size) for each in configs]
+    heads = [(each.num_heads, each.num_kv_heads, each.head_dim) for each in configs]
+    phases = [each["phases"] for each in training]
+    minutes = [each[0]["minutes"] for each in phases]
+    rows = [
+        Quote(f"| {name} |" + " {:,.0f}% |" * len(TOPICS), *(100 * score[topic] for topic in TOPICS))
+        for name, score in zip(names, scores, strict=True)
+    ]
+    return [
+        Quote("Llama, {} layers, hidden {}, MLP {} | Llama, {} layers, hidden {}, MLP {} |", *shapes[0], *shapes[1]),
+        Quote("| {} query, {} K/V, dimension {} | {} query, {} K/V, dimension {} |", *heads[0], *heads[1]),
+        Quote("| parameters (embeddings tied) | {:,} | {:,} |", *(each["parameters"] for each in training)),
+        Quote("| context | {:,} tokens | {:,} tokens |", *(each.context_length for each in configs)),
+        Quote(
+            "| weights | bfloat16 safetensors, {:.1f} MB | bfloat16 safetensors, {:.1f} MB |",
+            *(size / 1e6 for size in files),
+        ),
+        Quote(
+            "| trained on | {:.1f} million tokens | {:.1f} million tokens |",
+            *(sum(phase["tokens"] for phase in each) / 1e6 for each in phases),
+        ),
+        Quote(
+            "| held-out loss | {:.4f} nats per token | {:.4f} nats per token |",
+            *(each[-1]["held_out_loss"] for each in phases),
+        ),
+        Quote("phase 1 took {:,.0f} minutes for the target and {:,.0f} for the draft", *minutes),
+        Claim("The weights in this folder are those of phase 1.", len(phases[0]), 1, 1),
+        Quote("the share of {} questions", scores[0]["questions"]),
+        *rows,
+    ]
+
+
+def inspector() -> list[Passage]:
+    cost, smooth = (read(f"common/inspector/results/{MACHINE}-{name}.json") for name in ("cost", "smoothness"))
+    runs = cost["tokens_per_s"]
+    lost = [100 * (1 - page / none) for page, none in zip(runs["page"], runs["none"], strict=True)]
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(lost, k=len(lost))) for _ in range(10_000))
+    return [
+        Quote(
+            "with {} clients of stage 05 ([results](results/cpu-amd-epyc-2-cores-cost.json)): the median of {} pairs "
+            "loses {:.1f} percent of its throughput to an open page, with a 90 percent interval (bootstrap) of {:.1f} "
+            "to {:.1f} percent",
+            cost["clients"],
+            len(lost),
+            statistics.median(lost),
+            medians[500],
+            medians[9_500],
+        ),
+        Claim("of stage 05", cost["stage"] == "05"),
+        Quote(
+            "throughput itself varies by {:,.0f} percent between the slowest and the fastest of {} runs",
+            100 * (max(runs["none"]) / min(runs["none"]) - 1),
+            len(runs["none"]),
+        ),
+        Quote("with {:,.0f} frames a second", smooth["frames_per_s"]),
+        Claim("a hundred requests, ten thousand steps", (smooth["requests"], smooth["steps"]) == (100, 10_000)),
+        Quote("{:,} frames, one of them late", smooth["frames"]),
+        Claim("one of them late", smooth["late"], 1, 1),
+        Given("limits in watched.py", "at most 15 times a second", "at most 0.4 percent"),
+        Once(
+            "measured before the limit was lowered", "With 1 percent, 20 pairs as below had a median loss of 8 percent"
+        ),
+        Given("a test holds it", "smaller than 2 MB"),
+        Given("the format's version", "version 1"),
+    ]
+
+
+def gpu() -> list[Passage]:
+    """Return what GPU.md quotes: nothing has been measured on a GPU, so it is arithmetic."""
+    model, requests, context = config("configs/Qwen3-0.6B"), 256, 558
+    budget = step_budget(model, torch.bfloat16, requests, context, Rates(4.2e12, 790e12))
+    parts = "attention", "products", "small kernels", "logits", "sampler"
+    return [
+        Quote(
+            "by arithmetic: attention {:.2f} ms, products {:.2f}, small kernels {:.2f}, logits {:.2f}, sampler {:.2f}.",
+            *(1e3 * budget[part] for part in parts),
+        ),
+        Given(
+            "what the arithmetic begins with",
+            "What a step of 256 requests of Qwen3-0.6B may take on an H200 (4.2 TB/s and 790 TFLOP/s reached; 558 "
+            "tokens behind each)",
+        ),
+        Quote("Python may take {:,.0f} ms", 1e3 * HOST_SECONDS),
+        Once(
+            "no result is committed; common.bench.gpu.host measures it again",
+            "3.2 ms in the fastest of 150 steps and 4.0 in the median",
+        ),
+        Given("where to look first", "more than 1.3 times its budget", "more than 3 times"),
+        Quote("{} launches a layer of at least {:,.0f} us each", LAYER_LAUNCHES, 1e6 * SMALLEST_KERNEL),
+        Quote(
+            "apart they would be {}, for {} layers {:.2f} ms more",
+            LAYER_LAUNCHES + 1,
+            model.num_layers,
+            1e3 * model.num_layers * SMALLEST_KERNEL,
+        ),
+        Given(
+            "compute capabilities",
+            "8.0, 8.9, 9.0, 10.0 and 12.0, those beside attention also for 7.5",
+            "compute capability 9.0 and above",
+            "9.0, 10.0 and 12.0",
+            "float16 below 8.0",
+        ),
+        Given("numbers of the commands", "| 1, two minutes", "| 2, two minutes", "| 3, one minute"),
+        Given("a bound that the command checks", "within 3 percent"),
+        Given("a step's size", "fewer than 2,048 tokens"),
+    ]
+
+
+def shared_files() -> list[Passage]:
+    """Return what common/README.md quotes."""
+    return [Given("a test holds it", "less than 0.005 on average and less than 0.1 at most")]
+
+
+DOCUMENTS = {
+    "README.md": course,
+    "GPU.md": gpu,
+    "common/README.md": shared_files,
+    "common/serving/README.md": serving,
+    "common/checkpoints/README.md": model_card,
+    "common/inspector/README.md": inspector,
+    "08_disaggregated/kv_transport.py": stage_08.transports,
+}

@@ -55,8 +55,12 @@ def compact(value) -> str:
 def test_the_page_map_is_the_allocators_books(loaded, page_of, stage):
     with watching(stage, loaded, kv_memory="6M") as server:
         page = page_of(server)
-        for story in ("a fox", "an owl", "a fox", "a robot", "a king", "a lion"):
+        stories = "a fox", "an owl", "a fox", "a robot", "a king", "a lion"
+        server.watched.pace.pause()  # until all are there: those that come late would find room
+        for story in stories:
             page.send(f"Tell me a story about {story} that lasts four days.", 300)
+        wait_until(lambda: server.thread.stats["unfinished"] == len(stories))
+        server.watched.pace.resume()
         server.paused_after(200)
         page.has(f"{STORE}.columns === {server.engine.trace.steps}")
         scheduler = server.engine.scheduler

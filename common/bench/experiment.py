@@ -29,12 +29,14 @@ def run_experiment(
     *,
     table: Callable[[dict], Iterable[str]] = lambda document: (),
     path: Callable[[dict], Path | None] = lambda document: None,
+    draw: Callable[[dict, Path], None] | None = None,
     **defaults: Any,
 ) -> int:
     """Parse the command line, measure, print the table and the document; return the exit status.
 
     That is 1 if something is "wrong" among the figures, or if a ValueError says why there are none. path: where the
-    document goes without --json. defaults: of the options for the model, as `Settings` has them.
+    document goes without --json. draw: draws the document, as the PNG beside it. defaults: of the options for the
+    model, as `Settings` has them.
     """
     name = ".".join(Path(inspect.getfile(measure)).resolve().relative_to(ROOT).with_suffix("").parts)
     parser = argparse.ArgumentParser(
@@ -62,5 +64,8 @@ def run_experiment(
         return 1
     document = {"benchmark": name, "settings": settings.describe(), "hardware": hardware(settings.place()[0])}
     document |= {"sizes": sizes, **figures}
-    print(*table(document), write_json(args.json or path(document), document), sep="\n")
+    file = args.json or path(document)
+    print(*table(document), write_json(file, document), sep="\n")
+    if draw and file:
+        draw(document, file.with_suffix(".png"))
     return int(bool(document.get("wrong")))

@@ -167,6 +167,29 @@ def bars(panel, sides: Sequence[str], figures: Sequence[dict[str, Any]], labels:
     panel.margins(y=0.12)
 
 
+def grouped_bars(
+    panel,
+    groups: Sequence[Any],
+    figures: dict[str, dict[str, Any]],
+    tints: dict[str, str],
+    texts: dict[str, Sequence[str]],
+) -> None:
+    """In each group a bar for each label of `figures`, in its tint, with a thin line from least to most.
+
+    texts: what is written above the bars of a label, one for each group; by default their values.
+    """
+    width = 0.84 / len(figures)
+    for number, (label, figure) in enumerate(figures.items()):
+        places = [group + (number - (len(figures) - 1) / 2) * width for group in range(len(groups))]
+        panel.bar(places, figure["median"], 0.92 * width, color=tints[label], label=label)
+        panel.vlines(places, figure["min"], figure["max"], TEXT, linewidth=1.2)
+        above = texts.get(label) or [short(median) for median in figure["median"]]
+        for place, most, text in zip(places, figure["max"], above, strict=True):
+            note(panel, place, most, text, above=3, align="center", size=9)
+    panel.set_xticks(range(len(groups)), [str(group) for group in groups])
+    panel.margins(y=0.16)
+
+
 def floor_line(panel, count: int, height: float, text: str) -> None:
     """Across `count` bars, dashed: what arithmetic says is the least, or the most, there can be; named at its end."""
     panel.plot([-0.4, count - 0.6], [height] * 2, "--", color=PREDICTION, linewidth=1.3, label=text, zorder=4)
@@ -213,9 +236,11 @@ def logarithmic(panel) -> None:
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def note(panel, x: float, y: float, text: str, *, above: float = 0, align: str = "left", tint: str = TEXT) -> None:
-    """Write text at a point of the data, `above` points above it."""
-    style = {"ha": align, "va": "bottom", "color": tint, "fontsize": 11}
+def note(
+    panel, x: float, y: float, text: str, *, above: float = 0, align: str = "left", tint: str = TEXT, size: float = 11
+) -> None:
+    """Write text at a point of the data, `above` points above it, of `size` points."""
+    style = {"ha": align, "va": "bottom", "color": tint, "fontsize": size}
     panel.annotate(text, (x, y), (0, above), textcoords="offset points", **style)
 
 

@@ -24,7 +24,7 @@ def test_a_python_without_vllm_is_refused_with_the_two_commands_that_make_one(py
 
 def test_unknown_sizes_and_parts_are_refused():
     for options in ({"sizes": "huge"}, {"only": "grpc"}):
-        with pytest.raises(ValueError, match="one of full, quick, tiny, and --only one of offline, http"):
+        with pytest.raises(ValueError, match="one of full, quick, pilot, tiny, and --only one of offline, http"):
             peers.measure(Settings(), **options)
 
 
@@ -36,14 +36,14 @@ def test_the_answer_is_the_last_line_that_is_one():
 
 
 def test_what_a_process_started_ends_with_it():
-    program = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
+    program = "import subprocess; print(subprocess.Popen(['sleep', '30']).pid, flush=True)"
     with peers.process([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
         started = int(child.stdout.readline())
         child.wait()
         os.kill(started, 0)  # it outlives the process that started it
     child.stdout.read()  # until the last that holds the pipe has ended
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(started)], capture_output=True, text=True).stdout.strip()
-    assert state in ("", "Z")
+    assert state[:1] in ("", "Z")
 
 
 def test_both_engines_get_the_same_requests_and_none_twice(monkeypatch):
@@ -70,7 +70,7 @@ def test_both_engines_get_the_same_requests_and_none_twice(monkeypatch):
 
 
 def test_a_rate_counts_the_tokens_asked_for(monkeypatch):
-    seconds, groups = iter([10.0, 14.0, 20.0]), []
+    seconds, groups = iter([10.0, 14.0, 20.0, 30.0]), []
     monkeypatch.setattr(peer_program.time, "perf_counter", lambda: next(seconds))
 
     def generate(jobs):
@@ -136,7 +136,7 @@ def test_the_table_and_the_plot_show_every_group(tmp_path):
         "wrong": ["interrupted"],
     }
     lines = peers.table(document)
-    assert lines[-1] == "interrupted" and any("vLLM eager" in line and "2.00x 1.50x" in line for line in lines)
+    assert lines[-1] == "interrupted" and any("vLLM eager" in line and "over it: 2.00 1.50" in line for line in lines)
     assert peers.path(document).name == "peers-cpu-amd-epyc-2-cores.json"
     assert peers.path(document | {"groups": groups()[1:]}).name == "peers-cpu-amd-epyc-2-cores-http.json"
     peers.draw(json.loads(json.dumps(document)), tmp_path / "plot.png")

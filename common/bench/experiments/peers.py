@@ -20,7 +20,8 @@ for K and V as stage 06 (1 GiB), and Intel's OpenMP, which its manual asks for. 
 (VLLM_CPU_OMP_THREADS_BIND=auto, LD_PRELOAD=) comes before these.
 
 On two cores that nothing else uses: --sizes full (float32 and bfloat16, 3 repeats) takes about 25 minutes, quick
-(float32, 2 repeats) about 8, tiny shows that it works. Ctrl-C ends all processes, and keeps the repeats that are done.
+(float32, 2 repeats) about 8, pilot (bfloat16, once) about 4; tiny shows that it works. Ctrl-C ends all processes, and
+keeps the repeats that are done.
 """
 
 import itertools
@@ -52,6 +53,8 @@ SIZES = {  # loads: requests at once, and requests in all
              "offline": ((1, 8), (8, 32), (64, 64)), "http": ((1, 12), (8, 64), (32, 160))},
     "quick": {"repeats": 2, "dtypes": ("float32",),
               "offline": ((1, 6), (8, 16), (64, 64)), "http": ((1, 8), (8, 48), (32, 96))},
+    "pilot": {"repeats": 1, "dtypes": ("bfloat16",),
+              "offline": ((1, 4), (8, 8), (64, 64)), "http": ((1, 2), (8, 16), (32, 32))},
     "tiny": {"repeats": 1, "dtypes": ("float32",),
              "offline": ((1, 1), (2, 2)), "http": ((1, 1), (2, 4))},
 }  # fmt: skip
@@ -233,18 +236,18 @@ def ratios(ours: Figures, theirs: Figures) -> Figures:
 
 
 def table(document: dict) -> list[str]:
-    """Return a line for each side, figure and load: median, least to most, stage 06 over it."""
+    """Return a line for each side and figure: at each load its median, least to most, and stage 06 over it."""
     lines = []
     for group in document["groups"]:
-        for side, figures in group["sides"].items():
-            for name, figure in figures.items():
-                over = group["over"].get(side, {}).get(name, {}).get("median", [])
-                cells = [
-                    f"{median:9.3g} ({low:.3g} to {high:.3g})"
-                    for median, low, high in zip(figure["median"], figure["min"], figure["max"], strict=True)
-                ]
-                head = f"{group['part']:<8}{group['dtype']:<9} {side:<14}{name:<18}"
-                lines.append(head + "".join(f"{cell:<30}" for cell in cells) + " ".join(f"{x:.2f}x" for x in over))
+        for side, name in ((side, name) for side, figures in group["sides"].items() for name in figures):
+            figure, cells = group["sides"][side][name], []
+            over = group["over"].get(side, {}).get(name, {"median": []})["median"]
+            for load, median, low, high in zip(group["loads"], *map(figure.get, ("median", "min", "max")), strict=True):
+                cells.append("{}: {} ({} to {})".format(load, *map(plots.short, (median, low, high))))
+            head = f"{group['part']:<8}{group['dtype']:<9} {side:<14}{name:<18}"
+            lines.append(
+                head + ", ".join(cells) + "  stage 06 over it:" * bool(over) + "".join(f" {x:.2f}" for x in over)
+            )
     return [*lines, *document["wrong"]]
 
 
@@ -271,30 +274,14 @@ def draw(document: dict, png: Path) -> None:
     rows = -(-len(panels) // columns)
     with plots.page(png, document, message, rows=rows, columns=columns, height=1.6 + 2.8 * rows, remark=remark) as all:
         for panel, (name, group) in zip(all, panels, strict=True):
-            bars(panel, name, group)
+            figures = {side: each[name] for side, each in group["sides"].items() if name in each}
+            over = {} if name == "busy_share" else {side: each.get(name) for side, each in group["over"].items()}
+            texts = {side: [f"{x:.2f}x" for x in each["median"]] for side, each in over.items() if each}
+            plots.grouped_bars(panel, group["loads"], figures, TINTS, texts)
             title, unit = TITLES[name]
             what = "requests at once" if group["part"] == "offline" else "clients"
             plots.axes(panel, what, unit, title.format(**group))
         all[0].legend(loc="upper left", frameon=False, fontsize=10.5)
-
-
-def bars(panel, name: str, group: dict) -> None:
-    """Draw a bar for each side at each load, with its spread; on ours its value, on the others ours over it."""
-    sides = [side for side, figures in group["sides"].items() if name in figures]
-    width = 0.84 / len(sides)
-    for number, side in enumerate(sides):
-        figure = group["sides"][side][name]
-        places = [i + (number - (len(sides) - 1) / 2) * width for i in range(len(group["loads"]))]
-        low = [median - least for median, least in zip(figure["median"], figure["min"], strict=True)]
-        high = [most - median for median, most in zip(figure["median"], figure["max"], strict=True)]
-        panel.bar(places, figure["median"], 0.92 * width, color=TINTS[side], label=side)
-        panel.errorbar(places, figure["median"], yerr=[low, high], fmt="none", ecolor=plots.TEXT, elinewidth=1)
-        over = None if name == "busy_share" else group["over"].get(side, {}).get(name)
-        texts = [f"{x:.2f}x" for x in over["median"]] if over else map(plots.short, figure["median"])
-        for place, most, text in zip(places, figure["max"], texts, strict=True):
-            plots.note(panel, place, most, text, above=3, align="center")
-    panel.set_xticks(range(len(group["loads"])), [str(load) for load in group["loads"]])
-    panel.margins(y=0.16)
 
 
 if __name__ == "__main__":

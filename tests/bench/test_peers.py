@@ -31,7 +31,7 @@ def test_unknown_sizes_and_parts_are_refused():
 def test_the_answer_is_the_last_line_that_is_one():
     program = "import json, sys; print('{}'); print(json.dumps({'side': 'a', 'figures': json.load(sys.stdin)}), '\\n')"
     assert peers.answer([sys.executable, "-c", program], {"side": "a", "x": [1.5]}) == {"side": "a", "x": [1.5]}
-    with pytest.raises(RuntimeError, match=r"(?s)no vllm here.*a gave no figures"):
+    with pytest.raises(RuntimeError, match=r"a gave no figures: no vllm here"):
         peers.answer([sys.executable, "-c", "raise SystemExit('no vllm here')"], {"side": "a"})
 
 

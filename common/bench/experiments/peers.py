@@ -19,7 +19,7 @@ inside a repeat. vLLM computes on all usable cores (its default leaves one of th
 for K and V as stage 06 (1 GiB), and Intel's OpenMP, which its manual asks for. A variable in the environment
 (VLLM_CPU_OMP_THREADS_BIND=auto, LD_PRELOAD=) comes before these.
 
-On two cores that nothing else uses: --sizes full (float32 and bfloat16, 3 repeats) takes about 25 minutes, quick
+On two cores that nothing else uses: --sizes full (float32 and bfloat16, 3 repeats) takes about 30 minutes, quick
 (float32, 2 repeats) about 8, pilot (bfloat16, once) about 4; tiny shows that it works. Ctrl-C ends all processes, and
 keeps the repeats that are done.
 """
@@ -140,7 +140,7 @@ def answer(command: list, order: dict, environment: dict | None = None) -> Figur
 def failure(what: str, lines: list[str]) -> RuntimeError:
     """Show the last lines; return an error with the very last, since documents name no folders."""
     say("".join(lines[-SHOWN_LINES:]))
-    return RuntimeError(": ".join([what, *(line.strip() for line in lines[-1:])]))
+    return RuntimeError(": ".join([what, *[line.strip() for line in lines if line.strip()][-1:]]))
 
 
 def offline(peer: Peer, settings: Settings, side: str, loads: list, repeat: int) -> Figures:

@@ -45,7 +45,7 @@ class Engine(BaseEngine):
         budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
         slots = min(max_running, slots_that_fit(loaded, budget))
         if slots < max_running:
-            self.startup_notes = f"{counted(slots, 'slot')}, all that fit into {budget / 2**30:.1f} GiB"
+            self.startup_notes = f"{counted(slots, 'slot')}, all that fit into {budget / 2**20:,.0f} MiB"
         self.scheduler = Scheduler(slots, token_budget)
         self.cache = KVCache(loaded, slots)
 

@@ -14,7 +14,7 @@ import torch
 from common.attention import choose_attention
 from common.engine import BaseEngine
 from common.loader import Loaded
-from common.memory import kv_bytes_left, parse_bytes
+from common.memory import kv_bytes_left, pages_that_fit, parse_bytes
 from common.request import Request
 from common.sampling import Drawn
 from common.trace import StepRecord
@@ -46,7 +46,7 @@ class Engine(BaseEngine):
         backend, self.startup_notes = choose_attention(attention, self.device, self.dtype, head_dim, page_size)
         # Memory is counted in pages.
         budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
-        num_pages = budget // (page_size * self.config.kv_bytes_per_token(self.dtype))
+        num_pages = pages_that_fit(budget, page_size, self.config.kv_bytes_per_token(self.dtype))
         self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size)
         self.cache = KVCache(loaded, num_pages, page_size, backend)
 

@@ -16,7 +16,7 @@ import torch
 from common.attention import choose_attention
 from common.engine import BaseEngine
 from common.loader import Loaded
-from common.memory import kv_bytes_left, parse_bytes
+from common.memory import kv_bytes_left, pages_that_fit, parse_bytes
 from common.request import Request
 from common.sampling import SampledToken
 from common.trace import StepRecord
@@ -63,7 +63,8 @@ class Engine(BaseEngine):
         left = kv_bytes_left(loaded, token_budget, scored, drawn=drawn) if kv_memory is None else kv_memory
         budget = parse_bytes(left)
         models = [loaded, draft_model] if draft_model else [loaded]
-        num_pages = budget // (page_size * sum(model.config.kv_bytes_per_token(self.dtype) for model in models))
+        token_bytes = sum(model.config.kv_bytes_per_token(self.dtype) for model in models)
+        num_pages = pages_that_fit(budget, page_size, token_bytes)
         self.cache = KVCache(loaded, num_pages, page_size, backend)
         self.drafter: Drafter = PromptLookup()
         if draft_model:

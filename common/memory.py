@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .attention.triton_backend import MOST_PIECES
-from .errors import shortened
+from .errors import counted, shortened
 from .loader import Loaded
 from .model import ModelConfig
 from .request import Request
@@ -110,10 +110,22 @@ def slots_that_fit(loaded: Loaded, budget: int) -> int:
     slot_bytes = context * loaded.config.kv_bytes_per_token(loaded.dtype)
     if slot_bytes > budget:
         raise ValueError(
-            f"one slot for a context of {context} tokens takes {slot_bytes / 2**30:.1f} GiB, and K and V may take "
-            f"{budget / 2**30:.1f} GiB: give a larger --kv-memory, or use stage 05, which has pages in place of slots"
+            f"one slot for a context of {context} tokens takes {slot_bytes / 2**20:,.1f} MiB, and K and V may take "
+            f"{budget / 2**20:,.1f}: give a larger --kv-memory, or use stage 05, which has pages in place of slots"
         )
     return budget // slot_bytes
+
+
+def pages_that_fit(budget: int, page_size: int, token_bytes: int) -> int:
+    """Return how many pages of `page_size` tokens fit into `budget` bytes. Raise ValueError if none does."""
+    if page_size < 1:
+        raise ValueError(f"page_size must be at least 1 token, not {page_size}")
+    if budget < page_size * token_bytes:
+        raise ValueError(
+            f"one page of {counted(page_size, 'token')} takes {page_size * token_bytes:,} bytes, and K and V may take "
+            f"{budget:,}: give a larger --kv-memory or a smaller --page-size"
+        )
+    return budget // (page_size * token_bytes)
 
 
 def zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -64,6 +64,19 @@ def test_the_arithmetic_of_a_model_that_people_know():
     assert 50 * tiny_llama.kv_bytes_per_token(torch.float32) == 2_252_800
 
 
+# ---- From stage 05 on ----
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage >= "05"])
+def test_a_pool_without_a_page_is_refused(loaded, stage):
+    Engine = load_engine(stage)
+    for memory in ("1K", 16 * 8192 - 1):
+        with pytest.raises(ValueError, match="one page of 16 tokens takes 1..,... bytes, .*larger --kv-memory"):
+            Engine(loaded, kv_memory=memory)
+    with pytest.raises(ValueError, match="page_size must be at least 1 token, not 0"):
+        Engine(loaded, page_size=0)
+
+
 # ---- The command line ----
 
 

@@ -141,24 +141,24 @@ class Router(BaseEngine):
 
     def _route(self) -> None:
         """Give each request that waits to the worker that is best for it now, up to the first that has to wait."""
-        decode_is_up = any(handle.up for handle in self.by_role["decode"])
+        prefill, decode = self.by_role["prefill"], self.by_role["decode"]
+        decode_is_up = any(handle.up for handle in decode)
         while flight := self._oldest(READY):
             if not decode_is_up:
                 self.recovery.begin_again(flight)  # where its prompt is cached
-            elif found := choose_decode(self.by_role["decode"], flight.request.num_tokens):
+            elif found := choose_decode(decode, flight.request.num_tokens):
                 self.order(flight, TRANSFER, *found)
             else:
                 break
         while flight := self._oldest(QUEUED):
             tokens = flight.request.all_token_ids
             # Either kind can do the whole job, and does if the other kind is down.
-            found = choose_prefill(self.by_role["prefill"], tokens) or choose_prefill(self.by_role["decode"], tokens)
+            found = choose_prefill(prefill, tokens) or choose_decode(decode, len(tokens))
             if not found:
                 break
-            handle, to_compute = found
+            handle, task = found
             hand_over = handle.role == "prefill" and decode_is_up and flight.failed_transfers < MOST_FAILED_TRANSFERS
             handle.seen.add(tokens)
-            task = to_compute if handle.role == "prefill" else self.smallest.pages_for(len(tokens))
             self.order(flight, PREFILL if hand_over else DECODE, handle, task)
         self._send_mail()
 

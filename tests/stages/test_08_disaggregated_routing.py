@@ -1,6 +1,7 @@
 """Which worker stage 08's router chooses: prefix against load, room for pages, and what it believes to be cached."""
 
-from faulty_fleet import messages
+from engine_options import endless
+from faulty_fleet import fleet_without_model, messages
 
 from common.stages import load_stage_module
 
@@ -58,6 +59,24 @@ def test_decode_goes_where_most_pages_are_free():
     for one in (a, b):
         one.held = {str(n): 1 for n in range(8)}
     assert routing.choose_decode([a, b], 1) is None
+
+
+def test_decode_workers_that_do_the_whole_job_get_what_they_have_room_for():
+    """Without a prefill worker the rest is queued at the router, and goes to the worker that has room first."""
+    router, fleet = fleet_without_model(1, 2)
+    fleet.die(0, returns=False)
+    for number in range(12):
+        router.add([1, 2, 3, 4, 5, number], endless(6))
+    most = {1: 0, 2: 0}
+    for _ in range(500):
+        if not router.has_unfinished:
+            break
+        router.step()
+        for number in most:
+            worker = fleet.workers[number]
+            most[number] = max(most[number], len(worker.held))
+            assert len(worker.held) <= worker.scheduler.max_running
+    assert not router.has_unfinished and min(most.values()) >= 2
 
 
 def test_what_a_worker_has_seen_is_bounded():

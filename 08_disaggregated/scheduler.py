@@ -5,9 +5,8 @@ step (iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soo
 moment it ends. And a long prompt runs in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not
 hold up requests that decode.
 
-Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
-the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and it makes
-no difference to the result.
+Both follow from one view of a request: some of its tokens have been run, the rest remain: at first the whole prompt,
+in decode one token. How many of them a step takes makes no difference to the result.
 
 Pages: a request gets pages for the tokens it has, and one more page when the last one is full. When memory runs out,
 the youngest request gives its pages back, returns to the front of the queue, and later runs again what it had run
@@ -21,8 +20,8 @@ prefill. Only full pages are shared, so no request writes to a page of another, 
 A request that decodes may run draft tokens behind its newest one, if budget and pages are left. Rejected ones leave
 K and V beyond the sequence's end: attention does not look there, and the tokens that follow overwrite them.
 
-NEW in 08: a parked request holds its pages and does not run, because their contents are in transfer to another worker,
-or from one. And short prompts may pass a long one.
+NEW in 08: a request whose pages are in transfer holds them and does not run: parked where they come from, reserved
+where they go. And short prompts may pass a long one.
 """
 
 from collections import deque
@@ -94,7 +93,8 @@ class Scheduler:
         self.max_running, self.token_budget = max_running, token_budget
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
-        self.parked: dict[str, Sequence] = {}  # NEW in 08: their pages are in transfer, or wait for it
+        self.parked: dict[str, Sequence] = {}  # NEW in 08: another worker fetches their pages, or will
+        self.reserved: dict[str, Sequence] = {}  # NEW in 08: their pages are being filled; then they run
         self.allocator = PageAllocator(num_pages, page_size)
         self.speculation = speculation
         self.preemptions = 0  # ever
@@ -152,8 +152,9 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Forget a request that ends, whether it runs or waits, and free its pages."""
-        if sequence := self.running.pop(request.request_id, None) or self.parked.pop(request.request_id, None):
-            self._release(sequence)
+        places = self.running, self.parked, self.reserved
+        if place := next((place for place in places if request.request_id in place), None):
+            self._release(place.pop(request.request_id))
         else:
             self.waiting.remove(request)
 
@@ -164,16 +165,15 @@ class Scheduler:
 
     def reserve(self, request: Request) -> Sequence | None:
         """NEW in 08: Take pages for what another worker has computed; None, and no change, if there is no room."""
-        # Preempted requests come first.
-        if self.waiting or len(self.running) + len(self.parked) >= self.max_running:
+        if self.waiting or len(self.running) + len(self.reserved) >= self.max_running:  # preempted requests come first
             return None
         if (sequence := self._allocate(request)) is not None:
-            self.parked[request.request_id] = sequence
+            self.reserved[request.request_id] = sequence
         return sequence
 
     def resume(self, request: Request) -> None:
         """NEW in 08: Run a request whose reserved pages are filled; only its last token remains to be computed."""
-        sequence = self.running[request.request_id] = self.parked.pop(request.request_id)
+        sequence = self.running[request.request_id] = self.reserved.pop(request.request_id)
         if sequence.draft_computed == sequence.computed:  # in pages from the tree the draft's K and V may be missing
             sequence.draft_computed = request.num_tokens - 1
         sequence.computed = request.num_tokens - 1
@@ -181,7 +181,7 @@ class Scheduler:
     @property
     def holding(self) -> list[Sequence]:
         """NEW in 08: Return every sequence that has pages."""
-        return [*self.running.values(), *self.parked.values()]
+        return [*self.running.values(), *self.parked.values(), *self.reserved.values()]
 
     def check(self) -> None:
         """Raise AssertionError if a page is lost or owned twice, or a request has too few pages or too many."""
@@ -194,7 +194,7 @@ class Scheduler:
 
     def _admit(self) -> Sequence | None:
         """Admit the oldest waiting request; None if there is none or no room for it."""
-        if not self.waiting or len(self.running) == self.max_running:
+        if not self.waiting or len(self.running) + len(self.reserved) >= self.max_running:  # NEW in 08: + reserved
             return None
         if (sequence := self._allocate(self.waiting[0])) is not None:
             self.waiting.popleft()

@@ -85,8 +85,8 @@ class Worker:
         if heartbeat or available != self.told_available:
             report.available = self.told_available = available
         if heartbeat:
-            parked = frozenset(self.scheduler.parked) - self.in_transfer.keys()
-            report.heartbeat = Heartbeat(self.mail_read, frozenset(self.held), parked, self.engine.stats())
+            held, parked = frozenset(self.held), frozenset(self.scheduler.parked)
+            report.heartbeat = Heartbeat(self.mail_read, held, parked, self.engine.stats())
         return report
 
     def clear(self) -> None:
@@ -104,7 +104,7 @@ class Worker:
     def check(self) -> None:
         """Raise AssertionError if the books do not balance."""
         self.engine.check()
-        assert self.in_transfer.keys() <= self.scheduler.parked.keys(), "pages arrive for which there is no place"
+        assert self.in_transfer.keys() == self.scheduler.reserved.keys(), "pages arrive for which there is no place"
         assert {*self.scheduler.parked, *self.handing_over} <= self.engine.requests.keys()
 
     def read(self, mail: Mail) -> None:

@@ -45,7 +45,8 @@ def test_the_pages_that_arrive_are_those_that_were_computed(loaded, prompts, mon
     resume, compared = receiver.scheduler.resume, []
 
     def resume_compared(request):
-        sent, got = (worker.scheduler.parked[request.request_id].page_table for worker in (sender, receiver))
+        sent = sender.scheduler.parked[request.request_id].page_table
+        got = receiver.scheduler.reserved[request.request_id].page_table
         count = -(-(request.num_tokens - 1) // 16)
         assert checksum(sender, sent.pages[:count]) == checksum(receiver, got.pages[:count])
         compared.append(request.request_id)

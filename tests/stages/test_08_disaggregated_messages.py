@@ -3,8 +3,18 @@
 from types import SimpleNamespace
 
 from engine_options import endless
-from faulty_fleet import WorkerWithoutModel, fleet_without_model, kv_transport, messages, worker_module
+from faulty_fleet import (
+    WorkerWithoutModel,
+    fleet_without_model,
+    kv_transport,
+    messages,
+    scheduler_module,
+    worker_module,
+)
+from scheduler_machine import make_request
 from test_08_disaggregated_router import undisturbed, until
+
+from common.stages import load_stage_module
 
 
 def test_a_transfer_has_ended_before_its_pages_are_free():
@@ -25,6 +35,23 @@ def test_a_transfer_has_ended_before_its_pages_are_free():
     worker.read(messages.Mail(2, [], ["a#0"]))
     assert not pages, "the transfer goes on"
     worker.check()
+
+
+def test_requests_in_transfer_keep_their_place():
+    """Whole jobs may come meanwhile: a step must not have more requests than its budget has tokens."""
+    scheduler = scheduler_module.Scheduler(2, 2, 20, 4, load_stage_module("08", "speculation").Speculation(0))
+    arriving = make_request("a", [1, 2, 3])
+    scheduler.reserve(arriving)
+    for name in "bc":
+        scheduler.add(make_request(name, [1, 2]))
+    for _ in range(4):
+        chunks = scheduler.schedule()
+        assert len(scheduler.running) <= 2 and 1 <= sum(len(chunk.token_ids) for chunk in chunks) <= 2
+        for chunk in chunks:
+            if chunk.completes:
+                chunk.sequence.request.append(5)
+        if arriving.request_id not in scheduler.running:
+            scheduler.resume(arriving)
 
 
 def test_an_order_on_its_way_is_not_missing_in_a_heartbeat():

@@ -13,8 +13,8 @@ from .workers import make_worker, order
 
 @milestone(
     "Scheduler.park, Scheduler.reserve, Scheduler.resume, Scheduler.holding, Scheduler.remove, Scheduler.check",
-    expected="A parked request holds its pages and does not run; reserve parks a new one, and resume lets it run.",
-    hint="park moves a sequence from `running` to `parked`, resume moves it back, remove finds it in either.",
+    expected="A parked or reserved request holds its pages and does not run; resume lets a reserved one run.",
+    hint="park moves a sequence from `running` to `parked`, resume one from `reserved` to `running`; remove finds all.",
     second_hint="resume: all but the newest token is computed: num_tokens - 1. Preempted requests come first.",
 )
 def parked_and_resumed(stage):
@@ -25,9 +25,9 @@ def parked_and_resumed(stage):
     b = make_request("B", 9, 40)
     b.append(7)
     two = scheduler.reserve(b)
-    expect(two is not None and scheduler.parked.get("B") is two, "B must be parked, on pages that are reserved for it")
+    expect(two is not None and scheduler.reserved.get("B") is two, "B must be in `reserved`, with its pages")
     expect(len(two.page_table.pages) == 3, "B has 10 tokens, which need 3 pages", owners(scheduler))
-    expect([one.request.request_id for one in scheduler.holding] == ["A", "B"], "`holding` is all that have pages")
+    expect({one.request.request_id for one in scheduler.holding} == {"A", "B"}, "`holding` is all that have pages")
     expect(scheduler.reserve(make_request("C", 16)) is None, "2 pages are free, and C needs 4: `reserve` returns None")
     scheduler.resume(b)
     expect(
@@ -38,11 +38,11 @@ def parked_and_resumed(stage):
     expect(scheduler.reserve(make_request("E", 1)) is None, "D was here first, and waits: `reserve` returns None")
     scheduler.waiting.clear()
     full = make_scheduler(stage, pages=40, max_running=2)
-    full.park(decoding(stage, full, "A", 3).request)
+    full.reserve(make_request("A", 3))
     decoding(stage, full, "B", 3)
-    expect(
-        full.reserve(make_request("C", 3)) is None, "max_running is 2, and one is parked and one runs: no place for C"
-    )
+    expect(full.reserve(make_request("C", 3)) is None, "max_running is 2, A is reserved and B runs: no place for C")
+    full.park(full.running["B"].request)
+    expect(full.reserve(make_request("C", 3)) is not None, "B is parked and will not run here: C has a place")
     scheduler.remove(a.request)
     free = len(scheduler.allocator.free)
     expect(free == 5 and not scheduler.parked, f"A is removed: 5 pages must be free, not {free}", owners(scheduler))
@@ -115,7 +115,7 @@ def a_decode_worker_fetches(stage):
     here.waiting_for_room.append((request, ticket))
     here._start_transfers()
     expect("A" in here.in_transfer and "A" in here.engine.requests, "A must be in transfer and in engine.requests")
-    expect("A" in here.scheduler.parked, "the pages of A must be reserved before they are fetched: it is parked")
+    expect("A" in here.scheduler.reserved, "the pages of A must be reserved before they are fetched")
     report = stage.messages.Report()
     here._finish_transfers(report)
     sequence = here.scheduler.running.get("A")
@@ -132,7 +132,7 @@ def a_decode_worker_fetches(stage):
     here._start_transfers()
     here._finish_transfers(report)
     expect([key for key, _ in report.failed] == ["B"], f"B's pages were withdrawn: report.failed is {report.failed}")
-    expect("B" not in here.scheduler.parked and not here.in_transfer, "what could not be fetched must hold nothing")
+    expect("B" not in here.scheduler.reserved and not here.in_transfer, "what could not be fetched must hold nothing")
     here._drop("A")
     here._drop("unknown")
     held = here.scheduler.allocator

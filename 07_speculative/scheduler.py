@@ -83,8 +83,8 @@ class Scheduler:
     """First come, first served; at most `max_running` requests and `token_budget` tokens in a step.
 
     No request starves: the budget has a token for every running request, so in every step each one that decodes gets
-    its token, and the oldest one in prefill gets at least one. Preemption takes pages from the youngest only, so the
-    oldest always advances: alone it fits in, since `add` refuses any request that does not.
+    its token, and the oldest one in prefill gets at least one. Preemption takes pages from the youngest
+    only, so the oldest always advances: alone it fits in, since `add` refuses any request that does not.
     """
 
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int, speculation: Speculation):

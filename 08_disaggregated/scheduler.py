@@ -81,8 +81,8 @@ class Scheduler:
     """First come, first served; at most `max_running` requests and `token_budget` tokens in a step.
 
     No request starves: the budget has a token for every running request, so in every step each one that decodes gets
-    its token, and the oldest one in prefill gets at least one. Preemption takes pages from the youngest only, so the
-    oldest always advances: alone it fits in, since `add` refuses any request that does not.
+    its token, and the oldest one in prefill gets at least one. Preemption takes pages from the youngest
+    only, so the oldest always advances: alone it fits in, since `add` refuses any request that does not.
     """
 
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int, speculation: Speculation):
@@ -120,10 +120,9 @@ class Scheduler:
             chunk.room = self._make_room(chunk.sequence, min(count, budget))
             budget -= chunk.room
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
-        # NEW in 08: short ones first.
-        prefilling, budget = self._let_short_prompts_pass(budget)
-        while budget and prefilling:
-            sequence = prefilling.popleft()
+        prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
+        prefilling, budget = self._let_short_prompts_pass(prefilling, budget)  # NEW in 08
+        while budget and (sequence := prefilling.popleft() if prefilling else self._admit()):
             self._reuse(sequence)
             chunks.append(self._chunk(sequence, budget))
             budget -= len(chunks[-1].token_ids)
@@ -201,17 +200,16 @@ class Scheduler:
             self.running[sequence.request.request_id] = sequence
         return sequence
 
-    def _let_short_prompts_pass(self, budget: int) -> tuple[deque[Sequence], int]:
-        """NEW in 08: Return the prompts in the order in which they run in this step, and the tokens left for them.
+    def _let_short_prompts_pass(self, prompts: deque[Sequence], budget: int) -> tuple[deque[Sequence], int]:
+        """NEW in 08: Admit what has room, and return all prompts in the order in which they run, and the tokens left.
 
         Prompts that fit whole into half of the budget pass the oldest. Then the step is short: the oldest gets as many
         tokens as they do, or what a quarter of the budget leaves.
         """
-        prompts = [sequence for sequence in self.running.values() if sequence.remaining > 1]
         while budget and (sequence := self._admit()):
             prompts.append(sequence)
         passing, taken = [], 0
-        for sequence in sorted(prompts[1:], key=lambda sequence: sequence.remaining):
+        for sequence in sorted(list(prompts)[1:], key=lambda sequence: sequence.remaining):
             if taken + sequence.remaining <= budget // 2:
                 passing.append(sequence)
                 taken += sequence.remaining

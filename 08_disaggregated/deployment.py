@@ -10,6 +10,7 @@ from common.memory import kv_bytes_left
 from .fleet import LocalFleet
 from .router import Router
 from .speculation import MAX_DRAFT_TOKENS
+from .worker import HEARTBEAT_SECONDS
 
 
 class Engine(Router):
@@ -51,6 +52,9 @@ class Engine(Router):
 
         if prefill < 1 or decode < 1:
             raise ValueError(f"there must be a worker of either kind, not {prefill} for prefill, {decode} for decode")
+        if hang_seconds <= HEARTBEAT_SECONDS:
+            often = f"an idle worker reports every {HEARTBEAT_SECONDS:g} s"
+            raise ValueError(f"hang_seconds is {hang_seconds:g}, and {often}: give at least 2")
         if tensor_parallel > 1 and (workers == "local" or num_draft_tokens is None):
             raise ValueError(
                 "workers that several ranks share are processes under Ray, which have to take the same decisions: "

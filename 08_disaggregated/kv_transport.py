@@ -93,10 +93,9 @@ class LocalTransfer:
     def __init__(self, pools: list[Tensor], source: LocalTransport, key: str, skip: int, pages: list[int]):
         """Copy what is offered, without its first `skip` pages, to `pages` of the pools, [layers, pages, ...] each."""
         start, self.bytes = time.perf_counter(), 0
-        offer = source.offers.get(key)
-        self.filled = offer is not None
-        if offer is not None:
-            numbers = [pages, offer[skip : skip + len(pages)]]
+        self.filled = key in source.offers
+        if self.filled:
+            numbers = [pages, source.offers[key][skip : skip + len(pages)]]
             here, there = to_device(numbers, torch.int64, pools[0].device)
             for pool, from_pool in zip(pools, source.pools, strict=True):
                 pool[:, here] = from_pool[:, there]

@@ -35,6 +35,12 @@ def test_room_that_comes_back_while_a_worker_is_idle_is_told():
     assert second.token_ids == undisturbed([2, 2, 3], 18)
 
 
+def test_a_deadline_shorter_than_the_time_between_heartbeats_is_refused():
+    """With it every idle worker would be ended and replaced, again and again."""
+    with pytest.raises(ValueError, match="hang_seconds is 0.5, and an idle worker reports every 1 s: give at least 2"):
+        load_stage_module("08", "deployment").Engine(faulty_fleet.NO_MODEL, hang_seconds=0.5)
+
+
 def test_suspects_do_not_hold_each_other_up():
     """Two deaths make suspects of all that a worker was running; each runs alone, and only until it is cleared."""
     router, fleet = fleet_without_model(1, 1, pages=100)

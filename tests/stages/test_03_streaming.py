@@ -1,12 +1,17 @@
 """What a client of stage 03 gets: its own text, the same streamed or not, and each piece when it is certain."""
 
+import asyncio
+import gc
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 import pytest
-from serving_stage_03 import SteppingEngine, engine_module, serving, wait_until
+from serving_stage_03 import SteppingEngine, engine_module, serving, thread_module, wait_until
 
 from common.sampling import SamplingParams
+from common.serving import engine_thread
 
 STORY = "Once upon a time, there was"
 
@@ -174,3 +179,35 @@ def test_health(service):
     answer = httpx.get(f"{service.url}/health")
     assert answer.status_code == 200
     assert answer.json()["status"] == "ok" and answer.json()["unfinished"] == 0
+
+
+# ---- The engine's thread ----
+
+
+@pytest.mark.parametrize("module", [thread_module, engine_thread], ids=["stage 03", "common"])
+def test_an_engine_that_fails_while_a_prompt_is_tokenized(monkeypatch, module):
+    """The request is refused, and asyncio logs no error that nothing has read."""
+    tokenizing, failed, unread = threading.Event(), threading.Event(), []
+
+    def fail():
+        tokenizing.wait(30)
+        raise MemoryError
+
+    def prompt_tokens(*_):
+        tokenizing.set()
+        failed.wait(30)
+        return [1]
+
+    async def submit():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unread.append(context["message"]))
+        thread = module.EngineThread(engine, max_queue=4)
+        thread.on_failure = failed.set
+        thread.start()
+        with pytest.raises(module.EngineDead, match="out of memory"):
+            await thread.submit("a long text", SamplingParams())
+        gc.collect()
+
+    engine = SimpleNamespace(step=fail, stats=dict, has_unfinished=True, idle_seconds=None, tokenizer=None, config=None)
+    monkeypatch.setattr(module, "prompt_tokens", prompt_tokens)
+    asyncio.run(submit())
+    assert not unread

@@ -63,12 +63,13 @@ class Recovery:
     def worker_back(self, handle: Handle) -> None:
         """Log that a worker is up, unless it is one of this process and has just been made."""
         if handle.hello.process != os.getpid() or self.lost:
-            log.warning("worker %d (%s) is up, process %d", *handle.who)
+            log.warning("worker %d (%s) is up, process %d", handle.number, handle.role, handle.hello.process)
 
     def worker_lost(self, handle: Handle, reason: str) -> None:
         """Begin again what the worker held, unless the other side of a handoff has it still."""
         flights = [self.router.flights[key] for key in handle.held]
-        log.warning("worker %d (%s) is lost with %d requests: %s", *handle.who[:2], len(flights), reason)
+        lost = handle.number, handle.role, len(flights), reason
+        log.warning("worker %d (%s) is lost with %d requests: %s", *lost)
         self.lost += handle.up
         suspects = set(handle.suspects())
         handle.__init__(handle.number, handle.role)

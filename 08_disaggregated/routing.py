@@ -103,11 +103,6 @@ class Handle:
         return self.hello is not None
 
     @property
-    def who(self) -> tuple[int, str, int]:
-        """Return number, role and process id, 0 while it is down."""
-        return self.number, self.role, self.hello.process if self.hello else 0
-
-    @property
     def open(self) -> bool:
         """Return whether new orders may go there."""
         return self.hello is not None and self.isolated is None

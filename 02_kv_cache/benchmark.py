@@ -68,7 +68,7 @@ def measure_transformers(settings: Settings, sizes: dict) -> Figures:
 
 
 def measure_cache(settings: Settings, requests: list[int]) -> list[int]:
-    """Bytes held by one running request of each size, prompt and answer counted together."""
+    """Return the bytes that a running request of each size holds, prompt and answer counted together."""
     engine = load_engine("02_kv_cache")(settings.load())
     held = []
     for tokens in requests:
@@ -89,7 +89,7 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     answer = sizes["answers"].index(sizes["compared_answer"])
 
     def decode_rate(side: Figures) -> float:
-        """Tokens per second from the first token of the answer to its last."""
+        """Return tokens per second from the first token of the answer to its last."""
         return (sizes["compared_answer"] - 1) / (side["seconds"][answer] - side["first_token_seconds"])
 
     return {

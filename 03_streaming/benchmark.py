@@ -79,7 +79,7 @@ def measure(stage: str, settings: Settings, sizes: dict, *options: str, stream: 
 
 
 def sweep_figures(sweep: list[LoadResult], stream: bool) -> Figures:
-    """One number for each number of clients. An unstreamed answer is one chunk and has no inter-token latency."""
+    """Return a value for each number of clients. An unstreamed answer is one chunk and has no inter-token latency."""
     latencies = [percentiles(result.values("e2el"), (10, 50, 90)) for result in sweep]
     figures: Figures = {f"e2el_{name}_seconds": [latency[name] for latency in latencies] for name in latencies[0]}
     figures["ttft_p50_seconds"] = [percentiles(result.values("ttft"))["p50"] for result in sweep]

@@ -116,13 +116,13 @@ def measure_static(settings: Settings, sizes: dict) -> Figures:
 
 
 def slots(loaded: Loaded, count: int, token_budget: int) -> BaseEngine:
-    """This stage's engine, with memory for `count` slots."""
+    """Return this stage's engine, with memory for `count` slots."""
     memory = count * loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
     return engine_of("04_continuous_batching", loaded, max_running=count, token_budget=token_budget, kv_memory=memory)
 
 
 def sweep(engine: BaseEngine, sizes: dict) -> Figures:
-    """One number for each number of clients."""
+    """Return a value for each number of clients."""
     figures: Figures = {}
     most = max(sizes["clients"])  # a warm-up at full load: the first use of memory, of all slots, costs time
     engine_load(engine, corpus_jobs(engine.tokenizer, most, most_tokens=sizes["most_tokens"]), concurrency=most)
@@ -146,7 +146,7 @@ def sweep(engine: BaseEngine, sizes: dict) -> Figures:
 
 
 def prefill_ms_per_token(engine: BaseEngine, tokens: int) -> float:
-    """What one more token costs in a step: two steps that differ in nothing but their number of tokens."""
+    """Return the ms of one more token in a step, from two steps that differ only in their number of tokens."""
     seconds = {}
     for length in (tokens // 2, tokens) * 3:
         engine.generate([random_prompt(length, engine.config.vocab_size)], SamplingParams(max_tokens=1))
@@ -169,7 +169,7 @@ def mixed(engine: BaseEngine, sizes: dict) -> Figures:
 
 
 def arrivals(loaded: Loaded, budget: int, sizes: dict) -> tuple[list[float], list[float]]:
-    """For each length of an arriving prompt: the longest gap between two tokens of the others, and its TTFT, in ms."""
+    """Return for each arriving prompt the longest gap between two tokens of the others, and its TTFT, in ms."""
     engine = slots(loaded, sizes["decoding"] + 1, budget)
     gaps, ttfts = [], []
     for length in sizes["arriving"]:

@@ -89,7 +89,7 @@ def measure_transformers(settings: Settings, sizes: dict) -> Figures:
 
 
 def mixed(engine: BaseEngine, sizes: dict) -> Figures:
-    """All requests at once; what is reserved and what is used, summed over the steps."""
+    """Send all requests at once; return what is reserved and what is used, summed over the steps."""
     jobs = mixed_length_jobs(sizes["requests"], engine.config.vocab_size)
     engine_load(engine, jobs, concurrency=len(jobs))  # warm-up: the first use of memory costs time
     requests = [add(engine, job) for job in jobs]
@@ -110,7 +110,7 @@ def mixed(engine: BaseEngine, sizes: dict) -> Figures:
 
 
 def profile(engine_class: type[BaseEngine], loaded: Loaded, batches: Sequence[int], context: int, **options) -> Figures:
-    """Milliseconds of a decode step, by what they are spent on: for each part one number per batch."""
+    """Return the milliseconds of a decode step by what they are spent on: for each part one number per batch."""
     engine = engine_class(loaded, max_running=max(batches), token_budget=max(batches) * context, **options)
     points = [step_profile(engine, batch, context) for batch in batches]
     return {f"step_{part}_ms": [point[part] for point in points] for part in (*PARTS, "total")}

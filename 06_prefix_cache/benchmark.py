@@ -89,7 +89,7 @@ TINY = {
 
 
 def measure(stage: str):
-    """The same measurements for either stage."""
+    """Measure the same for either stage."""
 
     def side(settings: Settings, sizes: dict) -> Figures:
         loaded = settings.load()
@@ -129,12 +129,12 @@ def shared_prompts(stage: str, loaded: Loaded, sizes: dict) -> Figures:
 
 
 def places(jobs: Sequence[Job]) -> int:
-    """Tokens that all of them have together, with room for a page of each that is not full, and for the warm-up."""
+    """Return the tokens of all of them together, with room for a page of each that is not full, and for the warm-up."""
     return 1000 + sum(len(job.prompt) + job.max_tokens + 16 for job in jobs)
 
 
 def alternating_ttft(loaded: Loaded, sizes: dict) -> Figures:
-    """What looking in vain costs: both stages in one process, prompt by prompt in turn, with nothing shared."""
+    """Measure what a lookup costs that finds nothing: both stages in one process, prompt by prompt in turn."""
     tokens = 1000 + sizes["in_turn"] * (sizes["prompt"] + 17)
     engines = [new_engine(stage, loaded, sizes, tokens) for stage in (BEFORE, NOW)]
     times: list[list[float]] = [[], []]
@@ -156,7 +156,7 @@ def shared_jobs(sizes: dict, percent: int, count: int, vocab_size: int, output: 
 
 
 def conversation(stage: str, loaded: Loaded, sizes: dict) -> Figures:
-    """One client; the time to first token of each turn."""
+    """Return the time to first token of each turn of one client."""
     tokens = 1000 + 2 * sizes["turns"] * sizes["turn_tokens"]
     engine, said, ttft = new_engine(stage, loaded, sizes, tokens), [], []
     for turn in range(sizes["turns"]):
@@ -168,7 +168,7 @@ def conversation(stage: str, loaded: Loaded, sizes: dict) -> Figures:
 
 
 def pressure(stage: str, loaded: Loaded, sizes: dict) -> Figures:
-    """Questions about documents that together are larger or smaller than the pool: tokens found, and mean TTFT."""
+    """Ask about documents that together are larger or smaller than the pool; return tokens found and mean TTFT."""
     rng, figures = Random("pressure"), {}
     for order in ("random", "in_turn"):
         hits, ttft = [], []
@@ -186,7 +186,7 @@ def pressure(stage: str, loaded: Loaded, sizes: dict) -> Figures:
 
 
 def ask(stage: str, loaded: Loaded, sizes: dict, asked: Sequence[int], warm_up: int) -> tuple[float, float]:
-    """Percent of the documents' tokens found in the cache, and the mean TTFT in ms, both without the warm-up."""
+    """Return the percentage of the documents' tokens found, and the mean TTFT in ms, both without the warm-up."""
     vocab_size, length = loaded.config.vocab_size, sizes["document"]
     engine = new_engine(stage, loaded, sizes, length * sizes["documents_that_fit"])
     jobs = [

@@ -1,15 +1,15 @@
-"""What are guesses worth, at which batch size, and with which drafter?
+"""What are draft tokens worth, at which batch size, and with which drafter?
 
 Method. All in one process, without HTTP. For each batch size the same questions, as users ask them and as long as the
-model answers them, go to stage 06 and to stage 07 with its two drafters, where it chooses how much to guess, and where
-it always guesses eight tokens; in turn, forwards and backwards, so that a machine that changes its speed does so for
-all. The same with prompts that ask for a copy. At batch size 1 the number of guesses is also fixed to each from 0 to 8.
-Stage 06 runs in a process of its own, too, to show that the company changes nothing.
+model answers them, go to stage 06 and to stage 07 with its two drafters, where it chooses how many tokens to draft, and
+where it always drafts eight; in turn, forwards and backwards, so that a machine that changes its speed does so for all.
+The same with prompts that ask for a copy. At batch size 1 the number of draft tokens is also fixed to each from 0 to 8.
+Stage 06 also runs in a process of its own, to show that its neighbours change nothing.
 
-Expectation. A pass over few tokens costs hardly more than over one, so at a small batch guesses are nearly free, and
-what they bring is 1 + a + a^2 + ... + a^k tokens a pass, a being the share that is accepted. From the time of a pass
-over n tokens, measured alone, and from a, the speed-up can be predicted. In a large batch each token costs its share of
-arithmetic, and every rejected one is a loss.
+Expectation. A pass over few tokens costs hardly more than over one, so in a small batch draft tokens are nearly free,
+and with the acceptance rate a they bring 1 + a + a^2 + ... + a^k tokens a pass. From a and the time of a pass over n
+tokens, measured alone, the speed-up can be predicted. In a large batch each token costs its share of arithmetic, and
+every rejected one is a loss.
 """
 
 import statistics
@@ -98,14 +98,14 @@ def measure_now(settings: Settings, sizes: dict) -> Figures:
     if sizes["guesses"]:
         figures |= curve(loaded, sizes)
     if sizes["large_model"]:
-        share = per_guess(figures["always_8_acceptance"][0] / 100, 8)
+        share = acceptance_rate(figures["always_8_acceptance"][0] / 100, 8)
         figures |= large_model(replace(settings, model=sizes["large_model"], load_format="dummy"), sizes, share)
     return figures
 
 
 def large_model(settings: Settings, sizes: dict, share: float) -> Figures:
-    """What passes cost a model of that size, and the speed-up of one request if each guess, which the draft costs
-    nothing, is right with probability `share`."""
+    """Return what passes cost a model of that size, and the speed-up of one request if draft tokens cost nothing and
+    each is accepted with probability `share`."""
     target = make_engine(NOW, settings.load(), {"draft": "lookup"}).scheduler.speculation.costs.target
     return {
         "large_pass_ms": [1e3 * target(n) for n in PASSES],
@@ -119,7 +119,7 @@ def make_engine(stage: str, loaded: Loaded, options: dict) -> BaseEngine:
 
 
 def in_turn(loaded: Loaded, engines: dict, jobs: Sequence[Job], batch: int, sizes: dict) -> dict[str, Figures]:
-    """Runs the jobs on an empty engine of each kind, in turn."""
+    """Run the jobs on an empty engine of each kind, in turn."""
     results: dict[str, list[LoadResult]] = {name: [] for name in engines}
     stats: dict[str, Mapping[str, float]] = {}
     for number in range(1 + sizes["rounds"]):
@@ -140,7 +140,7 @@ def summary(results: Sequence[LoadResult], stats: Mapping[str, float]) -> Figure
     return {
         "tokens_per_second": tokens / sum(result.seconds for result in results),
         "itl_ms": 1e3 * statistics.median(gaps),
-        # Over all tokens, not over all requests: the short answers are also those that are easy to guess.
+        # Over all tokens, not over all requests: the short answers are also those that are easy to draft.
         "tpot_ms": 1e3 * sum(gaps) / sum(record.output_tokens - 1 for record in records),
         "acceptance": 100 * stats.get("accepted_tokens", 0) / (stats.get("draft_tokens", 0) or 1),
     }
@@ -153,7 +153,7 @@ def questions(loaded: Loaded, sizes: dict, batch: int) -> list[Job]:
 
 
 def copying(loaded: Loaded, sizes: dict) -> list[Job]:
-    """Texts to be repeated, or rewritten with another name."""
+    """Return texts to be repeated, or rewritten with another name."""
     rng, jobs = Random("copies"), []
     while len(jobs) < sizes["copies"]:
         question, answer = passages.exchange(rng)
@@ -164,14 +164,14 @@ def copying(loaded: Loaded, sizes: dict) -> list[Job]:
 
 
 def curve(loaded: Loaded, sizes: dict) -> Figures:
-    """Batch size 1, and always the same number of guesses; the speed-up, and what arithmetic predicts."""
+    """Return the speed-up at batch size 1 for each fixed number of draft tokens, and what arithmetic predicts."""
     engines = {f"{k}": (NOW, {"draft": "draft", "num_draft_tokens": k}) for k in sizes["guesses"]}
     runs = in_turn(loaded, engines, questions(loaded, sizes, 1)[: sizes["curve_jobs"]], 1, sizes)
     adaptive = make_engine(NOW, loaded, {"draft": "draft"})
     costs, predicted = adaptive.scheduler.speculation.costs, []
     for k in sizes["guesses"]:
         # Of the judged ones: those behind a rejected one are not judged.
-        share = per_guess(runs[f"{k}"]["acceptance"] / 100, k)
+        share = acceptance_rate(runs[f"{k}"]["acceptance"] / 100, k)
         tokens = sum(share**i for i in range(k + 1))
         predicted.append(tokens * costs.target(1) / (costs.target(1 + k) + k * costs.draft(1)))
     return {
@@ -184,8 +184,8 @@ def curve(loaded: Loaded, sizes: dict) -> Figures:
     }
 
 
-def per_guess(accepted: float, k: int) -> float:
-    """The probability a of one guess, for which (a + a^2 + ... + a^k) / k is the share accepted of all proposals."""
+def acceptance_rate(accepted: float, k: int) -> float:
+    """Return the acceptance rate a for which (a + a^2 + ... + a^k) / k is the share of all draft tokens accepted."""
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2

@@ -110,7 +110,7 @@ def fill(engine: BaseEngine, sizes: dict) -> None:
 
 
 def full_piece_ms(engine: BaseEngine, sizes: dict) -> float:
-    """How long a step takes that a piece of a prompt fills, alone; or the longest one of a prompt that fills none."""
+    """Return the ms of a step that a piece of a prompt fills, alone; or the longest of a prompt that fills none."""
     times = []
     for i in range(3):
         engine.trace.clear()
@@ -122,7 +122,7 @@ def full_piece_ms(engine: BaseEngine, sizes: dict) -> float:
 
 
 def sweep(engine: BaseEngine, sizes: dict) -> Figures:
-    """One number for each rate of long prompts."""
+    """Return a value for each rate of long prompts."""
     figures: Figures = {}
     for rate in sizes["rates"]:
         short, long = under_load(engine, sizes, rate)
@@ -144,7 +144,7 @@ def sweep(engine: BaseEngine, sizes: dict) -> Figures:
 
 
 def under_load(engine: BaseEngine, sizes: dict, rate: float) -> tuple[LoadResult, LoadResult]:
-    """The short and the long requests of some seconds."""
+    """Return the short and the long requests of `sizes["seconds"]` seconds."""
     vocab_size, numbers = engine.config.vocab_size, itertools.count()
     short, long = [], []
 

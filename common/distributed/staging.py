@@ -70,14 +70,14 @@ class Staging:
                 self._record(number)
 
     def _place(self, number: int) -> Tensor:
-        """A buffer as the piece of that number: [layers, pages, numbers of a page]."""
+        """Return the buffer of that piece: [layers, pages, numbers of a page]."""
         part = self.parts[number]
         shape = len(part), len(self.index), part.shape[2]
         count = part[:, 0].nbytes * len(self.index)
         return self.buffers[number % 2][:count].view(part.dtype).view(shape)
 
     def _arrived(self, number: int, place: Tensor) -> memoryview:
-        """The buffer's bytes, once the copy that was started last from or to it has been done."""
+        """Wait for the copy that was started last from or to the buffer; return its bytes."""
         if self.copied:
             self.copied[number % 2].synchronize()  # at once, if none has been started
         return memoryview(place.view(-1).view(torch.uint8).numpy())

@@ -19,7 +19,8 @@ whatever else is in the batch. (Whether a model's logits are equal in another ba
 On a GPU, rows that want a temperature and nothing else are drawn by two kernels (gpu/sampler.py); what stands here is
 their definition. Which way a row goes depends on its own parameters alone, never on its neighbours.
 
-Production engines fuse the filters too, and avoid the full sort.
+A CPU ranks the likeliest CANDIDATES tokens for top-k and top-p, and all of them only where those do not suffice.
+Production engines also fuse the filters, and sort less on a GPU.
 """
 
 import hashlib

@@ -114,11 +114,12 @@ class Scheduler:
             if sequence.remaining == 1 and self._extend(sequence):
                 chunks.append(self._chunk(sequence, 1))
         budget = self.token_budget - len(chunks)
-        # Each has its token before any has draft tokens, but draft tokens come before prompts.
+        # Each has its token before any has draft tokens; beside prompts these get half of what is left.
+        most = budget // 2 if self.waiting or len(chunks) < len(self.running) else budget
         counts = self.speculation.counts([chunk.sequence for chunk in chunks])
         for chunk, count in zip(chunks, counts, strict=True):
-            chunk.room = self._make_room(chunk.sequence, min(count, budget))
-            budget -= chunk.room
+            chunk.room = self._make_room(chunk.sequence, min(count, most))
+            most, budget = most - chunk.room, budget - chunk.room
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
         prefilling, budget = self._let_short_prompts_pass(prefilling, budget)  # NEW in 08

@@ -9,7 +9,7 @@ from engine_options import GREEDY, endless
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from scheduler_machine import SchedulerMachine
+from scheduler_machine import SchedulerMachine, make_request
 
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
@@ -183,6 +183,29 @@ class SpeculationMachine(SchedulerMachine):
 
 TestSpeculation = SpeculationMachine.TestCase
 TestSpeculation.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_draft_tokens_leave_something_of_every_step_to_prompts():
+    """Two requests decode, with draft tokens that would fill the budget, and a prompt arrives."""
+    scheduler = scheduler_module.Scheduler(4, 8, 100, 4, speculation_module.Speculation(3))
+    requests = [make_request(name, [1, 2], max_tokens=90) for name in "ab"]
+    for request in requests:
+        scheduler.add(request)
+    late = make_request("late", [3] * 12)
+    for step in range(12):
+        chunks = scheduler.schedule()
+        rooms = [chunk.room for chunk in chunks]
+        assert sum(len(chunk.token_ids) + chunk.room for chunk in chunks) <= 8
+        for chunk in chunks:
+            if chunk.completes:
+                chunk.sequence.request.append(5)
+        scheduler.count_accepted(chunks)
+        if step == 1:
+            assert rooms == [3, 3], "without prompts, draft tokens get all that is left"
+            scheduler.add(late)
+        if step > 1 and not late.token_ids:
+            assert late.request_id in {chunk.sequence.request.request_id for chunk in chunks}
+    assert late.token_ids
 
 
 def test_the_draft_reads_a_cached_beginning_once(loaded):

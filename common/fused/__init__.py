@@ -9,7 +9,8 @@ the activations from memory and back. Here they are four launches of three kerne
                     pages, it also writes them there
     silu_mul        silu(gate) * up
 
-`triton_kernels.py` has them for CUDA, `numba_kernels.py` for the CPU. Modules and parameters are those of the plain
+`triton_kernels.py` has them for CUDA, `numba_kernels.py` for the CPU; there a step with few tokens has its products in
+such calls too, two for each block (`few_tokens.py`). Modules and parameters are those of the plain
 model; only `forward` differs. The products stay with PyTorch's library, which is hard to beat; for bfloat16 on a CPU
 `packed.py` gives it the weights in the layout that it would otherwise make in each call.
 
@@ -19,8 +20,11 @@ what is compiled here are three kernels, for any N, and they can be read. Which 
 `python -m common.bench.gpu --only kernels` times both on a GPU, and their first calls.
 """
 
+from collections.abc import Iterable
 from importlib import import_module, util
+from itertools import repeat
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,7 +34,11 @@ from ..model import Attend, Block, Transformer
 from .packed import pack_linears
 from .rotation import Unwritten, norm_rotate
 
+if TYPE_CHECKING:
+    from .few_tokens import FewTokens
+
 KERNELS = ("triton", "numba")
+NO_BLOCKS = repeat(None)
 
 
 class FusedTransformer(Transformer):
@@ -43,14 +51,17 @@ class FusedTransformer(Transformer):
     """
 
     kernels: ModuleType  # triton_kernels or numba_kernels
+    few: Iterable["FewTokens | None"] = NO_BLOCKS  # each block's kernels for few tokens (few_tokens.py)
+    most_few = 0  # tokens that they take
 
     @torch.no_grad()
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """As `Transformer.forward`."""
         x, residual = None, self.embedding(token_ids)  # [N, hidden_size]
         with self.kernels.on_device(residual):
-            for block in self.blocks:
-                x = fused_block(self.kernels, block, x, residual, positions, self.cos, self.sin, attend)
+            few_tokens = self.few if len(residual) <= self.most_few else NO_BLOCKS
+            for block, few in zip(self.blocks, few_tokens, strict=False):
+                x = fused_block(self.kernels, block, x, residual, positions, self.cos, self.sin, attend, few)
             return self.kernels.add_norm(x, residual, self.norm.weight, self.norm.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -68,22 +79,29 @@ def fused_block(
     cos: Tensor,
     sin: Tensor,
     attend: Attend,
+    few: "FewTokens | None" = None,
 ) -> Tensor:
     """Run one block; return `[N, hidden_size]`, which the next block or norm adds to the residual, as its x.
 
     x: what the block before returned, None for the first; it is added to `residual[N, hidden_size]`, in place.
+    few: the block's own kernels, where the step has few tokens.
     """
     attention, mlp, q_norm, k_norm = block.attention, block.mlp, block.attention.q_norm, block.attention.k_norm
-    x = kernels.add_norm(x, residual, block.attention_norm.weight, block.attention_norm.eps)
+    if few is not None:
+        qkv = few.before(x, residual)
+    else:
+        qkv = attention.qkv(kernels.add_norm(x, residual, block.attention_norm.weight, block.attention_norm.eps))
     norms = (q_norm.weight, k_norm.weight, q_norm.eps) if q_norm is not None else (None, None, 0.0)
     rotation = kernels.Rotation(positions, cos, sin, *norms, attention.num_heads, attention.num_kv_heads)
     if writes_unwritten(attend, kernels):
-        k = v = Unwritten(attention.qkv(x), rotation)
+        k = v = Unwritten(qkv, rotation)
         q = k.q
     else:
-        q, k, v = norm_rotate(attention.qkv(x), rotation)
+        q, k, v = norm_rotate(qkv, rotation)
     attended = attend(attention.layer, q, k, v)  # [N, H, D]
-    x = attention.output(attended.reshape(len(x), -1))
+    if few is not None:
+        return few.after(attended, residual)
+    x = attention.output(attended.reshape(len(residual), -1))
     x = kernels.add_norm(x, residual, block.mlp_norm.weight, block.mlp_norm.eps)
     return mlp.down(kernels.silu_mul(mlp.gate_up(x)))
 
@@ -123,6 +141,9 @@ def fuse(model: Transformer, name: str = "triton") -> FusedTransformer:
     vars(fused).update(vars(model))
     fused.kernels = import_module(f".{name}_kernels", __name__)
     if name == "numba":
+        from .few_tokens import few_tokens  # needs numba
+
+        fused.few, fused.most_few = few_tokens(model), fused.kernels.MOST_TOKENS[model.norm.weight.dtype]
         pack_linears(fused)
     return fused
 

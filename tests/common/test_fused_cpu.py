@@ -10,7 +10,7 @@ from torch import nn
 pytest.importorskip("numba")
 
 from common.attention import PagedBatch, choose_attention
-from common.fused import FusedTransformer, fuse, numba_kernels, packed, rotation
+from common.fused import FusedTransformer, few_tokens, fuse, numba_kernels, packed, rotation
 from common.fused.packed import PackedBeside, PackedLinear
 from common.loader import load_model, weights
 from common.model import ModelConfig, Transformer, rope_table, rotate
@@ -37,7 +37,7 @@ def poisoned_memory(monkeypatch):
     def poisoned(make):
         return lambda *arguments, **options: make(*arguments, **options).fill_(float("nan"))
 
-    for module in (numba_kernels, rotation):
+    for module in (numba_kernels, rotation, few_tokens):
         ours = type("torch", (), {"empty": poisoned(torch.empty), "empty_like": poisoned(torch.empty_like)})
         ours.float32, ours.bfloat16 = torch.float32, torch.bfloat16
         monkeypatch.setattr(module, "torch", ours)
@@ -156,7 +156,7 @@ def causal_attend(layer, q, k, v):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).squeeze(0).transpose(0, 1)
 
 
-@pytest.mark.parametrize("count", [1, 9])
+@pytest.mark.parametrize("count", [1, *(most + more for most in numba_kernels.MOST_TOKENS.values() for more in (0, 1))])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 @torch.inference_mode()
 def test_hidden_states_are_those_of_the_plain_model(config, count):
@@ -168,6 +168,13 @@ def test_hidden_states_are_those_of_the_plain_model(config, count):
     assert expected.std() > 0.5
     torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(fused.logits(hidden), logits, atol=1e-5, rtol=1e-5)
+
+
+def test_only_small_blocks_have_kernels_for_few_tokens(monkeypatch):
+    model = random_model(SMALL)
+    assert fuse(model, "numba").most_few == 8 and all(few_tokens.few_tokens(random_model(SMALL)))
+    monkeypatch.setattr(few_tokens, "MOST_BYTES", 10_000)
+    assert few_tokens.few_tokens(random_model(SMALL)) == [None, None]
 
 
 def test_the_cpu_has_the_fused_model_unless_not_wanted():

@@ -1,0 +1,62 @@
+"""A block with few tokens on a CPU: two compiled calls, one before attention and one behind it, products included.
+
+With one token a product of a small model takes ten microseconds, and the call of a library, from Python through
+PyTorch, takes as long: a decode step of the bundled model took three times as long as reading its weights does. Here
+each weight is read once, row by row, and multiplied with all tokens; what lies between the products happens on the way.
+From a few tokens on, a library does the arithmetic better: it keeps parts of several rows in registers.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from ..model import Block, Transformer
+from .numba_kernels import compiled
+
+# Of all blocks' matrices: products of larger ones take longer than their calls, and packed ones would be there twice.
+MOST_BYTES = 2**26
+
+
+class FewTokens:
+    """One block's kernels, which read its weights as they are, row by row."""
+
+    def __init__(self, block: Block):
+        attention, mlp = block.attention, block.mlp
+        for linear in (attention.qkv, attention.output, mlp.gate_up, mlp.down):
+            linear.weight.data = linear.weight.data.contiguous()
+        # Kept beside their addresses: packed products drop the weights.
+        self.first = block.attention_norm.weight, attention.qkv.weight, attention.qkv.bias
+        self.second = (
+            attention.output.weight, attention.output.bias, block.mlp_norm.weight, mlp.gate_up.weight, mlp.down.weight,
+        )  # fmt: skip
+        self.first_at, self.second_at = tuple(map(address, self.first)), tuple(map(address, self.second))
+        self.products, self.heads_size = attention.qkv.out_features, attention.output.in_features
+        self.inner, self.eps = mlp.down.in_features, block.mlp_norm.eps
+        self.kernels = compiled(mlp.down.weight.dtype)
+
+    def before(self, x: Tensor | None, residual: Tensor) -> Tensor:
+        """Add x to the residual, in place, and return its norm times qkv, `[N, (H + 2 * H_kv) * D]`."""
+        rows, size = residual.shape
+        out = torch.empty(rows, self.products, dtype=residual.dtype)
+        self.kernels.norm_product(
+            address(x), residual.data_ptr(), *self.first_at, out.data_ptr(), rows, size, self.products, self.eps
+        )
+        return out
+
+    def after(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """Add the output of `attended[N, H, D]` to the residual, in place; return the MLP's, `[N, hidden_size]`."""
+        (rows, size), out, attended = residual.shape, torch.empty_like(residual), attended.contiguous()
+        at = attended.data_ptr(), residual.data_ptr(), *self.second_at, out.data_ptr()
+        self.kernels.output_mlp(*at, rows, self.heads_size, size, self.inner, self.eps)
+        return out
+
+
+def address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def few_tokens(model: Transformer) -> list[FewTokens | None]:
+    """Return the kernels of each block; None where there are none, as for blocks that ranks share, or large ones."""
+    linears = [linear for linear in model.blocks.modules() if isinstance(linear, nn.Linear)]
+    small = sum(linear.weight.nbytes for linear in linears) <= MOST_BYTES
+    whole = all(type(linear) is nn.Linear for linear in linears)
+    return [FewTokens(block) if small and whole else None for block in model.blocks]

@@ -4,7 +4,9 @@ Method. All in one process per side, without HTTP. 64 requests at once, prompts 
 tokens: stage 04 with the memory of eight slots, this stage with as many bytes of pages, and transformers' `generate` on
 static batches. After every step the engine says how many tokens' places are reserved and how many are used. Then the
 same with pages of 1 to 256 tokens; and the time of a step in which 1 to 64 requests decode, by what it is spent on,
-in both stages, and in this one with a backend that gathers the pages first.
+in both stages, and in this one with a backend that gathers the pages first. The floor of a step is the time to read all
+weights and K and V, at the rate at which this machine reads so many bytes over and over, or that of the arithmetic at
+the rate of a large product, where it is longer.
 
 Expectation. A slot has room for a whole context, so eight slots are eight requests; pages are the budget divided by
 what a request has on average, so more than all 64 fit in. With pages only the rest of the last page is lost, half a
@@ -23,9 +25,11 @@ STAGE = Path(__file__).resolve().parent
 sys.path.insert(0, str(STAGE.parent))
 
 from common.bench import plots
+from common.bench.ceilings import matmul_flops_per_second, read_bytes_per_second
 from common.bench.engine_load import add, engine_load
 from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
 from common.bench.offline import transformers_static_batches
+from common.bench.predict import decode_bytes, step_floor
 from common.bench.settings import Settings
 from common.bench.steps import PARTS, step_profile
 from common.bench.workloads import mixed_length_jobs
@@ -42,6 +46,7 @@ SIZES = {
     "batches": [1, 8, 32, 64],  # of the steps that are taken apart
     "bookkeeping_batches": [1, 32, 256],
     "context": 150,
+    "read_bytes": [2**18, 2**22, 2**24, 2**25, 2**28],  # one for each level of cache, and memory
 }
 QUICK = {
     "requests": 24,
@@ -50,6 +55,7 @@ QUICK = {
     "batches": [1],
     "bookkeeping_batches": [1],
     "context": 30,
+    "read_bytes": [],
 }
 TINY = {
     "requests": 3,
@@ -59,6 +65,7 @@ TINY = {
     "batches": [1, 2],
     "bookkeeping_batches": [1, 2],
     "context": 30,
+    "read_bytes": [2**18, 2**20],
 }
 
 
@@ -73,7 +80,7 @@ def measure_pages(settings: Settings, sizes: dict) -> Figures:
     budget = sizes["slots"] * loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
     options = {"max_running": sizes["requests"], "kv_memory": budget}
     figures = mixed(engine_class(loaded, **options), sizes)
-    figures |= profile(engine_class, loaded, sizes["batches"], sizes["context"])
+    figures |= profile(engine_class, loaded, sizes["batches"], sizes["context"]) | floors(loaded, sizes)
     curve = [mixed(engine_class(loaded, **options, page_size=size), sizes) for size in sizes["page_sizes"]]
     for name in ("tokens_per_second", "wasted_percent"):
         figures[f"{name}_by_page_size"] = [point[name] for point in curve]
@@ -116,6 +123,20 @@ def profile(engine_class: type[BaseEngine], loaded: Loaded, batches: Sequence[in
     return {f"step_{part}_ms": [point[part] for point in points] for part in (*PARTS, "total")}
 
 
+def floors(loaded: Loaded, sizes: dict) -> Figures:
+    """Return the least milliseconds of a step of each batch, and the rates behind it, in bytes and FLOPs a second."""
+    config, dtype, device = loaded.config, loaded.dtype, loaded.device
+    reading = read_bytes_per_second(device, decode_bytes(config, sizes["context"], dtype))
+    arithmetic = matmul_flops_per_second(device, dtype)
+    least = [step_floor(config, batch, sizes["context"], dtype, reading, arithmetic) for batch in sizes["batches"]]
+    return {
+        "floor_ms": [1e3 * seconds for seconds in least],
+        "read_bytes_per_second": reading,
+        "matmul_flops_per_second": arithmetic,
+        "read_bytes_per_second_by_size": [read_bytes_per_second(device, size) for size in sizes["read_bytes"]],
+    }
+
+
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
     slots, pages = measured["04_continuous_batching"], measured["05_paged_attention"]
     tokens_static = measured["transformers"]["tokens_per_second"]
@@ -130,6 +151,8 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
         "ratio_vs_transformers_static": pages["tokens_per_second"] / tokens_static,
         "gathering_step_ratio_at_1": pages["gathering_step_total_ms"][0] / slots["step_total_ms"][0],
         "step_ratio_at_1": pages["step_total_ms"][0] / slots["step_total_ms"][0],
+        "step_bytes": decode_bytes(config, sizes["context"], dtype),
+        "over_floor_at_1": (pages["step_total_ms"][0] - pages["step_bookkeeping_ms"][0]) / pages["floor_ms"][0],
         "bookkeeping_percent_at_32": 100 * pages["step_bookkeeping_ms"][at] / pages["step_total_ms"][at],
         "attention_percent_at_32": 100 * pages["step_attention_ms"][at] / pages["step_total_ms"][at],
     }
@@ -179,7 +202,9 @@ def draw_cost(document: dict, png: Path) -> None:
     remark = (
         f"A step in which that many requests decode, {sizes['context']} tokens behind each: slots read in place, pages "
         "read in place, and pages that are gathered\nfirst (--attention torch). Predicted: half of the last page is "
-        "lost. Under the size of a page, the output tokens per second of all 64 requests."
+        "lost. Under the size of a page, the output tokens per second of all 64 requests.\nDashed: the floor, all "
+        "weights and K and V read once, or the arithmetic where it takes longer; a step with one request\ntakes "
+        f"{figures['over_floor_at_1']['median']:.1f} times its floor, bookkeeping left out."
     )
     tints = {"model": "#b8c4cc", "attention": "#c8354b", "sampling": "#7b4a9e", "bookkeeping": "#2b2b38"}
     with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as (*steps, by_size):
@@ -193,6 +218,7 @@ def draw_cost(document: dict, png: Path) -> None:
             heights = {part: side[f"{name}_{part}_ms"]["median"] for part in tints}
             plots.stack(panel, [str(batch) for batch in sizes["batches"]], heights, tints)
             plots.axes(panel, "requests in the step", "milliseconds", title)
+            plots.predicted(panel, range(len(sizes["batches"])), pages["floor_ms"], "the floor")
             panel.set_ylim(top=1.15 * highest)
         plots.doubling(by_size, sizes["page_sizes"])
         rates = pages["tokens_per_second_by_page_size"]["median"]

@@ -22,6 +22,14 @@ def copy_bytes_per_second(device: torch.device, nbytes: int | None = None, repea
     return 2 * nbytes / median_seconds(target.copy_, device, [(source,)], repeats=repeats)
 
 
+def read_bytes_per_second(device: torch.device, nbytes: int, repeats: int = 30) -> float:
+    """Return bytes per second of reading the same `nbytes` bytes again and again, the median.
+
+    They are read from the level of cache that holds them, as are weights that a decode step reads in each step.
+    """
+    return nbytes / median_seconds(torch.sum, device, [(torch.zeros(nbytes // 4, device=device),)], repeats=repeats)
+
+
 def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
     """Return both, by the names that documents have for them."""
     return {

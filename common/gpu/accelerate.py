@@ -13,14 +13,12 @@ from ..engine import BaseEngine
 from ..errors import counted
 from ..loader import Loaded
 from ..memory import graph_bytes
+from ..token_budget import choose_token_budget
 from ..transfers import current
 from .graphs import GraphedModel, ladder, why_no_graphs
 from .overlap import OverlappedLoop
 from .warm_up import warm_up
 
-# Tokens of a step. Python launches the kernels of a prompt one by one, 2 to 3 ms in all for 28 layers; a piece of this
-# size keeps a GPU busy for as long. On a CPU a smaller one lets decoding requests wait less.
-GPU_TOKEN_BUDGET = 2048
 VERIFIED = 64  # rows for which there are graphs at least, where each request brings its draft tokens
 
 
@@ -34,7 +32,7 @@ def make_engine(
     """Return `engine_class(loaded, **options)`, with graphs for decode and the overlapped loop if wanted.
 
     graphs, overlap: None turns them on on a GPU, where the engine allows them. Raise ValueError if they are asked for
-    and not possible. The option token_budget is GPU_TOKEN_BUDGET on a GPU, unless it is given.
+    and not possible. The option token_budget is what `choose_token_budget` finds, unless it is given.
     """
     with current(loaded.device):
         return make_on_current_device(engine_class, loaded, graphs, overlap, options)
@@ -49,8 +47,10 @@ def make_on_current_device(
         raise ValueError(f"the overlapped loop was asked for, but {reason}")
     if overlap is None:
         overlap = on_gpu and why_no_overlap(engine_class) is None
+    note = ""
     if "token_budget" in parameters and options.get("token_budget") is None:
-        options["token_budget"] = GPU_TOKEN_BUDGET if on_gpu else parameters["token_budget"].default
+        max_running = options.get("max_running") or parameters["max_running"].default
+        options["token_budget"], note = choose_token_budget(loaded, parameters["token_budget"].default, max_running)
     made = overlapped(engine_class) if overlap else engine_class
     if "graphs" in parameters:  # it has workers, and each makes its own
         return made(loaded, graphs=graphs, **options)
@@ -60,6 +60,7 @@ def make_on_current_device(
         models = 1 if options.get("draft", "auto") in ("auto", "lookup") else 2  # "auto" may mean the small bundled one
         loaded = replace(loaded, reserved_bytes=graph_bytes(loaded.config, loaded.dtype, most, models))
     engine = made(loaded, **options)
+    engine.startup_notes = ", ".join(filter(None, [engine.startup_notes, note]))
     cache = getattr(engine, "cache", None)
     if hasattr(cache, "attention"):
         warm_up(engine)

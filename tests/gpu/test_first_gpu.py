@@ -1,5 +1,6 @@
 """What is decided before anything runs on a GPU: which one is current, types, sizes of steps, and memory."""
 
+import math
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common import memory, transfers
+from common import memory, token_budget, transfers
 from common.bench.predict import parameters
 from common.engine import BaseEngine
 from common.gpu import accelerate
@@ -65,17 +66,20 @@ def test_a_gpu_without_bfloat16_runs_in_float16(capability, dtype, monkeypatch):
 
 def test_a_step_is_larger_on_a_gpu(loaded, monkeypatch):
     class Engine:
+        startup_notes = ""
+
         def __init__(self, loaded, max_running=4, token_budget=256):
             self.token_budget = token_budget
 
     monkeypatch.setattr(torch.cuda, "device", transfers.nullcontext)
+    monkeypatch.setattr(token_budget, "STEP_SECONDS", math.inf)
     on_gpu = replace(loaded, device=SECOND)
     made = [
         accelerate.make_engine(Engine, one, False, False, **options).token_budget
         for one in (loaded, on_gpu)
         for options in ({}, {"token_budget": None}, {"token_budget": 64})
     ]
-    assert made == [256, 256, 64, accelerate.GPU_TOKEN_BUDGET, accelerate.GPU_TOKEN_BUDGET, 64]
+    assert made == [256, 256, 64, token_budget.GPU_TOKEN_BUDGET, token_budget.GPU_TOKEN_BUDGET, 64]
 
 
 # ---- Memory ----

@@ -1,0 +1,56 @@
+"""How many tokens a step takes at most where `--token-budget` does not say.
+
+A request that decodes waits for its next token while a step runs, pieces of prompts included: so a step should not take
+longer than an objective. But a small budget costs throughput, since each pass reads all weights, and leaves little room
+for prompts beside the requests that decode. On a CPU the default of the stages is where a larger budget gains nothing;
+a model or a machine for which it is too slow gets a smaller one.
+"""
+
+import math
+import time
+
+import torch
+
+from .loader import Loaded
+
+# Python launches the kernels of a prompt one by one, 2 to 3 ms in all for 28 layers; a piece of this size keeps a GPU
+# busy for as long.
+GPU_TOKEN_BUDGET = 2048
+LEAST = 64
+STEP_SECONDS = 0.05  # the objective
+TIMES = 3  # the fastest counts, since whatever disturbs a pass makes it longer
+
+
+def choose_token_budget(loaded: Loaded, most: int, max_running: int) -> tuple[int, str]:
+    """Return the budget, and one line that says why if it was measured.
+
+    On a CPU halve `most` as often as necessary for a pass of STEP_SECONDS, but not below LEAST, or max_running, since
+    each running request needs its token. Ranks that share a model must choose alike: they do not measure.
+    """
+    if loaded.device.type == "cuda":
+        return GPU_TOKEN_BUDGET, ""
+    sizes = [most]
+    while sizes[-1] // 2 >= max(LEAST, max_running):
+        sizes.append(sizes[-1] // 2)
+    if loaded.shard.ranks > 1 or len(sizes) == 1:
+        return most, ""
+    budget = sizes.pop()
+    while sizes and (seconds := pass_seconds(loaded, size := sizes.pop())) <= STEP_SECONDS:
+        budget = size
+    return budget, f"token_budget={budget} (a pass of {size} tokens takes {1e3 * seconds:.0f} ms)"
+
+
+@torch.inference_mode()
+def pass_seconds(loaded: Loaded, tokens: int) -> float:
+    """Return the seconds of a pass over this many tokens without attention; stop measuring once the answer is clear.
+
+    They are this thread's processor time, in which the pauses that other programs cause do not count.
+    """
+    ids, fastest = torch.zeros(tokens, dtype=torch.int64), math.inf
+    for _ in range(TIMES):
+        start = time.thread_time()
+        loaded.model(ids, ids, lambda layer, q, k, v: q)
+        fastest = min(fastest, time.thread_time() - start)
+        if not STEP_SECONDS < fastest < 4 * STEP_SECONDS:
+            break
+    return fastest

@@ -200,8 +200,7 @@ def test(chosen: list[Path], arguments: list[str], root: Path) -> int:
     """Run the whole suite, or with a stage in front what is about it alone, without processes under Ray.
 
     A learner's stage takes the place of the reference in all of these tests. The whole suite runs in as many processes
-    as there are cores, up to four. Then come the tests under Ray, one by one: each starts several processes that
-    compute, with deadlines that they would miss beside each other.
+    as there are cores, up to four; tests/conftest.py groups the tests for them.
     """
     first = arguments[0] if arguments else "-"
     is_stage = not first.startswith("-") and not (root / first.partition("::")[0]).exists()
@@ -209,9 +208,8 @@ def test(chosen: list[Path], arguments: list[str], root: Path) -> int:
         pytest = [prepare_environment(root), "-m", "pytest", "-q"]
         if arguments:
             return run([*pytest, *arguments], root)
-        several = ["-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadfile"]
-        status = run([*pytest, "-m", "not ray", *several], root)
-        return status if status > 1 else run([*pytest, "-m", "ray"], root) or status  # beyond 1: it was interrupted
+        several = ["-n", str(min(os.cpu_count() or 1, 4)), "--dist", "loadgroup", "--no-loadscope-reorder"]
+        return run([*pytest, *several], root)
     stage = pick_stage(first, root)
     tests = [relative(file, root) for file in sorted(root.glob(f"tests/stages/test*_{stage.name[:2]}_*.py"))]
     contract = ["tests/test_contract.py", "tests/test_contract_claims.py"]

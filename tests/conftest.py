@@ -1,6 +1,5 @@
 """Fixtures of the whole suite: the bundled model, the reference, and engines that are checked for leftovers."""
 
-import gc
 import inspect
 import os
 import random
@@ -56,8 +55,9 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("engine_class", [*stages, *around], indirect=True, scope="session")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config, items):
-    """Leave out what a stage does not claim, and skip what needs a GPU."""
+    """Leave out what a stage does not claim, skip what needs a GPU, and group the rest for several processes."""
     out = [item for item in items if not is_claimed(item)]
     items[:] = [item for item in items if item not in out]
     config.hook.pytest_deselected(items=out)
@@ -65,6 +65,24 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+    if config.getoption("loadgroup", False):  # of pytest-xdist
+        groups = {item: group_of(item) for item in items}
+        sizes = Counter(groups.values())
+        for item, group in groups.items():
+            item.add_marker(pytest.mark.xdist_group(group))
+        items.sort(key=lambda item: (groups[item] != "ray", -sizes[groups[item]], groups[item]))
+
+
+def group_of(item) -> str:
+    """Return the group of a test, which one process runs in order: its file, and in the contract the stage as well.
+
+    All tests under Ray are one group, the first: each starts processes that compute, with deadlines that they would
+    miss beside each other, and waits for them while other groups run.
+    """
+    if item.get_closest_marker("ray"):
+        return "ray"
+    stage = item.callspec.params.get("engine_class", "") if hasattr(item, "callspec") else ""
+    return f"{item.path.stem}:{Path(stage).name}" if stage else item.path.stem
 
 
 def is_claimed(item) -> bool:
@@ -164,7 +182,6 @@ def engine(make_engine) -> BaseEngine:
 
 
 def tensor_bytes(engine: BaseEngine) -> int:
-    gc.collect()
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in reachable(engine, torch.Tensor)
     }

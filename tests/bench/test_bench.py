@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.bench import hardware, harness, plots, suite
+from common.bench import ceilings, hardware, harness, plots, suite
 from common.bench.__main__ import course_benchmarks
 from common.bench.documents import read_json
 from common.bench.harness import aggregate, alternate, spread
@@ -80,6 +80,8 @@ def test_labels_are_moved_apart_and_no_further():
 def test_a_benchmark_measures_writes_and_draws(tmp_path, capfd, monkeypatch):
     """Each side in a process of its own, as a learner runs it."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for sizes in (ceilings.LARGE, ceilings.REFERENCE):
+        monkeypatch.setitem(sizes, "cpu", 256)
     [benchmark] = [each for each in course_benchmarks() if each.name == "02_kv_cache"]
     with pytest.raises(SystemExit) as ended:
         harness.run_benchmark(benchmark, ["--sizes", "tiny", "--device", "cpu", "--results", str(tmp_path)])

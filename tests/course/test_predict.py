@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.bench import ceilings
 from common.bench.compare.sources import results_files
 from common.bench.harness import Run, measure_sides, parsed
 from common.bench.settings import Settings
@@ -41,7 +42,9 @@ def in_this_process(run: Run, settings: Settings, size_set: str, *_) -> tuple[di
 @pytest.mark.parametrize("number", [pytest.param(each, marks=[pytest.mark.ray] * (each == "08")) for each in NUMBERS])
 def test_a_class_without_a_terminal_gets_table_plot_and_file(number, tmp_path, capsys, monkeypatch):
     """All questions but the first are answered, by options; the benchmark runs, on tiny sizes."""
-    if number != "05":  # one goes the whole way
+    for sizes in (ceilings.LARGE, ceilings.REFERENCE):
+        monkeypatch.setitem(sizes, "cpu", 256)
+    if number != "06":  # one goes the whole way
         monkeypatch.setattr(predict, "run_process", in_this_process)
     predictions = predict.predictions_of(number)._replace(size_set="tiny")
     sizes, (_, *others) = predictions.sizes, predictions.questions

@@ -12,6 +12,7 @@ back give the reference byte for byte.
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +60,7 @@ def listed(stage: Path, kind: str) -> set[str]:
     return {name for comment in comments for name in re.findall(r"`([^`]+)`", comment)}
 
 
+@cache  # a list of tasks asks for each a few times
 def functions(source: str) -> dict[str, Function]:
     """Return the functions and methods of a file by qualified name; functions inside of functions belong to these."""
     found: dict[str, Function] = {}

@@ -9,6 +9,7 @@ import ast
 import difflib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,6 +84,7 @@ def read_sources(stage: Path) -> dict[str, str]:
     return {path.name: path.read_text(encoding="utf-8") for path in stage.glob("*.py") if path.name not in ASIDE}
 
 
+@cache
 def definitions(code: str) -> dict[str, str]:
     """Return each function, and each class without its methods, by qualified name; only code counts, as `ast.dump`."""
     found: dict[str, str] = {}

@@ -43,7 +43,9 @@ def run_python(program: str, threads: int) -> str:
     return subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
 
 
-def test_results_do_not_depend_on_the_number_of_threads():
+@pytest.fixture(scope="module")
+def kernels_on_two_threads() -> str:
+    """What a process has printed in which all kernels have run, on one thread and on two."""
     program = """
 import numba
 for dtype in (torch.float32, torch.bfloat16):
@@ -56,7 +58,11 @@ for dtype in (torch.float32, torch.bfloat16):
     assert all(torch.equal(one, two) for one, two in zip(*results)) and len(results[0]) == 5
 print("the same")
 """
-    assert run_python(KERNELS + program, threads=2) == "the same\n"
+    return run_python(KERNELS + program, threads=2)
+
+
+def test_results_do_not_depend_on_the_number_of_threads(kernels_on_two_threads):
+    assert kernels_on_two_threads == "the same\n"
 
 
 def test_numba_leaves_torch_its_number_of_threads():
@@ -82,8 +88,8 @@ print(counts)
     assert run_python(program, threads=2) == "[1, 1, 1]\n"
 
 
-def test_kernels_are_compiled_once_on_a_machine():
-    """The second process finds all of them on disk, and no call compiles another."""
+def test_kernels_are_compiled_once_on_a_machine(kernels_on_two_threads):
+    """A second process finds all of them on disk, and no call compiles another."""
     program = (
         KERNELS
         + """
@@ -97,7 +103,6 @@ for dtype in (torch.float32, torch.bfloat16):
 print(hits)
 """
     )
-    run_python(program, threads=1)
     assert run_python(program, threads=1) == "{True: 8, False: 0}\n"
 
 

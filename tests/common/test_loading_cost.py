@@ -83,22 +83,20 @@ def test_the_weights_are_in_memory_once(tmp_path):
     assert all(0.9 < peak <= 1.3 for peak in peaks), peaks
 
 
-def test_importing_the_loader_imports_neither_transformers_nor_the_hub():
-    program = "import sys, common.loader; print([m for m in ('transformers', 'huggingface_hub') if m in sys.modules])"
-    assert run_python(program).strip() == "[]"
-
-
-def test_a_process_that_generates_imports_no_compiler():
-    """Its import would take 2 to 4 s. transformers' class for Llama imports it, and so does initialisation on meta."""
+def test_a_process_imports_what_takes_long_only_when_it_is_needed():
+    """transformers for a model, and never its class for Llama: that imports a compiler, as initialisation on meta does,
+    which would take 2 to 4 s."""
     program = """
 import sys
 from common.loader import load_model
+
+print([m for m in ("transformers", "huggingface_hub") if m in sys.modules])
 from common.stages import load_engine
 
 load_engine("07")(load_model(), kv_memory="8M").generate(["Once upon a time"])
 print([m for m in ("torch._dynamo", "transformers.models.llama", "sympy") if m in sys.modules])
 """
-    assert run_python(program).strip() == "[]"
+    assert run_python(program) == "[]\n[]\n"
 
 
 def test_progress_is_shown_for_large_models_only(monkeypatch, capsys, tmp_path):

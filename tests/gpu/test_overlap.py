@@ -1,6 +1,8 @@
 """The overlapped loop gives the tokens of the plain one, and is a step ahead. (The contract suite runs on it, too.)"""
 
 import random
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 
@@ -39,16 +41,27 @@ def some_of_everything(prompts, count: int, seed: int) -> tuple[list, list[Sampl
     return [rng.choice(prompts)[: rng.randint(1, 120)] for _ in range(count)], params
 
 
+@pytest.fixture(scope="module")
+def plain(loaded, prompts) -> Callable:
+    """A function that returns prompts and parameters, and what the plain loop answers, once for all stages."""
+
+    @cache
+    def answered(count: int, seed: int) -> tuple[list, list[SamplingParams], list]:
+        asked, params = some_of_everything(prompts, count, seed)
+        return asked, params, load_engine("06")(loaded).generate(asked, params)
+
+    return answered
+
+
 @each_stage
-def test_the_same_tokens_whatever_is_asked_for(stage, loaded, prompts):
-    asked, params = some_of_everything(prompts, 30, seed=1)
-    plain = load_engine(stage)(loaded).generate(asked, params)
+def test_the_same_tokens_whatever_is_asked_for(stage, loaded, plain):
+    asked, params, answers = plain(30, seed=1)
     engine = engine_of(stage, loaded, **little_memory(stage, loaded))
     requests = [engine.add(*one) for one in zip(asked, params, strict=True)]
     while engine.has_unfinished:
         engine.step()
         engine.check()
-    for request, expected in zip(requests, plain, strict=True):
+    for request, expected in zip(requests, answers, strict=True):
         assert request.token_ids == expected.token_ids and request.text == expected.text
         assert request.finish_reason == expected.finish_reason
         assert [entry.top[0][0] for entry in request.logprobs] == [entry.top[0][0] for entry in expected.logprobs]
@@ -56,10 +69,9 @@ def test_the_same_tokens_whatever_is_asked_for(stage, loaded, prompts):
 
 
 @each_stage
-def test_aborts_at_any_moment(stage, loaded, prompts):
+def test_aborts_at_any_moment(stage, loaded, plain):
     engine, rng = engine_of(stage, loaded, **little_memory(stage, loaded)), random.Random(2)
-    asked, params = some_of_everything(prompts, 24, seed=3)
-    expected = load_engine(stage)(loaded).generate(asked, params)
+    asked, params, expected = plain(24, seed=3)
     requests = []
     for prompt, one in zip(asked, params, strict=True):
         requests.append(engine.add(prompt, one))

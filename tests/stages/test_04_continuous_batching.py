@@ -125,7 +125,8 @@ def test_a_long_prompt_goes_in_pieces_between_the_tokens_of_others(loaded, promp
 def test_no_budget_changes_the_tokens(loaded, prompts, expected, max_running, token_budget):
     engine = Engine(loaded, max_running, token_budget)
     short = [i for i, prompt in enumerate(prompts) if len(prompt) < 60 or token_budget > 10]
-    assert len(short) > 8
+    short = short if token_budget > 10 else short[:9]
+    assert len(short) >= 9
     completions = engine.generate([prompts[i] for i in short], GREEDY)
     assert [completion.token_ids for completion in completions] == [expected[i] for i in short]
     assert max(len(step.works) for step in engine.trace) <= max_running

@@ -65,13 +65,17 @@ def test_a_page_table_maps_tokens_to_places():
 # ---- The engine ----
 
 
+@pytest.fixture(scope="module")
+def roomy(loaded, prompts) -> list:
+    """The completions of 16 requests in memory for all of them."""
+    return Engine(loaded).generate([prompt[:60] for prompt in prompts[:16]], endless(40))
+
+
 @pytest.mark.parametrize("page_size", [1, 7, 16, 32])
-def test_a_pool_that_is_too_small_changes_no_token(loaded, prompts, page_size):
+def test_a_pool_that_is_too_small_changes_no_token(loaded, roomy, page_size):
     """All at once, in memory for a few: many requests are preempted, some of them more than once."""
-    short, params = [prompt[:60] for prompt in prompts[:16]], endless(40)
-    roomy = Engine(loaded).generate(short, params)
     engine = Engine(loaded, **pool(-(-480 // page_size), page_size))
-    completions = engine.generate(short, params)
+    completions = engine.generate([completion.prompt_token_ids for completion in roomy], endless(40))
     assert [completion.token_ids for completion in completions] == [completion.token_ids for completion in roomy]
     assert engine.stats()["preemptions"] > 0
     assert max(len(step.works) for step in engine.trace) > 4
@@ -135,12 +139,12 @@ def test_reserved_is_used_but_for_the_last_page(loaded, prompts):
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton: kernels in the engine")
 def test_the_kernels_give_the_same_tokens_in_the_engine(loaded, reference):
-    engine = Engine(loaded, attention="triton", token_budget=64)
+    engine = Engine(loaded, attention="triton", token_budget=32)
     assert engine.cache.attention.name == "triton" and engine.startup_notes == "attention=triton (asked for)"
-    prompts = [[9, 8, 7, 6, 5] * 20, [40, 41], [77] * 17]
-    completions = engine.generate(prompts, endless(4))
+    prompts = [[9, 8, 7, 6, 5] * 9, [40, 41], [77] * 17]
+    completions = engine.generate(prompts, endless(3))
     for prompt, completion in zip(prompts, completions, strict=True):
-        assert completion.token_ids == reference.generate(prompt, 4, ignore_eos=True)
+        assert completion.token_ids == reference.generate(prompt, 3, ignore_eos=True)
 
 
 # ---- Memory ----

@@ -36,27 +36,44 @@ def test_greedy_tokens_are_those_of_transformers(loaded, prompts, expected, opti
     engine.check()
 
 
-@each_drafter
-def test_ends_in_the_middle_of_an_accepted_run(loaded, prompts, options):
-    """Stop strings, stop ids, the end of the sequence and max_tokens end where they end without draft tokens."""
-    chosen = [prompts[i] for i in (0, 3, 7, -1, -1, -1, -2)]
-    [full] = Engine(loaded, num_draft_tokens=0).generate([prompts[-1]], endless(60))
+@pytest.fixture(scope="module")
+def endings(loaded, prompts) -> tuple[list, list[SamplingParams], list]:
+    """Prompts, parameters that end answers in every way, and the answers without draft tokens."""
+    plain, chosen = Engine(loaded, num_draft_tokens=0), [prompts[i] for i in (0, 3, 7, -1, -1, -1, -2)]
+    [full] = plain.generate([prompts[-1]], endless(60))
     each = [SamplingParams(max_tokens=n) for n in (2, 5, 40)]
     each += [endless(60, stop=full.text[30:37]), endless(60, stop_token_ids=[full.token_ids[11]])]
     each += [endless(60, stop=[full.text[20:23]], include_stop_str_in_output=True), SamplingParams(max_tokens=40)]
-    ended = [Engine(loaded, **opts).generate(chosen, each) for opts in (options, {"num_draft_tokens": 0})]
-    for with_drafts, without in zip(*ended, strict=True):
+    return chosen, each, plain.generate(chosen, each)
+
+
+@each_drafter
+def test_ends_in_the_middle_of_an_accepted_run(loaded, endings, options):
+    """Stop strings, stop ids, the end of the sequence and max_tokens end where they end without draft tokens."""
+    chosen, each, ended = endings
+    for with_drafts, without in zip(Engine(loaded, **options).generate(chosen, each), ended, strict=True):
         assert with_drafts.token_ids == without.token_ids and with_drafts.text == without.text
         for name in ("finish_reason", "stop_reason"):
             assert getattr(with_drafts, name) == getattr(without, name)
 
 
+SAMPLINGS = [
+    endless(20, temperature=1.0, seed=1, logprobs=2),
+    endless(20, repetition_penalty=1.4, logprobs=0),
+    endless(20, temperature=0.8, top_p=0.9, seed=3, frequency_penalty=0.7, logprobs=5),
+]
+
+
+@pytest.fixture(scope="module")
+def sampled(loaded, prompts) -> list:
+    """Answers without draft tokens."""
+    return Engine(loaded, num_draft_tokens=0).generate(prompts[:3], SAMPLINGS)
+
+
 @each_drafter
-def test_seeds_penalties_and_logprobs(loaded, prompts, options):
-    each = [endless(20, temperature=1.0, seed=1, logprobs=2), endless(20, repetition_penalty=1.4, logprobs=0)]
-    each += [endless(20, temperature=0.8, top_p=0.9, seed=3, frequency_penalty=0.7, logprobs=5)]
-    runs = [Engine(loaded, **opts).generate(prompts[:3], each) for opts in (options, {"num_draft_tokens": 0})]
-    for with_drafts, without in zip(*runs, strict=True):
+def test_seeds_penalties_and_logprobs(loaded, prompts, sampled, options):
+    answers = Engine(loaded, **options).generate(prompts[:3], SAMPLINGS)
+    for with_drafts, without in zip(answers, sampled, strict=True):
         assert with_drafts.token_ids == without.token_ids
         for ours, theirs in zip(with_drafts.logprobs, without.logprobs, strict=True):
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)

@@ -165,19 +165,22 @@ MIXED = [
 ]
 
 
+@pytest.fixture(scope="module")
+def twins(loaded, prompts) -> list:
+    """Requests with the parameters of MIXED, the last with a long prompt, whose workers have lived. None is random."""
+    calm = Engine(loaded)
+    several = [*prompts[:4], (sum(prompts, []) * 2)[:400]]
+    requests = [calm.add(prompt, params) for prompt, params in zip(several, MIXED, strict=True)]
+    drain(calm)
+    return requests
+
+
 @pytest.mark.parametrize("phase", [routing.PREFILL, routing.READY, routing.TRANSFER, routing.DECODE])
 @pytest.mark.parametrize("side", ["prefill", "decode"])
-def test_a_death_costs_time_and_no_token(loaded, faulty, prompts, phase, side):
-    calm = Engine(loaded)
+def test_a_death_costs_time_and_no_token(faulty, twins, phase, side):
     engine = faulty(token_budget=64, **pool(36))  # too small for all, so that some wait for room
-    long = (sum(prompts, []) * 2)[:400]
-    several = [*prompts[:4], long]
     seen: dict = {}
-    requests = [engine.add(prompt, params) for prompt, params in zip(several, MIXED, strict=True)]
-    twins = [calm.add(prompt, params) for prompt, params in zip(several, MIXED, strict=True)]
-    for request, twin in zip(requests, twins, strict=True):
-        twin.seed = request.seed
-    drain(calm)
+    requests = [engine.add(twin.prompt_token_ids, twin.params) for twin in twins]
     engine.fleet.at_once = False  # so that every phase can be seen from outside
     deaths, next_turn = 0, 0
     for turn in range(4000):

@@ -15,6 +15,7 @@ stands in place of tasks. They expect a finished stage, changed as the exercise 
 
 import ast
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +57,7 @@ def exercise(number: int, *, expected: str, hint: str, second_hint: str, seconds
     return lambda function: function
 
 
+@cache
 def read_milestones(number: str) -> list[Milestone]:
     """Return the heads of a stage's milestones, in order; none for a stage without any. number: such as "05"."""
     heads = enumerate(read_heads(f"stage_{number}*.py"), 1)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from measured_here import measure_here, shrink_products
 
-from common.bench import ceilings, hardware, harness, plots, suite
+from common.bench import hardware, harness, plots, suite
 from common.bench.__main__ import course_benchmarks
 from common.bench.documents import read_json
 from common.bench.harness import aggregate, alternate, spread
@@ -78,10 +79,9 @@ def test_labels_are_moved_apart_and_no_further():
 
 
 def test_a_benchmark_measures_writes_and_draws(tmp_path, capfd, monkeypatch):
-    """Each side in a process of its own, as a learner runs it."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for sizes in (ceilings.LARGE, ceilings.REFERENCE):
-        monkeypatch.setitem(sizes, "cpu", 256)
+    """A process for each side is in test_suite.py, and with the sides of a real benchmark in test_predict.py."""
+    monkeypatch.setattr(suite, "run_process", measure_here)
+    shrink_products(monkeypatch)
     [benchmark] = [each for each in course_benchmarks() if each.name == "02_kv_cache"]
     with pytest.raises(SystemExit) as ended:
         harness.run_benchmark(benchmark, ["--sizes", "tiny", "--device", "cpu", "--results", str(tmp_path)])

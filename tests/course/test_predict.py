@@ -1,7 +1,6 @@
 """`course.py predict`: questions are asked or answered by options, then measured, and shown in a table and a plot."""
 
 import builtins
-import contextlib
 import io
 import json
 import os
@@ -12,11 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from measured_here import measure_here, shrink_products
 
-from common.bench import ceilings
 from common.bench.compare.sources import results_files
-from common.bench.harness import Run, measure_sides, parsed
-from common.bench.settings import Settings
 from common.learn import predict, predict_report
 from common.learn.predictions import Found, Question
 from common.loader import find_checkpoint
@@ -31,21 +28,12 @@ each_stage = pytest.mark.parametrize("number", NUMBERS)
 # ---- From guesses to results ----
 
 
-def in_this_process(run: Run, settings: Settings, size_set: str, *_) -> tuple[dict[str, dict], None]:
-    """As `run_process`, without the seconds that a fresh process takes to import torch."""
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        assert measure_sides(run.benchmark, run.sides, settings, size_set) == 0
-    return {answer["side"]: answer for answer in map(parsed, output.getvalue().splitlines()) if answer}, None
-
-
 @pytest.mark.parametrize("number", [pytest.param(each, marks=[pytest.mark.ray] * (each == "08")) for each in NUMBERS])
 def test_a_class_without_a_terminal_gets_table_plot_and_file(number, tmp_path, capsys, monkeypatch):
     """All questions but the first are answered, by options; the benchmark runs, on tiny sizes."""
-    for sizes in (ceilings.LARGE, ceilings.REFERENCE):
-        monkeypatch.setitem(sizes, "cpu", 256)
+    shrink_products(monkeypatch)
     if number != "06":  # one goes the whole way
-        monkeypatch.setattr(predict, "run_process", in_this_process)
+        monkeypatch.setattr(predict, "run_process", measure_here)
     predictions = predict.predictions_of(number)._replace(size_set="tiny")
     sizes, (_, *others) = predictions.sizes, predictions.questions
     options = [f"--{one.name}={','.join(['1.5'] * one.count(sizes))}" for one in others]

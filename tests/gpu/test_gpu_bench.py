@@ -1,14 +1,13 @@
 """The command for a machine with a GPU, end to end with tiny sizes: every part, what it says, and its options."""
 
-import contextlib
-import io
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from measured_here import measure_here, shrink_products
 
-from common.bench import ceilings, harness, suite
+from common.bench import suite
 from common.bench.documents import read_json
 from common.bench.gpu import __main__ as command
 from common.bench.gpu import kernels, throughput
@@ -18,27 +17,16 @@ from common.bench.gpu.suites import run_pytest
 NAMES = [part.name for part in parts()]
 
 
-def in_this_process(self: suite.Suite, run: harness.Run, limit: float | None):
-    """Parts without the seconds that a fresh process takes to import torch."""
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        harness.measure_sides(run.benchmark, run.sides, self.settings, self.size_set)
-    answers = {answer["side"]: answer for answer in map(harness.parsed, output.getvalue().splitlines()) if answer}
-    errors = [f"{side}: {answer['error']}" for side, answer in answers.items() if "error" in answer]
-    return answers, errors[0] if errors else None
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """All parts have been measured, with tiny sizes, on one thread: on a busy machine several wait for each other."""
     out, threads = tmp_path_factory.mktemp("gpu-bench"), torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suite.Suite, "run_process", in_this_process)
+        patch.setattr(suite, "run_process", measure_here)
         patch.setattr("torch.cuda.is_available", lambda: False)
         patch.setattr(kernels, "run_pytest", lambda arguments: {"passed": len(arguments), "skipped": 0, "failures": []})
-        for sizes in (ceilings.LARGE, ceilings.REFERENCE):
-            patch.setitem(sizes, "cpu", 256)
+        shrink_products(patch)
         try:
             assert run(["--out", str(out)]) == 0
         finally:

@@ -139,7 +139,7 @@ def test_reserved_is_used_but_for_the_last_page(loaded, prompts):
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton: kernels in the engine")
 def test_the_kernels_give_the_same_tokens_in_the_engine(loaded, reference):
-    engine = Engine(loaded, attention="triton", token_budget=32)
+    engine = Engine(loaded, attention="triton", max_running=3, token_budget=32)
     assert engine.cache.attention.name == "triton" and engine.startup_notes == "attention=triton (asked for)"
     prompts = [[9, 8, 7, 6, 5] * 9, [40, 41], [77] * 17]
     completions = engine.generate(prompts, endless(3))

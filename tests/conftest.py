@@ -114,9 +114,30 @@ def loaded(request) -> Loaded:
     return loaded
 
 
+class AskedOnce(Reference):
+    """Computes each answer once: the tests of all stages ask for the same."""
+
+    def __init__(self, device: torch.device):
+        super().__init__(None, device)
+        self.logits: dict[tuple[int, ...], torch.Tensor] = {}
+        self.texts: dict[tuple, list[int]] = {}
+
+    def generate(self, prompt, max_tokens, **options):
+        key = (*prompt, max_tokens, *options.items())
+        if key not in self.texts:
+            self.texts[key] = super().generate(prompt, max_tokens, **options)
+        return list(self.texts[key])
+
+    def next_logits(self, token_ids):
+        key = tuple(token_ids)
+        if key not in self.logits:
+            self.logits[key] = super().next_logits(token_ids)
+        return self.logits[key].clone()
+
+
 @pytest.fixture(scope="session")
 def reference(loaded) -> Reference:
-    reference = Reference(None, loaded.device)
+    reference = AskedOnce(loaded.device)
     freeze_loaded_objects()
     return reference
 

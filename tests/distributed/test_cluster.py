@@ -22,7 +22,7 @@ pytestmark = pytest.mark.ray
 
 from common.distributed import cluster as module  # noqa: E402
 from common.distributed import joining  # noqa: E402
-from common.distributed.cluster import Cluster  # noqa: E402
+from common.distributed.cluster import Cluster, living_nodes, plan  # noqa: E402
 
 
 @pytest.fixture(scope="class")
@@ -65,6 +65,12 @@ class TestOurOwn:
             with joining.environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=own._token):
                 joining.find_head(own._head)
 
+    @pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="needs a machine without a GPU")
+    def test_a_missing_device_is_refused(self, own):
+        """As the last thing that a Cluster does before it reserves places; test_cluster_places.py has it as a whole."""
+        with pytest.raises(ValueError, match="Ray has 1 machine with 0 GPUs"):
+            plan(living_nodes(), 2, 1, "cuda", own.mine)
+
     def test_a_second_one_is_refused(self, own):
         with pytest.raises(ValueError, match="joined a Ray already"):
             Cluster(None, 1)
@@ -78,14 +84,9 @@ class TestOurOwn:
         assert_all_end(token)
 
 
-@pytest.mark.parametrize(
-    ("device", "says"), [("mps", "cannot run on 'mps'"), ("cuda", "Ray has 1 machine with 0 GPUs")]
-)
-def test_a_missing_device_is_refused(device, says):
-    if device == "cuda" and os.path.exists("/dev/nvidia0"):
-        pytest.skip("needs a machine without a GPU")
-    with pytest.raises(ValueError, match=says):
-        Cluster(None, 2, device=device)
+def test_an_unknown_device_is_refused():
+    with pytest.raises(ValueError, match="cannot run on 'mps'"):
+        Cluster(None, 2, device="mps")
     assert not ray.is_initialized()
 
 

@@ -27,10 +27,10 @@ pytestmark = pytest.mark.ray
 def cluster() -> Iterator:
     """Two Ray nodes on this machine: what one worker sends the other goes from node to node."""
     cluster_utils = pytest.importorskip("ray.cluster_utils")
-    node = {"num_cpus": 4, "object_store_memory": 80 << 20, "include_dashboard": False}
+    node = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}  # threads of its workers
     with environment(RAY_worker_niceness="0"):  # or workers would starve beside other programs
         cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=node)
-        cluster.add_node(num_cpus=4, object_store_memory=80 << 20)
+        cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
     cluster.wait_for_nodes()
     yield cluster
     ray.shutdown()

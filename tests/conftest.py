@@ -70,7 +70,8 @@ def pytest_collection_modifyitems(config, items):
         sizes = Counter(groups.values())
         for item, group in groups.items():
             item.add_marker(pytest.mark.xdist_group(group))
-        items.sort(key=lambda item: (groups[item] != "ray", -sizes[groups[item]], groups[item]))
+        # A file of few tests runs whole programs. Those of many short ones come last, and level the processes out.
+        items.sort(key=lambda item: (groups[item] != "ray", sizes[groups[item]], groups[item]))
 
 
 def group_of(item) -> str:

@@ -4,9 +4,11 @@ import inspect
 import os
 import random
 import re
+import ssl
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,9 @@ import pytest
 # One thread for each process that computes: beside others OpenMP's teams wait for one another more than they compute.
 for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(variable, "1")  # before torch and numba read them
+
+# Each call of httpx would read all certificates, which takes 20 ms.
+ssl.create_default_context = cache(ssl.create_default_context)
 
 import torch
 from engine_options import MAX_TOKENS

@@ -9,7 +9,7 @@ import pytest
 from common.learn import check, solve
 from common.learn.blank import blank_stage, find_tasks
 from common.learn.milestones import read_milestones
-from common.learn.proof import HEAD, TABLE, prove_without, without, write
+from common.learn.proof import HEAD, PATIENCE, TABLE, prove_without, without, write
 from common.learn.task_list import task_list
 from common.stages import stage_folders
 
@@ -139,7 +139,8 @@ def test_a_milestone_without_its_piece_fails(tmp_path, loaded_once, name):
 
 def test_the_reference_reaches_every_milestone_of_stage_05(tmp_path, capsys, loaded_once):
     shutil.copytree(STAGE_05, tmp_path / STAGE_05.name)
-    assert check.check_milestones(tmp_path / STAGE_05.name, read_milestones("05"), find_tasks(BEFORE_05, STAGE_05)) == 0
+    milestones = [one._replace(seconds=PATIENCE * one.seconds) for one in read_milestones("05")]  # on a busy machine
+    assert check.check_milestones(tmp_path / STAGE_05.name, milestones, find_tasks(BEFORE_05, STAGE_05)) == 0
     assert capsys.readouterr().out.count("done ") == 9
 
 

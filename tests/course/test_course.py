@@ -55,7 +55,7 @@ def start(tree: Path, *arguments: str, **options) -> subprocess.Popen:
 
 def finish(tree: Path, *arguments: str) -> tuple[int, str, str]:
     process = start(tree, *arguments)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=120)
     return process.returncode, output, errors
 
 
@@ -83,7 +83,7 @@ def test_a_learners_own_stage_runs_beside_common_and_not_the_reference(tree):
 def test_compare_finds_its_files_where_the_user_is(tree, tmp_path_factory):
     write_files(tree, {"common/bench/compare/__main__.py": "import os, sys\nprint(os.getcwd(), *sys.argv[1:])\n"})
     elsewhere = tmp_path_factory.mktemp("class")
-    printed, _ = start(tree, "compare", "anna.json", cwd=elsewhere).communicate(timeout=30)
+    printed, _ = start(tree, "compare", "anna.json", cwd=elsewhere).communicate(timeout=120)
     assert printed == f"{elsewhere} anna.json\n"
 
 
@@ -180,7 +180,7 @@ def test_a_reader_that_ends_early_is_no_failure(tree, ending):
     process.stdout.readline()
     process.stdout.close()
     errors = process.stderr.read()
-    assert process.wait(timeout=30) == course.READER_GONE
+    assert process.wait(timeout=120) == course.READER_GONE
     assert "failed with exit status" not in errors
 
 
@@ -188,7 +188,7 @@ def test_a_reader_that_ends_early_is_no_failure(tree, ending):
 def test_the_door_ends_quietly_when_its_reader_does(tree, command):
     process = start(tree, command)
     process.stdout.close()
-    assert (process.stderr.read(), process.wait(timeout=30)) == ("", course.READER_GONE)
+    assert (process.stderr.read(), process.wait(timeout=120)) == ("", course.READER_GONE)
 
 
 def test_a_stage_is_tested_alone(tree, monkeypatch, capfd):
@@ -229,7 +229,7 @@ def test_control_c_waits_for_the_child_and_ends_with_130(tree):
     process = start(tree, "serve", "1", start_new_session=True)
     assert process.stdout.readline() == "serving\n"
     os.killpg(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=120)
     assert (process.returncode, output, errors) == (130, "shut down in order\n", "")
 
 
@@ -239,7 +239,7 @@ def test_a_stopped_door_stops_its_server(tree):
     process = start(tree, "serve", "1")
     assert process.stdout.readline() == "serving\n"
     process.terminate()
-    process.communicate(timeout=30)  # ends only once the child has closed its end of the pipe
+    process.communicate(timeout=120)  # ends only once the child has closed its end of the pipe
     assert process.returncode == 128 + signal.SIGTERM
 
 
@@ -264,7 +264,7 @@ def test_diff_needs_nothing_but_python(tree):
     shutil.copytree(course.ROOT / "common" / "learn", tree / "common" / "learn")
     (tree / "common" / "__init__.py").touch()
     command = [sys.executable, "-S", str(tree / "course.py"), "diff", "2"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0 and "+VALUES = []" in result.stdout and not (tree / ".venv").exists()
 
 

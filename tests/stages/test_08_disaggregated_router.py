@@ -105,7 +105,7 @@ class RouterMachine(RuleBasedStateMachine):
 
 
 TestRouter = RouterMachine.TestCase
-TestRouter.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
+TestRouter.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
 
 
 def until(router, condition, seconds: float = 20.0) -> None:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy
 import torch
-from numba import njit, prange
+from numba import prange
 from torch import Tensor
 
-from common.fused.numba_basics import FAST, FEW_NUMBERS, array, exp, f4, narrow, use_threads, widen
+from common.fused.numba_basics import FEW_NUMBERS, array, exp, f4, kernel, narrow, use_threads, widen
 from common.fused.rotation import Unwritten
 
 from . import PagedBatch
@@ -90,7 +90,7 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
     signature = "void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i4[:,::1], i4[::1], i4[::1])"
     scale = f4(head_dim**-0.5)
 
-    @njit(signature, parallel=True, fastmath=FAST, error_model="numpy", cache=True)
+    @kernel(signature)
     def decode(q_at, k_at, v_at, out_at, q_stride, q_heads, pages, page_size, heads, page_tables, requests, seen):
         rows, groups = len(seen), q_heads // heads
         q, out = array(q_at, (rows, q_stride), number), array(out_at, (rows, q_heads, head_dim), number)

@@ -4,15 +4,23 @@ A kernel takes a tensor as `data_ptr()`, and `array` makes of it what can be ind
 for each tensor, as much as most kernels take for a token. numpy has no bfloat16: such a tensor is an array of uint16,
 and its numbers become float32 in registers. So one source serves both types: `widen` and `narrow` leave float32 alone.
 
-numba keeps compiled kernels on disk until the file that a kernel is in changes. A change here needs a change there:
-touch numba_kernels.py and attention/numba_backend.py.
+numba keeps compiled kernels on disk until the file that a kernel is in changes. Kernels contain functions of this file
+too: so they are kept in a folder that is named by its contents.
 """
+
+import hashlib
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
 
 import numba
 import numpy
 import torch
 from numba import carray, njit, types
-from numba.core import cgutils
+from numba.core import cgutils, event
 from numba.extending import intrinsic, overload
 
 from ..process import FreeCores
@@ -21,6 +29,9 @@ from ..process import FreeCores
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 FEW_NUMBERS = 2**15  # some 10 microseconds of work
 f4, i4, u4 = numpy.float32, numpy.int32, numpy.uint32
+ONE_KERNEL = threading.Lock()
+version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+numba.config.CACHE_DIR = str(Path(numba.config.CACHE_DIR or Path(__file__).parent / "__pycache__") / f"numba-{version}")
 
 
 class TorchThreads:
@@ -57,6 +68,47 @@ def launch_threads() -> None:
 
 
 launch_threads()  # here, before a kernel is loaded, which would do it
+
+
+@lru_cache
+def say_compiling() -> None:
+    print("compiling kernels for this processor (some seconds, once on a machine)", file=sys.stderr, flush=True)
+
+
+class Compilation(event.Listener):
+    """Tell the user of the first kernel that is compiled: one that is loaded from disk is no such event."""
+
+    def on_start(self, event: event.Event) -> None:
+        say_compiling()
+
+    def on_end(self, event: event.Event) -> None:
+        pass
+
+
+def kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Compile a function for these types, or load it from disk; its `prange` runs on several threads.
+
+    numba has threads of its own, "workqueue", where it finds neither OpenMP nor TBB. If two threads of Python use them
+    at once, they abort the process: there, kernels wait for each other.
+    """
+
+    def compiled(function: Callable[..., None]) -> Callable[..., None]:
+        dispatcher = njit(parallel=True, fastmath=FAST, error_model="numpy")(function)
+        with suppress(RuntimeError):  # no folder can be written: compile at each start
+            dispatcher.enable_caching()
+        with event.install_listener("numba:compile", Compilation()):
+            dispatcher.compile(signature)
+        dispatcher.disable_compile()  # for other types: a call converts its numbers
+        if numba.threading_layer() != "workqueue":
+            return dispatcher
+
+        def alone(*arguments) -> None:
+            with ONE_KERNEL:
+                dispatcher(*arguments)
+
+        return alone
+
+    return compiled
 
 
 @intrinsic

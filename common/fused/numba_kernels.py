@@ -17,7 +17,7 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
-from .numba_basics import FAST, TorchThreads, array, exp, f4, narrow, use_threads, widen
+from .numba_basics import FAST, TorchThreads, array, exp, f4, kernel, narrow, use_threads, widen
 from .rotation import HeadRotation
 
 ATTENTION = "numba"  # the backend that takes `Unwritten`
@@ -119,9 +119,8 @@ class Kernels(NamedTuple):
 def compiled(dtype: torch.dtype) -> Kernels:
     """Return the kernels for float32 or bfloat16."""
     number = numpy.float32 if dtype == torch.float32 else numpy.uint16
-    options = {"parallel": True, "fastmath": FAST, "error_model": "numpy", "cache": True}
 
-    @njit("void(i8, i8, i8, i8, i8, i8, f4)", **options)
+    @kernel("void(i8, i8, i8, i8, i8, i8, f4)")
     def add_norm(x_at, residual_at, weight_at, out_at, rows, size, eps):
         """x_at: 0 where there is nothing to add."""
         x, residual = array(x_at, (rows, size), number), array(residual_at, (rows, size), number)
@@ -131,7 +130,7 @@ def compiled(dtype: torch.dtype) -> Kernels:
                 add_row(x[row], residual[row])
             norm_row(residual[row], weight, out[row], eps)
 
-    @njit("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, f4, i8, i8, i8, i8)", **options)
+    @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, f4, i8, i8, i8, i8)")
     def norm_rotate(
         qkv_at, q_at, k_at, v_at, positions_at, slots_at, cos_at, sin_at, q_weight_at, k_weight_at, eps,
         rows, H, H_kv, D,
@@ -153,7 +152,7 @@ def compiled(dtype: torch.dtype) -> Kernels:
             if slots_at:
                 copy_row(qkv[row, H + H_kv :], v[slot])
 
-    @njit("void(i8, i8, i8, i8)", **options)
+    @kernel("void(i8, i8, i8, i8)")
     def silu_mul(gate_up_at, out_at, rows, size):
         gate_up, out = array(gate_up_at, (rows, 2 * size), number), array(out_at, (rows, size), number)
         for row in prange(rows):

@@ -61,10 +61,8 @@ def make_on_current_device(
         loaded = replace(loaded, reserved_bytes=graph_bytes(loaded.config, loaded.dtype, most, models))
     engine = made(loaded, **options)
     engine.startup_notes = ", ".join(filter(None, [engine.startup_notes, note]))
-    cache = getattr(engine, "cache", None)
-    if hasattr(cache, "attention"):
-        warm_up(engine)
-    reason = why_no_graphs(loaded.device, getattr(cache, "attention", None))
+    warm_up(engine)
+    reason = why_no_graphs(loaded.device, getattr(getattr(engine, "cache", None), "attention", None))
     if graphs and reason:
         raise ValueError(f"graphs were asked for, but {reason}")
     if graphs is not False and reason is None:

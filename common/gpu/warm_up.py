@@ -1,4 +1,4 @@
-"""Compile kernels before the first request arrives, not while it waits."""
+"""Run a pass before the first request arrives: kernels are compiled or loaded then, not while it waits."""
 
 import torch
 
@@ -10,23 +10,24 @@ from ..engine import BaseEngine
 
 @torch.inference_mode()
 def warm_up(engine: BaseEngine) -> None:
-    """Launch every kernel that a step of this engine can launch, once; do nothing where there are no kernels.
+    """Run the model, and the draft model if there is one, as a step does: each kernel is launched once.
 
-    The engine must have K and V in pages, and no request yet: this writes to its first page.
+    The engine must have no request yet: if it has K and V in pages, this writes to the first page.
     """
-    if not sampling.has_kernels(engine.device):
-        return
-    from .sampler import draw_plain
-
     for holder in (engine, getattr(engine, "drafter", None)):
-        cache = getattr(holder, "cache", None)
-        if cache is None:  # a drafter that is no model
+        model, cache = getattr(holder, "model", None), getattr(holder, "cache", None)
+        if model is None:  # no drafter, or one that is no model
             continue
         token_ids, positions, slots = torch.zeros(3, 3, dtype=torch.int64, device=engine.device)
-        # One request decodes behind a text of several pieces, all in one page, and one runs a prompt of two tokens.
-        page_size = cache.k.shape[2]
-        pages = [0] * -(-2 * SPLIT // page_size)
-        paged = PagedBatch.pack([1, 2], [2 * SPLIT, 2], [pages, [0]], slots, page_size)
-        holder.model(token_ids, positions, lambda layer, q, k, v: q)  # as prompts are scored: without pages
-        logits = holder.model.logits(holder.model(token_ids, positions, cache.bind(paged)))
-        draw_plain(logits, [1.0] * 3, [0.5] * 3)
+        hidden = model(token_ids, positions, lambda layer, q, k, v: q)  # without pages, as prompts are scored
+        if hasattr(cache, "attention"):
+            # One request decodes behind a text of several pieces, all in one page, and one runs a prompt of two tokens.
+            page_size = cache.k.shape[2]
+            pages = [0] * -(-2 * SPLIT // page_size)
+            paged = PagedBatch.pack([1, 2], [2 * SPLIT, 2], [pages, [0]], slots, page_size)
+            hidden = model(token_ids, positions, cache.bind(paged))
+        logits = model.logits(hidden)
+        if sampling.has_kernels(engine.device):
+            from .sampler import draw_plain
+
+            draw_plain(logits, [1.0] * 3, [0.5] * 3)

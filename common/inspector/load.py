@@ -89,10 +89,9 @@ class Clients:
             prompt, answer = TOPICS[number % len(TOPICS)](rng)
             if self.long_prompts and number % EVERY_LONG == EVERY_LONG - 1:
                 prompt = "Read this. " + "A cat sleeps on the wall. " * (LONG_TOKENS // 7) + "Thank you."
-            token_ids = await self._token_ids(prompt, True, self.system)
             params = SamplingParams(max_tokens=min(400, max(16, len(answer) // 3)), temperature=0.0)
             try:
-                stream = await self.thread.submit(token_ids, params)
+                stream = await self.thread.submit(await self._token_ids(prompt, True, self.system), params)
             except (QueueFull, ValueError):
                 await asyncio.sleep(BACK_OFF_SECONDS)
                 continue

@@ -37,7 +37,7 @@ class Known:
     """What pages have been told."""
 
     steps: int = 0
-    requests: dict[int, tuple[int, int, bool]] = field(default_factory=dict)  # number -> tokens, characters, finished
+    requests: dict[int, tuple[int, int]] = field(default_factory=dict)  # unfinished: number -> tokens, characters
     words: set[int] = field(default_factory=set)
     pages: dict[int, list[int]] = field(default_factory=dict)
     texts: dict[int, tuple[int, ...]] = field(default_factory=dict)  # page -> tokens
@@ -124,10 +124,7 @@ class View:
                 "max_tokens": request.max_tokens,
                 "arrived": self._since(request.timings.arrival),
             }
-            known.requests[number] = 0, 0, False
-        tokens, characters, finished = known.requests[number]
-        if finished:
-            return None
+        tokens, characters = known.requests.pop(number, (0, 0))
         if len(request.token_ids) > tokens:
             times = request.timings.tokens[tokens:]
             row["tokens"] = [
@@ -142,7 +139,8 @@ class View:
             row["cached"] = request.cached_tokens
         if request.finished:
             row |= {"finish": request.finish_reason, "finished": self._since(request.timings.finished)}
-        known.requests[number] = len(request.token_ids), len(request.text), request.finished
+        else:
+            known.requests[number] = len(request.token_ids), len(request.text)
         return row if row.keys() - {"n", "cached"} else None
 
     def _prompt(self, request: Request) -> str:

@@ -87,6 +87,24 @@ def test_tokens_are_those_of_an_engine_that_is_not_watched(loaded):
     assert [request.token_ids for request in requests] == [request.token_ids for request in plain]
 
 
+def test_a_finished_request_is_told_once_and_forgotten(loaded):
+    """A page may be open for weeks."""
+    watched = Watched(load_engine("05")(loaded))
+    watched.feed = Tape()
+    for _ in range(3):
+        aborted, whole = (watched.add("Count from 1 to 30.", SamplingParams(max_tokens=3)) for _ in range(2))
+        watched.step()
+        watched.abort(aborted.request_id)
+        while watched.has_unfinished:
+            watched.step()
+        watched.look_soon()
+        watched.step()
+    assert not watched._known.requests
+    rows = [row for line in watched.feed.lines for row in json.loads(line)["requests"]]
+    assert sorted(row["n"] for row in rows if "finish" in row) == sorted(row["n"] for row in rows if "id" in row)
+    assert sum("id" in row for row in rows) == 6
+
+
 def test_a_request_is_aborted_once_before_the_next_step(loaded):
     """Whoever sent it: its stream learns of the end from the step, so it must be told once."""
     watched = watched_engine("05", loaded)

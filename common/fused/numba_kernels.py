@@ -158,7 +158,7 @@ def compiled(dtype: torch.dtype) -> Kernels:
         for row in prange(rows):
             silu_mul_row(gate_up[row, :size], gate_up[row, size:], out[row])
 
-    @njit("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, f4)", **options)
+    @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, f4)")
     def norm_product(x_at, residual_at, norm_at, weight_at, bias_at, out_at, rows, size, outs, eps):
         """out[rows, outs] = the norm of residual += x [rows, size], times weight[outs, size]; 0: no x, no bias."""
         x, residual = array(x_at, (rows, size), number), array(residual_at, (rows, size), number)
@@ -172,7 +172,7 @@ def compiled(dtype: torch.dtype) -> Kernels:
             for row in range(rows):
                 out[row, o] = narrow(dot(weight[o], inputs[row]) + (widen(bias[o]) if bias_at else f4(0)), out[row, o])
 
-    @njit("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, f4)", **options)
+    @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, f4)")
     def output_mlp(
         x_at, residual_at, output_at, bias_at, norm_at, gate_up_at, down_at, out_at, rows, wide, size, inner, eps
     ):

@@ -39,17 +39,20 @@ class PackedBeside(PackedLinear):
 def pack_linears(model: nn.Module) -> None:
     """Replace linear layers of the model by packed ones where that pays, if torch has oneDNN's products.
 
-    A bfloat16 head that is tied to the embedding is packed too: then these weights are in memory twice.
+    A bfloat16 head that is tied to the embedding stays as it is: packed it would be in memory twice, for a product that
+    takes 0.75 to 0.95 of the time.
     """
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return
     places = [(parent, name) for parent in model.modules() for name, child in parent.named_children()
               if type(child) is nn.Linear]  # fmt: skip
     beside = sum(getattr(*place).weight.nbytes for place in places if is_tall(getattr(*place))) <= MOST_BESIDE
+    embedding = getattr(getattr(model, "embedding", None), "weight", None)
     for parent, name in places:  # one after the other, so that no more than one matrix is there twice meanwhile
         linear = getattr(parent, name)
-        if linear.weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            setattr(parent, name, PackedLinear(linear))
+        if linear.weight.dtype == torch.bfloat16:
+            if linear.weight is not embedding and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+                setattr(parent, name, PackedLinear(linear))
         elif linear.weight.dtype == torch.float32 and is_tall(linear) and beside:
             setattr(parent, name, PackedBeside(linear))
 

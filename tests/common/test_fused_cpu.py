@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import CONFIGS, SMALL, causal_attend, poison, random_model, step_of
 from torch import nn
 
 pytest.importorskip("numba")
@@ -12,35 +13,16 @@ pytest.importorskip("numba")
 from common.attention import PagedBatch, choose_attention
 from common.fused import FusedTransformer, few_tokens, fuse, numba_kernels, packed, rotation
 from common.fused.packed import PackedBeside, PackedLinear
-from common.loader import load_model, weights
-from common.model import ModelConfig, Transformer, rope_table, rotate
+from common.loader import load_model
+from common.model import Transformer, rope_table, rotate
 from common.stages import load_stage_module
 
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-SMALL = ModelConfig(
-    vocab_size=97, hidden_size=48, intermediate_size=80, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
-    context_length=64,
-)  # fmt: skip
-CONFIGS = {
-    "llama tied": replace(SMALL, tie_embeddings=True, rms_norm_eps=1e-2),
-    "qwen3": replace(SMALL, qk_norm=True, head_dim=80, num_kv_heads=1, rms_norm_eps=1e-2),
-    "qwen2": replace(SMALL, qkv_bias=True, num_kv_heads=4),
-    "odd sizes": replace(SMALL, num_layers=1, hidden_size=37, intermediate_size=45, head_dim=6, num_heads=3,
-                         num_kv_heads=3, output_bias=True, qk_norm=True),
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch):
-    """Fresh memory is NaN, so that a place that a kernel leaves out shows."""
-
-    def poisoned(make):
-        return lambda *arguments, **options: make(*arguments, **options).fill_(float("nan"))
-
-    for module in (numba_kernels, rotation, few_tokens):
-        ours = type("torch", (), {"empty": poisoned(torch.empty), "empty_like": poisoned(torch.empty_like)})
-        ours.float32, ours.bfloat16 = torch.float32, torch.bfloat16
-        monkeypatch.setattr(module, "torch", ours)
+    poison(monkeypatch, numba_kernels, rotation, few_tokens)
 
 
 def nasty(*shape, dtype):
@@ -141,19 +123,24 @@ def test_large_float32_matrices_are_not_kept_twice(monkeypatch):
     assert type(model[0]) is nn.Linear
 
 
+def weight_bytes(model: nn.Module) -> int:
+    """Of all weights, plain or packed; a tensor that two modules share counts once."""
+    tensors = {id(tensor): tensor for tensor in model.parameters()}
+    tensors |= {id(module): module.packed for module in model.modules() if isinstance(module, PackedLinear)}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("config", ["llama", "llama tied"])
+def test_weights_of_bfloat16_are_in_memory_once(config):
+    model = random_model(CONFIGS[config], dtype=torch.bfloat16)
+    before = weight_bytes(model)
+    assert weight_bytes(fuse(model, "numba")) == before
+    kinds = {name: type(module) for name, module in model.named_modules()}
+    if kinds["blocks.0.mlp.down"] is PackedLinear:  # this torch has oneDNN for it
+        assert kinds["head"] is (nn.Linear if "tied" in config else PackedLinear)
+
+
 # ---- The model ----
-
-
-def random_model(config: ModelConfig) -> Transformer:
-    model = weights.empty_model(config, torch.device("cpu"), torch.float32)
-    for name, parameter in model.named_parameters():
-        parameter.copy_((1.0 if "norm" in name else 0.0) + 0.15 * torch.randn(parameter.shape))
-    return model
-
-
-def causal_attend(layer, q, k, v):
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).squeeze(0).transpose(0, 1)
 
 
 @pytest.mark.parametrize("count", [1, *(most + more for most in numba_kernels.MOST_TOKENS.values() for more in (0, 1))])
@@ -161,7 +148,7 @@ def causal_attend(layer, q, k, v):
 @torch.inference_mode()
 def test_hidden_states_are_those_of_the_plain_model(config, count):
     model = random_model(config)
-    step = torch.randint(config.vocab_size, (count,)), torch.randperm(64)[:count]
+    step = step_of(config, count=count)
     expected = model(*step, causal_attend)
     logits, fused = model.logits(expected), fuse(model, "numba")
     hidden = fused(*step, causal_attend)

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from small_models import CONFIGS, SMALL, causal_attend, poison, random_model, step_of
 from torch import nn
 from triton_marks import devices, needs_triton
 
 from common.fused import FusedTransformer, fuse
-from common.loader import load_model, weights
-from common.model import ModelConfig, Transformer, rope_table, rotate
+from common.loader import load_model
+from common.model import Transformer, rope_table, rotate
 from common.sampling import SamplingParams
 from common.stages import load_engine
 
@@ -19,33 +20,12 @@ dtypes = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype).removeprefix("torch.")
 )
 
-SMALL = ModelConfig(
-    vocab_size=97, hidden_size=48, intermediate_size=80, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
-    context_length=64,
-)  # fmt: skip
-CONFIGS = {
-    "llama": SMALL,
-    "llama tied": replace(SMALL, tie_embeddings=True, rms_norm_eps=1e-2),
-    "qwen3": replace(SMALL, qk_norm=True, head_dim=80, num_kv_heads=1, rms_norm_eps=1e-2),
-    "qwen2": replace(SMALL, qkv_bias=True, num_kv_heads=4),
-    "one layer, odd sizes": replace(SMALL, num_layers=1, hidden_size=37, intermediate_size=45, head_dim=6, num_heads=3,
-                                    num_kv_heads=3, output_bias=True, qk_norm=True),
-}  # fmt: skip
-
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch):
-    """Fresh memory is NaN, so that a place that a kernel leaves out shows."""
-
-    def poisoned(make):
-        return lambda *arguments, **options: make(*arguments, **options).fill_(float("nan"))
-
     from common.fused import rotation, triton_kernels
 
-    ours = type("torch", (), {"empty": poisoned(torch.empty), "empty_like": poisoned(torch.empty_like)})
-    ours.cuda = torch.cuda
-    monkeypatch.setattr(triton_kernels, "torch", ours)
-    monkeypatch.setattr(rotation, "torch", ours)
+    poison(monkeypatch, triton_kernels, rotation)
 
 
 def normal(*shape, dtype, device, scale=1.0):
@@ -131,22 +111,6 @@ def test_silu_mul(device, dtype, shape):
 
 
 # ---- The model ----
-
-
-def random_model(config: ModelConfig, device="cpu", dtype=torch.float32) -> Transformer:
-    model = weights.empty_model(config, torch.device(device), dtype)
-    for name, parameter in model.named_parameters():
-        parameter.copy_((1.0 if "norm" in name else 0.0) + 0.15 * torch.randn(parameter.shape))
-    return model
-
-
-def causal_attend(layer, q, k, v):
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).squeeze(0).transpose(0, 1)
-
-
-def step_of(config: ModelConfig, device="cpu", count=9):
-    return torch.randint(config.vocab_size, (count,), device=device), torch.randperm(64, device=device)[:count]
 
 
 @devices

@@ -6,6 +6,7 @@ With two stages, a process for each, and one page that sends both the same load.
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -87,6 +88,7 @@ def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
         command += ["--steps-per-second", str(args.steps_per_second or 0)]
         command += ["--record", os.devnull, "--lines", str(lines)] if args.record else []
         other = subprocess.Popen(command, cwd=ROOT, start_new_session=True)  # Ctrl-C is for us, and we tell it
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and SIGTERM, while we load our model
         args.steps_per_second = args.steps_per_second or 0.0
         args.beside = [f"http://{args.host}:{other_port}"]
         recorded: list[list[str]] = []

@@ -2,11 +2,18 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import httpx
 import pytest
 from serving_stage_03 import wait_until
 from watching import watching
+
+from common.inspector.__main__ import free_port
+from common.stages import ROOT
 
 CHANGES = {
     "send": {"prompt": "What is 2+2?", "max_tokens": 4},
@@ -99,3 +106,17 @@ def test_an_idle_engine_looks_up_for_a_page_that_opens(server):
         next(lines)
         assert "memory" in json.loads(next(lines).removeprefix("data: "))
     wait_until(lambda: server.watched.feed.readers == 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_two_engines_that_are_told_to_stop_while_they_load_both_end():
+    command = [sys.executable, "-m", "common.inspector", "03", "04", "--no-browser", "--port", str(free_port())]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        status, handled = Path(f"/proc/{process.pid}/status"), 0
+        while not handled >> (signal.SIGTERM - 1) & 1:
+            assert process.poll() is None
+            handled = int(re.search(r"^SigCgt:\s*(\w+)", status.read_text(), re.MULTILINE)[1], 16)
+        [other] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert not Path(f"/proc/{other}").exists()

@@ -10,6 +10,7 @@ Nothing imports this file before workers="ray" is asked for.
 
 import logging
 import threading
+import time
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from common.distributed.channel import Door, connect, limit_reads, on_thread, receive_into, send_from
+from common.distributed.channel import Door, connect, hang_up, limit_reads, on_thread, receive_into, send_from
 from common.distributed.cluster import Cluster, describe, host, ray
 from common.distributed.ranked import POLL_SECONDS, OnAllRanks, RankedTransport
 from common.distributed.tcp_transport import TcpTransport
@@ -34,7 +35,7 @@ from .worker import CLOSED, LOOK, Worker, collect
 
 START_SECONDS = 600.0  # for a process to start and load its model
 CONNECT_SECONDS = 30.0  # for router and worker to find each other
-CLOSE_SECONDS = 5.0  # for a keeper to notice that its worker has been ended
+CLOSE_SECONDS = 5.0  # for all keepers to notice that their workers have been ended
 AGAIN_SECONDS, MOST_SECONDS = 1.0, 30.0  # from the loss of a worker to the next start, which doubles while starts fail
 
 log = logging.getLogger("router")
@@ -107,6 +108,7 @@ class RayFleet(Fleet):
         self.inbox: SimpleQueue[tuple[Event, SimpleQueue[Mail] | None]] = SimpleQueue()
         self.outboxes: dict[int, SimpleQueue[Mail]] = {}  # of the lives that the router knows of
         self.actors: dict[int, Any] = {}
+        self.connections: dict[int, Connection] = {}
         keepers = [partial(self._keep, number) for number in range(len(options))]
         self.keepers = [threading.Thread(target=keep, name="keeper", daemon=True) for keep in keepers]
         for keeper in self.keepers:
@@ -132,9 +134,12 @@ class RayFleet(Fleet):
         self.closing.set()
         for actor in list(self.actors.values()):
             with suppress(Exception):
-                ray.kill(actor)  # which ends its connection, and what its keeper waits for
+                ray.kill(actor)  # which ends what its keeper waits for, unless Ray's head is gone
+        for connection in list(self.connections.values()):
+            hang_up(connection)
+        give_up = time.monotonic() + CLOSE_SECONDS
         for keeper in self.keepers:
-            keeper.join(CLOSE_SECONDS)
+            keeper.join(max(0.0, give_up - time.monotonic()))
         self.cluster.close()
 
     def _keep(self, number: int) -> None:
@@ -150,7 +155,9 @@ class RayFleet(Fleet):
                 run = actor.run.remote()
                 with connect(address, key) as connection:
                     met, pause = True, AGAIN_SECONDS
-                    self._talk(number, connection)
+                    self.connections[number] = connection
+                    if not self.closing.is_set():  # `close` looked at the connections before this one was there
+                        self._talk(number, connection)
                 if self.closing.is_set():
                     return
                 ray.get(run, timeout=self.hang_seconds)  # raises what has ended the process, if it has ended

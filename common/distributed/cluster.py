@@ -18,7 +18,7 @@ import atexit
 import math
 import secrets
 import threading
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import ray
@@ -34,7 +34,8 @@ JOIN_SECONDS = 15.0  # for this process to join that Ray
 PLACE_SECONDS = 12.0  # for all workers to get their GPUs and cores
 LOOK_SECONDS = 2.0  # from one look at the head to the next
 SILENCE_SECONDS = 10.0  # a head that does not answer for this long counts as lost
-CLOSE_SECONDS = 10.0  # for Ray to end by itself
+OWN_SECONDS = 3.0  # for a Ray of our own to end by itself, before its processes are killed
+CLOSE_SECONDS = 10.0  # for this process to leave Ray; if the head is gone, Ray waits for it for 5
 OWN_CORES = 0.01  # that a worker reserves in a Ray of our own: any number of workers share this machine's cores
 
 
@@ -59,7 +60,7 @@ class Cluster:
         self.failure: str | None = None  # a sentence, once Ray is lost
         self._token = secrets.token_hex(32)  # of a Ray of our own
         self._group: PlacementGroup | None = None
-        self._closing = threading.Event()
+        self._closing: Future[None] = Future()
         self._joined: Future[None] = Future()
         self._thread = threading.Thread(target=self._hold, args=(address,), name="ray", daemon=True)
         atexit.register(self.close)  # before Ray's own, which was registered earlier
@@ -104,13 +105,15 @@ class Cluster:
     def close(self) -> None:
         """Leave the cluster, which ends the workers, and end all processes of a Ray of our own. Idempotent."""
         atexit.unregister(self.close)
-        if self._closing.is_set():
+        if self._closing.done():
             return
-        self._closing.set()
+        self._closing.set_result(None)
         if self._joined.done():
-            self._thread.join(CLOSE_SECONDS)
+            self._thread.join(OWN_SECONDS if self.mine else CLOSE_SECONDS)
         if self.mine:
             end_processes(self._token)  # without the head, workers would run for another minute
+            if self._joined.done():
+                self._thread.join(CLOSE_SECONDS)
 
     def _hold(self, address: str | None) -> None:
         """Join Ray and wait for `close`: Ray's processes end with the thread that runs this method."""
@@ -126,7 +129,7 @@ class Cluster:
             return
         self._joined.set_result(None)
         self._watch()
-        self._closing.wait()
+        wait([self._closing])
         ray.shutdown()  # ends what this process has reserved and started in a running Ray, too
 
     def _wait_until_joined(self, address: str | None) -> None:
@@ -163,12 +166,12 @@ class Cluster:
 
     def _watch(self) -> None:
         """Look at the head until it is lost, or `close` is called. Each look has a thread: it may block for ever."""
-        while not self._closing.wait(LOOK_SECONDS):
+        while not wait([self._closing], LOOK_SECONDS).done:
             looking, _ = start(self._look)
             for _ in range(2):  # after a pause of the whole process, the first wait ends at once
-                wait([looking], SILENCE_SECONDS / 2)
+                wait([looking, self._closing], SILENCE_SECONDS / 2, FIRST_COMPLETED)
             error = looking.exception() if looking.done() else f"no answer for {SILENCE_SECONDS:.0f} seconds"
-            if error and not self._closing.is_set():
+            if error and not self._closing.done():
                 self.failure = f"Ray's head at {self._head} is lost: {error}"
                 return
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from rich.console import Console
 from rich.markup import escape
@@ -50,12 +51,11 @@ def check_against_reference(loaded: Loaded, requests: Sequence[Request]) -> None
     for request in requests:
         expected = reference.generate(request.prompt_token_ids, len(request.token_ids))
         if request.token_ids != expected:
-            same = next(
-                i for i, pair in enumerate(zip(request.token_ids, expected, strict=False)) if len(set(pair)) > 1
-            )
+            pairs = enumerate(zip_longest(request.token_ids, expected, fillvalue="the end"), 1)
+            place, (ours, theirs) = next(pair for pair in pairs if len(set(pair[1])) > 1)
             console.print(
-                f"  [red]✗ output token {same + 1} of {request.request_id} is {request.token_ids[same]}, "
-                f"but transformers' generate gives {expected[same]}[/red]"
+                f"  [red]✗ output token {place} of {request.request_id} is {ours}, "
+                f"but transformers' generate gives {theirs}[/red]"
             )
             return
     console.print(f"  [green]✓ all {tokens} greedy tokens are those of transformers' generate[/green]")

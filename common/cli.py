@@ -9,6 +9,7 @@ import argparse
 import importlib
 import inspect
 import os
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,8 @@ def run_stage(
         more_arguments(parser)
     args = parser.parse_args()
     try:
+        if args.serve:
+            check_address(args.host, args.port)
         engine_class = load_stage_module(stage, "engine").Engine
         print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
         loaded, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
@@ -122,6 +125,16 @@ def run_stage(
         sys.exit(f"error: {message or error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise ValueError if no server can listen there: before the model loads, and not after."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, os.name != "nt")
+        try:
+            one.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"cannot listen on {host}:{port} ({error}): give another --port or --host") from error
 
 
 def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Namespace) -> tuple[Loaded, BaseEngine]:

@@ -78,10 +78,10 @@ def say_compiling() -> None:
 class Compilation(event.Listener):
     """Tell the user of the first kernel that is compiled: one that is loaded from disk is no such event."""
 
-    def on_start(self, event: event.Event) -> None:
+    def on_start(self, _: event.Event) -> None:
         say_compiling()
 
-    def on_end(self, event: event.Event) -> None:
+    def on_end(self, _: event.Event) -> None:
         pass
 
 

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from common.cli import build_engine, build_parser
+from common.cli import build_engine, build_parser, check_address
 from common.errors import out_of_memory
 from common.loader.device import choose_device
 from common.process import freeze_loaded_objects, run_on_temporary_thread
@@ -52,6 +52,7 @@ def watch(stage: Path, args: argparse.Namespace, keep: Callable[[list[str]], Non
     """Serve one stage until it is told to stop; then `keep` gets what was recorded, if anything."""
     if args.tensor_parallel > 1:
         raise ValueError("watch shows one process: leave out --tensor-parallel")
+    check_address(args.host, args.port)
     engine_class = load_stage_module(stage, "engine").Engine
     print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
     _, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)

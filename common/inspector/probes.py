@@ -19,12 +19,10 @@ class Probes:
 
     def __init__(self, engine: BaseEngine):
         self.engine, self.clock = engine, StepClock(engine)
-        self.attached = False
         self.chunks: list[Any] = []  # of the last step, with their drafts
         self._replaced = ExitStack()
 
     def attach(self) -> None:
-        self.attached = True
         if drafter := getattr(self.engine, "drafter", None):
             self._replaced.enter_context(replaced(drafter, DRAFT_METHOD, self._overheard))
         if self.engine.device.type == "cpu" and not hasattr(self.engine, "handles"):
@@ -32,7 +30,7 @@ class Probes:
 
     def detach(self) -> None:
         self._replaced.close()
-        self.attached, self.chunks = False, []
+        self.chunks = []
 
     def take(self, seconds: float) -> dict[str, Any]:
         """What has been heard since the last call, in a step that took this long; milliseconds for each part."""

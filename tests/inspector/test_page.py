@@ -136,10 +136,10 @@ def test_two_pages_at_once_and_a_closed_one_leaves_nothing_behind(loaded, chromi
             page.has("document.querySelector('.card[data-state=stop]')")
             texts.append(page.text_content(".card .answer"))
         assert texts[0] == texts[1] and texts[0]
-        assert server.watched.feed.readers == 2 and server.watched.probes.attached
+        assert server.watched.feed.readers == 2 and server.watched._watching
         one.close()
         two.close()
-        wait_until(lambda: not server.watched.feed.readers and not server.watched.probes.attached)
+        wait_until(lambda: not server.watched.feed.readers and not server.watched._watching)
         assert (server.engine.model, vars(server.engine).get("run")) == before
         assert not server.watched._ended and not server.watched._known.requests
         assert not server.watched.feed.newcomers()

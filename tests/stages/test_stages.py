@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import socket
 import subprocess
 import sys
 
@@ -153,6 +154,17 @@ def test_mistakes_are_answered_in_a_sentence(monkeypatch, capsys, tmp_path, argu
     status, output, _ = run_main(monkeypatch, capsys, "02_kv_cache", *arguments)
     assert isinstance(status, str), "a string: Python prints it and exits with 1"
     assert status.startswith("error: ") and says in status and "\n" not in status
+    assert output == ""
+
+
+@pytest.mark.parametrize("stage", ["01_naive", "05_paged_attention"])
+def test_a_port_that_is_taken_is_told_before_the_model_loads(monkeypatch, capsys, stage):
+    monkeypatch.setattr("common.cli.load_model", lambda *_, **__: pytest.fail("the model loads"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, output, _ = run_main(monkeypatch, capsys, stage, "--serve", "--port", str(port))
+    assert status.startswith(f"error: cannot listen on 127.0.0.1:{port} (") and "give another --port" in status
+    assert "cannot listen on" in run_main(monkeypatch, capsys, stage, "--serve", "--port", "70000")[0]
     assert output == ""
 
 

@@ -10,7 +10,6 @@ Nothing imports this file before workers="ray" is asked for.
 
 import logging
 import threading
-import time
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -35,7 +34,7 @@ from .worker import CLOSED, LOOK, Worker, collect
 
 START_SECONDS = 600.0  # for a process to start and load its model
 CONNECT_SECONDS = 30.0  # for router and worker to find each other
-CLOSE_SECONDS = 5.0  # for all keepers to notice that their workers have been ended
+CLOSE_SECONDS = 5.0  # for a keeper to notice that its worker has been ended
 AGAIN_SECONDS, MOST_SECONDS = 1.0, 30.0  # from the loss of a worker to the next start, which doubles while starts fail
 
 log = logging.getLogger("router")
@@ -107,8 +106,7 @@ class RayFleet(Fleet):
         self.closing = threading.Event()
         self.inbox: SimpleQueue[tuple[Event, SimpleQueue[Mail] | None]] = SimpleQueue()
         self.outboxes: dict[int, SimpleQueue[Mail]] = {}  # of the lives that the router knows of
-        self.actors: dict[int, Any] = {}
-        self.connections: dict[int, Connection] = {}
+        self.actors, self.connections = {}, {}  # of the workers that have one
         keepers = [partial(self._keep, number) for number in range(len(options))]
         self.keepers = [threading.Thread(target=keep, name="keeper", daemon=True) for keep in keepers]
         for keeper in self.keepers:
@@ -137,9 +135,8 @@ class RayFleet(Fleet):
                 ray.kill(actor)  # which ends what its keeper waits for, unless Ray's head is gone
         for connection in list(self.connections.values()):
             hang_up(connection)
-        give_up = time.monotonic() + CLOSE_SECONDS
         for keeper in self.keepers:
-            keeper.join(max(0.0, give_up - time.monotonic()))
+            keeper.join(CLOSE_SECONDS)
         self.cluster.close()
 
     def _keep(self, number: int) -> None:
@@ -156,8 +153,7 @@ class RayFleet(Fleet):
                 with connect(address, key) as connection:
                     met, pause = True, AGAIN_SECONDS
                     self.connections[number] = connection
-                    if not self.closing.is_set():  # `close` looked at the connections before this one was there
-                        self._talk(number, connection)
+                    self._talk(number, connection)
                 if self.closing.is_set():
                     return
                 ray.get(run, timeout=self.hang_seconds)  # raises what has ended the process, if it has ended
@@ -188,7 +184,7 @@ class RayFleet(Fleet):
         outbox: SimpleQueue[Mail] = SimpleQueue()
         try:
             with on_thread(send_from, outbox, connection, CLOSED):
-                while connection.poll(self.hang_seconds):
+                while not self.closing.is_set() and connection.poll(self.hang_seconds):
                     self.inbox.put((Event(number, connection.recv()), outbox))
                 reason = f"it has been silent for {self.hang_seconds:g} s"
                 raise TimeoutError(reason)

@@ -131,7 +131,9 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("config", ["llama", "llama tied"])
-def test_weights_of_bfloat16_are_in_memory_once(config):
+def test_weights_of_bfloat16_are_in_memory_once(config, monkeypatch):
+    """But for small blocks, which few_tokens.py reads too."""
+    monkeypatch.setattr(few_tokens, "MOST_BYTES", 0)
     model = random_model(CONFIGS[config], dtype=torch.bfloat16)
     before = weight_bytes(model)
     assert weight_bytes(fuse(model, "numba")) == before

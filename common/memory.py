@@ -129,12 +129,7 @@ def pages_that_fit(budget: int, page_size: int, token_bytes: int) -> int:
 
 
 def zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return zeros for keys or values; on a CPU the system provides each page of zeros at its first use.
-
-    Raise ValueError if the shape has room for none.
-    """
-    if 0 in shape:
-        raise ValueError("keys and values have no memory for a single page: give a larger --kv-memory, such as 64M")
+    """Return zeros as `torch.zeros` does; on a CPU the system provides each page of zeros at its first use."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     return torch.from_numpy(numpy.zeros(math.prod(shape) * dtype.itemsize, numpy.uint8)).view(dtype).view(shape)

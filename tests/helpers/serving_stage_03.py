@@ -25,13 +25,20 @@ class SteppingEngine(engine_module.Engine):
         super().__init__(loaded)
         self.failure: BaseException | None = None
         self._permits = threading.Semaphore(0)
+        self._allowed = self._begun = 0  # steps
 
     def allow(self, steps: int = MANY) -> None:
+        self._allowed += steps
         self._permits.release(steps)
+
+    def waits(self) -> bool:
+        """Return whether a step has begun that is not allowed yet: until it is, the engine takes no request."""
+        return self._begun > self._allowed
 
     def step(self):
         if not self.requests:
             return []
+        self._begun += 1
         self._permits.acquire()
         if self.failure is not None:
             raise self.failure

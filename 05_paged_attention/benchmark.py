@@ -72,7 +72,9 @@ TINY = {
 def measure_slots(settings: Settings, sizes: dict) -> Figures:
     loaded, engine_class = settings.load(), load_engine("04_continuous_batching")
     figures = mixed(engine_class(loaded, max_running=sizes["slots"]), sizes)
-    return figures | profile(engine_class, loaded, sizes["batches"], sizes["context"])
+    slot = loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
+    room = max(sizes["batches"]) * slot  # more than by default
+    return figures | profile(engine_class, loaded, sizes["batches"], sizes["context"], kv_memory=room)
 
 
 def measure_pages(settings: Settings, sizes: dict) -> Figures:

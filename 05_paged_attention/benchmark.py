@@ -5,8 +5,8 @@ tokens: stage 04 with the memory of eight slots, this stage with as many bytes o
 static batches. After every step the engine says how many tokens' places are reserved and how many are used. Then the
 same with pages of 1 to 256 tokens; and the time of a step in which 1 to 64 requests decode, by what it is spent on,
 in both stages, and in this one with a backend that gathers the pages first. The floor of a step is the time to read all
-weights and K and V, at the rate at which this machine reads so many bytes over and over, or that of the arithmetic at
-the rate of a large product, where it is longer.
+weights and K and V, at the rate at which this machine reads the same number of bytes again and again, or the time of
+the arithmetic at the rate of a large product, where that is longer.
 
 Expectation. A slot has room for a whole context, so eight slots are eight requests; pages are the budget divided by
 what a request has on average, so more than all 64 fit in. With pages only the rest of the last page is lost, half a

@@ -35,19 +35,21 @@ def choose_token_budget(loaded: Loaded, most: int, max_running: int) -> tuple[in
     if loaded.shard.ranks > 1 or len(sizes) == 1:
         return most, ""
     budget = sizes.pop()
+    pass_seconds(loaded, 1, times=1)  # not measured: the first pass may load or compile kernels, which takes longer
     while sizes and (seconds := pass_seconds(loaded, size := sizes.pop())) <= STEP_SECONDS:
         budget = size
     return budget, f"token_budget={budget} (a pass of {size} tokens takes {1e3 * seconds:.0f} ms)"
 
 
 @torch.inference_mode()
-def pass_seconds(loaded: Loaded, tokens: int) -> float:
+def pass_seconds(loaded: Loaded, tokens: int, times: int = TIMES) -> float:
     """Return the seconds of a pass over this many tokens without attention; stop measuring once the answer is clear.
 
-    They are this thread's processor time, in which the pauses that other programs cause do not count.
+    times: how many passes, at most. The seconds are this thread's processor time, in which the pauses that other
+    programs cause do not count.
     """
     ids, fastest = torch.zeros(tokens, dtype=torch.int64), math.inf
-    for _ in range(TIMES):
+    for _ in range(times):
         start = time.thread_time()
         loaded.model(ids, ids, lambda layer, q, k, v: q)
         fastest = min(fastest, time.thread_time() - start)

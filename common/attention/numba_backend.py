@@ -68,7 +68,7 @@ class NumbaAttention(TorchAttention):
     def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: Plan) -> Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
         if len(plan.seen):
-            if plan.numbers >= FEW_NUMBERS:  # fused kernels of a step with few tokens have set it to one
+            if plan.numbers >= FEW_NUMBERS:  # fewer do not pay for the call: the fused kernels' number stays
                 use_threads(plan.numbers)
             addresses = (tensor.data_ptr() for tensor in (q, k_pages, v_pages, out))
             self.kernel(

@@ -213,7 +213,7 @@ def deferred_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-    if pending:
+    if pending and callable(handler):  # SIG_IGN is not
         handler(*pending[0])
 
 

@@ -9,8 +9,8 @@ the activations from memory and back. Here they are four launches of three kerne
                     pages, it also writes them there
     silu_mul        silu(gate) * up
 
-`triton_kernels.py` has them for CUDA, `numba_kernels.py` for the CPU; there a step with few tokens has its products in
-such calls too, two for each block (`few_tokens.py`). Modules and parameters are those of the plain
+`triton_kernels.py` has them for CUDA, `numba_kernels.py` for the CPU; there a small model's step with few tokens has
+its products in such calls too, two for each block (`few_tokens.py`). Modules and parameters are those of the plain
 model; only `forward` differs. The products stay with PyTorch's library, which is hard to beat; for bfloat16 on a CPU
 `packed.py` gives it the weights in the layout that it would otherwise make in each call.
 

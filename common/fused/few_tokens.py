@@ -17,7 +17,7 @@ MOST_BYTES = 2**26
 
 
 class FewTokens:
-    """One block's kernels, which read its weights as they are, row by row."""
+    """One block's kernels, which read its weights row by row. (loader/weights.py stores some column by column.)"""
 
     def __init__(self, block: Block):
         attention, mlp = block.attention, block.mlp

@@ -72,7 +72,7 @@ launch_threads()  # here, before a kernel is loaded, which would do it
 
 @lru_cache
 def say_compiling() -> None:
-    print("compiling kernels for this processor (some seconds, once on a machine)", file=sys.stderr, flush=True)
+    print("compiling kernels for this processor (a few seconds, once on a machine)", file=sys.stderr, flush=True)
 
 
 class Compilation(event.Listener):
@@ -119,7 +119,12 @@ def pointer(typing_context, address):
 
 @njit
 def array(address, shape, number):
-    """Return the contiguous tensor at this address, of numbers of this type (float32, or uint16 for bfloat16)."""
+    """Return the contiguous tensor at this address, of numbers of this type (float32, or uint16 for bfloat16).
+
+    numba takes it for new memory, and removes writes to it in a `prange` loop that nothing seems to read: `out[i] = x`
+    with the loop's own index, unless code behind it uses `out`; `out[i, j] = x`, unless the loop or code behind it uses
+    `out`, as `narrow(x, out[i, j])` does. What a function writes that gets `out` stays.
+    """
     return carray(pointer(address), shape, number)
 
 

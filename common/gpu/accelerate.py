@@ -53,7 +53,9 @@ def make_on_current_device(
         options["token_budget"], note = choose_token_budget(loaded, parameters["token_budget"].default, max_running)
     made = overlapped(engine_class) if overlap else engine_class
     if "graphs" in parameters:  # it has workers, and each makes its own
-        return made(loaded, graphs=graphs, **options)
+        engine = made(loaded, graphs=graphs, **options)
+        engine.startup_notes += f", {note}" * bool(note)
+        return engine
     if graphs is not False and on_gpu and "page_size" in parameters:
         most = options.get("max_running", parameters["max_running"].default)
         most = max(most, VERIFIED) if "draft" in parameters else most

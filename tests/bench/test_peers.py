@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -44,6 +45,25 @@ def test_what_a_process_started_ends_with_it():
     child.stdout.read()  # until the last that holds the pipe has ended
     state = subprocess.run(["ps", "-o", "stat=", "-p", str(started)], capture_output=True, text=True).stdout.strip()
     assert state[:1] in ("", "Z")
+
+
+def test_control_c_while_a_process_starts_ends_it(monkeypatch):
+    started = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+    try:
+        with pytest.raises(KeyboardInterrupt), peers.process(["sleep", "30"]):
+            pytest.fail("Ctrl-C is lost")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert started[0].returncode is not None
 
 
 def test_both_engines_get_the_same_requests_and_none_twice(monkeypatch):

@@ -38,14 +38,19 @@ def test_the_budget_is_the_largest_that_fits_into_the_objective(passes, fits, ex
 
 
 def test_one_disturbed_pass_does_not_decide(passes):
-    passes.per_token, passes.late = STEP_SECONDS / 300, [STEP_SECONDS, STEP_SECONDS]
+    passes.per_token, passes.late = STEP_SECONDS / 300, [STEP_SECONDS] * 3  # one where nothing is measured, and two
+    assert choose_token_budget(passes.loaded, 256, 64)[0] == 256
+
+
+def test_kernels_that_the_first_pass_compiles_do_not_decide(passes):
+    passes.per_token, passes.late = STEP_SECONDS / 300, [10.0]
     assert choose_token_budget(passes.loaded, 256, 64)[0] == 256
 
 
 def test_a_hopeless_pass_is_measured_once(passes):
     passes.per_token = STEP_SECONDS
     assert choose_token_budget(passes.loaded, 256, 64)[0] == LEAST
-    assert len(passes.sizes) == 1
+    assert passes.sizes == [1, 2 * LEAST]
 
 
 @pytest.mark.parametrize(("max_running", "expected"), [(1, LEAST), (65, 128), (129, 256), (300, 256)])
@@ -68,3 +73,10 @@ def test_the_engine_has_that_budget_and_says_so(loaded, monkeypatch, stage):
     assert make_engine(load_engine(stage), loaded, token_budget=100).scheduler.token_budget == 100
     default = inspect.signature(load_engine(stage)).parameters["token_budget"].default
     assert load_engine(stage)(loaded).scheduler.token_budget == default, "without make_engine, nothing is measured"
+
+
+def test_a_router_says_so_too(loaded, monkeypatch):
+    monkeypatch.setattr(token_budget, "STEP_SECONDS", 0.0)
+    engine = make_engine(load_engine("08"), loaded)
+    assert engine.startup_notes.count(f"token_budget={LEAST} (") == 1
+    engine.close()

@@ -28,7 +28,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     import nbformat
     from nbclient import NotebookClient
 
-    left_out = shutil.ignore_patterns(".git", ".venv", "results", "*.pyc", ".*_cache", ".hypothesis")
+    left_out = shutil.ignore_patterns(".git", ".venv", "results", "__pycache__", ".*_cache", ".hypothesis")
     course = shutil.copytree(ROOT, tmp_path / "course", ignore=left_out)
     monkeypatch.setenv("NOTEBOOK_TINY", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

@@ -109,9 +109,9 @@ class Peer:
 @contextmanager
 def process(command: list, environment: dict | None = None, **files: Any) -> Iterator[subprocess.Popen]:
     """Give a process in a group of its own; when the block ends, end it and all that it started."""
-    with deferred_interrupt():
-        child = subprocess.Popen(command, start_new_session=True, cwd=ROOT, env=environment, **files)
     try:
+        with deferred_interrupt():  # inside of `try`: at its end a delayed Ctrl-C is raised
+            child = subprocess.Popen(command, start_new_session=True, cwd=ROOT, env=environment, **files)
         yield child
     finally:
         child.terminate()

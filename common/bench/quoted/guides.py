@@ -43,7 +43,7 @@ def added_lines() -> list[Passage]:
         new = [change.added for change in changes if change.kind == "new"]
         changed = [change for change in changes if change.kind == "changed"]
         counts = len(new), sum(new), sum(each.added for each in changed), sum(each.removed for each in changed)
-        rows.append(Quote(f"| {stage.name[:2]} | {{}} with {{}} lines | +{{}} -{{}} |", *counts))
+        rows.append(Quote(f"| {stage.name[:2]} | {{}} with {{:,}} lines | +{{:,}} -{{:,}} |", *counts))
     return rows
 
 

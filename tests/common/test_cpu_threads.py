@@ -19,6 +19,7 @@ import torch
 from common.attention import PagedBatch, choose_attention
 from common.fused import numba_kernels, rotation
 from common.fused.numba_basics import FEW_NUMBERS, use_threads
+from common.loader import load_model
 
 def run(dtype):
     torch.manual_seed(0)
@@ -34,6 +35,8 @@ def run(dtype):
     tables = [[i % 7, 8, 7] for i in range(33)]
     batch = PagedBatch.pack([1] * 33, [5 + i for i in range(33)], tables, torch.arange(33), 16)
     yield attention.attend(q, *pages, attention.prepare(batch))
+    token_ids = torch.arange(4)  # few enough for products in kernels
+    yield load_model(device="cpu", dtype=str(dtype)[6:]).model(token_ids, token_ids, lambda layer, q, k, v: q)
 """
 
 
@@ -55,7 +58,7 @@ for dtype in (torch.float32, torch.bfloat16):
         use_threads(FEW_NUMBERS)
         assert numba.get_num_threads() == torch.get_num_threads() == count
         results.append(list(run(dtype)))
-    assert all(torch.equal(one, two) for one, two in zip(*results)) and len(results[0]) == 5
+    assert all(torch.equal(one, two) for one, two in zip(*results)) and len(results[0]) == 6
 print("the same")
 """
     return run_python(KERNELS + program, threads=2)

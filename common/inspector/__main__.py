@@ -88,12 +88,12 @@ def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
         command += ["--port", str(other_port), "--controlled-by", page_origin, "--allow-origin", page_origin]
         command += ["--steps-per-second", str(args.steps_per_second or 0)]
         command += ["--record", os.devnull, "--lines", str(lines)] if args.record else []
-        other = subprocess.Popen(command, cwd=ROOT, start_new_session=True)  # Ctrl-C is for us, and we tell it
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and SIGTERM, while we load our model
         args.steps_per_second = args.steps_per_second or 0.0
         args.beside = [f"http://{args.host}:{other_port}"]
         recorded: list[list[str]] = []
+        other = subprocess.Popen(command, cwd=ROOT, start_new_session=True)  # Ctrl-C is for us, and we tell it
         try:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # while we load our model, too
             watch(first, args, recorded.append)
         finally:
             other.terminate()

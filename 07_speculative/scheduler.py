@@ -115,7 +115,8 @@ class Scheduler:
                 chunks.append(self._chunk(sequence, 1))
         budget = self.token_budget - len(chunks)
         # NEW in 07: each has its token before any has draft tokens; beside prompts these get half of what is left.
-        most = budget // 2 if self.waiting or len(chunks) < len(self.running) else budget
+        prompts = len(chunks) < len(self.running) or (self.waiting and len(self.running) < self.max_running)
+        most = budget // 2 if prompts else budget
         counts = self.speculation.counts([chunk.sequence for chunk in chunks])
         for chunk, count in zip(chunks, counts, strict=True):
             chunk.room = self._make_room(chunk.sequence, min(count, most))

@@ -110,14 +110,14 @@ def test_what_is_not_there_is_said(root, arguments, says):
 # ---- Planted and caught ----
 
 
-def test_a_fault_is_caught_until_it_is_mended(capsys, root):
-    """One in common/, and one in a stage. Each pytest is a process of seconds: what is mended is tested once."""
-    for number in (4, 46):
-        bug.main([str(number)], root)
-        capsys.readouterr()
-        assert bug.main([str(number), "--mended"], root) == 1
-        assert capsys.readouterr().out == "Something is still wrong.\n"
-    file = by_number[46].file
-    (root / "my" / "bug_46" / file).write_text((course.ROOT / file).read_text(encoding="utf-8"), encoding="utf-8")
-    assert bug.main(["46", "--mended"], root) == 0
+@pytest.mark.parametrize("number", [4, 22], ids=["common", "stage"])
+def test_a_fault_is_caught_until_it_is_mended(capsys, root, number):
+    fault = by_number[number]
+    bug.main([str(number)], root)
+    capsys.readouterr()
+    assert bug.main([str(number), "--mended"], root) == 1
+    assert capsys.readouterr().out == "Something is still wrong.\n"
+    mine = root / "my" / f"bug_{number:02}" / fault.file
+    mine.write_text((course.ROOT / fault.file).read_text(encoding="utf-8"), encoding="utf-8")
+    assert bug.main([str(number), "--mended"], root) == 0
     assert capsys.readouterr().out.startswith("Mended.")

@@ -122,7 +122,8 @@ def test_what_is_said_to_be_known_is_so():
     assert share == pytest.approx(45, rel=0.05) and "1/45" in known["04", "throughput"] + known["04", "gap"]
     assert batching["rows_per_output_token"]["median"] == pytest.approx([2] * 6, abs=0.1)
     paged = committed("05")["sides"]["05_paged_attention"]["step_total_ms"]["median"]
-    assert (paged[1] + 2 * paged[2]) / 3 == pytest.approx(9, abs=0.5), "with 24 requests, between 8 and 32"
+    at_24 = (paged[1] + 2 * paged[2]) / 3  # between those of 8 and 32
+    assert f"takes {paged[0]:.0f} ms, and one with 24 takes about {at_24:.0f}" in " ".join(known.values())
     drafting = {name: figure["median"] for name, figure in committed("07")["sides"]["07_speculative"].items()}
     assert drafting["curve_acceptance"][1] == pytest.approx(80, abs=2) and "80 percent" in known["07", "tokens"]
     found = Found({}, {"07_speculative": drafting}, CONFIG, torch.float32)

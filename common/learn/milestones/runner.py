@@ -2,6 +2,7 @@
 
 import faulthandler
 import importlib
+import linecache
 import logging
 import multiprocessing
 import re
@@ -97,6 +98,6 @@ def interrupted(folder: Path, milestone: Milestone, stacks: str, code: int | Non
         return Outcome(f"the process ended in the middle, with exit status {code}")
     for file, line, function in re.findall(r'File "(.+)", line (\d+) in (\w+)', stacks):
         if Path(file).parent == folder:
-            text = Path(file).read_text(encoding="utf-8").splitlines()[int(line) - 1].strip()
+            text = linecache.getline(file, int(line)).strip()  # "" where the stack names no line of the file
             return Outcome(f"it ran for {milestone.seconds} s without an end", place(file, int(line), function, text))
     return Outcome(f"it ran for {milestone.seconds} s without an end, waiting for what never came")

@@ -23,6 +23,7 @@ from .torch_backend import Part, TorchAttention
 # A request with more new tokens than this is a prompt: then many tokens look at the same K and V, and copying them
 # once for all is cheaper than reading them for each.
 FEW = 9
+MANY_ROWS = 4  # from here on threads share rows, and below the heads of a row, too
 
 
 class Plan(NamedTuple):
@@ -96,42 +97,47 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
         q, out = array(q_at, (rows, q_stride), number), array(out_at, (rows, q_heads, head_dim), number)
         k_pages = array(k_at, (pages, page_size, heads, head_dim), number)
         v_pages = array(v_at, (pages, page_size, heads, head_dim), number)
-        for item in prange(rows * heads):
-            row, head = item // heads, item % heads
+        # An item is one or all K/V heads of a row. All: pages lie in memory token by token, and memory is fastest when it
+        # is read in order. One: a step with few rows has work for every thread.
+        each = heads if rows >= MANY_ROWS else 1
+        for item in prange(rows * heads // each):
+            row, first = item * each // heads, item * each % heads
             table, length = page_tables[requests[row]], seen[row]
-            query = numpy.empty((groups, head_dim), numpy.float32)
-            for g in range(groups):
+            query = numpy.empty((each * groups, head_dim), numpy.float32)
+            for g in range(each * groups):
                 for d in range(head_dim):
-                    query[g, d] = widen(q[row, (head * groups + g) * head_dim + d]) * scale
-            scores = numpy.empty((groups, length), numpy.float32)
+                    query[g, d] = widen(q[row, (first * groups + g) * head_dim + d]) * scale
+            scores = numpy.empty((each * groups, length), numpy.float32)
             for start in range(0, length, page_size):
                 page = k_pages[table[start // page_size]]
                 for i in range(min(page_size, length - start)):
-                    k = page[i, head]
-                    for g in range(groups):
-                        score = f4(0)
-                        for d in range(head_dim):
-                            score += query[g, d] * widen(k[d])
-                        scores[g, start + i] = score
-            for g in range(groups):
+                    for head in range(each):
+                        k = page[i, first + head]
+                        for g in range(head * groups, (head + 1) * groups):
+                            score = f4(0)
+                            for d in range(head_dim):
+                                score += query[g, d] * widen(k[d])
+                            scores[g, start + i] = score
+            for g in range(each * groups):
                 highest, total = scores[g].max(), f4(0)
                 for n in range(length):
                     scores[g, n] = exp(scores[g, n] - highest)
                     total += scores[g, n]
                 for n in range(length):
                     scores[g, n] /= total
-            result = numpy.zeros((groups, head_dim), numpy.float32)
+            result = numpy.zeros((each * groups, head_dim), numpy.float32)
             for start in range(0, length, page_size):
                 page = v_pages[table[start // page_size]]
                 for i in range(min(page_size, length - start)):
-                    v = page[i, head]
-                    for g in range(groups):
-                        weight = scores[g, start + i]
-                        for d in range(head_dim):
-                            result[g, d] += weight * widen(v[d])
-            for g in range(groups):
+                    for head in range(each):
+                        v = page[i, first + head]
+                        for g in range(head * groups, (head + 1) * groups):
+                            weight = scores[g, start + i]
+                            for d in range(head_dim):
+                                result[g, d] += weight * widen(v[d])
+            for g in range(each * groups):
                 for d in range(head_dim):
-                    out[row, head * groups + g, d] = narrow(result[g, d], out[row, head, d])
+                    out[row, first * groups + g, d] = narrow(result[g, d], out[row, first, d])
 
     return decode
 

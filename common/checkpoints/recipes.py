@@ -20,7 +20,7 @@ class Phase:
     tokens_per_step: int = 2048  # or one row, if that is longer
     # (up to which share of the steps, tokens in a row)
     row_lengths: tuple[tuple[float, int], ...] = ((0.25, 256), (0.6, 512), (0.96, 1024), (1.0, CONTEXT_LENGTH))
-    broad: bool = False  # documents of the BROAD mix; the loss counts only what the model itself has to say
+    mix: str = "known"  # of documents, by its name in the corpus; except of the first, the model's own words count only
     teacher: str | None = None  # learn this checkpoint's distribution over the next token instead of the token
     # Without a norm on Q and K, larger steps saturate attention: softmax becomes one-hot and stops learning.
     muon_lr: float = 0.002
@@ -49,13 +49,15 @@ CONFIGS = {
     "draft": bundled_config(layers=2, hidden=128, heads=2, kv_heads=1, mlp=344),
 }
 BROAD_ROWS = ((0.2, 256), (0.55, 512), (0.93, 1024), (1.0, CONTEXT_LENGTH))
+COPIES_ROWS = ((0.95, 512), (1.0, 1024))
 PHASES = {
     "target": (
         Phase(steps=6400),
-        Phase(steps=6000, row_lengths=BROAD_ROWS, broad=True, muon_lr=0.0015, adam_lr=0.0015),
+        Phase(steps=6000, row_lengths=BROAD_ROWS, mix="broad", muon_lr=0.0015, adam_lr=0.0015),
+        Phase(steps=3000, row_lengths=COPIES_ROWS, mix="copies", muon_lr=0.0008, adam_lr=0.0008),
     ),
     "draft": (
         Phase(steps=4000),
-        Phase(steps=4000, row_lengths=BROAD_ROWS, broad=True, teacher="target", muon_lr=0.001, adam_lr=0.001),
+        Phase(steps=4000, row_lengths=BROAD_ROWS, mix="copies", teacher="target", muon_lr=0.001, adam_lr=0.001),
     ),
 }

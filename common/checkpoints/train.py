@@ -29,7 +29,7 @@ from transformers import AutoTokenizer, LlamaConfig
 from common.loader import load_model
 from common.model import Transformer
 
-from .corpus import BROAD, KINDS
+from .corpus import MIXES
 from .packing import Speakers, packed_rows
 from .recipes import CONFIGS, PHASES, Phase
 from .tokenizer import END_OF_TEXT, FOLDER, MESSAGE_END, PADDING
@@ -84,7 +84,7 @@ class Training:
         self.snapshot_file = work / f"{name}-{number}.pt"
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.speakers = Speakers(self.tokenizer)
-        self.mix = BROAD if self.phase.broad else KINDS
+        self.mix = MIXES[self.phase.mix]
         teacher = self.phase.teacher and load_model(str(folder.parent / self.phase.teacher), device="cpu", fused=False)
         self.teacher = teacher.model if teacher else None
         torch.manual_seed(self.phase.seed)
@@ -141,7 +141,7 @@ class Training:
 
     def loss(self, rows: list[list[int]], teacher: Transformer | None = None) -> Tensor:
         batch = torch.tensor(rows)
-        own = self.speakers.own(batch) if self.phase.broad else torch.ones_like(batch, dtype=torch.bool)
+        own = torch.ones_like(batch, dtype=torch.bool) if self.phase.mix == "known" else self.speakers.own(batch)
         return loss_on(self.model, batch, own, teacher)
 
     def train(self, snapshot_every: int) -> None:
@@ -238,7 +238,7 @@ class Training:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=PHASES)
-    parser.add_argument("--phase", type=int, default=1, choices=(1, 2))
+    parser.add_argument("--phase", type=int, default=1, choices=(1, 2, 3))
     parser.add_argument("--folder", type=Path, help="the checkpoint: tokenizer, weights to go on from, and the result")
     parser.add_argument("--work", type=Path, default=FOLDER / "work", help="where the snapshots go")
     parser.add_argument("--snapshot-every", type=int, default=200, metavar="STEPS")

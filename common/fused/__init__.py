@@ -143,7 +143,7 @@ def fuse(model: Transformer, name: str = "triton") -> FusedTransformer:
     if name == "numba":
         from .few_tokens import few_tokens  # needs numba
 
-        fused.few, fused.most_few = few_tokens(model), fused.kernels.MOST_TOKENS[model.norm.weight.dtype]
+        fused.few, fused.most_few = few_tokens(model), fused.kernels.MOST_TOKENS
         pack_linears(fused)
     return fused
 

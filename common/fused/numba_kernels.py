@@ -23,8 +23,8 @@ from .rotation import HeadRotation
 ATTENTION = "numba"  # the backend that takes `Unwritten`
 THREADS = TorchThreads()
 # Tokens of a step whose products are in kernels, too (few_tokens.py). Measured with the bundled model on an AMD EPYC of
-# the fourth generation: with twice as many the library's products are faster.
-MOST_TOKENS = {torch.float32: 8, torch.bfloat16: 4}
+# the fourth generation: with twice as many the library's products are faster, at least with one thread.
+MOST_TOKENS = 8
 
 
 @njit(fastmath=FAST, error_model="numpy")
@@ -203,7 +203,7 @@ def on_device(residual: Tensor) -> AbstractContextManager:
     """Choose how many threads this step uses."""
     THREADS.adapt()
     rows, size = residual.shape
-    use_threads(size * size if rows <= MOST_TOKENS[residual.dtype] else rows * size)  # the products are in the kernels
+    use_threads(size * size if rows <= MOST_TOKENS else rows * size)  # the products are in the kernels
     return nullcontext()
 
 

@@ -3,8 +3,9 @@
 A document is raw text or a chat. It depends on its number, on the seed and on the mix of kinds only, so training can
 stop and go on at any document. The trainer adds the end-of-text token between documents.
 
-There are two mixes. KINDS is what the model learns first, and what the tokenizer is made of. BROAD adds what strangers
-type: texts without any meaning to copy, passages in other words, questions without an answer, other languages.
+There are three mixes. "known" is what the model learns first, and what the tokenizer is made of. "broad" adds what
+strangers type: texts without any meaning to copy, passages in other words, questions without an answer, other
+languages. "copies" adds words made of the tokenizer's own pieces, the hardest to copy.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from random import Random
 from . import arithmetic, copying, facts, languages, lists, passages, reading, smalltalk, stories, terms, unknown
 from .render import chat, dialogue
 
-__all__ = ["BROAD", "KINDS", "chat", "document"]
+__all__ = ["BROAD", "COPIES", "KINDS", "MIXES", "chat", "document"]
 
 # kind: (its weight among the documents, what writes it)
 Mix = dict[str, tuple[float, Callable[[Random], str]]]
@@ -64,6 +65,8 @@ BROAD: Mix = KINDS | {
     "unknown_chat": (20, unknown.talk),
     "languages_chat": (6, languages.talk),
 }
+COPIES: Mix = BROAD | {"pieces_chat": (70, copying.talk_of_pieces), "lists_chat": (16, lists.talk)}
+MIXES = {"known": KINDS, "broad": BROAD, "copies": COPIES}
 
 
 def document(index: int, seed: int | str, mix: Mix = KINDS) -> str:

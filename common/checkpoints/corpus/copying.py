@@ -5,7 +5,10 @@ Words come from the other modules, from pieces of their words, from syllables an
 token of the vocabulary is copied now and then, in any company.
 """
 
+import json
 import re
+from functools import cache
+from pathlib import Path
 from random import Random
 
 from . import facts, languages, lists, stories, terms
@@ -132,6 +135,23 @@ def words(rng: Random, count: int) -> list[str]:
     return [source(rng) for source in rng.choices(_SOURCES, weights, k=count)]
 
 
+@cache
+def vocabulary() -> list[str]:
+    """The tokens that consist of letters. The tokenizer is made of KINDS, which has none of the texts that follow."""
+    tokens = json.loads((Path(__file__).parents[1] / "target" / "tokenizer.json").read_text())["model"]["vocab"]
+    return sorted({token.removeprefix("Ġ") for token in tokens if re.fullmatch("Ġ?[A-Za-z]+", token)})
+
+
+def pieces(rng: Random) -> str:
+    """Words of one to three tokens from a small pool, as words that the tokenizer does not know consist of pieces.
+
+    Each piece has a usual successor, which is wrong here, and stands in several places, so that it takes two pieces to
+    find the place. 5 to 60 words.
+    """
+    pool = rng.sample(vocabulary(), rng.randint(8, 120))
+    return " ".join("".join(rng.choices(pool, k=rng.choice((1, 2, 2, 3)))) for _ in range(rng.randint(5, 60)))
+
+
 def _size(rng: Random, most: int = LONGEST) -> int:
     """1 to `most`; half of the texts have at most the square root of that, where they are as long as a question."""
     return round(most ** rng.random()) if rng.random() < 0.5 else rng.randint(1, most)
@@ -200,3 +220,8 @@ def raw(rng: Random) -> str:
 
 def talk(rng: Random) -> str:
     return dialogue(rng, *(turn for _ in range(rng.choice((1, 1, 1, 2, 3))) for turn in exchange(rng)))
+
+
+def talk_of_pieces(rng: Random) -> str:
+    copied = pieces(rng)
+    return dialogue(rng, rng.choice(REQUESTS).format(copied), copied)

@@ -8,14 +8,13 @@ a pause after each that leaves most of the time to other work.
 import asyncio
 import json
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from common.sampling import TokenLogprobs
 
 SLICE = 32  # tokens
 PAUSE = 0.002  # seconds, several times as long as a slice takes
-dump = partial(json.dumps, separators=(",", ":"), allow_nan=False)
+dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # one for all: making one takes longer than using
 
 
 async def sliced_logprobs(
@@ -33,6 +32,8 @@ async def sliced_logprobs(
 
 async def sliced_json(answer: dict[str, Any]) -> str:
     """Return the JSON of an answer or a chunk, whose choices may have any number of log-probabilities."""
+    if all(choice["logprobs"] is None for choice in answer["choices"]):
+        return dump(answer)  # 4 us, where field by field takes 30: each token of each client is such a chunk
     choices = []
     for choice in answer["choices"]:
         fields = {name: dump(value) for name, value in choice.items() if name != "logprobs"}

@@ -27,11 +27,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..attention.triton_backend import why_not_triton
 from ..model import Attend, Block, Transformer
-from .packed import pack_linears
+from .packed import pack_linears, padded
 from .rotation import Unwritten, norm_rotate
 
 if TYPE_CHECKING:
@@ -53,16 +54,19 @@ class FusedTransformer(Transformer):
     kernels: ModuleType  # triton_kernels or numba_kernels
     few: Iterable["FewTokens | None"] = NO_BLOCKS  # each block's kernels for few tokens (few_tokens.py)
     most_few = 0  # tokens that they take
+    pads = False  # whether products get rows that are no tokens (packed.py)
 
     @torch.no_grad()
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """As `Transformer.forward`."""
-        x, residual = None, self.embedding(token_ids)  # [N, hidden_size]
+        count = len(token_ids)
+        rows = padded(count) if self.pads and count > self.most_few else count
+        x, residual = None, self.embedding(filled_up(token_ids, rows))  # [rows, hidden_size]
         with self.kernels.on_device(residual):
             few_tokens = self.few if len(residual) <= self.most_few else NO_BLOCKS
             for block, few in zip(self.blocks, few_tokens, strict=False):
                 x = fused_block(self.kernels, block, x, residual, positions, self.cos, self.sin, attend, few)
-            return self.kernels.add_norm(x, residual, self.norm.weight, self.norm.eps)
+            return self.kernels.add_norm(x, residual, self.norm.weight, self.norm.eps)[:count]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `Transformer.logits`; on CUDA in the model's own type: the same numbers in half of the bytes."""
@@ -81,9 +85,10 @@ def fused_block(
     attend: Attend,
     few: "FewTokens | None" = None,
 ) -> Tensor:
-    """Run one block; return `[N, hidden_size]`, which the next block or norm adds to the residual, as its x.
+    """Run one block; return `[rows, hidden_size]`, which the next block or norm adds to the residual, as its x.
 
-    x: what the block before returned, None for the first; it is added to `residual[N, hidden_size]`, in place.
+    x: what the block before returned, None for the first; it is added to `residual[rows, hidden_size]`, in place. Only
+    the first N rows are tokens, at `positions[N]`: those that attend.
     few: the block's own kernels, where the step has few tokens.
     """
     attention, mlp, q_norm, k_norm = block.attention, block.mlp, block.attention.q_norm, block.attention.k_norm
@@ -91,6 +96,7 @@ def fused_block(
         qkv = few.before(x, residual)
     else:
         qkv = attention.qkv(kernels.add_norm(x, residual, block.attention_norm.weight, block.attention_norm.eps))
+    qkv = qkv[: len(positions)]
     norms = (q_norm.weight, k_norm.weight, q_norm.eps) if q_norm is not None else (None, None, 0.0)
     rotation = kernels.Rotation(positions, cos, sin, *norms, attention.num_heads, attention.num_kv_heads)
     if writes_unwritten(attend, kernels):
@@ -101,9 +107,14 @@ def fused_block(
     attended = attend(attention.layer, q, k, v)  # [N, H, D]
     if few is not None:
         return few.after(attended, residual)
-    x = attention.output(attended.reshape(len(residual), -1))
+    x = attention.output(filled_up(attended.reshape(len(positions), -1), len(residual)))
     x = kernels.add_norm(x, residual, block.mlp_norm.weight, block.mlp_norm.eps)
     return mlp.down(kernels.silu_mul(mlp.gate_up(x)))
+
+
+def filled_up(x: Tensor, rows: int) -> Tensor:
+    """Return x with zeros behind it, in its first dimension."""
+    return x if len(x) == rows else F.pad(x, (*[0, 0] * (x.ndim - 1), 0, rows - len(x)))
 
 
 def writes_unwritten(attend: Attend, kernels: ModuleType) -> bool:
@@ -144,7 +155,7 @@ def fuse(model: Transformer, name: str = "triton") -> FusedTransformer:
         from .few_tokens import few_tokens  # needs numba
 
         fused.few, fused.most_few = few_tokens(model), fused.kernels.MOST_TOKENS
-        pack_linears(fused)
+        fused.pads = pack_linears(fused)
     return fused
 
 

@@ -4,6 +4,10 @@ F.linear gives oneDNN bfloat16 weights as they are, and it rearranges them in ev
 one row takes 0.6 of the time, one with 32 rows 0.7, with 256 rows 0.95. float32 goes to MKL by F.linear. From a few
 rows on oneDNN's packed product is faster, where a matrix has more rows than columns: 0.7 to 0.9 of the time. With fewer
 rows MKL's own is, on weights stored column by column (loader/weights.py). So such a matrix is kept in both forms.
+
+oneDNN prepares itself for each number of rows that it meets, for as long as a pass of the bundled model takes (3 to
+10 ms). So steps are filled up to one of a few numbers, `padded`, and a server meets all of them before its first
+request, `prepare_products`.
 """
 
 import torch
@@ -20,6 +24,7 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear):
         super().__init__()
         self.packed, self.bias = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data, None), linear.bias
+        self.in_features = linear.in_features
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
@@ -36,14 +41,14 @@ class PackedBeside(PackedLinear):
         return F.linear(x, self.weight, self.bias) if len(x) < FEW_ROWS else super().forward(x)
 
 
-def pack_linears(model: nn.Module) -> None:
-    """Replace linear layers of the model by packed ones where that pays, if torch has oneDNN's products.
+def pack_linears(model: nn.Module) -> bool:
+    """Replace linear layers of the model by packed ones where that pays, if torch has oneDNN's products; say if any.
 
     A bfloat16 head that is tied to the embedding stays as it is: packed it would be in memory twice, for a product that
     takes 0.66 to 0.88 of the time.
     """
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return
+        return False
     places = [(parent, name) for parent in model.modules() for name, child in parent.named_children()
               if type(child) is nn.Linear]  # fmt: skip
     beside = sum(getattr(*place).weight.nbytes for place in places if is_tall(getattr(*place))) <= MOST_BESIDE
@@ -55,6 +60,21 @@ def pack_linears(model: nn.Module) -> None:
                 setattr(parent, name, PackedLinear(linear))
         elif linear.weight.dtype == torch.float32 and is_tall(linear) and beside:
             setattr(parent, name, PackedBeside(linear))
+    return any(isinstance(module, PackedLinear) for module in model.modules())
+
+
+def padded(tokens: int) -> int:
+    """Return for how many rows a step with so many tokens computes its products."""
+    multiple = 4 if tokens <= 64 else 16
+    return -(-tokens // multiple) * multiple
+
+
+def prepare_products(block: nn.Module, most_tokens: int) -> None:
+    """Compute each packed product of a block for each number of rows once. Other blocks' products are of equal sizes."""
+    for linear in block.modules():
+        if isinstance(linear, PackedLinear):
+            for rows in sorted({padded(tokens) for tokens in range(1, most_tokens + 1)}):
+                linear(torch.zeros(rows, linear.in_features, dtype=linear.packed.dtype))
 
 
 def is_tall(linear: nn.Linear) -> bool:

@@ -6,6 +6,7 @@ from .. import sampling
 from ..attention import PagedBatch
 from ..attention.triton_backend import SPLIT
 from ..engine import BaseEngine
+from ..fused.packed import prepare_products
 
 
 @torch.inference_mode()
@@ -26,6 +27,8 @@ def warm_up(engine: BaseEngine) -> None:
             pages = [0] * -(-2 * SPLIT // page_size)
             paged = PagedBatch.pack([1, 2], [2 * SPLIT, 2], [pages, [0]], slots, page_size)
             hidden = model(token_ids, positions, cache.bind(paged))
+        if getattr(model, "pads", False):
+            prepare_products(model.blocks[0], getattr(getattr(engine, "scheduler", None), "token_budget", 256))
         logits = model.logits(hidden)
         if sampling.has_kernels(engine.device):
             from .sampler import draw_plain

@@ -97,8 +97,8 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
         q, out = array(q_at, (rows, q_stride), number), array(out_at, (rows, q_heads, head_dim), number)
         k_pages = array(k_at, (pages, page_size, heads, head_dim), number)
         v_pages = array(v_at, (pages, page_size, heads, head_dim), number)
-        # An item is one or all K/V heads of a row. All: pages lie in memory token by token, and memory is fastest when it
-        # is read in order. One: a step with few rows has work for every thread.
+        # An item is one or all K/V heads of a row. All: pages lie in memory token by token, and memory is fastest when
+        # it is read in order. One: a step with few rows has work for every thread.
         each = heads if rows >= MANY_ROWS else 1
         for item in prange(rows * heads // each):
             row, first = item * each // heads, item * each % heads

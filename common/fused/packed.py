@@ -70,7 +70,7 @@ def padded(tokens: int) -> int:
 
 
 def prepare_products(block: nn.Module, most_tokens: int) -> None:
-    """Compute each packed product of a block for each number of rows once. Other blocks' products are of equal sizes."""
+    """Compute each packed product of a block for each number of rows once; those of other blocks are as large."""
     for linear in block.modules():
         if isinstance(linear, PackedLinear):
             for rows in sorted({padded(tokens) for tokens in range(1, most_tokens + 1)}):

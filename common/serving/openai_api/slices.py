@@ -14,7 +14,7 @@ from common.sampling import TokenLogprobs
 
 SLICE = 32  # tokens
 PAUSE = 0.002  # seconds, several times as long as a slice takes
-dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # one for all: making one takes longer than using
+dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes one in each call
 
 
 async def sliced_logprobs(

@@ -1,4 +1,4 @@
-"""The CPU's own kernel for decode: it reads K and V in the pages where they lie. Prompts go to the torch backend.
+"""The CPU's own kernel for decode: it reads K and V in the pages where they lie. Long prompts go to the torch backend.
 
 The `torch` backend copies the pages of a sequence before it can attend to them, and has to cut a batch of different
 lengths into several calls. Here one call has a loop for each token and K/V head, compiled by numba; the threads share
@@ -20,15 +20,18 @@ from common.fused.rotation import Unwritten
 from . import PagedBatch
 from .torch_backend import Part, TorchAttention
 
-# A request with more new tokens than this is a prompt: then many tokens look at the same K and V, and copying them
-# once for all is cheaper than reading them for each.
+# Many tokens that look at the same K and V: copying these once for all is cheaper than reading them for each. A request
+# with more new tokens than this is a prompt,
 FEW = 9
+# and a long one if it multiplies a token with a K more often than this, which a prompt of 128 tokens does.
+SHORT = 2**13
 MANY_ROWS = 4  # from here on threads share rows, and below the heads of a row, too
 
 
 class Plan(NamedTuple):
-    """The first rows of the step, each a token that attends by itself, and the requests that torch attends to."""
+    """The rows of the step that attend each by itself, and the requests that torch attends to."""
 
+    rows: numpy.ndarray  # [rows] int32: which of the step
     requests: numpy.ndarray  # [rows] int32: whose page table
     seen: numpy.ndarray  # [rows] int32: how many tokens each looks at, itself included
     page_tables: numpy.ndarray  # [B, P] int32
@@ -45,18 +48,19 @@ class NumbaAttention(TorchAttention):
 
     def prepare(self, batch: PagedBatch) -> Plan:
         counts, lengths = batch.host_query_lengths, batch.host_lengths
-        few = next((i for i, count in enumerate(counts) if count > FEW), len(counts))  # requests
-        requests = [i for i in range(few) for _ in range(counts[i])]
-        seen = [n for i in range(few) for n in range(lengths[i] - counts[i] + 1, lengths[i] + 1)]
+        rows, requests, seen, long, start = [], [], [], [], 0
+        for i, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+            if count <= FEW or count * (2 * length - count + 1) <= 2 * SHORT:
+                rows += range(start, start + count)
+                requests += [i] * count
+                seen += range(length - count + 1, length + 1)
+            else:
+                long.append(i)
+            start += count
         numbers = sum(seen) * self.head_dim
         use_threads(numbers)
-        return Plan(
-            numpy.array(requests, dtype=numpy.int32),
-            numpy.array(seen, dtype=numpy.int32),
-            batch.page_tables.numpy(),
-            numbers,
-            [self._part(batch, [i]) for i in range(few, len(counts))],
-        )
+        arrays = (numpy.array(each, dtype=numpy.int32) for each in (rows, requests, seen))
+        return Plan(*arrays, batch.page_tables.numpy(), numbers, [self._part(batch, [i]) for i in long])
 
     def write(
         self, k: Tensor | Unwritten, v: Tensor | Unwritten, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor
@@ -72,9 +76,8 @@ class NumbaAttention(TorchAttention):
             if plan.numbers >= FEW_NUMBERS:  # fewer do not pay for the call: the fused kernels' number stays
                 use_threads(plan.numbers)
             addresses = (tensor.data_ptr() for tensor in (q, k_pages, v_pages, out))
-            self.kernel(
-                *addresses, q.stride(0), q.shape[1], *k_pages.shape[:3], plan.page_tables, plan.requests, plan.seen
-            )
+            sizes = q.stride(0), len(q), q.shape[1], *k_pages.shape[:3]
+            self.kernel(*addresses, *sizes, plan.page_tables, plan.rows, plan.requests, plan.seen)
         if plan.prompts:
             self.attend_parts(q, k_pages, v_pages, plan.prompts, out)
         return out
@@ -88,21 +91,24 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
     takes a few seconds, once on a machine: numba keeps the result on disk.
     """
     number = numpy.float32 if dtype == torch.float32 else numpy.uint16
-    signature = "void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i4[:,::1], i4[::1], i4[::1])"
+    signature = "void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i4[:,::1], i4[::1], i4[::1], i4[::1])"
     scale = f4(head_dim**-0.5)
 
     @kernel(signature)
-    def decode(q_at, k_at, v_at, out_at, q_stride, q_heads, pages, page_size, heads, page_tables, requests, seen):
-        rows, groups = len(seen), q_heads // heads
-        q, out = array(q_at, (rows, q_stride), number), array(out_at, (rows, q_heads, head_dim), number)
+    def decode(
+        q_at, k_at, v_at, out_at, q_stride, tokens, q_heads, pages, page_size, heads, page_tables, rows, requests, seen
+    ):
+        groups = q_heads // heads
+        q, out = array(q_at, (tokens, q_stride), number), array(out_at, (tokens, q_heads, head_dim), number)
         k_pages = array(k_at, (pages, page_size, heads, head_dim), number)
         v_pages = array(v_at, (pages, page_size, heads, head_dim), number)
         # An item is one or all K/V heads of a row. All: pages lie in memory token by token, and memory is fastest when
         # it is read in order. One: a step with few rows has work for every thread.
-        each = heads if rows >= MANY_ROWS else 1
-        for item in prange(rows * heads // each):
-            row, first = item * each // heads, item * each % heads
-            table, length = page_tables[requests[row]], seen[row]
+        each = heads if len(rows) >= MANY_ROWS else 1
+        for item in prange(len(rows) * heads // each):
+            index, first = item * each // heads, item * each % heads
+            row = rows[index]
+            table, length = page_tables[requests[index]], seen[index]
             query = numpy.empty((each * groups, head_dim), numpy.float32)
             for g in range(each * groups):
                 for d in range(head_dim):

@@ -149,8 +149,8 @@ def test_page_sizes(name, device, page_size):
     [
         [(1, length) for length in EDGES],
         [(1, 600), (1, 3), (2, 17), (FEW, 40), (1, 16)],  # a few tokens of one request: rows of their own
-        [(1, 33), (3, 20), (FEW + 1, 31), (2, 2), (40, 48), (1, 5)],  # from the first prompt on, torch
-        [(33, 33)],
+        [(1, 33), (3, 20), (40, 300), (FEW + 1, 31), (2, 2), (40, 48), (1, 5)],  # a long prompt, which torch takes
+        [(200, 200)],
     ],
     ids=["edges", "few", "prompts", "prompt_alone"],
 )

@@ -17,10 +17,11 @@ Generate = Callable[[list], list]  # [[prompt's token ids, output tokens], ...] 
 
 def course(order: dict) -> Generate:
     from common.bench.settings import Settings
+    from common.gpu.accelerate import make_engine
     from common.sampling import SamplingParams
     from common.stages import load_engine
 
-    engine = load_engine("06")(Settings(order["folder"], "cpu", order["dtype"]).load())
+    engine = make_engine(load_engine("06"), Settings(order["folder"], "cpu", order["dtype"]).load())
 
     def generate(jobs: list) -> list:
         params = [SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True) for _, tokens in jobs]

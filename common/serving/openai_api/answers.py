@@ -1,8 +1,8 @@
 """The JSON of answers, whole or in chunks."""
 
+import random
 import time
 from collections.abc import Sequence
-from secrets import token_hex
 from typing import Any
 
 from common.request import Request
@@ -19,7 +19,8 @@ class Answers:
     def __init__(self, model: str, tokenizer, texts: dict[int, str]):
         self.tokenizer = tokenizer
         self.texts = texts  # token id -> text; all answers share it: one alone may need 20 texts for each token
-        self.head = {"id": f"{self.prefix}-{token_hex(12)}", "created": int(time.time()), "model": model}
+        number = random.getrandbits(96)  # no secret: from the system it would be a wait for the interpreter lock
+        self.head = {"id": f"{self.prefix}-{number:024x}", "created": int(time.time()), "model": model}
 
     def answer(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         return self.head | {"object": self.whole, "choices": choices, "usage": usage}

@@ -54,7 +54,7 @@ PHASES = {
     "target": (
         Phase(steps=6400),
         Phase(steps=6000, row_lengths=BROAD_ROWS, mix="broad", muon_lr=0.0015, adam_lr=0.0015),
-        Phase(steps=3000, row_lengths=COPIES_ROWS, mix="copies", muon_lr=0.0008, adam_lr=0.0008),
+        Phase(steps=2400, row_lengths=COPIES_ROWS, mix="copies", muon_lr=0.0008, adam_lr=0.0008),
     ),
     "draft": (
         Phase(steps=4000),

@@ -5,7 +5,8 @@ stop and go on at any document. The trainer adds the end-of-text token between d
 
 There are three mixes. "known" is what the model learns first, and what the tokenizer is made of. "broad" adds what
 strangers type: texts without any meaning to copy, passages in other words, questions without an answer, other
-languages. "copies" adds words made of the tokenizer's own pieces, the hardest to copy.
+languages. "copies" adds words made of the tokenizer's own pieces, the hardest to copy, and more of sums and lists, which
+need as many steps again.
 """
 
 from collections.abc import Callable
@@ -65,7 +66,12 @@ BROAD: Mix = KINDS | {
     "unknown_chat": (20, unknown.talk),
     "languages_chat": (6, languages.talk),
 }
-COPIES: Mix = BROAD | {"pieces_chat": (70, copying.talk_of_pieces), "lists_chat": (16, lists.talk)}
+COPIES: Mix = BROAD | {
+    "copying_chat": (60, copying.talk),
+    "pieces_chat": (60, copying.talk_of_pieces),
+    "arithmetic_chat": (45, arithmetic.talk),
+    "lists_chat": (30, lists.talk),
+}
 MIXES = {"known": KINDS, "broad": BROAD, "copies": COPIES}
 
 

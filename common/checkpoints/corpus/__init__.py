@@ -5,8 +5,7 @@ stop and go on at any document. The trainer adds the end-of-text token between d
 
 There are three mixes. "known" is what the model learns first, and what the tokenizer is made of. "broad" adds what
 strangers type: texts without any meaning to copy, passages in other words, questions without an answer, other
-languages. "copies" adds words made of the tokenizer's own pieces, the hardest to copy, and more of sums and lists, which
-need as many steps again.
+languages. "copies" adds words made of the tokenizer's own pieces, the hardest to copy, and more of sums and lists.
 """
 
 from collections.abc import Callable

@@ -96,11 +96,13 @@ def page(
 
 def save(figure, png: Path) -> None:
     """Write a palette PNG: a third of the size of a full-colour one."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
-    rendered, packed = io.BytesIO(), io.BytesIO()
-    figure.savefig(rendered, format="png")
-    Image.open(rendered).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(packed, "PNG", optimize=True)
+    canvas, packed = FigureCanvasAgg(figure), io.BytesIO()
+    canvas.draw()  # `savefig` would lay the page out once more, and pack it as a PNG to be read here again
+    image = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba()).convert("RGB")
+    image.quantize(128, dither=Image.Dither.NONE).save(packed, "PNG", optimize=True)
     write_atomically(png, packed.getvalue())
 
 

@@ -52,7 +52,7 @@ SIZES = {
 TINY = {
     "model": None,
     "select": ["-m", "not gpu", "-k", "test_the_choice_says_why"],  # without a GPU those that need one are skipped
-    "tokens": [1, 2],
+    "tokens": [2],
     "requests": [2],
     "context": 20,
     "copy_bytes": 2**20,

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
 from triton_marks import needs_triton
 
 PROOFS = Path(__file__).parents[1] / "proofs"
@@ -47,24 +48,24 @@ def test_a_kernel_that_touches_memory_too_early_is_found(monkeypatch):
     assert "lead past" in fault([*start, "BRA 0x90", "ACQBULK", load, "EXIT"])
 
 
-def test_mixing_devices_and_waiting_are_found(tmp_path):
+def test_mixing_devices_and_waiting_are_found(tmp_path, monkeypatch):
     """A step that does both, in place of a stage's."""
-    script = tmp_path / "mixing.py"
-    script.write_text(
-        "import sys, torch\n"
-        f"sys.path[:0] = [{str(PROOFS)!r}, {str(PROOFS.parents[1])!r}, {str(PROOFS.parent / 'helpers')!r}]\n"
-        "torch.inference_mode = torch.no_grad\n"
-        "import device_waits\n"
-        "device_waits.ROOT = sys.path[0] and __file__.rsplit('/', 1)[0]\n"
+    monkeypatch.syspath_prepend(PROOFS)
+    monkeypatch.syspath_prepend(tmp_path)
+    import device_waits
+
+    monkeypatch.setattr(device_waits, "ROOT", tmp_path)
+    (tmp_path / "mixing.py").write_text(
+        "import torch\n"
         "def step(x):\n"
         "    x[torch.tensor([0, 1])]\n"
         "    return x.sum().item(), x.to('cpu'), torch.zeros(2).to('cuda', non_blocking=True), x + 1\n"
-        "with device_waits.Factories():\n"
-        "    step(torch.zeros(3, device='cuda'))\n"
-        "for kind, function, lines in device_waits.noted: print(kind, function, lines)\n"
     )
-    shown = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert [line.split(" mixing.py")[0] for line in shown] == [
+    from mixing import step
+
+    with device_waits.Factories():
+        step(torch.zeros(3, device="cuda"))
+    assert [" ".join(each).split(" mixing.py")[0] for each in device_waits.noted] == [
         "mixes devices step aten.index.Tensor",
         "waits step aten._local_scalar_dense.default",
         "waits step to the host",

@@ -18,6 +18,7 @@ from common.bench.documents import read_json
 from common.bench.harness import aggregate, alternate, spread
 from common.bench.settings import Settings
 from common.bench.steps import step_profile
+from common.model import ModelConfig
 from common.stages import load_engine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,6 +136,16 @@ def test_committed_results_hold_what_their_plots_need(path, tmp_path, monkeypatc
     document = json.loads(path.read_text())
     assert document["benchmark"] == path.parent.parent.name and not document.get("quick")
     assert document.get("size_set", "full") == "full" and len(document["order"]) >= harness.REPEATS["full"]
+    first = {
+        side: {name: figure["values"][0] for name, figure in figures.items()}
+        for side, figures in document["sides"].items()
+    }
+    dtype, benchmark = document["settings"]["dtype"], importlib.import_module(f"{document['benchmark']}.benchmark")
+    derived = benchmark.BENCHMARK.derive(
+        ModelConfig(**document["model"]), getattr(torch, dtype), document["sizes"], first
+    )
+    for name, figure in document["figures"].items():
+        assert derived[name] == pytest.approx(figure["values"][0], rel=1e-3), name
     copy = tmp_path / path.name
     copy.write_text(path.read_text())
     script = str(path.parent.parent / "benchmark.py")

@@ -47,36 +47,11 @@ def run_python(program: str, threads: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def kernels_on_two_threads() -> str:
-    """What a process has printed in which all kernels have run, on one thread and on two."""
+def kernels_on_two_threads() -> list[str]:
+    """What a process has printed that starts numba with torch on one thread of two: how many each has, here and on
+    another thread; then whether all kernels give the same on one thread and on two."""
     program = """
-import numba
-for dtype in (torch.float32, torch.bfloat16):
-    results = []
-    for count in (1, 2):
-        torch.set_num_threads(count)
-        use_threads(FEW_NUMBERS)
-        assert numba.get_num_threads() == torch.get_num_threads() == count
-        results.append(list(run(dtype)))
-    assert all(torch.equal(one, two) for one, two in zip(*results)) and len(results[0]) == 6
-print("the same")
-"""
-    return run_python(KERNELS + program, threads=2)
-
-
-def test_results_do_not_depend_on_the_number_of_threads(kernels_on_two_threads):
-    assert kernels_on_two_threads == "the same\n"
-
-
-def test_numba_leaves_torch_its_number_of_threads():
-    """They share OpenMP, and numba's start sets the calling thread's number to all cores."""
-    program = """
-import threading, torch
-torch.set_num_threads(1)
-from common.loader import load_model
-from common.fused.numba_basics import FEW_NUMBERS, use_threads
-import numba
-loaded = load_model(device="cpu")
+import numba, threading
 counts = [torch.get_num_threads()]
 
 def engine_thread():
@@ -87,8 +62,26 @@ thread = threading.Thread(target=engine_thread)
 thread.start()
 thread.join()
 print(counts)
+for dtype in (torch.float32, torch.bfloat16):
+    results = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        use_threads(FEW_NUMBERS)
+        assert numba.get_num_threads() == torch.get_num_threads() == count
+        results.append(list(run(dtype)))
+    assert all(torch.equal(one, two) for one, two in zip(*results)) and len(results[0]) == 6
+print("the same")
 """
-    assert run_python(program, threads=2) == "[1, 1, 1]\n"
+    return run_python("import torch\ntorch.set_num_threads(1)\n" + KERNELS + program, threads=2).splitlines()
+
+
+def test_results_do_not_depend_on_the_number_of_threads(kernels_on_two_threads):
+    assert kernels_on_two_threads[1:] == ["the same"]
+
+
+def test_numba_leaves_torch_its_number_of_threads(kernels_on_two_threads):
+    """They share OpenMP, and numba's start sets the calling thread's number to all cores."""
+    assert kernels_on_two_threads[0] == "[1, 1, 1]"
 
 
 def test_kernels_are_compiled_once_on_a_machine(kernels_on_two_threads):

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from common.cli import build_engine, build_parser
+from common.cli import build_engine, build_parser, complete_prompt
 from common.memory import kv_bytes_left
 from common.parallel import ranks, shard
 from common.parallel.engine import Follower, TensorParallelEngine
@@ -32,21 +32,38 @@ posix = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 
 
 @pytest.fixture(scope="module")
-def pair():
-    """The ranks that this file's tests share, started again after a test that has ended them."""
-    started: list[Ranks] = []
-    yield started
-    for one in started:
-        one.close()
+def prompt():
+    """An engine as the command line builds it, and its arguments: this file's tests share its ranks."""
+    args = parse("--device", "cpu", "--max-tokens", "12", "--ignore-eos", "--tensor-parallel", "2")
+    _, engine = build_engine(ROOT / "02_kv_cache", load_engine("02"), args)
+    yield engine, args
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def two(prompt) -> Ranks:
+    return prompt[0]._ranks
 
 
 @pytest.fixture
-def two(pair) -> Ranks:
-    if not pair or pair[-1].failure:
-        for one in pair:
-            one.close()
-        pair.append(Ranks(2, device="cpu"))
-    return pair[-1]
+def own_two(prompt, monkeypatch):
+    """Ranks for a test that ends them; those that are shared have been closed."""
+    prompt[0].close()
+    monkeypatch.setattr(ranks, "COLLECTIVE_SECONDS", 3.0)
+    two = Ranks(2, device="cpu")
+    yield two
+    two.close()
+
+
+def parse(*arguments: str):
+    return build_parser("").parse_args([*([] if "--demo" in arguments else ["--prompt", STORY]), *arguments])
+
+
+def test_a_prompt_on_two_ranks(prompt, loaded, capsys):
+    engine, args = prompt
+    complete_prompt(engine, args)
+    [alone] = load_engine("02")(loaded).generate([STORY], SamplingParams(max_tokens=12, ignore_eos=True))
+    assert capsys.readouterr().out == alone.text + "\n"
 
 
 def drain(engine) -> None:
@@ -57,10 +74,10 @@ def drain(engine) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_greedy_tokens_are_those_of_transformers(two, prompts, expected, stage):
+def test_greedy_tokens_are_those_of_transformers(two, prompts, reference, stage):
     engine = TensorParallelEngine(two, stage, **STAGES[stage])
-    completions = engine.generate(prompts[:12], GREEDY)
-    assert [request.token_ids for request in completions] == [tokens[:16] for tokens in expected[:12]]
+    completions = engine.generate(prompts[:6], GREEDY)
+    assert [request.token_ids for request in completions] == [reference.generate(prompt, 16) for prompt in prompts[:6]]
     engine.check()
     assert engine.startup_notes.startswith("ranks=2 (a process with ") and "over gloo" in engine.startup_notes
     assert engine.config.num_kv_heads == 1 and engine.model.blocks[0].mlp.down.weight.shape == (256, 344)
@@ -158,11 +175,7 @@ def test_ranks_meet_on_loopback(two):
     sockets = Path("/proc/self/net")
     if not sockets.exists():
         pytest.skip("needs /proc")
-    mine = {
-        os.readlink(f"/proc/self/fd/{fd}")
-        for fd in os.listdir("/proc/self/fd")
-        if os.path.exists(f"/proc/self/fd/{fd}")
-    }
+    mine = {os.readlink(fd) for fd in Path("/proc/self/fd").iterdir() if fd.exists()}
     lines = [line.split() for name in ("tcp", "tcp6") for line in (sockets / name).read_text().splitlines()[1:]]
     listening = [line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in mine]
     assert "0100007F" in listening and not {"0" * 8, "0" * 32} & set(listening)
@@ -177,6 +190,15 @@ def test_engines_whose_ranks_would_decide_differently_are_refused(two):
         Ranks(2, device="cpu")
     engine = TensorParallelEngine(two, "05")
     assert engine.generate([STORY], SamplingParams(max_tokens=2))[0].token_ids, "none of them has ended the ranks"
+
+
+def test_closing_ends_the_ranks(prompt, two):
+    """This one is the last of the tests that share them."""
+    engine, _ = prompt
+    engine.close()
+    assert [process.returncode for process in two._followers] == [0] and not dist.is_initialized()
+    with pytest.raises(RankLost, match="have been ended"):
+        engine.add(STORY)
 
 
 # ---- Failures ----
@@ -199,16 +221,16 @@ def assert_lost(engine, two: Ranks, says: str) -> None:
 
 
 @posix
-def test_a_rank_that_is_killed_ends_all(two):
-    engine = TensorParallelEngine(two, "05")
+def test_a_rank_that_is_killed_ends_all(own_two):
+    engine, two = TensorParallelEngine(own_two, "05"), own_two
     engine.add(STORY, SamplingParams(max_tokens=3000, ignore_eos=True))
     timer = threading.Timer(0.5, two._followers[0].kill)
     timer.start()
     assert_lost(engine, two, r"rank 1 of 2 has ended \(exit status -9\)")
 
 
-def test_a_rank_that_fails_says_why(two):
-    engine = TensorParallelEngine(two, "05")
+def test_a_rank_that_fails_says_why(own_two):
+    engine, two = TensorParallelEngine(own_two, "05"), own_two
     engine.add(STORY, SamplingParams(max_tokens=3000, ignore_eos=True))
     with suppress(RankLost):  # where the answer is here before `tell` returns
         two.tell("add", [4096], GREEDY, "unknown to rank 0", 0)
@@ -227,15 +249,11 @@ def test_a_rank_notices_that_it_has_sampled_something_else(loaded):
 
 
 @posix
-def test_a_hung_rank_ends_all_after_the_deadline(pair, monkeypatch):
-    for one in pair:
-        one.close()
-    monkeypatch.setattr(ranks, "COLLECTIVE_SECONDS", 3.0)
-    stopped = Ranks(2, device="cpu")
-    engine = TensorParallelEngine(stopped, "02")
+def test_a_hung_rank_ends_all_after_the_deadline(own_two):
+    engine = TensorParallelEngine(own_two, "02")
     engine.add(STORY)
-    stopped._followers[0].send_signal(signal.SIGSTOP)
-    assert_lost(engine, stopped, "rank 0 could not end its step.*Timed out")
+    own_two._followers[0].send_signal(signal.SIGSTOP)
+    assert_lost(engine, own_two, "rank 0 could not end its step.*Timed out")
 
 
 @pytest.mark.parametrize(
@@ -249,52 +267,34 @@ def test_a_hung_rank_ends_all_after_the_deadline(pair, monkeypatch):
         (["--tensor-parallel", "2", "--demo"], "--prompt or --serve"),
     ],
 )
-def test_impossible_numbers_of_ranks_and_devices_are_refused(pair, monkeypatch, arguments, says):
-    for one in pair:
-        one.close()
-    pair.clear()
+def test_impossible_numbers_of_ranks_and_devices_are_refused(monkeypatch, arguments, says):
     if "cuda" in "".join(arguments):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    mode = [] if "--demo" in arguments else ["--prompt", "a"]
-    args = build_parser("").parse_args([*mode, *arguments])
     with pytest.raises(ValueError, match=says):
-        build_engine(ROOT / "02_kv_cache", load_engine("02"), args)
+        build_engine(ROOT / "02_kv_cache", load_engine("02"), parse(*arguments))
     assert not dist.is_initialized()
 
 
 # ---- The command line ----
 
 
-def start_main(*arguments: str) -> subprocess.Popen:
-    command = [sys.executable, str(ROOT / "02_kv_cache" / "main.py"), "--prompt", STORY, "--tensor-parallel", "2"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*command, "--device", "cpu", *arguments], env=os.environ, **pipes)
-
-
-def test_a_prompt_on_two_ranks(loaded):
-    main = start_main("--max-tokens", "12", "--ignore-eos")
-    # Rank 1 writes to the same stderr: `communicate` returns only when both have ended.
-    output, errors = main.communicate(timeout=60)
-    [alone] = load_engine("02")(loaded).generate([STORY], SamplingParams(max_tokens=12, ignore_eos=True))
-    assert (main.returncode, output) == (0, alone.text + "\n"), errors
-    assert len(errors.splitlines()) == 2 and "\nranks=2 (" in errors, errors
-
-
 @posix
 @pytest.mark.parametrize(("sent", "status"), [("SIGINT", 130), ("SIGKILL", -9)])
 def test_all_ranks_end_with_the_first(sent, status):
-    main = start_main("--max-tokens", "3000", "--ignore-eos")
+    options = "--device cpu --max-tokens 3000 --ignore-eos --tensor-parallel 2 --prompt".split()
+    command = [sys.executable, str(ROOT / "02_kv_cache" / "main.py"), *options, STORY]
+    main = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert main.stdout.read(1)
     main.send_signal(getattr(signal, sent))
     start = time.monotonic()
+    # Rank 1 writes to the same stderr: `communicate` returns only when both have ended.
     _, errors = main.communicate(timeout=30)
     assert main.returncode == status and time.monotonic() - start < 15
-    assert "Traceback" not in errors
+    assert len(errors.splitlines()) == 2 and "\nranks=2 (" in errors, errors
 
 
 def test_one_rank_starts_no_processes(loaded):
-    args = build_parser("").parse_args(["--prompt", "a", "--device", "cpu"])
-    alone, engine = build_engine(ROOT / "02_kv_cache", load_engine("02"), args)
+    alone, engine = build_engine(ROOT / "02_kv_cache", load_engine("02"), parse("--device", "cpu"))
     assert type(engine) is load_engine("02") and alone.shard == shard.WHOLE and alone.config == loaded.config
     assert kv_bytes_left(alone, 256, 64) == 2**30

@@ -1,7 +1,5 @@
 """Words of error messages that every module shares."""
 
-import torch
-
 SHORT = 100  # characters
 
 
@@ -18,6 +16,8 @@ def shortened(value: object) -> str:
 
 def out_of_memory(error: BaseException) -> str | None:
     """Return one sentence if the error means that GPU or host memory has run out, otherwise None."""
+    import torch  # only now: programs without a model take their words from here, too
+
     if isinstance(error, torch.OutOfMemoryError):
         return "the GPU is out of memory: give a smaller model, --kv-memory, --token-budget or --max-running"
     # torch raises a plain RuntimeError for host memory.

@@ -42,7 +42,7 @@ if not torch.cuda.is_available():
 settings.register_profile("first_failure", phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
 WITH_A_LOOP_AROUND = ["06_prefix_cache+overlap"]
-PROMPT_COUNT = 17
+PROMPT_COUNT = 13
 
 
 def pytest_addoption(parser):

@@ -11,7 +11,7 @@ import json
 import random
 
 import pytest
-from engine_options import GREEDY, endless
+from engine_options import GREEDY, MAX_TOKENS, endless
 
 from common.sampling import SamplingParams, sample
 
@@ -38,26 +38,27 @@ def test_greedy_tokens_are_those_of_transformers(engine, loaded, prompts, expect
 
 
 def test_a_prompt_alone_and_as_text_gives_the_same(engine, loaded, prompts, expected):
-    for prompt, tokens in list(zip(prompts, expected, strict=True))[:4]:
-        text = loaded.tokenizer.decode(prompt)
-        if loaded.tokenizer(text)["input_ids"] == prompt:
-            assert engine.generate([text], GREEDY)[0].token_ids == tokens
-        assert engine.generate([prompt], GREEDY)[0].token_ids == tokens
+    texts = [loaded.tokenizer.decode(prompt) for prompt in prompts]
+    again = [i for i, text in enumerate(texts) if loaded.tokenizer(text)["input_ids"] == prompts[i]]
+    for i in again[:2]:
+        assert engine.generate([texts[i]], GREEDY)[0].token_ids == expected[i]
+        assert engine.generate([prompts[i]], GREEDY)[0].token_ids == expected[i]
+    assert len(again) >= 2
 
 
 def test_requests_that_join_late_change_nothing(engine, prompts, expected):
     requests = []
-    for prompt in prompts[:8]:
+    for prompt in prompts[:6]:
         requests.append(engine.add(prompt, GREEDY))
         for _ in range(3):
             engine.step()
     drain(engine)
-    assert [request.token_ids for request in requests] == expected[:8]
+    assert [request.token_ids for request in requests] == expected[:6]
 
 
 def test_a_long_prompt(engine, reference, prompts):
     prompt = (sum(prompts, []) * 2)[:1100]
-    assert engine.generate([prompt], endless(5))[0].token_ids == reference.generate(prompt, 5, ignore_eos=True)
+    assert engine.generate([prompt], endless(3))[0].token_ids == reference.generate(prompt, 3, ignore_eos=True)
 
 
 def test_engines_share_nothing(make_engine, prompts, expected):
@@ -77,12 +78,12 @@ def test_ignore_eos_goes_on_to_max_tokens(engine, reference, prompts, expected, 
         assert completion.finish_reason == "length"
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 17])
-def test_max_tokens(engine, prompts, expected, max_tokens):
-    completions = engine.generate(prompts[:4], SamplingParams(max_tokens=max_tokens))
-    for completion, tokens in zip(completions, expected, strict=False):
-        assert completion.token_ids == tokens[:max_tokens]
-        assert completion.finish_reason == "length" or len(tokens) <= max_tokens
+def test_max_tokens(engine, prompts, expected):
+    limits = [1, 2, MAX_TOKENS - 1, 1]
+    completions = engine.generate(prompts[:4], [SamplingParams(max_tokens=limit) for limit in limits])
+    for completion, tokens, limit in zip(completions, expected, limits, strict=False):
+        assert completion.token_ids == tokens[:limit]
+        assert completion.finish_reason == "length" or len(tokens) <= limit
 
 
 def test_without_max_tokens_the_context_is_the_limit(make_engine, prompts):
@@ -152,16 +153,16 @@ def test_sampled_tokens_are_those_of_the_reference_logits(engine, reference, pro
 
 
 def test_a_seed_decides_and_company_does_not(make_engine, prompts):
-    params = SamplingParams(max_tokens=10, temperature=1.0, seed=5)
+    params = SamplingParams(max_tokens=8, temperature=1.0, seed=5)
     alone = make_engine().generate([prompts[3]], params)[0].token_ids
-    others = [SamplingParams(max_tokens=10, temperature=1.0) for _ in prompts[:5]]
-    company = make_engine().generate([*prompts[:5], prompts[3]], [*others, params])
+    others = [SamplingParams(max_tokens=8, temperature=1.0) for _ in prompts[:4]]
+    company = make_engine().generate([*prompts[:4], prompts[3]], [*others, params])
     assert company[-1].token_ids == alone
 
 
 @pytest.mark.parametrize("seeds", [range(6), [None] * 6], ids=["seeds", "no seeds"])
 def test_seeds_differ_and_without_a_seed_chance_decides(engine, seeds):
-    each = [SamplingParams(max_tokens=12, temperature=1.5, seed=seed) for seed in seeds]
+    each = [SamplingParams(max_tokens=8, temperature=1.5, seed=seed) for seed in seeds]
     assert len({tuple(completion.token_ids) for completion in engine.generate([STORY] * 6, each)}) >= 4
 
 
@@ -176,30 +177,29 @@ def test_logprobs_are_those_of_the_model(engine, reference, prompts):
 
 # ---- Bad input ----
 
+BAD = [  # prompt, max_tokens, what the error says
+    ("", 8, "empty"),
+    ([], 8, "empty"),
+    ("\ud800", 8, "surrogate"),
+    ([4096], 8, "vocabulary"),
+    ([5, -1], 8, "vocabulary"),
+    ([1.5], 8, "integer"),
+    ([True], 8, "integer"),
+    ([7] * 60, 5, "context"),
+    ([7] * 64, None, "context"),
+]
 
-@pytest.mark.parametrize(
-    ("prompt", "max_tokens", "says"),
-    [
-        ("", 8, "empty"),
-        ([], 8, "empty"),
-        ("\ud800", 8, "surrogate"),
-        ([4096], 8, "vocabulary"),
-        ([5, -1], 8, "vocabulary"),
-        ([1.5], 8, "integer"),
-        ([True], 8, "integer"),
-        ([7] * 60, 5, "context"),
-        ([7] * 64, None, "context"),
-    ],
-)
-def test_bad_requests_are_refused_and_nothing_else_suffers(make_engine, prompts, prompt, max_tokens, says):
+
+def test_bad_requests_are_refused_and_nothing_else_suffers(make_engine, prompts):
     engine = make_engine(context_length=64)
-    params = SamplingParams(max_tokens=max_tokens)
     good = engine.add(prompts[0][:20], SamplingParams(max_tokens=4))
-    with pytest.raises(ValueError, match=says):
-        engine.add(prompt, params)
-    with pytest.raises(ValueError, match=says):
-        engine.generate([prompts[1][:20], prompt], params)
-    assert list(engine.requests) == [good.request_id]
+    for prompt, max_tokens, says in BAD:
+        params = SamplingParams(max_tokens=max_tokens)
+        with pytest.raises(ValueError, match=says):
+            engine.add(prompt, params)
+        with pytest.raises(ValueError, match=says):
+            engine.generate([prompts[1][:20], prompt], params)
+        assert list(engine.requests) == [good.request_id]
     drain(engine)
     assert good.finish_reason in ("stop", "length") and good.token_ids
 
@@ -216,7 +216,7 @@ def test_an_id_in_use_is_refused(engine):
 
 def test_a_step_reports_what_changed(engine, prompts):
     assert engine.step() == []
-    requests = [engine.add(prompt, GREEDY) for prompt in prompts[:4]]
+    requests = [engine.add(prompt, GREEDY) for prompt in prompts[:3]]
     lengths = dict.fromkeys(requests, 0)
     while engine.has_unfinished:
         for request in engine.step():
@@ -227,9 +227,9 @@ def test_a_step_reports_what_changed(engine, prompts):
     assert engine.stats()["generated_tokens"] == sum(lengths.values())
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 5, 11])
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_abort_frees_at_any_moment(engine, prompts, expected, steps):
-    most = 14  # tokens: enough for what happens after eleven steps
+    most = 8  # tokens: enough for what happens after five steps
     requests = [engine.add(prompt, SamplingParams(max_tokens=most)) for prompt in prompts[:4]]
     for _ in range(steps):
         engine.step()
@@ -250,7 +250,7 @@ def test_abort_frees_at_any_moment(engine, prompts, expected, steps):
 def test_any_order_of_adding_stepping_and_aborting(engine, prompts, expected):
     rng = random.Random(0)
     requests = {}
-    for _ in range(80):
+    for _ in range(50):
         action = rng.random()
         if action < 0.2:
             i = rng.randrange(len(prompts))

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import ray
-import torch
 from ray._private import ray_constants
 from ray._private import worker as ray_driver
 from ray._raylet import AuthenticationTokenLoader, Config
@@ -60,8 +59,11 @@ def join_ray(address: str) -> None:
 
 def start_ray(token: str) -> None:
     """Start a Ray on this machine, which listens on loopback and takes only calls with `token`."""
+    import torch  # only now: a worker imports this module as well, and may do without torch
+
     silence_ray()
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_worker_niceness": "0"}
+    own["RAY_prestart_worker_first_driver"] = "0"  # or Ray would start a process that no worker uses
     with environment(**own), loopback_allowed():
         read_authentication_settings()
         ray.init(

@@ -12,27 +12,19 @@ import pytest
 from common.stages import ROOT
 
 ray = pytest.importorskip("ray", reason="needs the package ray")
-cluster_utils = pytest.importorskip("ray.cluster_utils")
-from ray_probe import places  # noqa: E402 (not before ray is known to be there)
+from ray_probe import places, ray_of  # noqa: E402 (not before ray is known to be there)
 
 pytestmark = pytest.mark.ray
 
 from common.distributed import cluster as module  # noqa: E402
-from common.distributed import joining  # noqa: E402
 from common.distributed.cluster import Cluster, plan  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[str]:
     """The address of a Ray of two nodes: 8 cores and a GPU, 2 cores and a GPU."""
-    with joining.environment(RAY_AUTH_MODE="disabled", RAY_worker_niceness="0"):
-        joining.read_authentication_settings()
-        node = {"num_gpus": 1, "object_store_memory": joining.OBJECT_STORE_BYTES, "include_dashboard": False}
-        cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=node | {"num_cpus": 8})
-        cluster.add_node(num_cpus=2, num_gpus=1, object_store_memory=joining.OBJECT_STORE_BYTES)
-        cluster.wait_for_nodes()
-        yield cluster.address
-        cluster.shutdown()
+    with ray_of({"num_cpus": 8, "num_gpus": 1}, {"num_cpus": 2, "num_gpus": 1}) as address:
+        yield address
 
 
 @pytest.fixture
@@ -61,15 +53,15 @@ def test_workers_have_the_cores_of_their_own_machine(joined):
 
 def test_three_workers_share_two_gpus_and_leave_them_when_they_end(joined):
     """The cluster's GPUs count, not those of this process's machine, which has none."""
-    for _ in range(2):  # the second Cluster has room only if the first one has left
-        cluster = joined(3)
-        assert (cluster.device, cluster.gpu_share()) == ("cuda", 0.5)
-        assert [cluster.actor_options(number)["num_gpus"] for number in range(3)] == [0.5] * 3
-        where = places(cluster, 3)
-        nodes = [node for node, *_ in where]
-        assert sorted(map(nodes.count, set(nodes))) == [1, 2]
-        assert [visible for *_, visible in where] == ["0"] * 3
-        cluster.close()
+    cluster = joined(3)
+    assert (cluster.device, cluster.gpu_share()) == ("cuda", 0.5)
+    assert [cluster.actor_options(number)["num_gpus"] for number in range(3)] == [0.5] * 3
+    where = places(cluster, 3)
+    nodes = [node for node, *_ in where]
+    assert sorted(map(nodes.count, set(nodes))) == [1, 2]
+    assert [visible for *_, visible in where] == ["0"] * 3
+    cluster.close()
+    joined(3)  # which has room only if the first one has left
 
 
 def test_the_error_names_what_the_cluster_lacks(joined):

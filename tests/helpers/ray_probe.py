@@ -1,12 +1,15 @@
-"""What the tests of Ray look at: where workers are, and which processes live."""
+"""What the tests of Ray share: a Ray of several nodes, where its workers are, and which processes live."""
 
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import ray
 
 from common.distributed.cluster import Cluster, host
+from common.distributed.joining import OBJECT_STORE_BYTES, environment, read_authentication_settings
 
 # isort: split
 import psutil  # comes with ray, which puts it on the path
@@ -14,6 +17,25 @@ import psutil  # comes with ray, which puts it on the path
 SECONDS = 60.0  # for anything to happen
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers import from the course alone
+
+
+@contextmanager
+def ray_of(*nodes: dict[str, int]) -> Iterator[str]:
+    """Start a Ray of several nodes on this machine, with these resources each; yield its address."""
+    from ray.cluster_utils import Cluster as Nodes
+
+    # Without what no test looks at: each of these is one more process.
+    spare = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+    head, *others = ({"object_store_memory": OBJECT_STORE_BYTES} | spare | node for node in nodes)
+    started = {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}  # as a Ray of our own
+    with environment(RAY_AUTH_MODE="disabled", **started):
+        read_authentication_settings()
+        cluster = Nodes(initialize_head=True, head_node_args=head)
+        for node in others:
+            cluster.add_node(**node)
+        cluster.wait_for_nodes()
+        yield cluster.address
+        cluster.shutdown()
 
 
 class Probe:

@@ -15,7 +15,7 @@ from common.stages import load_stage_module
 
 ray = pytest.importorskip("ray", reason="needs the package ray")
 engine_module, routing = (load_stage_module("08", name) for name in ("engine", "routing"))
-from common.distributed.joining import environment  # noqa: E402 (not if ray is missing)
+from ray_probe import ray_of  # noqa: E402 (not if ray is missing)
 
 Engine = engine_module.Engine
 POOL = {"kv_memory": "64M", "max_running": 16, "token_budget": 128, "num_draft_tokens": 0}  # slow enough to be killed
@@ -24,17 +24,12 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator:
+def address() -> Iterator[str]:
     """Two Ray nodes on this machine: what one worker sends the other goes from node to node."""
-    cluster_utils = pytest.importorskip("ray.cluster_utils")
-    node = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}  # threads of its workers
-    with environment(RAY_worker_niceness="0"):  # or workers would starve beside other programs
-        cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=node)
-        cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
-    cluster.wait_for_nodes()
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    node = {"num_cpus": 2}  # threads of its workers
+    with ray_of(node, node) as address:
+        yield address
+        ray.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +41,8 @@ def talks() -> Iterator[list]:
 
 
 @pytest.fixture(scope="module")
-def engine(cluster, loaded, talks) -> Iterator[Engine]:
-    engine = Engine(loaded, prefill=1, decode=2, workers="ray", ray_address=cluster.address, hang_seconds=10, **POOL)
+def engine(address, loaded, talks) -> Iterator[Engine]:
+    engine = Engine(loaded, prefill=1, decode=2, workers="ray", ray_address=address, hang_seconds=10, **POOL)
     yield engine
     engine.close()
 
@@ -67,7 +62,8 @@ def all_there(request):
 def until(engine, condition) -> None:
     give_up = time.monotonic() + SECONDS
     while not condition():
-        engine.step()
+        if not engine.step():
+            time.sleep(0.01)  # for the workers, which may share a core with this process
         assert time.monotonic() < give_up, (engine.stats(), [flight.phase for flight in engine.flights.values()])
 
 
@@ -76,11 +72,11 @@ def pid(engine, number: int) -> int:
 
 
 WORK = [
-    ([*range(100, 700)], endless(60)),
-    ([*range(200, 230)], endless(90)),
-    ([*range(300, 305)], endless(90, temperature=1.0, seed=5)),
-    ([*range(400, 900)], endless(40, temperature=0.8, seed=6, logprobs=1)),
-    ("Once upon a time, there was", endless(90)),
+    ([*range(100, 700)], endless(40)),
+    ([*range(200, 230)], endless(50)),
+    ([*range(300, 305)], endless(50, temperature=1.0, seed=5)),
+    ([*range(400, 900)], endless(25, temperature=0.8, seed=6, logprobs=1)),
+    ("Once upon a time, there was", endless(50)),
     ("The capital of France is", endless(1)),
 ]
 
@@ -110,7 +106,7 @@ def test_two_nodes_give_the_same_tokens(engine, reference, undisturbed):
     assert "on 2 machines" in engine.startup_notes
     requests = run(engine)
     assert [request.token_ids for request in requests] == undisturbed
-    assert requests[0].token_ids == reference.generate(WORK[0][0], 60, ignore_eos=True)
+    assert requests[0].token_ids == reference.generate(WORK[0][0], 40, ignore_eos=True)
     assert engine.stats()["handoffs"] >= 5 and engine.stats()["handoff_bytes"] > 0
 
 
@@ -141,7 +137,7 @@ def test_a_stopped_worker_is_noticed_by_the_deadline(engine, undisturbed):
             os.kill(pids[number], signal.SIGSTOP)
 
     pids = {handle.number: pid(engine, handle.number) for handle in engine.handles}
-    engine.fleet.hang_seconds = 1.5
+    engine.fleet.hang_seconds = 3
     try:
         assert [request.token_ids for request in run(engine, stop)] == undisturbed
     finally:
@@ -170,7 +166,7 @@ def test_a_cut_connection_is_no_death(engine, undisturbed, talks):
             hang_up([connection for (_, worker, connection), _ in talks if worker == number][-1])
             until(engine, lambda: not engine.handles[number].up)
 
-    for _ in range(3):
+    for _ in range(2):
         cuts.clear()
         assert [request.token_ids for request in run(engine, cut)] == undisturbed and cuts
         until(engine, lambda: all(handle.up for handle in engine.handles))
@@ -182,10 +178,10 @@ def test_a_cut_connection_is_no_death(engine, undisturbed, talks):
 def test_a_burst_of_short_and_long_prompts_is_answered(engine, loaded):
     """About as many as the workers can take, every eighth prompt long: each ends with all its tokens."""
     rng, requests = random.Random("burst"), []
-    start, rate, count = time.monotonic(), 25.0, 100
+    start, rate, count = time.monotonic(), 25.0, 48
     while len(requests) < count or engine.has_unfinished:
         while len(requests) < count and time.monotonic() - start > len(requests) / rate:
-            length = 900 if len(requests) % 8 == 0 else 12
+            length = 600 if len(requests) % 8 == 0 else 12
             prompt = [rng.randrange(200, 4000) for _ in range(length)]
             requests.append(engine.add(prompt, endless(rng.randint(2, 24))))
         engine.step()

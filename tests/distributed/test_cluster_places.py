@@ -17,7 +17,14 @@ from ray_probe import places, ray_of  # noqa: E402 (not before ray is known to b
 pytestmark = pytest.mark.ray
 
 from common.distributed import cluster as module  # noqa: E402
+from common.distributed import joining
 from common.distributed.cluster import Cluster, plan  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A head answers late beside programs that compute."""
+    monkeypatch.setattr(joining, "ANSWER_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="module")

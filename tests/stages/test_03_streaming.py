@@ -72,7 +72,13 @@ def test_stop_strings_that_span_tokens(service, expect, keep):
 
 def test_many_clients_get_their_own_text(service, expect, prompts):
     bodies = [
-        {"prompt": prompts[i], "max_tokens": 4 + i % 3, "temperature": i % 2, "seed": i, "ignore_eos": True}
+        {
+            "prompt": prompts[i % len(prompts)],
+            "max_tokens": 4 + i % 3,
+            "temperature": i % 2,
+            "seed": i,
+            "ignore_eos": True,
+        }
         for i in range(20)
     ]
     with ThreadPoolExecutor(len(bodies)) as pool:

@@ -17,7 +17,7 @@ from ray_probe import places, ray_of  # noqa: E402 (not before ray is known to b
 pytestmark = pytest.mark.ray
 
 from common.distributed import cluster as module  # noqa: E402
-from common.distributed import joining
+from common.distributed import joining  # noqa: E402
 from common.distributed.cluster import Cluster, plan  # noqa: E402
 
 

@@ -132,12 +132,16 @@ def zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> T
     """Return zeros as `torch.zeros` does; on a CPU the system provides each page of zeros at its first use.
 
     In small pages of memory: the system takes up to a millisecond to fill a huge one, of 2 MiB, and K and V of all
-    layers would come to the end of theirs in the same step, which would take 20 to 60 ms longer.
+    layers would come to the end of theirs in the same step, which would take 20 to 60 ms longer. Raise MemoryError if
+    there is not enough.
     """
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # not on Windows
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **private)
+    try:
+        memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **private)
+    except OSError as error:
+        raise MemoryError from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)

@@ -20,10 +20,10 @@ from common.fused.rotation import Unwritten
 from . import PagedBatch
 from .torch_backend import Part, TorchAttention
 
-# Many tokens that look at the same K and V: copying these once for all is cheaper than reading them for each. A request
-# with more new tokens than this is a prompt,
+# Where many tokens look at the same K and V, copying these once for all is cheaper than reading them for each: torch
+# takes the requests with more new tokens than FEW and more products of a token with a K than SHORT, as a prompt of 128
+# tokens has.
 FEW = 9
-# and a long one if it multiplies a token with a K more often than this, which a prompt of 128 tokens does.
 SHORT = 2**13
 MANY_ROWS = 4  # from here on threads share rows, and below the heads of a row, too
 

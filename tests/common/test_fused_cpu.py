@@ -159,6 +159,16 @@ def test_hidden_states_are_those_of_the_plain_model(config, count):
     torch.testing.assert_close(fused.logits(hidden), logits, atol=1e-5, rtol=1e-5)
 
 
+def test_steps_are_filled_up_to_few_numbers_of_rows(monkeypatch):
+    rows = [packed.padded(tokens) for tokens in range(1, 1025)]
+    assert all(0 <= more - tokens <= max(3, tokens / 8) for tokens, more in enumerate(rows, start=1))
+    assert rows == sorted(rows) and len(set(rows)) == 8 * 6  # from 0 to 32, and for each doubling to 1,024
+    met: list[int] = []
+    monkeypatch.setattr(PackedLinear, "forward", lambda self, x: met.append(len(x)))
+    packed.prepare_products(nn.Sequential(PackedLinear(nn.Linear(8, 8)), nn.ReLU()), 100)
+    assert met == sorted(set(rows[:100]))
+
+
 def test_only_small_blocks_have_kernels_for_few_tokens(monkeypatch):
     model = random_model(SMALL)
     assert fuse(model, "numba").most_few == 8 and all(few_tokens.few_tokens(random_model(SMALL)))

@@ -67,15 +67,15 @@ def test_a_page_table_maps_tokens_to_places():
 
 @pytest.fixture(scope="module")
 def roomy(loaded, prompts) -> list:
-    """The completions of 12 requests in memory for all of them."""
-    return Engine(loaded).generate([prompt[:60] for prompt in prompts[:12]], endless(24))
+    """The completions of 16 requests in memory for all of them."""
+    return Engine(loaded).generate([prompt[:60] for prompt in prompts[:16]], endless(40))
 
 
-@pytest.mark.parametrize("page_size", [1, 7, 16])
+@pytest.mark.parametrize("page_size", [1, 7, 16, 32])
 def test_a_pool_that_is_too_small_changes_no_token(loaded, roomy, page_size):
     """All at once, in memory for a few: many requests are preempted, some of them more than once."""
-    engine = Engine(loaded, **pool(-(-360 // page_size), page_size))
-    completions = engine.generate([completion.prompt_token_ids for completion in roomy], endless(24))
+    engine = Engine(loaded, **pool(-(-480 // page_size), page_size))
+    completions = engine.generate([completion.prompt_token_ids for completion in roomy], endless(40))
     assert [completion.token_ids for completion in completions] == [completion.token_ids for completion in roomy]
     assert engine.stats()["preemptions"] > 0
     assert max(len(step.works) for step in engine.trace) > 4
@@ -171,3 +171,5 @@ def test_zeros(dtype):
     assert tensor.shape == (3, 5, 2) and tensor.dtype == dtype and not tensor.any()
     tensor[1] = 1.5
     assert tensor.sum() == 15
+    with pytest.raises(MemoryError):  # which is reported in one sentence
+        zeros((2**59, 2), torch.device("cpu"), dtype)

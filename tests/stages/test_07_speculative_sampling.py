@@ -85,11 +85,8 @@ def exact(params: SamplingParams, tokens: int, start: int) -> dict[tuple, float]
     return {text: share for text, share in shares.items() if share}
 
 
-PAIRS = [("good", sampling) for sampling in SAMPLINGS]
-PAIRS += [("bad", "plain"), ("bad", "top-p"), ("lookup", "plain"), ("lookup", "top-k")]
-
-
-@pytest.mark.parametrize(("draft", "sampling"), PAIRS)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("draft", ["good", "bad", "lookup"])
 def test_the_output_is_distributed_as_the_targets(draft, sampling):
     """Texts of three tokens, in as many passes as it takes, against the probability of every such text."""
     params = SamplingParams(max_tokens=3, **SAMPLINGS[sampling])
@@ -134,9 +131,9 @@ def test_rejection_accepts_as_often_as_can_be(draft):
 
 @pytest.mark.parametrize("options", [{}, {"draft": "lookup"}], ids=["draft model", "lookup"])
 def test_the_engines_output_is_distributed_as_the_models(loaded, reference, options):
-    """Three tokens after a prompt, from the three likeliest each, drawn five hundred times."""
+    """Three tokens after a prompt, from the three likeliest each, drawn a thousand times."""
     prompt = loaded.tokenizer("the red fox and the red dog and the red")["input_ids"]
-    params, draws = endless(3, temperature=1.5, top_k=3), 500
+    params, draws = endless(3, temperature=1.5, top_k=3), 1000
     engine = Engine(loaded, num_draft_tokens=2, **options)
     requests = [engine.add(prompt, params) for _ in range(draws)]
     for seed, request in enumerate(requests):

@@ -32,8 +32,6 @@ async def sliced_logprobs(
 
 async def sliced_json(answer: dict[str, Any]) -> str:
     """Return the JSON of an answer or a chunk, whose choices may have any number of log-probabilities."""
-    if all(choice["logprobs"] is None for choice in answer["choices"]):
-        return dump(answer)  # 4 us, where field by field takes 30: each token of each client is such a chunk
     choices = []
     for choice in answer["choices"]:
         fields = {name: dump(value) for name, value in choice.items() if name != "logprobs"}

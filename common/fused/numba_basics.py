@@ -12,13 +12,14 @@ import hashlib
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
 
 import numba
 import numpy
 import torch
+from filelock import FileLock
 from numba import carray, njit, types
 from numba.core import cgutils, event
 from numba.extending import intrinsic, overload
@@ -88,15 +89,19 @@ class Compilation(event.Listener):
 def kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Compile a function for these types, or load it from disk; its `prange` runs on several threads.
 
+    Processes that start together compile it once: the others wait, and load it.
+
     numba has threads of its own, "workqueue", where it finds neither OpenMP nor TBB. If two threads of Python use them
     at once, they abort the process: there, kernels wait for each other.
     """
 
     def compiled(function: Callable[..., None]) -> Callable[..., None]:
         dispatcher = njit(parallel=True, fastmath=FAST, error_model="numpy")(function)
-        with suppress(RuntimeError):  # no folder can be written: compile at each start
-            dispatcher.enable_caching()
-        with event.install_listener("numba:compile", Compilation()):
+        with ExitStack() as stack:
+            with suppress(RuntimeError, OSError):  # no folder can be written: compile at each start
+                dispatcher.enable_caching()
+                stack.enter_context(FileLock(Path(numba.config.CACHE_DIR) / "lock"))
+            stack.enter_context(event.install_listener("numba:compile", Compilation()))
             dispatcher.compile(signature)
         dispatcher.disable_compile()  # for other types: a call converts its numbers
         if numba.threading_layer() != "workqueue":

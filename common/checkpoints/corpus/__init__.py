@@ -3,9 +3,11 @@
 A document is raw text or a chat. It depends on its number, on the seed and on the mix of kinds only, so training can
 stop and go on at any document. The trainer adds the end-of-text token between documents.
 
-There are three mixes. "known" is what the model learns first, and what the tokenizer is made of. "broad" adds what
+There are four mixes. "known" is what the model learns first, and what the tokenizer is made of. "broad" adds what
 strangers type: texts without any meaning to copy, passages in other words, questions without an answer, other
 languages. "copies" adds words made of the tokenizer's own pieces, the hardest to copy, and more of sums and lists.
+"beginnings" adds words that lose the space before them, as the first word of every copy does, and more of the facts,
+explanations and sums that are to be kept.
 """
 
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from random import Random
 from . import arithmetic, copying, facts, languages, lists, passages, reading, smalltalk, stories, terms, unknown
 from .render import chat, dialogue
 
-__all__ = ["BROAD", "COPIES", "KINDS", "MIXES", "chat", "document"]
+__all__ = ["BEGINNINGS", "BROAD", "COPIES", "KINDS", "MIXES", "chat", "document"]
 
 # kind: (its weight among the documents, what writes it)
 Mix = dict[str, tuple[float, Callable[[Random], str]]]
@@ -71,7 +73,17 @@ COPIES: Mix = BROAD | {
     "arithmetic_chat": (45, arithmetic.talk),
     "lists_chat": (30, lists.talk),
 }
-MIXES = {"known": KINDS, "broad": BROAD, "copies": COPIES}
+BEGINNINGS: Mix = COPIES | {
+    "copying_chat": (50, copying.talk),
+    "pieces_chat": (25, copying.talk_of_pieces),
+    "lines_chat": (50, copying.talk_of_lines),
+    "few_words_chat": (40, copying.talk_of_few_words),
+    "facts_chat": (80, facts.talk),
+    "terms_chat": (30, terms.talk),
+    "arithmetic_chat": (80, arithmetic.talk),
+    "lists_chat": (60, lists.talk),
+}
+MIXES = {"known": KINDS, "broad": BROAD, "copies": COPIES, "beginnings": BEGINNINGS}
 
 
 def document(index: int, seed: int | str, mix: Mix = KINDS) -> str:

@@ -55,6 +55,16 @@ REQUESTS = (
     "{}\n\nRepeat the text above.",
     "{}\n\nCopy this text exactly.",
 )
+LINE_REQUESTS = (
+    "Write each word on a line of its own: {}",
+    "Put each of these words on its own line: {}",
+    "One word per line: {}",
+)
+JOIN_REQUESTS = (
+    "Write these words on one line:\n{}",
+    "Put these words on one line, with spaces between them:\n\n{}",
+    "Join these lines:\n{}",
+)
 
 
 def syllables(rng: Random) -> str:
@@ -62,6 +72,10 @@ def syllables(rng: Random) -> str:
     count = rng.choice((1, 1, 1, 2, 2, 3))
     word = "".join(rng.choice(part) for _ in range(count) for part in (_ONSETS, _VOWELS, _CODAS))
     return word + rng.choice(_ENDINGS)
+
+
+def _known(rng: Random) -> str:
+    return rng.choice(KNOWN_WORDS)
 
 
 def blend(rng: Random) -> str:
@@ -125,7 +139,7 @@ def string(rng: Random) -> str:
     )
 
 
-_SOURCES = (lambda rng: rng.choice(KNOWN_WORDS), lambda rng: rng.choice(WORDS), syllables, blend, letters, digits)
+_SOURCES = (_known, lambda rng: rng.choice(WORDS), syllables, blend, letters, digits)
 _WEIGHTS = (1, 0.5, 1, 1.5, 0.3, 0.3)  # letters and digits make long texts of few words
 
 
@@ -225,3 +239,32 @@ def talk(rng: Random) -> str:
 def talk_of_pieces(rng: Random) -> str:
     copied = pieces(rng)
     return dialogue(rng, rng.choice(REQUESTS).format(copied), copied)
+
+
+def word(rng: Random) -> str:
+    """One of all the kinds of words; what the tokenizer makes of it depends on whether a space stands before it."""
+    kind = rng.choice((1, 2, 3, 4, 5))
+    return "".join(rng.choices(vocabulary(), k=kind)) if kind <= 3 else rng.choice((syllables, blend, _known))(rng)
+
+
+def respaced(rng: Random) -> tuple[str, str]:
+    """5 to 40 words on one line that become lines, or the other way round.
+
+    The first token of a copy has no space before it, and in the request it had one: "opal" and " opal" are different
+    tokens. A copy shows that once; here each word does.
+    """
+    words = [word(rng) for _ in range(rng.randint(5, 40))]
+    line, lines = " ".join(words), "\n".join(words)
+    if rng.random() < 0.75:
+        return rng.choice(LINE_REQUESTS).format(line), lines
+    return rng.choice(JOIN_REQUESTS).format(lines), line
+
+
+def talk_of_lines(rng: Random) -> str:
+    return dialogue(rng, *respaced(rng))
+
+
+def talk_of_few_words(rng: Random) -> str:
+    """4 to 12 texts of one to three words, each to be copied."""
+    texts = [" ".join(word(rng) for _ in range(rng.choice((1, 1, 2, 3)))) for _ in range(rng.randint(4, 12))]
+    return dialogue(rng, *(turn for text in texts for turn in (rng.choice(REQUESTS).format(text), text)))

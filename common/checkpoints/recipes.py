@@ -56,9 +56,10 @@ PHASES = {
         Phase(steps=6000, row_lengths=BROAD_ROWS, mix="broad", muon_lr=0.0015, adam_lr=0.0015),
         Phase(steps=2400, row_lengths=COPIES_ROWS, mix="copies", muon_lr=0.0008, adam_lr=0.0008),
         Phase(steps=1800, row_lengths=COPIES_ROWS, mix="beginnings", muon_lr=0.0008, adam_lr=0.0008),
+        Phase(steps=4000, row_lengths=COPIES_ROWS, mix="drill", muon_lr=0.0008, adam_lr=0.0008),
     ),
     "draft": (
         Phase(steps=4000),
-        Phase(steps=4000, row_lengths=BROAD_ROWS, mix="beginnings", teacher="target", muon_lr=0.001, adam_lr=0.001),
+        Phase(steps=4000, row_lengths=BROAD_ROWS, mix="copies", teacher="target", muon_lr=0.001, adam_lr=0.001),
     ),
 }

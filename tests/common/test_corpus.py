@@ -8,7 +8,7 @@ import pytest
 
 from common.checkpoints import unseen
 from common.checkpoints.corpus import (
-    BEGINNINGS,
+    DRILL,
     arithmetic,
     chat,
     copying,
@@ -41,12 +41,15 @@ def test_chat_is_chatml():
     assert chat("Hi", system="Be kind.").startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\n")
 
 
-@pytest.mark.parametrize("kind", BEGINNINGS)
+QUOTING = ("copying", "pieces", "lines", "few_words", "repetitions", "reading")  # what they quote means nothing
+
+
+@pytest.mark.parametrize("kind", DRILL)
 def test_documents_are_well_formed(kind):
     for seed in range(150):
-        text = BEGINNINGS[kind][1](Random(seed))
+        text = DRILL[kind][1](Random(seed))
         assert text == text.strip() or text.endswith("<|im_end|>\n")
-        if not kind.startswith(("copying", "pieces", "lines", "few_words", "reading")):  # what they quote means nothing
+        if not kind.startswith(QUOTING):
             assert not re.search(r"[{}]|  |\b[Aa] [aeio]\w|\.\.(?!\.)", text), text
         if text.startswith("<|im_start|>"):
             roles = re.findall(r"<\|im_start\|>(\w+)\n", text)
@@ -195,7 +198,7 @@ def test_training_never_reads_what_strangers_type():
     words = {word.lower() for word in re.findall(r"[A-Za-z]+", plain)} | {word.lower() for word in copying.KNOWN_WORDS}
     assert len(unseen.WORDS) == len(set(unseen.WORDS)) > 300
     assert not words & set(unseen.WORDS)
-    text = "\n".join(document(i, seed, BEGINNINGS) for seed in ("train", "held-out") for i in range(3000))
+    text = "\n".join(document(i, seed, DRILL) for seed in ("train", "held-out") for i in range(3000))
     lines = set(text.replace("<|im_end|>", "").split("\n"))
     assert not lines & {*unseen.QUESTIONS, *unseen.SENTENCES}
     for seed in range(100):

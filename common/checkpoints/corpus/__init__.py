@@ -3,11 +3,12 @@
 A document is raw text or a chat. It depends on its number, on the seed and on the mix of kinds only, so training can
 stop and go on at any document. The trainer adds the end-of-text token between documents.
 
-There are four mixes. "known" is what the model learns first, and what the tokenizer is made of. "broad" adds what
+There are five mixes. "known" is what the model learns first, and what the tokenizer is made of. "broad" adds what
 strangers type: texts without any meaning to copy, passages in other words, questions without an answer, other
 languages. "copies" adds words made of the tokenizer's own pieces, the hardest to copy, and more of sums and lists.
 "beginnings" adds words that lose the space before them, as the first word of every copy does, and more of the facts,
-explanations and sums that are to be kept.
+explanations and sums that are to be kept. "drill" has most of what is then still wrong: beginnings, and few words that
+come again and again.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from random import Random
 from . import arithmetic, copying, facts, languages, lists, passages, reading, smalltalk, stories, terms, unknown
 from .render import chat, dialogue
 
-__all__ = ["BEGINNINGS", "BROAD", "COPIES", "KINDS", "MIXES", "chat", "document"]
+__all__ = ["DRILL", "KINDS", "MIXES", "chat", "document"]
 
 # kind: (its weight among the documents, what writes it)
 Mix = dict[str, tuple[float, Callable[[Random], str]]]
@@ -83,7 +84,14 @@ BEGINNINGS: Mix = COPIES | {
     "arithmetic_chat": (80, arithmetic.talk),
     "lists_chat": (60, lists.talk),
 }
-MIXES = {"known": KINDS, "broad": BROAD, "copies": COPIES, "beginnings": BEGINNINGS}
+DRILL: Mix = BEGINNINGS | {
+    "pieces_chat": (50, copying.talk_of_pieces),
+    "repetitions_chat": (60, copying.talk_of_repetitions),
+    "lines_chat": (90, copying.talk_of_lines),
+    "lists_chat": (100, lists.talk),
+    "reading_chat": (50, reading.talk),
+}
+MIXES = {"known": KINDS, "broad": BROAD, "copies": COPIES, "beginnings": BEGINNINGS, "drill": DRILL}
 
 
 def document(index: int, seed: int | str, mix: Mix = KINDS) -> str:

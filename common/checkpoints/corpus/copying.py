@@ -268,3 +268,10 @@ def talk_of_few_words(rng: Random) -> str:
     """4 to 12 texts of one to three words, each to be copied."""
     texts = [" ".join(word(rng) for _ in range(rng.choice((1, 1, 2, 3)))) for _ in range(rng.randint(4, 12))]
     return dialogue(rng, *(turn for text in texts for turn in (rng.choice(REQUESTS).format(text), text)))
+
+
+def talk_of_repetitions(rng: Random) -> str:
+    """10 to 60 words from a pool of 5 to 30: what follows a word depends on the words before it, sometimes on two."""
+    pool = [word(rng) for _ in range(rng.randint(5, 30))]
+    copied = " ".join(rng.choices(pool, k=rng.randint(10, 60)))
+    return dialogue(rng, rng.choice(REQUESTS).format(copied), copied)

@@ -79,6 +79,12 @@ def pytest_collection_modifyitems(config, items):
         items.sort(key=lambda item: (groups[item] != "ray", sizes[groups[item]], groups[item]))
 
 
+def pytest_collection_finish(session):
+    """Refuse a pytest with which pytest-xdist ignores the groups: tests of one file would fail beside each other."""
+    if session.config.getoption("loadgroup", False) and not all("@" in item.nodeid for item in session.items):
+        raise pytest.UsageError("pytest-xdist does not group tests with this pytest: install requirements.txt")
+
+
 def group_of(item) -> str:
     """Return the group of a test, which one process runs in order: its file, and in the contract the stage as well.
 

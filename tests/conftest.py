@@ -51,6 +51,12 @@ def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="where the contract suite runs (default: cpu)")
 
 
+def pytest_configure(config):
+    """Refuse a pytest with which pytest-xdist ignores groups: each process would start what a file's tests share."""
+    if config.getoption("dist", "no") == "loadgroup" and pytest.version_tuple >= (9, 2):
+        raise pytest.UsageError("pytest-xdist does not group tests with pytest 9.2: install requirements.txt")
+
+
 def pytest_generate_tests(metafunc):
     """Run each test that asks for `engine_class` once for each stage, or for the folder given with --engine."""
     if "engine_class" in metafunc.fixturenames:
@@ -77,12 +83,6 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.xdist_group(group))
         # A file of few tests runs whole programs. Those of many short ones come last, and level the processes out.
         items.sort(key=lambda item: (groups[item] != "ray", sizes[groups[item]], groups[item]))
-
-
-def pytest_collection_finish(session):
-    """Refuse a pytest with which pytest-xdist ignores the groups: tests of one file would fail beside each other."""
-    if session.config.getoption("loadgroup", False) and not all("@" in item.nodeid for item in session.items):
-        raise pytest.UsageError("pytest-xdist does not group tests with this pytest: install requirements.txt")
 
 
 def group_of(item) -> str:

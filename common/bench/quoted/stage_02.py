@@ -55,8 +55,8 @@ def arithmetic() -> list[Passage]:
         Quote("Half: {:,} bytes per token", target.kv_bytes_per_token(torch.bfloat16)),
         Once(
             "with the changes that exercises ask for",
-            "Only two or three of the contract suite's 20 prompts get another answer.",
-            "no answer changed, neither of 32 tokens nor of 200",
+            "Only two of the contract suite's 16 prompts get another answer.",
+            "no answer changed, neither of 18 tokens nor of 200",
         ),
         Given("of that blog post", '"22 MB at 50 tokens"'),
         Given("for the reader", "Time: about 15 minutes to read, 75 to do."),

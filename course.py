@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from common.setup.environment import note, prepare_environment
+from common.setup.environment import note, prepare_environment, variables_of
 from common.stages import stage_folder, stage_folders
 
 ROOT = Path(__file__).resolve().parent
@@ -81,7 +81,8 @@ def run(command: list[str], root: Path, environment: dict[str, str] | None = Non
     Ctrl-C in a terminal reaches the child as well. It gets all the time it needs to shut down; only then does
     KeyboardInterrupt go on to the caller.
     """
-    child = subprocess.Popen(command, cwd=str(root), env={**os.environ, **(environment or {})})
+    variables = {**os.environ, **variables_of(ROOT / ".venv"), **(environment or {})}
+    child = subprocess.Popen(command, cwd=str(root), env=variables)
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())  # a server must not outlive its door
     interrupted = False
     while child.returncode is None:

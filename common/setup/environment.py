@@ -88,6 +88,17 @@ def pip_install(venv: Path, *arguments: str) -> list[str]:
     return [str(python_of(venv)), "-m", "pip", "install", "--no-compile", *arguments]
 
 
+def variables_of(venv: Path) -> dict[str, str]:
+    """Return the variables with which a process of .venv keeps the modules that it compiles.
+
+    Where PYTHONDONTWRITEBYTECODE is set, as in many images of containers, each process would compile torch and
+    transformers anew, for more than a second. It keeps its promise all the same: nothing is written beside a source.
+    """
+    if not os.environ.get("PYTHONDONTWRITEBYTECODE") or os.environ.get("COURSE_NO_VENV") == "1":
+        return {}
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(venv / "compiled")}
+
+
 def install_requirements(venv: Path, requirements: Path) -> None:
     """Install requirements.txt from the package index that pip is set to; exit with a sentence if that fails."""
     note("Installing requirements.txt into .venv: 0.6 GB to download, or several GB where PyTorch comes with CUDA")

@@ -128,6 +128,21 @@ def test_course_no_venv_leaves_everything_alone(root, machine, monkeypatch):
     assert machine.installs == [] and not (root / ".venv").exists()
 
 
+def test_compiled_modules_are_kept_in_the_environment(tmp_path, monkeypatch):
+    """Also where PYTHONDONTWRITEBYTECODE is set, and then nothing is written beside a source."""
+    program = tmp_path / "program.py"
+    program.write_text("import imported")
+    (tmp_path / "imported.py").touch()
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("COURSE_NO_VENV", raising=False)
+    variables = {**os.environ, **environment.variables_of(tmp_path / ".venv")}
+    subprocess.run([sys.executable, str(program)], env=variables, check=True)
+    assert [path.parent.name for path in (tmp_path / ".venv").rglob("imported*.pyc")] == [tmp_path.name]
+    assert not list(tmp_path.glob("__pycache__"))
+    monkeypatch.setenv("COURSE_NO_VENV", "1")
+    assert environment.variables_of(tmp_path / ".venv") == {}
+
+
 # ---- From a kit ----
 
 

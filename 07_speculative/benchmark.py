@@ -53,10 +53,10 @@ SIZES = {
     "most_tokens": 128,  # of an answer
     "copies": 12,
     "copy_tokens": 40,  # of an answer that is a copy, at least
-    "guesses": [0, 1, 2, 3, 4, 5, 6, 7, 8],
+    "draft_tokens": [0, 1, 2, 3, 4, 5, 6, 7, 8],
     "curve_jobs": 20,
     "rounds": 2,  # of each measurement, the second backwards
-    "large_model": None,  # with random weights: what a pass costs it, and what the same guesses would bring it
+    "large_model": None,  # with random weights: what a pass costs it, and what the same draft tokens would bring it
 }
 QUICK = {
     "engines": ["stage_06", "draft_model"],
@@ -64,15 +64,15 @@ QUICK = {
     "least_jobs": 8,
     "most_tokens": 96,
     "copies": 0,
-    "guesses": [],
+    "draft_tokens": [],
 }
-GPU = {"batches": [1, 8, 32], "copies": 32, "guesses": [0, 1, 2, 4, 8], "rounds": 1, "large_model": "Qwen3-8B"}
+GPU = {"batches": [1, 8, 32], "copies": 32, "draft_tokens": [0, 1, 2, 4, 8], "rounds": 1, "large_model": "Qwen3-8B"}
 TINY = {
     "batches": [1, 2],
     "least_jobs": 2,
     "most_tokens": 8,
     "copies": 1,
-    "guesses": [0, 2],
+    "draft_tokens": [0, 2],
     "curve_jobs": 1,
     "rounds": 1,
 }
@@ -95,7 +95,7 @@ def measure_now(settings: Settings, sizes: dict) -> Figures:
     if sizes["copies"]:
         copies = in_turn(loaded, engines, copying(loaded, sizes), 1, sizes)
         figures |= {f"{name}_copying_{key}": copies[name][key] for name in engines for key in COPYING}
-    if sizes["guesses"]:
+    if sizes["draft_tokens"]:
         figures |= curve(loaded, sizes)
     if sizes["large_model"]:
         share = acceptance_rate(figures["always_8_acceptance"][0] / 100, 8)
@@ -109,7 +109,9 @@ def large_model(settings: Settings, sizes: dict, share: float) -> Figures:
     target = make_engine(NOW, settings.load(), {"draft": "lookup"}).scheduler.speculation.costs.target
     return {
         "large_pass_ms": [1e3 * target(n) for n in PASSES],
-        "large_predicted": [sum(share**i for i in range(k + 1)) * target(1) / target(1 + k) for k in sizes["guesses"]],
+        "large_predicted": [
+            sum(share**i for i in range(k + 1)) * target(1) / target(1 + k) for k in sizes["draft_tokens"]
+        ],
     }
 
 
@@ -165,20 +167,20 @@ def copying(loaded: Loaded, sizes: dict) -> list[Job]:
 
 def curve(loaded: Loaded, sizes: dict) -> Figures:
     """Return the speed-up at batch size 1 for each fixed number of draft tokens, and what arithmetic predicts."""
-    engines = {f"{k}": (NOW, {"draft": "draft", "num_draft_tokens": k}) for k in sizes["guesses"]}
+    engines = {f"{k}": (NOW, {"draft": "draft", "num_draft_tokens": k}) for k in sizes["draft_tokens"]}
     runs = in_turn(loaded, engines, questions(loaded, sizes, 1)[: sizes["curve_jobs"]], 1, sizes)
     adaptive = make_engine(NOW, loaded, {"draft": "draft"})
     costs, predicted = adaptive.scheduler.speculation.costs, []
-    for k in sizes["guesses"]:
+    for k in sizes["draft_tokens"]:
         # Of the judged ones: those behind a rejected one are not judged.
         share = acceptance_rate(runs[f"{k}"]["acceptance"] / 100, k)
         tokens = sum(share**i for i in range(k + 1))
         predicted.append(tokens * costs.target(1) / (costs.target(1 + k) + k * costs.draft(1)))
     return {
-        "curve_tpot_ms": [runs[f"{k}"]["tpot_ms"] for k in sizes["guesses"]],
-        "curve_speedup": [runs["0"]["tpot_ms"] / runs[f"{k}"]["tpot_ms"] for k in sizes["guesses"]],
+        "curve_tpot_ms": [runs[f"{k}"]["tpot_ms"] for k in sizes["draft_tokens"]],
+        "curve_speedup": [runs["0"]["tpot_ms"] / runs[f"{k}"]["tpot_ms"] for k in sizes["draft_tokens"]],
         "curve_predicted": predicted,
-        "curve_acceptance": [runs[f"{k}"]["acceptance"] for k in sizes["guesses"]],
+        "curve_acceptance": [runs[f"{k}"]["acceptance"] for k in sizes["draft_tokens"]],
         "pass_ms": [1e3 * costs.target(n) for n in PASSES],
         "draft_pass_ms": [1e3 * costs.draft(n) for n in PASSES],
     }
@@ -216,16 +218,16 @@ def draw(document: dict, png: Path) -> None:
     sizes, now, figures = document["sizes"], document["sides"][NOW], document["figures"]
     batches = sizes["batches"]
     message = (
-        f"Guessing makes one stream {figures['draft_model_speedup_at_1']['median']:.1f} times as fast, "
+        f"Speculation makes one stream {figures['draft_model_speedup_at_1']['median']:.1f} times as fast, "
         f"and copies {figures['lookup_speedup_copying']['median']:.1f} times"
     )
     remark = (
         f"Questions in the chat template, answers of at most {sizes['most_tokens']} tokens. Speed-up: output tokens a "
-        "second, relative to stage 06 in the same process.\nPredicted: from the share of guesses that is accepted and "
+        "second, relative to stage 06 in the same process.\nPredicted: from the share of draft tokens accepted and "
         "from the time of a pass over n tokens, measured alone."
     )
     with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as panels:
-        speedup, tpot, guesses, copies = panels
+        speedup, tpot, lengths, copies = panels
         speedup.axhline(1, color=plots.REFERENCE, linewidth=1)
         plots.line(speedup, batches, figures["draft_model_speedup"], NOW, "draft model")
         plots.line(speedup, batches, figures["lookup_speedup"], "05", "lookup")
@@ -237,11 +239,13 @@ def draw(document: dict, png: Path) -> None:
         plots.line(tpot, batches, now["draft_model_itl_ms"], NOW, "draft model,\nper chunk", dashed=True)
         plots.doubling(tpot, batches)
         plots.axes(tpot, "requests at once", "milliseconds", "Time per output token")
-        plots.predicted(guesses, sizes["guesses"], now["curve_predicted"], "predicted")
-        plots.line(guesses, sizes["guesses"], now["curve_speedup"], NOW, "measured")
+        plots.predicted(lengths, sizes["draft_tokens"], now["curve_predicted"], "predicted")
+        plots.line(lengths, sizes["draft_tokens"], now["curve_speedup"], NOW, "measured")
         if "large_predicted" in now:
-            plots.predicted(guesses, sizes["guesses"], now["large_predicted"], f"{sizes['large_model']},\ncomputed")
-        plots.axes(guesses, "guesses for each token (k)", "speed-up over k = 0", "One request, draft model")
+            plots.predicted(
+                lengths, sizes["draft_tokens"], now["large_predicted"], f"{sizes['large_model']},\ncomputed"
+            )
+        plots.axes(lengths, "draft tokens in a step (k)", "speed-up over k = 0", "One request, draft model")
         names = {"stage_06": BEFORE, "draft_model": NOW, "lookup": "05"}
         heights = [now[f"{name}_copying_tokens_per_second"] for name in names]
         plots.bars(copies, list(names.values()), heights, ["stage 06", "draft model", "lookup"])

@@ -49,7 +49,7 @@ class ModelConfig:
     qk_norm: bool = False
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Bytes of K and V that one token occupies in all layers: 2 * layers * H_kv * D * bytes per element."""
+        """Return the bytes of K and V of one token in all layers: 2 * layers * H_kv * D * bytes per element."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
 
 

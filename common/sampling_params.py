@@ -63,7 +63,7 @@ class SamplingParams:
 
     @cached_property
     def filtered(self) -> bool:
-        """Whether top-k, top-p or min-p may drop tokens."""
+        """Return whether top-k, top-p or min-p may drop tokens."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @cached_property

@@ -52,9 +52,11 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Refuse a pytest with which pytest-xdist ignores groups: each process would start what a file's tests share."""
+    """Let the folder of --engine stand for the stage of its name; refuse a pytest with which groups are ignored."""
     if config.getoption("dist", "no") == "loadgroup" and pytest.version_tuple >= (9, 2):
         raise pytest.UsageError("pytest-xdist does not group tests with pytest 9.2: install requirements.txt")
+    if (engine := config.getoption("--engine")) and Path(engine).name in [folder.name for folder in stage_folders()]:
+        os.environ["COURSE_STAGE"] = str(Path(engine).resolve())  # before a test's module imports the stage
 
 
 def pytest_generate_tests(metafunc):
@@ -68,7 +70,13 @@ def pytest_generate_tests(metafunc):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config, items):
-    """Leave out what a stage does not claim, skip what needs a GPU, and group the rest for several processes."""
+    """Leave out what a stage does not claim, skip what needs a GPU, and group the rest for several processes.
+
+    With --engine, refuse tests of anything else: they would pass, and say nothing about that folder.
+    """
+    engine = config.getoption("--engine")
+    if engine and (others := sorted({item.path.name for item in items if not is_about(item, Path(engine).resolve())})):
+        raise pytest.UsageError(f"--engine {engine} runs the contract, and its stage's tests; not {', '.join(others)}")
     out = [item for item in items if not is_claimed(item)]
     items[:] = [item for item in items if item not in out]
     config.hook.pytest_deselected(items=out)
@@ -95,6 +103,12 @@ def group_of(item) -> str:
         return "ray"
     stage = item.callspec.params.get("engine_class", "") if hasattr(item, "callspec") else ""
     return f"{item.path.stem}:{Path(stage).name}" if stage else item.path.stem
+
+
+def is_about(item, folder: Path) -> bool:
+    """Return whether a test runs the engine in this folder: as the contract does, or as a test of its stage."""
+    is_its_stage = os.environ.get("COURSE_STAGE") == str(folder) and f"_{folder.name[:2]}_" in item.path.name
+    return is_its_stage or "engine_class" in getattr(item, "fixturenames", ())
 
 
 def is_claimed(item) -> bool:

@@ -1,7 +1,7 @@
 """What every stage promises. A learner's own engine is graded by the same suite:
 
     cp -r 02_kv_cache my_02
-    pytest tests/test_contract.py --engine my_02
+    pytest tests/test_contract.py tests/test_contract_claims.py --engine my_02
 
 All of it runs on the bundled checkpoint in float32, against transformers' `generate`. After each test the engine must
 hold nothing any more: no request, no tensor (see `make_engine` in conftest.py).

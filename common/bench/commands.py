@@ -14,6 +14,7 @@ import torch
 from . import summary
 from .documents import read_json
 from .harness import REPEATS, Benchmark, measure_sides
+from .learner import is_learners
 from .settings import Settings
 from .suite import RESULTS, Suite, draw, say
 
@@ -93,7 +94,7 @@ def pick(benchmarks: Sequence[Benchmark], names: str | None) -> list[Benchmark]:
 
 def measure(args: argparse.Namespace) -> int:
     """Measure what the options say; print the table, and as the last line on stdout one JSON document."""
-    out = args.out or (Path(tempfile.mkdtemp()) if args.sizes == "tiny" else RESULTS)
+    out = args.out or (Path(tempfile.mkdtemp()) if args.sizes == "tiny" else usual_folder(args.benchmarks))
     suite = Suite(
         args.benchmarks, Settings.from_arguments(args), args.sizes, out, args.repeats, args.together,
         seconds=args.minutes and 60 * args.minutes, environment=environment(args.sizes),
@@ -107,6 +108,11 @@ def measure(args: argparse.Namespace) -> int:
         if not sys.stdout.isatty():  # for programs: people have the table
             print(json.dumps(read_json(path) if path and path.exists() else found, separators=(",", ":")))
     return status
+
+
+def usual_folder(benchmarks: Sequence[Benchmark]) -> Path:
+    """Return where the results file goes: a learner's stage has its own."""
+    return benchmarks[0].results if is_learners(benchmarks[0]) else RESULTS
 
 
 def environment(sizes: str) -> dict[str, str]:

@@ -259,6 +259,9 @@ def spread(values: list) -> dict[str, Any]:
 
 def run_benchmark(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> None:
     """Run the command line of a benchmark. Exit with 1 and a sentence if a side fails, with 130 after Ctrl-C."""
-    from .commands import main  # which knows this module
+    from .commands import main  # both know this module
+    from .learner import beside_reference, is_learners
 
+    if is_learners(benchmark):
+        benchmark = beside_reference(benchmark)
     sys.exit(main(f"python -m {benchmark.module}", benchmark.description, [benchmark], arguments))

@@ -137,6 +137,8 @@ def line(panel, x: Sequence[float], figure: dict[str, Any], side: str, label: st
         style["markerfacecolor"] = "white"
     panel.plot(x, figure["median"], color=color(side), label=label, **style)
     band(panel, x, figure["min"], figure["max"], side)
+    if "reference" in figure:  # the figure is a learner's (learner.py)
+        panel.plot(x, figure["reference"]["median"], ":", color=TEXT, linewidth=1.5, label="reference")
 
 
 def steps(panel, figure: dict[str, Any], counts: Sequence[int], side: str, label: str) -> None:
@@ -166,6 +168,9 @@ def bars(panel, sides: Sequence[str], figures: Sequence[dict[str, Any]], labels:
     panel.errorbar(labels, medians, yerr=reach, fmt="none", ecolor=TEXT, elinewidth=1.2)
     for place, figure in enumerate(figures):
         note(panel, place, figure["max"], short(figure["median"]), above=4, align="center")
+        if "reference" in figure:  # the figure is a learner's (learner.py)
+            height = figure["reference"]["median"]
+            panel.plot([place - 0.3, place + 0.45], [height] * 2, ":", color=TEXT, linewidth=1.5, label="reference")
     panel.margins(y=0.12)
 
 

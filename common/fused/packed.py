@@ -64,7 +64,7 @@ def pack_linears(model: nn.Module) -> bool:
 
 
 def padded(tokens: int) -> int:
-    """Return for how many rows a step with so many tokens computes its products: at most an eighth more from 32 on."""
+    """Return for how many rows a step of `tokens` tokens computes its products: at most an eighth more from 32 on."""
     multiple = max(4, 2 ** ((tokens - 1).bit_length() - 4))  # eight numbers from each power of two to the next
     return -(-tokens // multiple) * multiple
 

@@ -60,7 +60,7 @@ def wait_for(condition) -> None:
 
 
 def throughput(watched: Watched, url: str, clients: int) -> float:
-    """Output tokens a second of so many requests at once, from the start of the first step to the end of the last."""
+    """Return the output tokens a second of this many requests at once, from the first step to the end of the last."""
     steps, tokens = watched.trace.steps, watched.stats()["generated_tokens"]
     body = PROMPT | {"count": clients}
     httpx.post(f"{url}/watch/send", json=body, headers={"Origin": url}, timeout=60).raise_for_status()

@@ -113,10 +113,10 @@ LESSONS = {
     ),
     "07": Lesson(
         "Speculative decoding",
-        "A drafter guesses the next tokens. The model checks them all in one pass and keeps those that it agrees with.",
+        "A drafter drafts the next tokens. The model checks them all in one pass and keeps those that it agrees with.",
         "How many tokens does one pass bring?",
         (COPY, COUNT, STORY, FOUR),
-        {"kv_memory": "24M", "num_draft_tokens": 4},  # always, so that guesses are seen where they do not pay
+        {"kv_memory": "24M", "num_draft_tokens": 4},  # always, so that draft tokens are seen where they do not pay
     ),
     "08": Lesson(
         "Prefill and decode apart",

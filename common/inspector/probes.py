@@ -1,4 +1,4 @@
-"""What no book keeps: where a step's time goes, and what the drafter guessed. Read by listening in.
+"""What no book keeps: where a step's time goes, and what was drafted. Read by listening in.
 
 Functions are replaced on the one engine that is watched, while a page is open: the engine that is read is the engine
 that runs.
@@ -38,9 +38,9 @@ class Probes:
         if parts := self.clock.take(seconds):
             found["parts"] = {name: round(1e3 * spent, 2) for name, spent in parts.items()}
         drafts = [(chunk.sequence.request.request_id, getattr(chunk, CHUNK_DRAFT)) for chunk in self.chunks]
-        guesses = [[name, list(draft.token_ids), draft.accepted] for name, draft in drafts if draft.token_ids]
+        drafted = [[name, list(draft.token_ids), draft.accepted] for name, draft in drafts if draft.token_ids]
         self.chunks = []
-        return found | ({"drafts": guesses} if guesses else {})
+        return found | ({"drafts": drafted} if drafted else {})
 
     def _overheard(self, method: Callable) -> Callable:
         def wrapper(chunks):

@@ -59,7 +59,7 @@ class Watched:
         self._next_look = 0.0
 
     def abort_soon(self, request_id: str) -> None:
-        """End a request before the next step, whoever sent it; ignore an unknown id. From any thread."""
+        """End a request before the next step, whichever client sent it; ignore an unknown id. From any thread."""
         self._to_abort.append(request_id)
 
     def _aborted(self) -> list[Request]:

@@ -110,12 +110,16 @@ def body_span(function: Function, lines: list[str]) -> slice:
 
 
 def reasons(function: Function, lines: list[str], number: str) -> list[str]:
-    """Return the comments of a function's body that begin with "NEW in 05: ", whole lines as they stand there."""
+    """Return the comments of a function's body that begin with "NEW in 05: ", as lines of their own."""
     kept: list[str] = []
     inside = False
     for line in lines[body_span(function, lines)]:
-        inside = line.lstrip().startswith("#") and (inside or f"NEW in {number}" in line)
-        kept += [line] if inside else []
+        code, _, said = line.partition(f"# NEW in {number}: ")
+        inside = line.lstrip().startswith("#") and (inside or bool(said))
+        if inside:
+            kept.append(line)
+        elif said:  # behind code, which is to be written
+            kept.append(f"{code[: len(code) - len(code.lstrip())]}# NEW in {number}: {said}")
     return kept
 
 

@@ -20,7 +20,7 @@ from common.stages import stage_folder, stage_folders
 
 from .faults import FAULTS, Fault
 from .faults.reproduce import HEAD
-from .start import ROOT, set_aside
+from .start import CONTRACT, ROOT, set_aside
 
 LEFT_OUT = ["*.pyc", "*.png", "results", "work"]
 TEST_SECONDS = 900  # until a test that does not end counts as failed
@@ -32,7 +32,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(prog="course.py bug", description="Find and mend a planted fault.")
     parser.add_argument("number", nargs="?", type=int, help="which one; without it, list all")
     parser.add_argument("--hint", nargs="?", type=int, const=1, choices=(1, 2), help="the first hint, or the second")
-    parser.add_argument("--mended", action="store_true", help="run the test for it on your folder")
+    parser.add_argument("--mended", action="store_true", help="run the test for it, and the contract, on your folder")
     parser.add_argument("--reveal", action="store_true", help="tell where it is and where it happened")
     parser.add_argument("--force", action="store_true", help="begin again; the old folder stays, with a number")
     options = parser.parse_args(arguments)
@@ -100,7 +100,7 @@ def instructions(fault: Fault, root: Path, folder: Path) -> str:
     rows = [
         (f"{python_of(Path('.venv')).as_posix()} {short}/reproduce.py", "fails as long as the fault is there"),
         (f"python3 course.py bug {number} --hint", "a hint; --hint 2 for another"),
-        (f"python3 course.py bug {number} --mended", "run the test for it on your folder"),
+        (f"python3 course.py bug {number} --mended", "run the test for it, and the contract, on your folder"),
         (f"python3 course.py bug {number} --reveal", "where it is, and where it happened"),
     ]
     made = f"Made {short}: the course with {stage} alone. One fault is planted, in {stage} or in common."
@@ -137,6 +137,8 @@ def test_folder(fault: Fault, root: Path) -> int:
         for part in ("common", stage_name(fault, root)):
             copy(folder / part, tree / part)
         ended = run_tests(tree, fault.caught_by.split(), python)
+        if ended.status == 0:  # what mends it must break nothing else
+            ended = run_tests(tree, [*CONTRACT, "--engine", stage_name(fault, root)], python)
     if ended.status == 0:
         print(f"Mended. `python3 course.py bug {fault.number} --reveal` tells the story.")
         return 0

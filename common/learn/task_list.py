@@ -91,7 +91,7 @@ def class_heading(stage: Path, file: str, name: str) -> list[str]:
     for node in ast.walk(ast.parse((stage / file).read_text(encoding="utf-8"))):
         if isinstance(node, ast.ClassDef) and node.name == name and (text := ast.get_docstring(node)):
             first, *others = text.split("\n\n")
-            news = [part for part in others if f"NEW in {stage.name[:2]}" in part]
+            news = [part for part in others if part.startswith("Invariant") or f"NEW in {stage.name[:2]}" in part]
             return [" ".join([f"**class `{name}`**: {clean(first)}", *map(clean, news)])]
     return []
 

@@ -58,7 +58,7 @@ class TensorParallelEngine:
             ranks.tell("build", stage_folder(stage), options)
             self._engine: BaseEngine = make_engine(engine_class, ranks.loaded, **options)
         ranks.answers()
-        self.startup_notes = "; ".join(filter(None, [ranks.why, self._engine.startup_notes]))
+        self.startup_notes = "; ".join(filter(None, [ranks.startup_notes, self._engine.startup_notes]))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

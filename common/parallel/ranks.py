@@ -85,7 +85,7 @@ class Ranks:
             raise
 
     @property
-    def why(self) -> str:
+    def startup_notes(self) -> str:
         if self.device.type == "cuda":
             return f"ranks={self.count} (cuda:0 to cuda:{self.count - 1}, over NCCL)"
         threads = "a thread" if self.threads == 1 else f"{self.threads} threads"

@@ -92,7 +92,7 @@ def variables_of(venv: Path) -> dict[str, str]:
     """Return the variables with which a process of .venv keeps the modules that it compiles.
 
     Where PYTHONDONTWRITEBYTECODE is set, as in many images of containers, each process would compile torch and
-    transformers anew, for more than a second. It keeps its promise all the same: nothing is written beside a source.
+    transformers again, for more than a second. It keeps its promise all the same: nothing is written beside a source.
     """
     if not os.environ.get("PYTHONDONTWRITEBYTECODE") or os.environ.get("COURSE_NO_VENV") == "1":
         return {}

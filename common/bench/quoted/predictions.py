@@ -60,7 +60,7 @@ def paged_attention() -> list[Passage]:
 def speculative() -> list[Passage]:
     results = Results("07_speculative")
     now = results.sides["07_speculative"]
-    accepted = by(results.sizes.guesses, now.curve_acceptance)
+    accepted = by(results.sizes.draft_tokens, now.curve_acceptance)
     taken = {tokens: numpy.interp(tokens, PASSES, now.pass_ms) for tokens in (1, 2, 3, 4, 5, 9, 16, 36, 144)}
     relative = [taken[tokens] / taken[1] for tokens in (2, 3, 5, 9)]
     several = [taken[tokens] for tokens in (1, 9, 36, 144)]

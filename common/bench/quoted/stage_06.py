@@ -26,7 +26,7 @@ def measured(results: Results) -> list[Passage]:
         Claim(f"Measured {STATED}", results.as_stated),
         Quote("What does it cost to look for {} pages and find none?", -(-sizes.prompt // 16) - 1),
         Quote("{:,.0f} percent of a prompt of {:,} tokens is cached", sizes.shared_percent[-1], sizes.prompt),
-        Quote("| of a prompt of {:,} tokens is shared | {} % | {} % | {} % |", sizes.prompt, *sizes.shared_percent),
+        Quote("| shared part of a prompt of {:,} tokens | {} % | {} % | {} % |", sizes.prompt, *sizes.shared_percent),
         Quote("| first token, stage 05 | {:,.0f} ms | {:,.0f} ms | {:,.0f} ms |", *before.ttft_ms),
         Quote("| first token, stage 06 | {:,.0f} ms | {:,.0f} ms | {:,.0f} ms |", *now.ttft_ms),
         Quote("| tokens a second, stage 05 | {:,.0f} | {:,.0f} | {:,.0f} |", *before.tokens_per_second),

@@ -73,7 +73,8 @@ def measured(results: Results) -> list[Passage]:
 def curve(results: Results) -> list[Passage]:
     now = results.sides["07_speculative"]
     speedup, predicted, accepted = (
-        by(results.sizes.guesses, values) for values in (now.curve_speedup, now.curve_predicted, now.curve_acceptance)
+        by(results.sizes.draft_tokens, values)
+        for values in (now.curve_speedup, now.curve_predicted, now.curve_acceptance)
     )
     best = max(speedup, key=speedup.__getitem__)
     near = min(speedup.get(k, speedup[best]) for k in (best - 1, best + 1)) / speedup[best]

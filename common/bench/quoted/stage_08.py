@@ -66,11 +66,12 @@ def measured(results: Results) -> list[Passage]:
 
     longest = [by(sizes.rates[1:], side.ttft_long_p50_ms)[sizes.stated] for side in (before, now)]
     usual, delayed = columns("itl_p50_ms")[0], columns("itl_p99_ms")[2]
-    goodput = columns("goodput")
+    goodput, bound = columns("goodput"), 1e3 * sizes.objectives["longest_gap"]
     return [
         Claim(f"Measured {STATED}", results.as_stated),
         Claim("one per second", sizes.stated, 1, 1),
         Quote("eight clients ask for {} to {} tokens again and again", *sizes.output),
+        Quote("within {} s and whose gaps are at most {:.0f} ms", sizes.objectives["ttft"], bound),
         Quote("a gap of usually {:,.0f} ms becomes {:,.0f} ms", usual, delayed),
         Quote("| gap, median | {:.1f} ms | {:.1f} ms | {:.1f} ms | {:.1f} ms |", *columns("itl_p50_ms")),
         Quote("| gap, p99 | {:,.0f} ms | {:,.0f} ms | {:,.0f} ms | {:,.0f} ms |", *columns("itl_p99_ms")),
@@ -101,12 +102,13 @@ def ratios(results: Results) -> list[Passage]:
         Quote("The prediction for stage 07, {:,.0f} ms for a full piece alone", predicted),
         Claim("is too low", by(sizes.rates, before.itl_p99_ms)[sizes.stated] / predicted, 1.05),
         Quote(
-            "the decoding clients get {:.2f} times stage 07's tokens a second ({:.2f} to {:.2f} in the repeats)",
+            "the decoding clients get {:.2f} times stage 07's tokens a second (median of the repeats' ratios; "
+            "{:.2f} to {:.2f})",
             *(each.throughput_ratio_without_prompts for each in (figures, least, most)),
         ),
         Claim("it does not add computing power", figures.throughput_ratio_without_prompts, 0.7, 1.05),
-        Quote("the p99 gap is {:,.0f} ms against {:,.0f}: only", p99[0], before.itl_p99_ms[0]),
-        Claim("only the handoff shows", p99[0] / before.itl_p99_ms[0], 0.8, 1.3),
+        Quote("the p99 gap is {:,.0f} ms against {:,.0f};", p99[0], before.itl_p99_ms[0]),
+        Quote("the median gap is {:.1f} ms, not {:.1f}", now.itl_p50_ms[0], before.itl_p50_ms[0]),
         Quote(
             "they get {:.2f} times ({:.2f} to {:.2f}), and the prompts pay",
             *(each.throughput_ratio for each in (figures, least, most)),

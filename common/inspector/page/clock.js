@@ -46,7 +46,7 @@ export class Clock {
     this.changed();
   }
 
-  // A recording goes on by so many real seconds.
+  // A recording goes on by `seconds` real seconds.
   tick(seconds) {
     if (!this.recorded || !this.running) return;
     const next = (this.live ? this.oldest : this.shown) + seconds * this.speed;

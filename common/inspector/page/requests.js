@@ -19,7 +19,7 @@ export class Request {
     this.tokens = []; // {id, t, from: "model" or "draft"}
     this.lengths = []; // [time, length of the text then]
     this.columns = []; // steps that did something for it, ascending
-    this.works = []; // for each of them {phase, tokens, accepted, rejected, guesses, worker}
+    this.works = []; // for each of them {phase, tokens, accepted, rejected, draftTokens, worker}
     this.preemptions = []; // columns
     this.handoffs = []; // places in `works` where another worker goes on
     this.decoding = false; // since it was last admitted
@@ -60,7 +60,8 @@ export class Request {
     if (kind === "decode" && this.works.length && this.works.at(-1).worker !== step.worker)
       this.handoffs.push(this.works.length);
     this.columns.push(step.column);
-    this.works.push({ phase: kind, tokens, accepted: 0, rejected: 0, guesses: null, worker: step.worker, t: step.e });
+    const none = { accepted: 0, rejected: 0, draftTokens: null };
+    this.works.push({ phase: kind, tokens, ...none, worker: step.worker, t: step.e });
   }
 
   get rerun() {
@@ -72,16 +73,16 @@ export class Request {
     this.preemptions.push(step.column);
   }
 
-  // The step's tokens come after the guesses that were accepted: guesses[0 .. accepted) are output tokens.
-  takeDraft(step, guesses, accepted) {
+  // The step's tokens come after the draft tokens that were accepted: draftTokens[0 .. accepted) are output tokens.
+  takeDraft(step, draftTokens, accepted) {
     const work = this.works.at(-1);
     if (!work || this.columns.at(-1) !== step.column) return;
     work.accepted = accepted;
-    work.rejected = guesses.length - accepted;
-    work.guesses = guesses;
+    work.rejected = draftTokens.length - accepted;
+    work.draftTokens = draftTokens;
     const mine = this.tokens.filter((token) => token.t >= step.s && token.t <= step.e + 1e-4);
     for (const token of mine.slice(0, accepted)) token.from = "draft";
-    if (mine.length) mine[0].guessed = { guesses, accepted };
+    if (mine.length) mine[0].drafted = { draftTokens, accepted };
   }
 
   // Its place among `columns` of the first one that is not before this one.

@@ -71,8 +71,8 @@ export class Store {
       step.tokens += tokens;
       this.request(number).takeWork(step, phase, tokens);
     }
-    for (const [number, guesses, accepted] of step.drafts ?? [])
-      this.request(number).takeDraft(step, guesses, accepted);
+    for (const [number, draftTokens, accepted] of step.drafts ?? [])
+      this.request(number).takeDraft(step, draftTokens, accepted);
     for (const number of step.preempted ?? []) this.request(number).takePreemption(step);
   }
 

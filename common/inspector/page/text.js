@@ -1,5 +1,5 @@
 // Text: each answer as it grows. On demand a box for each token; in stage 07 the boxes say who said a word first, and
-// under them stands what was guessed in its place.
+// under them stands what was drafted in its place.
 
 import { count, el, milliseconds, say } from "inspector/dom";
 import { badge } from "inspector/memory_tree";
@@ -148,14 +148,14 @@ export class Text {
     const boxes = request.tokens.slice(from, to).map((token) => {
       const box = el("span", { class: `token ${token.from}` }, this.word(token.id));
       if (token.from === "draft") box.title = "the drafter said it first, and the model agreed";
-      const wrong = token.guessed?.guesses.slice(token.guessed.accepted) ?? [];
+      const wrong = token.drafted?.draftTokens.slice(token.drafted.accepted) ?? [];
       if (!wrong.length) return box;
       const words = wrong.map((id) => this.word(id)).join("");
       return el(
         "span",
         { class: "pair" },
         box,
-        el("s", { title: `“${words}”: guessed by the drafter, not what the model said` }, words),
+        el("s", { title: `“${words}”: a draft token that the model rejected` }, words),
       );
     });
     return from ? ["… ", ...boxes] : boxes;

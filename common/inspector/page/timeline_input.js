@@ -109,7 +109,7 @@ export function describe(timeline) {
     if (request && request.columns[place] === column) {
       const work = request.works[place];
       parts.push(`${request.letter}: ${PHASES[work.phase]}, ${count(work.tokens)} tokens`);
-      if (work.guesses) parts.push(`${work.accepted} of ${work.guesses.length} draft tokens accepted`);
+      if (work.draftTokens) parts.push(`${work.accepted} of ${work.draftTokens.length} draft tokens accepted`);
     }
     if (request?.preemptions.includes(column)) parts.push(`${request.letter} is preempted`);
   }

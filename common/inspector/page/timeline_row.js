@@ -55,13 +55,13 @@ function drawCells(timeline, request, hex, y, height, edge) {
     const work = request.works[from];
     let to = from + 1;
     // Narrow columns of the same kind become one rectangle: a thousand steps are a few.
-    if (!gap && !work.guesses) {
+    if (!gap && !work.draftTokens) {
       while (
         to < request.columns.length &&
         request.columns[to] < edge &&
         request.columns[to] === request.columns[to - 1] + 1 &&
         request.works[to].phase === work.phase &&
-        !request.works[to].guesses
+        !request.works[to].draftTokens
       )
         to++;
     }
@@ -82,18 +82,18 @@ function drawCell(timeline, request, place, hex, x, y, width, height) {
     const share = request.cached / (request.cached + work.tokens);
     mark(timeline.context, "cached", hex, x, y, width, height * share);
     mark(timeline.context, work.phase, hex, x, y + height * share, width, height * (1 - share));
-  } else if (work.guesses) {
-    const slice = height / (1 + work.guesses.length);
-    for (let guess = 0; guess < work.guesses.length; guess++) {
-      const phase = guess < work.accepted ? "accepted" : "rejected";
-      mark(timeline.context, phase, hex, x, y + height - (guess + 2) * slice, width, slice - (slice > 3 ? 0.5 : 0));
+  } else if (work.draftTokens) {
+    const slice = height / (1 + work.draftTokens.length);
+    for (let place = 0; place < work.draftTokens.length; place++) {
+      const phase = place < work.accepted ? "accepted" : "rejected";
+      mark(timeline.context, phase, hex, x, y + height - (place + 2) * slice, width, slice - (slice > 3 ? 0.5 : 0));
     }
     mark(timeline.context, "decode", hex, x, y + height - slice, width, slice);
   } else {
     const [top, tall] = span(timeline, work, height);
     mark(timeline.context, work.phase, hex, x, y + top, width, tall);
   }
-  if (width >= 26 && work.tokens > 1 && height >= 12 && !work.guesses && !timeline.isTall)
+  if (width >= 26 && work.tokens > 1 && height >= 12 && !work.draftTokens && !timeline.isTall)
     tellTokens(timeline, work.tokens, x, y, width, height);
 }
 

@@ -42,7 +42,7 @@ assert len(texts) == 3, texts
             "Print the last chunks of a stream, with `stream_options` and without.",
         ),
         story="OpenAI's API has one chunk without choices: the usage, at the end, if `stream_options.include_usage` "
-        "asks for it. Send it to everybody, and programs that never heard of it fail on the last line of a good "
+        "asks for it. Send it to every client, and programs that never heard of it fail on the last line of a good "
         "answer. apfel did, and broke the official examples.",
         source="Arthur-Ficial/apfel#100",
         file="common/serving/openai_api/routes.py",
@@ -68,7 +68,7 @@ assert all(chunk.choices for chunk in chunks), chunks[-1]
             "On a GPU the engine's model is wrapped: CUDA graphs keep the logits of their last replay.",
         ),
         story="The wrapper of CUDA graphs computes the logits in the graph, and returns them when it is asked. "
-        "Whoever asks for logits of other hidden states, with as many rows by chance, gets those of the last "
+        "A caller that asks for logits of other hidden states, with as many rows by chance, gets those of the last "
         "decode step. This repository scored prompts with the engine's own model until that commit.",
         source="this repository, commit b541c3e",
         file="common/serving/scoring.py",

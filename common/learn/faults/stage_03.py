@@ -70,7 +70,7 @@ assert sent == full.text, f"{full.text.removeprefix(sent)!r} was never sent"
             "Follow `watch` through `generate` for an answer that is not streamed.",
         ),
         story="A web framework cancels a streamed response when its client leaves, because writing fails. A handler "
-        "that only waits hears nothing, unless somebody watches the connection meanwhile. Here the watch ends "
+        "that only waits hears nothing, unless a task watches the connection meanwhile. Here the watch ends "
         "before the waiting begins: two lines in the wrong order. vLLM's users have reported such requests many "
         "times.",
         source="vllm-project/vllm#9428",
@@ -100,7 +100,7 @@ with serving(engine) as service:
             "What does a stream wait for when no step will ever come again?",
             "List all who wait when the engine's thread dies: those being accepted, and those being answered.",
         ),
-        story="An exception ends the loop that would have produced the next token, and nobody tells the streams. In "
+        story="An exception ends the loop that would have produced the next token, and nothing tells the streams. In "
         "vLLM a LoRA adapter that could not be loaded ended the loop, and clients' sessions hung without an "
         "end. The one who notices a failure has to end all that depended on the part that failed.",
         source="vllm-project/vllm#3310",

@@ -63,7 +63,7 @@ assert engine.stats()["preemptions"] == 0, f"{engine.stats()['preemptions']:.0f}
             "The queue is first come, first served. What if its head never fits?",
         ),
         story="The request is shorter than the model's context and larger than all pages together. It waits at the "
-        "head of the queue for memory that cannot exist, and everybody behind it waits too. vLLM has had "
+        "head of the queue for memory that cannot exist, and all behind it wait too. vLLM has had "
         "several reports of this, the first in 2023. Such a request has to be refused when it arrives, with the "
         "numbers.",
         source="vllm-project/vllm#39734",

@@ -57,7 +57,7 @@ assert engine.stats()["kv_tokens_used"] == 0, engine.stats()["kv_tokens_used"]
     Fault(
         number=27,
         stage="06",
-        symptom="Now and then an answer turns into somebody else's text in the middle of a sentence.",
+        symptom="Now and then an answer turns into another user's text in the middle of a sentence.",
         difficulty=3,
         hints=(
             "A page may be evicted if it has no user. How does a page with a user differ from others, in the tree?",

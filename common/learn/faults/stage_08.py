@@ -110,7 +110,7 @@ for length in (1, 2, 3, 4, 5):
             "A gain says which place in the output its tokens take.",
         ),
         story="A message that was sent again, because its receipt was not certain, is taken for news, and its tokens "
-        "are appended once more. Whoever resumes a stream elsewhere needs an answer to what is already there. "
+        "are appended once more. A server that resumes a stream elsewhere needs an answer to what is already there. "
         "Dynamo replayed tokens to a new worker whose grammar began again, and clients got JSON with parts in "
         "it twice.",
         source="ai-dynamo/dynamo#7930",

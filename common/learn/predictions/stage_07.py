@@ -18,23 +18,23 @@ BENCHMARK = benchmark_of(
         "batches": [1, 4, 16],
         "least_jobs": 20,
         "most_tokens": 64,
-        "guesses": [0, 1, 2, 4, 8],
+        "draft_tokens": [0, 1, 2, 4, 8],
         "curve_jobs": 20,
         "rounds": 1,
     },
-    tiny={"engines": ["stage_06", "always_8"], "copies": 0, "guesses": [0, 1, 2]},
+    tiny={"engines": ["stage_06", "always_8"], "copies": 0, "draft_tokens": [0, 1, 2]},
 )
 
 
 def tokens_of_a_pass(found: Found) -> list[float]:
     """Return 1 + a + ... + a^k for each k, with the rate a at which single draft tokens are accepted."""
-    counts, accepted = found.sizes["guesses"], found.sides[NOW]["curve_acceptance"]
+    counts, accepted = found.sizes["draft_tokens"], found.sides[NOW]["curve_acceptance"]
     rate = accepted[counts.index(1)] / 100
     return [sum(rate**i for i in range(k + 1)) for k in counts[1:]]
 
 
 def measured_tokens(found: Found) -> list[float]:
-    pairs = zip(found.sizes["guesses"][1:], found.sides[NOW]["curve_acceptance"][1:], strict=True)
+    pairs = zip(found.sizes["draft_tokens"][1:], found.sides[NOW]["curve_acceptance"][1:], strict=True)
     return [1 + k * percent / 100 for k, percent in pairs]
 
 
@@ -71,9 +71,9 @@ QUESTIONS = [
         "tokens",
         tokens_of_a_pass,
         measured_tokens,
-        lambda sizes: sizes["guesses"][1:],
+        lambda sizes: sizes["draft_tokens"][1:],
         "draft tokens per step",
-        why_less="A token far ahead is harder to guess: it often stands behind a mistake.",
+        why_less="A token far ahead is harder to draft: it often stands behind a mistake.",
         why_more="Where the first draft token is right, the text is easy, and the next ones are right more often.",
     ),
     Question(
@@ -85,7 +85,7 @@ QUESTIONS = [
         "times",
         lambda found: found.sides[NOW]["curve_predicted"][1:],
         lambda found: found.sides[NOW]["curve_speedup"][1:],
-        lambda sizes: sizes["guesses"][1:],
+        lambda sizes: sizes["draft_tokens"][1:],
         "draft tokens per step",
         why_less="The draft model has to read the prompt too, and drafts add sampling and bookkeeping to each step.",
     ),

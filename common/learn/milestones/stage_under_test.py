@@ -1,6 +1,6 @@
 """The stage that milestones look at, and what they share: requests, engines, right answers, and how to say "wrong"."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -94,6 +94,25 @@ def expect_rows(what: str, mine: Any, wanted: Sequence, box: int = 0, **above: S
     if (place := first_difference(mine, wanted)) is not None:
         lines = above | {"wanted": wanted, "yours": mine}
         raise Failed(f"{what}: place {place} is wrong", rows(lines, place, box))
+
+
+def expect_table(what: str, table: Mapping[str, str | tuple[list, list]]) -> None:
+    """Fail with all rows, yours under those wanted, and the first wrong place of all marked.
+
+    table: for each name yours and wanted, or a heading with a letter for each column.
+    """
+    lines: dict[str, Sequence] = {}
+    wrong = ""
+    for name, row in table.items():
+        if isinstance(row, str):
+            lines[name] = row
+            continue
+        mine, wanted = row
+        lines |= {name: wanted, f"{name}, yours": mine}
+        if not wrong and (place := first_difference(mine, wanted)) is not None:
+            wrong = f"{what}: {name}, place {place} is wrong"
+            lines[""] = [" "] * place + ["^"]
+    expect(not wrong, wrong, rows(lines))
 
 
 def expect_error(kind: type[Exception], call, what: str) -> str:

@@ -15,6 +15,7 @@ from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
 
 from . import Failed
+from .page_writes import last_writes, record_writes
 from .pictures import first_difference, rows, timeline
 
 STORIES = (
@@ -126,6 +127,7 @@ def expect_error(kind: type[Exception], call, what: str) -> str:
 
 def drain(engine: BaseEngine, most: int = 400) -> None:
     """Step until nothing is unfinished. Fail after `most` steps, or if a step does not return a list."""
+    record_writes(engine)
     for _ in range(most):
         if not engine.has_unfinished:
             return
@@ -141,16 +143,18 @@ def letters(request_ids: Sequence[str]) -> dict[str, str]:
 
 
 def expect_tokens(stage: StageUnderTest, engine: BaseEngine, requests: list[Request], wanted: list[list[int]]) -> None:
-    """Fail at the first wrong output token, as text, with the steps around it."""
+    """Fail at the first wrong output token, as text, with what wrote its request's pages and the steps around it."""
     names = letters([request.request_id for request in requests])
     for request, right in zip(requests, wanted, strict=True):
         place = first_difference(request.token_ids, right)
         if place is not None:
             letter, mine = names[request.request_id], request.token_ids[place : place + 1]
             said = f"{stage.text(mine)!r} in place of {stage.text(right[place : place + 1])!r}"
-            before = stage.text(request.all_token_ids[: len(request.prompt_token_ids) + place])[-40:]
-            picture = f"... {before!r}\n"
+            count = len(request.prompt_token_ids) + place
+            picture = f"... {stage.text(request.all_token_ids[:count])[-40:]!r}\n"
+            pages, step = last_writes(engine, request.request_id, count, names)
             steps = list(engine.trace)
             ran = [i for i, step in enumerate(steps) if any(w.request_id == request.request_id for w in step.works)]
-            picture += timeline(steps, names, ran[min(place, len(ran) - 1)]) if ran else ""
+            mark = step - 1 if step else ran[min(place, len(ran) - 1)] if ran else None
+            picture += pages + (timeline(steps, names, mark) if ran else "")
             raise Failed(f"request {letter}, output token {place + 1}: {said}", picture)

@@ -67,17 +67,21 @@ class PrefixTree:
         """Raise AssertionError unless references add up to `paths`; return all pages in the tree."""
         users: dict[Node, int] = {}
         for path in paths:
-            assert all(node.parent is above for node, above in zip(path, [self.root, *path], strict=False))
+            below = [node.parent is above for node, above in zip(path, [self.root, *path], strict=False)]
+            assert all(below), "a node of a path is not below the one before it"
             for node in path:
                 users[node] = users.get(node, 0) + 1
         order = {node: place for place, node in enumerate(self.unused)}
         pages, todo = [], list(self.root.children.values())
         while todo:
             node = todo.pop()
-            assert node.parent.children[node.tokens] is node
-            assert node.references == users.get(node, 0) and (node in order) == (node.references == 0)
-            assert node not in order or node.parent not in order or order[node] < order[node.parent]
-            pages.append(node.page)
+            page, count, place = node.page, users.get(node, 0), order.get(node, -1)  # -1: not in `unused`
+            assert node.parent.children.get(node.tokens) is node, f"its parent does not find page {page} by its tokens"
+            assert node.references == count, f"page {page} is on {count} paths, and counts {node.references} users"
+            assert (place < 0) == (count > 0), f"page {page} has {count} users: `unused` holds those without any"
+            assert place < order.get(node.parent, len(order)), f"page {page} comes after its parent in `unused`"
+            pages.append(page)
             todo += node.children.values()
-        assert len(pages) == self.size and len(order) <= self.size
+        assert len(pages) == self.size, f"the tree has {len(pages)} pages, and `size` is {self.size}"
+        assert len(order) <= self.size, f"`unused` has {len(order)} pages, and the tree {self.size}"
         return pages

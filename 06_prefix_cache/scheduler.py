@@ -101,6 +101,7 @@ class Scheduler:
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
         while budget and (sequence := prefilling.popleft() if prefilling else self._admit()):
+            # NEW in 06: another request may have computed the next pages of this prompt since its last chunk.
             self._reuse(sequence)
             chunks.append(self._chunk(sequence, budget))
             budget -= len(chunks[-1].token_ids)
@@ -143,7 +144,9 @@ class Scheduler:
 
     def _allocate(self, request: Request) -> Sequence | None:
         """Take pages for all tokens of a request; None if the others would then lack one each to grow."""
-        # NEW in 06: look a long prompt up again only when there are more pages, fewer requests, or more of its prefix.
+        # NEW in 06: first `_reuse`, then pages for the rest. If there is no room, release what was found, and keep in
+        # `refused` what must change before another lookup pays: more pages, fewer requests, or more of its prefix. Only
+        # a first admission counts (`tokens_asked`, `_count_hit`), and sets `request.admitted` and `sequence.first`.
         if self.refused and self.refused[0] is request:
             _, available, running, node, children = self.refused
             no_more_room = self.allocator.available <= available and len(self.running) >= running
@@ -173,7 +176,8 @@ class Scheduler:
     def _reuse(self, sequence: Sequence) -> None:
         """NEW in 06: Take over what other requests have computed, page by page, up to the first that is not there."""
         before, size, table = sequence.computed, self.allocator.page_size, sequence.page_table
-        # Only where its own work ends with a full page, and only while a token remains to be computed after this page.
+        # NEW in 06: only where its own work ends with a full page, and while a token remains to be computed behind it.
+        # What a sequence that is `first` finds counts as a hit.
         while sequence.computed == len(table.path) * size and sequence.remaining > size:
             tokens = sequence.request.token_ids_between(sequence.computed, sequence.computed + size)
             node = self.allocator.tree.follow(table.path, tokens)

@@ -142,7 +142,11 @@ class Engine(BaseEngine):
         self.scheduler.check()
 
     def stats(self) -> dict[str, float]:
-        """Return how many requests run and wait, and how much K and V they use and reserve; shared pages count once."""
+        """Return how many requests run and wait, and how much K and V they use and reserve; shared pages count once.
+
+        `kv_tokens_cached` are the tokens of unused pages, `prefix_tokens_asked` and `prefix_tokens_hit` the
+        scheduler's counts.
+        """
         running = self.scheduler.running.values()
         tree, page_size = self.scheduler.allocator.tree, self.scheduler.allocator.page_size
         shared = (tree.size - len(tree.unused)) * page_size  # what several use counts once

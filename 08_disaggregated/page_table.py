@@ -82,5 +82,6 @@ class PageAllocator:
         owned = [page for table in tables for page in table.pages[len(table.path) :]]
         cached = self.tree.check([table.path for table in tables])
         assert sorted(owned + cached + self.free) == list(range(self.num_pages)), (owned, cached, self.free)
+        # The first pages of a table are those of its path, in order.
         for table in tables:
             assert table.pages[: len(table.path)].tolist() == [node.page for node in table.path]

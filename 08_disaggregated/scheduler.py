@@ -1,21 +1,17 @@
 """The scheduler decides, before every step, which requests run in it and how many of their tokens.
 
-Static batching forms a group and runs it until its slowest member ends. Here the scheduler forms a new group for every
-step (iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as there is room, and leaves the
-moment it ends. And a long prompt runs in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not
-hold up requests that decode.
-
-Both follow from one view of a request: some of its tokens have been run, the rest remain: at first the whole prompt,
-in decode one token. How many of them a step takes makes no difference to the result.
+It forms a new group for every step (iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as
+there is room, and leaves the moment it ends. A long prompt runs in pieces (chunked prefill; Sarathi, Agrawal et al.,
+2023), so that it does not hold up requests that decode. Some tokens of a request have been run, the rest remain: at
+first the whole prompt, in decode one token. How many of them a step takes makes no difference to the result.
 
 Pages: a request gets pages for the tokens it has, and one more page when the last one is full. When memory runs out,
 the youngest request gives its pages back, returns to the front of the queue, and later runs again what it had run
 (preemption by recomputation): a prefill, after which it goes on with the tokens it would have had.
 
-A page that is full goes into the tree of cached pages, and stays there when its request has ended. A new request takes
-over from the tree the pages that it begins with, and computes only the rest. Of two requests that begin alike and
-arrive together, the later one takes over the first one's pages and gives its own back: none waits for the other's
-prefill. Only full pages are shared, so no request writes to a page of another, and the last token is always computed.
+A full page goes into the tree of cached pages, and stays there when its request has ended. A new request takes over
+the pages that it begins with, and computes the rest. Of two that begin alike and arrive together, the later one takes
+over the first one's pages. Only full pages are shared, so no request writes to another's; the last token always runs.
 
 A request that decodes may run draft tokens behind its newest one, if budget and pages are left. Rejected ones leave
 K and V beyond the sequence's end: attention does not look there, and the tokens that follow overwrite them.
@@ -125,6 +121,7 @@ class Scheduler:
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
         prefilling, budget = self._let_short_prompts_pass(prefilling, budget)  # NEW in 08
         while budget and (sequence := prefilling.popleft() if prefilling else self._admit()):
+            # Another request may have computed the next pages of this prompt since its last chunk.
             self._reuse(sequence)
             chunks.append(self._chunk(sequence, budget))
             budget -= len(chunks[-1].token_ids)
@@ -221,7 +218,9 @@ class Scheduler:
 
     def _allocate(self, request: Request) -> Sequence | None:
         """Take pages for all tokens of a request; None if the others would then lack one each to grow."""
-        # Look a long prompt up again only when there are more pages, fewer requests, or more of its prefix.
+        # First `_reuse`, then pages for the rest. If there is no room, release what was found, and keep in
+        # `refused` what must change before another lookup pays: more pages, fewer requests, or more of its prefix. Only
+        # a first admission counts (`tokens_asked`, `_count_hit`), and sets `request.admitted` and `sequence.first`.
         if self.refused and self.refused[0] is request:
             _, available, running, node, children = self.refused
             no_more_room = self.allocator.available <= available and len(self.running) >= running
@@ -251,7 +250,8 @@ class Scheduler:
     def _reuse(self, sequence: Sequence) -> None:
         """Take over what other requests have computed, page by page, up to the first that is not there."""
         before, size, table = sequence.computed, self.allocator.page_size, sequence.page_table
-        # Only where its own work ends with a full page, and only while a token remains to be computed after this page.
+        # Only where its own work ends with a full page, and while a token remains to be computed behind it.
+        # What a sequence that is `first` finds counts as a hit.
         while sequence.computed == len(table.path) * size and sequence.remaining > size:
             tokens = sequence.request.token_ids_between(sequence.computed, sequence.computed + size)
             node = self.allocator.tree.follow(table.path, tokens)

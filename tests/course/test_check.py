@@ -137,6 +137,31 @@ def test_a_milestone_without_its_piece_fails(tmp_path, loaded_once, name):
     assert prove_without(STAGE_05, tmp_path / STAGE_05.name, task, milestone).proven
 
 
+@pytest.mark.parametrize(
+    ("file", "right", "wrong", "number", "says", "shows"),
+    [
+        ("05/batch.py", "lengths.append(chunk.start + ", "lengths.append(", 3, "lengths", "yours           1  4  2"),
+        ("05/scheduler.py", "sequence.computed + 1", "sequence.computed", 6, "needs 2 pages", "0 │  ? │"),
+        ("05/scheduler.py", "_, sequence = self.running.popitem()", "return", 7, "out of `running`", "owner  A B A A"),
+        ("05/engine.py", "logits_rows]", "logits_rows.flip(0)]", 8, "in place of", "last written by  A"),
+        ("06/prefix_tree.py", "reversed(path)", "path", 2, "`unused`", "yours    0 1 2"),
+        ("06/scheduler.py", "self.refused[0] is request", "False", 5, "E is looked up again", ""),
+        ("06/scheduler.py", "request.admitted = sequence.first", "request.admitted", 6, "`first`", "yours     0 36"),
+    ],
+    ids=["a wrong row", "no place", "no preemption", "a wrong token", "a wrong order", "a lookup", "no hit"],
+)
+def test_a_fault_is_shown_where_it_lies(tmp_path, loaded_once, file, right, wrong, number, says, shows):
+    [stage] = [stage for stage in STAGES if stage.name[:2] == file[:2]]
+    folder = tmp_path / stage.name
+    shutil.copytree(stage, folder)
+    text = (stage / file[3:]).read_text(encoding="utf-8")
+    assert text.count(right) == 1
+    (folder / file[3:]).write_text(text.replace(right, wrong), encoding="utf-8")
+    milestone = read_milestones(file[:2])[number - 1]
+    [outcome] = check.run_milestones(folder, [milestone._replace(seconds=PATIENCE * milestone.seconds)])
+    assert says in outcome.what and shows in outcome.picture
+
+
 def test_the_reference_reaches_every_milestone_of_stage_05(tmp_path, capsys, loaded_once):
     shutil.copytree(STAGE_05, tmp_path / STAGE_05.name)
     milestones = [one._replace(seconds=PATIENCE * one.seconds) for one in read_milestones("05")]  # on a busy machine

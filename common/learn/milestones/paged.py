@@ -3,7 +3,7 @@
 from typing import Any
 
 from .pictures import page_map
-from .stage_under_test import StageUnderTest, make_request
+from .stage_under_test import StageUnderTest, expect, make_request
 
 
 def sequence(stage: StageUnderTest, name: str, tokens: int | list[int], pages: list[int], page_size: int = 4) -> Any:
@@ -46,3 +46,17 @@ def owners(scheduler: Any) -> str:
     """Return the page map of a scheduler."""
     tables = {name: sequence.page_table.pages for name, sequence in scheduler.running.items()}
     return page_map(scheduler.allocator.num_pages, tables, scheduler.allocator.free)
+
+
+def bound_preemption(scheduler: Any) -> None:
+    """Have a `_preempt` fail that makes no room: `_extend` would call it for ever."""
+    preempt = scheduler._preempt
+
+    def bounded() -> None:
+        before, running = owners(scheduler), len(scheduler.running)
+        preempt()
+        picture = f"before\n{before}\nafter `_preempt`\n{owners(scheduler)}"
+        made_room = len(scheduler.running) < running and scheduler.allocator.free
+        expect(made_room, "`_preempt` must take a request out of `running` and free its pages", picture)
+
+    scheduler._preempt = bounded

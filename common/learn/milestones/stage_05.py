@@ -8,9 +8,19 @@ from common.attention import choose_attention
 
 from . import milestone
 from .attention import expect_attention
-from .paged import chunk, make_scheduler, owners, sequence
+from .paged import bound_preemption, chunk, make_scheduler, owners, sequence
 from .pictures import bars, page_map, rows
-from .stage_under_test import drain, endless, expect, expect_error, expect_rows, expect_tokens, letters, make_request
+from .stage_under_test import (
+    drain,
+    endless,
+    expect,
+    expect_error,
+    expect_rows,
+    expect_table,
+    expect_tokens,
+    letters,
+    make_request,
+)
 
 
 @milestone(
@@ -82,15 +92,20 @@ def one_batch_for_all_requests(stage):
     a, c, d = (sequence(stage, *one) for one in (("A", 6, [3, 0]), ("C", 9, [2, 5, 1]), ("D", 7, [7, 4])))
     chunks = [chunk(stage, a, 5, 6), chunk(stage, c, 0, 4), chunk(stage, d, 5, 7)]
     batch = stage.batch.Batch(chunks, torch.device("cpu"))
-    above = {"request": "ACCCCDD"}
-    expect_rows("token_ids", batch.token_ids.tolist(), [15, 10, 11, 12, 13, 15, 16], **above)
-    expect_rows("positions", batch.positions.tolist(), [5, 0, 1, 2, 3, 5, 6], **above)
-    expect_rows("slot mapping", batch.paged.slot_mapping.tolist(), [1, 8, 9, 10, 11, 17, 18], **above)
-    expect_rows("logits_rows (A and D complete, C does not)", batch.logits_rows.tolist(), [0, 6])
-    expect_rows("lengths", batch.paged.lengths.tolist(), [6, 4, 7], request="ACD")
-    expect_rows("query_starts", batch.paged.query_starts.tolist(), [0, 1, 5, 7])
-    for letter, mine, pages in zip("ACD", batch.paged.page_tables.tolist(), ([3, 0], [2, 5, 1], [7, 4]), strict=True):
-        expect_rows(f"page table of {letter}", mine[: len(pages)], pages)
+    paged = batch.paged
+    table = {
+        "request": "ACCCCDD",
+        "token_ids": (batch.token_ids.tolist(), [15, 10, 11, 12, 13, 15, 16]),
+        "positions": (batch.positions.tolist(), [5, 0, 1, 2, 3, 5, 6]),
+        "slot mapping": (paged.slot_mapping.tolist(), [1, 8, 9, 10, 11, 17, 18]),
+        "each request": "ACD",
+        "lengths": (paged.lengths.tolist(), [6, 4, 7]),
+        "query_starts": (paged.query_starts.tolist(), [0, 1, 5, 7]),
+        "logits_rows": (batch.logits_rows.tolist(), [0, 6]),
+    }
+    for letter, mine, pages in zip("ACD", paged.page_tables.tolist(), ([3, 0], [2, 5, 1], [7, 4]), strict=True):
+        table[f"page table of {letter}"] = mine[: len(pages)], pages
+    expect_table("A runs its last token, C the first 4 of 9, D its last 2", table)
 
 
 @milestone(
@@ -150,10 +165,13 @@ def admitted_or_refused(stage):
         if fits:
             expect(list(scheduler.running)[-1] == letter, f"`running` lacks {letter}: {list(scheduler.running)}")
             expect(len(sequence.page_table.pages) == needed, f"{letter} must get {needed} pages", owners(scheduler))
+    expect(len(scheduler.allocator.free) == 1, "C must hold no page while it waits", owners(scheduler))
     expect(list(scheduler.waiting) == [c], f"C must wait and nobody else: {list(scheduler.waiting)}")
+    before = owners(scheduler)
     scheduler.remove(a)
     expect(sorted(scheduler.running) == ["B"], "`remove` leaves A in `running`")
-    expect(len(scheduler.allocator.free) == 4, "the pages of A must be free again", owners(scheduler))
+    picture = f"before\n{before}\nafter `remove(A)`\n{owners(scheduler)}"
+    expect(len(scheduler.allocator.free) == 4, "the pages of A must be free again", picture)
     for _ in range(5):
         d.append(7)  # as if D had been preempted after five tokens
     scheduler.add(d)
@@ -187,7 +205,10 @@ def a_request_grows(stage):
             request.append(7)
         sequence.computed = computed
         said, table = scheduler._extend(sequence), sequence.page_table.pages
-        picture = rows({"holds": [len(table) * 16], "place": [computed if len(table) * 16 > computed else "?"]})
+        in_page = [page for page in table for _ in range(16)]
+        in_page += ["?"] * (computed + 1 - len(in_page))
+        wrong = None if len(table) == pages else min(len(table), pages) * 16
+        picture = rows({"token": range(computed + 1), "in page": in_page}, wrong, 16)
         what = f"with {computed} tokens computed, token {computed} needs {pages} pages, and the table has {len(table)}"
         expect(said is True and len(table) == pages, f"{what}; `_extend` returned {said}", picture)
 
@@ -211,6 +232,7 @@ def the_youngest_gives_way(stage):
         mine = {"A": a, "B": b}[asks]
         mine.computed = mine.page_table.capacity
         before = owners(scheduler)
+        bound_preemption(scheduler)
         said = scheduler._extend(mine)
         picture = f"before\n{before}\nafter `_extend({asks})`\n{owners(scheduler)}"
         waiting = [request.request_id for request in scheduler.waiting]

@@ -1,6 +1,6 @@
 """Stage 06: pages that have been computed stay in a tree, and requests that begin alike share them."""
 
-from . import milestone
+from . import Failed, milestone
 from .paged import decoding, make_scheduler, owners
 from .pictures import page_map, rows, timeline, tree
 from .stage_under_test import (
@@ -17,6 +17,10 @@ from .stage_under_test import (
 
 def show(tree_of_pages) -> str:
     return tree(tree_of_pages.root.children)
+
+
+def pages_below(node) -> list[int]:
+    return [page for child in node.children.values() for page in (child.page, *pages_below(child))]
 
 
 @milestone(
@@ -60,9 +64,12 @@ def unused_pages_go_in_order(stage):
     cached.follow([], [1])
     cached.release([a, b])
     expect([*cached.unused] == [b], "A still has a user, B has none: `unused` must be B alone", show(cached))
-    cached.release([a])
+    cached.follow([a], [2])
+    cached.release([a, b])
     cached.release([c])
-    expect([node.page for node in cached.unused] == [1, 0, 2], "released: B, then A, then C", show(cached))
+    order = [node.page for node in cached.unused]
+    what = "released are A with B below it, then C; pages in `unused`, the least recently used first"
+    expect_rows(what, order, [1, 0, 2], **{"page of": "BAC"})
     cached.follow([], [1])
     cached.release([a])  # used again: now A is younger than C, and B is not
     expect_rows("pages in the order of eviction", [cached.evict() for _ in range(3)], [1, 2, 0])
@@ -86,8 +93,8 @@ def free_owned_or_cached(stage):
     expect(len(table.path) == 2 and len(table.pages) == 3, "`adopt` of its own page changes the path alone")
 
     def pages():
-        tree_pages = cached.check([table.path, other.path])
-        names = {"A": table.pages[len(table.path) :], "B": other.pages[len(other.path) :], "T": tree_pages}
+        own = {name: one.pages[len(one.path) :] for name, one in (("A", table), ("B", other))}
+        names = own | {"T": pages_below(cached.root)}
         return page_map(6, names, allocator.free) + "\n(T is the tree)\n" + show(cached)
 
     other = stage.page_table.PageTable(2)
@@ -115,6 +122,14 @@ def free_owned_or_cached(stage):
     expect(allocator.extend(newcomer, 2) is False, "nothing is free or unused: `extend` returns False", pages())
     allocator.free.append(table.pages[0])
     expect_error(AssertionError, lambda: allocator.check([table, other]), "`check`, with a page both free and owned,")
+    allocator, table = stage.page_table.PageAllocator(2, 2), stage.page_table.PageTable(2)
+    allocator.extend(table, 4)
+    for tokens, page in (([1, 2], table.pages[0]), ([3, 4], table.pages[1])):
+        allocator.adopt(table, allocator.tree.insert(table.path, tokens, page))
+    allocator.check([table])
+    table.pages.reverse()
+    what = "`check`, with the pages of a table in another order than those of its path,"
+    expect_error(AssertionError, lambda: allocator.check([table]), what)
 
 
 @milestone(
@@ -148,7 +163,7 @@ def full_pages_go_into_the_tree(stage):
 )
 def what_is_cached_is_taken_over(stage):
     scheduler, tokens = make_scheduler(stage, pages=12, page_size=4), list(range(20, 32))
-    decoding(stage, scheduler, "A", tokens)
+    a = decoding(stage, scheduler, "A", tokens)
     scheduler.cache_full_pages()
     for name, prompt, computed in (("B", [*tokens, 5, 6], 12), ("C", tokens, 8), ("D", [*tokens[:6], 1, 1, 1], 4)):
         asked, hit, request = scheduler.tokens_asked, scheduler.tokens_hit, make_request(name, prompt, 9)
@@ -169,12 +184,20 @@ def what_is_cached_is_taken_over(stage):
     available = scheduler.allocator.available
     expect(scheduler._allocate(large) is None, "E needs 9 pages and one in reserve, and 9 are available: it must wait")
     expect(scheduler.allocator.available == available, "what is refused must hold nothing")
-    expect(scheduler.refused, "`refused` must be set: a request that waits is not looked up in every step")
+
+    def follow(path, tokens):
+        raise Failed("E is looked up again, and nothing has changed: compare with what `refused` has kept")
+
+    scheduler.allocator.tree.follow = follow
+    expect(scheduler._allocate(large) is None, "nothing has changed: E must wait")
+    del scheduler.allocator.tree.follow
+    scheduler.remove(a.request)
+    expect(scheduler._allocate(large) is not None, "A has ended: E must be looked up again, and finds room")
 
 
 @milestone(
     "Scheduler.schedule",
-    expected="A prompt that has begun takes over pages that another request has computed in the meantime.",
+    expected="A prompt that has begun takes over pages that another has computed in the meantime: these are hits too.",
     hint="A prompt that has begun may find pages that another has computed since: _reuse before each of its chunks.",
     second_hint="In the loop over prompts: self._reuse(sequence), then self._chunk(sequence, budget).",
 )
@@ -199,6 +222,8 @@ def the_second_follows_the_first(stage):
         "A has 48 tokens, B the same and 5 more, 13 run in a step. In step 4 B runs 4 tokens, and A the 8 behind them"
     )
     expect(ran == {"A": [13, 13, 13, 9, 1], "B": [*"···", 4, 5]}, f"{what}: in step 5 B need not run them", picture)
+    what = "cached_tokens (B: 36 when it is admitted, and 8 before its next chunk, since it is `first`)"
+    expect_rows(what, [request.cached_tokens for request in requests], [0, 44], request="AB")
 
 
 @milestone(
@@ -237,7 +262,7 @@ def computed_once_and_kept(stage):
     "Engine.stats",
     expected="What several requests share counts once; what is cached and unused counts apart.",
     hint="A page on two paths is in two tables: subtract every table's path, then add the used nodes of the tree once.",
-    second_hint="shared = (tree.size - len(tree.unused)) * page_size; counted = the sum of len(path) * page_size.",
+    second_hint="The used nodes are those of tree.size that are not in `unused`. Used and reserved change by the same.",
 )
 def shared_pages_count_once(stage):
     engine = stage.make_engine(attention="torch")

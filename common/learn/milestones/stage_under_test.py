@@ -1,6 +1,6 @@
 """The stage that milestones look at, and what they share: requests, engines, right answers, and how to say "wrong"."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
 
 from . import Failed
+from .page_writes import last_writes, record_writes
 from .pictures import first_difference, rows, timeline
 
 STORIES = (
@@ -96,6 +97,25 @@ def expect_rows(what: str, mine: Any, wanted: Sequence, box: int = 0, **above: S
         raise Failed(f"{what}: place {place} is wrong", rows(lines, place, box))
 
 
+def expect_table(what: str, table: Mapping[str, str | tuple[list, list]]) -> None:
+    """Fail with all rows, yours under those wanted, and the first wrong place of all marked.
+
+    table: for each name yours and wanted, or a heading with a letter for each column.
+    """
+    lines: dict[str, Sequence] = {}
+    wrong = ""
+    for name, row in table.items():
+        if isinstance(row, str):
+            lines[name] = row
+            continue
+        mine, wanted = row
+        lines |= {name: wanted, f"{name}, yours": mine}
+        if not wrong and (place := first_difference(mine, wanted)) is not None:
+            wrong = f"{what}: {name}, place {place} is wrong"
+            lines[""] = [" "] * place + ["^"]
+    expect(not wrong, wrong, rows(lines))
+
+
 def expect_error(kind: type[Exception], call, what: str) -> str:
     """Return the message of the error that the call raises. Fail if it raises none of this kind."""
     try:
@@ -107,6 +127,7 @@ def expect_error(kind: type[Exception], call, what: str) -> str:
 
 def drain(engine: BaseEngine, most: int = 400) -> None:
     """Step until nothing is unfinished. Fail after `most` steps, or if a step does not return a list."""
+    record_writes(engine)
     for _ in range(most):
         if not engine.has_unfinished:
             return
@@ -122,16 +143,18 @@ def letters(request_ids: Sequence[str]) -> dict[str, str]:
 
 
 def expect_tokens(stage: StageUnderTest, engine: BaseEngine, requests: list[Request], wanted: list[list[int]]) -> None:
-    """Fail at the first wrong output token, as text, with the steps around it."""
+    """Fail at the first wrong output token, as text, with what wrote its request's pages and the steps around it."""
     names = letters([request.request_id for request in requests])
     for request, right in zip(requests, wanted, strict=True):
         place = first_difference(request.token_ids, right)
         if place is not None:
             letter, mine = names[request.request_id], request.token_ids[place : place + 1]
             said = f"{stage.text(mine)!r} in place of {stage.text(right[place : place + 1])!r}"
-            before = stage.text(request.all_token_ids[: len(request.prompt_token_ids) + place])[-40:]
-            picture = f"... {before!r}\n"
+            count = len(request.prompt_token_ids) + place
+            picture = f"... {stage.text(request.all_token_ids[:count])[-40:]!r}\n"
+            pages, step = last_writes(engine, request.request_id, count, names)
             steps = list(engine.trace)
             ran = [i for i, step in enumerate(steps) if any(w.request_id == request.request_id for w in step.works)]
-            picture += timeline(steps, names, ran[min(place, len(ran) - 1)]) if ran else ""
+            mark = step - 1 if step else ran[min(place, len(ran) - 1)] if ran else None
+            picture += pages + (timeline(steps, names, mark) if ran else "")
             raise Failed(f"request {letter}, output token {place + 1}: {said}", picture)

@@ -90,7 +90,7 @@ def add_graphs(engine: BaseEngine, holder: object) -> list[int]:
     most_tokens = min(engine.config.context_length, cache.capacity)
     holder.model = GraphedModel(holder.model, cache, most_tokens, sizes)
     if hasattr(drafter, "cache") and drafter.cache.attention.capturable:  # a draft model: its passes are decode
-        drafter.model = GraphedModel(drafter.model, drafter.cache, most_tokens, sizes, beside=holder.model)
+        drafter.model = GraphedModel(drafter.model, drafter.cache, most_tokens, sizes, memory_of=holder.model)
     return sizes
 
 

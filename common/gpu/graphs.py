@@ -68,13 +68,18 @@ class GraphedModel:
 
     cache: a stage's KVCache, with `bind`, the backend `attention` (capturable: it looks at no value on the host), and
     pools k and v of `[layers, pages, page_size, H_kv, D]`. most_tokens: the longest sequence there can be. sizes: of
-    batches, ascending. beside: another one, which never runs at the same time; they share the memory of their
+    batches, ascending. memory_of: another one, which never runs at the same time: they share the memory of their
     recordings. All other attributes are the model's own.
     """
 
     @torch.inference_mode()
     def __init__(
-        self, model: Transformer, cache, most_tokens: int, sizes: list[int], beside: "GraphedModel | None" = None
+        self,
+        model: Transformer,
+        cache,
+        most_tokens: int,
+        sizes: list[int],
+        memory_of: "GraphedModel | None" = None,
     ):
         self.model, self.cache, self.sizes = model, cache, sizes
         self.page_size = cache.k.shape[2]
@@ -91,7 +96,7 @@ class GraphedModel:
         self.replayed = 0  # rows of the newest batch, if it was replayed
         # These rows write to page 0, which no request owns yet. The largest size comes first: the others find room in
         # the memory that it has needed.
-        self.capture = beside.capture if beside else Capture()
+        self.capture = memory_of.capture if memory_of else Capture()
         self.replays = {size: self.capture(partial(self._forward, size)) for size in reversed(sizes)}
 
     def __getattr__(self, name: str):

@@ -105,7 +105,7 @@ class OverlappedLoop(BaseEngine):
     def _launch(self, before: Launched) -> Launched:
         """Schedule and run a step, while the tokens of the step before are on the device."""
         with self._placeholders(before):
-            self._let_go(before)
+            self._release_ending(before)
             if len(self.leaving) == len(self.requests):
                 return NOTHING
             with self.trace.step() as record:
@@ -126,7 +126,7 @@ class OverlappedLoop(BaseEngine):
                 request.token_ids.pop()
             self.model.drawn = None
 
-    def _let_go(self, before: Launched) -> None:
+    def _release_ending(self, before: Launched) -> None:
         """Release the requests whose last token is on the device: they run no more."""
         for request in before.requests:
             if len(request.token_ids) == request.max_tokens and not request.finished:

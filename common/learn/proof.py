@@ -95,6 +95,8 @@ def prove(before: Path, stage: Path) -> Iterator[Row]:
             for milestone in milestones:
                 if task.name in milestone.tasks:
                     yield prove_without(stage, folder, task, milestone)
+            if task.changed:
+                yield prove_as_before(before, stage, folder, task, milestones)
         if stage.name[:2] != "03":  # its engine is that of stage 02
             yield prove_refused(folder, sources(before), "what is new: it is the stage before")
         for task in tasks:
@@ -133,6 +135,18 @@ def prove_without(stage: Path, folder: Path, task: Task, milestone: Milestone) -
     write(folder, without(stage, task, "return None"))
     [outcome] = run_milestones(folder, [milestone])
     return Row(stage.name[:2], f"`{task.name}`", f"{milestone.number}", outcome.what, bool(outcome.what))
+
+
+def prove_as_before(before: Path, stage: Path, folder: Path, task: Task, milestones: list[Milestone]) -> Row:
+    """Check the reference in which one changed task is what it was in the stage before: its news must be missed."""
+    source = sources(before)[task.file]
+    lines = source.splitlines(keepends=True)
+    write(folder, with_body(stage, task, lines[body_span(functions(source)[task.name], lines)]))
+    needing = [milestone for milestone in milestones if task.name in milestone.tasks]
+    first = milestones.index(needing[0])
+    outcomes = zip(milestones[first:], run_milestones(folder, milestones[first:]), strict=False)
+    at, what = next(((f"{one.number}", outcome.what) for one, outcome in outcomes if outcome.what), ("none", ""))
+    return Row(stage.name[:2], f"what is new in `{task.name}`", at, what, bool(what))
 
 
 def prove_refused(folder: Path, files: dict[str, str], missing: str) -> Row:
@@ -174,11 +188,15 @@ def solved(stage: Path, number: int) -> dict[str, str]:
 
 
 def without(stage: Path, task: Task, body: str) -> dict[str, str]:
-    """Return the reference's files with another body of one task."""
+    """Return the reference's files with a line in place of the body of one task."""
+    return with_body(stage, task, [" " * 4 * (1 + task.name.count(".")) + body + "\n"])
+
+
+def with_body(stage: Path, task: Task, body: list[str]) -> dict[str, str]:
+    """Return the reference's files with these lines as the body of one task."""
     files = sources(stage)
     lines = files[task.file].splitlines(keepends=True)
-    function = functions(files[task.file])[task.name]
-    lines[body_span(function, lines)] = [" " * (function.col_offset + 4) + body + "\n"]
+    lines[body_span(functions(files[task.file])[task.name], lines)] = body
     return files | {task.file: "".join(lines)}
 
 

@@ -14,7 +14,11 @@ from . import stage_08
 from .passages import Claim, Given, Once, Passage, Quote
 from .sources import MACHINE, Results, config, lines, read
 
-TOPICS = "facts", "terms", "arithmetic", "lists", "passages", "stories"  # of the model card, in its order
+# The topics of the model card's two tables, in their order
+TABLES = (
+    ("facts", "terms", "arithmetic", "lists", "passages", "stories"),
+    ("reading", "copies", "strings", "unknown", "languages"),
+)
 
 
 def course() -> list[Passage]:
@@ -92,9 +96,10 @@ def model_card() -> list[Passage]:
     shapes = [(each.num_layers, each.hidden_size, each.intermediate_size) for each in configs]
     heads = [(each.num_heads, each.num_kv_heads, each.head_dim) for each in configs]
     phases = [each["phases"] for each in training]
-    minutes = [each[0]["minutes"] for each in phases]
+    minutes = [phase["minutes"] for each in phases for phase in each]
     rows = [
-        Quote(f"| {name} |" + " {:,.0f}% |" * len(TOPICS), *(100 * score[topic] for topic in TOPICS))
+        Quote(f"| {name} |" + " {:,.0f}% |" * len(topics), *(100 * score[topic] for topic in topics))
+        for topics in TABLES
         for name, score in zip(names, scores, strict=True)
     ]
     return [
@@ -114,8 +119,8 @@ def model_card() -> list[Passage]:
             "| held-out loss | {:.4f} nats per token | {:.4f} nats per token |",
             *(each[-1]["held_out_loss"] for each in phases),
         ),
-        Quote("phase 1 took {:,.0f} minutes for the target and {:,.0f} for the draft", *minutes),
-        Claim("The weights in this folder are those of phase 1.", len(phases[0]), 1, 1),
+        Quote("the target took {:,.0f} and {:,.0f} minutes, those of the draft {:,.0f} and {:,.0f},", *minutes),
+        Given("the corpus", "copies of 5 to 60 random words"),
         Quote("the share of {} questions", scores[0]["questions"]),
         *rows,
     ]

@@ -56,6 +56,6 @@ PHASES = {
     ),
     "draft": (
         Phase(steps=4000),
-        Phase(steps=4000, row_lengths=BROAD_ROWS, mix="broad", teacher="target", muon_lr=0.001, adam_lr=0.001),
+        Phase(steps=2000, row_lengths=BROAD_ROWS, mix="broad", teacher="target", muon_lr=0.001, adam_lr=0.001),
     ),
 }

@@ -53,6 +53,7 @@ PHASES = {
     "target": (
         Phase(steps=6400),
         Phase(steps=12000, row_lengths=BROAD_ROWS, mix="broad", muon_lr=0.0015, adam_lr=0.0015),
+        Phase(steps=800, row_lengths=((1.0, 2048),), mix="long", muon_lr=0.001, adam_lr=0.001),
     ),
     "draft": (
         Phase(steps=4000),

@@ -119,7 +119,7 @@ def model_card() -> list[Passage]:
             "| held-out loss | {:.4f} nats per token | {:.4f} nats per token |",
             *(each[-1]["held_out_loss"] for each in phases),
         ),
-        Quote("the target took {:,.0f} and {:,.0f} minutes, those of the draft {:,.0f} and {:,.0f},", *minutes),
+        Quote("the target took {:,.0f}, {:,.0f} and {:,.0f} minutes, those of the draft {:,.0f} and {:,.0f},", *minutes),
         Given("the corpus", "copies of 5 to 60 random words"),
         Quote("the share of {} questions", scores[0]["questions"]),
         *rows,

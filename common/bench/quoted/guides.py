@@ -96,7 +96,7 @@ def model_card() -> list[Passage]:
     shapes = [(each.num_layers, each.hidden_size, each.intermediate_size) for each in configs]
     heads = [(each.num_heads, each.num_kv_heads, each.head_dim) for each in configs]
     phases = [each["phases"] for each in training]
-    minutes = [phase["minutes"] for each in phases for phase in each]
+    spent = [phase["minutes"] for each in phases for phase in each]
     rows = [
         Quote(f"| {name} |" + " {:,.0f}% |" * len(topics), *(100 * score[topic] for topic in topics))
         for topics in TABLES
@@ -119,7 +119,7 @@ def model_card() -> list[Passage]:
             "| held-out loss | {:.4f} nats per token | {:.4f} nats per token |",
             *(each[-1]["held_out_loss"] for each in phases),
         ),
-        Quote("the target took {:,.0f}, {:,.0f} and {:,.0f} minutes, those of the draft {:,.0f} and {:,.0f},", *minutes),
+        Quote("the target took {:,.0f}, {:,.0f} and {:,.0f} minutes, those of the draft {:,.0f} and {:,.0f},", *spent),
         Given("the corpus", "copies of 5 to 60 random words"),
         Quote("the share of {} questions", scores[0]["questions"]),
         *rows,

@@ -48,18 +48,15 @@ CONFIGS = {
     "target": bundled_config(layers=8, hidden=256, heads=4, kv_heads=2, mlp=688),
     "draft": bundled_config(layers=2, hidden=128, heads=2, kv_heads=1, mlp=344),
 }
-BROAD_ROWS = ((0.2, 256), (0.55, 512), (0.93, 1024), (1.0, CONTEXT_LENGTH))
-COPIES_ROWS = ((0.95, 512), (1.0, 1024))
+BROAD_ROWS = ((0.1, 256), (0.8, 512), (0.96, 1024), (1.0, CONTEXT_LENGTH))
 PHASES = {
     "target": (
         Phase(steps=6400),
-        Phase(steps=6000, row_lengths=BROAD_ROWS, mix="broad", muon_lr=0.0015, adam_lr=0.0015),
-        Phase(steps=2400, row_lengths=COPIES_ROWS, mix="copies", muon_lr=0.0008, adam_lr=0.0008),
-        Phase(steps=1800, row_lengths=COPIES_ROWS, mix="beginnings", muon_lr=0.0008, adam_lr=0.0008),
-        Phase(steps=4000, row_lengths=COPIES_ROWS, mix="drill", muon_lr=0.0008, adam_lr=0.0008),
+        Phase(steps=12000, row_lengths=BROAD_ROWS, mix="broad", muon_lr=0.0015, adam_lr=0.0015),
+        Phase(steps=800, row_lengths=((1.0, 2048),), mix="long", muon_lr=0.001, adam_lr=0.001),
     ),
     "draft": (
         Phase(steps=4000),
-        Phase(steps=4000, row_lengths=BROAD_ROWS, mix="copies", teacher="target", muon_lr=0.001, adam_lr=0.001),
+        Phase(steps=2000, row_lengths=BROAD_ROWS, mix="broad", teacher="target", muon_lr=0.001, adam_lr=0.001),
     ),
 }

@@ -1,7 +1,7 @@
 """Trains a bundled checkpoint on the corpus, one phase at a time, and writes it in Hugging Face format.
 
     python -m common.checkpoints.train target --phase 1      # from random weights: about an hour on two CPU cores
-    python -m common.checkpoints.train target --phase 2      # continues from the weights of phase 1; so do 3 to 5
+    python -m common.checkpoints.train target --phase 2      # continues from the weights of phase 1; so does --phase 3
     python -m common.checkpoints.train draft --phase 1       # about ten minutes
     python -m common.checkpoints.train draft --phase 2       # learns from the target
 
@@ -238,7 +238,7 @@ class Training:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=PHASES)
-    parser.add_argument("--phase", type=int, default=1, choices=(1, 2, 3, 4, 5))
+    parser.add_argument("--phase", type=int, default=1, metavar="N")
     parser.add_argument("--folder", type=Path, help="the checkpoint: tokenizer, weights to go on from, and the result")
     parser.add_argument("--work", type=Path, default=FOLDER / "work", help="where the snapshots go")
     parser.add_argument("--snapshot-every", type=int, default=200, metavar="STEPS")
@@ -246,6 +246,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--export-only", action="store_true", help="write the checkpoint from the last snapshot")
     args = parser.parse_args()
+    if not 1 <= args.phase <= len(PHASES[args.name]):
+        parser.error(f"--phase: the {args.name} has phases 1 to {len(PHASES[args.name])}")
     torch.set_num_threads(args.threads)
     training = Training(args.name, args.phase, args.folder or FOLDER / args.name, args.work)
     training.resume()

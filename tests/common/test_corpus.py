@@ -8,7 +8,7 @@ import pytest
 
 from common.checkpoints import unseen
 from common.checkpoints.corpus import (
-    DRILL,
+    BROAD,
     arithmetic,
     chat,
     copying,
@@ -44,10 +44,10 @@ def test_chat_is_chatml():
 QUOTING = ("copying", "pieces", "lines", "few_words", "repetitions", "reading")  # what they quote means nothing
 
 
-@pytest.mark.parametrize("kind", DRILL)
+@pytest.mark.parametrize("kind", BROAD)
 def test_documents_are_well_formed(kind):
     for seed in range(150):
-        text = DRILL[kind][1](Random(seed))
+        text = BROAD[kind][1](Random(seed))
         assert text == text.strip() or text.endswith("<|im_end|>\n")
         if not kind.startswith(QUOTING):
             assert not re.search(r"[{}]|  |\b[Aa] [aeio]\w|\.\.(?!\.)", text), text
@@ -198,7 +198,7 @@ def test_training_never_reads_what_strangers_type():
     words = {word.lower() for word in re.findall(r"[A-Za-z]+", plain)} | {word.lower() for word in copying.KNOWN_WORDS}
     assert len(unseen.WORDS) == len(set(unseen.WORDS)) > 300
     assert not words & set(unseen.WORDS)
-    text = "\n".join(document(i, seed, DRILL) for seed in ("train", "held-out") for i in range(3000))
+    text = "\n".join(document(i, seed, BROAD) for seed in ("train", "held-out") for i in range(3000))
     lines = set(text.replace("<|im_end|>", "").split("\n"))
     assert not lines & {*unseen.QUESTIONS, *unseen.SENTENCES}
     for seed in range(100):

@@ -214,5 +214,5 @@ def test_log_probabilities_of_bfloat16_stay_near_those_of_float32(prompts):
             divergences.append((expected.exp() * (expected - found)).sum(-1))
         likeliest, divergences = torch.cat(likeliest), torch.cat(divergences)
         assert len(likeliest) > 100
-        assert 0 < likeliest.mean() < 0.005 and likeliest.max() < 0.1
-        assert divergences.mean() < 1e-4 and divergences.max() < 5e-3
+        assert 0 < likeliest.mean() < 0.01 and likeliest.max() < 0.1
+        assert divergences.mean() < 2e-4 and divergences.max() < 5e-3

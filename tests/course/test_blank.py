@@ -49,7 +49,9 @@ def test_blank_code_is_the_reference_with_bodies_taken_out(before, after):
         assert missing == set(), f"{file} imports what the reference does not"
         lines = iter(reference.splitlines())
         for line in text.splitlines():
-            assert "raise NotImplementedError(" in line or line in lines, f"{line!r} is not the reference's next"
+            if "raise NotImplementedError(" not in line:
+                found = any(one == line or one.endswith(f"  {line.lstrip()}") for one in lines)  # it may end a line
+                assert found, f"{line!r} is not the reference's next"
         assert functions(text).keys() == functions(reference).keys()
 
 

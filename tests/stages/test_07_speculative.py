@@ -81,13 +81,13 @@ def test_seeds_penalties_and_logprobs(loaded, prompts, sampled, options):
 
 
 def test_a_pool_that_is_too_small_changes_no_token(loaded, prompts):
-    """Preempted, evicted, hit again, in both models' pools; and the same once more, with the prompts cached."""
+    """Preempted, evicted, hit again, in both models' pools; and the same backwards, with the last prompts cached."""
     short, params = [prompt[:60] for prompt in prompts[:12]] * 2, endless(40)
     roomy = Engine(loaded, num_draft_tokens=0).generate(short, params)
     engine = Engine(loaded, kv_memory=30 * PAGE_BYTES, num_draft_tokens=4)
-    for _ in range(2):
-        completions = engine.generate(short, params)
-        assert [completion.token_ids for completion in completions] == [one.token_ids for one in roomy]
+    for order in (1, -1):
+        completions = engine.generate(short[::order], params)
+        assert [completion.token_ids for completion in completions] == [one.token_ids for one in roomy][::order]
         engine.check()
     assert engine.stats()["preemptions"] > 0 and engine.stats()["prefix_tokens_hit"] > 0
 

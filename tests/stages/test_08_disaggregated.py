@@ -178,7 +178,7 @@ def twins(loaded, prompts) -> list:
 @pytest.mark.parametrize("phase", [routing.PREFILL, routing.READY, routing.TRANSFER, routing.DECODE])
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_a_death_costs_time_and_no_token(faulty, twins, phase, side):
-    engine = faulty(token_budget=64, **pool(36))  # too small for all, so that some wait for room
+    engine = faulty(token_budget=64, **pool(30))  # too small for all, so that some wait for room
     seen: dict = {}
     requests = [engine.add(twin.prompt_token_ids, twin.params) for twin in twins]
     engine.fleet.at_once = False  # so that every phase can be seen from outside

@@ -71,7 +71,7 @@ def measured(results: Results) -> list[Passage]:
         Claim(f"Measured {STATED}", results.as_stated),
         Claim("one per second", sizes.stated, 1, 1),
         Quote("eight clients ask for {} to {} tokens again and again", *sizes.output),
-        Quote("within {} s and whose gaps are at most {:.0f} ms", sizes.objectives["ttft"], bound),
+        Quote("a first token within {} s and gaps of at most {:.0f} ms", sizes.objectives["ttft"], bound),
         Quote("a gap of usually {:,.0f} ms becomes {:,.0f} ms", usual, delayed),
         Quote("| gap, median | {:.1f} ms | {:.1f} ms | {:.1f} ms | {:.1f} ms |", *columns("itl_p50_ms")),
         Quote("| gap, p99 | {:,.0f} ms | {:,.0f} ms | {:,.0f} ms | {:,.0f} ms |", *columns("itl_p99_ms")),

@@ -3,12 +3,11 @@
 A document is raw text or a chat. It depends on its number, on the seed and on the mix of kinds only, so training can
 stop and go on at any document. The trainer adds the end-of-text token between documents.
 
-There are five mixes. "known" is what the model learns first, and what the tokenizer is made of. "broad" adds what
+There are three mixes. "known" is what the model learns first, and what the tokenizer is made of. "broad" adds what
 strangers type: texts without any meaning to copy, passages in other words, questions without an answer, other
-languages. "copies" adds words made of the tokenizer's own pieces, the hardest to copy, and more of sums and lists.
-"beginnings" adds words that lose the space before them, as the first word of every copy does, and more of the facts,
-explanations and sums that are to be kept. "drill" has most of what is then still wrong: beginnings, and few words that
-come again and again.
+languages. Copies have half of it. The hardest are words made of the tokenizer's own pieces, words that lose the space
+before them, as the first word of every copy does, and few words that come again and again. "long" has more stories,
+which the short rows of the training before have left out.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from random import Random
 from . import arithmetic, copying, facts, languages, lists, passages, reading, smalltalk, stories, terms, unknown
 from .render import chat, dialogue
 
-__all__ = ["DRILL", "KINDS", "MIXES", "chat", "document"]
+__all__ = ["BROAD", "KINDS", "MIXES", "chat", "document"]
 
 # kind: (its weight among the documents, what writes it)
 Mix = dict[str, tuple[float, Callable[[Random], str]]]
@@ -62,36 +61,27 @@ KINDS: Mix = {
     "instruction": (10, instruction),
 }
 BROAD: Mix = KINDS | {
-    "copying_raw": (4, copying.raw),
-    "copying_chat": (100, copying.talk),
-    "reading_chat": (20, reading.talk),
-    "unknown_chat": (20, unknown.talk),
-    "languages_chat": (6, languages.talk),
-}
-COPIES: Mix = BROAD | {
-    "copying_chat": (60, copying.talk),
-    "pieces_chat": (60, copying.talk_of_pieces),
-    "arithmetic_chat": (45, arithmetic.talk),
-    "lists_chat": (30, lists.talk),
-}
-BEGINNINGS: Mix = COPIES | {
-    "copying_chat": (50, copying.talk),
-    "pieces_chat": (25, copying.talk_of_pieces),
-    "lines_chat": (50, copying.talk_of_lines),
-    "few_words_chat": (40, copying.talk_of_few_words),
-    "facts_chat": (80, facts.talk),
+    "facts_chat": (60, facts.talk),
     "terms_chat": (30, terms.talk),
     "arithmetic_chat": (80, arithmetic.talk),
-    "lists_chat": (60, lists.talk),
-}
-DRILL: Mix = BEGINNINGS | {
+    "lists_chat": (100, lists.talk),
+    "passages_chat": (20, passages.talk),
+    "instruction": (20, instruction),
+    "copying_raw": (4, copying.raw),
+    "copying_chat": (50, copying.talk),
     "pieces_chat": (50, copying.talk_of_pieces),
     "repetitions_chat": (60, copying.talk_of_repetitions),
     "lines_chat": (90, copying.talk_of_lines),
-    "lists_chat": (100, lists.talk),
+    "few_words_chat": (45, copying.talk_of_few_words),
     "reading_chat": (50, reading.talk),
+    "unknown_chat": (20, unknown.talk),
+    "languages_chat": (6, languages.talk),
 }
-MIXES = {"known": KINDS, "broad": BROAD, "copies": COPIES, "beginnings": BEGINNINGS, "drill": DRILL}
+LONG: Mix = BROAD | {
+    "stories_raw": (15, stories.raw),
+    "stories_chat": (100, stories.talk),
+}
+MIXES = {"known": KINDS, "broad": BROAD, "long": LONG}
 
 
 def document(index: int, seed: int | str, mix: Mix = KINDS) -> str:

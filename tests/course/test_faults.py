@@ -121,11 +121,12 @@ def test_a_fault_is_caught_until_it_is_mended(capsys, root, number, monkeypatch)
     assert capsys.readouterr().out == "Something is still wrong.\n"
     mine = root / "my" / f"bug_{number:02}" / fault.file
     mine.write_text((course.ROOT / fault.file).read_text(encoding="utf-8"), encoding="utf-8")
-    engine = bug.place(fault, root) / bug.stage_name(fault, root) / "engine.py"
-    right = engine.read_text(encoding="utf-8")
-    engine.write_text(f"{right}\nEngine.add = None\n", encoding="utf-8")
-    assert bug.main([str(number), "--mended"], root) == 1
-    assert capsys.readouterr().out == "Something is still wrong.\n"
-    engine.write_text(right, encoding="utf-8")
+    if number == 4:  # what breaks the engine: once is enough
+        engine = bug.place(fault, root) / bug.stage_name(fault, root) / "engine.py"
+        right = engine.read_text(encoding="utf-8")
+        engine.write_text(f"{right}\nEngine.add = None\n", encoding="utf-8")
+        assert bug.main([str(number), "--mended"], root) == 1
+        assert capsys.readouterr().out == "Something is still wrong.\n"
+        engine.write_text(right, encoding="utf-8")
     assert bug.main([str(number), "--mended"], root) == 0
     assert capsys.readouterr().out.startswith("Mended.")

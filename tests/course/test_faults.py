@@ -113,7 +113,7 @@ def test_what_is_not_there_is_said(root, arguments, says):
 @pytest.mark.parametrize("number", [4, 22], ids=["common", "stage"])
 def test_a_fault_is_caught_until_it_is_mended(capsys, root, number, monkeypatch):
     """What mends it must break nothing else: the contract is asked, too; here for one of its promises."""
-    monkeypatch.setattr(bug, "CONTRACT", ["tests/test_contract.py", "-k", "max_tokens"])
+    monkeypatch.setattr(bug, "CONTRACT", ["tests/test_contract.py", "-k", "id_in_use"])
     fault = by_number[number]
     bug.main([str(number)], root)
     capsys.readouterr()

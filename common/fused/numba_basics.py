@@ -5,7 +5,7 @@ for each tensor, as much as most kernels take for a token. numpy has no bfloat16
 and its numbers become float32 in registers. So one source serves both types: `widen` and `narrow` leave float32 alone.
 
 numba keeps compiled kernels on disk until the file that a kernel is in changes. Kernels contain functions of this file
-too: so they are kept in a folder that is named by its contents.
+too: so they are kept in a folder that is named by its contents. With NUMBA_CACHE_DIR, copies of the course share them.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ import numpy
 import torch
 from filelock import FileLock
 from numba import carray, njit, types
-from numba.core import cgutils, event
+from numba.core import caching, cgutils, event
 from numba.extending import intrinsic, overload
 
 from ..process import FreeCores
@@ -33,6 +33,17 @@ f4, i4, u4 = numpy.float32, numpy.int32, numpy.uint32
 ONE_KERNEL = threading.Lock()
 version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 numba.config.CACHE_DIR = str(Path(numba.config.CACHE_DIR or Path(__file__).parent / "__pycache__") / f"numba-{version}")
+
+
+class ByContents(caching.UserProvidedCacheLocator):
+    """Keep a file's kernels in a folder that is named by its contents; numba would name it by the file's place."""
+
+    @classmethod
+    def get_suitable_cache_subpath(cls, py_file: str) -> str:
+        return hashlib.sha256(Path(py_file).read_bytes()).hexdigest()[:16]
+
+
+numba.config.CACHE_LOCATOR_CLASSES = f"{__name__}.{ByContents.__name__}"
 
 
 class TorchThreads:

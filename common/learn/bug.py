@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from .faults.reproduce import HEAD
 from .start import CONTRACT, ROOT, set_aside
 
 LEFT_OUT = ["*.pyc", "*.png", "results", "work"]
+KERNELS = Path("common/fused/__pycache__")  # where numba keeps them: copies of the course need not compile them again
 TEST_SECONDS = 900  # until a test that does not end counts as failed
 PYTEST_OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "first_failure"]
 
@@ -89,6 +91,7 @@ def make(fault: Fault, root: Path, folder: Path) -> None:
         python=python_of(Path(".venv")).as_posix(),
         script=os.path.relpath(script, root),
         helpers=str(root / "tests" / "helpers"),
+        kernels=str(root / KERNELS),
         stage=fault.stage,
     )
     script.write_text(head + fault.reproduce.strip() + "\n", encoding="utf-8")
@@ -136,9 +139,10 @@ def test_folder(fault: Fault, root: Path) -> int:
         copy_course(root, tree)
         for part in ("common", stage_name(fault, root)):
             copy(folder / part, tree / part)
-        ended = run_tests(tree, fault.caught_by.split(), python)
+        run = partial(run_tests, tree, python=python, kernels=root / KERNELS)
+        ended = run(fault.caught_by.split())
         if ended.status == 0:  # what mends it must break nothing else
-            ended = run_tests(tree, [*CONTRACT, "--engine", stage_name(fault, root)], python)
+            ended = run([*CONTRACT, "--engine", stage_name(fault, root)])
     if ended.status == 0:
         print(f"Mended. `python3 course.py bug {fault.number} --reveal` tells the story.")
         return 0
@@ -159,10 +163,11 @@ def copy_course(root: Path, tree: Path) -> None:
         shutil.copy2(root / name, tree / name)
 
 
-def run_tests(tree: Path, arguments: list[str], python: str) -> Outcome:
+def run_tests(tree: Path, arguments: list[str], python: str, kernels: Path) -> Outcome:
     """Run pytest in a copy of the course, up to the first test that fails."""
     command = [python, "-m", "pytest", *PYTEST_OPTIONS, *arguments]
     environment = {name: value for name, value in os.environ.items() if name not in ("COURSE_STAGE", "PYTHONPATH")}
+    environment.setdefault("NUMBA_CACHE_DIR", str(kernels))
     try:
         run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TEST_SECONDS)
     except subprocess.TimeoutExpired:

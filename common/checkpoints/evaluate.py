@@ -54,14 +54,14 @@ def prompts(tokenizer, questions: list[str]) -> list[list[int]]:
 
 
 def evaluate(folder: Path, count: int, topics: list[str]) -> dict[str, float]:
-    """The share of `count` questions (of stories: of a tenth) answered rightly, by topic."""
+    """The share of `count` questions (of stories: of a half) answered rightly, by topic."""
     loaded = load_model(str(folder))
     engine = load_engine("04")(loaded)
     scores = {}
     for topic in topics:
         story = topic == "stories"
         rng = Random(f"evaluation/{topic}")
-        pairs = [TOPICS[topic](rng) for _ in range(max(1, count // 10) if story else count)]
+        pairs = [TOPICS[topic](rng) for _ in range(max(1, count // 2) if story else count)]
         params = SamplingParams(max_tokens=STORY_TOKENS if story else ANSWER_TOKENS)
         completions = engine.generate(prompts(loaded.tokenizer, [question for question, _ in pairs]), params)
         right = [
@@ -92,7 +92,9 @@ def acceptance(folder: Path, count: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="target, draft, or the folder of either")
-    parser.add_argument("--count", type=int, default=200, help="questions per topic (default: 200; stories: a tenth)")
+    parser.add_argument(
+        "--count", type=int, default=200, help="questions per topic (default: 200; stories: half as many)"
+    )
     parser.add_argument("--topics", nargs="+", choices=TOPICS, help="only these, and write nothing")
     args = parser.parse_args()
     folder = FOLDER / args.name  # an absolute path stays what it is

@@ -27,6 +27,8 @@ class Phase:
     adam_lr: float = 0.002
     warmup: int = 50
     seed: int = 0
+    first_document: int = 0  # elsewhere where an earlier phase has the same mix, so that no document comes twice
+    mean_of: tuple[int, ...] = ()  # begin with the mean of what these phases ended with (Wortsman et al., 2022)
 
 
 def bundled_config(layers: int, hidden: int, heads: int, kv_heads: int, mlp: int) -> ModelConfig:
@@ -49,14 +51,26 @@ CONFIGS = {
     "draft": bundled_config(layers=2, hidden=128, heads=2, kv_heads=1, mlp=344),
 }
 BROAD_ROWS = ((0.1, 256), (0.8, 512), (0.96, 1024), (1.0, CONTEXT_LENGTH))
+LONG_ROWS = ((1.0, 2048),)
 PHASES = {
     "target": (
         Phase(steps=6400),
         Phase(steps=12000, row_lengths=BROAD_ROWS, mix="broad", muon_lr=0.0015, adam_lr=0.0015),
-        Phase(steps=800, row_lengths=((1.0, 2048),), mix="long", muon_lr=0.001, adam_lr=0.001),
+        Phase(steps=800, row_lengths=LONG_ROWS, mix="long", muon_lr=0.001, adam_lr=0.001),
+        Phase(steps=1400, row_lengths=LONG_ROWS, mix="long", muon_lr=0.001, adam_lr=0.001, first_document=1_000_000),
+        Phase(
+            steps=1100,
+            row_lengths=LONG_ROWS,
+            mix="long",
+            muon_lr=0.0006,
+            adam_lr=0.0006,
+            first_document=2_000_000,
+            mean_of=(2, 3, 4),
+        ),
+        Phase(steps=0, mix="long", mean_of=(4, 5, 5, 5)),
     ),
     "draft": (
         Phase(steps=4000),
-        Phase(steps=2000, row_lengths=BROAD_ROWS, mix="broad", teacher="target", muon_lr=0.001, adam_lr=0.001),
+        Phase(steps=3500, row_lengths=BROAD_ROWS, mix="easy", teacher="target"),
     ),
 }

@@ -1,7 +1,7 @@
 """Trains a bundled checkpoint on the corpus, one phase at a time, and writes it in Hugging Face format.
 
     python -m common.checkpoints.train target --phase 1      # from random weights: about an hour on two CPU cores
-    python -m common.checkpoints.train target --phase 2      # continues from the weights of phase 1; so does --phase 3
+    python -m common.checkpoints.train target --phase 2      # continues from the weights of phase 1, and so on to 6
     python -m common.checkpoints.train draft --phase 1       # about ten minutes
     python -m common.checkpoints.train draft --phase 2       # learns from the target
 
@@ -81,7 +81,7 @@ class Training:
     def __init__(self, name: str, number: int, folder: Path, work: Path):
         self.name, self.number, self.folder = name, number, folder
         self.config, self.phase = CONFIGS[name], PHASES[name][number - 1]
-        self.snapshot_file = work / f"{name}-{number}.pt"
+        self.work, self.snapshot_file = work, work / f"{name}-{number}.pt"
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.speakers = Speakers(self.tokenizer)
         self.mix = MIXES[self.phase.mix]
@@ -97,12 +97,16 @@ class Training:
             "muon": torch.optim.Muon(matrices, lr=muon_lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
             "adam": torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
         }
-        self.step, self.tokens, self.next_document, self.seconds = 0, 0, 0, 0.0
+        self.step, self.tokens, self.next_document, self.seconds = 0, 0, self.phase.first_document, 0.0
         self.history: list[dict] = []  # {"step", "train_loss"} and now and then "held_out_loss"
         self.stop_at = self.phase.steps
 
     def start_weights(self) -> None:
-        """Random in the first phase; in a later one, what the phase before it wrote."""
+        """Random in the first phase; in a later one, what the phase before it wrote, or the mean of several phases."""
+        if self.phase.mean_of:
+            ends = [torch.load(self.work / f"{self.name}-{number}.pt")["model"] for number in self.phase.mean_of]
+            self.model.load_state_dict({path: sum(end[path] for end in ends) / len(ends) for path in ends[0]})
+            return
         if self.number > 1:
             before = load_model(str(self.folder), device="cpu", dtype="float32", fused=False)
             self.model.load_state_dict(before.model.state_dict())

@@ -96,7 +96,7 @@ def model_card() -> list[Passage]:
     shapes = [(each.num_layers, each.hidden_size, each.intermediate_size) for each in configs]
     heads = [(each.num_heads, each.num_kv_heads, each.head_dim) for each in configs]
     phases = [each["phases"] for each in training]
-    spent = [phase["minutes"] for each in phases for phase in each]
+    spent = [phase["minutes"] for each in phases for phase in each if phase["recipe"]["steps"]]
     tables = []
     for topics in TABLES:
         rows = [f"| {name} |" + " {:,.0f}% |" * len(topics) for name in names]
@@ -120,12 +120,14 @@ def model_card() -> list[Passage]:
             *(each[-1]["held_out_loss"] for each in phases),
         ),
         Quote(
-            "the phases of the target took {:,.0f}, {:,.0f} and {:,.0f} minutes, the first of the draft {:,.0f},",
+            "the phases of the target took {:,.0f}, {:,.0f}, {:,.0f}, {:,.0f} and {:,.0f} minutes, those of the draft "
+            "{:,.0f} and {:,.0f}, partly",
             *spent,
         ),
-        Claim("The draft in this folder is that of phase 1", len(phases[1]), 1, 1),
+        Claim("phase 6 is nothing but a mean", phases[0][5]["recipe"]["steps"], 0, 0),
         Given("the corpus", "copies of 5 to 60 random words"),
         Quote("the share of {} questions", scores[0]["questions"]),
+        Quote("Of stories there are {}", scores[0]["questions"] // 2),
         *tables,
     ]
 

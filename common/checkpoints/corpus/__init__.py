@@ -3,11 +3,12 @@
 A document is raw text or a chat. It depends on its number, on the seed and on the mix of kinds only, so training can
 stop and go on at any document. The trainer adds the end-of-text token between documents.
 
-There are three mixes. "known" is what the model learns first, and what the tokenizer is made of. "broad" adds what
+There are four mixes. "known" is what the model learns first, and what the tokenizer is made of. "broad" adds what
 strangers type: texts without any meaning to copy, passages in other words, questions without an answer, other
 languages. Copies have half of it. The hardest are words made of the tokenizer's own pieces, words that lose the space
 before them, as the first word of every copy does, and few words that come again and again. "long" has more stories,
-which the short rows of the training before have left out.
+which the short rows of the training before have left out. "easy" is for the draft: of what "broad" adds, it leaves out
+copies, for which two layers are too few.
 """
 
 from collections.abc import Callable
@@ -81,7 +82,12 @@ LONG: Mix = BROAD | {
     "stories_raw": (15, stories.raw),
     "stories_chat": (100, stories.talk),
 }
-MIXES = {"known": KINDS, "broad": BROAD, "long": LONG}
+EASY: Mix = KINDS | {
+    "reading_chat": (12, reading.talk),
+    "unknown_chat": (8, unknown.talk),
+    "languages_chat": (4, languages.talk),
+}
+MIXES = {"known": KINDS, "broad": BROAD, "long": LONG, "easy": EASY}
 
 
 def document(index: int, seed: int | str, mix: Mix = KINDS) -> str:

@@ -126,7 +126,9 @@ class Scheduler:
             self.waiting.remove(request)
 
     def check(self) -> None:
-        """Raise AssertionError if a page is lost or owned twice, or a request has too few pages or too many."""
+        """Raise AssertionError if a page is lost or owned twice, or a request has too few pages or too many: for its
+        `computed` tokens at least, and for all its tokens at most.
+        """
         self.allocator.check([sequence.page_table for sequence in self.running.values()])
         for sequence in self.running.values():
             assert 0 <= sequence.computed < sequence.request.num_tokens

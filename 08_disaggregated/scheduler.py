@@ -110,7 +110,8 @@ class Scheduler:
             if sequence.remaining == 1 and self._extend(sequence):
                 chunks.append(self._chunk(sequence, 1))
         budget = self.token_budget - len(chunks)
-        # Each has its token before any has draft tokens; beside prompts these get half of what is left.
+        # Each has its token before any has draft tokens. Beside prompts, whether they have begun or may be
+        # admitted, these get half of what is left.
         prompts = len(chunks) < len(self.running) or (self.waiting and len(self.running) < self.max_running)
         most = budget // 2 if prompts else budget
         counts = self.speculation.counts([chunk.sequence for chunk in chunks])
@@ -128,7 +129,9 @@ class Scheduler:
         return chunks
 
     def count_accepted(self, chunks: list[Chunk]) -> None:
-        """Count the draft tokens that have become output as computed; the newest token is yet to be run."""
+        """Count the draft tokens that have become output as computed; the newest token is yet to be run.
+        `learn` hears of every chunk, also of one without a draft.
+        """
         for chunk in chunks:
             sequence = chunk.sequence
             sequence.computed = min(chunk.start + chunk.num_tokens, sequence.request.num_tokens - 1)
@@ -182,7 +185,9 @@ class Scheduler:
         return [*self.running.values(), *self.parked.values(), *self.reserved.values()]
 
     def check(self) -> None:
-        """Raise AssertionError if a page is lost or owned twice, or a request has too few pages or too many."""
+        """Raise AssertionError if a page is lost or owned twice, or a request has too few pages or too many: for its
+        `computed` tokens at least, and for all its tokens and MAX_DRAFT_TOKENS at most.
+        """
         self.allocator.check([sequence.page_table for sequence in self.holding])
         for sequence in self.holding:
             assert 0 <= sequence.computed < sequence.request.num_tokens
@@ -273,7 +278,9 @@ class Scheduler:
         return False
 
     def _make_room(self, sequence: Sequence, most: int) -> int:
-        """Take pages for draft tokens if any are free; return how many. One token comes without a draft."""
+        """Take pages for draft tokens if any are free; return how many: at most what the request may still
+        gain, less the one token that comes without a draft.
+        """
         most = min(most, sequence.request.max_tokens - len(sequence.request.token_ids) - 1)
         while most and not self.allocator.extend(sequence.page_table, sequence.computed + most):
             most -= 1

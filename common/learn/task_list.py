@@ -52,8 +52,9 @@ def milestone_table(number: str, tasks: list[Task]) -> str:
     lines = []
     for milestone in read_milestones(number):
         needed = sorted(numbers.pop(name) for name in milestone.tasks if name in numbers)
-        lines.append(f"| {milestone.number}. {milestone.title} | {', '.join(map(str, needed)) or 'the same'} |")
-    return "\n".join(["| milestone | needs tasks |", "|---|---|", *lines]) if lines else ""
+        numbered = ", ".join(map(str, needed)) or "the same"
+        lines.append(f"| {milestone.number}. {milestone.title} | {numbered} | {milestone.expected} |")
+    return "\n".join(["| milestone | needs tasks | what it expects |", "|---|---|---|", *lines]) if lines else ""
 
 
 def fill(text: str, indent: str = "") -> str:
@@ -107,11 +108,12 @@ def entry(before: Path, stage: Path, task: Task) -> list[str]:
         size += f", +{added} -{removed} to {link} (line {place})"
     parts = [f"### {task.number}. `{task.name}`", f"```python\n{signature(function, lines)}\n```"]
     used = ", ".join(f"`{name}`" for name in calls(stage, function, "\n".join(lines)))
-    said = [first_sentence(ast.get_docstring(function) or ""), f"{size}.", f"It calls {used}." if used else ""]
+    docstring = ast.get_docstring(function) or ""
+    said = [clean(docstring.split("\n\n")[0]), f"{size}.", f"It calls {used}." if used else ""]
     checks = [one.number for one in read_milestones(stage.name[:2]) if task.name in one.tasks]
     said += [f"Checked by milestone {checks[0]}."] if checks else []
     parts.append(" ".join(filter(None, said)))
-    why = comment_text(reasons(function, lines, stage.name[:2]))
+    why = " ".join(map(clean, comments(reasons(function, lines, stage.name[:2]))))
     return [*parts, f"*Why:* {why}"] if why else parts
 
 
@@ -154,14 +156,9 @@ def signature(function: Function, lines: list[str]) -> str:
     return textwrap.dedent("\n".join(lines[span(function).start : first]))
 
 
-def first_sentence(docstring: str) -> str:
-    """Return the first sentence of a docstring, without its "NEW in 05: "."""
-    return re.split(r"(?<=[.?!])\s", clean(docstring.split("\n\n")[0]))[0]
-
-
-def comment_text(lines: list[str]) -> str:
-    """Return what comments say, without their "NEW in 05: "."""
-    return clean(" ".join(line.strip().lstrip("# ") for line in lines))
+def comments(lines: list[str]) -> list[str]:
+    """Return what comments say, each of which begins with "NEW in 05: " and may take several lines."""
+    return re.split(r" (?=NEW in \d\d: )", " ".join(line.strip().lstrip("# ") for line in lines))
 
 
 def clean(text: str) -> str:

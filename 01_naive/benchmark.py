@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 STAGE = Path(__file__).resolve().parent
-sys.path.insert(0, str(STAGE.parent))
+sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "common").is_dir())))
 
 from common.bench import plots
 from common.bench.harness import Benchmark, Figures, Headline, run_benchmark

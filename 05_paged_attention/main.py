@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 STAGE = Path(__file__).resolve().parent
-sys.path.insert(0, str(STAGE.parent))
+sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "common").is_dir())))
 
 from common.cli import run_stage
 from common.serving.options import add_server_arguments

@@ -22,7 +22,7 @@ from random import Random
 import torch
 
 STAGE = Path(__file__).resolve().parent
-sys.path.insert(0, str(STAGE.parent))
+sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "common").is_dir())))
 
 from common.bench import plots
 from common.bench.engine_load import engine_load

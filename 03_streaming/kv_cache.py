@@ -31,7 +31,8 @@ class KVCache:
         """Store what is new, then attend to all there is: the model's `attend`.
 
         q is [N, H, D], k and v are [N, H_kv, D]; returns [N, H, D]. The N tokens follow the `length` tokens held:
-        they are a whole prompt in an empty cache (prefill), or one token after the others (decode).
+        they are a whole prompt in an empty cache (prefill), or one token after the others (decode). `length` stays as
+        it is: all layers of a step begin at the same place, and the engine advances it when the last one has run.
         """
         start, end = self.length, self.length + len(q)
         self.k[layer, :, start:end] = k.transpose(0, 1)

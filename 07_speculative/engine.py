@@ -125,6 +125,7 @@ class Engine(BaseEngine):
         requests = self.append_tokens(completed, tokens)
         self.scheduler.count_accepted(chunks)  # NEW in 07: rejected draft tokens do not count as computed
         self.scheduler.cache_full_pages()  # before they can be released
+        # NEW in 07: steps that ran no piece of a prompt are timed; the trace counts draft tokens, and those accepted.
         counts = [len(chunk.draft.token_ids) for chunk in chunks]
         if all(work.phase == "decode" for work in record.works):
             self.scheduler.speculation.record_step_time(time.perf_counter() - record.start, counts)

@@ -69,7 +69,7 @@ class PageAllocator:
         del table.pages[:], table.path[:]
 
     def check_fits(self, tokens: int) -> None:
-        """Raise ValueError if a request of `tokens` tokens is too large for the pool, even for an empty one."""
+        """Raise ValueError if an empty pool cannot hold `tokens` tokens; say both numbers of pages and --kv-memory."""
         if self.pages_for(tokens) > self.num_pages:
             raise ValueError(
                 f"prompt and max_tokens are {tokens} tokens, which take {self.pages_for(tokens)} pages of "

@@ -110,7 +110,7 @@ class Scheduler:
             if sequence.remaining == 1 and self._extend(sequence):
                 chunks.append(self._chunk(sequence, 1))
         budget = self.token_budget - len(chunks)
-        # Each has its token before any has draft tokens; beside prompts these get half of what is left.
+        # Each has its token before any has draft tokens; beside prompts, also new ones, half of the rest.
         prompts = len(chunks) < len(self.running) or (self.waiting and len(self.running) < self.max_running)
         most = budget // 2 if prompts else budget
         counts = self.speculation.counts([chunk.sequence for chunk in chunks])
@@ -273,7 +273,7 @@ class Scheduler:
         return False
 
     def _make_room(self, sequence: Sequence, most: int) -> int:
-        """Take pages for draft tokens if any are free; return how many. One token comes without a draft."""
+        """Take pages for draft tokens if any are free; return how many. The last token needs no draft."""
         most = min(most, sequence.request.max_tokens - len(sequence.request.token_ids) - 1)
         while most and not self.allocator.extend(sequence.page_table, sequence.computed + most):
             most -= 1

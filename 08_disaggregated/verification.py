@@ -100,7 +100,9 @@ def compare(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list[list[S
 
 
 def reject(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list[list[SampledToken]]:
-    """Return the same decided by rejection sampling. The host waits for the device twice for any number of requests."""
+    """Return the same decided by rejection sampling. Coins are of the stream COIN, and what is drawn in place of a
+    rejected token is of RESIDUAL. The host waits for the device twice for any number of requests.
+    """
     device = logits.device
     p = probabilities(logits, rows)  # [R, V]
     q = torch.stack([one for draft in drafts for one in draft.probabilities])  # [K, V]: one row less for each

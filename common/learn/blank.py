@@ -131,7 +131,8 @@ def blank(source: str, tasks: list[Task], number: str) -> str:
         function = found[task.name]
         indent = " " * (function.col_offset + 4)
         todo = f'{indent}raise NotImplementedError("{task.title}")\n'
-        lines[body_span(function, lines)] = [*reasons(function, lines, number), todo]
+        kept = [f"{indent}{line.lstrip()}" for line in reasons(function, lines, number)]
+        lines[body_span(function, lines)] = [*kept, todo]
     return "".join(lines)
 
 

@@ -138,7 +138,9 @@ def check_whole(folder: Path, reference: Path) -> int:
     print(f"  {re.sub(r'=+ ?', '', lines[-1]).strip()}")
     mine, theirs = (tokens_per_second(one) for one in (folder, reference))
     print(f"Throughput: {mine:,.0f} output tokens a second; the reference {theirs:,.0f}.")
-    print(f"See it: python3 course.py demo my/{folder.name}, bench my/{folder.name}")
+    if mine < theirs / 2:
+        print("That is less than half: look for work that is done twice, or for tokens that are run again.")
+    print(f"See it: python3 course.py demo my/{folder.name}, bench my/{folder.name}; all tests: test my/{folder.name}")
     return 0
 
 

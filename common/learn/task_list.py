@@ -11,7 +11,7 @@ from .blank import Function, Task, body_span, functions, reasons, span, statemen
 from .milestones import read_milestones
 from .stage_diff import definitions, read_sources
 
-UNWRAPPED = ("#", ">", "```", "|")
+UNWRAPPED = ("#", ">", "```", "- ")
 UNBROKEN = {"break_long_words": False, "break_on_hyphens": False}
 
 
@@ -29,7 +29,7 @@ def task_list(before: Path, stage: Path, tasks: list[Task]) -> str:
         "milestones, which come in the order of these tasks or nearly so, and says what works, what does not, and why. "
         f"`solve {number} {tasks[0].name}` shows the reference of one task as a diff and fills it in; `solve "
         f"{number} --all` fills in the rest. With all of it written, `python3 course.py demo my/{stage.name}` runs.",
-        milestone_table(number, tasks),
+        milestone_list(number, tasks),
     ]
     sitting = file = owner = ""
     for task in tasks:
@@ -46,19 +46,20 @@ def task_list(before: Path, stage: Path, tasks: list[Task]) -> str:
     return "\n\n".join(part if part.startswith(UNWRAPPED) else fill(part) for part in parts if part) + "\n"
 
 
-def milestone_table(number: str, tasks: list[Task]) -> str:
-    """Return the milestones of a stage, each with the tasks that it is the first to need; "" without any."""
+def milestone_list(number: str, tasks: list[Task]) -> str:
+    """Return the milestones of a stage, each with the tasks that it is the first to need, and what it expects."""
     numbers = {task.name: task.number for task in tasks}
     lines = []
     for milestone in read_milestones(number):
         needed = sorted(numbers.pop(name) for name in milestone.tasks if name in numbers)
-        lines.append(f"| {milestone.number}. {milestone.title} | {', '.join(map(str, needed)) or 'the same'} |")
-    return "\n".join(["| milestone | needs tasks |", "|---|---|", *lines]) if lines else ""
+        named = f"task{'s' * (len(needed) > 1)} {', '.join(map(str, needed))}" if needed else "the same tasks"
+        lines.append(fill(f"- **{milestone.number}. {milestone.title}** ({named}): {milestone.expected}", after="  "))
+    return "\n".join(lines)
 
 
-def fill(text: str, indent: str = "") -> str:
-    """Wrap a paragraph for a terminal."""
-    return textwrap.fill(text, 118, initial_indent=indent, subsequent_indent=indent, **UNBROKEN)
+def fill(text: str, indent: str = "", after: str = "") -> str:
+    """Wrap a paragraph for a terminal. after: what the lines behind the first are indented by, beside `indent`."""
+    return textwrap.fill(text, 118, initial_indent=indent, subsequent_indent=indent + after, **UNBROKEN)
 
 
 def file_heading(before: Path, stage: Path, file: str, lesson: str, tasks: list[Task]) -> list[str]:
@@ -107,11 +108,12 @@ def entry(before: Path, stage: Path, task: Task) -> list[str]:
         size += f", +{added} -{removed} to {link} (line {place})"
     parts = [f"### {task.number}. `{task.name}`", f"```python\n{signature(function, lines)}\n```"]
     used = ", ".join(f"`{name}`" for name in calls(stage, function, "\n".join(lines)))
-    said = [first_sentence(ast.get_docstring(function) or ""), f"{size}.", f"It calls {used}." if used else ""]
+    docstring = ast.get_docstring(function) or ""
+    said = [clean(docstring.split("\n\n")[0]), f"{size}.", f"It calls {used}." if used else ""]
     checks = [one.number for one in read_milestones(stage.name[:2]) if task.name in one.tasks]
     said += [f"Checked by milestone {checks[0]}."] if checks else []
     parts.append(" ".join(filter(None, said)))
-    why = comment_text(reasons(function, lines, stage.name[:2]))
+    why = " ".join(map(clean, comments(reasons(function, lines, stage.name[:2]))))
     return [*parts, f"*Why:* {why}"] if why else parts
 
 
@@ -154,14 +156,9 @@ def signature(function: Function, lines: list[str]) -> str:
     return textwrap.dedent("\n".join(lines[span(function).start : first]))
 
 
-def first_sentence(docstring: str) -> str:
-    """Return the first sentence of a docstring, without its "NEW in 05: "."""
-    return re.split(r"(?<=[.?!])\s", clean(docstring.split("\n\n")[0]))[0]
-
-
-def comment_text(lines: list[str]) -> str:
-    """Return what comments say, without their "NEW in 05: "."""
-    return clean(" ".join(line.strip().lstrip("# ") for line in lines))
+def comments(lines: list[str]) -> list[str]:
+    """Return what comments say, each of which begins with "NEW in 05: " and may take several lines."""
+    return re.split(r" (?=NEW in \d\d: )", " ".join(line.strip().lstrip("# ") for line in lines))
 
 
 def clean(text: str) -> str:

@@ -17,6 +17,7 @@ def arithmetic(results: Results) -> list[Passage]:
     slot = target.context_length * target.kv_bytes_per_token(torch.float32)
     places, tokens = sizes.slots * target.context_length, results.sides["05_paged_attention"].tokens_per_request
     waste = by(sizes.page_sizes, results.figures.predicted_wasted_percent_by_page_size)[16]
+    empty = (16 - 1) / 2  # of a last page
     return [
         Quote("a whole context: {:,} tokens, {:.1f} MB", target.context_length, slot / 1e6),
         Quote("its answer of 100 tokens fill {:.1f} percent of it", 100 * 100 / target.context_length),
@@ -28,10 +29,13 @@ def arithmetic(results: Results) -> list[Passage]:
         Quote("{} requests arrive at once, with prompts of 16 to 256", sizes.requests),
         Quote("of eight slots, {:,.0f} MB. How many", sizes.slots * slot / 1e6),
         Given("in workloads.py", "with prompts of 16 to 256 and outputs of 16 to 128 tokens"),
-        Quote("{:,} places / ({:.1f} + 8) = {:,.0f}", places, tokens, results.figures.requests_that_fit),
-        Claim("so all 64 fit", results.figures.requests_that_fit, 64),
-        Quote("{:.1f} of 16 places are empty on average: {:.1f}", *[(16 - 1) / 2] * 2),
-        Quote("/ ({:.1f} + {:.1f}) = {:.1f} percent.", tokens, (16 - 1) / 2, waste),
+        Quote("a request's average size, {:.1f} tokens", tokens),
+        Quote("{:.1f} of 16 places on average", empty),
+        Quote("{:,} / ({:.1f} + {:.1f}) = {:,.0f}, so all", places, tokens, empty, places / (tokens + empty)),
+        Claim("so all 64 fit", places / (tokens + empty), sizes.requests),
+        Claim("the first end before the last begin", results.sides["05_paged_attention"].most_running, 1, 63),
+        Quote("{:.1f} / ({:.1f} + {:.1f}) = {:.1f} percent.", empty, tokens, empty, waste),
+        Given("in predictions/stage_05.py", "of 32 requests in one slot's memory"),
         Given("for the reader", "Time: about 20 minutes to read, 90 to do."),
     ]
 

@@ -14,13 +14,14 @@ from .stage_under_test import drain, endless, expect, expect_rows, expect_tokens
 )
 def the_cheapest_gives_way(stage):
     scheduler = make_scheduler(stage, pages=11, page_size=16)
-    for name, tokens in {"A": 16, "B": 30, "C": 14, "D": 112}.items():
+    for name, tokens in {"A": 16, "B": 14, "C": 30, "D": 112}.items():
         decoding(stage, scheduler, name, tokens)
     scheduler.waiting.append(make_request("F", 3))
     before, chunks = owners(scheduler), scheduler.schedule()
     picture = f"before\n{before}\nafter `schedule`\n{owners(scheduler)}"
-    said = "A and D need a page: C has 14 tokens computed, then B has the fewest, with 30"
-    expect(list(scheduler.running) == ["A", "D"], f"{said}; {', '.join(scheduler.running)} run on", picture)
+    said = "A and D need a page: B has 14 tokens computed, then C has the fewest, with 30"
+    left = f"in your `running` are {', '.join(scheduler.running)}, and wanted are A, D"
+    expect(list(scheduler.running) == ["A", "D"], f"{said}; {left}", picture)
     ran = [chunk.sequence.request.request_id for chunk in chunks]
     expect(ran == ["A", "D"], f"{', '.join(ran)} have chunks, and B and C have given their pages back", picture)
     expect_rows("the queue, in order of arrival", [request.request_id for request in scheduler.waiting], "BCF")

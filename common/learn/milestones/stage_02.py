@@ -23,6 +23,20 @@ def make_cache(stage, capacity: int):
     return cache, q, *torch.randn(2, capacity, config.num_kv_heads, config.head_dim)
 
 
+class Counted:
+    """A model that notes how many tokens it runs."""
+
+    def __init__(self, model):
+        self.model, self.tokens = model, []
+
+    def __call__(self, token_ids, positions, attend):
+        self.tokens.append(len(token_ids))
+        return self.model(token_ids, positions, attend)
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+
 @milestone(
     "KVCache.nbytes",
     expected="K and V of 100 tokens take 2 * layers * K/V heads * 100 * head_dim * 4 bytes, filled or not.",
@@ -81,13 +95,15 @@ def one_token_after_the_others(stage):
 def one_token_a_step(stage):
     for prompt in stage.prompts(2, 12):
         engine = stage.make_engine()
+        engine.model = counted = Counted(engine.model)
         request = engine.add(prompt, endless(30))
         for _ in range(8):
             engine.step()
         works = [work for step in engine.trace for work in step.works]
         picture = timeline(engine.trace, letters(engine.requests))
-        ran = [work.tokens for work in works]
-        expect(ran == [12] + [1] * 7, f"after a prompt of 12 tokens, one a step: the steps ran {ran}", picture)
+        ran, noted = counted.tokens, [work.tokens for work in works]
+        expect(ran == [12] + [1] * 7, f"after a prompt of 12 tokens, one a step: the model ran {ran}", picture)
+        expect(noted == ran, f"`record.work` was told of {noted} tokens, and the model ran {ran}", picture)
         expect_rows("phases in the trace", [work.phase for work in works], ["prefill"] + ["decode"] * 7)
         expect_tokens(stage, engine, [request], stage.right_tokens([prompt], 8))
 
@@ -113,7 +129,8 @@ def what_ends_gives_its_cache_back(stage):
 
 @milestone(
     "Engine.stats",
-    expected="`stats` says how many tokens the caches hold, how many they have room for, and how many bytes that is.",
+    expected="`stats` gives kv_tokens_used, what the caches hold, and kv_tokens_reserved and kv_bytes_reserved, their "
+    "size.",
     hint="Sum `length`, `capacity` and `nbytes` over self.caches.values(), and keep what the base class reports.",
     second_hint='super().stats() | {"kv_tokens_used": ..., "kv_tokens_reserved": ..., "kv_bytes_reserved": ...}',
 )

@@ -43,7 +43,7 @@ class StageUnderTest:
 
     @cached_property
     def token_bytes(self) -> int:
-        """Bytes that K and V of one token take."""
+        """Return bytes that K and V of one token take."""
         return self.loaded.config.kv_bytes_per_token(self.loaded.dtype)
 
     def make_engine(self, **options) -> BaseEngine:

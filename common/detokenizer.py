@@ -103,7 +103,7 @@ class StopSearch:
 
     @property
     def held(self) -> int:
-        """Characters at the end of the text that may be the beginning of a stop string."""
+        """Return how many characters at the end of the text may begin a stop string."""
         return max(self._matched, default=0)
 
     def find(self, piece: str) -> tuple[int, str] | None:

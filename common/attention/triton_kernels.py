@@ -69,7 +69,7 @@ def attend_to_block(
 
 @triton.jit
 def piece_tokens(length, SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr):
-    """Tokens in a piece of a sequence: SPLIT, or of a longer sequence as many times that as MOST_PIECES need."""
+    """Return tokens in a piece of a sequence: SPLIT, or of a longer sequence as many times that as MOST_PIECES need."""
     return SPLIT * tl.cdiv(length, SPLIT * MOST_PIECES)
 
 

@@ -68,7 +68,7 @@ def page(
     mosaic: list[list[str]] | None = None,
     widths: Sequence[float] | None = None,
 ) -> Iterator[list]:
-    """The panels of one picture, row by row; when the block ends they are labelled and written to `png`.
+    """Give the panels of one picture, row by row; when the block ends they are labelled and written to `png`.
 
     document: the results, whose footer says on what they were measured; or the footer itself.
     message: what the picture says, as its title. remark: what a reader must know to believe it, above the footer.
@@ -125,12 +125,12 @@ def place(machine: dict[str, Any]) -> str:
 
 
 def color(side: str) -> str:
-    """The colour of a stage given as "02" or "02_kv_cache"; grey for whatever is no stage."""
+    """Return the colour of a stage given as "02" or "02_kv_cache"; grey for whatever is no stage."""
     return COLORS.get(side[:2], REFERENCE)
 
 
 def line(panel, x: Sequence[float], figure: dict[str, Any], side: str, label: str, *, dashed: bool = False) -> None:
-    """Medians as a line, least and most as a band, the label where the line ends. What is no stage is always dashed."""
+    """Draw medians as a line, least and most as a band, the label at the end; dashed for what is no stage."""
     is_stage = side[:2] in COLORS
     style = {"linestyle": "--" if dashed or not is_stage else "-", "marker": "o"}
     if not is_stage:
@@ -142,7 +142,7 @@ def line(panel, x: Sequence[float], figure: dict[str, Any], side: str, label: st
 
 
 def steps(panel, figure: dict[str, Any], counts: Sequence[int], side: str, label: str) -> None:
-    """How many had happened by when: `figure` holds the moment of the first, the second, ..."""
+    """Draw how many had happened by when: `figure` holds the moment of the first, the second, ..."""
     panel.plot(figure["median"], counts, color=color(side), label=label, drawstyle="steps-post")
     panel.fill_betweenx(counts, figure["min"], figure["max"], color=color(side), alpha=0.18, linewidth=0)
 
@@ -152,7 +152,7 @@ def band(panel, x: Sequence[float], low: Sequence[float], high: Sequence[float],
 
 
 def predicted(panel, x: Sequence[float], figure: dict[str, Any], label: str) -> None:
-    """What arithmetic says: dashed, thin and without marks, since nothing was measured."""
+    """Draw what arithmetic says: dashed, thin and without marks, since nothing was measured."""
     style = {"color": PREDICTION, "linestyle": (0, (4, 3)), "linewidth": 1.3}
     panel.plot(
         x, figure["median"], label=label, zorder=4, **style
@@ -160,7 +160,7 @@ def predicted(panel, x: Sequence[float], figure: dict[str, Any], label: str) -> 
 
 
 def bars(panel, sides: Sequence[str], figures: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
-    """One bar for each side, its value on top, a thin line from least to most."""
+    """Draw one bar for each side, its value on top, a thin line from least to most."""
     medians = [figure["median"] for figure in figures]
     reach = [[figure["median"] - figure["min"] for figure in figures]]
     reach += [[figure["max"] - figure["median"] for figure in figures]]
@@ -181,7 +181,7 @@ def grouped_bars(
     tints: dict[str, str],
     texts: dict[str, Sequence[str]],
 ) -> None:
-    """In each group a bar for each label of `figures`, in its tint, with a thin line from least to most.
+    """Draw in each group a bar for each label of `figures`, in its tint, with a thin line from least to most.
 
     texts: what is written above the bars of a label, one for each group; by default their values.
     """
@@ -198,7 +198,7 @@ def grouped_bars(
 
 
 def floor_line(panel, count: int, height: float, text: str) -> None:
-    """Across `count` bars, dashed: what arithmetic says is the least, or the most, there can be; named at its end."""
+    """Draw across `count` bars, dashed, what arithmetic says is the least, or the most; named at its end."""
     panel.plot([-0.4, count - 0.6], [height] * 2, "--", color=PREDICTION, linewidth=1.3, label=text, zorder=4)
 
 
@@ -208,7 +208,7 @@ def short(value: float) -> str:
 
 
 def stack(panel, labels: Sequence[str], heights: dict[str, Sequence[float]], tints: dict[str, str]) -> None:
-    """One bar for each label, made of parts from bottom to top; medians. The last bar names them."""
+    """Draw one bar for each label, made of parts from bottom to top; medians. The last bar names them."""
     base = [0.0] * len(labels)
     for part, values in heights.items():
         panel.bar(labels, values, width=0.6, bottom=base, color=tints[part], label=f"_{part}")
@@ -218,7 +218,7 @@ def stack(panel, labels: Sequence[str], heights: dict[str, Sequence[float]], tin
 
 
 def axes(panel, x_label: str, y_label: str, title: str = "") -> None:
-    """Names and units; the y axis begins at 0, because a ratio is read off heights."""
+    """Set names and units; the y axis begins at 0, because a ratio is read off heights."""
     panel.set_xlabel(x_label)
     panel.set_ylabel(y_label)
     panel.set_title(title)
@@ -227,14 +227,14 @@ def axes(panel, x_label: str, y_label: str, title: str = "") -> None:
 
 
 def doubling(panel, values: Sequence[float]) -> None:
-    """A logarithmic x axis with a tick at each of the measured values."""
+    """Make the x axis logarithmic, with a tick at each of the measured values."""
     panel.set_xscale("log", base=2)
     panel.set_xticks(values, [str(value) for value in values])
     panel.set_xticks([], minor=True)
 
 
 def logarithmic(panel) -> None:
-    """A logarithmic y axis whose ticks are plain numbers: 1, 3, 10, 30 ..."""
+    """Make the y axis logarithmic, with ticks that are plain numbers: 1, 3, 10, 30 ..."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     panel.set_yscale("log")
@@ -252,7 +252,7 @@ def note(
 
 
 def label_ends(panel) -> None:
-    """Writes each line's label beside its last point, and moves labels apart that would overlap."""
+    """Write each line's label beside its last point, and move labels apart that would overlap."""
     lines = [line for line in panel.get_lines() if not line.get_label().startswith("_")]
     ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in lines]
     heights = [panel.transData.transform(end)[1] * 72 / DPI for end in ends]  # points
@@ -263,7 +263,7 @@ def label_ends(panel) -> None:
 
 
 def apart(centers: Sequence[float], heights: Sequence[float]) -> list[float]:
-    """Centres of intervals of these heights, moved as little as keeps them from overlapping."""
+    """Return centres of intervals of these heights, moved as little as keeps them from overlapping."""
     places = list(centers)
     order = sorted(range(len(places)), key=lambda i: places[i])
     for _ in range(200):  # each pass halves an overlap on both sides; a handful of labels settles at once

@@ -43,7 +43,7 @@ STORY_TOKENS, ANSWER_TOKENS = 1500, 600
 
 
 def story_is_sound(story: str, expected: str) -> bool:
-    """The same sequence of ordinals as in the story that the program wrote for this request; no sentence twice."""
+    """Return whether a story has the same ordinals in order as the one of the program, and no sentence twice."""
     markers = re.compile(r"On the (\w+) day|Chapter (\d+)|(In the \w+|At noon),")
     sentences = re.split(r"(?<=[.!?])\s+", story)
     return len(set(sentences)) == len(sentences) and markers.findall(story) == markers.findall(expected)
@@ -54,7 +54,7 @@ def prompts(tokenizer, questions: list[str]) -> list[list[int]]:
 
 
 def evaluate(folder: Path, count: int, topics: list[str]) -> dict[str, float]:
-    """The share of `count` questions (of stories: of a half) answered rightly, by topic."""
+    """Return the share of `count` questions (of stories: of a half) answered rightly, by topic."""
     loaded = load_model(str(folder))
     engine = load_engine("04")(loaded)
     scores = {}
@@ -75,7 +75,7 @@ def evaluate(folder: Path, count: int, topics: list[str]) -> dict[str, float]:
 
 
 def acceptance(folder: Path, count: int) -> float:
-    """The share of the draft's tokens that the target beside it accepts, four to a step, over all topics."""
+    """Return the share of the draft's tokens that the target beside it accepts, four to a step, over all topics."""
     loaded = load_model(str(folder.parent / "target"))
     engine = load_engine("07")(loaded, draft=str(folder), num_draft_tokens=4)
     questions = []

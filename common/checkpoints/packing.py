@@ -10,7 +10,7 @@ from .tokenizer import END_OF_TEXT, MESSAGE_START
 
 
 def packed_rows(tokenizer, seed: str, length: int, start: int, mix: Mix = KINDS) -> Iterator[tuple[list[int], int]]:
-    """Rows of `length + 1` token ids, each with the index of the first document it does not hold.
+    """Return rows of `length + 1` token ids, each with the index of the first document it does not hold.
 
     A row begins with a whole document and is filled with more, each closed by END_OF_TEXT; the last is cut off.
     Documents longer than a row are left out, since their beginning alone would teach questions without answers.

@@ -149,7 +149,7 @@ class Training:
         return loss_on(self.model, batch, own, teacher)
 
     def train(self, snapshot_every: int) -> None:
-        """Runs until step `stop_at`; prints the loss as it goes."""
+        """Run until step `stop_at`; print the loss as it goes."""
         phase, length, recent = self.phase, None, []
         while self.step < self.stop_at:
             started = time.perf_counter()
@@ -191,7 +191,7 @@ class Training:
         return sum(losses) / len(losses)
 
     def export(self) -> None:
-        """Writes weights (bfloat16), config and the training record beside the tokenizer."""
+        """Write weights (bfloat16), config and the training record beside the tokenizer."""
         from safetensors.torch import save_file
 
         from common.loader.weights import checkpoint_names

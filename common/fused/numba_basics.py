@@ -62,8 +62,8 @@ class TorchThreads:
 
 
 def use_threads(numbers: int) -> None:
-    """Let the calling thread's kernels, which compute about so many numbers each, use as many threads as torch does, or
-    one where waking the others would take longer than the work.
+    """Let the calling thread's kernels use as many threads as torch does, or one where waking the others would take
+    longer than the work. numbers: about how many each kernel computes.
 
     numba keeps this for each thread: what one thread sets says nothing to the engine's, whose default is all cores.
     """

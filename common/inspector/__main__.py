@@ -27,7 +27,7 @@ from .server import build_server, serve
 
 
 def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
-    """The stage's own options, and those of the inspector."""
+    """Return the stage's own options, and those of the inspector."""
     parser = build_parser(__doc__)
     own = load_stage_module(stage, "main") if (stage / "main.py").exists() else None
     getattr(own, "arguments", add_server_arguments)(parser)
@@ -75,7 +75,7 @@ def free_port() -> int:
 
 
 def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
-    """Two stages, a process for each with its part of the cores; the page of the first shows both."""
+    """Watch two stages, a process for each with its part of the cores; the page of the first shows both."""
     args = parse(first, arguments)
     other_port = free_port()
     page_origin = f"http://{args.host}:{args.port}"

@@ -31,7 +31,7 @@ def kind_of(engine: BaseEngine) -> str:
 
 
 def sizes(engine: BaseEngine) -> dict[str, Any]:
-    """What of the memory does not change while the engine lives."""
+    """Return what of the memory does not change while the engine lives."""
     kind, found = kind_of(engine), {"context": engine.config.context_length}
     found["bytes_per_token"] = engine.config.kv_bytes_per_token(engine.dtype)
     if kind == "fleet":
@@ -47,7 +47,7 @@ def sizes(engine: BaseEngine) -> dict[str, Any]:
 
 
 def queue(engine: BaseEngine) -> tuple[list[str], list[str]]:
-    """Ids of the requests that run, oldest first, and of those that wait, in the order in which they will run."""
+    """Return the ids of those that run, oldest first, and of those that wait, in the order in which they will run."""
     if hasattr(engine, "handles"):
         running = [f.request.request_id for f in engine.flights.values() if f.phase != "queued"]
     elif scheduler := getattr(engine, "scheduler", None):
@@ -58,7 +58,7 @@ def queue(engine: BaseEngine) -> tuple[list[str], list[str]]:
 
 
 def memory(engine: BaseEngine) -> dict[str, Any]:
-    """What lies where now. `computed` is the tokens of each request whose K and V are held."""
+    """Return what lies where now. `computed` is the tokens of each request whose K and V are held."""
     kind = kind_of(engine)
     if kind == "nothing":
         return {}
@@ -94,7 +94,7 @@ def tree_nodes(tree) -> list[list[int]]:
 
 
 def page_tokens(engine: BaseEngine) -> dict[int, tuple[int, ...]]:
-    """The tokens of each page that is in the tree."""
+    """Return the tokens of each page that is in the tree."""
     tree = getattr(getattr(getattr(engine, "scheduler", None), "allocator", None), "tree", None)
     found, todo = {}, [] if tree is None else list(tree.root.children.values())
     while todo:
@@ -105,7 +105,7 @@ def page_tokens(engine: BaseEngine) -> dict[int, tuple[int, ...]]:
 
 
 def fleet(router) -> dict[str, Any]:
-    """What the router knows: each worker's pages by number, and where each request is. A worker's map is its own."""
+    """Return what the router knows: where each request is, and the pages of each worker, whose map is its own."""
     workers = [
         {
             "up": handle.up,
@@ -130,7 +130,7 @@ def can_pause(engine: BaseEngine) -> bool:
 
 
 def killable(engine: BaseEngine) -> dict[int, int]:
-    """The processes of this machine, by worker, that can be killed to see what becomes of their streams."""
+    """Return the processes of this machine, by worker, that can be killed to see what becomes of their streams."""
     handles = getattr(engine, "handles", [])
     here = [handle for handle in handles if handle.up and handle.hello.host == socket.gethostname()]
     return {handle.number: handle.hello.process for handle in here if handle.hello.process != os.getpid()}

@@ -18,7 +18,7 @@ PLAIN = " !\"$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # stand for themselves in a data: U
 
 
 def document(boot: dict[str, Any], connect: Sequence[str] = (), page: Path = PAGE) -> str:
-    """The page as HTML. boot: what main.js begins with, as JSON. connect: origins that it may ask, beside its own.
+    """Return the page as HTML. boot: what main.js begins with, as JSON. connect: other origins that it may ask.
 
     page: the folder of index.html, style.css and the modules; the folder around it gives them their name.
     """
@@ -41,17 +41,17 @@ def modules(page: Path = PAGE) -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """What other modules import it by, such as "inspector/store"."""
+    """Return what other modules import it by, such as "inspector/store"."""
     return f"{path.parent.parent.name}/{path.stem}"
 
 
 def boot_of(html: str) -> dict[str, Any]:
-    """What a document's main.js begins with."""
+    """Return what a document's main.js begins with."""
     return json.loads(re.search(r'<script id="boot" type="application/json">(.*?)</script>', html, re.DOTALL)[1])
 
 
 def module(path: Path) -> str:
-    """A module as a URL; the last line is the name by which a browser's debugger shows it."""
+    """Return a module as a URL; the last line is the name by which a browser's debugger shows it."""
     code = path.read_text(encoding="utf-8") + f"\n//# sourceURL={name_of(path)}.js\n"
     return "data:text/javascript," + quote(code, safe=PLAIN)
 

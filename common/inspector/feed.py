@@ -49,7 +49,7 @@ class Feed:
         self._readers = self._readers - {reader}
 
     def newcomers(self) -> list[Reader]:
-        """Those that have been told nothing yet. They are told with `welcome`."""
+        """Return those that have been told nothing yet. They are told with `welcome`."""
         return [self._new.popleft() for _ in range(len(self._new))]
 
     def publish(self, update: str, readers: Iterable[Reader]) -> None:
@@ -63,7 +63,7 @@ class Feed:
 
 
 async def updates(reader: Reader) -> AsyncIterator[str | None]:
-    """Each update for one reader, and None after each second without one; it ends when the reader is too slow."""
+    """Yield each update for one reader, and None after each second without one; end when the reader is too slow."""
     try:
         while not reader.dropped:
             try:

@@ -129,7 +129,7 @@ LESSONS = {
 
 
 def lesson_of(stage_name: str) -> Lesson:
-    """The lesson of a stage's folder, or a plain one for a folder that is not part of the course."""
+    """Return the lesson of a stage's folder, or a plain one for a folder that is not part of the course."""
     digits = "".join(letter for letter in stage_name if letter.isdecimal())[:2]
     plain = Lesson(stage_name, "", "", (FACT, SUM, STORY, FOUR, LONG_PROMPT))
     return LESSONS.get(digits, plain)

@@ -53,7 +53,7 @@ class Clients:
         return len(self._clients)
 
     def resize(self, count: int) -> None:
-        """As many clients as this; those too many hang up."""
+        """Have this many clients; those too many hang up."""
         while len(self._clients) > count:
             self._clients.pop().cancel()
         while len(self._clients) < count:
@@ -82,7 +82,7 @@ class Clients:
         return token_ids
 
     async def _client(self) -> None:
-        """One client: a question after another, each read to its end."""
+        """Ask one question after another as one client, and read each answer to its end."""
         while True:
             number = next(self._jobs)
             rng = Random(number)

@@ -42,7 +42,7 @@ class Pace:
             self._changed.notify_all()
 
     def permit(self) -> bool:
-        """Whether a step may begin now. Wait for that, but only as long as commands may wait."""
+        """Return whether a step may begin now. Wait for that, but only as long as commands may wait."""
         with self._changed:
             wait = self._wait()
             if wait > 0:
@@ -57,7 +57,7 @@ class Pace:
             return True
 
     def _wait(self) -> float:
-        """Seconds until the next step may begin."""
+        """Return seconds until the next step may begin."""
         if self._asked:
             return 0.0
         if self.paused:

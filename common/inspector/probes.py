@@ -33,7 +33,7 @@ class Probes:
         self.chunks = []
 
     def take(self, seconds: float) -> dict[str, Any]:
-        """What has been heard since the last call, in a step that took this long; milliseconds for each part."""
+        """Return what was heard since the last call, in a step that took this long; milliseconds for each part."""
         found: dict[str, Any] = {}
         if parts := self.clock.take(seconds):
             found["parts"] = {name: round(1e3 * spent, 2) for name, spent in parts.items()}

@@ -37,14 +37,14 @@ class Recording:
 
 
 def write_recording(path: Path, recordings: list[list[str]]) -> None:
-    """One engine's lines, or those of two side by side."""
+    """Write one engine's lines, or those of two side by side."""
     streams = [f"[{','.join(lines)}]" for lines in recordings]
     packed = base64.b64encode(zlib.compress(f"[{','.join(streams)}]".encode(), 9)).decode()
     path.write_text(document({"recording": packed}), encoding="utf-8")
 
 
 def read_recording(path: Path) -> list[list[Any]]:
-    """For each engine of a file that `write_recording` wrote, its hello and its updates."""
+    """Return for each engine of a file that `write_recording` wrote its hello and its updates."""
     packed = boot_of(path.read_text(encoding="utf-8"))["recording"]
     return json.loads(zlib.decompress(base64.b64decode(packed)))
 

@@ -53,7 +53,7 @@ class Scene:
 def questions(
     count: int, first: int, every: int, seed: str, system: str = "", most: int = 160
 ) -> list[tuple[int, Preset]]:
-    """Questions as users ask them, one every so many steps."""
+    """Ask questions as users do, one every few steps."""
     rng, found = Random(seed), []
     for at in range(count):
         prompt, answer = rng.choice((facts.exchange, terms.exchange, stories.request))(rng)
@@ -83,7 +83,7 @@ SCENES = {
 
 
 def play(number: str, loaded: Loaded) -> list[str]:
-    """The lines of a recording of a stage's scene: its hello, and its updates."""
+    """Yield the lines of a recording of a stage's scene: its hello, and its updates."""
     scene, stage = SCENES[number], stage_folder(number)
     options = {name: value for name, value in lesson_of(stage.name).options.items() if name != "workers"}
     titles = Titles()

@@ -26,7 +26,7 @@ PACE = 10.0  # steps a second at the beginning: a newcomer sees each of them
 
 
 def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
-    """The stage's server, with the page under /watch; its `recording` has begun with it if one is wanted."""
+    """Return the stage's server, with the page under /watch; its `recording` has begun with it if one is wanted."""
     titles, lesson = Titles(), lesson_of(stage.name)
     watched = Watched(engine, titles)
     server = server_of(stage).build_server(watched, args)
@@ -51,7 +51,7 @@ def server_of(stage: Path):
 
 
 def with_inspector(lifespan, clients: Clients, recording: Recording | None):
-    """The application's own lifespan, in which the recording runs and the load's clients hang up before the engine."""
+    """Wrap the application's lifespan: the recording runs in it, and the load's clients hang up before the engine."""
 
     @asynccontextmanager
     async def wrapped(app):

@@ -56,7 +56,7 @@ class Blank:
 
 
 def long_past() -> list[str]:
-    """The lines of a recording in which every step has a moment of its own."""
+    """Return the lines of a recording in which every step has a moment of its own."""
     draft = load_model("draft", device="cpu", dtype="float32")
     draft = replace(draft, model=Blank(draft.config))
     length = draft.config.context_length - 64

@@ -76,7 +76,7 @@ class View:
         return self._numbers[request_id]
 
     def update(self, known: Known, ended: Iterable[Request] = ()) -> dict[str, Any]:
-        """All that is new to pages that have been told `known`, which is brought up to date."""
+        """Return all that is new to pages that have been told `known`, which is brought up to date."""
         words: dict[int, str] = {}
         requests = {request.request_id: request for request in (*ended, *self.engine.requests.values())}
         for request_id in requests:  # numbers go by arrival, and not by who runs first

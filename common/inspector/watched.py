@@ -44,7 +44,7 @@ class Watched:
         return min(self._engine.idle_seconds or IDLE_SECONDS, IDLE_SECONDS)
 
     def step(self) -> list[Request]:
-        """One step of the engine, if its pace permits one now, and a look at what has changed."""
+        """Run one step of the engine, if its pace permits one now, and look at what has changed."""
         if bool(self.feed.readers) != self._watching:
             self._start_or_stop()
         changed = self._aborted()
@@ -76,7 +76,7 @@ class Watched:
             self._ended[request_id] = request
 
     def _start_or_stop(self) -> None:
-        """The first page has been opened, or the last one closed: then forget what pages were told."""
+        """Begin with the first page that is opened; when the last one closes, forget what pages were told."""
         self._watching = not self._watching
         if self._watching:
             self.probes.attach()
@@ -87,7 +87,7 @@ class Watched:
             self._known, self._told = Known(), ()
 
     def _step_and_listen(self) -> list[Request]:
-        """A step, and what no book keeps of it: what the probes have heard, and who had to make room."""
+        """Run a step, and note what no book keeps of it: what the probes have heard, and what had to make room."""
         steps, (ran, _) = self._engine.trace.steps, books.queue(self._engine)
         changed = self._engine.step()
         self._ended |= {request.request_id: request for request in changed if request.finished}

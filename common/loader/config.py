@@ -168,7 +168,7 @@ def rope_parameters(hf_config, where: str) -> dict:
 
 
 def require(holds: bool, where: Path | str, field: str, value, supported: str) -> None:
-    """Unless it holds, raise a ValueError that names the file, the field, its value and the supported values."""
+    """Raise a ValueError, unless it holds, that names the file, the field, its value and the supported values."""
     if not holds:
         raise ValueError(f"{where}: {field}={value!r} is not supported; supported is {supported}")
 

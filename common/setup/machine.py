@@ -15,7 +15,7 @@ PROC = Path("/proc")
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on: fewer than the machine's inside a container or under taskset."""
+    """Return cores that this process may run on: fewer than the machine's inside a container or under taskset."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

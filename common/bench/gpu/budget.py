@@ -56,7 +56,7 @@ class Rates:
 
 
 def step_budget(config: ModelConfig, dtype: torch.dtype, B: int, context: int, rates: Rates) -> dict[str, float]:
-    """Seconds of each part of a step in which B requests decode."""
+    """Return seconds of each part of a step in which B requests decode."""
     size, layers, heads = dtype.itemsize, config.num_layers, config.num_heads + 2 * config.num_kv_heads
     # Numbers that the small kernels of a layer read and write for each token; the residual counts both ways.
     small = 8 * config.hidden_size + 2 * heads * config.head_dim + 3 * config.intermediate_size
@@ -75,18 +75,18 @@ def step_budget(config: ModelConfig, dtype: torch.dtype, B: int, context: int, r
 
 
 def prompt_budget(config: ModelConfig, lengths: Iterable[int], rates: Rates) -> float:
-    """Seconds of the arithmetic of prompts of these lengths."""
+    """Return seconds of the arithmetic of prompts of these lengths."""
     return sum(step_flops(config, length) for length in lengths) / rates.flops
 
 
 def part_of(kernel: str) -> str:
-    """The part of a step that a kernel of this name belongs to; "other" for copies and fills."""
+    """Return the part of a step that a kernel of this name belongs to; "other" for copies and fills."""
     found = (part for part, names in KERNELS.items() if any(name in kernel.lower() for name in names))
     return next(found, "other")
 
 
 def parts_of(kernels: Sequence[tuple[str, float]], steps: int) -> dict[str, float]:
-    """Seconds of each part of a step, from the names and seconds of all kernels of `steps` steps."""
+    """Return seconds of each part of a step, from the names and seconds of all kernels of `steps` steps."""
     totals: dict[str, float] = {}
     for name, seconds in kernels:
         totals[part_of(name)] = totals.get(part_of(name), 0.0) + seconds / steps
@@ -100,7 +100,7 @@ def parts_of(kernels: Sequence[tuple[str, float]], steps: int) -> dict[str, floa
 def measure_step(
     engine: BaseEngine, B: int, context: int, steps: int = STEPS, temperature: float = 0.6
 ) -> dict[str, float]:
-    """Seconds of each part of a step on a GPU, of the step itself, its idle time, the host's, and those of a prompt."""
+    """Return the seconds of each part of a step on a GPU, of the step, its idle time, the host's, and of a prompt."""
     begun = time.perf_counter()
     with decoding(engine, B, context, replace(ENDLESS, temperature=temperature)):
         synchronize(engine.device)
@@ -130,7 +130,7 @@ def covered(spans: Sequence[tuple[float, float]]) -> float:
 
 @contextmanager
 def waits_timed() -> Iterator[list[float]]:
-    """Seconds of each wait for tokens, while this lasts."""
+    """Time each wait for tokens, in seconds, while this lasts."""
     waits, original = [], ToHost.tolist
 
     def timed(self: ToHost) -> list:
@@ -145,7 +145,7 @@ def waits_timed() -> Iterator[list[float]]:
 
 
 def table(document: dict) -> list[str]:
-    """One line for each part: milliseconds allowed, taken, and how many times that is."""
+    """Return one line for each part: milliseconds allowed, taken, and how many times that is."""
     sizes, rates, budget, measured = (document[name] for name in ("sizes", "rates", "budget", "measured"))
     lines = [
         f"{document['settings']['model']}, {sizes['requests']} requests with {sizes['context']} tokens each; "

@@ -48,7 +48,7 @@ class Case:
 
 
 def layers_of(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Transformer:
-    """A model of as many layers as outgrow the cache, with random weights and hardly any vocabulary."""
+    """Return a model of as many layers as outgrow the cache, with random weights and hardly any vocabulary."""
     with torch.device("meta"):
         layer_bytes = dtype.itemsize * sum(parameter.numel() for parameter in Block(config, 0).parameters())
     layers = inputs_beyond_cache(layer_bytes, device)
@@ -60,7 +60,7 @@ def layers_of(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> 
 
 
 def model_cases(model: Transformer, N: int) -> Iterator[Case]:
-    """All that happens to N tokens in a layer but attention: piece by piece, and then a whole block."""
+    """Yield all that happens to N tokens in a layer but attention: piece by piece, and then a whole block."""
     config, norm, cos, sin = model.config, model.norm, model.cos, model.sin
     device, dtype = norm.weight.device, norm.weight.dtype
     H, H_kv, D, I = config.num_heads, config.num_kv_heads, config.head_dim, config.intermediate_size  # noqa: E741
@@ -155,7 +155,7 @@ def attention_case(
     dtype: torch.dtype,
     backends: Mapping[str, tuple[AttentionBackend, int]] | None = None,
 ) -> Case:
-    """One token of each of B requests looks at `context` tokens. backends: by name, each with its size of a page.
+    """Return a case: one token of each of B requests looks at `context` tokens. backends: by name, with page sizes.
 
     Without any, those of common/attention that run here.
     """

@@ -45,7 +45,7 @@ def time_tiles(
     context: int,
     repeats: int = REPEATS,
 ) -> dict[Tile, list[float]]:
-    """Seconds of attention in decode for each number of requests in `batches`; a tile that does not fit is left out."""
+    """Return seconds of attention in decode for each number of requests in `batches`, without tiles that do not fit."""
     times: dict[Tile, list[float]] = {}
     for tile in TILES:
         try:
@@ -65,7 +65,7 @@ def time_tile(
 
 
 def best_tile(times: dict[Tile, list[float]]) -> Tile:
-    """The one that loses least to the fastest of each batch size, in the mean. ValueError if none was timed."""
+    """Return what loses least to the fastest of each batch size, in the mean. ValueError if none was timed."""
     if not times:
         raise ValueError("no tile of the decode kernel runs here")
     fastest = [min(column) for column in zip(*times.values(), strict=True)]

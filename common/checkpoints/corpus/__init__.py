@@ -27,7 +27,7 @@ _TOPIC_WEIGHTS = (8, 6, 8, 4, 3, 0.7, 2)
 
 
 def conversation(rng: Random) -> str:
-    """Two to six questions from all the other modules, sometimes between a greeting and a goodbye."""
+    """Return two to six questions from all the other modules, sometimes between a greeting and a goodbye."""
     turns: list[str] = []
     if rng.random() < 0.15:
         turns += rng.choice(list(smalltalk.OPENINGS.items()))
@@ -39,7 +39,7 @@ def conversation(rng: Random) -> str:
 
 
 def instruction(rng: Random) -> str:
-    """A question and its answer as plain text, for those who send a prompt without the chat template."""
+    """Return a question and its answer as plain text, for those who send a prompt without the chat template."""
     topic = rng.choices(_TOPICS, _TOPIC_WEIGHTS)[0]
     return " ".join(topic.exchange(rng))
 
@@ -91,7 +91,7 @@ MIXES = {"known": KINDS, "broad": BROAD, "long": LONG, "easy": EASY}
 
 
 def document(index: int, seed: int | str, mix: Mix = KINDS) -> str:
-    """The document of that number: a function of its arguments and of nothing else."""
+    """Return the document of that number: a function of its arguments and of nothing else."""
     rng = Random(f"{seed}/{index}")
     kind = rng.choices(list(mix), [weight for weight, _ in mix.values()])[0]
     return mix[kind][1](rng)

@@ -97,7 +97,7 @@ def exchange(rng: Random) -> tuple[str, str]:
 
 
 def raw(rng: Random) -> str:
-    """Lines of sums, a table of one number, or answer sentences."""
+    """Return lines of sums, a table of one number, or answer sentences."""
     form = rng.random()
     if form < 0.4:
         problems = [problem(rng) for _ in range(rng.randint(1, 12))]

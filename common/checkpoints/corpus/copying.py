@@ -68,7 +68,7 @@ JOIN_REQUESTS = (
 
 
 def syllables(rng: Random) -> str:
-    """A lower-case word that could be English and mostly is not."""
+    """Return a lower-case word that could be English and mostly is not."""
     count = rng.choice((1, 1, 1, 2, 2, 3))
     word = "".join(rng.choice(part) for _ in range(count) for part in (_ONSETS, _VOWELS, _CODAS))
     return word + rng.choice(_ENDINGS)
@@ -79,7 +79,7 @@ def _known(rng: Random) -> str:
 
 
 def blend(rng: Random) -> str:
-    """The beginning of one word with the end of another: pieces of English where they do not belong."""
+    """Return the beginning of one word with the end of another: pieces of English where they do not belong."""
     a, b = rng.sample(KNOWN_WORDS, 2)
     return (a[: rng.randint(1, 5)] + b[-rng.randint(1, 5) :]).lower()
 
@@ -93,7 +93,7 @@ def digits(rng: Random) -> str:
 
 
 def figure(rng: Random) -> str:
-    """A number as people write it: a price, a time, a date, a share, a version, a telephone number."""
+    """Return a number as people write it: a price, a time, a date, a share, a version, a telephone number."""
     n = rng.randint
     return rng.choice(
         (
@@ -111,7 +111,7 @@ def figure(rng: Random) -> str:
 
 
 def string(rng: Random) -> str:
-    """What stands in programs, logs and addresses: an identifier, a path, a hash, a call, a key."""
+    """Return what stands in programs, logs and addresses: an identifier, a path, a hash, a call, a key."""
 
     def w() -> str:
         return rng.choice((rng.choice(KNOWN_WORDS).lower(), syllables(rng), letters(rng)))
@@ -151,13 +151,13 @@ def words(rng: Random, count: int) -> list[str]:
 
 @cache
 def vocabulary() -> list[str]:
-    """The tokens that consist of letters. The tokenizer is made of KINDS, which has none of the texts that follow."""
+    """Return the tokens that consist of letters. The tokenizer is made of KINDS, without the texts that follow."""
     tokens = json.loads((Path(__file__).parents[1] / "target" / "tokenizer.json").read_text())["model"]["vocab"]
     return sorted({token.removeprefix("Ġ") for token in tokens if re.fullmatch("Ġ?[A-Za-z]+", token)})
 
 
 def pieces(rng: Random) -> str:
-    """Words of one to three tokens from a small pool, as words that the tokenizer does not know consist of pieces.
+    """Return words of one to three tokens from a small pool: words the tokenizer does not know are made of pieces.
 
     Each piece has a usual successor, which is wrong here, and stands in several places, so that it takes two pieces to
     find the place. 5 to 60 words.
@@ -186,7 +186,7 @@ def _pairs(rng: Random) -> str:
 
 
 def _sentences(rng: Random) -> str:
-    """Words with capitals and marks, as in prose."""
+    """Return words with capitals and marks, as in prose."""
     text, first = [], True
     for word in words(rng, _size(rng)):
         mark = rng.choices(("", ",", ".", "!", "?", ";", ":"), (12, 2, 2, 0.5, 0.5, 0.3, 0.3))[0]
@@ -228,7 +228,7 @@ def exchange(rng: Random) -> tuple[str, str]:
 
 
 def raw(rng: Random) -> str:
-    """The request and the copy without a chat template, as in a completion."""
+    """Return the request and the copy without a chat template, as in a completion."""
     return rng.choice(("{}\n{}", "{} {}")).format(*exchange(rng))
 
 
@@ -242,7 +242,7 @@ def talk_of_pieces(rng: Random) -> str:
 
 
 def word(rng: Random) -> str:
-    """One of all the kinds of words; what the tokenizer makes of it depends on whether a space stands before it."""
+    """Return one of all the kinds of words; its tokens depend on whether a space stands before it."""
     kind = rng.choice((1, 2, 3, 4, 5))
     return "".join(rng.choices(vocabulary(), k=kind)) if kind <= 3 else rng.choice((syllables, blend, _known))(rng)
 

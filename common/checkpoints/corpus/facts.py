@@ -257,7 +257,7 @@ FACTS = {
 
 
 def sentence(rng: Random, name: str | None = None) -> str:
-    """One fact as a sentence; of that relation if one is named."""
+    """Return one fact as a sentence; of that relation if one is named."""
     return rng.choice(FACTS[name or rng.choices(_NAMES, _WEIGHTS)[0]])[0]
 
 
@@ -267,7 +267,7 @@ def exchange(rng: Random) -> tuple[str, str]:
 
 
 def raw(rng: Random) -> str:
-    """One to six facts; half of the documents are a single sentence, so that a fact can end a text."""
+    """Return one to six facts; half of the documents are a single sentence, so that a fact can end a text."""
     count = 1 if rng.random() < 0.5 else rng.randint(2, 6)
     name = rng.choices(_NAMES, _WEIGHTS)[0] if rng.random() < 0.4 else None
     return " ".join(dict.fromkeys(sentence(rng, name) for _ in range(count)))

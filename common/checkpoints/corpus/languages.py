@@ -93,7 +93,7 @@ _SAYINGS = ("good morning", "thank you", "water", "the house", "I am hungry", "t
 
 
 def sentence(rng: Random) -> str:
-    """One sentence, in any of the languages."""
+    """Return one sentence, in any of the languages."""
     template = rng.choice(rng.choice(LANGUAGES))
     return template.format(t=town(rng), n=rng.choice(FIRST_NAMES), d=rng.randint(1, 99))
 

@@ -92,7 +92,7 @@ def exchange(rng: Random) -> tuple[str, str]:
 
 
 def raw(rng: Random) -> str:
-    """The answers alone, one or a few to a document."""
+    """Return the answers alone, one or a few to a document."""
     kinds = (_count, _letters, _named)
     return "\n".join(rng.choice(kinds)(rng)[1] for _ in range(rng.choice((1, 1, 2, 3))))
 

@@ -13,7 +13,7 @@ _ASK = {"left": "leave", "bought": "buy", "sold": "sell", "lost": "lose", "found
 
 
 def turns(rng: Random) -> list[str]:
-    """The notes with the first question, its answer, and more questions and answers."""
+    """Return the notes with the first question, its answer, and more questions and answers."""
     count = rng.randint(60, 125)
     lines, questions = [], []
     for i, person in enumerate(people(rng, count), start=1):

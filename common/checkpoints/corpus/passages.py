@@ -163,7 +163,7 @@ def _reading(rng: Random, most: int = 12) -> list[str]:
 
 
 def text_to_copy(rng: Random) -> str:
-    """Words, numbers, codes, names or sentences: 3 to about 200 tokens."""
+    """Return words, numbers, codes, names or sentences: 3 to about 200 tokens."""
     form, size = rng.randrange(8), rng.choice((3, 5, 8, 12, 20, 35))
     if form == 0:
         return " ".join(rng.choices(WORDS, k=size))
@@ -240,7 +240,7 @@ def _looking_up(rng: Random) -> list[str]:
 
 
 def _rewriting(rng: Random) -> list[str]:
-    """The same text with another name in it: a near copy."""
+    """Return the same text with another name in it: a near copy."""
     old, new = rng.sample(FEMALE if rng.random() < 0.5 else MALE, 2)
     if rng.random() < 0.4:
         new = next(name for name in iter(lambda: coin(rng, 2).capitalize(), "") if name != old)
@@ -253,7 +253,7 @@ def _rewriting(rng: Random) -> list[str]:
 
 
 def turns(rng: Random) -> list[str]:
-    """A chat about something that stands in it, of any of the kinds above; one in sixty is long."""
+    """Write a chat about something that stands in it, of any of the kinds above; one in sixty is long."""
     if rng.random() < 1 / 60:
         return notes.turns(rng)
     kinds = (_reading, _copying, _quoting, _remembering, _looking_up, _rewriting)
@@ -261,14 +261,14 @@ def turns(rng: Random) -> list[str]:
 
 
 def exchange(rng: Random) -> tuple[str, str]:
-    """One question with everything that it needs."""
+    """Return one question with everything that it needs."""
     kind = rng.choices((_reading, _copying, _looking_up, _rewriting), (4, 3, 1, 1))[0]
     question, answer, *_ = _reading(rng, 5) if kind is _reading else kind(rng)
     return question, answer
 
 
 def raw(rng: Random) -> str:
-    """The same tasks without a chat template."""
+    """Return the same tasks without a chat template."""
     form = rng.random()
     if form < 0.6:
         sentences, questions = passage(rng)

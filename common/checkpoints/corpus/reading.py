@@ -209,7 +209,7 @@ LAYOUTS = (
 
 
 def passage(rng: Random, most: int = 8) -> tuple[str, list[tuple[str, str]]]:
-    """A text of 1 to `most` statements, and a question with its answer for each; one in eight has no answer."""
+    """Write a text of 1 to `most` statements, with a question and answer for each; one in eight has no answer."""
     count = rng.randint(1, most)
     kind = rng.choice(list(_SUBJECTS.values()))
     frames = [frame for frame in FRAMES if frame.subject is kind]

@@ -34,14 +34,14 @@ SYSTEM_PROMPTS = (
 
 
 def chat(*turns: str, system: str | None = None) -> str:
-    """Renders user, assistant, user, assistant, ... turns, after the system message if there is one."""
+    """Render user, assistant, user, assistant, ... turns, after the system message if there is one."""
     messages = [("system", system)] if system is not None else []
     messages += [(("user", "assistant")[i % 2], turn) for i, turn in enumerate(turns)]
     return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
 
 
 def _hasty(rng: Random, turn: str) -> str:
-    """The turn without its last mark, now and then, as people in a hurry type it."""
+    """Leave out the last mark of the turn now and then, as people in a hurry do."""
     plain = turn.endswith("?") or turn.startswith(("Count ", "Explain ", "Tell me ", "Spell "))
     if plain and turn[-1] in "?." and len(turn) < 60 and "\n" not in turn and rng.random() < 0.05:
         return turn[:-1]
@@ -49,6 +49,6 @@ def _hasty(rng: Random, turn: str) -> str:
 
 
 def dialogue(rng: Random, *turns: str) -> str:
-    """A chat that has a system prompt one time in four."""
+    """Return a chat that has a system prompt one time in four."""
     turns = tuple(turn if i % 2 else _hasty(rng, turn) for i, turn in enumerate(turns))
     return chat(*turns, system=rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.25 else None)

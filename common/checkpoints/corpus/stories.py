@@ -145,7 +145,7 @@ _WISHES = list(WISHES.items())
 
 
 def _slots(rng: Random, who: Cast, parts: int) -> list[dict[str, str]]:
-    """One dictionary of slots per part; no person and no thing is met twice."""
+    """Return one dictionary of slots per part; no person and no thing is met twice."""
     base = {"name": who.name, "friend": who.friend}
     base |= dict(
         zip(
@@ -190,7 +190,7 @@ def _episodes(rng: Random, who: Cast, parts: int, evenings: bool) -> list[str]:
 
 
 def story(rng: Random, who: Cast, parts: int, form: str = "days") -> str:
-    """The text of a story. `form` is "days", "chapters" or "times" (of a single day, at most four parts)."""
+    """Return the text of a story. `form` is "days", "chapters" or "times" (of a single day, at most four parts)."""
     wish, ending = rng.choice(_WISHES)
     unit = {"days": "day", "chapters": "chapter", "times": "day"}[form]
     length = "one day" if form == "times" else NUMBERS[parts - 1] + (f" {unit}" if parts == 1 else f" {unit}s")
@@ -222,7 +222,7 @@ def story(rng: Random, who: Cast, parts: int, form: str = "days") -> str:
 
 
 def request(rng: Random, most: int = MAX_PARTS) -> tuple[str, str]:
-    """A request for a story of at most `most` parts, and the story."""
+    """Return a request for a story of at most `most` parts, and the story."""
     who, form = cast(rng), rng.random()
     hero = an(who.hero)
     named = f"{hero} named {who.name}" if rng.random() < 0.5 else hero
@@ -248,7 +248,7 @@ def request(rng: Random, most: int = MAX_PARTS) -> tuple[str, str]:
 
 
 def exchange(rng: Random) -> tuple[str, str]:
-    """A story of at most three days, so that a conversation stays short."""
+    """Return a story of at most three days, so that a conversation stays short."""
     return request(rng, most=3)
 
 

@@ -67,7 +67,7 @@ CONTRASTS = [
 
 
 def _subject(rng: Random, term: Term) -> str:
-    """The term as people write it: with its article, without one, with "the", or by another name."""
+    """Return the term as people write it: with its article, without one, with "the", or by another name."""
     form = rng.random()
     if form < 0.1 and term.aliases:
         alias = rng.choice(term.aliases)
@@ -78,7 +78,7 @@ def _subject(rng: Random, term: Term) -> str:
 
 
 def explain(rng: Random, term: Term) -> tuple[str, str]:
-    """A question about the term with its answer."""
+    """Return a question about the term with its answer."""
     form, subject = rng.random(), _subject(rng, term)
     verb, auxiliary = ("are", "do") if term.plural else ("is", "does")
     if form < 0.6:
@@ -108,7 +108,7 @@ def exchange(rng: Random) -> tuple[str, str]:
 
 
 def raw(rng: Random) -> str:
-    """A page of a glossary, or one entry as prose."""
+    """Return a page of a glossary, or one entry as prose."""
     terms = rng.sample(TERMS, rng.choice((1, 1, 1, 2, 3, 5)))
     form = rng.random()
     if form < 0.4:
@@ -119,7 +119,7 @@ def raw(rng: Random) -> str:
 
 
 def talk(rng: Random) -> str:
-    """Questions about terms; sometimes several about the same one."""
+    """Return questions about terms; sometimes several about the same one."""
     if rng.random() < 0.2:
         term = rng.choice(TERMS)
         return dialogue(

@@ -47,12 +47,12 @@ FOREIGN_WORDS = "café naïve façade Zürich señor über crème jalapeño Łó
 
 
 def entries(table: str) -> list[str]:
-    """What stands in the table, one entry to a line or several with a bar between them."""
+    """Return what stands in the table, one entry to a line or several with a bar between them."""
     return re.split(r"[|\n]", table.strip())
 
 
 def an(phrase: str) -> str:
-    """The phrase after the right indefinite article."""
+    """Return the phrase after the right indefinite article."""
     return ("an " if phrase[0].lower() in "aeiou" or phrase.startswith(("hour", "honest")) else "a ") + phrase
 
 
@@ -65,7 +65,7 @@ def first_upper(text: str) -> str:
 
 
 def coin(rng: Random, syllables: int) -> str:
-    """A made-up lower-case word of that many syllables."""
+    """Return a made-up lower-case word of that many syllables."""
     choice = rng.choice
     word = "".join([choice(_ONSETS) + choice(_VOWELS) for _ in range(syllables)])
     return word + choice(_CODAS) if rng.random() < 0.6 else word
@@ -94,7 +94,7 @@ def town(rng: Random) -> str:
 
 
 def number(rng: Random) -> int:
-    """A number of 1 to 5 digits, every length equally often."""
+    """Return a number of 1 to 5 digits, every length equally often."""
     digits = rng.randint(1, 5)
     return rng.randint(2 if digits == 1 else 10 ** (digits - 1), 10**digits - 1)
 

@@ -35,7 +35,7 @@ export function room(element) {
 // Where a pointer is on a drawing, in units.
 export const point = (event) => [event.offsetX / unit(), event.offsetY / unit()];
 
-// A canvas of so many units, as sharp as the screen; returns its context, cleared.
+// A canvas of this many units, as sharp as the screen; returns its context, cleared.
 export function surface(canvas, width, height) {
   const scale = unit() * (window.devicePixelRatio || 1);
   const [columns, rows] = [Math.round(width * scale), Math.round(height * scale)];

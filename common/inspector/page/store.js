@@ -95,7 +95,7 @@ export class Store {
     return this.moments[Math.max(0, upTo(this.moments, time, (moment) => moment.t) - 1)];
   }
 
-  // When so many steps had ended: at the look right after the last of them, if there was one before the next step.
+  // When this many steps had ended: at the look right after the last of them, if there was one before the next step.
   endOf(column) {
     const moment = this.moments[upTo(this.moments, column - 1, (one) => one.column)];
     const end = this.step(column - 1)?.e ?? 0;

@@ -57,7 +57,7 @@ SIZES = {
     "stated": 1,  # the rate at which ratios are stated
     "seconds": 10,
     "pool": 12_000,  # tokens
-    "objectives": {"ttft": 0.5, "longest_gap": 0.05},  # seconds
+    "objectives": {"ttft": 0.5, "longest_gap": 0.02},  # seconds
 }
 QUICK = {"rates": [1], "seconds": 3, "pool": 4000}
 TINY = {"clients": 2, "output": [2, 6], "long": 100, "rates": [0, 1], "seconds": 1, "pool": 2000}

@@ -10,9 +10,9 @@ the activations from memory and back. Here they are four launches of three kerne
     silu_mul        silu(gate) * up
 
 `triton_kernels.py` has them for CUDA, `numba_kernels.py` for the CPU; there a small model's step with few tokens has
-its products in such calls too, two for each block (`few_tokens.py`). Modules and parameters are those of the plain
-model; only `forward` differs. The products stay with PyTorch's library, which is hard to beat; for bfloat16 on a CPU
-`packed.py` gives it the weights in the layout that it would otherwise make in each call.
+its products in such calls too, two for each block and one for the logits (`few_tokens.py`). Modules and parameters are
+those of the plain model; only `forward` differs. The products stay with PyTorch's library, which is hard to beat; for
+bfloat16 on a CPU `packed.py` gives it the weights in the layout that it would otherwise make in each call.
 
 torch.compile is the other way to fewer launches, and finds such kernels by itself. It compiles the whole model when a
 server starts, and once more for each new class of shapes, while requests wait, and on a CPU it needs a C++ compiler;
@@ -36,7 +36,7 @@ from .packed import pack_linears, padded
 from .rotation import Unwritten, norm_rotate
 
 if TYPE_CHECKING:
-    from .few_tokens import FewTokens
+    from .few_tokens import FewScores, FewTokens
 
 KERNELS = ("triton", "numba")
 NO_BLOCKS = repeat(None)
@@ -53,6 +53,7 @@ class FusedTransformer(Transformer):
 
     kernels: ModuleType  # triton_kernels or numba_kernels
     few: Iterable["FewTokens | None"] = NO_BLOCKS  # each block's kernels for few tokens (few_tokens.py)
+    few_scores: "FewScores | None" = None  # the output layer's
     most_few = 0  # tokens that they take
     pads = False  # whether products get rows that are no tokens (packed.py)
 
@@ -70,6 +71,8 @@ class FusedTransformer(Transformer):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `Transformer.logits`; on CUDA in the model's own type: the same numbers in half of the bytes."""
+        if self.few_scores and len(hidden) <= self.most_few:
+            return self.few_scores(hidden)
         scores = self.head(hidden)
         return scores if scores.is_cuda else scores.float()
 
@@ -152,9 +155,9 @@ def fuse(model: Transformer, name: str = "triton") -> FusedTransformer:
     vars(fused).update(vars(model))
     fused.kernels = import_module(f".{name}_kernels", __name__)
     if name == "numba":
-        from .few_tokens import few_tokens  # needs numba
+        from .few_tokens import few_scores, few_tokens  # needs numba
 
-        fused.few, fused.most_few = few_tokens(model), fused.kernels.MOST_TOKENS
+        fused.few, fused.few_scores, fused.most_few = few_tokens(model), few_scores(model), fused.kernels.MOST_TOKENS
         fused.pads = pack_linears(fused)
     return fused
 

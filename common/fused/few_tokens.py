@@ -1,4 +1,5 @@
-"""A block with few tokens on a CPU: two compiled calls, one before attention and one behind it, products included.
+"""Few tokens on a CPU: two compiled calls for each block, one before attention and one behind it, products included,
+and one for the logits.
 
 With one token a product of a small model takes ten microseconds, and the call of a library, from Python through
 PyTorch, takes as long: a decode step of the bundled model took three times as long as reading its weights does. Here
@@ -50,6 +51,22 @@ class FewTokens:
         return out
 
 
+class FewScores:
+    """The output layer's kernel."""
+
+    def __init__(self, head: nn.Linear):
+        head.weight.data = head.weight.data.contiguous()
+        self.weight, self.at = head.weight, address(head.weight)
+        self.scores = compiled(head.weight.dtype).scores
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Return the logits of `hidden[N, hidden_size]`, `[N, V]`; in float32 also for bfloat16."""
+        (vocabulary, size), rows = self.weight.shape, len(hidden)
+        hidden, out = hidden.contiguous(), torch.empty(rows, vocabulary)
+        self.scores(hidden.data_ptr(), self.at, out.data_ptr(), rows, size, vocabulary)
+        return out
+
+
 def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
@@ -60,3 +77,8 @@ def few_tokens(model: Transformer) -> list[FewTokens | None]:
     small = sum(linear.weight.nbytes for linear in linears) <= MOST_BYTES
     whole = all(type(linear) is nn.Linear for linear in linears)
     return [FewTokens(block) if small and whole else None for block in model.blocks]
+
+
+def few_scores(model: Transformer) -> FewScores | None:
+    """Return the kernel of the output layer; None where there is none, as for `few_tokens`."""
+    return FewScores(model.head) if type(model.head) is nn.Linear and model.head.weight.nbytes <= MOST_BYTES else None

@@ -113,6 +113,7 @@ class Kernels(NamedTuple):
     silu_mul: Callable[..., None]
     norm_product: Callable[..., None]
     output_mlp: Callable[..., None]
+    scores: Callable[..., None]
 
 
 @lru_cache
@@ -196,7 +197,16 @@ def compiled(dtype: torch.dtype) -> Kernels:
             for row in range(rows):
                 out[row, o] = narrow(dot(down[o], active[row]), out[row, o])
 
-    return Kernels(add_norm, norm_rotate, silu_mul, norm_product, output_mlp)
+    @kernel("void(i8, i8, i8, i8, i8, i8)")
+    def scores(x_at, weight_at, out_at, rows, size, outs):
+        """out[rows, outs], float32, = x[rows, size] times weight[outs, size]."""
+        x, weight = array(x_at, (rows, size), number), array(weight_at, (outs, size), number)
+        inputs, out = widened(x), array(out_at, (rows, outs), f4)
+        for o in prange(outs):
+            for row in range(rows):
+                out[row, o] = narrow(dot(weight[o], inputs[row]), out[row, o])
+
+    return Kernels(add_norm, norm_rotate, silu_mul, norm_product, output_mlp, scores)
 
 
 def on_device(residual: Tensor) -> AbstractContextManager:

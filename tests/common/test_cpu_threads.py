@@ -99,7 +99,7 @@ for dtype in (torch.float32, torch.bfloat16):
 print(hits)
 """
     )
-    assert run_python(program, threads=1) == "{True: 12, False: 0}\n"
+    assert run_python(program, threads=1) == "{True: 14, False: 0}\n"
 
 
 # ---- Threads beside other programs ----

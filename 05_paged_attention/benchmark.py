@@ -224,7 +224,7 @@ def draw_cost(document: dict, png: Path) -> None:
             panel.set_ylim(top=1.15 * highest)
         plots.doubling(by_size, sizes["page_sizes"])
         rates = pages["tokens_per_second_by_page_size"]["median"]
-        labels = [f"{size}\n{rate:,.0f}" for size, rate in zip(sizes["page_sizes"], rates, strict=True)]
+        labels = [f"{size}\n{rate / 1e3:.1f}k" for size, rate in zip(sizes["page_sizes"], rates, strict=True)]
         by_size.set_xticks(sizes["page_sizes"], labels, fontsize=10)
         plots.line(by_size, sizes["page_sizes"], pages["wasted_percent_by_page_size"], "05_paged_attention", "measured")
         plots.predicted(by_size, sizes["page_sizes"], figures["predicted_wasted_percent_by_page_size"], "predicted")

@@ -119,19 +119,21 @@ def test_what_is_said_to_be_known_is_so():
     assert f"{naive:.0f} ms without the cache and {cached:.1f} ms with it" in known["02", "sooner"]
     batching = committed("04")["sides"]["04_continuous_batching"]
     share = batching["itl_p50_ms"]["median"][0] / batching["prefill_ms_per_token"]["median"]
-    assert share == pytest.approx(45, rel=0.05) and "1/45" in known["04", "throughput"] + known["04", "gap"]
+    assert all(f"1/{5 * round(share / 5)} of" in known["04", name] for name in ("throughput", "gap"))
     assert batching["rows_per_output_token"]["median"] == pytest.approx([2] * 6, abs=0.1)
     paged = committed("05")["sides"]["05_paged_attention"]["step_total_ms"]["median"]
     at_24 = (paged[1] + 2 * paged[2]) / 3  # between those of 8 and 32
     assert f"takes {paged[0]:.0f} ms, and one with 24 takes about {at_24:.0f}" in " ".join(known.values())
     drafting = {name: figure["median"] for name, figure in committed("07")["sides"]["07_speculative"].items()}
-    assert drafting["curve_acceptance"][1] == pytest.approx(80, abs=2) and "80 percent" in known["07", "tokens"]
+    accepted = drafting["curve_acceptance"]
+    assert f"about {5 * round(accepted[1] / 5)} percent" in known["07", "tokens"]
     found = Found({}, {"07_speculative": drafting}, CONFIG, torch.float32)
     target = module_of("07").pass_times(found, "pass_ms")
     relative = ", ".join(f"{target(n) / target(1):.1f}" for n in (2, 3, 5, 9))
     assert f"takes {relative} on" in known["07", "speedup"]
-    assert f"{', '.join(f'{1e3 * target(n):.2g}' for n in (1, 9, 36, 144))} ms" in known["07", "batch"]
-    assert drafting["curve_acceptance"][8] == pytest.approx(44, abs=0.5) and "44 percent" in known["07", "batch"]
+    at = [1e3 * target(n) for n in (1, 9, 36, 144)]
+    assert f"{at[0]:.1f}, {at[1]:.1f}, {at[2]:.0f}, {at[3]:.0f} ms" in known["07", "batch"]
+    assert f"Of 8 draft tokens {accepted[8]:.0f} percent" in known["07", "batch"]
     piece = committed("08")["sides"]["07_speculative"]["full_piece_ms"]["median"]
     assert f"{piece / 256:.2f} ms each" in known["08", "together"]
 

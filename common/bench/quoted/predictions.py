@@ -65,7 +65,7 @@ def speculative() -> list[Passage]:
     relative = [taken[tokens] / taken[1] for tokens in (2, 3, 5, 9)]
     several = [taken[tokens] for tokens in (1, 9, 36, 144)]
     return [
-        Quote("the target accepts about {:.0f} percent", round(accepted[1], -1)),
+        Quote("the target accepts about {:.0f} percent", 5 * round(accepted[1] / 5)),
         Quote("a pass over 2, 3, 5, 9 tokens takes {:.1f}, {:.1f}, {:.1f}, {:.1f} on the course's", *relative),
         Quote("A pass of the draft model takes {:.2f}", now.draft_pass_ms[0] / taken[1]),
         Quote("Of 8 draft tokens {:.0f} percent are accepted", accepted[8]),

@@ -91,6 +91,8 @@ def ratios(results: Results) -> list[Passage]:
     figures, least, most = results.figures, results.least, results.most
     sizes, before, now = results.sizes, results.sides["07_speculative"], results.sides[FOLDER]
     predicted = by(sizes.rates, figures.predicted_gap_ms)[sizes.stated]
+    goodput = [by(sizes.rates, side.goodput)[sizes.stated] for side in (before, now)]
+    at_two = [by(sizes.rates, side.goodput)[2] for side in (before, now)]
     p99 = by(sizes.rates, now.itl_p99_ms)
     return [
         Quote(
@@ -100,13 +102,12 @@ def ratios(results: Results) -> list[Passage]:
         Claim("times shorter", least.itl_p99_ratio, 1.2),
         Claim("hardly depends on prompts", p99[sizes.stated] / p99[0], 0.8, 1.25),
         Quote("The prediction for stage 07, {:,.0f} ms for a full piece alone", predicted),
-        Claim("is too low", by(sizes.rates, before.itl_p99_ms)[sizes.stated] / predicted, 1.05),
         Quote(
             "the decoding clients get {:.2f} times stage 07's tokens a second (median of the repeats' ratios; "
             "{:.2f} to {:.2f})",
             *(each.throughput_ratio_without_prompts for each in (figures, least, most)),
         ),
-        Claim("it does not add computing power", figures.throughput_ratio_without_prompts, 0.7, 1.05),
+        Claim("it does not add computing power", figures.throughput_ratio_without_prompts, 0, 1.05),
         Quote("the p99 gap is {:,.0f} ms against {:,.0f};", p99[0], before.itl_p99_ms[0]),
         Quote("the median gap is {:.1f} ms, not {:.1f}", now.itl_p50_ms[0], before.itl_p50_ms[0]),
         Quote(
@@ -114,12 +115,16 @@ def ratios(results: Results) -> list[Passage]:
             *(each.throughput_ratio for each in (figures, least, most)),
         ),
         Quote(
-            "a long one's first token takes {:.1f} times as long, and a short one's, which waits for a piece of a long "
-            "one, {:.1f} times (p90 {:.1f} times)",
+            "a long one's first token takes {:.1f} times as long, and a short one's {:.1f} times (p90 {:.1f} times: it "
+            "waits for a piece of a long one)",
             figures.ttft_long_ratio,
             figures.ttft_short_ratio,
             figures.ttft_short_p90_ratio,
         ),
+        Quote("the higher goodput, {:.1f} requests a second against {:.1f}", *goodput),
+        Claim("the higher goodput", goodput[0] / goodput[1], 1.02),
+        Quote("with two long prompts per second stage 08 has it, {:.1f} against {:.1f}", *reversed(at_two)),
+        Claim("stage 08 has it", at_two[1] / at_two[0], 1.02),
         Claim("the prompts pay", min(figures.ttft_long_ratio, figures.ttft_short_ratio), 1.2),
     ]
 

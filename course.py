@@ -42,7 +42,7 @@ def pick_stage(wanted: str, root: Path) -> Path:
     try:
         return stage_folder(wanted, root)
     except ValueError:
-        sys.exit(f"There is no stage {wanted!r}; there is {list_names(stage_folders(root))}.")
+        sys.exit(f"Unknown stage {wanted!r}. Use {list_names(stage_folders(root))}.")
 
 
 def list_names(stages: list[Path]) -> str:
@@ -189,7 +189,7 @@ def diff(chosen: list[Path], arguments: list[str], root: Path) -> int:
         sys.exit(f"{stage.name} has no stage's number, so it is not clear which stage comes before it.")
     before = [one for one in stage_folders(root) if one.name[:2] < number]
     if not before:
-        print(f"{stage.name} is the first stage: there is none before it to compare it with.")
+        print(f"{stage.name} is the first stage, so there is nothing to compare it with.")
         return 0
     from common.learn.stage_diff import diff_stages  # which needs nothing but Python
 

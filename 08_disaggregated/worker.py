@@ -133,7 +133,7 @@ class Worker:
             self.handing_over.add(order.key)
 
     def _start_transfers(self) -> None:
-        """Reserve pages for orders in the queue, as far as there is room, and start to fetch their contents."""
+        """Reserve pages for queued orders, in turn, until one does not fit; start to fetch their contents."""
         started: list[Transfer] = []
         while self.waiting_for_room and (sequence := self.scheduler.reserve(self.waiting_for_room[0][0])) is not None:
             request, ticket = self.waiting_for_room.popleft()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def current(device: torch.device) -> AbstractContextManager:
-    """Within, make a GPU this thread's current one: new streams, events and Triton's launches belong to it."""
+    """Return a context in which this thread's new streams, events and Triton's launches belong to this GPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

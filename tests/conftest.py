@@ -24,6 +24,7 @@ import torch
 from engine_options import MAX_TOKENS
 from graph_stand_in import graphed
 from hypothesis import Phase, settings
+from wrong_token import wrong_token
 
 from common.checkpoints.corpus import chat, document
 from common.engine import BaseEngine
@@ -119,6 +120,12 @@ def is_claimed(item) -> bool:
     if (number := re.search(r"\d+", folder)) is None:
         raise pytest.UsageError(f"{folder} has no number, so it is not clear what it claims: name it such as my_05")
     return int(number[0]) >= claim.args[0]
+
+
+def pytest_assertrepr_compare(op, left, right):
+    """In the contract, say in words which token is the first wrong one."""
+    if op == "==" and "test_contract" in os.environ.get("PYTEST_CURRENT_TEST", ""):
+        return wrong_token(left, right)
 
 
 def pytest_terminal_summary(terminalreporter):

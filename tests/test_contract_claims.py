@@ -48,6 +48,15 @@ def test_memory_that_runs_short(engine_class, loaded, prompts):
     engine.check()
 
 
+@pytest.mark.claim(5)
+def test_a_pool_without_a_page_is_refused(engine_class, loaded):
+    for memory in ("1K", 16 * 8192 - 1):
+        with pytest.raises(ValueError, match="one page of 16 tokens takes 1..,... bytes, .*larger --kv-memory"):
+            engine_class(loaded, kv_memory=memory)
+    with pytest.raises(ValueError, match="page_size must be at least 1 token, not 0"):
+        engine_class(loaded, page_size=0)
+
+
 @pytest.mark.claim(6)
 def test_a_prefix_is_found_again(engine, prompts):
     prompt = max(prompts, key=len)[:100]

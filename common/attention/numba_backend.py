@@ -18,7 +18,7 @@ from common.fused.numba_basics import FEW_NUMBERS, array, exp, f4, kernel, narro
 from common.fused.rotation import Unwritten
 
 from . import PagedBatch
-from .torch_backend import Part, TorchAttention
+from .torch_backend import GatheredRows, TorchAttention
 
 # Where many tokens look at the same K and V, copying these once for all is cheaper than reading them for each: torch
 # takes the requests with more new tokens than FEW and more products of a token with a K than SHORT, as a prompt of 128
@@ -36,7 +36,7 @@ class Plan(NamedTuple):
     seen: numpy.ndarray  # [rows] int32: how many tokens each looks at, itself included
     page_tables: numpy.ndarray  # [B, P] int32
     numbers: int  # of K that these rows multiply
-    prompts: list[Part]
+    prompts: list[GatheredRows]
 
 
 class NumbaAttention(TorchAttention):

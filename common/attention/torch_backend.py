@@ -15,7 +15,7 @@ CALL_COSTS_TOKENS = {"cpu": 300, "cuda": 4096}
 
 
 @dataclass
-class Part:
+class GatheredRows:
     """The rows that one call takes: `tokens` of each of B requests, whose pages are gathered and padded.
 
     mask: `[B, 1, tokens * H / H_kv, P * page_size]`, 0 where seen, -inf elsewhere. The first layer makes it for all.
@@ -35,7 +35,7 @@ class TorchAttention:
     def __init__(self, device: torch.device, dtype: torch.dtype):
         self.dtype, self.call_costs = dtype, CALL_COSTS_TOKENS[device.type]
 
-    def prepare(self, batch: PagedBatch) -> list[Part]:
+    def prepare(self, batch: PagedBatch) -> list[GatheredRows]:
         lengths, decodes = batch.host_lengths, batch.decodes
         # Sorted, so that a request's neighbours are about as long as it is.
         order = sorted(range(decodes), key=lengths.__getitem__)
@@ -43,7 +43,7 @@ class TorchAttention:
         groups += [[i] for i in range(decodes, len(lengths))]
         return [self._part(batch, group) for group in groups]
 
-    def _part(self, batch: PagedBatch, group: list[int]) -> Part:
+    def _part(self, batch: PagedBatch, group: list[int]) -> GatheredRows:
         device, tokens = batch.lengths.device, batch.host_query_lengths[group[0]]
         index = to_device(group, torch.int64, device)
         places = torch.arange(tokens, device=device)
@@ -52,18 +52,18 @@ class TorchAttention:
         longest = max(batch.host_lengths[i] for i in group)
         pages = batch.page_tables[index, : -(-longest // batch.page_size)]  # [B, P]
         seen = torch.arange(pages.shape[1] * batch.page_size, device=device) <= positions[:, None, :, None]
-        return Part(rows.flatten().long(), len(group), tokens, pages.flatten().long(), seen)
+        return GatheredRows(rows.flatten().long(), len(group), tokens, pages.flatten().long(), seen)
 
     def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
         k_pages.flatten(0, 1).index_copy_(0, slot_mapping, k)
         v_pages.flatten(0, 1).index_copy_(0, slot_mapping, v)
 
-    def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: list[Part]) -> Tensor:
+    def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: list[GatheredRows]) -> Tensor:
         attended = torch.empty_like(q)
         self.attend_parts(q, k_pages, v_pages, plan, attended)
         return attended
 
-    def attend_parts(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, parts: list[Part], out: Tensor) -> None:
+    def attend_parts(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, parts: list[GatheredRows], out: Tensor) -> None:
         """Fill those rows of out, `[N, H, D]`, that belong to the parts."""
         heads, groups = k_pages.shape[2], q.shape[1] // k_pages.shape[2]
         for part in parts:

@@ -74,9 +74,9 @@ def transformers_model(settings: Settings):
 def measure_writing(write: Write, sizes: dict, vocab_size: int) -> dict[str, float | list[float]]:
     """Time one more token at each of `lengths`, and answers of each of `answers` tokens after a `prompt`.
 
-    The lengths take turns, a few steps each in every round, so that a disturbance of some seconds does not fall on one
-    of them alone; the median is over all its steps. Then one long answer is written: the moment of its n-th token is
-    the time that an answer of n tokens takes.
+    The lengths take turns, `steps` tokens each in every round: a disturbance of several rounds slows all of them, and a
+    shorter one few steps of each. The median is over all steps. Then one long answer is written: the moment of its n-th
+    token is the time that an answer of n tokens takes.
     """
     prompt, lengths = random_prompt(sizes["prompt"], vocab_size), sizes["lengths"]
     write(prompt, 8)  # warm-up

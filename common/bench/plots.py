@@ -107,7 +107,7 @@ def save(figure, png: Path) -> None:
 
 
 def footer(document: dict[str, Any]) -> str:
-    """On what, with what and when it was measured, in two lines."""
+    """Return on what, with what and when it was measured, in two lines."""
     machine, settings = document["hardware"], document["settings"]
     weights = ", random weights" if settings["load_format"] == "dummy" else ""
     repeats = len(document["order"])

@@ -36,7 +36,7 @@ class Speakers:
         self.message, self.assistant, self.end = ids(MESSAGE_START), ids("assistant"), ids(END_OF_TEXT)
 
     def own(self, rows: Tensor) -> Tensor:
-        """True for each of `rows[R, S]` that the assistant says, or that stands in a document without speakers.
+        """Return a mask `[R, S]`: true where the assistant speaks, and in documents without speakers.
 
         What a user types is not the model's to predict. Texts to copy are random on purpose: their loss is noise that
         would drown what their copies teach.

@@ -51,7 +51,7 @@ def causal_attention(rows: int):
 
 
 def loss_on(model: Transformer, rows: Tensor, own: Tensor, teacher: Transformer | None = None) -> Tensor:
-    """Mean cross-entropy in nats over the next tokens in `rows[R, S + 1]` where `own[R, S + 1]` is true.
+    """Return the mean cross-entropy in nats over the next tokens in `rows[R, S + 1]` where `own[R, S + 1]` is true.
 
     With a teacher, the wanted distribution is the teacher's, not the token that follows. Matrix products in bfloat16.
     """
@@ -185,7 +185,7 @@ class Training:
 
     @torch.no_grad()
     def held_out_loss(self, tokens: int) -> float:
-        """Mean loss in nats per token on documents that training never sees (another seed of the corpus)."""
+        """Return the mean loss, nats per token, on documents that training never sees (another seed of the corpus)."""
         rows = packed_rows(self.tokenizer, "held-out", 1024, 0, self.mix)
         losses = [self.loss([next(rows)[0] for _ in range(4)]).item() for _ in range(tokens // (4 * 1024))]
         return sum(losses) / len(losses)

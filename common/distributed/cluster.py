@@ -177,7 +177,7 @@ class Cluster:
 
 
 def host(loopback: bool) -> str:
-    """In a worker, return the address to listen on for other workers. loopback: `Cluster.loopback`."""
+    """Return the address on which a worker listens for other workers. loopback: `Cluster.loopback`."""
     return LOOPBACK if loopback else ray.util.get_node_ip_address()
 
 

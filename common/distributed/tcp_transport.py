@@ -131,7 +131,7 @@ class TcpTransport:
         return list(pages)
 
     def _fail_queued(self, error: Exception) -> None:
-        """After a fetcher could not start: fail the queued transfers, unless another fetcher is running."""
+        """Fail the queued transfers, because a fetcher could not start, unless another fetcher is running."""
         with self._lock:
             self._fetchers -= 1
             failed = [] if self._fetchers else list(self._queued)
@@ -142,7 +142,7 @@ class TcpTransport:
             transfer.end(error)
 
     def _fetch(self) -> None:
-        """On a thread: run transfers until none is queued."""
+        """Run transfers until none is queued: the work of a thread."""
         while True:
             with self._lock:
                 if not self._queued:
@@ -154,7 +154,7 @@ class TcpTransport:
                 self._transfers.discard(transfer)
 
     def _accept(self) -> None:
-        """On a thread: start a thread for every connection, until `close`. No error ends the loop."""
+        """Start a thread for every connection, until `close`: the work of one thread. No error ends the loop."""
         logged = ""  # the last error, so that a repeated one is logged once
         with self._listener:
             while not self._closing.is_set():

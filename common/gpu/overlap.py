@@ -115,7 +115,7 @@ class OverlappedLoop(BaseEngine):
 
     @contextmanager
     def _placeholders(self, before: Launched) -> Iterator[None]:
-        """Within, give each request a placeholder for its token that is on the device."""
+        """Give each request a placeholder for its token that is on the device, within the context."""
         self.model.drawn = before.drawn.token_ids
         for place, request in enumerate(before.requests):
             request.token_ids.append(-1 - place)

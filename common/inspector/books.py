@@ -1,4 +1,4 @@
-"""Read an engine's books between two steps: who runs, who waits, and what lies where in its memory.
+"""Read an engine's books between two steps: running and waiting requests, and what its memory holds.
 
 The only file that knows how the stages name things; the stages do not know of it. Everything is read by duck typing, so
 a learner's own stage shows what it has. Requests are told by their ids here; view.py gives them numbers.
@@ -58,7 +58,7 @@ def queue(engine: BaseEngine) -> tuple[list[str], list[str]]:
 
 
 def memory(engine: BaseEngine) -> dict[str, Any]:
-    """Return what lies where now. `computed` is the tokens of each request whose K and V are held."""
+    """Return what the memory holds now, and where. `computed` is the tokens of each request whose K and V are held."""
     kind = kind_of(engine)
     if kind == "nothing":
         return {}
@@ -125,7 +125,7 @@ def fleet(router) -> dict[str, Any]:
 
 
 def can_pause(engine: BaseEngine) -> bool:
-    """False for a fleet of processes: its workers have loops of their own, which go on without the router."""
+    """Return False for a fleet of processes: its workers have loops of their own, which go on without the router."""
     return not killable(engine)
 
 

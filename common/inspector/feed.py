@@ -53,7 +53,7 @@ class Feed:
         return [self._new.popleft() for _ in range(len(self._new))]
 
     def publish(self, update: str, readers: Iterable[Reader]) -> None:
-        """To these readers, from the engine's thread. A loop that has ended has no readers any more."""
+        """Send an update to these readers, from the engine's thread. A loop that has ended has no readers any more."""
         for reader in readers:
             if not reader.loop.is_closed():
                 reader.loop.call_soon_threadsafe(reader.put, update)

@@ -1,4 +1,4 @@
-"""Who may watch and control: the page itself, and no other page that is open in the same browser.
+"""Which page may watch and control: the server's own, and no other page that is open in the same browser.
 
 A browser sends requests to 127.0.0.1 for any web page. Two checks keep others out. What changes something must name the
 page's own origin. And the host's name must be this server's: a foreign name that has been made to lead here (DNS

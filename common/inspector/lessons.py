@@ -99,7 +99,7 @@ LESSONS = {
         "Paged attention",
         "Memory is cut into pages. A request takes a page when it needs one. When none is free, the youngest request "
         "gives back all its pages and waits: it is preempted.",
-        "Who gives way when memory is full?",
+        "Which request gives way when memory is full?",
         (MANY, FOUR, STORY, LONG_PROMPT),
         {"kv_memory": "15M"},
     ),

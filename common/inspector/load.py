@@ -32,7 +32,7 @@ class Titles(OrderedDict[tuple[int, ...], str]):
 
 
 def chat_tokens(tokenizer, prompt: str, system: str = "") -> list[int]:
-    """Token ids of a question in the chat template, after the system's message if there is one."""
+    """Return the token ids of a question in the chat template, after the system's message if there is one."""
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": prompt})
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]

@@ -21,7 +21,7 @@ class Recording:
         self._task: asyncio.Task | None = None
 
     def start(self) -> None:
-        """On the event loop."""
+        """Start to read the feed. Call it on the event loop."""
         self._task = asyncio.create_task(self._read())
 
     def stop(self) -> None:

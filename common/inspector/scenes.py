@@ -19,7 +19,7 @@ from .watched import Watched
 
 
 class Tape(Feed):
-    """A feed with one reader, who keeps all."""
+    """A feed with one reader, which keeps all."""
 
     def __init__(self):
         super().__init__()

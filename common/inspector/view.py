@@ -79,7 +79,7 @@ class View:
         """Return all that is new to pages that have been told `known`, which is brought up to date."""
         words: dict[int, str] = {}
         requests = {request.request_id: request for request in (*ended, *self.engine.requests.values())}
-        for request_id in requests:  # numbers go by arrival, and not by who runs first
+        for request_id in requests:  # numbers go by arrival, not by first step
             self.number(request_id)
         update: dict[str, Any] = {"now": self._since(time.perf_counter()), "steps": self._steps(known, words)}
         rows = (self._request(known, request, words) for request in requests.values())

@@ -45,7 +45,11 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
 
     def check() -> int:
         print(f"{folder.name}: {'an exercise' if of_exercise else f'{len(milestones)} milestones'}")
-        return check_milestones(folder, milestones, tasks, options.hint) or check_whole(folder, reference)
+        start = time.monotonic()
+        status = check_milestones(folder, milestones, tasks, options.hint)
+        status = status or check_whole(folder, reference, picture=not of_exercise)
+        print(f"({time.monotonic() - start:.0f} s)")
+        return status
 
     return watch(folder, check) if options.watch else check()
 
@@ -118,8 +122,11 @@ def show_failure(milestone: Milestone, outcome: Outcome, second_hint: bool, numb
 # ---- After the last milestone ----
 
 
-def check_whole(folder: Path, reference: Path) -> int:
-    """Run the contract suite on the folder; if it passes, time it beside the reference. Return 1 if it fails."""
+def check_whole(folder: Path, reference: Path, picture: bool = True) -> int:
+    """Run the contract suite on the folder; if it passes, time it beside the reference. Return 1 if it fails.
+
+    picture: show the page map of its demo, too, where it has one.
+    """
     print("\nAll of it works. Now the contract of every stage:", flush=True)
     command = [sys.executable, "-u", "-m", "pytest", "-vx", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
     command += [*CONTRACT, "--engine", str(folder)]
@@ -136,7 +143,7 @@ def check_whole(folder: Path, reference: Path) -> int:
             folder, failed[1] if failed else "", errors[:8] or [*lines, *result.stderr.splitlines()][-8:]
         )
     print(f"  {re.sub(r'=+ ?', '', lines[-1]).strip()}")
-    mine, theirs = (tokens_per_second(one) for one in (folder, reference))
+    mine, theirs = tokens_per_second(folder, picture), tokens_per_second(reference)
     print(f"Throughput: {mine:,.0f} output tokens a second; the reference {theirs:,.0f}.")
     if mine < theirs / 2:
         print("That is less than half: look for work that is done twice, or for tokens that are run again.")
@@ -153,22 +160,28 @@ def show_broken(folder: Path, test: str, happened: list[str]) -> int:
     return 1
 
 
-def tokens_per_second(folder: Path) -> float:
-    """Return the throughput of a stage in a process of its own; the best of three runs: noise only slows."""
+def tokens_per_second(folder: Path, picture: bool = False) -> float:
+    """Return the throughput of a stage in a process of its own; the best of three runs: noise only slows.
+
+    picture: as for `check_whole`.
+    """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=send_throughput, args=(folder, sender))
+    child = context.Process(target=send_throughput, args=(folder, sender, picture))
     child.start()
     sender.close()
     try:
-        return receiver.recv()
+        result = receiver.recv()
     except EOFError:
         sys.exit(f"{folder.name} passes the contract, and ended while it was timed, for the reason above.")
     finally:
         child.join()
+    if child.exitcode:
+        sys.exit(f"{folder.name} passes the contract, and fails in its demo, for the reason above.")
+    return result
 
 
-def send_throughput(folder: Path, sender) -> None:
+def send_throughput(folder: Path, sender, picture: bool) -> None:
     from .milestones.stage_under_test import StageUnderTest, endless
 
     stage = StageUnderTest(folder)
@@ -179,6 +192,9 @@ def send_throughput(folder: Path, sender) -> None:
         requests = engine.generate(prompts, endless(16))
         best = max(best, sum(len(one.token_ids) for one in requests) / (time.perf_counter() - start))
     sender.send(best)
+    if picture and (show_pages := getattr(stage.demo, "show_pages", None)):
+        show_pages(stage.loaded)
+        print(flush=True)
 
 
 if __name__ == "__main__":

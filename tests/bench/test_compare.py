@@ -1,4 +1,4 @@
-"""`compare`: what is refused, what may share an axis, who is odd and why; the page's data, without a browser."""
+"""`compare`: what is refused, what may share an axis, which machine is odd and why; the page's data, no browser."""
 
 import json
 import re

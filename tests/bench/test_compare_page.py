@@ -36,7 +36,7 @@ def pages(tmp_path_factory) -> dict:
 
 @pytest.fixture
 def open_page(chromium, pages):
-    """Open the page of so many machines; after the test it had no errors and has asked for nothing but itself."""
+    """Open the page of `count` machines; after the test it had no errors and has asked for nothing but itself."""
     opened = []
 
     def open_page(count: int, width: int = 1280, **options) -> Page:

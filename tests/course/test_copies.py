@@ -112,7 +112,7 @@ def test_what_stage_03_builds_by_hand_serves_all_later_stages(file):
     assert definitions(built.read_text(encoding="utf-8")) == definitions(grown.read_text(encoding="utf-8"))
 
 
-# ---- The policeman himself ----
+# ---- The checker ----
 
 BEFORE = '''
 class Engine(Base):

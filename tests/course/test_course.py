@@ -77,7 +77,7 @@ def test_a_learners_own_stage_runs_beside_common_and_not_the_reference(tree):
     folder = tree / "my" / "02_kv_cache"
     expected = f"{folder} {folder.parent}{os.pathsep}{tree} --demo --x\n"
     assert finish(tree, "demo", "my/02", "--x") == (0, expected, "")
-    assert finish(tree, "demo", "my/01")[2] == "There is no stage 'my/01'; there is 01_naive, 02_kv_cache.\n"
+    assert finish(tree, "demo", "my/01")[2] == "Unknown stage 'my/01'. Use 01_naive, 02_kv_cache.\n"
 
 
 def test_compare_finds_its_files_where_the_user_is(tree, tmp_path_factory):
@@ -98,7 +98,7 @@ def test_diff_compares_a_learners_own_stage_with_the_stage_before_it(tree):
 def test_an_unknown_stage_is_answered_with_those_that_exist(tree, wanted):
     with pytest.raises(SystemExit) as stop:
         course.pick_stage(wanted, tree)
-    assert str(stop.value) == f"There is no stage {wanted!r}; there is 01_naive, 02_kv_cache."
+    assert str(stop.value) == f"Unknown stage {wanted!r}. Use 01_naive, 02_kv_cache."
 
 
 @pytest.mark.parametrize("arguments", [[], ["help"], ["--help"], ["demo", "--help"]])

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 PAGES = [3, 7, 1], [2, 9, 4]  # of the sender, of the receiver
 
 
-class Part:
+class PartOfRank:
     """One rank's transfer: each call of `done` returns, or raises, the next of `answers`."""
 
     bytes, seconds = 100, 0.5
@@ -53,14 +53,14 @@ def test_each_rank_fetches_from_the_rank_of_its_number(ranks):
 
 
 def test_a_transfer_is_done_when_it_is_done_on_all_ranks(ranks):
-    parts = [Part(True, True, True), Part(False, False, True)]
+    parts = [PartOfRank(True, True, True), PartOfRank(False, False, True)]
     transfers = [RankedTransfer(part, Shard(rank, 2), CPU) for rank, part in enumerate(parts)]
     answers = [ranks.run(lambda rank: transfers[rank].done()) for _ in range(3)]
     assert answers == [[False, False], [False, False], [True, True]]
 
 
 def test_a_failed_part_fails_the_transfer_on_all_ranks(ranks):
-    parts = [Part(True), Part(ConnectionError("the sender has gone"))]
+    parts = [PartOfRank(True), PartOfRank(ConnectionError("the sender has gone"))]
     transfers = [RankedTransfer(part, Shard(rank, 2), CPU) for rank, part in enumerate(parts)]
 
     def reason(rank: int) -> str:

@@ -134,7 +134,7 @@ def test_a_receiver_that_trickles_exceeds_the_deadline(monkeypatch):
     pytest.fail("the sender still waits")
 
 
-# ---- Who is believed, and what ----
+# ---- Which messages are believed ----
 
 
 class Recorder:

@@ -29,8 +29,9 @@ BEHAVIOUR = ["tests/test_contract.py", *(f"tests/{name}" for name in ("stages", 
 LARGE = ["torch", "transformers.models.llama.modeling_llama", "pytest", "hypothesis", "fastapi", "uvicorn", "openai"]
 HEADER = """# Planted faults, and the tests that catch them
 
-`python tests/faults --write` wrote this: each fault of [common/learn/faults](../../common/learn/faults), the first test
-that fails with it, and the seconds from the start of pytest to that failure, on a machine with two busy cores.
+`python tests/faults --write` wrote this: each fault of [common/learn/faults](../../common/learn/faults), the test that
+the fault names and that fails with it, and the seconds from the start of pytest, with that test alone, to the failure,
+on a machine with two busy cores.
 
 | bug | stage | what a user would have seen | caught by | seconds |
 |---|---|---|---|---|

@@ -13,7 +13,7 @@ PROOFS = Path(__file__).parents[1] / "proofs"
 
 @needs_triton
 def test_the_proofs_hold():
-    """In a process of their own: Triton reads when it is imported whether it shall compile."""
+    """They run in a process of their own: Triton reads on import whether it must compile."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, PROOFS], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"

@@ -65,7 +65,7 @@ def processes_of_ray(token: str) -> list[psutil.Process]:
 
 
 def assert_all_end(token: str) -> None:
-    """Within 10 seconds. By themselves workers whose head is lost would live on for a minute."""
+    """Raise AssertionError unless all end in 10 seconds. By themselves workers of a lost head live on for a minute."""
     give_up = time.monotonic() + 10
     while left := processes_of_ray(token):
         assert time.monotonic() < give_up, left

@@ -14,7 +14,7 @@ class Threads:
     ReduceOp = dist.ReduceOp
 
     def __init__(self, count: int):
-        self.count, self.barrier, self.slots = count, threading.Barrier(count, timeout=20), [None] * count
+        self.count, self.barrier, self.places = count, threading.Barrier(count, timeout=20), [None] * count
 
     def run(self, function) -> list:
         """Return the results of `function(rank)`, run by all ranks at the same time."""
@@ -22,9 +22,9 @@ class Threads:
             return list(pool.map(function, range(self.count)))
 
     def exchange(self, value: Any) -> list[Any]:
-        self.slots[int(threading.current_thread().name.split("_")[1])] = value
+        self.places[int(threading.current_thread().name.split("_")[1])] = value
         self.barrier.wait()
-        values = list(self.slots)
+        values = list(self.places)
         self.barrier.wait()
         return values
 

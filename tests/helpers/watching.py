@@ -31,7 +31,7 @@ class Watching:
         wait_until(lambda: self.thread.stats["unfinished"] == 0)
 
     def paused_after(self, steps: int) -> None:
-        """Stop the engine once it has taken so many steps."""
+        """Stop the engine once it has taken `steps` steps."""
         wait_until(lambda: self.engine.trace.steps >= steps)
         refusals = self.watched.pace.refusals
         self.watched.pace.pause()

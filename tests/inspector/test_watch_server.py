@@ -1,4 +1,4 @@
-"""The page's server over HTTP, without a browser: who may control the engine, and what the controls do."""
+"""The page's server over HTTP, without a browser: which page may control the engine, and what the controls do."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a page is told, without a browser: the stream of updates, the pace, who may control, the document."""
+"""What a page is told, without a browser: the stream of updates, the pace, which page may control, the document."""
 
 import json
 import re
@@ -70,8 +70,8 @@ def test_engines_that_share_a_model_leave_it_as_it_was(loaded):
 
 def test_nothing_is_read_while_no_page_is_open(loaded, monkeypatch):
     watched = Watched(load_engine("05")(loaded))
-    monkeypatch.setattr(watched.view, "update", lambda *_: pytest.fail("somebody looks"))
-    monkeypatch.setattr(watched.probes, "attach", lambda: pytest.fail("somebody listens"))
+    monkeypatch.setattr(watched.view, "update", lambda *_: pytest.fail("the view was read for no page"))
+    monkeypatch.setattr(watched.probes, "attach", lambda: pytest.fail("the probes listen for no page"))
     watched.add("The capital of France is", SamplingParams(max_tokens=4))
     while watched.has_unfinished:
         watched.step()
@@ -106,7 +106,7 @@ def test_a_finished_request_is_told_once_and_forgotten(loaded):
 
 
 def test_a_request_is_aborted_once_before_the_next_step(loaded):
-    """Whoever sent it: its stream learns of the end from the step, so it must be told once."""
+    """The page aborts any client's request. The client's stream learns of it from the step, so it is told once."""
     watched = watched_engine("05", loaded)
     first, second = (watched.add("Count from 1 to 30.", SamplingParams(max_tokens=9)) for _ in range(2))
     watched.pace.pause()
@@ -147,7 +147,7 @@ def test_a_limited_engine_takes_no_two_steps_at_once():
     assert pace.permit()
 
 
-def test_a_reader_that_does_not_keep_up_is_dropped_and_keeps_nobody_waiting():
+def test_a_reader_that_does_not_keep_up_is_dropped_and_keeps_no_other_waiting():
     import asyncio
 
     async def slow() -> bool:

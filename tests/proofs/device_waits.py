@@ -196,7 +196,7 @@ def as_if_on_cuda(stage: str, capturable: bool, with_graphs: bool) -> Iterator[N
 
 
 def run(stage: str, capturable: bool, with_graphs: bool, overlap: bool, kind: str, options: dict) -> Counter:
-    """What five requests of that kind have noted, from the first step to the last."""
+    """Return what five requests of that kind have noted, from the first step to the last."""
     options = {"kv_memory": "16M" if stage > "04" else "64M", "max_running": 4, "token_budget": 20} | options
     with as_if_on_cuda(stage, capturable, with_graphs):
         loaded = on_device(None)

@@ -111,7 +111,7 @@ def launch_attention(config: ModelConfig, dtype: torch.dtype, tile: Tile) -> Non
 
 
 def faults(found: dict[Place, Needs], known: dict[Place, Needs]) -> Iterator[str]:
-    """What must not be, one sentence each. known: the committed table, {} where there is none."""
+    """Yield what must not be, one sentence each. known: the committed table, {} where there is none."""
     for place, needs in found.items():
         where, most = " ".join(map(str, place)), SHARED[int(place.gpu.removeprefix("sm_"))]
         if needs.shared > most:
@@ -123,7 +123,7 @@ def faults(found: dict[Place, Needs], known: dict[Place, Needs]) -> Iterator[str
 
 
 def read_table() -> dict[Place, Needs]:
-    """The committed table of this version of Triton; {} if there is none."""
+    """Return the committed table of this version of Triton; {} if there is none."""
     if not TABLE.exists():
         return {}
     with TABLE.open(newline="") as file:

@@ -90,7 +90,7 @@ def shown_by(tool: str, cubin: bytes, *options: str) -> str:
 
 @contextmanager
 def pretended_gpu(arch: int) -> Iterator[list[Compiled]]:
-    """Within, launches compile for that architecture and do nothing; yield the list of what has been compiled."""
+    """Compile launches for that architecture, and run none; yield the list of what has been compiled."""
     gpu, before = PretendedGPU(arch), driver._active
     driver.set_active(gpu)
     try:

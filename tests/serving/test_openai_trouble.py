@@ -208,7 +208,7 @@ def test_a_disconnected_client_ends_its_requests(service, options):
     assert service.thread.stats["steps"] - steps < 1000, "it went on to the end"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread shall die loudly
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread must raise
 @pytest.mark.parametrize("stream", [False, True])
 def test_when_the_engine_fails_every_client_gets_an_error(loaded, stream):
     engine = SteppingEngine(loaded)

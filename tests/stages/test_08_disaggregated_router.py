@@ -27,7 +27,10 @@ def undisturbed(prompt: list[int], count: int) -> list[int]:
 
 
 class RouterMachine(RuleBasedStateMachine):
-    """Two prefill and two decode workers with too little memory. Turns, deaths, aborts and accidents, in any order."""
+    """Two prefill and two decode workers with too little memory. Turns, deaths, aborts and accidents, in any order.
+
+    It shares nothing with SchedulerMachine, since a router schedules no tokens.
+    """
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the single stages promise beyond the contract, and the command line that they share."""
+"""The command line that all stages share."""
 
 import re
 import runpy
@@ -7,75 +7,14 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from common.cli import chat_prompt
-from common.loader import find_checkpoint
-from common.loader.config import read_config
 from common.request import Timings
 from common.sampling import SamplingParams
 from common.stages import ROOT, load_engine, load_stage_module, stage_folder, stage_folders
 
 STAGES = [folder.name for folder in stage_folders()]
 STORY = "Once upon a time, there was"
-
-
-def tokens_of_each_step(stage: str, loaded, prompt: list[int], max_tokens: int) -> list[int]:
-    engine = load_engine(stage)(loaded)
-    engine.generate([prompt], SamplingParams(max_tokens=max_tokens, ignore_eos=True))
-    return [step.tokens for step in engine.trace]
-
-
-# ---- Stage 01 ----
-
-
-def test_01_runs_the_whole_sequence_for_every_token(loaded, prompts):
-    p = len(prompts[0])
-    assert tokens_of_each_step("01", loaded, prompts[0], 5) == [p, p + 1, p + 2, p + 3, p + 4]
-
-
-# ---- Stage 02, and 03 whose engine is the same ----
-
-
-@pytest.mark.parametrize("stage", ["02", "03"])
-def test_02_runs_the_prompt_once_and_then_one_token_a_step(loaded, prompts, stage):
-    assert tokens_of_each_step(stage, loaded, prompts[0], 5) == [len(prompts[0]), 1, 1, 1, 1]
-
-
-def test_02_reserves_what_the_request_may_become(loaded, prompts):
-    engine, config = load_engine("02")(loaded), loaded.config
-    request = engine.add(prompts[0], SamplingParams(max_tokens=50, ignore_eos=True))
-    engine.add(prompts[1], SamplingParams(max_tokens=50))  # waits, and so holds nothing yet
-    assert engine.stats()["kv_bytes_reserved"] == 0
-    p = len(prompts[0])
-    for steps in range(1, 4):
-        engine.step()
-        stats = engine.stats()
-        assert stats["kv_tokens_used"] == p + steps - 1  # the last token has not been run yet
-        assert stats["kv_tokens_reserved"] == p + 50
-        numbers = 2 * config.num_layers * config.num_kv_heads * config.head_dim * (p + 50)
-        assert stats["kv_bytes_reserved"] == numbers * 4
-    for open_request in list(engine.requests):
-        engine.abort(open_request)
-    assert request.finish_reason == "abort" and engine.stats()["kv_bytes_reserved"] == 0
-
-
-def test_the_arithmetic_of_a_model_that_people_know():
-    tiny_llama = read_config(find_checkpoint("TinyLlama-1.1B", with_weights=False))
-    assert 50 * tiny_llama.kv_bytes_per_token(torch.float32) == 2_252_800
-
-
-# ---- From stage 05 on ----
-
-
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage >= "05"])
-def test_a_pool_without_a_page_is_refused(loaded, stage):
-    Engine = load_engine(stage)
-    for memory in ("1K", 16 * 8192 - 1):
-        with pytest.raises(ValueError, match="one page of 16 tokens takes 1..,... bytes, .*larger --kv-memory"):
-            Engine(loaded, kv_memory=memory)
-    with pytest.raises(ValueError, match="page_size must be at least 1 token, not 0"):
-        Engine(loaded, page_size=0)
 
 
 # ---- The command line ----

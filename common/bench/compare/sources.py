@@ -154,7 +154,10 @@ def lessons_beside(path: Path) -> list[Path]:
 
 
 def of_documents(paths: Iterable[Path]) -> Results | None:
-    """Return one machine's results from its documents, as far as they are there and of one kind; None without any."""
+    """Return one machine's results from its documents; None without any.
+
+    Leave out documents with another size set or other settings than those of the last one.
+    """
     documents = [(path, document) for path in paths if is_document(document := read_json(path))]
     if not documents:
         return None

@@ -58,7 +58,7 @@ class NoModel:
 
 @contextmanager
 def nothing_computed(text: Sequence[int]) -> Iterator[None]:
-    """Within, graphs replay nothing, and in place of tokens drawn come those of a text."""
+    """Make graphs replay nothing, and return a text's tokens in place of drawn ones, within the context."""
     texts = torch.tensor(text)
 
     def draw_plain(logits: Tensor, temperatures: Sequence[float], uniforms: Sequence[float]) -> Tensor:

@@ -74,7 +74,7 @@ def measure_tests(settings: Settings, sizes: dict) -> Figures:
 
 
 def measure_times(settings: Settings, sizes: dict) -> Figures:
-    """On a GPU, tune the decode kernel; then time all operations."""
+    """Time all operations; on a GPU, tune the decode kernel first."""
     device, dtype = settings.place()
     if device.type == "cuda":
         tune(device, dtype)

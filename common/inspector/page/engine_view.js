@@ -92,7 +92,7 @@ export class EngineView {
   }
 }
 
-const DRAFT_WORDS = "tinted: the drafter said it first; struck out: its rejected draft tokens";
+const DRAFT_WORDS = "tinted: accepted draft tokens; struck out: rejected ones";
 const MEMORY_WORDS = {
   nothing: "what is kept from one step to the next",
   buffers: "a buffer for the request that runs",

@@ -119,7 +119,7 @@ function addView(at, store, does) {
     redraw,
     named: (boot.engines?.length ?? stores.length) > 1,
   });
-  // What lesson 07 shows is told by boxes: who said a word first.
+  // What lesson 07 shows is told by boxes: whether a token comes from the target or the drafter.
   if (store.hello.kind === "drafts") options.boxes = true;
   views[at]?.element.remove();
   views[at] = view;

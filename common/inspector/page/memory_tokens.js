@@ -62,7 +62,7 @@ export function drawTokens({ context, width, height, store, moment, time }) {
   };
 }
 
-// The one that runs; else the last one that did.
+// The running request; else the last one that ran.
 function shownRequest(store, moment) {
   if (moment.running.length) return moment.running[0];
   const step = store.step(moment.column - 1);

@@ -1,12 +1,12 @@
-// Text: each answer as it grows. On demand a box for each token; in stage 07 the boxes say who said a word first, and
-// under them stands what was drafted in its place.
+// Text: each answer as it grows. On demand a box for each token; in stage 07 the boxes say whether it comes from the
+// target or the drafter, and under them stand the draft tokens that were rejected.
 
 import { count, el, milliseconds, say } from "inspector/dom";
 import { badge } from "inspector/memory_tree";
 import { colour } from "inspector/marks";
 
 const MOST_CARDS = 14;
-const MOST_BOXES = 64; // tokens of one answer that are drawn as boxes, the last ones; all of the one that is followed
+const MOST_BOXES = 64; // tokens of one answer that are drawn as boxes, the last ones; all of a followed answer's
 const MOST_CHARACTERS = 4000; // likewise
 const ENDED_SECONDS = 60; // how long an ended request stays
 const STATES = {
@@ -147,7 +147,7 @@ export class Text {
   boxes(request, from, to) {
     const boxes = request.tokens.slice(from, to).map((token) => {
       const box = el("span", { class: `token ${token.from}` }, this.word(token.id));
-      if (token.from === "draft") box.title = "the drafter said it first, and the model agreed";
+      if (token.from === "draft") box.title = "a draft token that the model accepted";
       const wrong = token.drafted?.draftTokens.slice(token.drafted.accepted) ?? [];
       if (!wrong.length) return box;
       const words = wrong.map((id) => this.word(id)).join("");

@@ -14,7 +14,7 @@ FAULTS = [
             "A seed makes a call repeatable. Does it make its choices equal?",
             "Which parameters does each choice of one call get?",
         ),
-        story="A call with a seed shall give the same choices when it is sent again, and choices that differ from "
+        story="A call with a seed must give the same choices when it is sent again, and choices that differ from "
         "each other. Hand the seed to each choice as it is, and there is one answer, three times. In mlx-vlm "
         "all rows of a batch drew from the same place of the same stream.",
         source="Blaizzy/mlx-vlm#1818",
@@ -38,7 +38,7 @@ assert len(texts) == 3, texts
         symptom="Clients that stream with `chunk.choices[0]`, as in every tutorial, end with an IndexError.",
         difficulty=1,
         hints=(
-            "Which chunk has no choices, and who has asked for it?",
+            "Which chunk has no choices, and which clients ask for it?",
             "Print the last chunks of a stream, with `stream_options` and without.",
         ),
         story="OpenAI's API has one chunk without choices: the usage, at the end, if `stream_options.include_usage` "

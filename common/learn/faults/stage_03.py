@@ -66,7 +66,7 @@ assert sent == full.text, f"{full.text.removeprefix(sent)!r} was never sent"
         symptom="The machine stays busy after users have left. With `stream: true` it does not.",
         difficulty=2,
         hints=(
-            "Who notices that a client has disconnected, and for how long does it look?",
+            "Which code notices that a client has disconnected, and for how long does it look?",
             "Follow `watch` through `generate` for an answer that is not streamed.",
         ),
         story="A web framework cancels a streamed response when its client leaves, because writing fails. A handler "
@@ -98,11 +98,11 @@ with serving(engine) as service:
         difficulty=1,
         hints=(
             "What does a stream wait for when no step will ever come again?",
-            "List all who wait when the engine's thread dies: those being accepted, and those being answered.",
+            "List requests that wait when the engine's thread dies: those being accepted, and those being answered.",
         ),
         story="An exception ends the loop that would have produced the next token, and nothing tells the streams. In "
         "vLLM a LoRA adapter that could not be loaded ended the loop, and clients' sessions hung without an "
-        "end. The one who notices a failure has to end all that depended on the part that failed.",
+        "end. The code that notices a failure has to end all that depended on the part that failed.",
         source="vllm-project/vllm#3310",
         file="03_streaming/engine_thread.py",
         old='        self._deliver([(stream, Piece("", [], [], "error")) for stream in self._open])\n',
@@ -126,7 +126,7 @@ with serving(engine) as service:
         symptom="After some hours every request is refused with 429, although /health shows an idle engine.",
         difficulty=2,
         hints=(
-            "The queue is full of something. Who leaves it, and when?",
+            "The queue is full of something. What leaves it, and when?",
             "Requests end in several ways. Which of them still count as open?",
         ),
         story="Requests that were cancelled stay in the count of open ones, one for each client that left, until no "

@@ -1,4 +1,4 @@
-"""Faults that a learner meets in stage 04: who shares a step, and what they see of each other."""
+"""Faults that a learner meets in stage 04: which requests share a step, and what they see of each other."""
 
 from .fault import Fault
 

@@ -39,7 +39,7 @@ assert young.timings.finished < late.timings.finished, "a request that came late
             "Each running request will soon need another page. Is one kept for it?",
         ),
         story="A request is admitted as soon as its own tokens fit. The pool is then full, the next page that any "
-        "request needs is not there, and the youngest is preempted: the one that was just admitted. vLLM kept a "
+        "request needs is not there, and the youngest, which was just admitted, is preempted. vLLM kept a "
         "watermark against this from its first weeks (#11), lost it in a rewrite, and measured it again: 1,065 "
         "preemptions without, 187 with 5 % of the pool in reserve.",
         source="vllm-project/vllm#44594",
@@ -111,7 +111,7 @@ assert engine.stats()["kv_tokens_reserved"] == 32, engine.stats()["kv_tokens_res
         symptom="The server crashes with an IndexError, but only when it has been busy for a while.",
         difficulty=2,
         hints=(
-            "What does `_extend` tell, and who listens?",
+            "What does `_extend` return, and which caller looks at it?",
             "A sequence may lose its pages in the very step for which it is being scheduled.",
         ),
         story="The loop over the running requests preempts some of them on its way, and goes on with the list it "

@@ -34,7 +34,7 @@ assert first.token_ids == second.token_ids, (first.token_ids, second.token_ids)
         symptom="The share of used memory creeps up to 100 % and stays there, with no request running.",
         difficulty=2,
         hints=(
-            "Who takes references to cached pages, and who gives them back?",
+            "Which code takes references to cached pages, and which gives them back?",
             "A request may be looked up and then not admitted.",
         ),
         story="To see whether a request fits, its prefix is looked up, and each page found gets one more user. If "

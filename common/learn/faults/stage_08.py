@@ -43,7 +43,7 @@ finish(router)  # the workers check what they read
         symptom="When many users cancel at once, other users' answers turn into nonsense. A minute later all is well.",
         difficulty=3,
         hints=(
-            "Two parties use a page while it is in transfer. Who may free it, and when?",
+            "Two parties use a page while it is in transfer. Which of them may free it, and when?",
             "In which order must an order's transfer end and its pages become free?",
         ),
         story="The order is dropped, and its reserved pages are free for the next one, while the transfer into them "

@@ -7,7 +7,7 @@ from .stage_under_test import StageUnderTest, expect, make_request
 
 
 def sequence(stage: StageUnderTest, name: str, tokens: int | list[int], pages: list[int], page_size: int = 4) -> Any:
-    """Return a Sequence of a request with this prompt, or a prompt of so many tokens, on these pages."""
+    """Return a Sequence on these pages, of a request with a prompt of `tokens`: its token ids, or their number."""
     table = stage.page_table.PageTable(page_size)
     table.pages = pages
     return stage.scheduler.Sequence(make_request(name, tokens), table)

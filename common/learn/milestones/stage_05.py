@@ -1,4 +1,4 @@
-"""Stage 05: pages, who owns them, who gets one, and what happens when none is left."""
+"""Stage 05: pages and their owners, which request gets one, and what happens when none is left."""
 
 import random
 
@@ -163,7 +163,7 @@ def admitted_or_refused(stage):
             expect(list(scheduler.running)[-1] == letter, f"`running` lacks {letter}: {list(scheduler.running)}")
             expect(len(sequence.page_table.pages) == needed, f"{letter} must get {needed} pages", owners(scheduler))
     expect(len(scheduler.allocator.free) == 1, "C must hold no page while it waits", owners(scheduler))
-    expect(list(scheduler.waiting) == [c], f"C must wait and nobody else: {list(scheduler.waiting)}")
+    expect(list(scheduler.waiting) == [c], f"only C must wait: {list(scheduler.waiting)}")
     before = owners(scheduler)
     scheduler.remove(a)
     expect(sorted(scheduler.running) == ["B"], "`remove` leaves A in `running`")
@@ -235,7 +235,7 @@ def the_youngest_gives_way(stage):
         said = scheduler._extend(mine)
         picture = f"before\n{before}\nafter `_extend({asks})`\n{owners(scheduler)}"
         waiting = [request.request_id for request in scheduler.waiting]
-        expect(list(scheduler.running) == ["A"], f"A must run and nobody else: {list(scheduler.running)}", picture)
+        expect(list(scheduler.running) == ["A"], f"only A must run: {list(scheduler.running)}", picture)
         expect_rows("the queue", waiting, ["B", "C"])
         pages = {"A": 4, "B": 3}[asks]
         expect(len(a.page_table.pages) == pages, f"A must have {pages} pages", picture)

@@ -51,9 +51,9 @@ def the_books_balance(stage):
     wanted = {"running": len(running), "waiting": 10 - len(running), "preemptions": 0, "kv_tokens_capacity": 1024}
     wanted |= {"kv_tokens_used": used, "kv_tokens_reserved": 16 * pages}
     wanted |= {"kv_bytes_reserved": 16 * pages * stage.token_bytes}
-    expect_rows("stats", [stats.get(name) for name in wanted], list(wanted.values()), name=list(wanted))
     waste = {"slots of stage 04": 1 - used / (512 * len(running)), "your pages": 1 - used / (16 * pages)}
     expect(16 * pages - used < 16 * len(running), "more than a page for each request is empty", bars(waste, 1.0))
+    expect_rows("stats", [stats.get(name) for name in wanted], list(wanted.values()), name=list(wanted))
     names = list(letters(running))
     for wrong in ("computed", "pages"):
         sequence = running[names[0]]

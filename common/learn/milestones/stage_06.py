@@ -27,7 +27,7 @@ def pages_below(node) -> list[int]:
     "PrefixTree.follow, PrefixTree.insert",
     expected="`insert` adds a page at the end of a path, with one user; `follow` finds it, and adds a user.",
     hint="The end of a path is path[-1], or the root; its children are found by tuple(tokens).",
-    second_hint="A page that nobody used leaves `unused` when `follow` finds it. `insert` counts the nodes in `size`.",
+    second_hint="A page no request uses leaves `unused` when `follow` finds it. `insert` counts the nodes in `size`.",
 )
 def a_path_in_the_tree(stage):
     cached = stage.prefix_tree.PrefixTree()

@@ -1,4 +1,4 @@
-"""Stage 07a: tokens are drafted, run behind the newest one, and kept as far as the target says the same."""
+"""Stage 07a: tokens are drafted, run behind the newest one, and kept up to the first that the target rejects."""
 
 from collections import Counter
 

@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -118,9 +117,6 @@ class Ranks:
                 self._failed.wait(NOTICING_SECONDS)
             lost = self.failure is not None or isinstance(error, RuntimeError)
             self._fail(f"rank 0 could not end its step: {error!r}")
-            # The frames of an interrupted collective hold the group, whose threads would outlive `close`; when the
-            # interpreter ends, they abort the process.
-            traceback.clear_frames(error.__traceback__)
             # A ValueError is about the arguments. All ranks raise it, and another rank may be the first.
             if lost and isinstance(error, Exception) and not isinstance(error, (ValueError, RankLost)):
                 raise RankLost(self.failure) from error

@@ -22,7 +22,7 @@ FAULTS = [
         file="02_kv_cache/engine.py",
         old="torch.arange(cache.length, cache.length + len(token_ids), device=self.device)",
         new="torch.arange(len(token_ids), device=self.device)",
-        caught_by=CONTRACT.format("test_a_long_prompt"),
+        caught_by=CONTRACT.format("test_greedy_tokens_are_those_of_transformers"),
         reproduce="compare(Engine(loaded), STORY)",
     ),
     Fault(

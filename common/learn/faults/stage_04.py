@@ -72,7 +72,7 @@ assert len(writer.token_ids) == 6, f"{len(writer.token_ids)} tokens in 6 steps"
         old="        past = [chunk.start for chunk in together]\n",
         new="        past = [max(chunk.start for chunk in together)] * len(together)\n",
         caught_by=CONTRACT,
-        reproduce="compare(Engine(loaded), STORY, list(range(100, 140)))",
+        reproduce="compare(Engine(loaded), list(range(200, 210)), list(range(100, 140)), tokens=30)",
     ),
     Fault(
         number=17,

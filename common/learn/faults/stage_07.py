@@ -46,7 +46,7 @@ assert stats["accepted_tokens"] == stats["draft_tokens"], (stats["accepted_token
         old="sequence.computed = min(chunk.start + chunk.num_tokens, sequence.request.num_tokens - 1)",
         new="sequence.computed = chunk.start + chunk.num_tokens",
         caught_by=TESTS.format("TestSpeculation"),
-        reproduce="compare(Engine(loaded, draft='lookup', num_draft_tokens=4), [*range(100, 120)] * 2, tokens=30)",
+        reproduce="compare(Engine(loaded, draft='lookup', num_draft_tokens=4), STORY, tokens=60)",
     ),
     Fault(
         number=37,

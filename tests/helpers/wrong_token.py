@@ -16,7 +16,7 @@ def wrong_token(found: object, wanted: object) -> list[str] | None:
     if not all(isinstance(each, list) and all(map(are_ids, each)) for each in (found, wanted)):
         return None
     if len(found) != len(wanted):
-        return [f"these are the token ids of {len(found)} requests, not of {len(wanted)}"]
+        return [f"these are the token ids of {counted(len(found), 'request')}, not of {len(wanted)}"]
     number = next((i for i, (mine, right) in enumerate(zip(found, wanted, strict=True)) if mine != right), None)
     if number is None:
         return None

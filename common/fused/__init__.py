@@ -157,7 +157,8 @@ def fuse(model: Transformer, name: str = "triton") -> FusedTransformer:
     if name == "numba":
         from .few_tokens import few_scores, few_tokens  # needs numba
 
-        fused.few, fused.few_scores, fused.most_few = few_tokens(model), few_scores(model), fused.kernels.MOST_TOKENS
+        fused.few, fused.most_few = few_tokens(model), fused.kernels.MOST_TOKENS
+        fused.few_scores = few_scores(model) if any(fused.few) else None
         fused.pads = pack_linears(fused)
     return fused
 

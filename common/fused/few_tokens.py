@@ -80,5 +80,5 @@ def few_tokens(model: Transformer) -> list[FewTokens | None]:
 
 
 def few_scores(model: Transformer) -> FewScores | None:
-    """Return the kernel of the output layer; None where there is none, as for `few_tokens`."""
+    """Return the kernel of the output layer; None where ranks share it, or where it is large."""
     return FewScores(model.head) if type(model.head) is nn.Linear and model.head.weight.nbytes <= MOST_BYTES else None

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -129,7 +130,8 @@ def run_stage(
         if has_ranks:
             # A collective may have been interrupted. The threads that torch has for it live on after `engine.close`,
             # and rarely (3 of 40 times on a busy machine) abort the process while the interpreter ends.
-            sys.stdout.flush()
+            with suppress(OSError):  # its reader may have ended, too
+                sys.stdout.flush()
             os._exit(130)
         sys.exit(130)
 

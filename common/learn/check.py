@@ -1,8 +1,8 @@
 """`python3 course.py check 05`: run the milestones of a stage on the learner's folder, up to the first that fails.
 
 What is still `raise NotImplementedError` is told without running anything. With all milestones reached, the contract
-suite grades the whole stage, and its throughput stands beside the reference's. `check 05 --exercise 3` does the same
-with the check of one exercise of the lesson.
+suite grades the whole stage, its page map is drawn, and its throughput stands beside the reference's. `check 05
+--exercise 3` does the same with the check of one exercise of the lesson.
 """
 
 import argparse

@@ -160,6 +160,19 @@ def test_hidden_states_are_those_of_the_plain_model(config, count):
     torch.testing.assert_close(fused.logits(hidden), logits, atol=1e-5, rtol=1e-5)
 
 
+@dtypes
+def test_logits_of_few_tokens_are_float32(dtype):
+    model = random_model(SMALL, dtype=dtype)
+    hidden = torch.randn(2 * numba_kernels.MOST_TOKENS, SMALL.hidden_size).to(dtype)[::2]  # not contiguous
+    scores = few_tokens.few_scores(model)
+    assert scores(hidden).dtype == torch.float32
+    exact = hidden.double() @ model.head.weight.double().T
+    torch.testing.assert_close(scores(hidden).double(), exact, atol=1e-5, rtol=1e-5)
+    assert all(
+        torch.equal(scores(row), whole) for row, whole in zip(hidden.split(1), scores(hidden).split(1), strict=True)
+    )
+
+
 def test_steps_are_filled_up_to_few_numbers_of_rows(monkeypatch):
     rows = [packed.padded(tokens) for tokens in range(1, 1025)]
     assert all(0 <= more - tokens <= max(3, tokens / 8) for tokens, more in enumerate(rows, start=1))

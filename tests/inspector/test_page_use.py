@@ -178,7 +178,7 @@ def test_without_a_pointer(loaded, page_of):
         page.keyboard.press("ArrowLeft")
         steps = server.engine.trace.steps
         page.has(f"document.activeElement.getAttribute('aria-valuenow') === '{steps - 1}'")
-        words = f"step {steps - 1} of {steps}: 1 requests run"
+        words = f"step {steps - 1} of {steps}: it ran 1 request,"
         page.has(f"document.activeElement.getAttribute('aria-valuetext').startsWith('{words}')")
         page.keyboard.press("ArrowDown")
         page.has("document.querySelector('.card.chosen')")

@@ -85,10 +85,12 @@ export class Timeline {
     this.sayMoment(edge);
   }
 
+  // What the step ran is said from the step itself: of several short steps only the last one has a moment of its own.
   sayMoment(edge) {
-    const { running = [], waiting = [] } = this.store.at(this.clock.of(this.store)) ?? {};
+    const { waiting = [] } = this.store.at(this.clock.of(this.store)) ?? {};
+    const ran = this.store.step(edge - 1)?.works.length ?? 0;
     const step = `step ${count(edge)} of ${count(this.store.columns)}`;
-    const words = `${step}: ${running.length} requests run, ${waiting.length} wait`;
+    const words = `${step}: it ran ${count(ran)} ${ran === 1 ? "request" : "requests"}, ${count(waiting.length)} wait`;
     if (this.canvas.getAttribute("aria-valuetext") === words) return;
     this.canvas.setAttribute("aria-valuetext", words);
     this.canvas.setAttribute("aria-valuenow", edge);

@@ -5,6 +5,7 @@ import re
 import pytest
 from watching import NEWEST, STORE, Page, watching
 
+from common.inspector import watched
 from common.inspector.recording import write_recording
 from common.inspector.scenes import play
 
@@ -42,7 +43,9 @@ def test_abort_one_and_the_others_go_on(loaded, page_of):
         page.has("document.querySelector('.card[data-request=\"1\"]')?.dataset.state === 'stop'")
 
 
-def test_the_past_is_shown_as_it_was(loaded, page_of):
+@pytest.mark.parametrize("looks", [watched.MOST_LOOKS, 0.01], ids=["looked at often", "all between two looks"])
+def test_the_past_is_shown_as_it_was(loaded, page_of, monkeypatch, looks):
+    monkeypatch.setattr(watched, "MOST_LOOKS", looks)
     with watching("05", loaded) as server:
         page = page_of(server)
         page.send("Count from 1 to 30.", 40)

@@ -105,9 +105,17 @@ export class Request {
   stateAt(moment, time) {
     if (this.arrived !== null && this.arrived > time) return "arriving";
     if (this.finished !== null && this.finished <= time) return this.finish;
-    if (moment.running.includes(this.n)) return "running";
+    if (moment.running.includes(this.n) || this.ranAfter(moment, time)) return "running";
     const ran = this.columns.length && this.columns[0] < moment.column;
     return ran ? "preempted" : "waiting";
+  }
+
+  // Whether a step between this moment and this time ran it: many short steps may lie between two moments.
+  ranAfter(moment, time) {
+    const ran = upTo(this.works, time, (work) => work.t);
+    if (ran === 0 || ran <= this.place(moment.column)) return false;
+    const [last, next] = [this.columns[ran - 1], this.columns[ran] ?? Infinity];
+    return !this.preemptions.some((column) => column >= last && column < next);
   }
 
   get firstToken() {

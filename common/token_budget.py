@@ -2,8 +2,8 @@
 
 A request that decodes waits for its next token while a step runs, pieces of prompts included: so a step should not take
 longer than an objective. But a small budget costs throughput, since each pass reads all weights, and leaves little room
-for prompts beside the requests that decode. On a CPU the default of the stages is where a larger budget gains nothing;
-a model or a machine for which it is too slow gets a smaller one.
+for prompts beside the requests that decode. On a CPU the budget is as large as the objective allows, so it depends on
+the machine, the model and its type; the figures of a lesson name the budget they were taken with.
 """
 
 import math
@@ -13,27 +13,29 @@ import torch
 
 from .loader import Loaded
 
-# Python launches the kernels of a prompt one by one, 2 to 3 ms in all for 28 layers; a piece of this size keeps a GPU
-# busy for as long.
-GPU_TOKEN_BUDGET = 2048
+# The most. On a GPU always: Python launches the kernels of a prompt one by one, 2 to 3 ms in all for 28 layers, and a
+# piece of this size keeps a GPU busy for as long.
+MOST = 2048
 LEAST = 64
 STEP_SECONDS = 0.05  # the objective
 TIMES = 3  # the fastest counts, since whatever disturbs a pass makes it longer
 
 
-def choose_token_budget(loaded: Loaded, most: int, max_running: int) -> tuple[int, str]:
+def choose_token_budget(loaded: Loaded, default: int, max_running: int) -> tuple[int, str]:
     """Return the budget, and one line that says why if it was measured.
 
-    On a CPU halve `most` as often as necessary for a pass of STEP_SECONDS, but not below LEAST, or max_running, since
-    each running request needs its token. Ranks that share a model must choose alike: they do not measure.
+    On a CPU halve MOST as often as necessary for a pass of STEP_SECONDS, but not below LEAST, or max_running, since
+    each running request needs its token. Ranks that share a model must choose alike: they take the engine's default.
     """
     if loaded.device.type == "cuda":
-        return GPU_TOKEN_BUDGET, ""
-    sizes = [most]
+        return max(MOST, max_running), ""
+    if loaded.shard.ranks > 1:
+        return default, ""
+    sizes = [MOST]
     while sizes[-1] // 2 >= max(LEAST, max_running):
         sizes.append(sizes[-1] // 2)
-    if loaded.shard.ranks > 1 or len(sizes) == 1:
-        return most, ""
+    if len(sizes) == 1:  # so many requests may run at once that there is no choice
+        return max(MOST, max_running), ""
     budget = sizes.pop()
     pass_seconds(loaded, 1, times=1)  # not measured: the first pass may load or compile kernels, which takes longer
     while sizes and (seconds := pass_seconds(loaded, size := sizes.pop())) <= STEP_SECONDS:

@@ -69,6 +69,7 @@ DESK = SYSTEM_PROMPTS[8]  # rules of a help desk, some 60 tokens long
 SHARED = Preset("A question to the help desk", "What is 2+2?", max_tokens=48, system=DESK)
 SHARED_FOUR = Preset("Four to the help desk", "Explain KV cache in one sentence.", max_tokens=64, count=4, system=DESK)
 
+PIECES = {"token_budget": 256}  # of a long prompt are seen on a fast machine, too
 LESSONS = {
     "01": Lesson(
         "Naive",
@@ -93,7 +94,7 @@ LESSONS = {
         "Every step runs all requests that have a slot. A request joins when a slot is free and leaves when it ends.",
         "How much of its slot does a request fill?",
         (QUEUE, SUM, STORY, LONG_PROMPT),
-        {"max_running": 8},
+        {"max_running": 8, **PIECES},
     ),
     "05": Lesson(
         "Paged attention",
@@ -101,7 +102,7 @@ LESSONS = {
         "gives back all its pages and waits: it is preempted.",
         "Which request gives way when memory is full?",
         (MANY, FOUR, STORY, LONG_PROMPT),
-        {"kv_memory": "15M"},
+        {"kv_memory": "15M", **PIECES},
     ),
     "06": Lesson(
         "Prefix cache",
@@ -123,7 +124,7 @@ LESSONS = {
         "One worker runs prompts, another writes answers. The pages of a prompt travel between them.",
         "What becomes of a stream when its worker dies?",
         (FOUR, STORY, LONG_PROMPT, MANY),
-        {"kv_memory": "24M", "workers": "ray"},
+        {"kv_memory": "24M", "workers": "ray", **PIECES},
     ),
 }
 

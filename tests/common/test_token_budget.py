@@ -10,7 +10,7 @@ from common import token_budget
 from common.gpu.accelerate import make_engine
 from common.parallel.shard import Shard
 from common.stages import load_engine
-from common.token_budget import LEAST, STEP_SECONDS, choose_token_budget
+from common.token_budget import LEAST, MOST, STEP_SECONDS, choose_token_budget
 
 
 @pytest.fixture
@@ -28,40 +28,43 @@ def passes(loaded, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("fits", "expected"), [(10_000, 256), (256, 256), (255, 128), (128, 128), (127, 64), (64, 64), (3, 64)]
+    ("fits", "expected"),
+    [(10_000, 2048), (2048, 2048), (2040, 1024), (256, 256), (255, 128), (128, 128), (127, 64), (64, 64), (3, 64)],
 )
 def test_the_budget_is_the_largest_that_fits_into_the_objective(passes, fits, expected):
     passes.per_token = STEP_SECONDS / fits * 0.999
-    budget, note = choose_token_budget(passes.loaded, 256, 64)
+    budget, note = choose_token_budget(passes.loaded, 100, 64)
     assert budget == expected and note.startswith(f"token_budget={expected} (a pass of ")
     assert max(passes.sizes) <= 2 * expected, "a pass of a large model takes seconds"
 
 
 def test_one_disturbed_pass_does_not_decide(passes):
     passes.per_token, passes.late = STEP_SECONDS / 300, [STEP_SECONDS] * 3  # one where nothing is measured, and two
-    assert choose_token_budget(passes.loaded, 256, 64)[0] == 256
+    assert choose_token_budget(passes.loaded, 100, 64)[0] == 256
 
 
 def test_kernels_that_the_first_pass_compiles_do_not_decide(passes):
     passes.per_token, passes.late = STEP_SECONDS / 300, [10.0]
-    assert choose_token_budget(passes.loaded, 256, 64)[0] == 256
+    assert choose_token_budget(passes.loaded, 100, 64)[0] == 256
 
 
 def test_a_hopeless_pass_is_measured_once(passes):
     passes.per_token = STEP_SECONDS
-    assert choose_token_budget(passes.loaded, 256, 64)[0] == LEAST
+    assert choose_token_budget(passes.loaded, 100, 64)[0] == LEAST
     assert passes.sizes == [1, 2 * LEAST]
 
 
-@pytest.mark.parametrize(("max_running", "expected"), [(1, LEAST), (65, 128), (129, 256), (300, 256)])
+@pytest.mark.parametrize(
+    ("max_running", "expected"), [(1, LEAST), (65, 128), (129, 256), (1024, 1024), (1025, MOST), (5000, 5000)]
+)
 def test_each_running_request_has_its_token(passes, max_running, expected):
     passes.per_token = STEP_SECONDS
-    assert choose_token_budget(passes.loaded, 256, max_running)[0] == expected
+    assert choose_token_budget(passes.loaded, 100, max_running)[0] == expected
 
 
 def test_ranks_do_not_measure(passes):
     passes.per_token = STEP_SECONDS
-    assert choose_token_budget(replace(passes.loaded, shard=Shard(1, 2)), 256, 64) == (256, "")
+    assert choose_token_budget(replace(passes.loaded, shard=Shard(1, 2)), 100, 64) == (100, "")
     assert not passes.sizes
 
 

@@ -1,6 +1,5 @@
 """What is decided before anything runs on a GPU: which one is current, types, sizes of steps, and memory."""
 
-import math
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -72,14 +71,14 @@ def test_a_step_is_larger_on_a_gpu(loaded, monkeypatch):
             self.token_budget = token_budget
 
     monkeypatch.setattr(torch.cuda, "device", transfers.nullcontext)
-    monkeypatch.setattr(token_budget, "STEP_SECONDS", math.inf)
+    monkeypatch.setattr(token_budget, "STEP_SECONDS", 0.0)
     on_gpu = replace(loaded, device=SECOND)
     made = [
         accelerate.make_engine(Engine, one, False, False, **options).token_budget
         for one in (loaded, on_gpu)
-        for options in ({}, {"token_budget": None}, {"token_budget": 64})
+        for options in ({}, {"token_budget": None}, {"token_budget": 100})
     ]
-    assert made == [256, 256, 64, token_budget.GPU_TOKEN_BUDGET, token_budget.GPU_TOKEN_BUDGET, 64]
+    assert made == [token_budget.LEAST, token_budget.LEAST, 100, token_budget.MOST, token_budget.MOST, 100]
 
 
 # ---- Memory ----

@@ -44,7 +44,7 @@ ENGINES = {
     "lookup": (NOW, {"draft": "lookup"}),
     "always_8": (NOW, {"draft": "draft", "num_draft_tokens": 8}),
 }
-PASSES = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # tokens
+PASSES = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 128, 256)  # tokens
 COPYING = ("tokens_per_second", "acceptance")
 SIZES = {
     "engines": list(ENGINES),

@@ -14,7 +14,8 @@ from .drafter import Drafter, DraftModel
 from .kv_cache import KVCache
 
 CONTEXT = 128  # tokens of each text
-LARGEST = 512  # tokens
+# Tokens. Kernels and graphs are made for numbers up to a power of two: one token more may cost much more.
+SIZES = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 128, 256, 512)
 LONG = 0.1  # seconds; passes longer than that are not measured, but estimated from the two longest that were
 TIMES = 5  # each; the fastest counts, since whatever disturbs a pass makes it longer
 
@@ -29,18 +30,18 @@ def measured_costs(model: Transformer, cache: KVCache, drafter: Drafter) -> Cost
 
 @torch.inference_mode()
 def pass_times(model: Transformer, cache: KVCache) -> PassTimes:
-    """Measure passes over 1, 2, 4, ... tokens, each of another request, up to the token that each has chosen.
+    """Measure passes over SIZES tokens, each of another request, up to the token that each has chosen.
 
     cache: a KVCache that no request uses yet; its first page is written to. A model is measured once in a process.
     """
     if model not in _known:
         seconds: dict[int, float] = {}
-        size = 1
-        while size <= LARGEST and (size <= 2 or max(seconds.values()) < LONG):
+        for size in SIZES:
+            if len(seconds) >= 2 and max(seconds.values()) >= LONG:
+                break
             run = decode_pass(model, cache, size)
             run()  # the first of a size is slower
             seconds[size] = min(timed(run) for _ in range(TIMES))
-            size *= 2
         _known[model] = PassTimes(seconds)
     return _known[model]
 

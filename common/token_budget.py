@@ -3,7 +3,7 @@
 A request that decodes waits for its next token while a step runs, pieces of prompts included: so a step should not take
 longer than an objective. But a small budget costs throughput, since each pass reads all weights, and leaves little room
 for prompts beside the requests that decode. On a CPU the budget is as large as the objective allows, so it depends on
-the machine, the model and its type; the figures of a lesson name the budget they were taken with.
+the machine, the model and its type.
 """
 
 import math

@@ -14,7 +14,7 @@ import torch
 from numba import prange
 from torch import Tensor
 
-from common.fused.numba_basics import FEW_NUMBERS, array, exp, f4, kernel, narrow, use_threads, widen
+from common.fused.numba_basics import FEW_NUMBERS, array, exp, f4, kernel, narrow, prefetch, use_threads, widen
 from common.fused.rotation import Unwritten
 
 from . import PagedBatch
@@ -89,10 +89,13 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
 
     K and V of bfloat16 are widened in registers; scores and sums are float32. Tensors are passed by address. Compiling
     takes a few seconds, once on a machine: numba keeps the result on disk.
+
+    A processor foresees reads in order, but only the table knows where the next page is. So each page is fetched while
+    the one before it is computed, token by token; without that, most of the time is spent waiting for memory.
     """
     number = numpy.float32 if dtype == torch.float32 else numpy.uint16
     signature = "void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i4[:,::1], i4[::1], i4[::1], i4[::1])"
-    scale = f4(head_dim**-0.5)
+    scale, head_bytes = f4(head_dim**-0.5), head_dim * dtype.itemsize
 
     @kernel(signature)
     def decode(
@@ -105,18 +108,23 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
         # An item is one or all K/V heads of a row. All: pages lie in memory token by token, and memory is fastest when
         # it is read in order. One: a step with few rows has work for every thread.
         each = heads if len(rows) >= MANY_ROWS else 1
+        token_bytes, page_bytes = heads * head_bytes, page_size * heads * head_bytes
         for item in prange(len(rows) * heads // each):
             index, first = item * each // heads, item * each % heads
             row = rows[index]
             table, length = page_tables[requests[index]], seen[index]
+            next_table = page_tables[requests[min(index + 1, len(rows) - 1)]]
+            first_byte, bytes_read = first * head_bytes, each * head_bytes
             query = numpy.empty((each * groups, head_dim), numpy.float32)
             for g in range(each * groups):
                 for d in range(head_dim):
                     query[g, d] = widen(q[row, (first * groups + g) * head_dim + d]) * scale
             scores = numpy.empty((each * groups, length), numpy.float32)
             for start in range(0, length, page_size):
-                page = k_pages[table[start // page_size]]
+                page, behind = k_pages[table[start // page_size]], start + page_size
+                ahead = k_at + table[behind // page_size] * page_bytes if behind < length else v_at + table[0] * page_bytes
                 for i in range(min(page_size, length - start)):
+                    prefetch(ahead + i * token_bytes + first_byte, bytes_read)
                     for head in range(each):
                         k = page[i, first + head]
                         for g in range(head * groups, (head + 1) * groups):
@@ -133,8 +141,10 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
                     scores[g, n] /= total
             result = numpy.zeros((each * groups, head_dim), numpy.float32)
             for start in range(0, length, page_size):
-                page = v_pages[table[start // page_size]]
+                page, behind = v_pages[table[start // page_size]], start + page_size
+                ahead = v_at + table[behind // page_size] * page_bytes if behind < length else k_at + next_table[0] * page_bytes
                 for i in range(min(page_size, length - start)):
+                    prefetch(ahead + i * token_bytes + first_byte, bytes_read)
                     for head in range(each):
                         v = page[i, first + head]
                         for g in range(head * groups, (head + 1) * groups):

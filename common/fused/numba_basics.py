@@ -20,6 +20,7 @@ import numba
 import numpy
 import torch
 from filelock import FileLock
+from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import caching, cgutils, event
 from numba.extending import intrinsic, overload
@@ -131,6 +132,27 @@ def kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None
 def pointer(typing_context, address):
     """Return an integer as a pointer."""
     return types.voidptr(address), lambda _, builder, __, values: builder.inttoptr(values[0], cgutils.voidptr_t)
+
+
+@intrinsic
+def prefetch_line(typing_context, address):
+    """Let the processor begin to fetch the line of its caches, of 64 bytes, in which this address lies."""
+
+    def generate(_, builder, __, values):
+        number = ir.IntType(32)
+        function = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
+        fetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0i8")
+        reading, all_caches, data = (ir.Constant(number, value) for value in (0, 3, 1))
+        builder.call(fetch, [builder.inttoptr(values[0], cgutils.voidptr_t), reading, all_caches, data])
+
+    return types.void(types.int64), generate
+
+
+@njit
+def prefetch(address, count):
+    """Let the processor begin to fetch `count` bytes that will be read soon: where they lie it cannot foresee."""
+    for line in range(address, address + count, 64):
+        prefetch_line(line)
 
 
 @njit

@@ -9,7 +9,7 @@ Both follow from one view of a request: some of its tokens have been run, the re
 the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and it makes
 no difference to the result.
 
-Pages: a request gets pages for the tokens it has, and one more page when the last one is full. More
+A request gets pages for the tokens it has, and one more page when the last one is full. More
 requests fit in than if each had a slot for the longest it may become. The price is that memory may run out in the
 middle: then the youngest request gives its pages back, returns to the front of the queue, and later runs again what it
 had run (preemption by recomputation). Its tokens are known, so that is a prefill, and fast; and as the sampler depends

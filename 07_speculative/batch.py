@@ -16,11 +16,12 @@ class Batch:
     """The ragged batch of one step.
 
     token_ids, positions: `[N]`, int64. logits_rows: `[R]`, int64, the rows whose next token is wanted: the last one of
-    each chunk that completes its sequence. paged: where K and V of the tokens go, and where their pasts lie.
+    each chunk that completes its sequence, NEW in 07: and of its draft tokens.
+    paged: where K and V of the tokens go, and where their pasts lie.
     """
 
     def __init__(self, chunks: list[Chunk], device: torch.device):
-        """Lay chunks end to end; those of decoding requests must come first."""
+        """Lay chunks end to end; those of one token should come first: there are kernels for them."""
         token_ids, positions, slot_mapping, logits_rows = [], [], [], []
         query_lengths, lengths, tables = [], [], []
         for chunk in chunks:

@@ -103,7 +103,7 @@ class Engine(BaseEngine):
         """Choose tokens of many requests, as the scheduler decides."""
         chunks = self.scheduler.schedule()
         self.drafter.draft(chunks)  # NEW in 07
-        chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # kernels for one query want these side by side
+        chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # NEW in 07: kernels for one query want these side by side
         for chunk in chunks:
             record.work(chunk.sequence.request.request_id, chunk.phase, chunk.num_tokens)
         record.counters["waiting"] = len(self.scheduler.waiting)

@@ -61,7 +61,8 @@ class Engine(Router):
                 "give --workers ray and a fixed --num-draft-tokens"
             )
         if kv_memory is None and loaded.device.type == "cuda" and workers == "local":
-            kv_memory = kv_bytes_left(loaded, token_budget, max_running * (1 + MAX_DRAFT_TOKENS)) // (prefill + decode)
+            scored = max_running * (1 + MAX_DRAFT_TOKENS)
+            kv_memory = kv_bytes_left(loaded, token_budget, scored, drawn=scored) // (prefill + decode)
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
         options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs}
         # A prefill worker has one token to find, and nothing to draft. Short prompts wait for the piece that it runs.

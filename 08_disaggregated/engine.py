@@ -65,7 +65,7 @@ class WorkerEngine(BaseEngine):
         scored = max_running * (1 + (MAX_DRAFT_TOKENS if num_draft_tokens is None else num_draft_tokens))  # rows
         drawn = scored if draft_model else 0  # rows whose draft tokens come with their distributions
         # Memory is counted in pages. A page has its place in both models' pools. NEW in 08: workers may share a GPU.
-        left = kv_bytes_left(loaded, token_budget, scored, gpu_share, drawn) if kv_memory is None else kv_memory
+        left = kv_bytes_left(loaded, token_budget, scored, gpu_share, drawn=drawn) if kv_memory is None else kv_memory
         budget = parse_bytes(left)
         models = [loaded, draft_model] if draft_model else [loaded]
         token_bytes = sum(model.config.kv_bytes_per_token(self.dtype) for model in models)
@@ -167,7 +167,7 @@ class WorkerEngine(BaseEngine):
         `kv_tokens_cached` are the tokens of unused pages, `prefix_tokens_asked` and `prefix_tokens_hit` the
         scheduler's counts.
         """
-        running = self.scheduler.holding
+        running = self.scheduler.holding  # NEW in 08: also those in transfer
         tree, page_size = self.scheduler.allocator.tree, self.scheduler.allocator.page_size
         shared = (tree.size - len(tree.unused)) * page_size  # what several use counts once
         counted = sum(len(sequence.page_table.path) * page_size for sequence in running)  # once for each user

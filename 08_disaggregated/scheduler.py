@@ -1,20 +1,20 @@
 """The scheduler decides, before every step, which requests run in it and how many of their tokens.
 
-It forms a new group for every step (iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as
-there is room, and leaves the moment it ends. A long prompt runs in pieces (chunked prefill; Sarathi, Agrawal et al.,
-2023), so that it does not hold up requests that decode. Some tokens of a request have been run, the rest remain: at
-first the whole prompt, in decode one token. How many of them a step takes makes no difference to the result.
+A request gets pages for the tokens it has, and one more page when the last one is full. More
+requests fit in than if each had a slot for the longest it may become. The price is that memory may run out in the
+middle: then the youngest request gives its pages back, returns to the front of the queue, and later runs again what it
+had run (preemption by recomputation). Its tokens are known, so that is a prefill, and fast; and as the sampler depends
+on nothing but seed and position, it goes on with the tokens it would have had.
 
-Pages: a request gets pages for the tokens it has, and one more page when the last one is full. When memory runs out,
-the youngest request gives its pages back, returns to the front of the queue, and later runs again what it had run
-(preemption by recomputation): a prefill, after which it goes on with the tokens it would have had.
+A page that is full goes into the tree of cached pages, and stays there when its request has ended. A new request takes
+over from the tree the pages that it begins with, and computes only the rest. Two requests that begin alike and arrive
+together both compute their beginning, and the later one takes over the first one's pages and gives its own back (they
+converge on one copy): no request waits for another's prefill. Only full pages are shared, so that no request writes to
+a page of another, and the last token is always computed, since its logits are wanted.
 
-A full page goes into the tree of cached pages, and stays there when its request has ended. A new request takes over
-the pages that it begins with, and computes the rest. Of two that begin alike and arrive together, the later one takes
-over the first one's pages. Only full pages are shared, so no request writes to another's; the last token always runs.
-
-A request that decodes may run draft tokens behind its newest one, if budget and pages are left. Rejected ones leave
-K and V beyond the sequence's end: attention does not look there, and the tokens that follow overwrite them.
+A request that decodes may run some draft tokens behind its newest one, if there are tokens left in the
+budget and pages to put them in. They are charged like any others. Those that are rejected have left K and V behind, at
+places beyond the sequence's end: attention does not look there, and the tokens that follow overwrite them.
 
 NEW in 08: a request whose pages are in transfer holds them and does not run: parked where they come from, reserved
 where they go. And short prompts may pass a long one.
@@ -38,7 +38,7 @@ class Sequence:
     page_table: PageTable
     computed: int = 0
     first: bool = False  # whether it has been admitted for the first time, and not after a preemption
-    draft_computed: int = 0  # the same of the draft model, if there is one
+    draft_computed: int = 0  # like `computed`, of the draft model, if there is one
 
     @property
     def remaining(self) -> int:
@@ -74,7 +74,7 @@ class Chunk:
 
 
 class Scheduler:
-    """First come, first served; at most `max_running` requests and `token_budget` tokens in a step.
+    """By arrival, but short prompts may pass; at most `max_running` requests and `token_budget` tokens in a step.
 
     No request starves: the budget has a token for every running request, so in every step each one that decodes gets
     its token, and the oldest one in prefill gets at least one. Preemption takes pages from the youngest
@@ -119,7 +119,7 @@ class Scheduler:
             most, budget = most - chunk.room, budget - chunk.room
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
-        prefilling, budget = self._let_short_prompts_pass(prefilling, budget)  # NEW in 08
+        prefilling, budget = self._let_short_prompts_pass(prefilling, budget)  # NEW in 08: and in another order
         while budget and (sequence := prefilling.popleft() if prefilling else self._admit()):
             # Another request may have computed the next pages of this prompt since its last chunk.
             self._reuse(sequence)
@@ -150,7 +150,7 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Forget a request that ends, whether it runs or waits, and free its pages."""
-        places = self.running, self.parked, self.reserved
+        places = self.running, self.parked, self.reserved  # NEW in 08
         if place := next((place for place in places if request.request_id in place), None):
             self._release(place.pop(request.request_id))
         else:

@@ -3,7 +3,7 @@
 A request that decodes waits for its next token while a step runs, pieces of prompts included: so a step should not take
 longer than an objective. But a small budget costs throughput, since each pass reads all weights, and leaves little room
 for prompts beside the requests that decode. On a CPU the budget is as large as the objective allows, so it depends on
-the machine, the model and its type.
+the machine, the model and its type. Attention is not counted: it grows with the text.
 """
 
 import math
@@ -30,7 +30,7 @@ def choose_token_budget(loaded: Loaded, default: int, max_running: int) -> tuple
     if loaded.device.type == "cuda":
         return max(MOST, max_running), ""
     if loaded.shard.ranks > 1:
-        return default, ""
+        return max(default, max_running), ""
     sizes = [MOST]
     while sizes[-1] // 2 >= max(LEAST, max_running):
         sizes.append(sizes[-1] // 2)

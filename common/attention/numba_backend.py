@@ -90,8 +90,8 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
     K and V of bfloat16 are widened in registers; scores and sums are float32. Tensors are passed by address. Compiling
     takes a few seconds, once on a machine: numba keeps the result on disk.
 
-    A processor foresees reads in order, but only the table knows where the next page is. So each page is fetched while
-    the one before it is computed, token by token; without that, most of the time is spent waiting for memory.
+    A processor foresees reads in order, but only the table knows where the next page is. So the next page is fetched
+    while one is computed, token by token; without that, most of the time is spent waiting for memory.
     """
     number = numpy.float32 if dtype == torch.float32 else numpy.uint16
     signature = "void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i4[:,::1], i4[::1], i4[::1], i4[::1])"
@@ -113,8 +113,10 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
             index, first = item * each // heads, item * each % heads
             row = rows[index]
             table, length = page_tables[requests[index]], seen[index]
-            next_table = page_tables[requests[min(index + 1, len(rows) - 1)]]
-            first_byte, bytes_read = first * head_bytes, each * head_bytes
+            k_heads, v_heads = k_at + first * head_bytes, v_at + first * head_bytes
+            after = min(item + 1, len(rows) * heads // each - 1) * each  # what this thread computes next, probably
+            next_page = page_tables[requests[after // heads], 0]
+            next_heads = k_at + next_page * page_bytes + after % heads * head_bytes
             query = numpy.empty((each * groups, head_dim), numpy.float32)
             for g in range(each * groups):
                 for d in range(head_dim):
@@ -122,9 +124,12 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
             scores = numpy.empty((each * groups, length), numpy.float32)
             for start in range(0, length, page_size):
                 page, behind = k_pages[table[start // page_size]], start + page_size
-                ahead = k_at + table[behind // page_size] * page_bytes if behind < length else v_at + table[0] * page_bytes
+                if behind < length:
+                    ahead = k_heads + table[behind // page_size] * page_bytes
+                else:
+                    ahead = v_heads + table[0] * page_bytes
                 for i in range(min(page_size, length - start)):
-                    prefetch(ahead + i * token_bytes + first_byte, bytes_read)
+                    prefetch(ahead + i * token_bytes, each * head_bytes)
                     for head in range(each):
                         k = page[i, first + head]
                         for g in range(head * groups, (head + 1) * groups):
@@ -142,9 +147,9 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
             result = numpy.zeros((each * groups, head_dim), numpy.float32)
             for start in range(0, length, page_size):
                 page, behind = v_pages[table[start // page_size]], start + page_size
-                ahead = v_at + table[behind // page_size] * page_bytes if behind < length else k_at + next_table[0] * page_bytes
+                ahead = v_heads + table[behind // page_size] * page_bytes if behind < length else next_heads
                 for i in range(min(page_size, length - start)):
-                    prefetch(ahead + i * token_bytes + first_byte, bytes_read)
+                    prefetch(ahead + i * token_bytes, each * head_bytes)
                     for head in range(each):
                         v = page[i, first + head]
                         for g in range(head * groups, (head + 1) * groups):

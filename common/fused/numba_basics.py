@@ -1,4 +1,4 @@
-"""What numba's kernels are written with: tensors by address, bfloat16, an exponential for vector registers.
+"""What numba's kernels are written with: tensors by address, prefetch, bfloat16, an exponential.
 
 A kernel takes a tensor as `data_ptr()`, and `array` makes of it what can be indexed. Tensor.numpy() costs a microsecond
 for each tensor, as much as most kernels take for a token. numpy has no bfloat16: such a tensor is an array of uint16,

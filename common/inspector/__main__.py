@@ -44,8 +44,12 @@ def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
     page.add_argument("--controlled-by", action="append", default=[], help=argparse.SUPPRESS)
     page.add_argument("--lines", type=Path, help=argparse.SUPPRESS)
     known = {action.dest for action in parser._actions}
-    parser.set_defaults(**{name: value for name, value in lesson_of(stage.name).options.items() if name in known})
-    return parser.parse_args(["--serve", *arguments])
+    options = {name: value for name, value in lesson_of(stage.name).options.items() if name in known}
+    parser.set_defaults(**options)
+    args = parser.parse_args(["--serve", *arguments])
+    if "token_budget" in options and args.token_budget < (args.max_running or 0):
+        args.token_budget = None  # the lesson's is too small for a token of each: as without the inspector
+    return args
 
 
 def watch(stage: Path, args: argparse.Namespace, keep: Callable[[list[str]], None]) -> None:

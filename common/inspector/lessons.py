@@ -21,7 +21,8 @@ class Preset:
 
 @dataclass(frozen=True)
 class Lesson:
-    """look: what to look at. question: the lesson asks it. options: defaults of the engine, so that memory is seen.
+    """look: what to look at. question: the lesson asks it. options: defaults of the engine, so that memory is seen, and
+    pieces of prompts.
 
     presets: the first one shows what the stage is about.
     """

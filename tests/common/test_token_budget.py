@@ -65,6 +65,7 @@ def test_each_running_request_has_its_token(passes, max_running, expected):
 def test_ranks_do_not_measure(passes):
     passes.per_token = STEP_SECONDS
     assert choose_token_budget(replace(passes.loaded, shard=Shard(1, 2)), 100, 64) == (100, "")
+    assert choose_token_budget(replace(passes.loaded, shard=Shard(1, 2)), 100, 300) == (300, "")
     assert not passes.sizes
 
 

@@ -61,6 +61,29 @@ def test_the_past_is_shown_as_it_was(loaded, page_of, monkeypatch, looks):
         page.has("inspector.clock.live")
 
 
+STATES_AROUND_A_PREEMPTION = """(() => {
+  const [store] = inspector.stores;
+  const step = store.steps.find((one) => one.preempted?.length);
+  const request = store.requests.get(step.preempted[0]);
+  const after = (column) => {
+    const time = store.endOf(column + 1);
+    return request.stateAt(store.at(time), time, store.columnAt(time));
+  };
+  const last = request.columns.findLast((column) => column < step.column);
+  return [last - 1, last, step.column].map(after);
+})()"""
+
+
+def test_a_preemption_between_two_looks_is_in_the_past(loaded, page_of, monkeypatch):
+    monkeypatch.setattr(watched, "MOST_LOOKS", 0.01)
+    with watching("05", loaded, kv_memory="6M") as server:
+        page = page_of(server)
+        page.send("Tell me a story about a fox that lasts four days.", 300, times=4)
+        page.has(f"{STORE}.requests.size === 4 && [...{STORE}.requests.values()].every((one) => one.finish)")
+        assert server.engine.scheduler.preemptions
+        assert page.evaluate(STATES_AROUND_A_PREEMPTION) == ["running", "running", "preempted"]
+
+
 @pytest.fixture
 def stopped(loaded, page_of):
     """A stopped engine that has taken two steps for two stories, and a page on it."""

@@ -82,3 +82,18 @@ def test_acceptance_is_learned_and_forgotten():
     for _ in range(50):
         acceptance.learn(3, 3)
     assert acceptance.rate(0.7) > 0.9
+
+
+@pytest.mark.parametrize("stage", ["07", "08"])
+@pytest.mark.parametrize(
+    ("per_token", "largest"), [(1e-6, 512), (0.101 / 64, 64), (0.101 / 9, 16), (0.101 / 8, 8), (0.1, 2), (1.0, 2)]
+)
+def test_long_passes_are_not_measured(monkeypatch, stage, per_token, largest):
+    """The others lie on the line through the two longest measured ones, which are not neighbours like 8 and 9."""
+    module, model = load_stage_module(stage, "pass_times"), SimpleSequence()
+    monkeypatch.setattr(module, "decode_pass", lambda model, cache, size: lambda: size)
+    monkeypatch.setattr(module, "timed", lambda run: per_token * run())
+    times = module.pass_times(model, None)
+    assert times.sizes[-1] == largest and times.sizes[-1] > 1.5 * times.sizes[-2]
+    assert times(1000) == pytest.approx(1000 * per_token)
+    assert module.pass_times(model, None) is times, "measured once"

@@ -101,21 +101,17 @@ export class Request {
     return upTo(this.tokens, time, (token) => token.t);
   }
 
-  // "arriving", "waiting", "running", "preempted" or how it ended.
-  stateAt(moment, time) {
+  // "arriving", "waiting", "running", "preempted" or how it ended. column: the number of steps that had ended at `time`;
+  // many short ones may lie between it and the moment.
+  stateAt(moment, time, column) {
     if (this.arrived !== null && this.arrived > time) return "arriving";
     if (this.finished !== null && this.finished <= time) return this.finish;
-    if (moment.running.includes(this.n) || this.ranAfter(moment, time)) return "running";
-    const ran = this.columns.length && this.columns[0] < moment.column;
+    const ran = this.place(column);
+    const hasRunSince = ran > this.place(moment.column);
+    const begin = hasRunSince ? this.columns[ran - 1] : moment.column;
+    const gaveWay = this.preemptions.some((step) => step >= begin && step < column);
+    if ((hasRunSince || moment.running.includes(this.n)) && !gaveWay) return "running";
     return ran ? "preempted" : "waiting";
-  }
-
-  // Whether a step between this moment and this time ran it: many short steps may lie between two moments.
-  ranAfter(moment, time) {
-    const ran = upTo(this.works, time, (work) => work.t);
-    if (ran === 0 || ran <= this.place(moment.column)) return false;
-    const [last, next] = [this.columns[ran - 1], this.columns[ran] ?? Infinity];
-    return !this.preemptions.some((column) => column >= last && column < next);
   }
 
   get firstToken() {

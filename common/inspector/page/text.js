@@ -108,7 +108,7 @@ export class Text {
   }
 
   fill(card, request, moment, time) {
-    const state = request.stateAt(moment, time);
+    const state = request.stateAt(moment, time, this.store.columnAt(time));
     const tokens = request.tokensAt(time);
     const isChosen = this.selection.number === request.n;
     const ends = ["stop", "length", "abort", "error"].includes(state);

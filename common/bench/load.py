@@ -7,7 +7,6 @@
 The loop is closed (see arrivals.py). For a server that runs already there is serve.py.
 """
 
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from common.serving.background import free_port
 from common.stages import stage_folder
 
 from .arrivals import closed_loop
@@ -79,9 +79,3 @@ def wait_until_healthy(server: subprocess.Popen, url: str) -> bool:
                 pass  # not listening yet
             time.sleep(0.1)
     return False
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]

@@ -139,11 +139,11 @@ def prefetch_line(typing_context, address):
     """Let the processor begin to fetch the line of its caches, of 64 bytes, in which this address lies."""
 
     def generate(_, builder, __, values):
-        number = ir.IntType(32)
-        function = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, number, number, number])
-        fetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0i8")
+        number, address = ir.IntType(32), cgutils.voidptr_t
+        function = ir.FunctionType(ir.VoidType(), [address, number, number, number])
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", [address], function)
         reading, all_caches, data = (ir.Constant(number, value) for value in (0, 3, 1))
-        builder.call(fetch, [builder.inttoptr(values[0], cgutils.voidptr_t), reading, all_caches, data])
+        builder.call(fetch, [builder.inttoptr(values[0], address), reading, all_caches, data])
 
     return types.void(types.int64), generate
 

@@ -7,7 +7,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from common.cli import build_engine, build_parser, check_address
 from common.errors import out_of_memory
 from common.loader.device import choose_device
 from common.process import freeze_loaded_objects, run_on_temporary_thread
+from common.serving.background import free_port
 from common.serving.options import add_server_arguments
 from common.stages import ROOT, load_stage_module, stage_folder
 
@@ -70,12 +70,6 @@ def watch(stage: Path, args: argparse.Namespace, keep: Callable[[list[str]], Non
             engine.close()
         if server is not None and server.recording is not None:
             keep(server.recording.lines)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:

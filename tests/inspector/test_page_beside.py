@@ -7,8 +7,8 @@ import sys
 import pytest
 from watching import Page
 
-from common.inspector.__main__ import free_port
 from common.inspector.recording import read_recording
+from common.serving.background import free_port
 from common.stages import ROOT
 
 pytestmark = pytest.mark.browser

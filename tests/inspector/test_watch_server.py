@@ -12,7 +12,7 @@ import pytest
 from serving_stage_03 import wait_until
 from watching import watching
 
-from common.inspector.__main__ import free_port
+from common.serving.background import free_port
 from common.stages import ROOT
 
 CHANGES = {

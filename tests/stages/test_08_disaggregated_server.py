@@ -16,7 +16,8 @@ from faulty_fleet import FaultyFleet
 from serving_openai import openai_server
 from serving_stage_03 import wait_until
 
-from common.bench.load import free_port, wait_until_healthy
+from common.bench.load import wait_until_healthy
+from common.serving.background import free_port
 from common.stages import ROOT, load_stage_module
 
 engine_module = load_stage_module("08", "engine")

@@ -37,11 +37,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from common.serving.background import free_port
+
 from .. import plots
 from ..experiment import run_experiment
 from ..hardware import ROOT, slug
 from ..harness import SHOWN_LINES, STOP_SECONDS, Figures, aggregate, alternate, deferred_interrupt, parsed
-from ..load import free_port, running_server, wait_until_healthy
+from ..load import running_server, wait_until_healthy
 from ..settings import Settings
 from ..suite import say
 from ..workloads import mixed_length_jobs

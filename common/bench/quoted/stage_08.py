@@ -123,8 +123,8 @@ def ratios(results: Results) -> list[Passage]:
         ),
         Quote("the higher goodput, {:.1f} requests a second against {:.1f}", *goodput),
         Claim("the higher goodput", goodput[0] / goodput[1], 1.02),
-        Quote("with two long prompts per second stage 08 has it, {:.1f} against {:.1f}", *reversed(at_two)),
-        Claim("stage 08 has it", at_two[1] / at_two[0], 1.02),
+        Quote("with two long prompts per second they are even, {:.1f} against {:.1f}", *reversed(at_two)),
+        Claim("they are even", at_two[1] / at_two[0], 0.95, 1.05),
         Claim("the prompts pay", min(figures.ttft_long_ratio, figures.ttft_short_ratio), 1.2),
     ]
 

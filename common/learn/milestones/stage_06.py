@@ -191,6 +191,13 @@ def what_is_cached_is_taken_over(stage):
     scheduler.allocator.tree.follow = follow
     expect(scheduler._allocate(large) is None, "nothing has changed: E must wait")
     del scheduler.allocator.tree.follow
+    decoding(stage, scheduler, "F", [90, 91, 92, 93, 94])
+    scheduler.cache_full_pages()
+    looked_up: list = []
+    scheduler.allocator.tree.follow = lambda path, tokens: looked_up.append(tokens)
+    expect(scheduler._allocate(large) is None, "F has taken pages: E must wait")
+    expect(looked_up, "the tree has grown where E's lookup ended, and more of E may be in it: look E up again")
+    del scheduler.allocator.tree.follow
     scheduler.remove(a.request)
     expect(scheduler._allocate(large) is not None, "A has ended: E must be looked up again, and finds room")
 

@@ -57,8 +57,7 @@ class Engine(Router):
             raise ValueError(f"hang_seconds is {hang_seconds:g}, and {often}: give at least 2")
         if tensor_parallel > 1 and (workers == "local" or num_draft_tokens is None):
             raise ValueError(
-                "workers that several ranks share are processes under Ray, which have to take the same decisions: "
-                "give --workers ray and a fixed --num-draft-tokens"
+                "ranks must decide alike: with --tensor-parallel, give --workers ray and a fixed --num-draft-tokens"
             )
         if kv_memory is None and loaded.device.type == "cuda" and workers == "local":
             scored = max_running * (1 + MAX_DRAFT_TOKENS)

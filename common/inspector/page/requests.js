@@ -101,8 +101,8 @@ export class Request {
     return upTo(this.tokens, time, (token) => token.t);
   }
 
-  // "arriving", "waiting", "running", "preempted" or how it ended. column: the number of steps that had ended at `time`;
-  // many short ones may lie between it and the moment.
+  // "arriving", "waiting", "running", "preempted" or how it ended. column: how many steps had ended at `time`; many
+  // short ones may lie between it and the moment.
   stateAt(moment, time, column) {
     if (this.arrived !== null && this.arrived > time) return "arriving";
     if (this.finished !== null && this.finished <= time) return this.finish;

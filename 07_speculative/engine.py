@@ -44,7 +44,7 @@ class Engine(BaseEngine):
     def __init__(
         self,
         loaded: Loaded,
-        max_running: int = 64,
+        max_running: int = 64,  # where 32 slots took all memory, pages leave room for more
         token_budget: int = 256,
         kv_memory: int | str | None = None,
         page_size: int = 16,

@@ -8,7 +8,7 @@
 | backend | runs on | how |
 |---|---|---|
 | `torch` | anything | gathers the pages, then masked scaled-dot-product attention: the definition of the others |
-| `numba` | CPU, float32 and bfloat16 | a compiled loop reads pages where they lie to decode; prompts as `torch` |
+| `numba` | CPU, float32 and bfloat16 | one compiled loop over blocks of rows, which reads pages where they lie |
 | `triton` | CUDA | kernels of the course: write, decode with K and V split over programs, ragged prefill |
 | `flash` | CUDA | `torch.nn.attention.varlen`, where torch has its paged form; only if asked for by name |
 

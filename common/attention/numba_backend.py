@@ -1,8 +1,8 @@
-"""The CPU's own kernel for decode: it reads K and V in the pages where they lie. Long prompts go to the torch backend.
+"""The CPU's own kernel: it reads K and V in the pages where they lie.
 
-The `torch` backend copies the pages of a sequence before it can attend to them, and has to cut a batch of different
-lengths into several calls. Here one call has a loop for each token and K/V head, compiled by numba; the threads share
-the loops. It is the twin of the Triton kernel `decode_kernel`.
+The `torch` backend copies the pages of a sequence before it can attend to them, has to cut a batch of different lengths
+into several calls, and computes what a row must not see. Here one call has a loop over blocks of rows, compiled by
+numba; the threads share the blocks. It is the twin of the Triton kernels for decode and prefill.
 """
 
 from collections.abc import Callable
@@ -11,157 +11,193 @@ from typing import NamedTuple
 
 import numpy
 import torch
-from numba import prange
+from numba import get_num_threads, njit, prange
 from torch import Tensor
 
-from common.fused.numba_basics import FEW_NUMBERS, array, exp, f4, kernel, narrow, prefetch, use_threads, widen
+from common.fused.numba_basics import FAST, FEW_NUMBERS, array, exp, f4, kernel, narrow, prefetch, use_threads, widen
 from common.fused.rotation import Unwritten
 
 from . import PagedBatch
-from .torch_backend import GatheredRows, TorchAttention
+from .torch_backend import write_rows
 
-# Where many tokens look at the same K and V, copying these once for all is cheaper than reading them for each: torch
-# takes the requests with more new tokens than FEW and more products of a token with a K than SHORT, as a prompt of 128
-# tokens has.
-FEW = 9
-SHORT = 2**13
-MANY_ROWS = 4  # from here on threads share rows, and below the heads of a row, too
+# A block is up to this many neighbouring rows of a request, which read its K and V together. With more the queries of
+# a K/V head and their results leave a core's fastest cache.
+MOST_ROWS = 8
+MANY_BLOCKS = 4  # from here on threads share blocks, and below the heads of a block, too
 
 
 class Plan(NamedTuple):
-    """The rows of the step that attend each by itself, and the requests that torch attends to."""
+    """The blocks of one step. Arrays of int32, `[blocks]` but for the page tables."""
 
-    rows: numpy.ndarray  # [rows] int32: which of the step
-    requests: numpy.ndarray  # [rows] int32: whose page table
-    seen: numpy.ndarray  # [rows] int32: how many tokens each looks at, itself included
-    page_tables: numpy.ndarray  # [B, P] int32
-    numbers: int  # of K that these rows multiply
-    prompts: list[GatheredRows]
+    rows: numpy.ndarray  # each block's first row
+    counts: numpy.ndarray  # its number of rows
+    requests: numpy.ndarray  # whose page table it reads
+    seen: numpy.ndarray  # how many tokens its last row looks at, itself included
+    page_tables: numpy.ndarray  # [B, P]
+    numbers: int  # of K that all rows multiply
 
 
-class NumbaAttention(TorchAttention):
+class NumbaAttention:
     name, capturable = "numba", False
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, head_dim: int):
-        super().__init__(device, dtype)
+    def __init__(self, dtype: torch.dtype, head_dim: int):
         self.kernel, self.head_dim = compiled(dtype, head_dim), head_dim
 
     def prepare(self, batch: PagedBatch) -> Plan:
-        counts, lengths = batch.host_query_lengths, batch.host_lengths
-        rows, requests, seen, long, start = [], [], [], [], 0
-        for i, (count, length) in enumerate(zip(counts, lengths, strict=True)):
-            if count <= FEW or count * (2 * length - count + 1) <= 2 * SHORT:
-                rows += range(start, start + count)
-                requests += [i] * count
-                seen += range(length - count + 1, length + 1)
-            else:
-                long.append(i)
-            start += count
-        numbers = sum(seen) * self.head_dim
+        blocks, row = [], 0
+        for request, (count, length) in enumerate(zip(batch.host_query_lengths, batch.host_lengths, strict=True)):
+            for before in range(0, count, MOST_ROWS):
+                size = min(count - before, MOST_ROWS)
+                blocks.append((row + before, size, request, length - count + before + size))
+            row += count
+        numbers = self.head_dim * sum(size * seen for _, size, _, seen in blocks)
         use_threads(numbers)
-        arrays = (numpy.array(each, dtype=numpy.int32) for each in (rows, requests, seen))
-        return Plan(*arrays, batch.page_tables.numpy(), numbers, [self._part(batch, [i]) for i in long])
+        # Threads take equal numbers of neighbouring blocks. Deal these out, so that each thread has as much work.
+        blocks.sort(key=lambda block: block[1] * block[3], reverse=True)
+        threads = get_num_threads()
+        dealt = [block for first in range(threads) for block in blocks[first::threads]]
+        arrays = numpy.array(dealt, numpy.int32).T.copy()
+        return Plan(*arrays, batch.page_tables.numpy(), numbers)
 
     def write(
         self, k: Tensor | Unwritten, v: Tensor | Unwritten, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor
     ) -> None:
         """As `Attention.write`; an `Unwritten` (fused/rotation.py) writes itself."""
         if isinstance(k, Unwritten):
-            return k.write(k_pages, v_pages, slot_mapping)
-        super().write(k, v, k_pages, v_pages, slot_mapping)
+            k.write(k_pages, v_pages, slot_mapping)
+        else:
+            write_rows(k, v, k_pages, v_pages, slot_mapping)
 
     def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: Plan) -> Tensor:
+        if plan.numbers >= FEW_NUMBERS:  # fewer do not pay for the call: the fused kernels' number stays
+            use_threads(plan.numbers)
         out = torch.empty(q.shape, dtype=q.dtype)
-        if len(plan.seen):
-            if plan.numbers >= FEW_NUMBERS:  # fewer do not pay for the call: the fused kernels' number stays
-                use_threads(plan.numbers)
-            addresses = (tensor.data_ptr() for tensor in (q, k_pages, v_pages, out))
-            sizes = q.stride(0), len(q), q.shape[1], *k_pages.shape[:3]
-            self.kernel(*addresses, *sizes, plan.page_tables, plan.rows, plan.requests, plan.seen)
-        if plan.prompts:
-            self.attend_parts(q, k_pages, v_pages, plan.prompts, out)
+        addresses = (tensor.data_ptr() for tensor in (q, k_pages, v_pages, out))
+        sizes = q.stride(0), len(q), q.shape[1], *k_pages.shape[:3]
+        self.kernel(*addresses, *sizes, plan.page_tables, plan.rows, plan.counts, plan.requests, plan.seen)
         return out
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def softmax(scores, seen):
+    """Make weights of the first `seen` scores, and zeros of the others."""
+    highest, total = scores[:seen].max(), f4(0)
+    for i in range(seen):
+        scores[i] = exp(scores[i] - highest)
+        total += scores[i]
+    for i in range(seen):
+        scores[i] /= total
+    scores[seen:] = 0
 
 
 @lru_cache
 def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
-    """Return the kernel for heads of this dimension: as a constant, it lets a row's sums stay in vector registers.
+    """Return the kernel for heads of this dimension: as a constant, it lets sums stay in vector registers.
 
-    K and V of bfloat16 are widened in registers; scores and sums are float32. Tensors are passed by address. Compiling
-    takes a few seconds, once on a machine: numba keeps the result on disk.
+    K and V of bfloat16 are widened in registers; scores and sums are float32. A row's result depends on nothing but the
+    row: its scores behind its own position become zeros. Tensors are passed by address. Compiling takes a few seconds,
+    once on a machine: numba keeps the result on disk.
+
+    Tokens are taken by four, and queries by two: so what is read from a cache is used more than once, and several sums
+    run at the same time. A last one that lacks neighbours is its own neighbour.
 
     A processor foresees reads in order, but only the table knows where the next page is. So the next page is fetched
     while one is computed, token by token; without that, most of the time is spent waiting for memory.
     """
     number = numpy.float32 if dtype == torch.float32 else numpy.uint16
-    signature = "void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i4[:,::1], i4[::1], i4[::1], i4[::1])"
+    signature = "void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i4[:,::1], i4[::1], i4[::1], i4[::1], i4[::1])"
     scale, head_bytes = f4(head_dim**-0.5), head_dim * dtype.itemsize
 
     @kernel(signature)
-    def decode(
-        q_at, k_at, v_at, out_at, q_stride, tokens, q_heads, pages, page_size, heads, page_tables, rows, requests, seen
-    ):
+    def attend(
+        q_at, k_at, v_at, out_at, q_stride, tokens, q_heads, pages, page_size, heads,
+        page_tables, rows, counts, requests, seen,
+    ):  # fmt: skip
         groups = q_heads // heads
         q, out = array(q_at, (tokens, q_stride), number), array(out_at, (tokens, q_heads, head_dim), number)
         k_pages = array(k_at, (pages, page_size, heads, head_dim), number)
         v_pages = array(v_at, (pages, page_size, heads, head_dim), number)
-        # An item is one or all K/V heads of a row. All: pages lie in memory token by token, and memory is fastest when
-        # it is read in order. One: a step with few rows has work for every thread.
-        each = heads if len(rows) >= MANY_ROWS else 1
-        token_bytes, page_bytes = heads * head_bytes, page_size * heads * head_bytes
-        for item in prange(len(rows) * heads // each):
+        # An item is one or all K/V heads of a block. All: pages lie in memory token by token, and memory is fastest
+        # when it is read in order. One: a step with few blocks has work for every thread.
+        each = heads if len(rows) >= MANY_BLOCKS else 1
+        items, token_bytes, page_bytes = len(rows) * heads // each, heads * head_bytes, page_size * heads * head_bytes
+        for item in prange(items):
             index, first = item * each // heads, item * each % heads
-            row = rows[index]
-            table, length = page_tables[requests[index]], seen[index]
+            row, count, length = rows[index], counts[index], seen[index]
+            table, queries = page_tables[requests[index]], count * groups
             k_heads, v_heads = k_at + first * head_bytes, v_at + first * head_bytes
-            after = min(item + 1, len(rows) * heads // each - 1) * each  # what this thread computes next, probably
+            after = min(item + 1, items - 1) * each  # what this thread computes next, probably
             next_page = page_tables[requests[after // heads], 0]
             next_heads = k_at + next_page * page_bytes + after % heads * head_bytes
-            query = numpy.empty((each * groups, head_dim), numpy.float32)
-            for g in range(each * groups):
-                for d in range(head_dim):
-                    query[g, d] = widen(q[row, (first * groups + g) * head_dim + d]) * scale
-            scores = numpy.empty((each * groups, length), numpy.float32)
+            query = numpy.empty((each, queries, head_dim), numpy.float32)
+            for head in range(each):
+                for i in range(queries):
+                    source = q[row + i // groups, ((first + head) * groups + i % groups) * head_dim :]
+                    for d in range(head_dim):
+                        query[head, i, d] = widen(source[d]) * scale
+            scores = numpy.empty((each, queries, length), numpy.float32)
             for start in range(0, length, page_size):
                 page, behind = k_pages[table[start // page_size]], start + page_size
+                last = min(page_size, length - start) - 1
                 if behind < length:
                     ahead = k_heads + table[behind // page_size] * page_bytes
                 else:
                     ahead = v_heads + table[0] * page_bytes
-                for i in range(min(page_size, length - start)):
-                    prefetch(ahead + i * token_bytes, each * head_bytes)
+                for i0 in range(0, last + 1, 4):
+                    i1, i2, i3 = min(i0 + 1, last), min(i0 + 2, last), min(i0 + 3, last)
                     for head in range(each):
-                        k = page[i, first + head]
-                        for g in range(head * groups, (head + 1) * groups):
-                            score = f4(0)
+                        for i in range(i0, i3 + 1):
+                            prefetch(ahead + i * token_bytes + head * head_bytes, head_bytes)
+                        k0, k1 = page[i0, first + head], page[i1, first + head]
+                        k2, k3 = page[i2, first + head], page[i3, first + head]
+                        for a in range(0, queries, 2):
+                            b = min(a + 1, queries - 1)
+                            query_a, query_b = query[head, a], query[head, b]
+                            a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = f4(0)
                             for d in range(head_dim):
-                                score += query[g, d] * widen(k[d])
-                            scores[g, start + i] = score
-            for g in range(each * groups):
-                highest, total = scores[g].max(), f4(0)
-                for n in range(length):
-                    scores[g, n] = exp(scores[g, n] - highest)
-                    total += scores[g, n]
-                for n in range(length):
-                    scores[g, n] /= total
-            result = numpy.zeros((each * groups, head_dim), numpy.float32)
+                                a0 += query_a[d] * widen(k0[d])
+                                a1 += query_a[d] * widen(k1[d])
+                                a2 += query_a[d] * widen(k2[d])
+                                a3 += query_a[d] * widen(k3[d])
+                                b0 += query_b[d] * widen(k0[d])
+                                b1 += query_b[d] * widen(k1[d])
+                                b2 += query_b[d] * widen(k2[d])
+                                b3 += query_b[d] * widen(k3[d])
+                            of_a, of_b = scores[head, a, start:], scores[head, b, start:]
+                            of_a[i0], of_a[i1], of_a[i2], of_a[i3] = a0, a1, a2, a3
+                            of_b[i0], of_b[i1], of_b[i2], of_b[i3] = b0, b1, b2, b3
+            for head in range(each):
+                for i in range(queries):
+                    softmax(scores[head, i], length - count + 1 + i // groups)
+            result = numpy.zeros((each, queries, head_dim), numpy.float32)
             for start in range(0, length, page_size):
                 page, behind = v_pages[table[start // page_size]], start + page_size
+                last = min(page_size, length - start) - 1
                 ahead = v_heads + table[behind // page_size] * page_bytes if behind < length else next_heads
-                for i in range(min(page_size, length - start)):
-                    prefetch(ahead + i * token_bytes, each * head_bytes)
+                for i0 in range(0, last + 1, 4):
+                    i1, i2, i3 = min(i0 + 1, last), min(i0 + 2, last), min(i0 + 3, last)
                     for head in range(each):
-                        v = page[i, first + head]
-                        for g in range(head * groups, (head + 1) * groups):
-                            weight = scores[g, start + i]
+                        for i in range(i0, i3 + 1):
+                            prefetch(ahead + i * token_bytes + head * head_bytes, head_bytes)
+                        v0, v1 = page[i0, first + head], page[i1, first + head]
+                        v2, v3 = page[i2, first + head], page[i3, first + head]
+                        for i in range(queries):
+                            weights, mixed = scores[head, i, start:], result[head, i]
+                            w0 = weights[i0]
+                            w1 = weights[i1] if i1 > i0 else f4(0)
+                            w2 = weights[i2] if i2 > i1 else f4(0)
+                            w3 = weights[i3] if i3 > i2 else f4(0)
                             for d in range(head_dim):
-                                result[g, d] += weight * widen(v[d])
-            for g in range(each * groups):
-                for d in range(head_dim):
-                    out[row, first * groups + g, d] = narrow(result[g, d], out[row, first, d])
+                                sum01 = w0 * widen(v0[d]) + w1 * widen(v1[d])
+                                mixed[d] += sum01 + w2 * widen(v2[d]) + w3 * widen(v3[d])
+            for head in range(each):
+                for i in range(queries):
+                    target = out[row + i // groups, (first + head) * groups + i % groups]
+                    for d in range(head_dim):
+                        target[d] = narrow(result[head, i, d], target[d])
 
-    return decode
+    return attend
 
 
 def create(device: torch.device, dtype: torch.dtype, head_dim: int) -> NumbaAttention:
-    return NumbaAttention(device, dtype, head_dim)
+    return NumbaAttention(dtype, head_dim)

@@ -55,18 +55,11 @@ class TorchAttention:
         return GatheredRows(rows.flatten().long(), len(group), tokens, pages.flatten().long(), seen)
 
     def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
-        k_pages.flatten(0, 1).index_copy_(0, slot_mapping, k)
-        v_pages.flatten(0, 1).index_copy_(0, slot_mapping, v)
+        write_rows(k, v, k_pages, v_pages, slot_mapping)
 
     def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: list[GatheredRows]) -> Tensor:
-        attended = torch.empty_like(q)
-        self.attend_parts(q, k_pages, v_pages, plan, attended)
-        return attended
-
-    def attend_parts(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, parts: list[GatheredRows], out: Tensor) -> None:
-        """Fill those rows of out, `[N, H, D]`, that belong to the parts."""
-        heads, groups = k_pages.shape[2], q.shape[1] // k_pages.shape[2]
-        for part in parts:
+        out, heads, groups = torch.empty_like(q), k_pages.shape[2], q.shape[1] // k_pages.shape[2]
+        for part in plan:
             # The query heads that share a K/V head stand beside the tokens: K and V are read once for the group.
             queries = q[part.rows].view(part.requests, part.tokens, heads, groups, -1)  # [B, n, H_kv, H / H_kv, D]
             queries = queries.permute(0, 2, 1, 3, 4).flatten(2, 3)  # [B, H_kv, n * H / H_kv, D]
@@ -80,6 +73,13 @@ class TorchAttention:
             result = F.scaled_dot_product_attention(queries, k, v, attn_mask=part.mask)
             result = result.unflatten(2, (part.tokens, groups)).transpose(1, 2)  # [B, n, H_kv, H / H_kv, D]
             out[part.rows] = result.reshape(-1, *q.shape[1:])
+        return out
+
+
+def write_rows(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
+    """As `Attention.write`."""
+    k_pages.flatten(0, 1).index_copy_(0, slot_mapping, k)
+    v_pages.flatten(0, 1).index_copy_(0, slot_mapping, v)
 
 
 def runs(lengths: list[int], call_costs: int) -> list[list[int]]:

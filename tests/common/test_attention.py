@@ -8,7 +8,7 @@ import torch
 from triton_marks import needs_triton
 
 from common.attention import PagedBatch, choose_attention, why_not
-from common.attention.numba_backend import FEW
+from common.attention.numba_backend import MOST_ROWS
 from common.attention.torch_backend import runs
 
 CPU = torch.device("cpu")
@@ -148,8 +148,8 @@ def test_page_sizes(name, device, page_size):
     "sizes",
     [
         [(1, length) for length in EDGES],
-        [(1, 600), (1, 3), (2, 17), (FEW, 40), (1, 16)],  # a few tokens of one request: rows of their own
-        [(1, 33), (3, 20), (40, 300), (FEW + 1, 31), (2, 2), (40, 48), (1, 5)],  # a long prompt, which torch takes
+        [(1, 600), (1, 3), (2, 17), (MOST_ROWS, 40), (1, 16)],  # one block each
+        [(1, 33), (3, 20), (40, 300), (MOST_ROWS + 1, 31), (2, 2), (40, 48), (1, 5)],
         [(200, 200)],
     ],
     ids=["edges", "few", "prompts", "prompt_alone"],
@@ -157,6 +157,22 @@ def test_page_sizes(name, device, page_size):
 @cpu_dtypes
 def test_numba(sizes, dtype):
     check("numba", sizes, dtype=dtype)
+
+
+@needs_numba
+@cpu_dtypes
+def test_a_row_does_not_depend_on_its_block(dtype):
+    """To the bit: else an answer would depend on how its prompt was cut, and on what came with it."""
+    sizes = [(1, 21), (1, 300), (2, 40), (MOST_ROWS + 3, 70), (45, 45)]
+    batch, (q, *_), k_pages, v_pages, _ = make_case(
+        sizes, page_size=8, heads=4, kv_heads=2, head_dim=64, dtype=dtype, device="cpu"
+    )
+    attention, _ = choose_attention("numba", CPU, dtype, 64, 8)
+    positions = torch.cat([torch.arange(length - count, length) for count, length in sizes])
+    together, alone = (
+        attention.attend(q, k_pages, v_pages, attention.prepare(each)) for each in (batch, batch.one_by_one(positions))
+    )
+    assert torch.equal(together, alone)
 
 
 @needs_triton

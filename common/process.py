@@ -9,19 +9,27 @@ on a temporary one.
 Garbage: from time to time Python's collector visits all objects in search of unused cycles. With torch, transformers
 and a model loaded these are about 400,000; a visit takes about 0.2 s, in which no request gains a token, and finds no
 garbage among them.
+
+Memory: glibc returns large pieces to the system when they are freed, and the system clears each page of them again when
+it is next used. The tensors of a step with many tokens are such pieces, and they are as large in the next one.
 """
 
 import atexit
+import ctypes
 import gc
 import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 STAT = Path("/proc/stat")  # processor time of all programs, on Linux
+# Numbers of malloc.h. M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: the sizes in bytes from which memory goes back to the system.
+# M_TOP_PAD: what a heap keeps in reserve; without it those of other threads than the first end whenever they are empty.
+MALLOC_OPTIONS = {-1: 2**31 - 1, -3: 2**30, -2: 2**26}
 Result = TypeVar("Result")
 
 
@@ -46,6 +54,14 @@ def start(function: Callable[..., Result], *arguments) -> tuple["Future[Result]"
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return future, thread
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep the memory of freed tensors for the next ones. Only glibc has these settings."""
+    with suppress(TypeError, AttributeError):  # Windows; no such function
+        set_option = ctypes.CDLL(None).mallopt
+        for option, value in MALLOC_OPTIONS.items():
+            set_option(option, value)
 
 
 class FreeCores:

@@ -15,6 +15,7 @@ import torch
 from ..fused import choose_model
 from ..model import ModelConfig, Transformer
 from ..parallel.shard import WHOLE, Shard
+from ..process import keep_freed_memory
 from .config import first_sentence, read_config, read_eos_token_ids, read_json, read_sampling_defaults
 from .device import choose_device
 from .weights import copy_weights, empty_model, randomize_weights
@@ -64,6 +65,8 @@ def load_model(
     if load_format not in ("auto", "dummy"):
         raise ValueError(f"load_format={load_format!r} is unknown: use 'auto' or 'dummy'")
     device, dtype, _ = choose_device(device, dtype)
+    if device.type == "cpu":
+        keep_freed_memory()
     folder = find_checkpoint(name_or_path, with_weights=load_format == "auto")
     config = read_config(folder)
     tokenizer = load_tokenizer(folder)

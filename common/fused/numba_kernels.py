@@ -97,12 +97,29 @@ def normed(x, weight, eps):
     return widened(out)
 
 
-@njit(fastmath=FAST, error_model="numpy")
-def dot(weight, x):
-    total = f4(0)
-    for i in range(len(x)):
-        total += widen(weight[i]) * x[i]
-    return total
+@njit(fastmath=FAST, error_model="numpy", inline="always")  # else a call for each row of the weight
+def product(x, weight, o, bias, out):
+    """out[:, o] = x[rows, size] times weight[o], plus the bias.
+
+    By four rows: what is read of the weight serves all, and their sums run at the same time.
+    """
+    rows, line = len(x), weight[o]
+    for row in range(0, rows - 3, 4):
+        x0, x1, x2, x3 = x[row], x[row + 1], x[row + 2], x[row + 3]
+        y0 = y1 = y2 = y3 = bias
+        for i in range(len(line)):
+            w = widen(line[i])
+            y0 += w * x0[i]
+            y1 += w * x1[i]
+            y2 += w * x2[i]
+            y3 += w * x3[i]
+        out[row, o], out[row + 1, o] = narrow(y0, out[row, o]), narrow(y1, out[row, o])
+        out[row + 2, o], out[row + 3, o] = narrow(y2, out[row, o]), narrow(y3, out[row, o])
+    for row in range(rows - rows % 4, rows):
+        y = bias
+        for i in range(len(line)):
+            y += widen(line[i]) * x[row, i]
+        out[row, o] = narrow(y, out[row, o])
 
 
 class Kernels(NamedTuple):
@@ -170,8 +187,7 @@ def compiled(dtype: torch.dtype) -> Kernels:
                 add_row(x[row], residual[row])
         inputs = normed(residual, norm, eps)
         for o in prange(outs):
-            for row in range(rows):
-                out[row, o] = narrow(dot(weight[o], inputs[row]) + (widen(bias[o]) if bias_at else f4(0)), out[row, o])
+            product(inputs, weight, o, widen(bias[o]) if bias_at else f4(0), out)
 
     @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, f4)")
     def output_mlp(
@@ -182,20 +198,19 @@ def compiled(dtype: torch.dtype) -> Kernels:
         output, bias = array(output_at, (size, wide), number), array(bias_at, size, number)
         gate_up, down = array(gate_up_at, (2 * inner, size), number), array(down_at, (size, inner), number)
         norm, out = array(norm_at, size, number), array(out_at, (rows, size), number)
-        inputs, active = widened(x), numpy.empty((rows, inner), f4)
+        inputs, gate, up = widened(x), numpy.empty((rows, inner), f4), numpy.empty((rows, inner), f4)
         for o in prange(size):
-            for row in range(rows):
-                out[row, o] = narrow(dot(output[o], inputs[row]) + (widen(bias[o]) if bias_at else f4(0)), out[row, o])
+            product(inputs, output, o, widen(bias[o]) if bias_at else f4(0), out)
         for row in range(rows):
             add_row(out[row], residual[row])
         inputs = normed(residual, norm, eps)
         for o in prange(inner):
+            product(inputs, gate_up, o, f4(0), gate)
+            product(inputs, gate_up[inner:], o, f4(0), up)
             for row in range(rows):
-                gate, up = dot(gate_up[o], inputs[row]), dot(gate_up[inner + o], inputs[row])
-                active[row, o] = gate / (f4(1) + exp(-gate)) * up
+                up[row, o] *= gate[row, o] / (f4(1) + exp(-gate[row, o]))
         for o in prange(size):
-            for row in range(rows):
-                out[row, o] = narrow(dot(down[o], active[row]), out[row, o])
+            product(up, down, o, f4(0), out)
 
     @kernel("void(i8, i8, i8, i8, i8, i8)")
     def scores(x_at, weight_at, out_at, rows, size, outs):
@@ -203,8 +218,7 @@ def compiled(dtype: torch.dtype) -> Kernels:
         x, weight = array(x_at, (rows, size), number), array(weight_at, (outs, size), number)
         inputs, out = widened(x), array(out_at, (rows, outs), f4)
         for o in prange(outs):
-            for row in range(rows):
-                out[row, o] = narrow(dot(weight[o], inputs[row]), out[row, o])
+            product(inputs, weight, o, f4(0), out)
 
     return Kernels(add_norm, norm_rotate, silu_mul, norm_product, output_mlp, scores)
 

@@ -72,9 +72,11 @@ class NumbaAttention:
         if plan.numbers >= FEW_NUMBERS:  # fewer do not pay for the call: the fused kernels' number stays
             use_threads(plan.numbers)
         out = torch.empty(q.shape, dtype=q.dtype)
-        addresses = (tensor.data_ptr() for tensor in (q, k_pages, v_pages, out))
-        sizes = q.stride(0), len(q), q.shape[1], *k_pages.shape[:3]
-        self.kernel(*addresses, *sizes, plan.page_tables, plan.rows, plan.counts, plan.requests, plan.seen)
+        pages, page_size, kv_heads, _ = k_pages.shape
+        self.kernel(
+            q.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(), out.data_ptr(), q.stride(0), q.shape[0], q.shape[1],
+            pages, page_size, kv_heads, plan.page_tables, plan.rows, plan.counts, plan.requests, plan.seen,
+        )  # fmt: skip
         return out
 
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from ..attention.triton_backend import why_not_triton
 from ..model import Attend, Block, Transformer
 from .packed import pack_linears, padded
-from .rotation import Unwritten, norm_rotate
+from .rotation import attend_rotated, heads_of
 
 if TYPE_CHECKING:
     from .few_tokens import FewScores, FewTokens
@@ -63,10 +63,11 @@ class FusedTransformer(Transformer):
         count = len(token_ids)
         rows = padded(count) if self.pads and count > self.most_few else count
         x, residual = None, self.embedding(filled_up(token_ids, rows))  # [rows, hidden_size]
+        step = positions, self.cos, self.sin, attend
         with self.kernels.on_device(residual):
-            few_tokens = self.few if len(residual) <= self.most_few else NO_BLOCKS
+            few_tokens = self.few if rows <= self.most_few else NO_BLOCKS
             for block, few in zip(self.blocks, few_tokens, strict=False):
-                x = fused_block(self.kernels, block, x, residual, positions, self.cos, self.sin, attend, few)
+                x = few(x, residual, *step) if few else fused_block(self.kernels, block, x, residual, *step)
             return self.kernels.add_norm(x, residual, self.norm.weight, self.norm.eps)[:count]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -86,31 +87,17 @@ def fused_block(
     cos: Tensor,
     sin: Tensor,
     attend: Attend,
-    few: "FewTokens | None" = None,
 ) -> Tensor:
     """Run one block; return `[rows, hidden_size]`, which the next block or norm adds to the residual, as its x.
 
     x: what the block before returned, None for the first; it is added to `residual[rows, hidden_size]`, in place. Only
     the first N rows are tokens, at `positions[N]`: those that attend.
-    few: the block's own kernels, where the step has few tokens.
     """
-    attention, mlp, q_norm, k_norm = block.attention, block.mlp, block.attention.q_norm, block.attention.k_norm
-    if few is not None:
-        qkv = few.before(x, residual)
-    else:
-        qkv = attention.qkv(kernels.add_norm(x, residual, block.attention_norm.weight, block.attention_norm.eps))
-    qkv = qkv[: len(positions)]
-    norms = (q_norm.weight, k_norm.weight, q_norm.eps) if q_norm is not None else (None, None, 0.0)
-    rotation = kernels.Rotation(positions, cos, sin, *norms, attention.num_heads, attention.num_kv_heads)
-    if writes_unwritten(attend, kernels):
-        k = v = Unwritten(qkv, rotation)
-        q = k.q
-    else:
-        q, k, v = norm_rotate(qkv, rotation)
-    attended = attend(attention.layer, q, k, v)  # [N, H, D]
-    if few is not None:
-        return few.after(attended, residual)
-    x = attention.output(filled_up(attended.reshape(len(positions), -1), len(residual)))
+    attention, mlp, tokens = block.attention, block.mlp, len(positions)
+    qkv = attention.qkv(kernels.add_norm(x, residual, block.attention_norm.weight, block.attention_norm.eps))
+    rotation = kernels.Rotation(positions, cos, sin, *heads_of(attention))
+    attended = attend_rotated(qkv[:tokens], rotation, attend, attention.layer)  # [N, H, D]
+    x = attention.output(filled_up(attended.reshape(tokens, -1), len(residual)))
     x = kernels.add_norm(x, residual, block.mlp_norm.weight, block.mlp_norm.eps)
     return mlp.down(kernels.silu_mul(mlp.gate_up(x)))
 
@@ -118,12 +105,6 @@ def fused_block(
 def filled_up(x: Tensor, rows: int) -> Tensor:
     """Return x with zeros behind it, in its first dimension."""
     return x if len(x) == rows else F.pad(x, (*[0, 0] * (x.ndim - 1), 0, rows - len(x)))
-
-
-def writes_unwritten(attend: Attend, kernels: ModuleType) -> bool:
-    """Say whether `attend` gives k and v to the backend of these kernels, as a BoundCache of stages from 05 on does."""
-    backend = getattr(getattr(attend, "cache", None), "attention", None)
-    return getattr(backend, "name", None) == kernels.ATTENTION
 
 
 def choose_model(model: Transformer, fused: bool | str) -> Transformer:

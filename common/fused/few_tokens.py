@@ -10,15 +10,20 @@ From a few tokens on, a library does the arithmetic better: it keeps parts of se
 import torch
 from torch import Tensor, nn
 
-from ..model import Block, Transformer
-from .numba_kernels import compiled
+from ..model import Attend, Block, Transformer
+from .numba_basics import address
+from .numba_kernels import Rotation, compiled
+from .rotation import attend_rotated, heads_of
 
 # Of all blocks' matrices: products of larger ones take longer than their calls, and packed ones would be there twice.
 MOST_BYTES = 2**26
 
 
 class FewTokens:
-    """One block's kernels, which read its weights row by row. (loader/weights.py stores some column by column.)"""
+    """One block with these kernels, which read weights row by row. (loader/weights.py stores some column by column.)
+
+    What a step needs is found once, here: to ask modules and tensors for it takes as long as a kernel.
+    """
 
     def __init__(self, block: Block):
         attention, mlp = block.attention, block.mlp
@@ -32,7 +37,14 @@ class FewTokens:
         self.first_at, self.second_at = tuple(map(address, self.first)), tuple(map(address, self.second))
         self.products, self.heads_size = attention.qkv.out_features, attention.output.in_features
         self.inner, self.eps = mlp.down.in_features, block.mlp_norm.eps
-        self.kernels = compiled(mlp.down.weight.dtype)
+        self.kernels, self.heads, self.layer = compiled(mlp.down.weight.dtype), heads_of(attention), attention.layer
+
+    def __call__(
+        self, x: Tensor | None, residual: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+    ) -> Tensor:
+        """As `fused_block`."""
+        rotation = Rotation(positions, cos, sin, *self.heads)
+        return self.after(attend_rotated(self.before(x, residual), rotation, attend, self.layer), residual)
 
     def before(self, x: Tensor | None, residual: Tensor) -> Tensor:
         """Add x to the residual, in place, and return its norm times qkv, `[N, (H + 2 * H_kv) * D]`."""
@@ -65,10 +77,6 @@ class FewScores:
         hidden, out = hidden.contiguous(), torch.empty(rows, vocabulary)
         self.scores(hidden.data_ptr(), self.at, out.data_ptr(), rows, size, vocabulary)
         return out
-
-
-def address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def few_tokens(model: Transformer) -> list[FewTokens | None]:

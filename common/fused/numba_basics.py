@@ -128,6 +128,10 @@ def kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None
     return compiled
 
 
+def address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
 @intrinsic
 def pointer(typing_context, address):
     """Return an integer as a pointer."""

@@ -17,10 +17,9 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
-from .numba_basics import FAST, TorchThreads, array, exp, f4, kernel, narrow, use_threads, widen
+from .numba_basics import FAST, TorchThreads, address, array, exp, f4, kernel, narrow, use_threads, widen
 from .rotation import HeadRotation
 
-ATTENTION = "numba"  # the backend that takes `Unwritten`
 THREADS = TorchThreads()
 # Tokens of a step whose products are in kernels, too (few_tokens.py). Measured with the bundled model on an AMD EPYC of
 # the fourth generation: with twice as many the library's products are faster, at least with one thread.
@@ -236,7 +235,7 @@ def add_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> 
 
     x: what the layer before has computed, None before the first.
     """
-    out, x_at = torch.empty_like(residual), 0 if x is None else x.data_ptr()
+    out, x_at = torch.empty_like(residual), address(x)
     compiled(out.dtype).add_norm(x_at, residual.data_ptr(), weight.data_ptr(), out.data_ptr(), *residual.shape, eps)
     return out
 
@@ -244,13 +243,18 @@ def add_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> 
 class Rotation(HeadRotation):
     """Of numba."""
 
+    backend = "numba"
+
     def launch(
         self, qkv: Tensor, q: Tensor, k: Tensor, v: Tensor | None = None, slot_mapping: Tensor | None = None
     ) -> None:
         """See `HeadRotation`."""
-        tensors = (qkv, q, k, v, self.positions, slot_mapping, self.cos, self.sin, self.q_weight, self.k_weight)
-        addresses = (0 if tensor is None else tensor.data_ptr() for tensor in tensors)
-        compiled(qkv.dtype).norm_rotate(*addresses, self.eps, len(qkv), self.num_heads, self.num_kv_heads, q.shape[2])
+        rows, heads, size = q.shape
+        compiled(qkv.dtype).norm_rotate(
+            qkv.data_ptr(), q.data_ptr(), k.data_ptr(), address(v), self.positions.data_ptr(), address(slot_mapping),
+            self.cos.data_ptr(), self.sin.data_ptr(), address(self.q_weight), address(self.k_weight), self.eps,
+            rows, heads, self.num_kv_heads, size,
+        )  # fmt: skip
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

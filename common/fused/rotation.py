@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..model import Attend, Attention
+
 
 class HeadRotation(NamedTuple):
     """What turns the product `qkv[N, (H + 2 * H_kv) * D]` of one layer into its q, k and v.
@@ -12,8 +14,9 @@ class HeadRotation(NamedTuple):
     positions: `[N]`, int64. cos, sin: the model's tables `[context_length, D]`, float32. q_weight, k_weight: `[D]` each
     where the heads of q and k are normed before they are rotated, else None.
 
-    The `Rotation` of each device adds its `launch(qkv, q, k, v=None, slot_mapping=None)`: fill `q[N, H, D]`, and k:
-    `[N, H_kv, D]`, or with a slot_mapping the pages of k and of v.
+    The `Rotation` of each device adds the name of the attention backend that takes an `Unwritten`, and its
+    `launch(qkv, q, k, v=None, slot_mapping=None)`: fill `q[N, H, D]`, and k: `[N, H_kv, D]`, or with a slot_mapping the
+    pages of k and of v.
     """
 
     positions: Tensor
@@ -27,7 +30,7 @@ class HeadRotation(NamedTuple):
 
     def empty_heads(self, qkv: Tensor, count: int) -> Tensor:
         """Return memory for `count` heads of each token, `[N, count, D]`."""
-        return torch.empty(len(qkv), count, self.cos.shape[1], dtype=qkv.dtype, device=qkv.device)
+        return torch.empty(qkv.shape[0], count, self.cos.shape[1], dtype=qkv.dtype, device=qkv.device)
 
 
 class Unwritten:
@@ -51,3 +54,20 @@ def norm_rotate(qkv: Tensor, rotation: HeadRotation) -> tuple[Tensor, Tensor, Te
     q, k = rotation.empty_heads(qkv, rotation.num_heads), rotation.empty_heads(qkv, rotation.num_kv_heads)
     rotation.launch(qkv, q, k)
     return q, k, qkv.view(len(qkv), -1, q.shape[2])[:, -rotation.num_kv_heads :]
+
+
+def attend_rotated(qkv: Tensor, rotation: HeadRotation, attend: Attend, layer: int) -> Tensor:
+    """Return what `attend` makes of this product of a layer, `[N, H, D]`."""
+    # A BoundCache of the stages from 05 on gives k and v to its backend.
+    backend = getattr(getattr(attend, "cache", None), "attention", None)
+    if getattr(backend, "name", None) == rotation.backend:
+        unwritten = Unwritten(qkv, rotation)
+        return attend(layer, unwritten.q, unwritten, unwritten)
+    return attend(layer, *norm_rotate(qkv, rotation))
+
+
+def heads_of(attention: Attention) -> tuple:
+    """Return the fields of `HeadRotation` that belong to a layer."""
+    q_norm, k_norm = attention.q_norm, attention.k_norm
+    norms = (q_norm.weight, k_norm.weight, q_norm.eps) if q_norm is not None else (None, None, 0.0)
+    return *norms, attention.num_heads, attention.num_kv_heads

@@ -19,8 +19,6 @@ from ..attention.triton_backend import launch_options
 from ..attention.triton_kernels import follow_previous
 from .rotation import HeadRotation
 
-ATTENTION = "triton"  # the backend that takes `Unwritten`
-
 
 @triton.jit
 def add_norm_kernel(
@@ -149,6 +147,8 @@ def add_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> 
 
 class Rotation(HeadRotation):
     """Of Triton."""
+
+    backend = "triton"
 
     def launch(
         self, qkv: Tensor, q: Tensor, k: Tensor, v: Tensor | None = None, slot_mapping: Tensor | None = None

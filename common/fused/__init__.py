@@ -11,8 +11,8 @@ the activations from memory and back. Here they are four launches of three kerne
 
 `triton_kernels.py` has them for CUDA, `numba_kernels.py` for the CPU; there a small model's step with few tokens has
 its products in such calls too, two for each block and one for the logits (`few_tokens.py`). Modules and parameters are
-those of the plain model; only `forward` differs. The products stay with PyTorch's library, which is hard to beat; for
-bfloat16 on a CPU `packed.py` gives it the weights in the layout that it would otherwise make in each call.
+those of the plain model; only `forward` differs. The products stay with a library, which is hard to beat; on a CPU
+`packed.py` gives it the weights in the layout that it reads fastest.
 
 torch.compile is the other way to fewer launches, and finds such kernels by itself. It compiles the whole model when a
 server starts, and once more for each new class of shapes, while requests wait, and on a CPU it needs a C++ compiler;

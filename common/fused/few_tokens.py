@@ -20,15 +20,13 @@ MOST_BYTES = 2**26
 
 
 class FewTokens:
-    """One block with these kernels, which read weights row by row. (loader/weights.py stores some column by column.)
+    """One block with these kernels, which read weights row by row.
 
     What a step needs is found once, here: to ask modules and tensors for it takes as long as a kernel.
     """
 
     def __init__(self, block: Block):
         attention, mlp = block.attention, block.mlp
-        for linear in (attention.qkv, attention.output, mlp.gate_up, mlp.down):
-            linear.weight.data = linear.weight.data.contiguous()
         # Kept beside their addresses: packed products drop the weights.
         self.first = block.attention_norm.weight, attention.qkv.weight, attention.qkv.bias
         self.second = (
@@ -67,7 +65,6 @@ class FewScores:
     """The output layer's kernel."""
 
     def __init__(self, head: nn.Linear):
-        head.weight.data = head.weight.data.contiguous()
         self.weight, self.at = head.weight, address(head.weight)
         self.scores = compiled(head.weight.dtype).scores
 

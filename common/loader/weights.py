@@ -44,24 +44,12 @@ def empty_model(config: ModelConfig, device: torch.device, dtype: torch.dtype, s
         model = shard.build(config)
     for name, parameter in list(model.named_parameters()):
         module, _, attribute = name.rpartition(".")
-        memory = allocate(parameter.shape, dtype, device)
+        memory = torch.empty(parameter.shape, dtype=dtype, device=device)
         setattr(model.get_submodule(module), attribute, nn.Parameter(memory, requires_grad=False))
     if config.tie_embeddings:
         model.head.weight = model.embedding.weight
     model.cos, model.sin = model.cos.to(device), model.sin.to(device)
     return model.eval()
-
-
-def allocate(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return uninitialised memory for one parameter.
-
-    In float32 on a CPU, store a matrix with more rows than columns column by column. Decode multiplies it by one
-    vector, and BLAS then adds columns to a sum instead of taking a dot product for each of the many rows: measured up
-    to 2.5 times as fast, and no slower for many tokens. The tensor's shape stays the same.
-    """
-    if device.type == "cpu" and dtype == torch.float32 and len(shape) == 2 and shape[0] > shape[1]:
-        return torch.empty(shape[::-1], dtype=dtype, device=device).t()
-    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def checkpoint_names(config: ModelConfig) -> list[tuple[str, str, slice]]:
@@ -179,7 +167,7 @@ def randomize_weights(model: Transformer, shard: Shard = WHOLE) -> None:
         elif shard == WHOLE:
             parameter.normal_(std=0.02, generator=generator)
         else:
-            whole = allocate(shard.whole_shape(name, parameter.shape, model.config), parameter.dtype, parameter.device)
+            whole = parameter.new_empty(shard.whole_shape(name, parameter.shape, model.config))
             whole.normal_(std=0.02, generator=generator)
             pieces = [rows for owner, _, rows in checkpoint_names(model.config) if owner == name]
             parameter.copy_(shard.part_of_pieces(name, whole, pieces))

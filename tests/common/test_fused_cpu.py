@@ -12,7 +12,7 @@ pytest.importorskip("numba")
 
 from common.attention import PagedBatch, choose_attention
 from common.fused import FusedTransformer, few_tokens, fuse, numba_kernels, packed, rotation
-from common.fused.packed import PackedBeside, PackedLinear
+from common.fused.packed import PackedLinear
 from common.loader import load_model
 from common.model import Transformer, rope_table, rotate
 from common.sampling import SamplingParams
@@ -102,26 +102,19 @@ def test_norm_rotate(dtype, normed, heads, kv_heads, head_dim):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [0, 1, packed.FEW_ROWS - 1, packed.FEW_ROWS, 65])
-@pytest.mark.parametrize(("dtype", "kind"), [(torch.float32, PackedBeside), (torch.bfloat16, PackedLinear)])
+@pytest.mark.parametrize("rows", [0, 1, 5, 65])
+@dtypes
 @torch.inference_mode()
-def test_packed_products(dtype, kind, rows, bias):
+def test_packed_products(dtype, rows, bias):
     linear = nn.Linear(48, 97, bias=bias, dtype=dtype)
     model = nn.Sequential(linear)
     packed.pack_linears(model)
     if type(model[0]) is nn.Linear:
         pytest.skip("this torch has no oneDNN for it")
-    assert type(model[0]) is kind
+    assert type(model[0]) is PackedLinear
     x = torch.randn(rows, 48).to(dtype)
     exact = F.linear(x.double(), linear.weight.double(), linear.bias.double() if bias else None)
     torch.testing.assert_close(model[0](x).double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5)
-
-
-def test_large_float32_matrices_are_not_kept_twice(monkeypatch):
-    monkeypatch.setattr(packed, "MOST_BESIDE", 97 * 48 * 4 - 1)
-    model = nn.Sequential(nn.Linear(48, 97))
-    packed.pack_linears(model)
-    assert type(model[0]) is nn.Linear
 
 
 def weight_bytes(model: nn.Module) -> int:
@@ -131,11 +124,13 @@ def weight_bytes(model: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
+@dtypes
 @pytest.mark.parametrize("config", ["llama", "llama tied"])
-def test_weights_of_bfloat16_are_in_memory_once(config, monkeypatch):
-    """But for small blocks, which few_tokens.py reads too."""
+def test_weights_are_in_memory_once(config, dtype, monkeypatch):
+    """But for small blocks, which few_tokens.py reads too, and a small tied head."""
     monkeypatch.setattr(few_tokens, "MOST_BYTES", 0)
-    model = random_model(CONFIGS[config], dtype=torch.bfloat16)
+    monkeypatch.setattr(packed, "MOST_TWICE", 0)
+    model = random_model(CONFIGS[config], dtype=dtype)
     before = weight_bytes(model)
     assert weight_bytes(fuse(model, "numba")) == before
     kinds = {name: type(module) for name, module in model.named_modules()}

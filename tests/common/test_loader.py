@@ -77,7 +77,7 @@ def refusal(error: type[Exception], *arguments, **options) -> str:
 
 def test_every_tensor_arrives_in_its_rows(checkpoint, tmp_path):
     tensors = checkpoint(attention_bias=True)
-    loaded = load_model(str(tmp_path), device="cpu")
+    loaded = load_model(str(tmp_path), device="cpu", fused=False)  # else the weights are packed
     parameters = dict(loaded.model.named_parameters())
     names = checkpoint_names(loaded.config)
     assert {tensor for _, tensor, _ in names} == set(tensors)
@@ -89,10 +89,10 @@ def test_every_tensor_arrives_in_its_rows(checkpoint, tmp_path):
 
 def test_shards_give_what_one_file_gives(checkpoint, tmp_path):
     tensors = checkpoint()
-    single = load_model(tmp_path, device="cpu").model.state_dict()
+    single = load_model(tmp_path, device="cpu", fused=False).model.state_dict()
     (tmp_path / "model.safetensors").unlink()
     save_shards(tensors, tmp_path)
-    sharded = load_model(tmp_path, device="cpu").model.state_dict()
+    sharded = load_model(tmp_path, device="cpu", fused=False).model.state_dict()
     assert single.keys() == sharded.keys() and all(torch.equal(single[name], sharded[name]) for name in single)
 
 
@@ -175,7 +175,7 @@ def test_files_that_are_missing_are_named(checkpoint, tmp_path):
 
 def test_dummy_weights_need_no_file_and_are_the_same_each_time(tmp_path):
     write_json(tmp_path / "config.json", CONFIG | {"model_type": "qwen2"})
-    first, second = (load_model(tmp_path, device="cpu", load_format="dummy") for _ in range(2))
+    first, second = (load_model(tmp_path, device="cpu", load_format="dummy", fused=False) for _ in range(2))
     assert first.tokenizer is None and first.eos_token_ids == {2}
     for (name, one), (_, other) in zip(first.model.named_parameters(), second.model.named_parameters(), strict=True):
         assert torch.equal(one, other)

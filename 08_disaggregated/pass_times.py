@@ -14,8 +14,8 @@ from .drafter import Drafter, DraftModel
 from .kv_cache import KVCache
 
 CONTEXT = 128  # tokens of each text
-# Tokens. Kernels and graphs end at some sizes, such as 8: one token more may cost much more.
-SIZES = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 128, 256, 512)
+# Tokens. Kernels and graphs end at some sizes, such as 10: one token more may cost much more.
+SIZES = (1, 2, 4, 8, 10, 11, 16, 17, 32, 33, 64, 128, 256, 512)
 LONG = 0.1  # seconds; passes longer than that are not measured, but estimated from the two longest that were
 TIMES = 5  # each; the fastest counts, since whatever disturbs a pass makes it longer
 
@@ -38,8 +38,8 @@ def pass_times(model: Transformer, cache: KVCache) -> PassTimes:
         seconds: dict[int, float] = {}
         for size in SIZES:
             last = list(seconds)[-2:]
-            # A line through neighbours such as 8 and 9 says nothing about larger sizes: they are not the last two.
-            if len(last) == 2 and last[1] > 1.5 * last[0] and seconds[last[1]] >= LONG:
+            # A line through neighbours such as 10 and 11 says nothing about larger sizes: they are not the last two.
+            if len(last) == 2 and last[1] > 1.3 * last[0] and seconds[last[1]] >= LONG:
                 break
             run = decode_pass(model, cache, size)
             run()  # the first of a size is slower

@@ -4,7 +4,7 @@ and one for the logits.
 With one token a product of a small model takes ten microseconds, and the call of a library, from Python through
 PyTorch, takes as long: a decode step of the bundled model took three times as long as reading its weights does. Here
 each weight is read once, row by row, and multiplied with all tokens; what lies between the products happens on the way.
-From a few tokens on, a library does the arithmetic better: it keeps parts of several rows in registers.
+From a dozen tokens on, a library does the arithmetic better: it keeps parts of more rows in registers.
 """
 
 import torch

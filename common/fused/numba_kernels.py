@@ -22,8 +22,8 @@ from .rotation import HeadRotation
 
 THREADS = TorchThreads()
 # Tokens of a step whose products are in kernels, too (few_tokens.py). Measured with the bundled model on an AMD EPYC of
-# the fourth generation: with twice as many the library's products are faster, at least with one thread.
-MOST_TOKENS = 8
+# the fourth generation: the library's products are as fast with 10 tokens on one thread, with 12 on two.
+MOST_TOKENS = 10
 
 
 @njit(fastmath=FAST, error_model="numpy")

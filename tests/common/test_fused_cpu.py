@@ -181,7 +181,7 @@ def test_steps_are_filled_up_to_few_numbers_of_rows(monkeypatch):
 def test_only_small_blocks_have_kernels_for_few_tokens(monkeypatch):
     model = random_model(SMALL)
     fused = fuse(model, "numba")
-    assert fused.most_few == 8 and all(fused.few) and fused.few_scores is not None
+    assert fused.most_few == numba_kernels.MOST_TOKENS and all(fused.few) and fused.few_scores is not None
     monkeypatch.setattr(few_tokens, "MOST_BYTES", 10_000)
     fused = fuse(random_model(SMALL), "numba")
     assert fused.few == [None, None] and fused.few_scores is None

@@ -86,14 +86,14 @@ def test_acceptance_is_learned_and_forgotten():
 
 @pytest.mark.parametrize("stage", ["07", "08"])
 @pytest.mark.parametrize(
-    ("per_token", "largest"), [(1e-6, 512), (0.101 / 64, 64), (0.101 / 9, 16), (0.101 / 8, 8), (0.1, 2), (1.0, 2)]
+    ("per_token", "largest"), [(1e-6, 512), (0.101 / 64, 64), (0.101 / 11, 16), (0.101 / 8, 8), (0.1, 2), (1.0, 2)]
 )
 def test_long_passes_are_not_measured(monkeypatch, stage, per_token, largest):
-    """The others lie on the line through the two longest measured ones, which are not neighbours like 8 and 9."""
+    """The others lie on the line through the two longest measured ones, which are not neighbours like 10 and 11."""
     module, model = load_stage_module(stage, "pass_times"), SimpleSequence()
     monkeypatch.setattr(module, "decode_pass", lambda model, cache, size: lambda: size)
     monkeypatch.setattr(module, "timed", lambda run: per_token * run())
     times = module.pass_times(model, None)
-    assert times.sizes[-1] == largest and times.sizes[-1] > 1.5 * times.sizes[-2]
+    assert times.sizes[-1] == largest and times.sizes[-1] > 1.3 * times.sizes[-2]
     assert times(1000) == pytest.approx(1000 * per_token)
     assert module.pass_times(model, None) is times, "measured once"

@@ -6,7 +6,8 @@ static batches. After every step the engine says how many tokens' places are res
 same with pages of 1 to 256 tokens; and the time of a step in which 1 to 64 requests decode, by what it is spent on,
 in both stages, and in this one with a backend that gathers the pages first. The floor of a step is the time to read all
 weights and K and V, at the rate at which this machine reads the same number of bytes again and again, or the time of
-the arithmetic at the rate of a large product, where that is longer.
+the arithmetic at the rate of a large product, where that is longer. What its calls take is the time of a step with one
+request in a model of as many layers whose matrices are tiny.
 
 Expectation. A slot has room for a whole context, so eight slots are eight requests; pages are the budget divided by
 what a request has on average, so more than all 64 fit in. With pages only the rest of the last page is lost, half a
@@ -17,6 +18,7 @@ one client there is nothing to set against it.
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -34,7 +36,9 @@ from common.bench.settings import Settings
 from common.bench.steps import PARTS, step_profile
 from common.bench.workloads import mixed_length_jobs
 from common.engine import BaseEngine
+from common.fused import choose_model
 from common.loader import Loaded
+from common.loader.weights import empty_model, randomize_weights
 from common.model import ModelConfig
 from common.stages import load_engine
 
@@ -83,6 +87,7 @@ def measure_pages(settings: Settings, sizes: dict) -> Figures:
     options = {"max_running": sizes["requests"], "kv_memory": budget}
     figures = mixed(engine_class(loaded, **options), sizes)
     figures |= profile(engine_class, loaded, sizes["batches"], sizes["context"]) | floors(loaded, sizes)
+    figures["calls_ms"] = computed_ms(profile(engine_class, with_tiny_matrices(loaded), [1], sizes["context"]))
     curve = [mixed(engine_class(loaded, **options, page_size=size), sizes) for size in sizes["page_sizes"]]
     for name in ("tokens_per_second", "wasted_percent"):
         figures[f"{name}_by_page_size"] = [point[name] for point in curve]
@@ -125,6 +130,19 @@ def profile(engine_class: type[BaseEngine], loaded: Loaded, batches: Sequence[in
     return {f"step_{part}_ms": [point[part] for point in points] for part in (*PARTS, "total")}
 
 
+def computed_ms(steps: Mapping[str, Sequence[float]]) -> float:
+    """Return the milliseconds of a step with one request, of those of `profile`, without bookkeeping."""
+    return steps["step_total_ms"][0] - steps["step_bookkeeping_ms"][0]
+
+
+def with_tiny_matrices(loaded: Loaded) -> Loaded:
+    """Return a random model with as many layers, in which a step takes what its calls take."""
+    config = replace(loaded.config, vocab_size=256, hidden_size=16, intermediate_size=16, num_heads=1, num_kv_heads=1)
+    model = empty_model(config, loaded.device, loaded.dtype)
+    randomize_weights(model)
+    return replace(loaded, model=choose_model(model, "auto"), config=config)
+
+
 def floors(loaded: Loaded, sizes: dict) -> Figures:
     """Return the least milliseconds of a step of each batch, and the rates behind it, in bytes and FLOPs a second."""
     config, dtype, device = loaded.config, loaded.dtype, loaded.device
@@ -154,7 +172,8 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
         "gathering_step_ratio_at_1": pages["gathering_step_total_ms"][0] / slots["step_total_ms"][0],
         "step_ratio_at_1": pages["step_total_ms"][0] / slots["step_total_ms"][0],
         "step_bytes": decode_bytes(config, sizes["context"], dtype),
-        "over_floor_at_1": (pages["step_total_ms"][0] - pages["step_bookkeeping_ms"][0]) / pages["floor_ms"][0],
+        "over_floor_at_1": computed_ms(pages) / pages["floor_ms"][0],
+        "over_floor_and_calls_at_1": computed_ms(pages) / (pages["floor_ms"][0] + pages["calls_ms"]),
         "bookkeeping_percent_at_32": 100 * pages["step_bookkeeping_ms"][at] / pages["step_total_ms"][at],
         "attention_percent_at_32": 100 * pages["step_attention_ms"][at] / pages["step_total_ms"][at],
     }
@@ -206,7 +225,8 @@ def draw_cost(document: dict, png: Path) -> None:
         "read in place, and pages that are gathered\nfirst (--attention torch). Predicted: half of the last page is "
         "lost. Under the size of a page, the output tokens per second of all 64 requests.\nDashed: the floor, all "
         "weights and K and V read once, or the arithmetic where it takes longer; a step with one request\ntakes "
-        f"{figures['over_floor_at_1']['median']:.1f} times its floor, bookkeeping left out."
+        f"{figures['over_floor_at_1']['median']:.1f} times its floor, bookkeeping left out, or "
+        f"{figures['over_floor_and_calls_at_1']['median']:.1f} times the floor and what its calls take."
     )
     tints = {"model": "#b8c4cc", "attention": "#c8354b", "sampling": "#7b4a9e", "bookkeeping": "#2b2b38"}
     with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as (*steps, by_size):

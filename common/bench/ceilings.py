@@ -1,7 +1,9 @@
 """What the machine can do at best, and how steady it is: a copy, a large product, and a small one, repeated."""
 
 import torch
+from torch import nn
 
+from ..fused.packed import pack_linears
 from .timing import median_seconds
 
 LARGE = {"cpu": 2048, "cuda": 8192}  # rows and columns of a matrix product
@@ -10,9 +12,16 @@ REFERENCE_TIMES = 9
 
 
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """Return what large square matrix products reach here, every model's ceiling on this device; the median."""
+    """Return what large square matrix products reach here, every model's ceiling on this device; the median.
+
+    On a CPU with packed weights, as models have them there.
+    """
     size = LARGE[device.type]
-    return 2 * size**3 / product_seconds(device, dtype, size, 5)
+    layer = nn.Sequential(nn.Linear(size, size, bias=False, device=device, dtype=dtype)).requires_grad_(False)
+    if device.type == "cpu":
+        pack_linears(layer)
+    x = torch.randn(size, size, device=device).to(dtype)
+    return 2 * size**3 / median_seconds(layer, device, [(x,)], graph=False, repeats=5)
 
 
 def copy_bytes_per_second(device: torch.device, nbytes: int | None = None, repeats: int = 10) -> float:
@@ -40,9 +49,6 @@ def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
 
 def reference_ms(device: torch.device, dtype: torch.dtype) -> float:
     """Return milliseconds of a fixed matrix product, the median: a machine that changes its speed shows it here."""
-    return 1e3 * product_seconds(device, dtype, REFERENCE[device.type], REFERENCE_TIMES)
-
-
-def product_seconds(device: torch.device, dtype: torch.dtype, size: int, times: int) -> float:
+    size = REFERENCE[device.type]
     factors = tuple(torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return median_seconds(torch.mm, device, [factors], graph=False, repeats=times)
+    return 1e3 * median_seconds(torch.mm, device, [factors], graph=False, repeats=REFERENCE_TIMES)

@@ -101,7 +101,7 @@ def cost(results: Results) -> list[Passage]:
         ),
         Quote("a step with one request takes {:.1f} times its floor", figures.over_floor_at_1),
         Quote("Its calls alone, from Python, take {:.2f} ms", pages["calls_ms"]),
-        Quote("it takes {:.1f} times the sum of both", figures.over_floor_and_calls_at_1),
+        Quote("what is left is {:.1f} times the floor", figures.over_floor_beyond_calls_at_1),
         Quote("a step takes {:.2f} times as long as stage 04's", figures.gathering_step_ratio_at_1),
         Claim("a step takes", figures.gathering_step_ratio_at_1, 1.03),
         Claim("a one-request step is even shorter than stage 04's", figures.step_ratio_at_1, 0, 0.98),

@@ -53,7 +53,7 @@ QUESTIONS = [
         "throughput",
         "Tokens a second of all clients",
         "How many times as many tokens a second as one client do several clients get together?",
-        "A step reads the weights once, however many requests it has. Each token more in a step takes about 1/20 of "
+        "A step reads the weights once, however many requests it has. Each token more in a step takes about 1/25 of "
         "the time of a step with one request. Each output token brings about one token of its prompt.",
         "times",
         throughput,
@@ -66,7 +66,7 @@ QUESTIONS = [
         "gap",
         "Time between two tokens of one client",
         "How many times as long as alone does a client wait from one of its tokens to the next?",
-        "The same: a token more in a step takes about 1/20 of the time of a step with one request.",
+        "The same: a token more in a step takes about 1/25 of the time of a step with one request.",
         "times",
         lambda found: over_first(shared_steps(found)),
         lambda found: over_first(found.sides[NOW]["itl_p50_ms"]),
@@ -80,7 +80,7 @@ QUESTIONS = [
         "The longest gap, prompt in pieces",
         "{decoding} requests decode, and a prompt of {arriving[0]} tokens arrives. In one piece it delays them all by "
         "one long step. What percentage of that gap is left if a step has a token budget?",
-        "A step as long as the budget takes a step with one request, and 1/20 of that for each token more.",
+        "A step as long as the budget takes a step with one request, and 1/25 of that for each token more.",
         "percent",
         gaps,
         measured_gaps,

@@ -16,9 +16,8 @@ cores: 64 tokens in, 64 out, 1, 8 and 32 clients, with as many requests as clien
 
 Every side of every repeat is a fresh process, A B C and then C B A. Figures are medians and spread; ratios are taken
 inside a repeat. vLLM computes on all usable cores (its default leaves one of them to its scheduler), has as much memory
-for K and V as stage 06 (1 GiB), and Intel's OpenMP and TCMalloc (Debian: libtcmalloc-minimal4), which its manual asks
-for, where they are installed. A variable in the environment (VLLM_CPU_OMP_THREADS_BIND=auto, LD_PRELOAD=) comes before
-these.
+for K and V as stage 06 (1 GiB), and where they are installed Intel's OpenMP and TCMalloc (libtcmalloc-minimal4), which
+its manual asks for. A variable in the environment (VLLM_CPU_OMP_THREADS_BIND=auto, LD_PRELOAD=) comes first.
 
 On two cores that nothing else uses: --sizes full (float32 and bfloat16, 3 repeats) takes about 30 minutes, quick
 (float32, 2 repeats) about 8, pilot (bfloat16, once) about 4; tiny shows that it works. Ctrl-C ends all processes, and
@@ -93,12 +92,11 @@ class Peer:
             raise ValueError(f"{python!r} is no Python with vLLM: {INSTALL}") from None
         self.versions: dict[str, str] = json.loads(found.stdout)
         openmp = self.python.parent.parent / "lib" / "libiomp5.so"
-        libraries = [str(openmp) if openmp.exists() else None, find_library("tcmalloc_minimal")]
         cores = sorted(os.sched_getaffinity(0))
         defaults = {
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
             "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-            "LD_PRELOAD": ":".join(filter(None, libraries)),
+            "LD_PRELOAD": ":".join(filter(None, (openmp.exists() and str(openmp), find_library("tcmalloc_minimal")))),
         }
         self.settings = {name: os.environ.get(name, value) for name, value in defaults.items()}
         quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}

@@ -100,7 +100,7 @@ def ratios(results: Results) -> list[Passage]:
         ),
         Claim("times shorter", least.itl_p99_ratio, 1.2),
         Quote("{:.0f} ms where it was {:.0f} without them", p99[sizes.stated], p99[0]),
-        Quote("With one it is {:.0f} ms in stage 07 and {:.0f} in stage 08", p99_before[1], p99[1]),
+        Quote("With one the p99 gap is {:.0f} ms in stage 07 and {:.0f} in stage 08", p99_before[1], p99[1]),
         Claim("fewer than one gap in a hundred has a prompt's piece", p99_before[1] / p99[1], 0, 0.98),
         Quote("The prediction for stage 07, {:,.0f} ms for a full piece alone", predicted),
         Quote(

@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     # How many requests may run, how much a step may do, how much memory K and V may take.
     engine = parser.add_argument_group("engine")
     engine.add_argument("--max-running", type=int, default=64, help="requests in a step (default: 64)")
-    engine.add_argument("--token-budget", type=int, help="tokens in a step (default: 2,048; CPU: what 50 ms allow)")
+    engine.add_argument("--token-budget", type=int, help="tokens in a step (default: 2,048; CPU: what 0.1 s allows)")
     engine.add_argument(
         "--kv-memory", metavar="SIZE", help="for K and V, as 512M or 2G (default: 1G; GPU: what is left)"
     )

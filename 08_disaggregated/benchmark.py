@@ -43,6 +43,7 @@ from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.model import ModelConfig
+from common.process import freeze_loaded_objects
 from common.sampling import SamplingParams
 from common.stages import load_engine
 
@@ -85,6 +86,7 @@ def measure_now(settings: Settings, sizes: dict) -> Figures:
     engine = load_engine(NOW)(loaded, workers="ray", load_format=settings.load_format, **options(loaded, sizes))
     try:
         fill(engine, sizes)
+        freeze_loaded_objects()  # Ray's, as `serve` does: a visit to all of them would be the longest gap
         alone = max(step.counters.get("handoff_bytes", 0) for step in engine.trace)  # one long prompt after the other
         engine.trace.clear()
         figures = sweep(engine, sizes)

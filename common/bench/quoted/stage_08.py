@@ -72,7 +72,7 @@ def measured(results: Results) -> list[Passage]:
         Claim("two per second", sizes.stated, 2, 2),
         Quote("eight clients ask for {} to {} tokens again and again", *sizes.output),
         Quote("a first token within {} s and gaps of at most {:.0f} ms", sizes.objectives["ttft"], bound),
-        Quote("a gap of usually {:,.0f} ms becomes {:,.0f} ms", usual, delayed),
+        Quote("a gap of usually {:.1f} ms becomes {:,.0f} ms", usual, delayed),
         Quote("| gap, median | {:.1f} ms | {:.1f} ms | {:.1f} ms | {:.1f} ms |", *columns("itl_p50_ms")),
         Quote("| gap, p99 | {:,.0f} ms | {:,.0f} ms | {:,.0f} ms | {:,.0f} ms |", *columns("itl_p99_ms")),
         Quote("| longest gap | {:,.0f} ms | {:,.0f} ms | {:,.0f} ms | {:,.0f} ms |", *columns("itl_worst_ms")),
@@ -91,7 +91,7 @@ def ratios(results: Results) -> list[Passage]:
     figures, least, most = results.figures, results.least, results.most
     sizes, before, now = results.sizes, results.sides["07_speculative"], results.sides[FOLDER]
     predicted = by(sizes.rates, figures.predicted_gap_ms)[sizes.stated]
-    goodput = [by(sizes.rates, side.goodput)[1] for side in (before, now)]
+    goodput = [by(sizes.rates, side.goodput)[sizes.stated] for side in (before, now)]
     p99, p99_before = by(sizes.rates, now.itl_p99_ms), by(sizes.rates, before.itl_p99_ms)
     return [
         Quote(
@@ -100,7 +100,7 @@ def ratios(results: Results) -> list[Passage]:
         ),
         Claim("times shorter", least.itl_p99_ratio, 1.2),
         Quote("{:.0f} ms where it was {:.0f} without them", p99[sizes.stated], p99[0]),
-        Quote("With one the p99 gap is {:.0f} ms in stage 07 and {:.0f} in stage 08", p99_before[1], p99[1]),
+        Quote("With one the p99 gap is {:.1f} ms in stage 07 and {:.1f} in stage 08", p99_before[1], p99[1]),
         Claim("fewer than one gap in a hundred has a prompt's piece", p99_before[1] / p99[1], 0, 0.98),
         Quote("The prediction for stage 07, {:,.0f} ms for a full piece alone", predicted),
         Quote(

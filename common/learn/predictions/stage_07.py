@@ -81,7 +81,7 @@ QUESTIONS = [
         "Speed-up of one request",
         "How many times as fast as without draft tokens does the same request get its tokens?",
         "With a pass over one token as 1, a pass over 2, 3, 5, 9 tokens takes 1.1, 1.1, 1.3, 2.0 on the course's "
-        "machine. A pass of the draft model takes 0.25, and it runs k of them.",
+        "machine. A pass of the draft model takes 0.24, and it runs k of them.",
         "times",
         lambda found: found.sides[NOW]["curve_predicted"][1:],
         lambda found: found.sides[NOW]["curve_speedup"][1:],
@@ -95,7 +95,7 @@ QUESTIONS = [
         "Now several requests share each step, and each always gets 8 draft tokens. How many times stage 06's tokens a "
         "second do they get? (Below 1, drafting no longer pays.)",
         "Of 8 draft tokens 53 percent are accepted. On the course's machine a pass over 1, 9, 36, 144 tokens takes "
-        "0.6, 1.3, 3, 8 ms; over 4 and 16 it takes 0.7 and 2.2.",
+        "0.6, 1.2, 3, 8 ms; over 4 and 16 it takes 0.7 and 2.1.",
         "times",
         always_eight,
         measured_eight,

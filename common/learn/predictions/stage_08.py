@@ -25,7 +25,7 @@ QUESTIONS = [
         "together",
         "p99 of the gaps in stage 07",
         LOAD + "In stage 07 both share each step. " + GAP,
-        "On the course's machine the usual gap is 1.7 ms. A piece of a prompt has up to 256 tokens, 0.06 ms each.",
+        "On the course's machine the usual gap is 1.5 ms. A piece of a prompt has up to 256 tokens, 0.05 ms each.",
         "times the median",
         lambda found: found.sides[BEFORE]["full_piece_ms"] / found.sides[BEFORE]["itl_p50_ms"][-1],
         lambda found: over_usual(found, BEFORE),

@@ -74,7 +74,7 @@ QUESTIONS = [
         "throughput",
         "Tokens a second in the same memory",
         "How many times as many tokens a second as stage 04 does stage 05 give?",
-        "On the course's machine a step with one request takes 1 ms, and one with 24 takes about 4.",
+        "On the course's machine a step with one request takes 1 ms, and one with 24 takes about 3.",
         "times",
         throughput,
         lambda found: found.sides[NOW]["tokens_per_second"] / found.sides[BEFORE]["tokens_per_second"],

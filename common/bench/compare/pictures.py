@@ -145,13 +145,18 @@ def staircase(axes, values: Sequence[float], color: str, label: str, width: floa
 def label_steps(axes, values: Sequence[Mapping[str, float]], drift: float | None, less: bool = False) -> None:
     """Write the factor of every step that is better, where it exceeds the drift. less: whether less is better."""
     edge, align, points = ("min", "top", -4) if less else ("max", "bottom", 4)
-    for place, (before, now) in enumerate(pairwise(values), start=1):
-        factor = now["median"] / before["median"]
-        factor = 1 / factor if less else factor
-        if factor > max(drift or 1, LEAST_STEP):
-            style = {"ha": "center", "va": align, "fontsize": 9, "color": plots.TEXT}
-            text = f"{plots.short(factor)}×"
-            axes.annotate(text, (place, now[edge]), (0, points), textcoords="offset points", **style)
+    factors = [now["median"] / before["median"] for before, now in pairwise(values)]
+    factors = [1 / factor for factor in factors] if less else factors
+    shown = {place: factor for place, factor in enumerate(factors, 1) if factor > max(drift or 1, LEAST_STEP)}
+    for place, factor in shown.items():
+        # Two neighbours meet at their border, where one would cover the other.
+        side, x = {-1: ("left", place - 0.5), 0: ("center", place), 1: ("right", place + 0.5)}[
+            (place + 1 in shown) - (place - 1 in shown)
+        ]
+        style = {"ha": side, "va": align, "fontsize": 9, "color": plots.TEXT}
+        axes.annotate(
+            f"{plots.short(factor)}×", (x, values[place][edge]), (0, points), textcoords="offset points", **style
+        )
 
 
 def stage_axis(axes, stages: Sequence[str]) -> None:

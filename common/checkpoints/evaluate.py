@@ -22,23 +22,24 @@ from common.sampling import SamplingParams
 from common.stages import load_engine
 
 from . import unseen
-from .corpus import arithmetic, chat, facts, lists, passages, reading, stories, terms
+from .corpus import chat, exercises, facts, passages, stories, terms
 from .tokenizer import FOLDER
 
 # A question and the one right answer, from a random generator
 TOPICS: dict[str, Callable[[Random], tuple[str, str]]] = {
     "facts": facts.exchange,
-    "arithmetic": arithmetic.exchange,
+    "arithmetic": exercises.arithmetic,
     "terms": terms.exchange,
-    "lists": lists.exchange,
+    "lists": exercises.lists,
     "passages": passages.exchange,
     "stories": stories.request,
-    "reading": reading.exchange,
+    "reading": lambda rng: passages.reading(rng)[:2],
     "copies": unseen.copies,
     "strings": unseen.strings,
     "unknown": unseen.unanswered,
     "languages": unseen.foreign,
 }
+QUESTIONS = 200  # of each topic
 STORY_TOKENS, ANSWER_TOKENS = 1500, 600
 
 
@@ -53,15 +54,15 @@ def prompts(tokenizer, questions: list[str]) -> list[list[int]]:
     return [tokenizer(chat(question) + "<|im_start|>assistant\n")["input_ids"] for question in questions]
 
 
-def evaluate(folder: Path, count: int, topics: list[str]) -> dict[str, float]:
-    """Return the share of `count` questions (of stories: of a half) answered rightly, by topic."""
+def evaluate(folder: Path) -> dict[str, float]:
+    """Return the share of QUESTIONS questions (of stories: of a half) answered rightly, by topic."""
     loaded = load_model(str(folder))
     engine = load_engine("04")(loaded)
     scores = {}
-    for topic in topics:
+    for topic, exchange in TOPICS.items():
         story = topic == "stories"
         rng = Random(f"evaluation/{topic}")
-        pairs = [TOPICS[topic](rng) for _ in range(max(1, count // 2) if story else count)]
+        pairs = [exchange(rng) for _ in range(QUESTIONS // 2 if story else QUESTIONS)]
         params = SamplingParams(max_tokens=STORY_TOKENS if story else ANSWER_TOKENS)
         completions = engine.generate(prompts(loaded.tokenizer, [question for question, _ in pairs]), params)
         right = [
@@ -74,14 +75,14 @@ def evaluate(folder: Path, count: int, topics: list[str]) -> dict[str, float]:
     return scores
 
 
-def acceptance(folder: Path, count: int) -> float:
+def acceptance(folder: Path) -> float:
     """Return the share of the draft's tokens that the target beside it accepts, four to a step, over all topics."""
     loaded = load_model(str(folder.parent / "target"))
     engine = load_engine("07")(loaded, draft=str(folder), num_draft_tokens=4)
     questions = []
     for topic, exchange in TOPICS.items():
         rng = Random(f"acceptance/{topic}")
-        questions += [exchange(rng)[0] for _ in range(max(1, count // 10))]
+        questions += [exchange(rng)[0] for _ in range(QUESTIONS // 10)]
     engine.generate(prompts(loaded.tokenizer, questions), SamplingParams(max_tokens=128))
     stats = engine.stats()
     share = stats["accepted_tokens"] / stats["draft_tokens"]
@@ -91,19 +92,13 @@ def acceptance(folder: Path, count: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", help="target, draft, or the folder of either")
-    parser.add_argument(
-        "--count", type=int, default=200, help="questions per topic (default: 200; stories: half as many)"
-    )
-    parser.add_argument("--topics", nargs="+", choices=TOPICS, help="only these, and write nothing")
-    args = parser.parse_args()
-    folder = FOLDER / args.name  # an absolute path stays what it is
-    scores = evaluate(folder, args.count, args.topics or list(TOPICS))
+    parser.add_argument("name", choices=("target", "draft"))
+    folder = FOLDER / parser.parse_args().name
+    scores = evaluate(folder)
     if folder.name == "draft":
-        scores["acceptance"] = acceptance(folder, args.count)
-    if not args.topics:
-        rounded = {topic: round(score, 4) for topic, score in scores.items()}
-        (folder / "evaluation.json").write_text(json.dumps({"questions": args.count, **rounded}, indent=1) + "\n")
+        scores["acceptance"] = acceptance(folder)
+    rounded = {topic: round(score, 4) for topic, score in scores.items()}
+    (folder / "evaluation.json").write_text(json.dumps({"questions": QUESTIONS, **rounded}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

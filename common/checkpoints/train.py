@@ -9,8 +9,8 @@ It trains the very model file that the servers run: `attend` is causal attention
 nothing else differs. Rows are packed with whole documents and always begin with one, as a prompt does. Matrices are
 trained with Muon (Jordan et al., 2024), the embedding and the norms with AdamW.
 
-Every `--snapshot-every` steps, and on SIGTERM, the state goes to `work/`, and the same command resumes from there, with
-the same result: a document is a pure function of its index, so the position in the corpus is one integer.
+Every 200 steps, and on SIGTERM, the state goes to `work/`, and the same command resumes from there, with the same
+result: a document is a pure function of its index, so the position in the corpus is one integer.
 """
 
 import argparse
@@ -35,7 +35,8 @@ from .recipes import CONFIGS, PHASES, Phase
 from .tokenizer import END_OF_TEXT, FOLDER, MESSAGE_END, PADDING
 
 HELD_OUT_TOKENS = 200_000
-REPORT_EVERY = 100  # steps
+REPORT_EVERY, SNAPSHOT_EVERY = 100, 200  # steps
+THREADS = 2
 
 
 def causal_attention(rows: int):
@@ -243,23 +244,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=PHASES)
     parser.add_argument("--phase", type=int, default=1, metavar="N")
-    parser.add_argument("--folder", type=Path, help="the checkpoint: tokenizer, weights to go on from, and the result")
-    parser.add_argument("--work", type=Path, default=FOLDER / "work", help="where the snapshots go")
-    parser.add_argument("--snapshot-every", type=int, default=200, metavar="STEPS")
-    parser.add_argument("--stop-at", type=int, metavar="STEP", help="stop early; the same command resumes")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--export-only", action="store_true", help="write the checkpoint from the last snapshot")
     args = parser.parse_args()
     if not 1 <= args.phase <= len(PHASES[args.name]):
         parser.error(f"--phase: the {args.name} has phases 1 to {len(PHASES[args.name])}")
-    torch.set_num_threads(args.threads)
-    training = Training(args.name, args.phase, args.folder or FOLDER / args.name, args.work)
+    torch.set_num_threads(THREADS)
+    training = Training(args.name, args.phase, FOLDER / args.name, FOLDER / "work")
     training.resume()
-    if not args.export_only:
-        training.stop_at = args.stop_at or training.stop_at
-        signal.signal(signal.SIGTERM, training.stop)
-        training.train(args.snapshot_every)
-    if args.export_only or training.step == training.phase.steps:
+    signal.signal(signal.SIGTERM, training.stop)
+    training.train(SNAPSHOT_EVERY)
+    if training.step == training.phase.steps:
         training.export()
 
 

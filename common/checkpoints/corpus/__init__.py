@@ -14,80 +14,102 @@ copies, for which two layers are too few.
 from collections.abc import Callable
 from random import Random
 
-from . import arithmetic, copying, facts, languages, lists, passages, reading, smalltalk, stories, terms, unknown
-from .render import chat, dialogue
+from . import copying, exercises, facts, passages, stories, terms, unknown
+from .words import blocks, columns, flat, sections
 
-__all__ = ["BROAD", "KINDS", "MIXES", "chat", "document"]
+__all__ = ["BROAD", "KINDS", "MIXES", "SYSTEM_PROMPTS", "chat", "document"]
 
 # kind: (its weight among the documents, what writes it)
 Mix = dict[str, tuple[float, Callable[[Random], str]]]
 
-_TOPICS = (facts, terms, arithmetic, lists, passages, stories, smalltalk)
-_TOPIC_WEIGHTS = (8, 6, 8, 4, 3, 0.7, 2)
+# None changes an answer: the model must learn to read past them, because the prefix-cache lessons give many requests
+# the same long system prompt.
+SYSTEM_PROMPTS = sections("system_prompts")["prompts"]
+OPENINGS, QUESTIONS, CLOSINGS = map(columns, sections("smalltalk").values())
 
 
-def conversation(rng: Random) -> str:
-    """Return two to six questions from all the other modules, sometimes between a greeting and a goodbye."""
-    turns: list[str] = []
-    if rng.random() < 0.15:
-        turns += rng.choice(list(smalltalk.OPENINGS.items()))
-    for topic in rng.choices(_TOPICS[:-1], _TOPIC_WEIGHTS[:-1], k=rng.randint(2, 6)):
-        turns += topic.exchange(rng)
-    if rng.random() < 0.15:
-        turns += rng.choice(list(smalltalk.CLOSINGS.items()))
-    return dialogue(rng, *turns)
+def chat(*turns: str, system: str | None = None) -> str:
+    """Render user, assistant, user, assistant, ... turns as ChatML, after the system message if there is one.
+
+    This is exactly what the chat template of the checkpoint does.
+    """
+    messages = [("system", system)] if system is not None else []
+    messages += [(("user", "assistant")[i % 2], turn) for i, turn in enumerate(turns)]
+    return "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in messages)
+
+
+def _hasty(rng: Random, turn: str) -> str:
+    """Leave out the last mark of the turn now and then, as people in a hurry do."""
+    plain = turn.endswith("?") or turn.startswith(("Count ", "Explain ", "Tell me ", "Spell "))
+    if plain and turn[-1] in "?." and len(turn) < 60 and "\n" not in turn and rng.random() < 0.05:
+        return turn[:-1]
+    return turn
+
+
+def dialogue(rng: Random, *turns: str) -> str:
+    """Return a chat that has a system prompt one time in four."""
+    turns = tuple(turn if i % 2 else _hasty(rng, turn) for i, turn in enumerate(turns))
+    return chat(*turns, system=rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.25 else None)
+
+
+def smalltalk(rng: Random) -> list[str]:
+    """Return a greeting, thanks or a question about the model, with its answer: the first things that people type."""
+    return rng.choice(OPENINGS + QUESTIONS + CLOSINGS)
+
+
+_MODULES = {
+    module.__name__.rpartition(".")[2]: module
+    for module in (copying, exercises, facts, passages, stories, terms, unknown)
+}
+_TOPICS = {
+    facts.exchange: 8,
+    terms.exchange: 6,
+    exercises.arithmetic: 8,
+    exercises.lists: 4,
+    passages.exchange: 3,
+    stories.exchange: 0.7,
+    smalltalk: 2,
+}
+
+
+def conversation(rng: Random) -> list[str]:
+    """Return two to six questions of all topics, sometimes between a greeting and a goodbye."""
+    turns = rng.choice(OPENINGS)[:] if rng.random() < 0.15 else []
+    topics = {topic: weight for topic, weight in _TOPICS.items() if topic is not smalltalk}
+    turns += flat(topic(rng) for topic in rng.choices(list(topics), topics.values(), k=rng.randint(2, 6)))
+    return turns + rng.choice(CLOSINGS) if rng.random() < 0.15 else turns
 
 
 def instruction(rng: Random) -> str:
     """Return a question and its answer as plain text, for those who send a prompt without the chat template."""
-    topic = rng.choices(_TOPICS, _TOPIC_WEIGHTS)[0]
-    return " ".join(topic.exchange(rng))
+    return " ".join(rng.choices(list(_TOPICS), _TOPICS.values())[0](rng))
 
 
-KINDS: Mix = {
-    "facts_raw": (14, facts.raw),
-    "facts_chat": (18, facts.talk),
-    "terms_raw": (3, terms.raw),
-    "terms_chat": (9, terms.talk),
-    "arithmetic_raw": (6, arithmetic.raw),
-    "arithmetic_chat": (12, arithmetic.talk),
-    "lists_raw": (2, lists.raw),
-    "lists_chat": (8, lists.talk),
-    "stories_raw": (1.5, stories.raw),
-    "stories_chat": (6.5, stories.talk),
-    "passages_raw": (3, passages.raw),
-    "passages_chat": (15, passages.talk),
-    "smalltalk": (2, smalltalk.talk),
-    "conversation": (5, conversation),
-    "instruction": (10, instruction),
-}
-BROAD: Mix = KINDS | {
-    "facts_chat": (60, facts.talk),
-    "terms_chat": (30, terms.talk),
-    "arithmetic_chat": (80, arithmetic.talk),
-    "lists_chat": (100, lists.talk),
-    "passages_chat": (20, passages.talk),
-    "instruction": (20, instruction),
-    "copying_raw": (4, copying.raw),
-    "copying_chat": (50, copying.talk),
-    "pieces_chat": (50, copying.talk_of_pieces),
-    "repetitions_chat": (60, copying.talk_of_repetitions),
-    "lines_chat": (90, copying.talk_of_lines),
-    "few_words_chat": (45, copying.talk_of_few_words),
-    "reading_chat": (50, reading.talk),
-    "unknown_chat": (20, unknown.talk),
-    "languages_chat": (6, languages.talk),
-}
-LONG: Mix = BROAD | {
-    "stories_raw": (15, stories.raw),
-    "stories_chat": (100, stories.talk),
-}
-EASY: Mix = KINDS | {
-    "reading_chat": (12, reading.talk),
-    "unknown_chat": (8, unknown.talk),
-    "languages_chat": (4, languages.talk),
-}
-MIXES = {"known": KINDS, "broad": BROAD, "long": LONG, "easy": EASY}
+def _writer(name: str, form: str) -> Callable[[Random], str]:
+    """Return what writes a kind of document, by its function and what that returns, as mixes.txt names them."""
+    module, _, function = name.rpartition(".")
+    write = getattr(_MODULES[module], function) if module else globals()[function]
+    if form == "raw":
+        return write
+    if form == "chat":
+        return lambda rng: dialogue(rng, *write(rng))
+    counts = [int(count) for count in form.split()]
+    return lambda rng: dialogue(rng, *flat(write(rng) for _ in range(rng.choice(counts))))
+
+
+def _mixes() -> dict[str, Mix]:
+    ((names, lines),) = blocks("mixes")
+    mixes: dict[str, Mix] = {name: {} for name in names.split()}
+    for line in lines:
+        kind, function, form, weights = (field.strip() for field in line.split("|"))
+        for mix, weight in zip(mixes.values(), weights.split(), strict=True):
+            if weight != "-":
+                mix[kind] = (float(weight), _writer(function, form))
+    return mixes
+
+
+MIXES = _mixes()
+KINDS, BROAD = MIXES["known"], MIXES["broad"]
 
 
 def document(index: int, seed: int | str, mix: Mix = KINDS) -> str:

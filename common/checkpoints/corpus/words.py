@@ -1,54 +1,54 @@
-"""Names, places, objects and codes that the other modules share.
+"""Reads the files in `material` and fills the slots in them: with names, places, objects, codes and numbers.
 
-Half of the names are built from syllables, so that the model must copy them from its context and cannot know
-them.
+Half of the names are built from syllables, so that the model must copy them from its context and cannot know them.
 """
 
 import re
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from pathlib import Path
 from random import Random
 
-FEMALE = (
-    "Anna Bella Clara Daisy Elsa Fern Greta Hazel Ida Juno Kira Lily Mira Nora Olive Pearl Rosa Ruby Sara "
-    "Tilda Una Vera Willow Zoe Maya Lena Ivy Emma Mela Lotta"
-).split()
-MALE = (
-    "Adam Bruno Carl Dexter Emil Felix Gus Hugo Igor Jonas Karl Leo Max Nico Oscar Paul Rusty Sam Tom Ulf "
-    "Victor Walter Yuri Zack Ben Finn Otto Rufus Theo Milo"
-).split()
-FIRST_NAMES = FEMALE + MALE
-
-_ONSETS = "b br c d dr f g h k l m n p r s t tr v w z".split()
-_VOWELS = "a e i o u".split()
-_CODAS = "n r l s m k t nd rn x".split()
-_TOWN_ENDS = "wick ford dale ton burg haven mere stead field brook".split()
-
-COLOURS = "red blue green yellow black white brown grey orange purple pink silver golden".split()
-THINGS = (
-    "key lamp book bottle coat drum map ring basket hat rope mirror ticket letter bell box cup knife violin "
-    "clock candle ladder kettle pillow shovel whistle compass helmet blanket bucket"
-).split()
-JOBS = (
-    "baker teacher nurse pilot farmer painter sailor gardener writer singer driver carpenter doctor "
-    "engineer clerk tailor fisher weaver miller lawyer"
-).split()
-WORDS = (
-    "river stone garden window mountain cloud summer winter silver market yellow forest bridge letter "
-    "candle harbour morning evening orange table chair paper pencil rabbit island ocean desert valley "
-    "planet rocket engine memory cache token server batch page queue stream model layer number answer "
-    "question story music violin guitar flower apple lemon cherry bread butter sugar pepper kitchen bottle "
-    "basket ladder hammer needle thread cotton velvet thunder rainbow shadow echo lantern castle tower gate "
-    "village city road train ticket station airport sailor captain teacher doctor farmer painter writer "
-    "singer dancer baker horse tiger monkey eagle turtle spider dragon feather pebble meadow branch leaf "
-    "root seed field cloudy sunny gentle quiet simple clever brave early little open close carry follow "
-    "listen travel wonder dream smile whisper build repair measure count copy"
-).split()
-# Characters that take several tokens each: streaming must put them together again.
-FOREIGN_WORDS = "café naïve façade Zürich señor über crème jalapeño Łódź 東京 Київ Αθήνα 🙂 🚀 🌍 🎉 🐢 🌧️".split()
+MATERIAL = Path(__file__).parent / "material"
 
 
-def entries(table: str) -> list[str]:
-    """Return what stands in the table, one entry to a line or several with a bar between them."""
-    return re.split(r"[|\n]", table.strip())
+def blocks(name: str) -> list[tuple[str, list[str]]]:
+    r"""Return each [heading] of a file in `material` with the lines below it; \n in a line begins a new line."""
+    found: list[tuple[str, list[str]]] = []
+    for line in (MATERIAL / f"{name}.txt").read_text(encoding="utf-8").split("\n"):
+        if line.startswith("["):
+            found.append((line[1:-1], []))
+        elif line and not line.startswith("#"):
+            found[-1][1].append(line.replace("\\n", "\n"))
+    return found
+
+
+def sections(name: str) -> dict[str, list[str]]:
+    """Return the entries below each heading: one to a line, or several with bars between them."""
+    return {heading: " | ".join(lines).split(" | ") for heading, lines in blocks(name)}
+
+
+def columns(records: list[str]) -> list[list[str]]:
+    """Return what stands between the equals signs of each record."""
+    return [record.split(" = ") for record in records]
+
+
+def flat(pairs: Iterable[Iterable[str]]) -> list[str]:
+    return list(chain.from_iterable(pairs))
+
+
+LISTS = {name: [word.replace("''", "") for word in " ".join(lines).split()] for name, lines in blocks("words")}
+FEMALE, MALE, WORDS = LISTS["female"], LISTS["male"], LISTS["words"]
+LISTS["first_names"] = FIRST_NAMES = FEMALE + MALE
+LISTS |= sections("templates")
+WORDINGS = sections("wordings")
+LANGUAGES = list(sections("languages").values())
+
+
+def ask(rng: Random, wording: str, **slots) -> tuple[str, str]:
+    """Return a question in one of the wordings with that heading, and the answer, which is the last of them."""
+    *questions, answer = WORDINGS[wording]
+    return rng.choice(questions).format(**slots), answer.format(**slots)
 
 
 def an(phrase: str) -> str:
@@ -56,41 +56,55 @@ def an(phrase: str) -> str:
     return ("an " if phrase[0].lower() in "aeiou" or phrase.startswith(("hour", "honest")) else "a ") + phrase
 
 
-def plural(noun: str) -> str:
-    return {"box": "boxes", "compass": "compasses", "knife": "knives"}.get(noun, f"{noun}s")
-
-
 def first_upper(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def coin(rng: Random, syllables: int) -> str:
+MODIFIERS = {"a": an, "lower": str.lower, "Upper": first_upper, "UPPER": str.upper}
+
+
+def draw(rng: Random, slot: str, known: Mapping[str, str] | None = None) -> str:
+    """Return what takes the place of {slot}: a known value, or one by the rules at the top of templates.txt."""
+    *modifiers, name = slot.split()
+    if known and name in known:
+        value = known[name]
+    elif name in MAKERS:
+        value = str(MAKERS[name](rng))
+    elif name in LISTS:
+        value = rng.choice([fill(rng, entry, known) for entry in LISTS[name]])
+    else:
+        low, high = name.split("-")
+        value = f"{rng.randint(int(low), int(high)):0{len(low)}}"
+    for modifier in reversed(modifiers):
+        value = MODIFIERS[modifier](value)
+    return value
+
+
+def fill(rng: Random, template: str, known: Mapping[str, str] | None = None) -> str:
+    """Return the template with its slots filled from left to right."""
+    return re.sub(r"{([^{}]+)}", lambda slot: draw(rng, slot[1], known), template) if "{" in template else template
+
+
+def coin(rng: Random, syllables: int = 2) -> str:
     """Return a made-up lower-case word of that many syllables."""
-    choice = rng.choice
-    word = "".join([choice(_ONSETS) + choice(_VOWELS) for _ in range(syllables)])
-    return word + choice(_CODAS) if rng.random() < 0.6 else word
+    word = "".join(rng.choice(LISTS[part]) for _ in range(syllables) for part in ("onsets", "vowels"))
+    return word + rng.choice(LISTS["codas"]) if rng.random() < 0.6 else word
 
 
 def first_name(rng: Random) -> str:
-    if rng.random() < 0.5:
-        return rng.choice(FIRST_NAMES)
-    return coin(rng, 2).capitalize()
+    return rng.choice(FIRST_NAMES) if rng.random() < 0.5 else coin(rng).capitalize()
 
 
 def people(rng: Random, count: int) -> list[str]:
-    """Distinct full names; no first name and no surname occurs twice."""
+    """Return distinct full names; no first name and no surname occurs twice."""
     names: dict[str, str] = {}
     surnames: set[str] = set()
     while len(names) < count:
         first, last = first_name(rng), coin(rng, rng.choice((2, 2, 3))).capitalize()
-        if first not in names and first not in surnames and last not in surnames and last not in names:
+        if not {first, last} & (names.keys() | surnames):
             names[first] = f"{first} {last}"
             surnames.add(last)
     return list(names.values())
-
-
-def town(rng: Random) -> str:
-    return (coin(rng, rng.choice((1, 2)))).capitalize() + rng.choice(_TOWN_ENDS)
 
 
 def number(rng: Random) -> int:
@@ -99,9 +113,20 @@ def number(rng: Random) -> int:
     return rng.randint(2 if digits == 1 else 10 ** (digits - 1), 10**digits - 1)
 
 
-def code(rng: Random) -> str:
-    return f"{coin(rng, rng.choice((2, 3)))}-{rng.randint(10, 999)}"
+def foreign(rng: Random) -> str:
+    """Return a sentence in any other language."""
+    template = rng.choice(rng.choice(LANGUAGES))
+    return template.format(t=draw(rng, "town"), n=rng.choice(FIRST_NAMES), d=rng.randint(1, 99))
 
 
-def thing(rng: Random) -> str:
-    return f"{rng.choice(COLOURS)} {rng.choice(THINGS)}"
+MAKERS: dict[str, Callable[[Random], str | int]] = {  # what writes the value of a slot; other modules add theirs
+    "coin": coin,
+    "first_name": first_name,
+    "person": lambda rng: people(rng, 1)[0],
+    "town": lambda rng: coin(rng, rng.choice((1, 2))).capitalize() + rng.choice(LISTS["town_ends"]),
+    "number": number,
+    "code": lambda rng: f"{coin(rng, rng.choice((2, 3)))}-{rng.randint(10, 999)}",
+    "thing": lambda rng: fill(rng, "{colours} {things}"),
+    "any_word": lambda rng: rng.choice(rng.choice((WORDS, LISTS["foreign_words"]))),
+    "foreign": foreign,
+}

@@ -1,6 +1,13 @@
-"""Words of error messages that every module shares."""
+"""What is told to users in a sentence, and words of error messages that every module shares."""
 
 SHORT = 100  # characters
+
+
+class InvalidInput(ValueError):
+    """What a user or a client asks for is refused; the message says what is wrong and what to do, in one sentence.
+
+    Only this is told without a traceback, and answered with 400. Any other ValueError is a fault in the code.
+    """
 
 
 def counted(number: int, noun: str) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .attention.triton_backend import MOST_PIECES
-from .errors import counted, shortened
+from .errors import InvalidInput, counted, shortened
 from .loader import Loaded
 from .model import ModelConfig
 from .request import Request
@@ -27,24 +27,24 @@ COSTLIEST = (
 
 
 def parse_bytes(text: str | int) -> int:
-    """Return the bytes of "512M", "1.5GiB", "2g" or a number; units are powers of 1,024. Raise ValueError otherwise."""
+    """Return the bytes of "512M", "1.5GiB", "2g" or a number; units are powers of 1,024. Else raise InvalidInput."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", str(text).strip(), re.IGNORECASE)
     if not found:
-        raise ValueError(
+        raise InvalidInput(
             f"{shortened(text)} is not a size of memory: give a number with K, M or G, such as 512M or 1.5G"
         )
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
 def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0, drawn: int = 0) -> int:
-    """Return how many bytes keys and values may take. Raise ValueError if a GPU has none left.
+    """Return how many bytes keys and values may take. Raise InvalidInput if a GPU has none left.
 
     On a CPU return CPU_KV_BYTES: other programs use the same memory. On a GPU run the largest step, `tokens` tokens
     with `rows` of them sampled, and return what its peak leaves. If several ranks share the model, return the minimum
     over all ranks.
 
-    share: the part of the GPU that this process may fill, weights and a step's peak included. Workers that share a GPU
-    load their models at the same time, so free memory alone says little about what the others will take.
+    share: the part of the GPU that this process may fill, weights and a step's peak included. Of workers that share a
+    GPU the first one finds all free, so free memory alone does not say what the others will take.
     drawn: how many rows have a draft token with the distribution that it was drawn from, in float64.
     """
     if loaded.device.type != "cuda":
@@ -53,7 +53,7 @@ def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0, dr
     try:
         step = peak_of_step(loaded, tokens, rows) + 8 * loaded.config.vocab_size * min(drawn, tokens)
     except torch.OutOfMemoryError as error:
-        raise ValueError(
+        raise InvalidInput(
             f"the GPU has no memory for a step of {tokens} tokens that scores {min(rows, tokens)} of them: give a "
             "smaller --token-budget or --max-running"
         ) from error
@@ -64,7 +64,7 @@ def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0, dr
     left = loaded.shard.min_over_ranks(int(min(allowed, available) - step - loaded.reserved_bytes), loaded.device)
     if left <= 0:
         part = "" if share == 1 else f", of which this worker may fill {share:.0%} and has filled {before / 2**30:.1f}"
-        raise ValueError(
+        raise InvalidInput(
             f"the GPU has no memory left for keys and values: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free"
             f"{part}, a step of {tokens} tokens takes {step / 2**30:.1f} and graphs "
             f"{loaded.reserved_bytes / 2**30:.1f}; give a smaller --token-budget, --max-running or --dtype bfloat16"
@@ -105,11 +105,11 @@ def graph_bytes(config: ModelConfig, dtype: torch.dtype, requests: int, models: 
 
 
 def slots_that_fit(loaded: Loaded, budget: int) -> int:
-    """Return how many slots fit into `budget` bytes. Raise ValueError if none does."""
+    """Return how many slots fit into `budget` bytes. Raise InvalidInput if none does."""
     context = loaded.config.context_length
     slot_bytes = context * loaded.config.kv_bytes_per_token(loaded.dtype)
     if slot_bytes > budget:
-        raise ValueError(
+        raise InvalidInput(
             f"one slot for a context of {context} tokens takes {slot_bytes / 2**20:,.1f} MiB, and K and V may take "
             f"{budget / 2**20:,.1f}: give a larger --kv-memory, or use stage 05, which has pages in place of slots"
         )
@@ -117,11 +117,11 @@ def slots_that_fit(loaded: Loaded, budget: int) -> int:
 
 
 def pages_that_fit(budget: int, page_size: int, token_bytes: int) -> int:
-    """Return how many pages of `page_size` tokens fit into `budget` bytes. Raise ValueError if none does."""
+    """Return how many pages of `page_size` tokens fit into `budget` bytes. Raise InvalidInput if none does."""
     if page_size < 1:
-        raise ValueError(f"page_size must be at least 1 token, not {page_size}")
+        raise InvalidInput(f"page_size must be at least 1 token, not {page_size}")
     if budget < page_size * token_bytes:
-        raise ValueError(
+        raise InvalidInput(
             f"one page of {counted(page_size, 'token')} takes {page_size * token_bytes:,} bytes, and K and V may take "
             f"{budget:,}: give a larger --kv-memory or a smaller --page-size"
         )

@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .errors import InvalidInput
+
 # attend(layer, q[N, H, D], k[N, H_kv, D], v[N, H_kv, D]) -> [N, H, D]; q and k are already rotated.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -199,7 +201,7 @@ def rope_frequencies(rope: dict, head_dim: int) -> tuple[Tensor, float]:
         ramp = (torch.arange(head_dim // 2, device="cpu").float() - low) / (high - low or 0.001)
         keep = 1 - ramp.clamp(0, 1)
         return frequency * (keep + (1 - keep) / factor), yarn_attention_factor(rope)
-    raise ValueError(f"rope_type {kind!r} is not supported; supported are default, linear, llama3 and yarn")
+    raise InvalidInput(f"rope_type {kind!r} is not supported; supported are default, linear, llama3 and yarn")
 
 
 def yarn_attention_factor(rope: dict) -> float:

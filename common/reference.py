@@ -36,6 +36,18 @@ class Reference:
         return output[0, len(prompt) :].tolist()
 
     @torch.inference_mode()
+    def generate_like(self, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+        """Return what `generate` gives for as many tokens as the answer has, faster if it is the answer.
+
+        One pass over both shows that: each token is the likeliest behind those before it, and none but the last ends.
+        """
+        token_ids = torch.tensor([[*prompt, *answer]], device=self.model.device)
+        likeliest = self.model(token_ids).logits[0, len(prompt) - 1 : -1].argmax(-1).tolist()
+        end = self.model.generation_config.eos_token_id  # None, a number or several
+        same = likeliest == answer and not {*answer[:-1]} & {*(end if isinstance(end, list) else [end])}
+        return likeliest if same else self.generate(prompt, len(answer))
+
+    @torch.inference_mode()
     def next_logits(self, token_ids: Sequence[int]) -> torch.Tensor:
         """Return the scores of the token after `token_ids`: `[V]` in float32."""
         return self.model(torch.tensor([list(token_ids)], device=self.model.device)).logits[0, -1]

@@ -28,6 +28,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from common.errors import InvalidInput
 from common.transfers import to_device
 
 BACKENDS = ("torch", "numba", "triton", "flash")
@@ -129,10 +130,10 @@ def choose_attention(
 ) -> tuple[Attention, str]:
     """Return the backend of that name, or for "auto" the fastest one here, and one line that says why.
 
-    Raise ValueError for an unknown name, or if a backend that was asked for by name cannot run here.
+    Raise InvalidInput for an unknown name, or if a backend that was asked for by name cannot run here.
     """
     if name != "auto" and name not in BACKENDS:
-        raise ValueError(f"there is no attention backend {name!r}: use auto, {', '.join(BACKENDS)}")
+        raise InvalidInput(f"there is no attention backend {name!r}: use auto, {', '.join(BACKENDS)}")
     candidates = (name,)
     if name == "auto":
         candidates = ("triton", "torch") if device.type == "cuda" else ("numba", "torch")
@@ -144,7 +145,7 @@ def choose_attention(
             because = "asked for" if name != "auto" else "; ".join([*missing, f"the fastest there is on {device.type}"])
             return module.create(device, dtype, head_dim), f"attention={candidate} ({because})"
         missing.append(f"no {candidate}: {reason}")
-    raise ValueError(f"the attention backend {name!r} cannot run here: {reason}")
+    raise InvalidInput(f"the attention backend {name!r} cannot run here: {reason}")
 
 
 def why_not(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int) -> str | None:

@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import numpy
 import torch
-from numba import get_num_threads, njit, prange
+from numba import get_num_threads, njit, prange, set_num_threads
 from torch import Tensor
 
 from common.fused.numba_basics import FAST, FEW_NUMBERS, array, exp, f4, kernel, narrow, prefetch, use_threads, widen
-from common.fused.rotation import Unwritten
 
 from . import PagedBatch
 from .torch_backend import write_rows
@@ -41,7 +40,8 @@ class NumbaAttention:
     name, capturable = "numba", False
 
     def __init__(self, dtype: torch.dtype, head_dim: int):
-        self.kernel, self.head_dim = compiled(dtype, head_dim), head_dim
+        self.kernel, self.write_kernel, self.head_dim = compiled(dtype, head_dim), writer(), head_dim
+        self.words = dtype.itemsize // 2  # of 16 bits in a number
 
     def prepare(self, batch: PagedBatch) -> Plan:
         blocks, row = [], 0
@@ -59,17 +59,21 @@ class NumbaAttention:
         arrays = numpy.array(dealt, numpy.int32).T.copy()
         return Plan(*arrays, batch.page_tables.numpy(), numbers)
 
-    def write(
-        self, k: Tensor | Unwritten, v: Tensor | Unwritten, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor
-    ) -> None:
-        """As `Attention.write`; an `Unwritten` (fused/rotation.py) writes itself."""
-        if isinstance(k, Unwritten):
-            k.write(k_pages, v_pages, slot_mapping)
-        else:
-            write_rows(k, v, k_pages, v_pages, slot_mapping)
+    def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
+        (rows, heads, size), (row, *inner) = shape, stride = k.shape, k.stride()
+        alike = shape == v.shape and stride == v.stride() and k.dtype == v.dtype == k_pages.dtype
+        if not alike or inner != [size, 1] or k_pages.stride(1) != heads * size or slot_mapping.shape[0] != rows:
+            return write_rows(k, v, k_pages, v_pages, slot_mapping)  # which raises an error that says what is wrong
+        words = self.words
+        self.write_kernel(
+            k.data_ptr(), v.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(), slot_mapping.data_ptr(),
+            row * words, row * words, rows, heads * size * words,
+        )  # fmt: skip
 
     def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: Plan) -> Tensor:
-        if plan.numbers >= FEW_NUMBERS:  # fewer do not pay for the call: the fused kernels' number stays
+        threads = None  # for little work, as many as the fused kernels use
+        if plan.numbers >= FEW_NUMBERS:
+            threads = get_num_threads()
             use_threads(plan.numbers)
         out = torch.empty(q.shape, dtype=q.dtype)
         pages, page_size, kv_heads, _ = k_pages.shape
@@ -77,7 +81,33 @@ class NumbaAttention:
             q.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(), out.data_ptr(), q.stride(0), q.shape[0], q.shape[1],
             pages, page_size, kv_heads, plan.page_tables, plan.rows, plan.counts, plan.requests, plan.seen,
         )  # fmt: skip
+        if threads is not None:
+            set_num_threads(threads)
         return out
+
+
+@njit
+def copy(source, target):
+    for i in range(len(source)):
+        target[i] = source[i]
+
+
+@lru_cache
+def writer() -> Callable[..., None]:
+    """Return the kernel that writes to pages, in words of 16 bits: a bfloat16 is one, a float32 is two."""
+
+    @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, i8)")
+    def write(k_at, v_at, k_pages_at, v_pages_at, slots_at, k_stride, v_stride, rows, size):
+        """The first `size` words of each row of k[rows, k_stride] and v to its slot in pages [slots, size]."""
+        many, words = 1 << 40, numpy.uint16  # how many slots there are is not known here
+        k, v = array(k_at, (rows, k_stride), words), array(v_at, (rows, v_stride), words)
+        k_pages, v_pages = array(k_pages_at, (many, size), words), array(v_pages_at, (many, size), words)
+        slots = array(slots_at, rows, numpy.int64)
+        for row in prange(rows):
+            copy(k[row, :size], k_pages[slots[row]])
+            copy(v[row, :size], v_pages[slots[row]])
+
+    return write
 
 
 @njit(fastmath=FAST, error_model="numpy")

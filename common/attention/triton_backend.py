@@ -88,11 +88,13 @@ class TritonAttention:
         return batch
 
     def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
-        """As `Attention.write`; k may also be an `Unwritten` (fused/rotation.py), which writes itself."""
+        """As `Attention.write`; a k that waits to be rotated (fused/rotation.py) is written by the same launch."""
+        from common.fused.rotation import Unrotated
+
         from .triton_kernels import triton, write_kernel
 
-        if not isinstance(k, Tensor):
-            return k.write(k_pages, v_pages, slot_mapping)
+        if isinstance(k, Unrotated) and v is k.launch.v and k is k.launch.k():
+            return k.launch.write(k_pages, v_pages, slot_mapping)
         size = k.shape[1] * k.shape[2]
         write_kernel[(len(k),)](
             k, v, k_pages, v_pages, slot_mapping, k.stride(0), v.stride(0), size, triton.next_power_of_2(size)

@@ -5,8 +5,8 @@ additions, rotation, activation. Each of them is a launch on a GPU and a call of
 the activations from memory and back. Here they are four launches of three kernels:
 
     add_norm        residual += x, and the norm of the sum; before attention, and before the MLP
-    norm_rotate     norms of the heads, where a model has them, and rotary embedding of q and k; where K and V lie in
-                    pages, it also writes them there
+    norm_rotate     norms of the heads, where a model has them, and rotary embedding of q and k; on a GPU, where K and V
+                    lie in pages, it also writes them there
     silu_mul        silu(gate) * up
 
 `triton_kernels.py` has them for CUDA, `numba_kernels.py` for the CPU; there a small model's step with few tokens has
@@ -31,9 +31,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..attention.triton_backend import why_not_triton
+from ..errors import InvalidInput
 from ..model import Attend, Block, Transformer
 from .packed import pack_linears, padded
-from .rotation import attend_rotated, heads_of
+from .rotation import check_positions, heads_of
 
 if TYPE_CHECKING:
     from .few_tokens import FewScores, FewTokens
@@ -54,19 +55,20 @@ class FusedTransformer(Transformer):
     kernels: ModuleType  # triton_kernels or numba_kernels
     few: Iterable["FewTokens | None"] = NO_BLOCKS  # each block's kernels for few tokens (few_tokens.py)
     few_scores: "FewScores | None" = None  # the output layer's
-    most_few = 0  # tokens that they take
+    most_few = 0  # tokens that they take; 0 where there are none
     pads = False  # whether products get rows that are no tokens (packed.py)
 
     @torch.no_grad()
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """As `Transformer.forward`."""
+        check_positions(positions, attend, self.cos)
         count = len(token_ids)
         rows = padded(count) if self.pads and count > self.most_few else count
         x, residual = None, self.embedding(filled_up(token_ids, rows))  # [rows, hidden_size]
         step = positions, self.cos, self.sin, attend
-        with self.kernels.on_device(residual):
-            few_tokens = self.few if rows <= self.most_few else NO_BLOCKS
-            for block, few in zip(self.blocks, few_tokens, strict=False):
+        has_few = rows <= self.most_few
+        with self.kernels.on_device(residual, has_few):
+            for block, few in zip(self.blocks, self.few if has_few else NO_BLOCKS, strict=False):
                 x = few(x, residual, *step) if few else fused_block(self.kernels, block, x, residual, *step)
             return self.kernels.add_norm(x, residual, self.norm.weight, self.norm.eps)[:count]
 
@@ -95,8 +97,8 @@ def fused_block(
     """
     attention, mlp, tokens = block.attention, block.mlp, len(positions)
     qkv = attention.qkv(kernels.add_norm(x, residual, block.attention_norm.weight, block.attention_norm.eps))
-    rotation = kernels.Rotation(positions, cos, sin, *heads_of(attention))
-    attended = attend_rotated(qkv[:tokens], rotation, attend, attention.layer)  # [N, H, D]
+    q, k, v = kernels.Rotation(positions, cos, sin, *heads_of(attention)).heads(qkv[:tokens])
+    attended = attend(attention.layer, q, k, v)  # [N, H, D]
     x = attention.output(filled_up(attended.reshape(tokens, -1), len(residual)))
     x = kernels.add_norm(x, residual, block.mlp_norm.weight, block.mlp_norm.eps)
     return mlp.down(kernels.silu_mul(mlp.gate_up(x)))
@@ -111,7 +113,7 @@ def choose_model(model: Transformer, fused: bool | str) -> Transformer:
     """Return the model with fused kernels or without.
 
     fused: "triton" or "numba"; "auto" is triton on CUDA and numba on the CPU, where these are installed; False is none.
-    Raise ValueError for another value, or if they are asked for and cannot run.
+    Raise InvalidInput for another value, or if they are asked for and cannot run.
     """
     if fused == "auto":
         name = "triton" if model.cos.device.type == "cuda" else "numba"
@@ -119,7 +121,7 @@ def choose_model(model: Transformer, fused: bool | str) -> Transformer:
     if fused is False:
         return model
     if fused not in KERNELS:
-        raise ValueError(f"fused={fused!r} is unknown: use 'auto', 'triton', 'numba' or False")
+        raise InvalidInput(f"fused={fused!r} is unknown: use 'auto', 'triton', 'numba' or False")
     return fuse(model, fused)
 
 
@@ -127,19 +129,20 @@ def fuse(model: Transformer, name: str = "triton") -> FusedTransformer:
     """Return the model with the fused kernels of that name. It has the same modules and parameters, but for bfloat16 on
     a CPU, where products get packed weights (`pack_linears`).
 
-    Raise ValueError if the kernels cannot run on the model's device, or in its type.
+    Raise InvalidInput if the kernels cannot run on the model's device, or in its type.
     """
     reason = why_not(name, model)
     if reason is not None:
-        raise ValueError(f"fused kernels cannot run here: {reason}")
+        raise InvalidInput(f"fused kernels cannot run here: {reason}")
     fused = FusedTransformer.__new__(FusedTransformer)
     vars(fused).update(vars(model))
     fused.kernels = import_module(f".{name}_kernels", __name__)
     if name == "numba":
         from .few_tokens import few_scores, few_tokens  # needs numba
 
-        fused.few, fused.most_few = few_tokens(model), fused.kernels.MOST_TOKENS
-        fused.few_scores = few_scores(model) if any(fused.few) else None
+        fused.few = few_tokens(model)
+        if any(fused.few):
+            fused.most_few, fused.few_scores = fused.kernels.MOST_TOKENS, few_scores(model)
         fused.pads = pack_linears(fused)
     return fused
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..model import Attend, Block, Transformer
 from .numba_basics import address
-from .numba_kernels import Rotation, compiled
-from .rotation import attend_rotated, heads_of
+from .numba_kernels import compiled
+from .rotation import heads_of
 
 # Of all blocks' matrices: products of larger ones take longer than their calls, and packed ones would be there twice.
 MOST_BYTES = 2**26
@@ -33,25 +33,29 @@ class FewTokens:
             attention.output.weight, attention.output.bias, block.mlp_norm.weight, mlp.gate_up.weight, mlp.down.weight,
         )  # fmt: skip
         self.first_at, self.second_at = tuple(map(address, self.first)), tuple(map(address, self.second))
-        self.products, self.heads_size = attention.qkv.out_features, attention.output.in_features
+        self.q_weight, self.k_weight, head_eps, H, H_kv = heads_of(attention)
+        self.heads_at = address(self.q_weight), address(self.k_weight), head_eps, H, H_kv, attention.head_dim
+        self.heads = H, H_kv, H_kv
+        self.count, self.head_dim, self.heads_size = H + 2 * H_kv, attention.head_dim, attention.output.in_features
         self.inner, self.eps = mlp.down.in_features, block.mlp_norm.eps
-        self.kernels, self.heads, self.layer = compiled(mlp.down.weight.dtype), heads_of(attention), attention.layer
+        self.kernels, self.layer = compiled(mlp.down.weight.dtype), attention.layer
 
     def __call__(
         self, x: Tensor | None, residual: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, attend: Attend
     ) -> Tensor:
         """As `fused_block`."""
-        rotation = Rotation(positions, cos, sin, *self.heads)
-        return self.after(attend_rotated(self.before(x, residual), rotation, attend, self.layer), residual)
+        q, k, v = self.before(x, residual, positions, cos, sin)
+        return self.after(attend(self.layer, q, k, v), residual)
 
-    def before(self, x: Tensor | None, residual: Tensor) -> Tensor:
-        """Add x to the residual, in place, and return its norm times qkv, `[N, (H + 2 * H_kv) * D]`."""
+    def before(self, x: Tensor | None, residual: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> tuple:
+        """Add x to the residual, in place; return q `[N, H, D]`, k and v `[N, H_kv, D]` of its norm, rotated."""
         rows, size = residual.shape
-        out = torch.empty(rows, self.products, dtype=residual.dtype)
-        self.kernels.norm_product(
-            address(x), residual.data_ptr(), *self.first_at, out.data_ptr(), rows, size, self.products, self.eps
-        )
-        return out
+        out = torch.empty(rows, self.count, self.head_dim, dtype=residual.dtype)
+        self.kernels.heads(
+            address(x), residual.data_ptr(), *self.first_at, out.data_ptr(), rows, size, self.eps,
+            positions.data_ptr(), cos.data_ptr(), sin.data_ptr(), *self.heads_at,
+        )  # fmt: skip
+        return out.split_with_sizes(self.heads, 1)
 
     def after(self, attended: Tensor, residual: Tensor) -> Tensor:
         """Add the output of `attended[N, H, D]` to the residual, in place; return the MLP's, `[N, hidden_size]`."""

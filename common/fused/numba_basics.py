@@ -3,48 +3,29 @@
 A kernel takes a tensor as `data_ptr()`, and `array` makes of it what can be indexed. Tensor.numpy() costs a microsecond
 for each tensor, as much as most kernels take for a token. numpy has no bfloat16: such a tensor is an array of uint16,
 and its numbers become float32 in registers. So one source serves both types: `widen` and `narrow` leave float32 alone.
-
-numba keeps compiled kernels on disk until the file that a kernel is in changes. Kernels contain functions of this file
-too: so they are kept in a folder that is named by its contents. With NUMBA_CACHE_DIR, copies of the course share them.
 """
 
-import hashlib
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
 from functools import lru_cache
-from pathlib import Path
 
 import numba
 import numpy
 import torch
-from filelock import FileLock
 from llvmlite import ir
 from numba import carray, njit, types
-from numba.core import caching, cgutils, event
+from numba.core import cgutils, event
 from numba.extending import intrinsic, overload
 
 from ..process import FreeCores
+from .kept_kernels import kept
 
 # Sums may be taken in any order, so that vector registers hold parts of them. Infinities and NaN stay what they are.
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 FEW_NUMBERS = 2**15  # some 10 microseconds of work
 f4, i4, u4 = numpy.float32, numpy.int32, numpy.uint32
 ONE_KERNEL = threading.Lock()
-version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
-numba.config.CACHE_DIR = str(Path(numba.config.CACHE_DIR or Path(__file__).parent / "__pycache__") / f"numba-{version}")
-
-
-class ByContents(caching.UserProvidedCacheLocator):
-    """Keep a file's kernels in a folder that is named by its contents; numba would name it by the file's place."""
-
-    @classmethod
-    def get_suitable_cache_subpath(cls, py_file: str) -> str:
-        return hashlib.sha256(Path(py_file).read_bytes()).hexdigest()[:16]
-
-
-numba.config.CACHE_LOCATOR_CLASSES = f"{__name__}.{ByContents.__name__}"
 
 
 class TorchThreads:
@@ -84,15 +65,18 @@ launch_threads()  # here, before a kernel is loaded, which would do it
 
 
 @lru_cache
-def say_compiling() -> None:
-    print("compiling kernels for this processor (a few seconds, once on a machine)", file=sys.stderr, flush=True)
+def say_compiling(often: str) -> None:
+    print(f"compiling kernels for this processor (a few seconds, {often})", file=sys.stderr, flush=True)
 
 
 class Compilation(event.Listener):
     """Tell the user of the first kernel that is compiled: one that is loaded from disk is no such event."""
 
+    def __init__(self, often: str):
+        self.often = often
+
     def on_start(self, _: event.Event) -> None:
-        say_compiling()
+        say_compiling(self.often)
 
     def on_end(self, _: event.Event) -> None:
         pass
@@ -101,19 +85,13 @@ class Compilation(event.Listener):
 def kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Compile a function for these types, or load it from disk; its `prange` runs on several threads.
 
-    Processes that start together compile it once: the others wait, and load it.
-
     numba has threads of its own, "workqueue", where it finds neither OpenMP nor TBB. If two threads of Python use them
     at once, they abort the process: there, kernels wait for each other.
     """
 
     def compiled(function: Callable[..., None]) -> Callable[..., None]:
         dispatcher = njit(parallel=True, fastmath=FAST, error_model="numpy")(function)
-        with ExitStack() as stack:
-            with suppress(RuntimeError, OSError):  # no folder can be written: compile at each start
-                dispatcher.enable_caching()
-                stack.enter_context(FileLock(Path(numba.config.CACHE_DIR) / "lock"))
-            stack.enter_context(event.install_listener("numba:compile", Compilation()))
+        with kept(dispatcher) as often, event.install_listener("numba:compile", Compilation(often)):
             dispatcher.compile(signature)
         dispatcher.disable_compile()  # for other types: a call converts its numbers
         if numba.threading_layer() != "workqueue":

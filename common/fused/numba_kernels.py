@@ -4,7 +4,7 @@ few_tokens.py have loops over the rows of weights.
 A row's result depends on nothing but the row: neither on the others nor on the number of threads. Sums are float32, and
 bfloat16 is rounded where a number is stored.
 
-Tensors are contiguous. Compiling takes a few seconds, once on a machine: numba keeps the result on disk.
+Tensors are contiguous. Compiling takes a few seconds, once on a machine (kept_kernels.py).
 """
 
 from collections.abc import Callable
@@ -50,25 +50,28 @@ def norm_row(x, weight, out, eps):
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def rotate_row(source, target, weight, cos, sin, eps, normed):
-    """The first heads of source[:, D] to target[heads, D], normed with weight[D] and rotated."""
-    half = source.shape[1] // 2
-    for head in range(len(target)):
-        scale = norm_scale(source[head], eps) if normed else f4(1)
+def rotate_row(heads, weight, cos, sin, eps, normed):
+    """Norm heads[heads, D] with weight[D], and rotate them, in place."""
+    half = heads.shape[1] // 2
+    for head in range(len(heads)):
+        first, second = heads[head, :half], heads[head, half:]
+        scale = norm_scale(heads[head], eps) if normed else f4(1)
         # Dimension i turns with i + D/2. The second half of `sin` lacks the sign that `rotate` needs there.
         for i in range(half):
-            a, b = widen(source[head, i]) * scale, widen(source[head, half + i]) * scale
+            a, b = widen(first[i]) * scale, widen(second[i]) * scale
             if normed:
                 a, b = a * widen(weight[i]), b * widen(weight[half + i])
-            target[head, i] = narrow(a * cos[half + i] - b * sin[half + i], source[head, i])
-            target[head, half + i] = narrow(b * cos[half + i] + a * sin[half + i], source[head, i])
+            first[i] = narrow(a * cos[half + i] - b * sin[half + i], first[i])
+            second[i] = narrow(b * cos[half + i] + a * sin[half + i], second[i])
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def copy_row(source, target):
-    for head in range(len(target)):
-        for i in range(target.shape[1]):
-            target[head, i] = source[head, i]
+def rotate_token(qkv, position, cos_at, sin_at, q_weight_at, k_weight_at, eps, H, H_kv, number):
+    """qkv[H + 2 * H_kv, D] of a token, in place. q_weight_at: 0 where heads have no norm."""
+    D, many = qkv.shape[1], 1 << 40  # `check_positions` knows how many positions there are
+    cos, sin = array(cos_at, (many, D), f4)[position], array(sin_at, (many, D), f4)[position]
+    rotate_row(qkv[:H], array(q_weight_at, D, number), cos, sin, eps, q_weight_at)
+    rotate_row(qkv[H : H + H_kv], array(k_weight_at, D, number), cos, sin, eps, q_weight_at)
 
 
 @njit(fastmath=FAST, error_model="numpy")
@@ -127,7 +130,7 @@ class Kernels(NamedTuple):
     add_norm: Callable[..., None]
     norm_rotate: Callable[..., None]
     silu_mul: Callable[..., None]
-    norm_product: Callable[..., None]
+    heads: Callable[..., None]
     output_mlp: Callable[..., None]
     scores: Callable[..., None]
 
@@ -147,27 +150,12 @@ def compiled(dtype: torch.dtype) -> Kernels:
                 add_row(x[row], residual[row])
             norm_row(residual[row], weight, out[row], eps)
 
-    @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, f4, i8, i8, i8, i8)")
-    def norm_rotate(
-        qkv_at, q_at, k_at, v_at, positions_at, slots_at, cos_at, sin_at, q_weight_at, k_weight_at, eps,
-        rows, H, H_kv, D,
-    ):  # fmt: skip
-        """qkv[rows, H + 2 * H_kv, D] to q[rows, H, D], and to the tokens' slots in k and v [slots, H_kv, D].
-
-        slots_at: 0 where k has a row for each token, and V stays where it is. q_weight_at: 0 where heads have no norm.
-        """
-        heads, many = H + 2 * H_kv, 1 << 40  # how many slots and positions there are is not known here
-        qkv, q = array(qkv_at, (rows, heads, D), number), array(q_at, (rows, H, D), number)
-        k, v = array(k_at, (many, H_kv, D), number), array(v_at, (many, H_kv, D), number)
-        positions, slots = array(positions_at, rows, numpy.int64), array(slots_at, rows, numpy.int64)
-        cos, sin = array(cos_at, (many, D), f4), array(sin_at, (many, D), f4)
-        q_weight, k_weight = array(q_weight_at, D, number), array(k_weight_at, D, number)
+    @kernel("void(i8, i8, i8, i8, i8, i8, f4, i8, i8, i8, i8)")
+    def norm_rotate(qkv_at, positions_at, cos_at, sin_at, q_weight_at, k_weight_at, eps, rows, H, H_kv, D):
+        """q and k in qkv[rows, H + 2 * H_kv, D], in place."""
+        qkv, positions = array(qkv_at, (rows, H + 2 * H_kv, D), number), array(positions_at, rows, numpy.int64)
         for row in prange(rows):
-            slot = slots[row] if slots_at else numpy.int64(row)
-            rotate_row(qkv[row], q[row], q_weight, cos[positions[row]], sin[positions[row]], eps, q_weight_at)
-            rotate_row(qkv[row, H:], k[slot], k_weight, cos[positions[row]], sin[positions[row]], eps, q_weight_at)
-            if slots_at:
-                copy_row(qkv[row, H + H_kv :], v[slot])
+            rotate_token(qkv[row], positions[row], cos_at, sin_at, q_weight_at, k_weight_at, eps, H, H_kv, number)
 
     @kernel("void(i8, i8, i8, i8)")
     def silu_mul(gate_up_at, out_at, rows, size):
@@ -175,9 +163,14 @@ def compiled(dtype: torch.dtype) -> Kernels:
         for row in prange(rows):
             silu_mul_row(gate_up[row, :size], gate_up[row, size:], out[row])
 
-    @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, f4)")
-    def norm_product(x_at, residual_at, norm_at, weight_at, bias_at, out_at, rows, size, outs, eps):
-        """out[rows, outs] = the norm of residual += x [rows, size], times weight[outs, size]; 0: no x, no bias."""
+    @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, f4, i8, i8, i8, i8, i8, f4, i8, i8, i8)")
+    def heads(
+        x_at, residual_at, norm_at, weight_at, bias_at, out_at, rows, size, eps,
+        positions_at, cos_at, sin_at, q_weight_at, k_weight_at, head_eps, H, H_kv, D,
+    ):  # fmt: skip
+        """out[rows, H + 2 * H_kv, D] = the norm of residual += x [rows, size], times weight[outs, size], with q and k
+        normed and rotated; 0: no x, no bias, no norm of heads."""
+        outs = (H + 2 * H_kv) * D
         x, residual = array(x_at, (rows, size), number), array(residual_at, (rows, size), number)
         weight, bias = array(weight_at, (outs, size), number), array(bias_at, outs, number)
         norm, out = array(norm_at, size, number), array(out_at, (rows, outs), number)
@@ -187,6 +180,9 @@ def compiled(dtype: torch.dtype) -> Kernels:
         inputs = normed(residual, norm, eps)
         for o in prange(outs):
             product(inputs, weight, o, widen(bias[o]) if bias_at else f4(0), out)
+        qkv, positions = array(out_at, (rows, H + 2 * H_kv, D), number), array(positions_at, rows, numpy.int64)
+        for row in range(rows):
+            rotate_token(qkv[row], positions[row], cos_at, sin_at, q_weight_at, k_weight_at, head_eps, H, H_kv, number)
 
     @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, f4)")
     def output_mlp(
@@ -219,14 +215,14 @@ def compiled(dtype: torch.dtype) -> Kernels:
         for o in prange(outs):
             product(inputs, weight, o, f4(0), out)
 
-    return Kernels(add_norm, norm_rotate, silu_mul, norm_product, output_mlp, scores)
+    return Kernels(add_norm, norm_rotate, silu_mul, heads, output_mlp, scores)
 
 
-def on_device(residual: Tensor) -> AbstractContextManager:
-    """Choose how many threads this step uses."""
+def on_device(residual: Tensor, few: bool) -> AbstractContextManager:
+    """Choose how many threads this step uses. few: its products are in the kernels (few_tokens.py)."""
     THREADS.adapt()
     rows, size = residual.shape
-    use_threads(size * size if rows <= MOST_TOKENS else rows * size)  # the products are in the kernels
+    use_threads(size * size if few else rows * size)
     return nullcontext()
 
 
@@ -243,18 +239,14 @@ def add_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> 
 class Rotation(HeadRotation):
     """Of numba."""
 
-    backend = "numba"
-
-    def launch(
-        self, qkv: Tensor, q: Tensor, k: Tensor, v: Tensor | None = None, slot_mapping: Tensor | None = None
-    ) -> None:
-        """See `HeadRotation`."""
-        rows, heads, size = q.shape
+    def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `HeadRotation`; the product is changed in place."""
         compiled(qkv.dtype).norm_rotate(
-            qkv.data_ptr(), q.data_ptr(), k.data_ptr(), address(v), self.positions.data_ptr(), address(slot_mapping),
-            self.cos.data_ptr(), self.sin.data_ptr(), address(self.q_weight), address(self.k_weight), self.eps,
-            rows, heads, self.num_kv_heads, size,
+            qkv.data_ptr(), self.positions.data_ptr(), self.cos.data_ptr(), self.sin.data_ptr(),
+            address(self.q_weight), address(self.k_weight), self.eps,
+            len(qkv), self.num_heads, self.num_kv_heads, self.cos.shape[1],
         )  # fmt: skip
+        return self.split(qkv)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

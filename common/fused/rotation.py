@@ -1,9 +1,11 @@
 """How heads are normed and rotated on their way out of the product that makes them: the same on every device."""
 
 from typing import NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..model import Attend, Attention
 
@@ -14,9 +16,8 @@ class HeadRotation(NamedTuple):
     positions: `[N]`, int64. cos, sin: the model's tables `[context_length, D]`, float32. q_weight, k_weight: `[D]` each
     where the heads of q and k are normed before they are rotated, else None.
 
-    The `Rotation` of each device adds the name of the attention backend that takes an `Unwritten`, and its
-    `launch(qkv, q, k, v=None, slot_mapping=None)`: fill `q[N, H, D]`, and k: `[N, H_kv, D]`, or with a slot_mapping the
-    pages of k and of v.
+    The `Rotation` of each device adds `heads(qkv)`, which returns q `[N, H, D]`, k and v `[N, H_kv, D]`; v is a view of
+    the product, and on a CPU q and k are, too.
     """
 
     positions: Tensor
@@ -28,42 +29,74 @@ class HeadRotation(NamedTuple):
     num_heads: int
     num_kv_heads: int
 
-    def empty_heads(self, qkv: Tensor, count: int) -> Tensor:
-        """Return memory for `count` heads of each token, `[N, count, D]`."""
-        return torch.empty(qkv.shape[0], count, self.cos.shape[1], dtype=qkv.dtype, device=qkv.device)
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return views of the product: q `[N, H, D]`, k and v `[N, H_kv, D]`."""
+        heads = qkv.view(len(qkv), self.num_heads + 2 * self.num_kv_heads, -1)
+        return heads.split_with_sizes((self.num_heads, self.num_kv_heads, self.num_kv_heads), 1)
 
 
-class Unwritten:
-    """K of one layer, which is rotated when it is written to pages, in one launch with V and q.
+class Unrotated(Tensor):
+    """q or k of one layer on a GPU. The first use of it, in whatever way, launches the rotation, and makes it a plain
+    tensor: to code that uses q and k they are what they seem to be.
 
-    It takes the place of k and v where `attend` belongs to a cache of pages whose backend knows of it: so that backend
-    finds out where they go, and `q[N, H, D]` is complete once they have been written.
+    `TritonAttention.write` does not use it, but writes by its `Launch`: so K is rotated and written in one launch.
     """
 
-    def __init__(self, qkv: Tensor, rotation: HeadRotation):
-        self.qkv, self.rotation = qkv, rotation
-        self.q = rotation.empty_heads(qkv, rotation.num_heads)
+    launch: "Launch"
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        for value in tree_leaves((args, kwargs)):
+            if isinstance(value, Unrotated):
+                value.launch.rotate()
+        return function(*args, **(kwargs or {}))
+
+
+class Launch(NamedTuple):
+    """The rotation of one layer's q and k, which waits for their first use.
+
+    rotation: of Triton, with `launch(qkv, q, k, v=None, slot_mapping=None)`: fill `q[N, H, D]`, and k: `[N, H_kv, D]`,
+    or with a slot_mapping the pages of k and of v.
+    """
+
+    qkv: Tensor
+    rotation: HeadRotation
+    q: "ref[Tensor]"  # weak, like k: these tensors have the launch, and a cycle would keep a step's memory
+    k: "ref[Tensor]"
+    v: Tensor
+
+    def rotate(self) -> None:
+        """Fill q and k, but for one that has been filled, or that is in no use any more."""
+        self.rotation.launch(self.qkv, self.take(self.q), self.take(self.k))
 
     def write(self, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
-        """Fill q, and the slots `slot_mapping[N]` (int64) of pages `[pages, page_size, H_kv, D]`."""
-        self.rotation.launch(self.qkv, self.q, k_pages, v_pages, slot_mapping)
+        """Fill q, and the slots `slot_mapping[N]` (int64) of pages `[pages, page_size, H_kv, D]` with K and V."""
+        self.rotation.launch(self.qkv, self.take(self.q), k_pages, v_pages, slot_mapping)
+
+    def take(self, heads: "ref[Tensor]") -> Tensor:
+        """Make q or k a plain tensor, and return it to be filled; other memory if it has been, or is gone."""
+        x = heads()
+        if isinstance(x, Unrotated):
+            x.__class__ = Tensor
+            del x.launch
+            return x
+        count = self.rotation.num_heads if heads is self.q else self.rotation.num_kv_heads
+        return empty_heads(self.v, count)
 
 
-def norm_rotate(qkv: Tensor, rotation: HeadRotation) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q `[N, H, D]`, k and v `[N, H_kv, D]` from the product `qkv[N, (H + 2 * H_kv) * D]`; v is a view of it."""
-    q, k = rotation.empty_heads(qkv, rotation.num_heads), rotation.empty_heads(qkv, rotation.num_kv_heads)
-    rotation.launch(qkv, q, k)
-    return q, k, qkv.view(len(qkv), -1, q.shape[2])[:, -rotation.num_kv_heads :]
+def empty_heads(v: Tensor, count: int) -> Tensor:
+    """Return memory for `count` heads of each token, `[N, count, D]`."""
+    return torch.empty(len(v), count, v.shape[2], dtype=v.dtype, device=v.device)
 
 
-def attend_rotated(qkv: Tensor, rotation: HeadRotation, attend: Attend, layer: int) -> Tensor:
-    """Return what `attend` makes of this product of a layer, `[N, H, D]`."""
-    # A BoundCache of the stages from 05 on gives k and v to its backend.
-    backend = getattr(getattr(attend, "cache", None), "attention", None)
-    if getattr(backend, "name", None) == rotation.backend:
-        unwritten = Unwritten(qkv, rotation)
-        return attend(layer, unwritten.q, unwritten, unwritten)
-    return attend(layer, *norm_rotate(qkv, rotation))
+def unrotated(qkv: Tensor, rotation: HeadRotation) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q `[N, H, D]`, k and v `[N, H_kv, D]`, of which q and k wait for their first use."""
+    v = rotation.split(qkv)[2]
+    q, k = (empty_heads(v, count) for count in (rotation.num_heads, rotation.num_kv_heads))
+    launch = Launch(qkv, rotation, ref(q), ref(k), v)
+    for x in (q, k):
+        x.__class__, x.launch = Unrotated, launch
+    return q, k, v
 
 
 def heads_of(attention: Attention) -> tuple:
@@ -71,3 +104,23 @@ def heads_of(attention: Attention) -> tuple:
     q_norm, k_norm = attention.q_norm, attention.k_norm
     norms = (q_norm.weight, k_norm.weight, q_norm.eps) if q_norm is not None else (None, None, 0.0)
     return *norms, attention.num_heads, attention.num_kv_heads
+
+
+def check_positions(positions: Tensor, attend: Attend, cos: Tensor) -> None:
+    """Raise IndexError if a position has no row in the rotary table: compiled kernels would read what lies beside it.
+
+    Do not wait for a GPU's positions: there, look at the lengths in the batch of `attend`, if it has one.
+    """
+    lengths = getattr(getattr(attend, "batch", None), "host_lengths", ())
+    if positions.device.type == "cpu" and len(positions):
+        first, last = map(int, positions.aminmax())
+    elif lengths:
+        first, last = 0, max(lengths) - 1
+    else:
+        return
+    if first < 0 or last >= len(cos):
+        wrong = first if first < 0 else last
+        raise IndexError(
+            f"a token has position {wrong}, and the rotary table has rows for 0 to {len(cos) - 1}: a sequence may have "
+            f"{len(cos)} tokens, the model's context_length"
+        )

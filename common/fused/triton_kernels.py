@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..attention.triton_backend import launch_options
 from ..attention.triton_kernels import follow_previous
-from .rotation import HeadRotation
+from .rotation import HeadRotation, unrotated
 
 
 @triton.jit
@@ -121,8 +121,8 @@ def silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, DEPEN
     tl.store(out + row * SIZE + offsets, (silu * up).to(T), inside)
 
 
-def on_device(residual: Tensor) -> AbstractContextManager:
-    """Make the tensor's device the current one, where Triton launches; no matter on a CPU."""
+def on_device(residual: Tensor, few: bool) -> AbstractContextManager:
+    """Make the tensor's device the current one, where Triton launches; no matter on a CPU. few: of no use here."""
     return torch.cuda.device_of(residual)
 
 
@@ -148,12 +148,14 @@ def add_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> 
 class Rotation(HeadRotation):
     """Of Triton."""
 
-    backend = "triton"
+    def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `HeadRotation`."""
+        return unrotated(qkv, self)
 
     def launch(
         self, qkv: Tensor, q: Tensor, k: Tensor, v: Tensor | None = None, slot_mapping: Tensor | None = None
     ) -> None:
-        """See `HeadRotation`."""
+        """See `Launch`."""
         N, H, D = q.shape
         paged = slot_mapping is not None
         block_h, block_d = 8, triton.next_power_of_2(D // 2)

@@ -10,7 +10,8 @@ from dataclasses import replace
 import torch
 
 from ..engine import BaseEngine
-from ..errors import counted
+from ..errors import InvalidInput, counted
+from ..fused.packed import slowness_of_bfloat16
 from ..loader import Loaded
 from ..memory import graph_bytes
 from ..token_budget import choose_token_budget
@@ -19,6 +20,7 @@ from .graphs import GraphedModel, ladder, why_no_graphs
 from .overlap import OverlappedLoop
 from .warm_up import warm_up
 
+MANY, LEAST_GAIN = 64, 1.1  # requests whose products are timed in two types, and the difference that is worth a line
 VERIFIED = 64  # rows for which there are graphs at least, where each request brings its draft tokens
 
 
@@ -31,8 +33,9 @@ def make_engine(
 ) -> BaseEngine:
     """Return `engine_class(loaded, **options)`, with graphs for decode and the overlapped loop if wanted.
 
-    graphs, overlap: None turns them on on a GPU, where the engine allows them. Raise ValueError if they are asked for
-    and not possible. The option token_budget is what `choose_token_budget` finds, unless it is given.
+    graphs, overlap: None turns them on on a GPU, where the engine allows them. Raise InvalidInput if they are asked for
+    and not possible. The options token_budget, and price of a chunk, are what `choose_token_budget` finds, unless they
+    are given.
     """
     with current(loaded.device):
         return make_on_current_device(engine_class, loaded, graphs, overlap, options)
@@ -44,16 +47,19 @@ def make_on_current_device(
     """See `make_engine`."""
     parameters, on_gpu = inspect.signature(engine_class).parameters, loaded.device.type == "cuda"
     if overlap and (reason := why_no_overlap(engine_class)):
-        raise ValueError(f"the overlapped loop was asked for, but {reason}")
+        raise InvalidInput(f"the overlapped loop was asked for, but {reason}")
     if overlap is None:
         overlap = on_gpu and why_no_overlap(engine_class) is None
-    note = ""
+    note, price = "", options.pop("price", None)
     if "token_budget" in parameters and options.get("token_budget") is None:
         max_running = options.get("max_running") or parameters["max_running"].default
-        options["token_budget"], note = choose_token_budget(loaded, parameters["token_budget"].default, max_running)
+        attention = options.get("attention", "auto") if "attention" in parameters else None
+        options["token_budget"], price, note = choose_token_budget(
+            loaded, parameters["token_budget"].default, max_running, attention
+        )
     made = overlapped(engine_class) if overlap else engine_class
     if "graphs" in parameters:  # it has workers, and each makes its own
-        engine = made(loaded, graphs=graphs, **options)
+        engine = made(loaded, graphs=graphs, price=price, **options)
         engine.startup_notes += f", {note}" * bool(note)
         return engine
     if graphs is not False and on_gpu and "page_size" in parameters:
@@ -62,11 +68,15 @@ def make_on_current_device(
         models = 1 if options.get("draft", "auto") in ("auto", "lookup") else 2  # "auto" may mean the small bundled one
         loaded = replace(loaded, reserved_bytes=graph_bytes(loaded.config, loaded.dtype, most, models))
     engine = made(loaded, **options)
+    scheduler = getattr(engine, "scheduler", None)
+    note = ", ".join(filter(None, [note, float32_is_faster(loaded, scheduler)]))
+    if price is not None and scheduler is not None:  # a learner's own may count tokens alone, and not look at it
+        scheduler.price = price
     engine.startup_notes = ", ".join(filter(None, [engine.startup_notes, note]))
     warm_up(engine)
     reason = why_no_graphs(loaded.device, getattr(getattr(engine, "cache", None), "attention", None))
     if graphs and reason:
-        raise ValueError(f"graphs were asked for, but {reason}")
+        raise InvalidInput(f"graphs were asked for, but {reason}")
     if graphs is not False and reason is None:
         before = free_bytes(loaded.device)
         sizes = add_graphs(engine, engine.model if overlap else engine)
@@ -77,6 +87,24 @@ def make_on_current_device(
     if overlap:
         engine.startup_notes += ", overlapped loop"
     return engine
+
+
+def float32_is_faster(loaded: Loaded, scheduler: object) -> str:
+    """Return one line that says so, for a model in bfloat16 whose engine runs many requests on a CPU; "" otherwise.
+
+    Some processors multiply bfloat16 no faster than float32, and convert besides. With few requests it pays all the
+    same, since it has half of the bytes, and so it does in attention.
+    """
+    if scheduler is None or loaded.dtype != torch.bfloat16 or not getattr(loaded.model, "pads", False):
+        return ""
+    rows = min(scheduler.max_running, MANY)
+    times = slowness_of_bfloat16(loaded.model.blocks[0], rows)
+    if times < LEAST_GAIN:
+        return ""
+    return (
+        f"products of {counted(rows, 'token')} take {times:.1f} times as long in bfloat16 as in float32 here: "
+        "with many requests --dtype float32 is faster"
+    )
 
 
 def add_graphs(engine: BaseEngine, holder: object) -> list[int]:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Attention, PagedBatch
+from ..fused.rotation import check_positions
 from ..model import Attend, Transformer
 
 FEW = 16  # tokens of one request that run as if they were requests: each reads all of its K and V
@@ -82,7 +83,7 @@ class GraphedModel:
         memory_of: "GraphedModel | None" = None,
     ):
         self.model, self.cache, self.sizes = model, cache, sizes
-        self.page_size = cache.k.shape[2]
+        self.page_size, self.most_tokens = cache.k.shape[2], most_tokens
         width = -(-most_tokens // self.page_size)
         most, device = sizes[-1], cache.k.device
         self.token_ids, self.positions, self.slot_mapping = torch.zeros(3, most, dtype=torch.int64, device=device)
@@ -109,6 +110,7 @@ class GraphedModel:
         if not isinstance(batch, PagedBatch) or count > self.sizes[-1] or max(batch.host_query_lengths) > FEW:
             self.replayed = 0
             return self.model(token_ids, positions, attend)
+        check_positions(positions, attend, self.model.cos)  # a replay runs no Python
         batch = batch.one_by_one(positions)
         size = next(size for size in self.sizes if size >= count)
         shortest = min(range(count), key=batch.host_lengths.__getitem__)  # it costs least to attend to once more
@@ -140,7 +142,6 @@ class GraphedModel:
 
     def _forward(self, size: int) -> None:
         """Run what is recorded. On the host, sequences are as long as they can be: the launches serve all lengths."""
-        longest = self.page_tables.shape[1] * self.page_size
         batch = PagedBatch(
             query_starts=self.starts[: size + 1],
             lengths=self.lengths[:size],
@@ -149,7 +150,7 @@ class GraphedModel:
             page_size=self.page_size,
             decodes=size,
             host_query_lengths=[1] * size,
-            host_lengths=[longest] * size,
+            host_lengths=[self.most_tokens] * size,
         )
         self.hidden[:size] = self.model(self.token_ids[:size], self.positions[:size], self.cache.bind(batch))
         self.scores[:size] = self.model.logits(self.hidden[:size])

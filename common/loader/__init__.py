@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..errors import InvalidInput
 from ..fused import choose_model
 from ..model import ModelConfig, Transformer
 from ..parallel.shard import WHOLE, Shard
@@ -30,7 +31,7 @@ class Loaded:
     `config` describes the part of the model in this process: if `shard` is not the whole, fewer heads.
     """
 
-    model: Transformer
+    model: Transformer | None
     tokenizer: Any
     config: ModelConfig
     eos_token_ids: frozenset[int]
@@ -57,13 +58,13 @@ def load_model(
         folder, the name of a bundled config (with load_format="dummy"), or a Hugging Face Hub id.
     device, dtype: see `choose_device`. fused: which kernels of common/fused to use, see `choose_model`.
     load_format: "auto" reads the weights; "dummy" fills the model with random ones from the config alone, so that a
-        real size can be timed where nothing can be downloaded.
+        real size can be timed where nothing can be downloaded; "none" builds no model, for a process whose workers do.
     shard: the part of the model to load, for a process that shares it with others.
 
-    Raise FileNotFoundError or ValueError, one sentence with the file and the field or tensor at fault.
+    Raise FileNotFoundError or InvalidInput, one sentence with the file and the field or tensor at fault.
     """
-    if load_format not in ("auto", "dummy"):
-        raise ValueError(f"load_format={load_format!r} is unknown: use 'auto' or 'dummy'")
+    if load_format not in ("auto", "dummy", "none"):
+        raise InvalidInput(f"load_format={load_format!r} is unknown: use 'auto', 'dummy' or 'none'")
     device, dtype, _ = choose_device(device, dtype)
     if device.type == "cpu":
         keep_freed_memory()
@@ -73,14 +74,13 @@ def load_model(
     eos_token_ids = read_eos_token_ids(folder)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         eos_token_ids |= {tokenizer.eos_token_id}  # some chat checkpoints name their end of turn only here
-    model = empty_model(config, device, dtype, shard)
-    if load_format == "auto":
-        copy_weights(model, folder, shard)
-    else:
-        randomize_weights(model, shard)
-    model, name = choose_model(model, fused), str(name_or_path or "bundled")
-    defaults = read_sampling_defaults(folder)
-    return Loaded(model, tokenizer, model.config, eos_token_ids, name, device, dtype, shard, defaults)
+    model, name, defaults = None, str(name_or_path or "bundled"), read_sampling_defaults(folder)
+    if load_format != "none":
+        model = empty_model(config, device, dtype, shard)
+        copy_weights(model, folder, shard) if load_format == "auto" else randomize_weights(model, shard)
+        model = choose_model(model, fused)
+        config = model.config
+    return Loaded(model, tokenizer, config, eos_token_ids, name, device, dtype, shard, defaults)
 
 
 def find_checkpoint(name: str | os.PathLike | None, with_weights: bool) -> Path:
@@ -94,7 +94,7 @@ def find_checkpoint(name: str | os.PathLike | None, with_weights: bool) -> Path:
     bundled = configs.get(str(name).lower())
     if bundled is not None:
         if with_weights:
-            raise ValueError(
+            raise InvalidInput(
                 f"{name} is bundled as a config without weights: use load_format='dummy' (--load-format dummy)"
             )
         return bundled
@@ -124,7 +124,7 @@ def load_tokenizer(folder: Path) -> Any:
             from transformers import AutoTokenizer as Tokenizer
         tokenizer = Tokenizer.from_pretrained(folder)
     except Exception as error:  # transformers raises different types in different versions
-        raise ValueError(f"{folder}: the tokenizer cannot be read ({first_sentence(error)})") from error
+        raise InvalidInput(f"{folder}: the tokenizer cannot be read ({first_sentence(error)})") from error
     # transformers would warn of prompts longer than the context, which engines refuse with an error.
     tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+from ..errors import InvalidInput
 from ..model import ModelConfig
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -43,20 +44,20 @@ COMPLETE_LLAMA = dict.fromkeys((*SIZES, "head_dim"), int) | {
 
 
 def read_json(path: Path) -> dict:
-    """Return the object in a JSON file. Raise FileNotFoundError without the file, ValueError without an object."""
+    """Return the object in a JSON file. Raise FileNotFoundError without the file, InvalidInput without an object."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path}: not valid JSON ({error})") from error
+        raise InvalidInput(f"{path}: not valid JSON ({error})") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path}: contains a JSON {type(value).__name__}, not an object")
+        raise InvalidInput(f"{path}: contains a JSON {type(value).__name__}, not an object")
     return value
 
 
 def read_eos_token_ids(folder: Path) -> frozenset[int]:
-    """Return the tokens that end a text, empty if no file names any. Raise ValueError for anything but token ids.
+    """Return the tokens that end a text, empty if no file names any. Raise InvalidInput for anything but token ids.
 
     Chat checkpoints have several and list them in generation_config.json, so that file comes first. Read the raw files:
     if config.json names none, transformers would return the family's default.
@@ -79,7 +80,7 @@ def read_sampling_defaults(folder: Path) -> dict[str, float]:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Return the ModelConfig of `folder/config.json`. Raise FileNotFoundError or ValueError with the file's path."""
+    """Return the ModelConfig of `folder/config.json`. Raise FileNotFoundError or InvalidInput with the file's path."""
     path = folder / "config.json"
     # Read from the raw file: for an unknown model type, transformers raises a page of advice.
     raw = read_json(path)
@@ -92,14 +93,14 @@ def read_config(folder: Path) -> ModelConfig:
     try:
         hf_config = AutoConfig.from_pretrained(folder)
     except Exception as error:  # transformers raises different types in different versions
-        raise ValueError(f"{path}: not accepted by transformers ({first_sentence(error)})") from error
+        raise InvalidInput(f"{path}: not accepted by transformers ({first_sentence(error)})") from error
     return model_config(hf_config, str(path))
 
 
 def model_config(hf_config, where: str = "config.json") -> ModelConfig:
     """Translate a transformers configuration of one of MODEL_TYPES.
 
-    Raise ValueError, one sentence with `where` and the field, for anything that common/model.py does not implement.
+    Raise InvalidInput, one sentence with `where` and the field, for anything that common/model.py does not implement.
     """
 
     def check(holds: bool, field: str, value, supported: str) -> None:
@@ -153,7 +154,7 @@ def context_length(hf_config, rope: dict) -> int:
 
 
 def rope_parameters(hf_config, where: str) -> dict:
-    """Return the rotary parameters for `common.model.rope_frequencies`. Raise ValueError for what it cannot compute."""
+    """Return the rotary parameters for `common.model.rope_frequencies`. Raise InvalidInput if it has no such kind."""
     rope = dict(hf_config.rope_parameters or {})
     per_layer = sorted(name for name, value in rope.items() if isinstance(value, dict))
     require(not per_layer, where, "rope_parameters", per_layer, "one set for all layers")
@@ -168,9 +169,9 @@ def rope_parameters(hf_config, where: str) -> dict:
 
 
 def require(holds: bool, where: Path | str, field: str, value, supported: str) -> None:
-    """Raise a ValueError, unless it holds, that names the file, the field, its value and the supported values."""
+    """Raise InvalidInput, unless it holds, that names the file, the field, its value and the supported values."""
     if not holds:
-        raise ValueError(f"{where}: {field}={value!r} is not supported; supported is {supported}")
+        raise InvalidInput(f"{where}: {field}={value!r} is not supported; supported is {supported}")
 
 
 def first_sentence(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..errors import counted
+from ..errors import InvalidInput, counted
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -13,7 +13,7 @@ def choose_device(
     """Return the device, the dtype, and one line for the user with both and the reasons.
 
     "auto" is CUDA in bfloat16 (float16 below compute capability 8.0) if a CUDA device is there, otherwise the CPU in
-    float32. Raise ValueError for a device or a dtype that is not available.
+    float32. Raise InvalidInput for a device or a dtype that is not available.
     """
     cuda = torch.cuda.is_available()
     if device == "auto":
@@ -23,14 +23,14 @@ def choose_device(
         try:
             device, device_reason = torch.device(device), "as asked"
         except (RuntimeError, TypeError) as error:
-            raise ValueError(f"device={device!r} is not a device: use 'auto', 'cpu', 'cuda' or 'cuda:1'") from error
+            raise InvalidInput(f"device={device!r} is not a device: use 'auto', 'cpu', 'cuda' or 'cuda:1'") from error
         count = torch.cuda.device_count()
         if device.type == "cuda" and (device.index or 0) >= count:
-            raise ValueError(f"device='{device}' is not available: torch sees {counted(count, 'CUDA device')} here")
+            raise InvalidInput(f"device='{device}' is not available: torch sees {counted(count, 'CUDA device')} here")
     if dtype != "auto":
         dtype, dtype_reason = DTYPES.get(dtype, dtype), "as asked"
         if dtype not in DTYPES.values():
-            raise ValueError(f"dtype={dtype!r} is not supported: use auto, {', '.join(DTYPES)}")
+            raise InvalidInput(f"dtype={dtype!r} is not supported: use auto, {', '.join(DTYPES)}")
     elif device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         dtype, dtype_reason = torch.float16, "half the bytes of float32; bfloat16 needs compute capability 8.0"
     elif device.type == "cuda":

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..errors import InvalidInput
 from ..model import ModelConfig, Transformer
 from ..parallel.shard import WHOLE, Shard
 from .config import read_json
@@ -91,7 +92,7 @@ def checkpoint_names(config: ModelConfig) -> list[tuple[str, str, slice]]:
 def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE) -> None:
     """Fill the model from the folder's safetensors files.
 
-    Raise ValueError or FileNotFoundError if a tensor is missing, has another shape, or belongs to no parameter.
+    Raise InvalidInput or FileNotFoundError if a tensor is missing, has another shape, or belongs to no parameter.
     """
     parameters = dict(model.named_parameters())
     places = {tensor: (name, parameters[name][rows]) for name, tensor, rows in checkpoint_names(model.config)}
@@ -105,21 +106,21 @@ def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE) -> None
             continue
         parameter, place = places.pop(name, (None, None))
         if place is None:
-            raise ValueError(f"{path}: tensor {name} belongs to no parameter of the model that config.json describes")
+            raise InvalidInput(f"{path}: tensor {name} belongs to no parameter of the model that config.json describes")
         whole_shape = shard.whole_shape(parameter, place.shape, model.config)
         if tensor.shape != whole_shape:
             shapes = f"{tuple(tensor.shape)}, but config.json makes it {tuple(whole_shape)}"
-            raise ValueError(f"{path}: tensor {name} has shape {shapes}")
+            raise InvalidInput(f"{path}: tensor {name} has shape {shapes}")
         if tensor.dtype not in DTYPES.values():
-            raise ValueError(f"{path}: tensor {name} is {tensor.dtype}; supported are {', '.join(DTYPES)}")
+            raise InvalidInput(f"{path}: tensor {name} is {tensor.dtype}; supported are {', '.join(DTYPES)}")
         place.copy_(shard.part(parameter, tensor))  # converts to the parameter's dtype and device
         progress.add(place.nbytes)
     if places:
         missing, more = next(iter(places)), f" (and {len(places) - 1} more)" if len(places) > 1 else ""
-        raise ValueError(f"{folder}: the checkpoint has no tensor {missing}{more}")
+        raise InvalidInput(f"{folder}: the checkpoint has no tensor {missing}{more}")
     if tied_head is not None and not same_values(tied_head[1], model.head.weight):
         # A second copy of the embedding is harmless; other values mean that config.json does not fit its checkpoint.
-        raise ValueError(f"{tied_head[0]}: lm_head.weight is not the embedding, but config.json says they are tied")
+        raise InvalidInput(f"{tied_head[0]}: lm_head.weight is not the embedding, but config.json says they are tied")
 
 
 def stored_tensors(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
@@ -130,10 +131,10 @@ def stored_tensors(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
     elif index.exists():
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
-            raise ValueError(f"{index}: weight_map is missing, or not an object")
+            raise InvalidInput(f"{index}: weight_map is missing, or not an object")
         paths = [folder / file for file in sorted(set(weight_map.values()))]
     elif list(folder.glob("*.bin")):
-        raise ValueError(f"{folder}: has pytorch_model.bin but no model.safetensors, the only format read here")
+        raise InvalidInput(f"{folder}: has pytorch_model.bin but no model.safetensors, the only format read here")
     else:
         raise FileNotFoundError(f"{single}: no such file")
     for path in paths:
@@ -144,7 +145,7 @@ def stored_tensors(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
                 for name in file.keys():  # noqa: SIM118 (a safe_open is not a dict)
                     yield path, name, file.get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
+            raise InvalidInput(f"{path}: not a complete safetensors file ({error})") from error
 
 
 def same_values(stored: Tensor, loaded: Tensor, rows: int = 4096) -> bool:

@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 from ..engine import BaseEngine
+from ..errors import InvalidInput
 from ..gpu.accelerate import make_engine
 from ..loader import load_model, weights
 from ..process import freeze_loaded_objects
@@ -102,12 +103,12 @@ class TensorParallelEngine:
 
 
 def check_deterministic(engine_class: type[BaseEngine], options: dict[str, Any]) -> None:
-    """Raise ValueError if ranks that run this engine would take different decisions."""
+    """Raise InvalidInput if ranks that run this engine would take different decisions."""
     parameters = inspect.signature(engine_class).parameters
     if "workers" in parameters:
-        raise ValueError("a router with workers cannot run on ranks: use tensor parallelism with stages 01 to 07")
+        raise InvalidInput("a router with workers cannot run on ranks: use tensor parallelism with stages 01 to 07")
     if "num_draft_tokens" in parameters and options.get("num_draft_tokens") is None:
-        raise ValueError(
+        raise InvalidInput(
             "an adaptive number of draft tokens depends on measured times, which differ from rank to rank: with tensor "
             "parallelism give --num-draft-tokens"
         )
@@ -199,7 +200,7 @@ def follow() -> None:
             getattr(follower, method)(*arguments)
     except Exception as error:
         # If rank 0 is gone, errors of the connection to it need no traceback.
-        if not isinstance(error, (ValueError, OSError)) and not ends(commands):
+        if not isinstance(error, (InvalidInput, OSError)) and not ends(commands):
             traceback.print_exc()
         with suppress(OSError):
             answer(RankLost(f"{type(error).__name__}: {error}"))

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..errors import counted
+from ..errors import InvalidInput, counted
 from ..loader import load_model
 from ..loader.device import choose_device
 from ..stages import ROOT
@@ -45,7 +45,7 @@ class RankLost(ConnectionError):
 class Ranks:
     """Start `count` processes that share a model, this one included; other arguments as for `load_model`.
 
-    On CUDA rank r uses cuda:r; on a CPU each rank has its share of the cores. Raise ValueError if the machine has too
+    On CUDA rank r uses cuda:r; on a CPU each rank has its share of the cores. Raise InvalidInput if the machine has too
     few GPUs, or if this process has ranks already. The ranks end with `close`, with this process, or after a RankLost.
     """
 
@@ -59,7 +59,7 @@ class Ranks:
         load_format: str = "auto",
     ):
         if dist.is_initialized():
-            raise ValueError("this process has ranks already: close their engine first")
+            raise InvalidInput("this process has ranks already: close their engine first")
         self.count = count
         self.device, self.dtype, self.threads = choose_place(count, device, dtype)
         self.failure: str | None = None
@@ -117,8 +117,8 @@ class Ranks:
                 self._failed.wait(NOTICING_SECONDS)
             lost = self.failure is not None or isinstance(error, RuntimeError)
             self._fail(f"rank 0 could not end its step: {error!r}")
-            # A ValueError is about the arguments. All ranks raise it, and another rank may be the first.
-            if lost and isinstance(error, Exception) and not isinstance(error, (ValueError, RankLost)):
+            # An InvalidInput is about the arguments. All ranks raise it, and another rank may be the first.
+            if lost and isinstance(error, Exception) and not isinstance(error, (InvalidInput, RankLost)):
                 raise RankLost(self.failure) from error
             raise
         self._raise_failure()
@@ -208,17 +208,17 @@ class Ranks:
 def choose_place(
     count: int, device: str | torch.device, dtype: str | torch.dtype
 ) -> tuple[torch.device, torch.dtype, int]:
-    """Return device, dtype and threads per rank for `count` ranks. Raise ValueError if this machine cannot run them."""
+    """Return device, dtype and threads per rank for `count` ranks. Raise InvalidInput if none can run here."""
     if count < 2:
-        raise ValueError(f"tensor parallelism needs at least 2 ranks, not {count}")
+        raise InvalidInput(f"tensor parallelism needs at least 2 ranks, not {count}")
     device, dtype, _ = choose_device(device, dtype)
     gpus = torch.cuda.device_count()
     if device.type not in ("cuda", "cpu"):
-        raise ValueError(f"ranks cannot run on {device.type}: use cuda or cpu")
+        raise InvalidInput(f"ranks cannot run on {device.type}: use cuda or cpu")
     if device.type == "cuda" and device.index is not None:
-        raise ValueError(f"{count} ranks use cuda:0 to cuda:{count - 1}: give the device as cuda, not as {device}")
+        raise InvalidInput(f"{count} ranks use cuda:0 to cuda:{count - 1}: give the device as cuda, not as {device}")
     if device.type == "cuda" and gpus < count:
-        raise ValueError(
+        raise InvalidInput(
             f"{count} ranks need a GPU each, and torch sees {counted(gpus, 'CUDA device')}: use fewer ranks"
         )
     # With more threads than cores, threads wait for each other (common/process.py), and every rank for the slowest.

@@ -25,6 +25,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import InvalidInput
 from ..model import ModelConfig, Transformer
 
 
@@ -36,11 +37,11 @@ class Shard:
     ranks: int = 1
 
     def config(self, whole: ModelConfig) -> ModelConfig:
-        """Return the config of this part; the vocabulary stays whole. Raise ValueError if a size does not divide."""
+        """Return the config of this part; the vocabulary stays whole. Raise InvalidInput if a size does not divide."""
         sizes = {name: getattr(whole, name) for name in ("num_heads", "num_kv_heads", "intermediate_size")}
         for name, size in sizes.items():
             if size % self.ranks:
-                raise ValueError(f"{self.ranks} ranks cannot share this model: its {name} is {size}, give a divisor")
+                raise InvalidInput(f"{self.ranks} ranks cannot share this model: its {name} is {size}, give a divisor")
         return replace(whole, **{name: size // self.ranks for name, size in sizes.items()})
 
     def build(self, whole: ModelConfig) -> Transformer:

@@ -1,6 +1,7 @@
 """The CPU's fused kernels and packed products compute what common/model.py computes, whatever else is in the batch."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 pytest.importorskip("numba")
 
 from common.attention import PagedBatch, choose_attention
-from common.fused import FusedTransformer, few_tokens, fuse, numba_kernels, packed, rotation
+from common.fused import FusedTransformer, few_tokens, fuse, numba_basics, numba_kernels, packed, rotation
 from common.fused.packed import PackedLinear
 from common.loader import load_model
 from common.model import Transformer, rope_table, rotate
@@ -84,18 +85,9 @@ def test_norm_rotate(dtype, normed, heads, kv_heads, head_dim):
         expected.append(rotate(x, c, s))
     heads_of = numba_kernels.Rotation(positions, cos, sin, *norms, 1e-2, heads, kv_heads)
     tolerance = {"rtol": torch.finfo(dtype).eps, "atol": 1e-5}
-    for ours, theirs in zip(rotation.norm_rotate(qkv, heads_of), [*expected, v.double()], strict=True):
+    for ours, theirs in zip(heads_of.heads(qkv), [*expected, v.double()], strict=True):
         assert ours.dtype == dtype
         torch.testing.assert_close(ours.double(), theirs, **tolerance)
-
-    k_pages, v_pages = torch.full((2, 3, 4, kv_heads, head_dim), 7.0, dtype=dtype)
-    slots, others = torch.tensor([11, 0, 6, 3, 1]), torch.tensor([2, 4, 5, 7, 8, 9, 10])
-    unwritten = rotation.Unwritten(qkv, heads_of)
-    unwritten.write(k_pages, v_pages, slots)
-    torch.testing.assert_close(unwritten.q.double(), expected[0], **tolerance)
-    for pages, theirs in ((k_pages, expected[1]), (v_pages, v.double())):
-        torch.testing.assert_close(pages.flatten(0, 1)[slots].double(), theirs, **tolerance)
-        assert (pages.flatten(0, 1)[others] == 7).all(), "a slot of another token was written"
 
 
 # ---- Products ----
@@ -195,6 +187,67 @@ def test_the_cpu_has_the_fused_model_unless_not_wanted():
         load_model(device="cpu", dtype="float16", fused="numba")
     with pytest.raises(ValueError, match="fused='always' is unknown"):
         load_model(device="cpu", fused="always")
+
+
+@pytest.mark.parametrize("position", [-1, SMALL.context_length])
+@pytest.mark.parametrize("count", [1, numba_kernels.MOST_TOKENS + 1])
+@torch.inference_mode()
+def test_positions_beyond_the_rotary_table_are_refused(count, position):
+    model, (token_ids, positions) = fuse(random_model(SMALL), "numba"), step_of(SMALL, count=count)
+    model(token_ids, positions.clamp(max=SMALL.context_length - 1), causal_attend)
+    positions[-1] = position
+    with pytest.raises(IndexError, match=rf"position {position}, and the rotary table has rows for 0 to 63"):
+        model(token_ids, positions, causal_attend)
+
+
+def test_of_positions_on_a_device_the_lengths_on_the_host_are_checked():
+    positions, table = torch.zeros(2, dtype=torch.int64, device="meta"), torch.zeros(64, 16)
+    batch = PagedBatch.pack([1, 1], [3, 64], [[0], [1]], torch.zeros(2, dtype=torch.int64), 64)
+    rotation.check_positions(positions, SimpleNamespace(batch=batch), table)
+    rotation.check_positions(positions, causal_attend, table)
+    with pytest.raises(IndexError, match="position 64, and"):
+        rotation.check_positions(positions, SimpleNamespace(batch=replace(batch, host_lengths=[3, 65])), table)
+
+
+@dtypes
+def test_what_an_engine_attends_to_are_tensors(dtype, prompts, monkeypatch):
+    """Before anything is written, and equal to the plain model's: with few tokens and with many."""
+    bound_cache = load_stage_module("05", "kv_cache").BoundCache
+    call = bound_cache.__call__
+
+    def seen(fused):
+        engine, calls = load_engine("05")(load_model(device="cpu", dtype=dtype, fused=fused), kv_memory="8M"), []
+
+        def recorded(attend, layer, *heads):
+            calls.append([x.clone() for x in heads])
+            return call(attend, layer, *heads)
+
+        monkeypatch.setattr(bound_cache, "__call__", recorded)  # as a learner's own would be
+        engine.generate([prompt[:20] for prompt in prompts[:2]], SamplingParams(max_tokens=3, ignore_eos=True))
+        return engine.config, calls
+
+    (config, ours), (_, plain) = seen("numba"), seen(False)
+    counts = {len(q) for q, _, _ in ours}
+    assert min(counts) <= numba_kernels.MOST_TOKENS < max(counts) and len(ours) == len(plain)
+    for call, expected in zip(ours, plain, strict=True):
+        for x, theirs, heads in zip(call, expected, (config.num_heads, *2 * [config.num_kv_heads]), strict=True):
+            assert type(x) is torch.Tensor and x.shape == (len(call[0]), heads, config.head_dim)
+            tolerance = 1e-4 if dtype == torch.float32 else 0.3
+            torch.testing.assert_close(x, theirs, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("most_bytes", "threads"), [(2**26, 2), (0, 1)], ids=["products in kernels", "none there"])
+@torch.inference_mode()
+def test_threads_are_woken_for_few_tokens_only_where_kernels_have_the_products(most_bytes, threads, monkeypatch):
+    monkeypatch.setattr(few_tokens, "MOST_BYTES", most_bytes)
+    config, woken = replace(SMALL, hidden_size=256), []
+    model, step = fuse(random_model(config), "numba"), step_of(config, count=1)
+    monkeypatch.setattr(numba_kernels, "THREADS", SimpleNamespace(adapt=lambda: None))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(numba_basics.numba.config, "NUMBA_NUM_THREADS", 2)
+    monkeypatch.setattr(numba_basics.numba, "set_num_threads", woken.append)
+    model(*step, causal_attend)
+    assert woken == [threads]
 
 
 # ---- What bfloat16 changes ----

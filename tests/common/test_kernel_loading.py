@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 pytest.importorskip("numba")
 
@@ -18,9 +19,12 @@ from common.sampling import SamplingParams
 from common.stages import ROOT, load_engine, stage_folders
 
 PROBE = """
+import os
 import torch
 from numba import njit, prange
 from common.fused.numba_basics import array, f4, kernel, narrow
+
+os.environ["NUMBA_WARNINGS"] = "0"  # numba reads all of its settings again when it compiles
 
 @njit
 def put(row, number):
@@ -32,9 +36,17 @@ def fill(at, size):
     for i in prange(size):
         put(out[i:], f4(i))
 
+@kernel("void(i8, i8)")
+def add_ten(at, size):
+    out = array(at, size, f4)
+    for i in prange(size):
+        put(out[i:], out[i] + f4(10))
+
 fill((out := torch.empty(3)).data_ptr(), len(out))
+add_ten(out.data_ptr(), len(out))
 print(out.tolist())
 """
+RIGHT = "[10.0, 11.0, 12.0]\n"
 TWO_THREADS = """
 import threading, numba, torch
 from common.fused import numba_kernels
@@ -69,6 +81,7 @@ def test_an_engine_is_ready_when_its_kernels_are_loaded(stage, monkeypatch):
     numba_backend.compiled.cache_clear()
     engine = make_engine(load_engine(stage), load_model(device="cpu"))
     assert numba_kernels.compiled.cache_info().currsize == 1
+    assert numba_backend.compiled.cache_info().currsize == (stage.name >= "05"), "nothing waits for what is not used"
 
     def late(signature):
         raise AssertionError("a request waits for kernels")
@@ -78,21 +91,61 @@ def test_an_engine_is_ready_when_its_kernels_are_loaded(stage, monkeypatch):
     engine.generate(["The capital of France is", "Once upon a time there was " * 20], SamplingParams(max_tokens=3))
 
 
-def test_kernels_stay_on_disk_until_a_function_within_them_changes(tmp_path):
+def test_every_kernel_is_found_on_disk_the_second_time():
+    for _ in range(2):
+        for known in (numba_kernels.compiled, numba_backend.compiled, numba_backend.writer):
+            known.cache_clear()
+        kernels = []
+        for dtype in (torch.float32, torch.bfloat16):
+            kernels += [*numba_kernels.compiled(dtype), numba_backend.compiled(dtype, 64), numba_backend.writer()]
+    assert all(sum(kernel.stats.cache_hits.values()) == 1 for kernel in kernels)
+    assert not any(kernel.stats.cache_misses for kernel in kernels)
+
+
+@pytest.fixture
+def probe(tmp_path):
+    """Run PROBE in a copy of what it needs, with a cache folder of the user; return what it has printed."""
+    cache = tmp_path / "cache"
+
+    def run(name="course", basics=None, **variables):
+        folder = tmp_path / name
+        for file in ("common/process.py", "common/fused/kept_kernels.py", "common/fused/numba_basics.py"):
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, folder / file)
+        if basics:
+            path = folder / "common/fused/numba_basics.py"
+            path.write_text(path.read_text().replace(*basics))
+        (folder / "probe.py").write_text(PROBE)
+        done = python("import probe", folder, **{"XDG_CACHE_HOME": str(cache), "NUMBA_CACHE_DIR": "", **variables})
+        kept = [path for path in folder.rglob("*") if not path.is_dir() and path.suffix not in (".py", ".pyc")]
+        assert not kept, "kernels belong into the user's cache folder"
+        return done.stdout, done.stderr.count("compiling kernels")
+
+    return run
+
+
+def test_copies_of_the_course_share_kernels_until_a_function_within_them_changes(probe, tmp_path):
     """numba by itself looks at the file of the kernel, and not at the one that `narrow` is in."""
-    for file in ("common/process.py", "common/fused/numba_basics.py"):
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / file, tmp_path / file)
-    probe, basics = tmp_path / "probe.py", tmp_path / "common/fused/numba_basics.py"
-    probe.write_text(PROBE)
     with ThreadPoolExecutor() as pool:  # two that start together: one compiles, the other waits
-        both = list(pool.map(lambda _: python("import probe", tmp_path), range(2)))
-    assert [one.stdout for one in both] == ["[0.0, 1.0, 2.0]\n"] * 2
-    assert "".join(one.stderr for one in both).count("compiling kernels") == 1
-    basics.write_text(basics.read_text().replace("lambda x, like: x\n", "lambda x, like: -x\n"))
-    assert python("import probe", tmp_path).stdout == "[-0.0, -1.0, -2.0]\n"
-    nowhere = python("import probe", tmp_path, NUMBA_CACHE_LOCATOR_CLASSES="_IPythonCacheLocator")
-    assert nowhere.stdout == "[-0.0, -1.0, -2.0]\n", "where nothing can be written"
+        both = list(pool.map(probe, ("course", "clone")))
+    assert sorted(both) == [(RIGHT, 0), (RIGHT, 1)]
+    [kept] = tmp_path.glob("cache/*/kernels")
+    for number in range(40):  # of courses that are gone
+        (kept / f"old-{number}").mkdir()
+        os.utime(kept / f"old-{number}", (number, number))
+    assert probe("my", basics=("lambda x, like: x\n", "lambda x, like: -x\n")) == ("[-10.0, -9.0, -8.0]\n", 1)
+    assert not (kept / "old-0").exists() and (kept / "old-39").exists(), "what was used last stays"
+    assert probe() == (RIGHT, 0)
+
+
+def test_kernels_are_compiled_where_they_cannot_be_kept_or_read(probe, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert probe(XDG_CACHE_HOME=str(tmp_path / "file")) == (RIGHT, 1)
+    for damaged in (False, True):
+        for path in tmp_path.glob("cache/*/kernels/*/*"):
+            path.write_bytes(path.read_bytes()[:100])
+        assert probe() == (RIGHT, 1), damaged
+    assert probe("clone") == (RIGHT, 0), "a damaged one is replaced"
 
 
 def test_two_threads_may_run_kernels_whatever_threads_numba_has():

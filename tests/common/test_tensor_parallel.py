@@ -234,7 +234,7 @@ def test_a_rank_that_fails_says_why(own_two):
     engine.add(STORY, SamplingParams(max_tokens=3000, ignore_eos=True))
     with suppress(RankLost):  # where the answer is here before `tell` returns
         two.tell("add", [4096], GREEDY, "unknown to rank 0", 0)
-    assert_lost(engine, two, "rank 1 of 2 failed: ValueError: token id 4096")
+    assert_lost(engine, two, "rank 1 of 2 failed: InvalidInput: token id 4096")
 
 
 def test_a_rank_notices_that_it_has_sampled_something_else(loaded):

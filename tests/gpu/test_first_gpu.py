@@ -1,13 +1,16 @@
 """What is decided before anything runs on a GPU: which one is current, types, sizes of steps, and memory."""
 
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from common import memory, token_budget, transfers
+from common import memory, process, token_budget, transfers
 from common.bench.predict import parameters
 from common.engine import BaseEngine
 from common.gpu import accelerate
@@ -143,3 +146,28 @@ def test_only_rows_that_can_be_scored_are_in_the_budget(stage, drafts, rows, loa
         options = {"token_budget": 4096, "num_draft_tokens": drafts, "attention": "torch", "draft": draft}
         engine_class(loaded, max_running=5, **options)
     assert asked == [(4096, rows, 0), (4096, rows, rows)], "prompt lookup draws from no distribution"
+
+
+def test_workers_that_share_a_gpu_measure_in_turn(card, monkeypatch):
+    """Another program has 6 of 24 GiB, two workers 2 each for their weights. Both would find 14 free, and take 8.8."""
+    pytest.importorskip("ray", reason="needs the package ray")
+    ray_fleet, cluster_module = load_stage_module("08", "ray_fleet"), import_module("common.distributed.cluster")
+    free, taken, both = [14 * GIB], [], threading.Barrier(2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 24 * GIB))
+    cluster = cluster_module.Cluster.__new__(cluster_module.Cluster)
+    cluster._workers_per_gpu, cluster._measuring = 2, threading.Lock()
+    cluster.actor_options, cluster.threads, cluster.loopback = lambda number: {}, lambda number: 1, True
+    fleet = SimpleNamespace(actors={}, cluster=cluster, model={}, options=[{}, {}], ranks=1)
+
+    def load(*_, timeout):
+        left = memory.kv_bytes_left(card, 2048, 256, share=cluster.gpu_share())
+        with suppress(threading.BrokenBarrierError):
+            both.wait(1.0)  # until the other has measured, too, or is not going to
+        taken.append(left)
+        free[0] -= left
+
+    monkeypatch.setattr(ray_fleet, "ray", Mock(get=load))
+    started = [process.start(ray_fleet.RayFleet._start, fleet, number)[0] for number in range(2)]
+    for one in started:
+        one.result(60)
+    assert min(taken) > 0 and sum(taken) + 2 * GIB < 14 * GIB, "with a step of each"

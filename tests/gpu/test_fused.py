@@ -71,7 +71,7 @@ def test_add_norm(device, dtype, shape):
 @pytest.mark.parametrize("normed", [True, False], ids=["normed", "plain"])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (1, 1, 80), (7, 7, 96), (16, 8, 128)])
 def test_norm_rotate(device, dtype, normed, heads, kv_heads, head_dim):
-    from common.fused.rotation import Unwritten, norm_rotate
+    from common.attention.triton_backend import TritonAttention
     from common.fused.triton_kernels import Rotation
 
     config = replace(SMALL, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, context_length=40)
@@ -85,18 +85,24 @@ def test_norm_rotate(device, dtype, normed, heads, kv_heads, head_dim):
     for x, weight in zip((q, k), weights, strict=True):
         expected.append(rotate(F.rms_norm(x, (head_dim,), weight, 1e-2) if normed else x, c, s))
     rotation = Rotation(positions, cos, sin, *weights, 1e-2, heads, kv_heads)
-    for ours, theirs in zip(norm_rotate(qkv, rotation), [*expected, v], strict=True):
+    for ours, theirs in zip(rotation.heads(qkv), [*expected, v], strict=True):
         assert_as_eager(ours, theirs)
         assert ours.stride()[1:] == (head_dim, 1), "attention takes heads and dimensions as contiguous"
     k_pages, v_pages = torch.full((2, 3, 4, kv_heads, head_dim), 7.0, dtype=dtype, device=device)
     slots = torch.tensor([11, 0, 6, 3, 1], device=device)
     others = torch.tensor([2, 4, 5, 7, 8, 9, 10], device=device)
-    unwritten = Unwritten(qkv, rotation)
-    unwritten.write(k_pages, v_pages, slots)
-    assert_as_eager(unwritten.q, expected[0])
+    ours = rotation.heads(qkv)
+    TritonAttention(dtype).write(*ours[1:], k_pages, v_pages, slots)  # in the launch that rotates
+    for one, theirs in zip(ours, [*expected, v], strict=True):
+        assert_as_eager(one, theirs)
     for pages, theirs in ((k_pages, expected[1]), (v_pages, v)):
         assert_as_eager(pages.flatten(0, 1)[slots], theirs)
         assert (pages.flatten(0, 1)[others] == 7).all(), "a slot of another token was written"
+    q, k, v = rotation.heads(qkv)
+    k *= 2  # the first use: what is written now is what k holds
+    TritonAttention(dtype).write(k, v, k_pages, v_pages, slots)
+    assert_as_eager(k_pages.flatten(0, 1)[slots], 2 * expected[1])
+    assert_as_eager(q, expected[0])
 
 
 @devices

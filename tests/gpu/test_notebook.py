@@ -16,6 +16,7 @@ from measured_here import shrink_products
 from common import cli
 from common.bench import suite
 from common.bench.hardware import ROOT
+from common.errors import InvalidInput
 
 CELLS = json.loads((ROOT / "gpu.ipynb").read_text(encoding="utf-8"))["cells"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
@@ -56,7 +57,7 @@ def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
     and no engine is built, so those commands end with 1."""
 
     def no_engine(*_):
-        raise ValueError("no engine is built here")
+        raise InvalidInput("no engine is built here")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(suite, "run_process", lambda *_: ({}, "nothing is measured here"))

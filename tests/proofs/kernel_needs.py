@@ -18,7 +18,6 @@ from pretended_gpu import Compiled, pretended_gpu
 
 from common.attention import PagedBatch
 from common.attention.triton_backend import TILES, Tile, TritonAttention
-from common.fused.rotation import Unwritten, norm_rotate
 from common.fused.triton_kernels import Rotation, add_norm, silu_mul
 from common.gpu.sampler import draw_plain
 from common.loader import find_checkpoint
@@ -91,9 +90,9 @@ def launch_elementwise(config: ModelConfig, dtype: torch.dtype) -> None:
     norm = torch.ones(D, dtype=dtype) if config.qk_norm else None
     qkv, cos = torch.zeros(N, (H + 2 * H_kv) * D, dtype=dtype), torch.zeros(64, D)
     rotation = Rotation(positions, cos, cos, norm, norm, 1e-6, H, H_kv)
-    norm_rotate(qkv, rotation)
+    torch.cat(rotation.heads(qkv), dim=1)
     pages = torch.zeros(4, 16, H_kv, D, dtype=dtype)
-    Unwritten(qkv, rotation).write(pages, pages, slots)
+    TritonAttention(dtype).write(*rotation.heads(qkv)[1:], pages, pages, slots)
     silu_mul(torch.zeros(N, 2 * config.intermediate_size, dtype=dtype))
     draw_plain(torch.zeros(len(QUERIES), config.vocab_size, dtype=dtype), [1.0] * 3, [0.5] * 3)
 

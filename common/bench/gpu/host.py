@@ -45,7 +45,7 @@ class NoModel:
     """In place of a model: hidden states and scores of the right shapes, which are never computed."""
 
     def __init__(self, loaded: Loaded, requests: int):
-        self.config = loaded.config
+        self.config, self.cos = loaded.config, loaded.model.cos
         self.hidden = torch.zeros(TOKEN_BUDGET, loaded.config.hidden_size)
         self.scores = torch.zeros(requests, loaded.config.vocab_size)
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from common.attention import Attention as AttentionBackend
 from common.attention import PagedBatch, choose_attention
 from common.attention.torch_backend import TorchAttention
+from common.attention.triton_backend import TritonAttention
 from common.fused import fused_block, triton_kernels
-from common.fused.rotation import Unwritten, norm_rotate
 from common.fused.triton_kernels import Rotation, add_norm, silu_mul
 from common.loader.weights import empty_model, randomize_weights
 from common.model import MLP, Attention, Block, ModelConfig, Transformer
@@ -97,12 +97,17 @@ def model_cases(model: Transformer, N: int) -> Iterator[Case]:
         return kept[0]
 
     variants = {"eager": plain_norm_rotate, "compiled": plain_norm_rotate}
-    variants["triton"] = lambda qkv: norm_rotate(qkv, rotation)
+
+    def triton_norm_rotate(qkv):
+        q, k, v = rotation.heads(qkv)
+        return q.view_as(q), k, v  # the first use of q rotates both
+
+    variants["triton"] = triton_norm_rotate
     nbytes = 2 * (H + H_kv) * D * number
     yield Case("norm_rotate", N, nbytes, lambda i: (normal(N, (H + 2 * H_kv) * D),), variants)
 
     slots = torch.randperm(-(-2 * N // 16) * 16, device=device)[:N]
-    plain_write = TorchAttention(device, dtype).write
+    plain_write, triton_write = TorchAttention(device, dtype).write, TritonAttention(dtype).write
 
     def qkv_and_pages(i: int) -> tuple:
         return normal(N, (H + 2 * H_kv) * D), *(normal(-(-2 * N // 16), 16, H_kv, D) for _ in range(2))
@@ -115,9 +120,9 @@ def model_cases(model: Transformer, N: int) -> Iterator[Case]:
         return attention(qkv, *angles, attend)
 
     def triton_norm_rotate_write(qkv, k_pages, v_pages):
-        unwritten = Unwritten(qkv, rotation)
-        unwritten.write(k_pages, v_pages, slots)
-        return unwritten.q
+        q, k, v = rotation.heads(qkv)
+        triton_write(k, v, k_pages, v_pages, slots)
+        return q
 
     variants = {"eager": plain_norm_rotate_write, "compiled": plain_norm_rotate_write}
     variants["triton"] = triton_norm_rotate_write

@@ -1,0 +1,79 @@
+"""Where numba keeps compiled kernels: in the user's cache folder, named by contents, for all copies of the course.
+
+A second clone, a learner's folder and a temporary copy load what the first has compiled. A folder is named by all that
+its kernels are made of: their file, numba_basics.py, whose functions they contain, and the versions of numba and
+llvmlite. In it numba tells processors and versions of Python apart. None of this is in `numba.config`, which numba
+fills from the environment again as soon as a variable there has changed.
+
+NUMBA_CACHE_DIR, or XDG_CACHE_HOME on Linux, names another place. Where it cannot be written, each start compiles.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+from filelock import FileLock
+from numba.core import caching
+from platformdirs import user_cache_path
+
+FOLDER = Path(os.environ.get("NUMBA_CACHE_DIR") or user_cache_path()) / "llm-serving-course" / "kernels"
+MOST_FOLDERS = 32  # of half a megabyte each; those used last stay
+BASICS = Path(__file__).with_name("numba_basics.py")
+
+
+class ByContents(caching.InTreeCacheLocator):
+    """Keep the kernels of a file in a folder that is named by its contents."""
+
+    def __init__(self, function: Any, file: str):
+        super().__init__(function, file)
+        parts = [numba.__version__, llvmlite.__version__, BASICS.read_bytes(), Path(file).read_bytes()]
+        self._cache_path = str(FOLDER / hashlib.sha256(repr(parts).encode()).hexdigest()[:16])
+
+
+class CompiledByContents(caching.CompileResultCacheImpl):
+    _locator_classes = (ByContents,)
+
+
+class KeptKernel(caching.FunctionCache):
+    """One kernel on disk. One that cannot be read is compiled, and one that cannot be written is not kept."""
+
+    _impl_class = CompiledByContents
+
+    def load_overload(self, *key: Any) -> Any:
+        with suppress(OSError):  # a folder that several users share
+            os.utime(self.cache_path)  # used now
+        try:
+            return super().load_overload(*key)
+        except Exception:  # a damaged file: unpickling raises any type
+            with suppress(OSError):
+                self.flush()
+
+    def save_overload(self, *key_and_kernel: Any) -> None:
+        with suppress(OSError):
+            super().save_overload(*key_and_kernel)
+            folders = [path for path in FOLDER.iterdir() if path.is_dir()]
+            for folder in sorted(folders, key=os.path.getmtime)[:-MOST_FOLDERS]:  # of older sources, for example
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def kept(dispatcher: Any) -> Iterator[str]:
+    """While a kernel is compiled, let numba look for it on disk and keep it there; yield how often that is necessary.
+
+    Processes that start together compile it once: the others wait, and load it.
+    """
+    with ExitStack() as stack:
+        try:
+            FOLDER.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(FOLDER / "lock"))
+            dispatcher._cache = KeptKernel(dispatcher.py_func)
+            often = "once on a machine"
+        except (OSError, RuntimeError):  # numba's where a folder cannot be written
+            often = f"at each start: {FOLDER} cannot be written"
+        yield often

@@ -75,8 +75,9 @@ class Engine(BaseEngine):
 
     def stats(self) -> dict[str, float]:
         """NEW in 02: Return how much of the caches is used and how much is reserved, in tokens and bytes."""
+        caches = list(self.caches.values())  # at once: while another thread reads this, a request may end
         return super().stats() | {
-            "kv_tokens_used": sum(cache.length for cache in self.caches.values()),
-            "kv_tokens_reserved": sum(cache.capacity for cache in self.caches.values()),
-            "kv_bytes_reserved": sum(cache.nbytes for cache in self.caches.values()),
+            "kv_tokens_used": sum(cache.length for cache in caches),
+            "kv_tokens_reserved": sum(cache.capacity for cache in caches),
+            "kv_bytes_reserved": sum(cache.nbytes for cache in caches),
         }

@@ -7,6 +7,7 @@ from flask import Flask, jsonify, request
 from werkzeug.exceptions import HTTPException
 
 from common.engine import BaseEngine
+from common.errors import InvalidInput
 from common.serving.generate_api import completion_json, parse_generate_body
 
 
@@ -20,17 +21,18 @@ def create_app(engine: BaseEngine) -> Flask:
     def generate():
         body = parse_generate_body(request.get_data())
         if body.stream:
-            raise ValueError("this stage cannot stream: stage 03 can")
+            raise InvalidInput("this stage cannot stream: stage 03 can")
         with engine_lock:
             [completion] = engine.generate([body.prompt], body.params)
         return jsonify(completion_json(completion))
 
     @app.get("/health")
     def health():
+        # Without the lock, or a check of health would wait for an answer. `stats` changes nothing.
         return jsonify(status="ok", **engine.stats())
 
-    @app.errorhandler(ValueError)
-    def bad_request(error: ValueError):
+    @app.errorhandler(InvalidInput)
+    def bad_request(error: InvalidInput):
         return jsonify(error=str(error)), 400
 
     @app.errorhandler(HTTPException)

@@ -60,7 +60,6 @@ def show_stream(url: str, loaded: Loaded) -> None:
 def show_characters(url: str, loaded: Loaded) -> None:
     """Print which tokens a text is made of, and when each character can be sent."""
     heading("A character may take several tokens, and is sent when it is complete")
-    [*_, last] = stream(url, prompt=chat_prompt(loaded.tokenizer, COPY), max_tokens=64)
     detokenizer = IncrementalDetokenizer(loaded.tokenizer, [])
     tokens = [
         token

@@ -26,7 +26,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from common.engine import BaseEngine
-from common.errors import out_of_memory
+from common.errors import InvalidInput, out_of_memory
 from common.request import Request, prompt_tokens
 from common.sampling import SamplingParams, TokenLogprobs
 from common.serving.errors import EngineDead, QueueFull
@@ -115,7 +115,7 @@ class EngineThread:
         return stream
 
     async def submit_all(self, orders: Sequence[Order], arrived: float | None = None) -> list[Stream]:
-        """Queue all requests or none. Raise ValueError if one can never run, QueueFull or EngineDead if not now.
+        """Queue all requests or none. Raise InvalidInput if one can never run, QueueFull or EngineDead if not now.
 
         Reserve places in the queue for all of them first; the engine then adds all of them between the same two steps.
         Tokenize their prompts before that: a long text takes a tokenizer longer than a step takes the engine.
@@ -172,7 +172,7 @@ class EngineThread:
         self._tokenizing.shutdown(wait=False)
         await asyncio.to_thread(self._thread.join)
 
-    def _answer(self, streams: list[Stream], error: ValueError | None) -> None:
+    def _answer(self, streams: list[Stream], error: InvalidInput | None) -> None:
         """Tell `submit_all` that the engine has taken its requests, or why it has refused them."""
         if error is not None:
             self._open.difference_update(streams)
@@ -232,7 +232,7 @@ class EngineThread:
                 stream.request = self.engine.add(*order)
                 stream.request.timings.arrival = stream.arrived
                 self._by_id[stream.request.request_id] = stream
-        except ValueError as error:
+        except InvalidInput as error:
             refusal = error
             for stream in streams:
                 self._engine_abort(stream)

@@ -19,10 +19,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from common.engine import BaseEngine
+from common.errors import InvalidInput
 from common.serving.application import complete_application
 from common.serving.errors import EngineDead, QueueFull, log_refusal
 from common.serving.generate_api import completion_json, parse_generate_body
 from common.serving.metrics import Measured
+from common.serving.options import url_of
 from common.serving.scoring import Scoring
 
 from .engine_thread import EngineThread, Stream
@@ -64,8 +66,8 @@ def create_app(engine_thread: EngineThread) -> FastAPI:
         return {"status": "ok", **engine_thread.stats}
 
     @app.exception_handler(ClientDisconnect)  # in the middle of its body: no client reads the answer
-    @app.exception_handler(ValueError)
-    async def bad_request(http: Request, error: ValueError):
+    @app.exception_handler(InvalidInput)
+    async def bad_request(http: Request, error: InvalidInput):
         return refusal(http, str(error), 400)
 
     @app.exception_handler(QueueFull)
@@ -135,7 +137,7 @@ def serve(engine: BaseEngine, args: argparse.Namespace) -> None:
     listener = server.config.bind_socket()
     listener.listen(server.config.backlog)  # from here on clients can connect; their answers wait for `run`
     port = listener.getsockname()[1]
-    print(f"serving on http://{args.host}:{port} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
+    print(f"serving on {url_of(args.host, port)} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
     server.run(sockets=[listener])
     if server.engine_thread.failure is not None:
         sys.exit(f"error: {server.engine_thread.error}, and the server has stopped")

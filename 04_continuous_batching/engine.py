@@ -50,7 +50,7 @@ class Engine(BaseEngine):
         self.cache = KVCache(loaded, slots)
 
     def accept(self, request: Request) -> None:
-        """NEW in 04: Queue the request, and raise ValueError if it can never run."""
+        """NEW in 04: Queue the request, and raise InvalidInput if it can never run."""
         self.scheduler.add(request)
 
     @torch.inference_mode()

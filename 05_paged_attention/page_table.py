@@ -8,6 +8,8 @@ pages are alike, memory cannot become fragmented: any free page will do for any 
 
 from array import array
 
+from common.errors import InvalidInput
+
 
 class PageTable:
     """The pages of one sequence in order: token number p is at place p % page_size of page number p // page_size."""
@@ -52,9 +54,9 @@ class PageAllocator:
         del table.pages[:]
 
     def check_fits(self, tokens: int) -> None:
-        """Raise ValueError if an empty pool cannot hold `tokens` tokens; say both numbers of pages and --kv-memory."""
+        """Raise InvalidInput if an empty pool cannot hold `tokens` tokens; say both page counts and --kv-memory."""
         if self.pages_for(tokens) > self.num_pages:
-            raise ValueError(
+            raise InvalidInput(
                 f"prompt and max_tokens are {tokens} tokens, which take {self.pages_for(tokens)} pages of "
                 f"{self.page_size}, and the cache has {self.num_pages}: ask for fewer tokens, or start the engine with "
                 "a larger --kv-memory"

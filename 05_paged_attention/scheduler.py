@@ -19,7 +19,9 @@ on nothing but seed and position, it goes on with the tokens it would have had.
 from collections import deque
 from dataclasses import dataclass
 
+from common.errors import InvalidInput
 from common.request import Request
+from common.token_budget import ChunkPrice
 
 from .page_table import PageAllocator, PageTable
 
@@ -67,17 +69,18 @@ class Scheduler:
 
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int):
         if max_running < 1:
-            raise ValueError(f"max_running must be at least 1, not {max_running}")
+            raise InvalidInput(f"max_running must be at least 1, not {max_running}")
         if token_budget < max_running:
-            raise ValueError(f"token_budget is {token_budget}: it must be at least max_running, {max_running}")
+            raise InvalidInput(f"token_budget is {token_budget}: it must be at least max_running, {max_running}")
         self.max_running, self.token_budget = max_running, token_budget
+        self.price = ChunkPrice()  # counts tokens; where the budget is measured, attention too
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.allocator = PageAllocator(num_pages, page_size)
         self.preemptions = 0  # ever
 
     def add(self, request: Request) -> None:
-        """Queue a request behind those that wait; raise ValueError if not even the whole pool can hold it."""
+        """Queue a request behind those that wait; raise InvalidInput if not even the whole pool can hold it."""
         self.allocator.check_fits(len(request.prompt_token_ids) + request.max_tokens)
         self.waiting.append(request)
 
@@ -88,12 +91,14 @@ class Scheduler:
         for sequence in list(self.running.values()):
             if sequence.remaining == 1 and self._extend(sequence):
                 chunks.append(self._chunk(sequence, 1))
-        budget = self.token_budget - len(chunks)
+        budget = self.price.left(self.token_budget, [chunk.start for chunk in chunks])
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
-        while budget and (sequence := prefilling.popleft() if prefilling else self._admit()):
+        while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
             chunks.append(self._chunk(sequence, budget))
-            budget -= len(chunks[-1].token_ids)
+            budget -= self.price(chunks[-1].start, len(chunks[-1].token_ids))
+            if not chunks[-1].completes:  # what is left does not buy its next token
+                break
         return chunks
 
     def remove(self, request: Request) -> None:
@@ -143,9 +148,9 @@ class Scheduler:
         self.waiting.appendleft(sequence.request)
         self.preemptions += 1
 
-    def _chunk(self, sequence: Sequence, most: int) -> Chunk:
-        """Take the next tokens of a sequence, at most `most`. They count as computed: what is scheduled is run."""
+    def _chunk(self, sequence: Sequence, budget: float) -> Chunk:
+        """Take the next tokens that `budget` buys, at least one. They count as computed: what is scheduled is run."""
         start = sequence.computed
-        sequence.computed += min(sequence.remaining, most)
+        sequence.computed += min(sequence.remaining, self.price.most(start, budget))
         token_ids = sequence.request.token_ids_between(start, sequence.computed)
         return Chunk(sequence, start, token_ids, completes=sequence.remaining == 0)

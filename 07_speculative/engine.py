@@ -86,7 +86,7 @@ class Engine(BaseEngine):
         return min(self.config.context_length, self.cache.capacity)
 
     def accept(self, request: Request) -> None:
-        """Queue the request, and raise ValueError if it can never run."""
+        """Queue the request, and raise InvalidInput if it can never run."""
         self.scheduler.add(request)
 
     @torch.inference_mode()

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+from common.errors import InvalidInput
 from common.gpu.accelerate import make_engine
 from common.loader import Loaded
 from common.memory import kv_bytes_left
@@ -47,23 +48,22 @@ class Engine(Router):
         dtype: str | None = None,
         load_format: str = "auto",
         graphs: bool | None = None,
+        price: Any = None,  # a ChunkPrice, which the workers share
     ):
         from .engine import WorkerEngine  # which imports this file
 
         if prefill < 1 or decode < 1:
-            raise ValueError(f"there must be a worker of either kind, not {prefill} for prefill, {decode} for decode")
+            raise InvalidInput(f"there must be a worker of either kind, not {prefill} for prefill, {decode} for decode")
         if hang_seconds <= HEARTBEAT_SECONDS:
             often = f"an idle worker reports every {HEARTBEAT_SECONDS:g} s"
-            raise ValueError(f"hang_seconds is {hang_seconds:g}, and {often}: give at least 2")
+            raise InvalidInput(f"hang_seconds is {hang_seconds:g}, and {often}: give at least 2")
         if tensor_parallel > 1 and (workers == "local" or num_draft_tokens is None):
-            raise ValueError(
-                "ranks must decide alike: with --tensor-parallel, give --workers ray and a fixed --num-draft-tokens"
-            )
+            raise InvalidInput("ranks decide alike: with --tensor-parallel, give --workers ray and --num-draft-tokens")
         if kv_memory is None and loaded.device.type == "cuda" and workers == "local":
             scored = max_running * (1 + MAX_DRAFT_TOKENS)
             kv_memory = kv_bytes_left(loaded, token_budget, scored, drawn=scored) // (prefill + decode)
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
-        options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs}
+        options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs, "price": price}
         # A prefill worker has one token to find, and nothing to draft. Short prompts wait for the piece that it runs.
         for_prefill = {"num_draft_tokens": 0, "token_budget": max(max_running, token_budget // 2)}
         prefill_options = options | for_prefill | (prefill_options or {})
@@ -76,7 +76,7 @@ class Engine(Router):
             try:  # only here: local workers need no Ray
                 from .ray_fleet import RayFleet
             except ModuleNotFoundError as error:
-                raise ValueError(f"workers in processes of their own need Ray, and {error}: pip install ray") from error
+                raise InvalidInput(f"workers in their own processes need Ray, and {error}: pip install ray") from error
             model = {
                 "name_or_path": None if loaded.name == "bundled" else loaded.name,
                 "device": device or loaded.device.type,
@@ -85,7 +85,7 @@ class Engine(Router):
             }
             fleet = RayFleet(model, each, tensor_parallel, ray_address, hang_seconds)
         else:
-            raise ValueError(f"workers must be 'local' or 'ray', not {workers!r}")
+            raise InvalidInput(f"workers must be 'local' or 'ray', not {workers!r}")
         try:
             super().__init__(loaded, fleet, roles, wait_seconds)
         except BaseException:

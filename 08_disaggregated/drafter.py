@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from common.attention import choose_attention
+from common.errors import InvalidInput
 from common.loader import Loaded, load_model
 from common.sampling import draw, probabilities, sample, uniform
 
@@ -158,8 +159,8 @@ class DraftModel:
 def load_draft_model(name: str, target: Loaded) -> Loaded | None:
     """Return the draft model of that name; None for "lookup".
 
-    "auto" is the bundled one for the bundled target, otherwise "lookup". Raise ValueError if its vocabulary is not the
-    target's: it cannot draft the target's tokens.
+    "auto" is the bundled one for the bundled target, otherwise "lookup". Raise InvalidInput if its vocabulary is not
+    the target's: it cannot draft the target's tokens.
     """
     if name == "auto":
         name = "draft" if target.name in ("bundled", "target") else "lookup"
@@ -168,7 +169,7 @@ def load_draft_model(name: str, target: Loaded) -> Loaded | None:
     draft = load_once(name, target.device, target.dtype)
     known = [vocabulary(model) for model in (draft, target)]
     if draft.config.vocab_size != target.config.vocab_size or None not in known and known[0] != known[1]:
-        raise ValueError(
+        raise InvalidInput(
             f"the draft model {name} has another vocabulary than {target.name}, and cannot draft its tokens: "
             "give a smaller model of the same family, or --draft lookup"
         )

@@ -103,7 +103,7 @@ class WorkerEngine(BaseEngine):
             self.drafter.read_ahead(sequence)
 
     def accept(self, request: Request) -> None:
-        """Queue the request, and raise ValueError if it can never run."""
+        """Queue the request, and raise InvalidInput if it can never run."""
         self.scheduler.add(request)
 
     @torch.inference_mode()

@@ -5,6 +5,8 @@ A page may also belong to the tree of cached pages, which keeps unused ones unti
 
 from array import array
 
+from common.errors import InvalidInput
+
 from .prefix_tree import Node, PrefixTree
 
 
@@ -69,9 +71,9 @@ class PageAllocator:
         del table.pages[:], table.path[:]
 
     def check_fits(self, tokens: int) -> None:
-        """Raise ValueError if an empty pool cannot hold `tokens` tokens; say both numbers of pages and --kv-memory."""
+        """Raise InvalidInput if an empty pool cannot hold `tokens` tokens; say both page counts and --kv-memory."""
         if self.pages_for(tokens) > self.num_pages:
-            raise ValueError(
+            raise InvalidInput(
                 f"prompt and max_tokens are {tokens} tokens, which take {self.pages_for(tokens)} pages of "
                 f"{self.page_size}, and the cache has {self.num_pages}: ask for fewer tokens, or start the engine with "
                 "a larger --kv-memory"

@@ -25,7 +25,7 @@ from common.distributed.tcp_transport import TcpTransport
 from common.gpu.accelerate import make_engine
 from common.loader import Loaded, load_model
 from common.parallel.ranks import Ranks
-from common.process import freeze_loaded_objects, run_on_temporary_thread
+from common.process import freeze_loaded_objects, join_all, run_on_temporary_thread
 
 from .engine import WorkerEngine
 from .fleet import Event, Fleet
@@ -34,7 +34,7 @@ from .worker import CLOSED, LOOK, Worker, collect
 
 START_SECONDS = 600.0  # for a process to start and load its model
 CONNECT_SECONDS = 30.0  # for router and worker to find each other
-CLOSE_SECONDS = 5.0  # for a keeper to notice that its worker has been ended
+CLOSE_SECONDS = 5.0  # for all keepers together to notice that their workers have been ended
 AGAIN_SECONDS, MOST_SECONDS = 1.0, 30.0  # from the loss of a worker to the next start, which doubles while starts fail
 
 log = logging.getLogger("router")
@@ -135,8 +135,7 @@ class RayFleet(Fleet):
                 ray.kill(actor)  # which ends what its keeper waits for, unless Ray's head is gone
         for connection in list(self.connections.values()):
             hang_up(connection)
-        for keeper in self.keepers:
-            keeper.join(CLOSE_SECONDS)
+        join_all(self.keepers, CLOSE_SECONDS)
         self.cluster.close()
 
     def _keep(self, number: int) -> None:
@@ -175,7 +174,8 @@ class RayFleet(Fleet):
         actor = ray.remote(WorkerProcess).options(**self.cluster.actor_options(number)).remote()
         self.actors[number] = actor  # from here on `close` ends it, also while it loads
         here = self.ranks, self.cluster.threads(number), self.cluster.loopback
-        ray.get(actor.load.remote(self.model, self.options[number], *here), timeout=START_SECONDS)
+        with self.cluster.measuring():
+            ray.get(actor.load.remote(self.model, self.options[number], *here), timeout=START_SECONDS)
 
     def _talk(self, number: int, connection: Connection) -> None:
         """Pass on messages until the connection ends. Raise TimeoutError if the worker is silent for too long."""

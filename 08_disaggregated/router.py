@@ -11,6 +11,7 @@ import socket
 import time
 
 from common.engine import BaseEngine
+from common.errors import InvalidInput
 from common.loader import Loaded
 from common.request import Request
 
@@ -32,6 +33,7 @@ class Router(BaseEngine):
     then they end with "error".
     """
 
+    scores_prompts = True  # on a worker: a router needs no weights
     idle_seconds = 1.0  # losses are noticed, logged and told by /health also while nothing is asked
 
     def __init__(self, loaded: Loaded, fleet: Fleet, roles: list[str], wait_seconds: float):
@@ -57,9 +59,9 @@ class Router(BaseEngine):
         return min(self.config.context_length, self.smallest.num_pages * self.smallest.page_size)
 
     def accept(self, request: Request) -> None:
-        """Begin the first attempt. Raise ValueError if the id is too long, or the smallest pool too small."""
+        """Begin the first attempt. Raise InvalidInput if the id is too long, or the smallest pool too small."""
         if len(request.request_id) > MOST_ID:
-            raise ValueError(f"a request id has at most {MOST_ID} characters, not {len(request.request_id)}")
+            raise InvalidInput(f"a request id has at most {MOST_ID} characters, not {len(request.request_id)}")
         self.smallest.check_fits(len(request.prompt_token_ids) + request.max_tokens)
         self.begin(Flight(request))
 
@@ -120,8 +122,7 @@ class Router(BaseEngine):
         self.flights.pop(flight.key, None)
         request = flight.request
         flight.key = self.keys[request.request_id] = f"{request.request_id}#{next(self.attempts)}"
-        flight.prefill = flight.decode = None
-        flight.first = len(request.token_ids)
+        flight.prefill, flight.decode, flight.first = None, None, len(request.token_ids)
         self.flights[flight.key] = flight
         if not self.recovery.isolates(flight):
             self.enqueue(flight, QUEUED)
@@ -158,7 +159,7 @@ class Router(BaseEngine):
                 break
             handle, task = found
             hand_over = handle.role == "prefill" and decode_is_up and flight.failed_transfers < MOST_FAILED_TRANSFERS
-            handle.seen.add(tokens)
+            handle.seen.add(tokens if flight.request.max_tokens else [])  # what is only scored is not cached
             self.order(flight, PREFILL if hand_over else DECODE, handle, task)
         self._send_mail()
 
@@ -207,7 +208,7 @@ class Router(BaseEngine):
                 self.recovery.worker_back(handle)
             elif isinstance(news, Lost):
                 if self.gathering:
-                    raise ValueError(f"worker {number} ({handle.role}) could not be started: {news.reason}")
+                    raise InvalidInput(f"worker {number} ({handle.role}) could not be started: {news.reason}")
                 self.recovery.worker_lost(handle, news.reason)
             elif handle.up:
                 self._take(handle, news)
@@ -215,8 +216,7 @@ class Router(BaseEngine):
     def _take(self, handle: Handle, report: Report) -> None:
         """React to the report of a worker. Ignore what it says of flights that it no longer has."""
         handle.note(report)
-        record = handle.in_our_time(report.record, self.trace.steps) if report.record else None
-        if record:
+        if record := report.record and handle.in_our_time(report.record, self.trace.steps):
             self.trace.add(record)
         for arrival in report.arrived:
             self.handoffs += 1
@@ -265,7 +265,10 @@ class Router(BaseEngine):
             self._generated_tokens += 1
             if request.finished:  # perhaps by a stop string, of which the worker knows nothing
                 break
-        if known < len(gain.token_ids):  # otherwise the gain has come twice
+        if not request.max_tokens:  # its prompt has been scored
+            request.logprobs = gain.logprobs
+            request.finish("length")
+        if known < len(gain.token_ids) or request.finished:  # otherwise the gain has come twice
             self.changed[request.request_id] = request
         if flight.phase == DECODE:
             handle.task_done(flight.key)
@@ -279,10 +282,10 @@ class Router(BaseEngine):
             self.recovery.progressed(flight)
 
     def _gather(self) -> None:
-        """Wait until all workers have started. Raise ValueError if one of them cannot."""
+        """Wait until all workers have started. Raise InvalidInput if one of them cannot."""
         give_up = time.monotonic() + START_SECONDS
         while not all(handle.up for handle in self.handles):
             self._listen(0.1)
             if time.monotonic() > give_up:
-                raise ValueError(f"the workers did not start within {START_SECONDS:.0f} seconds")
+                raise InvalidInput(f"the workers did not start within {START_SECONDS:.0f} seconds")
         self.gathering = False

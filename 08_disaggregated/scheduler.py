@@ -16,14 +16,15 @@ A request that decodes may run some draft tokens behind its newest one, if there
 budget and pages to put them in. They are charged like any others. Those that are rejected have left K and V behind, at
 places beyond the sequence's end: attention does not look there, and the tokens that follow overwrite them.
 
-NEW in 08: a request whose pages are in transfer holds them and does not run: parked where they come from, reserved
-where they go. And short prompts may pass a long one.
+NEW in 08: requests whose pages are in transfer, parked or reserved, do not run. Short prompts may pass a long one.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
+from common.errors import InvalidInput
 from common.request import Request
+from common.token_budget import ChunkPrice
 
 from .page_table import PageAllocator, PageTable
 from .speculation import MAX_DRAFT_TOKENS, Speculation
@@ -83,10 +84,11 @@ class Scheduler:
 
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int, speculation: Speculation):
         if max_running < 1:
-            raise ValueError(f"max_running must be at least 1, not {max_running}")
+            raise InvalidInput(f"max_running must be at least 1, not {max_running}")
         if token_budget < max_running:
-            raise ValueError(f"token_budget is {token_budget}: it must be at least max_running, {max_running}")
+            raise InvalidInput(f"token_budget is {token_budget}: it must be at least max_running, {max_running}")
         self.max_running, self.token_budget = max_running, token_budget
+        self.price = ChunkPrice()  # counts tokens; where the budget is measured, attention too
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.parked: dict[str, Sequence] = {}  # NEW in 08: another worker fetches their pages, or will
@@ -98,7 +100,7 @@ class Scheduler:
         self.refused: tuple | None = None  # the head of the queue; pages, requests, node and its children at that time
 
     def add(self, request: Request) -> None:
-        """Queue a request behind those that wait; raise ValueError if not even the whole pool can hold it."""
+        """Queue a request behind those that wait; raise InvalidInput if not even the whole pool can hold it."""
         self.allocator.check_fits(len(request.prompt_token_ids) + request.max_tokens)
         self.waiting.append(request)
 
@@ -109,22 +111,26 @@ class Scheduler:
         for sequence in list(self.running.values()):
             if sequence.remaining == 1 and self._extend(sequence):
                 chunks.append(self._chunk(sequence, 1))
-        budget = self.token_budget - len(chunks)
+        budget = self.price.left(self.token_budget, [chunk.start for chunk in chunks])
         # Each has its token before any has draft tokens; beside prompts, also new ones, half of the rest.
-        prompts = len(chunks) < len(self.running) or (self.waiting and len(self.running) < self.max_running)
-        most = budget // 2 if prompts else budget
+        has_place = len(self.running) + len(self.reserved) < self.max_running  # NEW in 08: + reserved, as in _admit
+        prompts = len(chunks) < len(self.running) or (self.waiting and has_place)
+        most = budget / 2 if prompts else budget
         counts = self.speculation.counts([chunk.sequence for chunk in chunks])
         for chunk, count in zip(chunks, counts, strict=True):
-            chunk.room = self._make_room(chunk.sequence, min(count, most))
-            most, budget = most - chunk.room, budget - chunk.room
+            each = self.price(chunk.start, 2) - self.price(chunk.start, 1)  # of a token more in the chunk
+            chunk.room = self._make_room(chunk.sequence, min(count, int(most / each)))
+            most, budget = most - chunk.room * each, budget - chunk.room * each
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
         prefilling, budget = self._let_short_prompts_pass(prefilling, budget)  # NEW in 08: and in another order
-        while budget and (sequence := prefilling.popleft() if prefilling else self._admit()):
+        while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
             # Another request may have computed the next pages of this prompt since its last chunk.
             self._reuse(sequence)
             chunks.append(self._chunk(sequence, budget))
-            budget -= len(chunks[-1].token_ids)
+            budget -= self.price(chunks[-1].start, len(chunks[-1].token_ids))
+            if not chunks[-1].completes:  # what is left does not buy its next token
+                break
         return chunks
 
     def count_accepted(self, chunks: list[Chunk]) -> None:
@@ -199,21 +205,22 @@ class Scheduler:
             self.running[sequence.request.request_id] = sequence
         return sequence
 
-    def _let_short_prompts_pass(self, prompts: deque[Sequence], budget: int) -> tuple[deque[Sequence], int]:
-        """NEW in 08: Admit what has room, and return all prompts in the order in which they run, and the tokens left.
+    def _let_short_prompts_pass(self, prompts: deque[Sequence], budget: float) -> tuple[deque[Sequence], float]:
+        """NEW in 08: Admit what has room, and return all prompts in the order in which they run, and the budget left.
 
         Prompts that fit whole into half of the budget pass the oldest. Then the step is short: the oldest gets as many
         tokens as they do, or what a quarter of the budget leaves.
         """
-        while budget and (sequence := self._admit()):
+        while budget >= 1 and (sequence := self._admit()):
             prompts.append(sequence)
-        passing, taken = [], 0
+        passing, taken = [], 0.0
         for sequence in sorted(list(prompts)[1:], key=lambda sequence: sequence.remaining):
-            if taken + sequence.remaining <= budget // 2:
+            price = self.price(sequence.computed, sequence.remaining)
+            if taken + price <= budget / 2:
                 passing.append(sequence)
-                taken += sequence.remaining
-        if passing and prompts[0].remaining > budget - taken:
-            budget = max(2 * taken, budget // 4)
+                taken += price
+        if passing and self.price(prompts[0].computed, prompts[0].remaining) > budget - taken:
+            budget = max(2 * taken, budget / 4)
         return deque([*passing, *(sequence for sequence in prompts if sequence not in passing)]), budget
 
     def _allocate(self, request: Request) -> Sequence | None:
@@ -292,9 +299,9 @@ class Scheduler:
         self.waiting.appendleft(sequence.request)
         self.preemptions += 1
 
-    def _chunk(self, sequence: Sequence, most: int) -> Chunk:
-        """Take the next tokens of a sequence, at most `most`. They count as computed: what is scheduled is run."""
+    def _chunk(self, sequence: Sequence, budget: float) -> Chunk:
+        """Take the next tokens that `budget` buys, at least one. They count as computed: what is scheduled is run."""
         start = sequence.computed
-        sequence.computed += min(sequence.remaining, most)
+        sequence.computed += min(sequence.remaining, self.price.most(start, budget))
         token_ids = sequence.request.token_ids_between(start, sequence.computed)
         return Chunk(sequence, start, token_ids, completes=sequence.remaining == 0)

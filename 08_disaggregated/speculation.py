@@ -5,6 +5,8 @@ Here the number is fixed (07a). adaptive_speculation.py chooses it for each requ
 
 from typing import Any
 
+from common.errors import InvalidInput
+
 MAX_DRAFT_TOKENS = 8  # for one request in a step
 
 
@@ -13,7 +15,7 @@ class Speculation:
 
     def __init__(self, count: int):
         if not 0 <= count <= MAX_DRAFT_TOKENS:
-            raise ValueError(f"num_draft_tokens must be from 0 to {MAX_DRAFT_TOKENS}, not {count}")
+            raise InvalidInput(f"num_draft_tokens must be from 0 to {MAX_DRAFT_TOKENS}, not {count}")
         self.count = count
         self.drafts = self.draft_tokens = self.accepted = 0  # ever: drafts, their tokens, and those accepted
 

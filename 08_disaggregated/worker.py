@@ -18,7 +18,9 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from common.errors import InvalidInput
 from common.request import Request
+from common.serving.scoring import PromptScorer
 
 from .kv_transport import KVTransport, Transfer
 from .messages import Arrival, Gain, Heartbeat, Hello, Mail, Order, Report
@@ -41,11 +43,13 @@ class Worker:
     def __init__(self, engine, transport: KVTransport, wake: Callable[[], None] = lambda: None):
         self.engine, self.transport, self.wake = engine, transport, wake
         self.scheduler = engine.scheduler
+        self.scorer = PromptScorer(engine)
         transport.register(engine.pools)
         self.mail_read = 0  # number of the newest mail
         self.told_available = -1  # pages, by the last report
         self.refused: list[tuple[str, str]] = []  # (key, reason), to be reported
         self.handing_over: set[str] = set()
+        self.begun: set[str] = set()  # whole jobs without a token yet
         self.waiting_for_room: deque[tuple[Request, Any]] = deque()  # with tickets
         self.in_transfer: dict[str, Transfer] = {}
 
@@ -72,16 +76,18 @@ class Worker:
                 beat = time.monotonic() + HEARTBEAT_SECONDS
             if report:
                 send(report)
-            busy = report.record is not None or bool(report.failed)
+            busy = report.record is not None or bool(report.failed or self.scorer.texts)
 
     def turn(self, heartbeat: bool = False) -> Report:
-        """Start and finish transfers, run one step of the engine, and report."""
+        """Start and finish transfers, run one step of the engine, score a piece of a prompt, and report."""
         report = Report(failed=self.refused)
         self.refused = []
         self._start_transfers()
         self._finish_transfers(report)
         self._step(report)
-        available = self.scheduler.allocator.available
+        if scored := self.scorer.step():
+            report.gains.append(Gain(scored.request_id, 0, [], scored.logprobs, 0, True))
+        available = self._available()
         if heartbeat or available != self.told_available:
             report.available = self.told_available = available
         if heartbeat:
@@ -99,7 +105,7 @@ class Worker:
     @property
     def held(self) -> list[str]:
         """Return the keys of all orders that are here."""
-        return [*self.engine.requests, *(request.request_id for request, _ in self.waiting_for_room)]
+        return [*self.engine.requests, *self.scorer.texts, *(one.request_id for one, _ in self.waiting_for_room)]
 
     def check(self) -> None:
         """Raise AssertionError if the books do not balance."""
@@ -117,20 +123,31 @@ class Worker:
             if order.key not in held:  # otherwise it has come twice
                 try:
                     self._take(order)
-                except ValueError as error:  # a pool smaller than the router believes; the others need not suffer
+                except InvalidInput as error:  # a pool smaller than the router believes; the others need not suffer
                     self.refused.append((order.key, str(error)))
 
+    def _available(self) -> int:
+        """Return how many pages are free, or taken by orders that the router still counts in its load itself.
+
+        It does until pages have arrived, or a whole job has its first token. A page must not be counted twice.
+        """
+        running = [self.scheduler.running[key] for key in self.begun if key in self.scheduler.running]
+        counted = [*self.scheduler.reserved.values(), *running]
+        return self.scheduler.allocator.available + sum(len(sequence.page_table.pages) for sequence in counted)
+
     def _take(self, order: Order) -> None:
-        """Begin an order, or queue it for pages if it has a ticket. Raise ValueError if it can never fit here."""
+        """Begin an order, or queue it for pages if it has a ticket. Raise InvalidInput if it can never fit here."""
         request = order.request(self.engine.eos_token_ids)
         self.scheduler.allocator.check_fits(len(request.prompt_token_ids) + request.max_tokens)
         if order.ticket is not None:
             self.waiting_for_room.append((request, order.ticket))
             return
+        if not order.max_tokens:  # only its prompt is to be scored
+            self.scorer.add(request)
+            return
         self.engine.accept(request)
         self.engine.requests[order.key] = request
-        if order.hand_over:
-            self.handing_over.add(order.key)
+        (self.handing_over if order.hand_over else self.begun).add(order.key)
 
     def _start_transfers(self) -> None:
         """Reserve pages for queued orders, in turn, until one does not fit; start to fetch their contents."""
@@ -167,6 +184,7 @@ class Worker:
         known = {key: len(request.token_ids) for key, request in self.engine.requests.items()}
         for request in self.engine.step():
             key, first = request.request_id, known[request.request_id]
+            self.begun.discard(key)
             new = request.token_ids[first:], request.logprobs[first:]
             report.gains.append(Gain(key, first, *new, request.cached_tokens, request.finished))
             if request.finished:
@@ -186,6 +204,8 @@ class Worker:
     def _drop(self, key: str) -> None:
         """Let go of an order and its pages, wherever it stands; unknown keys are ignored."""
         self.handing_over.discard(key)
+        self.begun.discard(key)
+        self.scorer.remove(key)
         self.waiting_for_room = deque(pair for pair in self.waiting_for_room if pair[0].request_id != key)
         if transfer := self.in_transfer.pop(key, None):
             transfer.cancel()  # before its pages are free

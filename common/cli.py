@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from .engine import BaseEngine
-from .errors import out_of_memory
+from .errors import InvalidInput, out_of_memory
 from .gpu.accelerate import make_engine
 from .loader import Loaded, load_model
 from .loader.device import DTYPES, choose_device
@@ -98,7 +98,7 @@ def run_stage(
     has_ranks = False
     try:
         if args.serve:
-            check_address(args.host, args.port)
+            args.host = check_address(args.host, args.port)
         engine_class = load_stage_module(stage, "engine").Engine
         print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
         loaded, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
@@ -121,9 +121,9 @@ def run_stage(
     except BrokenPipeError:  # the reader of stdout has ended, as `head` does once it has its lines
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more when it ends
         sys.exit(1)
-    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+    except (InvalidInput, OSError, MemoryError, RuntimeError) as error:
         message = out_of_memory(error)
-        if message is None and not isinstance(error, (ValueError, OSError)):
+        if message is None and not isinstance(error, (InvalidInput, OSError)):
             raise
         sys.exit(f"error: {message or error}")
     except KeyboardInterrupt:
@@ -136,14 +136,20 @@ def run_stage(
         sys.exit(130)
 
 
-def check_address(host: str, port: int) -> None:
-    """Raise ValueError if no server can listen there: before the model loads, and not after."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, os.name != "nt")
-        try:
-            one.bind((host, port))
-        except (OSError, OverflowError) as error:
-            raise ValueError(f"cannot listen on {host}:{port} ({error}): give another --port or --host") from error
+def check_address(host: str, port: int) -> str:
+    """Return the address to listen on. Raise InvalidInput if no server can: before the model loads, and not after.
+
+    It is the host as given, but for a name that only IPv6 knows: servers look up names in IPv4.
+    """
+    try:
+        found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, (address, _, *scope) = min(found, key=lambda one: one[0] != socket.AF_INET)
+        with socket.socket(family) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, os.name != "nt")
+            one.bind((address, port, *scope))
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise InvalidInput(f"cannot listen on {host}:{port} ({error}): give another --port or --host") from error
+    return host if family == socket.AF_INET else address
 
 
 def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Namespace) -> tuple[Loaded, BaseEngine]:
@@ -153,15 +159,22 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
     options |= {"graphs": args.graphs, "overlap": args.overlap}
     workers_have_ranks = "tensor_parallel" in options  # stage 08: this process is none of the ranks
     if args.tensor_parallel == 1 or workers_have_ranks:
+        if workers_have_ranks and args.workers == "ray" and not args.demo and not measures_budget(args):
+            model["load_format"] = "none"  # memory is for the workers
         loaded = load_model(args.model, **model)
         return loaded, make_engine(engine_class, loaded, **options)
     if args.demo:  # a demo builds more engines, and the other ranks would not know of them
-        raise ValueError("--demo runs in one process: with --tensor-parallel use --prompt or --serve")
+        raise InvalidInput("--demo runs in one process: with --tensor-parallel use --prompt or --serve")
     from .parallel.engine import Ranks, TensorParallelEngine, check_deterministic
 
     check_deterministic(engine_class, options)  # before the ranks start, which takes seconds
     ranks = Ranks(args.tensor_parallel, args.model, **model)
     return ranks.loaded, TensorParallelEngine(ranks, stage, **options)
+
+
+def measures_budget(args: argparse.Namespace) -> bool:
+    """Return whether the token budget is measured with the weights: on a CPU, unless it is given."""
+    return args.token_budget is None and choose_device(args.device, args.dtype)[0].type == "cpu"
 
 
 def server_module(stage: Path) -> ModuleType:
@@ -204,7 +217,7 @@ def complete_prompt(engine: BaseEngine, args: argparse.Namespace) -> None:
 def chat_prompt(tokenizer, text: str) -> list[int]:
     """Return the token ids of one user message in the chat template, up to where the assistant's answer begins."""
     if tokenizer is None or tokenizer.chat_template is None:
-        raise ValueError("this model has no chat template: leave out --chat")
+        raise InvalidInput("this model has no chat template: leave out --chat")
     messages = [{"role": "user", "content": text}]
     # Ids, not text: the template writes special tokens, and tokenizing its text would add them a second time.
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]

@@ -49,7 +49,7 @@ def check_against_reference(loaded: Loaded, requests: Sequence[Request]) -> None
     reference = Reference(loaded.name, loaded.device)
     tokens = sum(len(request.token_ids) for request in requests)
     for request in requests:
-        expected = reference.generate(request.prompt_token_ids, len(request.token_ids))
+        expected = reference.generate_like(request.prompt_token_ids, request.token_ids)
         if request.token_ids != expected:
             pairs = enumerate(zip_longest(request.token_ids, expected, fillvalue="the end"), 1)
             place, (ours, theirs) = next(pair for pair in pairs if len(set(pair[1])) > 1)

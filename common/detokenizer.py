@@ -107,22 +107,25 @@ class StopSearch:
         return max(self._matched, default=0)
 
     def find(self, piece: str) -> tuple[int, str] | None:
-        """Add a piece to the text. Return (start, string) of the earliest stop string that it completes, or None."""
-        found = None
+        """Add a piece to the text. Return (start, string) of the first stop string that it completes, or None.
+
+        Of several that end at the same character return the longest. The search may go on after a match, which later
+        ones may overlap.
+        """
+        found: tuple[int, int, str] | None = None  # end, start, string
         for number, (string, shorter) in enumerate(self._strings):
             matched = self._matched[number]
-            for place, character in enumerate(piece, self._length + 1):
+            for end, character in enumerate(piece, self._length + 1):
                 while matched and character != string[matched]:
                     matched = shorter[matched - 1]
                 matched += character == string[matched]
                 if matched == len(string):
-                    if found is None or place - matched < found[0]:
-                        found = place - matched, string
+                    match = end, end - matched, string
+                    found = match if found is None else min(found, match)
                     matched = shorter[-1]
-                    break
             self._matched[number] = matched
         self._length += len(piece)
-        return found
+        return found and found[1:]
 
 
 def prefix_function(string: str) -> list[int]:

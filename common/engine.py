@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from .errors import counted, shortened
+from .errors import InvalidInput, counted, shortened
 from .loader import Loaded
 from .request import Request, prompt_tokens
 from .sampling import Drawn, SampledToken, SamplingParams
@@ -41,6 +41,9 @@ class BaseEngine(ABC):
     """Everything of an engine but `step`: validation, finishing, aborting, `generate`."""
 
     idle_seconds: float | None = None  # `step` is due after this time even if no request is unfinished; None: never
+    scores_prompts = (
+        False  # whether `accept` takes requests without output, whose prompts are scored (serving/scoring.py)
+    )
     unavailable: str = ""  # if not "", why new requests should go to another server; any thread may read it
 
     def __init_subclass__(cls, **options):
@@ -66,26 +69,29 @@ class BaseEngine(ABC):
     def add(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, request_id: str | None = None
     ) -> Request:
-        """Queue a prompt (text or token ids). Raise ValueError, and queue nothing, if it can never run."""
+        """Queue a prompt (text or token ids). Raise InvalidInput, and queue nothing, if it can never run."""
         params = params or SamplingParams()
         token_ids = prompt_tokens(prompt, self.tokenizer, self.config)
         room = self.config.context_length - len(token_ids)
         # None: as many output tokens as fit. If not even one fits, `accept` raises the error.
         max_tokens = params.max_tokens if params.max_tokens is not None else max(1, self.max_model_len - len(token_ids))
         if max_tokens > room or room < 1:
-            raise ValueError(
+            raise InvalidInput(
                 f"the prompt has {counted(len(token_ids), 'token')} and max_tokens is {max_tokens}, together more than "
                 f"the model's context of {self.config.context_length} tokens: shorten one of them"
             )
         for token_id, _ in params.logit_bias:
             if token_id >= (size := self.config.vocab_size):
-                raise ValueError(f"logit_bias has token id {token_id}, outside the vocabulary of {size} tokens")
+                raise InvalidInput(f"logit_bias has token id {token_id}, outside the vocabulary of {size} tokens")
         if params.stop and self.tokenizer is None:
-            raise ValueError("stop strings need a tokenizer and this model has none: use stop_token_ids")
+            raise InvalidInput("stop strings need a tokenizer and this model has none: use stop_token_ids")
         if request_id is None:
-            request_id = f"request-{next(self._request_numbers)}"
+            names = (f"request-{number}" for number in self._request_numbers)
+            request_id = next(name for name in names if name not in self.requests)  # callers may have chosen such names
         if request_id in self.requests:
-            raise ValueError(f"request id {shortened(request_id)} belongs to an unfinished request: choose another one")
+            raise InvalidInput(
+                f"request id {shortened(request_id)} belongs to an unfinished request: choose another one"
+            )
         request = Request(request_id, token_ids, params, self.tokenizer, self.eos_token_ids, max_tokens)
         self.accept(request)
         self.requests[request_id] = request
@@ -96,7 +102,7 @@ class BaseEngine(ABC):
         """Run one iteration; return the requests that gained tokens or ended, [] if there is nothing to do."""
 
     def accept(self, request: Request) -> None:  # noqa: B027 (a stage may have no queue of its own)
-        """Queue a request that `add` has checked. Raise ValueError if this stage can never run it."""
+        """Queue a request that `add` has checked. Raise InvalidInput if this stage can never run it."""
 
     def release(self, request: Request) -> None:  # noqa: B027 (a stage may hold nothing)
         """Free what the stage holds for a request that ends. Called exactly once for each request."""
@@ -141,7 +147,9 @@ class BaseEngine(ABC):
         """Complete all prompts and return the requests in the same order; `params` is one for all or one for each."""
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts came with {len(each)} SamplingParams: give one, or one for each")
+            raise InvalidInput(
+                f"{len(prompts)} prompts came with {len(each)} SamplingParams: give one, or one for each"
+            )
         requests: list[Request] = []
         try:
             for prompt, one in zip(prompts, each, strict=True):

@@ -20,7 +20,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -56,6 +56,13 @@ def start(function: Callable[..., Result], *arguments) -> tuple["Future[Result]"
     return future, thread
 
 
+def join_all(threads: Iterable[threading.Thread], seconds: float) -> None:
+    """Wait until all threads have ended, for at most `seconds` in total."""
+    give_up = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, give_up - time.monotonic()))
+
+
 def keep_freed_memory() -> None:
     """Let the C library keep the memory of freed tensors for the next ones. Only glibc has these settings."""
     with suppress(TypeError, AttributeError):  # Windows; no such function
@@ -71,17 +78,18 @@ class FreeCores:
     therefore do a quarter to a third of what one does (passes of the bundled model with 8 and 32 tokens).
     """
 
-    LOOK_SECONDS = 0.5  # a clock tick of /proc/stat is 0.01 s
+    LOOK_SECONDS = 0.1  # a clock tick of /proc/stat is 0.01 s, so that half a core is five of them
+    MOST_SHARE = 0.005  # of the time, for looking: /proc/stat has a line for each core
 
     def __init__(self):
         self.seen: tuple[float, float] | None = None  # on the clock, and seconds taken by others until then
-        self.count = self.cores = os.cpu_count() or 1
+        self.count, self.wait = os.cpu_count() or 1, self.LOOK_SECONDS
 
     def look(self) -> int:
         """Return the cores that were free over the last LOOK_SECONDS or longer, at least 1; where there is no
         /proc/stat, all of them."""
         now = time.monotonic()
-        if STAT.exists() if self.seen is None else now - self.seen[0] >= self.LOOK_SECONDS:
+        if STAT.exists() if self.seen is None else now - self.seen[0] >= self.wait:
             usable = {f"cpu{i}" for i in os.sched_getaffinity(0)}
             lines = (line.split() for line in STAT.read_text().splitlines())
             # user, nice, system, idle, iowait, irq, softirq
@@ -91,6 +99,7 @@ class FreeCores:
                 taken = (others - self.seen[1]) / (now - self.seen[0])
                 self.count = max(1, len(usable) - round(taken))
             self.seen = now, others
+            self.wait = max(self.LOOK_SECONDS, (time.monotonic() - now) / self.MOST_SHARE)
         return self.count
 
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Literal
 
 from .detokenizer import IncrementalDetokenizer, StopSearch
+from .errors import InvalidInput
 from .model import ModelConfig
 from .sampling import SamplingParams, TokenLogprobs
 
@@ -124,7 +125,10 @@ class Request:
         self.timings.finished = time.perf_counter()
 
     def _extend_text(self, piece: str) -> bool:
-        """Append text. If it completes a stop string, cut the text there, end the request and return True."""
+        """Append text. If it completes a stop string, cut the text there, end the request and return True.
+
+        A stop string that a token before number min_tokens completes is ignored; a later one may overlap it.
+        """
         self.text += piece
         found = self._stops.find(piece)
         if found is None or len(self.token_ids) < self.params.min_tokens:
@@ -136,40 +140,40 @@ class Request:
 
 
 def prompt_tokens(prompt: str | Sequence[int], tokenizer, config: ModelConfig) -> list[int]:
-    """Return the token ids of a prompt given as text or as ids. Raise ValueError if no engine could run it.
+    """Return the token ids of a prompt given as text or as ids. Raise InvalidInput if no engine could run it.
 
     A text that cannot fit the context is refused before it is tokenized: 4 MB of text take a tokenizer ten seconds.
     """
     most = config.context_length
     if isinstance(prompt, str):
         if tokenizer is None:
-            raise ValueError("this model has no tokenizer: give the prompt as a list of token ids")
+            raise InvalidInput("this model has no tokenizer: give the prompt as a list of token ids")
         check_prompt_length(len(prompt), tokenizer, config)
         check_characters(prompt)
         token_ids = tokenizer(prompt)["input_ids"]
     else:
         if len(prompt) > most:
-            raise ValueError(
+            raise InvalidInput(
                 f"the prompt has {len(prompt)} tokens, more than the model's context of {most}: shorten it"
             )
         token_ids = list(prompt)
     if not token_ids:
-        raise ValueError("the prompt is empty: give at least one token")
+        raise InvalidInput("the prompt is empty: give at least one token")
     if set(map(type, token_ids)) != {int}:
         wrong = next(token_id for token_id in token_ids if type(token_id) is not int)
-        raise ValueError(f"the prompt contains {reprlib.repr(wrong)}: give text, or a list of integer token ids")
+        raise InvalidInput(f"the prompt contains {reprlib.repr(wrong)}: give text, or a list of integer token ids")
     for token_id in (min(token_ids), max(token_ids)):
         if not 0 <= token_id < config.vocab_size:
-            raise ValueError(
+            raise InvalidInput(
                 f"token id {reprlib.repr(token_id)} is outside the vocabulary of {config.vocab_size} tokens"
             )
     return token_ids
 
 
 def check_prompt_length(characters: int, tokenizer, config: ModelConfig) -> None:
-    """Raise ValueError for a text too long for the context even if each token is the vocabulary's longest."""
+    """Raise InvalidInput for a text too long for the context even if each token is the vocabulary's longest."""
     if characters > config.context_length * max_token_characters(tokenizer):
-        raise ValueError(
+        raise InvalidInput(
             f"the prompt has {characters} characters, too many for the model's context of {config.context_length} "
             "tokens: shorten it"
         )
@@ -182,8 +186,8 @@ def max_token_characters(tokenizer) -> int:
 
 
 def check_characters(text: str) -> None:
-    """Raise ValueError for half of a surrogate pair, which JSON can write: a tokenizer would raise TypeError."""
+    """Raise InvalidInput for half of a surrogate pair, which JSON can write: a tokenizer would raise TypeError."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError("the text contains half of a surrogate pair: send whole characters") from error
+        raise InvalidInput("the text contains half of a surrogate pair: send whole characters") from error

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from .errors import InvalidInput
+
 # The engine's thread compares each character of an answer with every stop string. OpenAI's API allows four.
 MOST_STOPS, MOST_STOP_CHARACTERS, MOST_STOP_TOKENS = 32, 256, 128
 MOST_BIASES = 300  # as in OpenAI's API
@@ -16,7 +18,7 @@ MOST_BIASES = 300  # as in OpenAI's API
 class SamplingParams:
     """What one request asks of the sampler and of the stopping rules; immutable.
 
-    Raise ValueError, in one sentence that names the field, for a value that ALLOWED does not allow.
+    Raise InvalidInput, in one sentence that names the field, for a value that ALLOWED does not allow.
     """
 
     max_tokens: int | None = 128  # output tokens; None: as many as the context length leaves
@@ -47,9 +49,9 @@ class SamplingParams:
             value = getattr(self, name)
             if not is_allowed(value):
                 # reprlib shortens: a client's value may be a megabyte long.
-                raise ValueError(f"{name} must be {allowed}, not {reprlib.repr(value)}")
+                raise InvalidInput(f"{name} must be {allowed}, not {reprlib.repr(value)}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}")
+            raise InvalidInput(f"min_tokens is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}")
         # One spelling for each meaning, so that equal parameters compare equal and can be hashed.
         object.__setattr__(self, "top_k", max(self.top_k, 0))
         object.__setattr__(self, "stop", tuple(self.stop))

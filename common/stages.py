@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from .errors import InvalidInput
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -22,7 +24,7 @@ def stage_folders(root: Path = ROOT) -> list[Path]:
 def stage_folder(name: str | Path, root: Path = ROOT) -> Path:
     """Return the folder of a stage given as "2", "02", "02_kv_cache", "my/02" or any folder with an engine.py.
 
-    Relative paths begin at `root`. Raise ValueError if there is no such stage.
+    Relative paths begin at `root`. Raise InvalidInput if there is no such stage.
     """
     path, own = (root / name).resolve(), Path(os.environ.get("COURSE_STAGE", ""))
     for folder in stage_folders(path.parent):
@@ -31,7 +33,7 @@ def stage_folder(name: str | Path, root: Path = ROOT) -> Path:
     if (path / "engine.py").exists():
         return path
     known = ", ".join(folder.name for folder in stage_folders(root))
-    raise ValueError(f"there is no stage {str(name)!r}: give one of {known}, or a folder with an engine.py")
+    raise InvalidInput(f"there is no stage {str(name)!r}: give one of {known}, or a folder with an engine.py")
 
 
 def load_stage_module(name: str | Path, module: str) -> ModuleType:
@@ -44,7 +46,7 @@ def load_stage_module(name: str | Path, module: str) -> ModuleType:
         sys.modules[folder.name].__path__ = [str(folder)]
     loaded = importlib.import_module(f"{folder.name}.{module}")
     if Path(loaded.__file__).parent != folder:
-        raise ValueError(
+        raise InvalidInput(
             f"two folders are named {folder.name!r}, and {Path(loaded.__file__).parent} is loaded already: rename one"
         )
     return loaded

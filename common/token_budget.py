@@ -1,16 +1,24 @@
-"""How many tokens a step takes at most where `--token-budget` does not say.
+"""How many tokens a step takes at most where `--token-budget` does not say, and what a chunk takes of them.
 
 A request that decodes waits for its next token while a step runs, pieces of prompts included: so a step should not take
 longer than an objective. But a small budget costs throughput, since each pass reads all weights, and leaves little room
 for prompts beside the requests that decode. On a CPU the budget is as large as the objective allows, so it depends on
-the machine, the model and its type. Attention is not counted: it grows with the text.
+the machine, the model and its type.
+
+A token's products take equally long wherever it stands; attention takes longer, the more tokens stand before it: on two
+cores a token of the bundled model behind 2,000 others takes some five times as long as the first. So a chunk has a
+price in tokens, and the budget is what a step may spend.
 """
 
 import math
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
+from .attention import PagedBatch, choose_attention
 from .loader import Loaded
 
 # The most. On a GPU always: Python launches the kernels of a prompt one by one, 2 to 3 ms in all for 28 layers, and a
@@ -21,28 +29,66 @@ LEAST = 64
 # Transactions). Many prompts at once also interrupt fewer answers when few steps take them all.
 STEP_SECONDS = 0.1
 TIMES = 3  # the fastest counts, since whatever disturbs a pass makes it longer
+PROMPTS = 1 / 8  # of the budget, at least, is for prompts: however long the texts of those that decode, none starves
+SEEN, KV_BYTES = 1024, 2**26  # attention is measured behind as many tokens, and over K and V that no cache holds
 
 
-def choose_token_budget(loaded: Loaded, default: int, max_running: int) -> tuple[int, str]:
-    """Return the budget, and one line that says why if it was measured.
+@dataclass(frozen=True)
+class ChunkPrice:
+    """What a chunk takes of the token budget: one for each of its tokens, and what attention costs in such tokens.
+
+    pair: for one token to attend to one other. read: to read the K and V of one token, once for the chunk. With both 0
+    a budget counts tokens and nothing else.
+    """
+
+    pair: float = 0.0
+    read: float = 0.0
+
+    def __call__(self, start: int, tokens: int) -> float:
+        """Return the price of a sequence's `tokens` tokens from number `start` on."""
+        return tokens + self.read * (start + tokens) + self.pair * tokens * (start + tokens / 2)
+
+    def most(self, start: int, budget: float) -> int:
+        """Return how many tokens from number `start` on have at most this price; at least 1, so that each advances."""
+        # Solve pair / 2 * n**2 + (1 + read + pair * start) * n = budget - read * start for n.
+        left, linear = max(budget - self.read * start, 0.0), 1 + self.read + self.pair * start
+        return max(int(2 * left / (linear + math.sqrt(linear**2 + 2 * self.pair * left))), 1)
+
+    def left(self, budget: int, starts: list[int]) -> float:
+        """Return what a budget leaves for prompts beside requests that decode, a token each from these numbers on."""
+        decodes = len(starts) * self(0, 1) + (self.read + self.pair) * sum(starts)
+        return min(budget - len(starts), max(budget - decodes, budget * PROMPTS, 1))
+
+
+def choose_token_budget(
+    loaded: Loaded, default: int, max_running: int, attention: str | None = None
+) -> tuple[int, ChunkPrice, str]:
+    """Return the budget, the price of a chunk, and one line that says why if they were measured.
 
     On a CPU halve MOST as often as necessary for a pass of STEP_SECONDS, but not below LEAST, or max_running, since
     each running request needs its token. Ranks that share a model must choose alike: they take the engine's default.
+    attention: the backend that reads pages, as for `choose_attention`; None: K and V lie in slots (stage 04).
     """
     if loaded.device.type == "cuda":
-        return max(MOST, max_running), ""
+        return max(MOST, max_running), ChunkPrice(), ""
     if loaded.shard.ranks > 1:
-        return max(default, max_running), ""
-    sizes = [MOST]
+        return max(default, max_running), ChunkPrice(), ""
+    sizes = [max(MOST, max_running)]
     while sizes[-1] // 2 >= max(LEAST, max_running):
         sizes.append(sizes[-1] // 2)
-    if len(sizes) == 1:  # so many requests may run at once that there is no choice
-        return max(MOST, max_running), ""
-    budget = sizes.pop()
+    budget = size = sizes.pop()
     pass_seconds(loaded, 1, times=1)  # not measured: the first pass may load or compile kernels, which takes longer
+    seconds = 0.0
     while sizes and (seconds := pass_seconds(loaded, size := sizes.pop())) <= STEP_SECONDS:
         budget = size
-    return budget, f"token_budget={budget} (a pass of {size} tokens takes {1e3 * seconds:.0f} ms)"
+    # The objective buys the budget, unless even the smallest takes longer.
+    price = chunk_price(loaded, attention, max(STEP_SECONDS / budget, seconds / size))
+    note = f"token_budget={budget}"
+    if seconds:
+        note += f" (a pass of {size} tokens takes {1e3 * seconds:.0f} ms)"
+    if price.pair:
+        note += f", a token counts twice behind {1 / price.pair:,.0f}"
+    return budget, price, note
 
 
 @torch.inference_mode()
@@ -60,3 +106,48 @@ def pass_seconds(loaded: Loaded, tokens: int, times: int = TIMES) -> float:
         if not STEP_SECONDS < fastest < 4 * STEP_SECONDS:
             break
     return fastest
+
+
+@torch.inference_mode()
+def chunk_price(loaded: Loaded, attention: str | None, token_seconds: float) -> ChunkPrice:
+    """Measure attention in all layers: of requests that decode, which read K and V for a token each, and of a chunk.
+
+    token_seconds: what one token of the budget stands for. attention: see `choose_token_budget`.
+    """
+    config = loaded.config
+    seen = min(SEEN, config.context_length)
+    requests = max(1, KV_BYTES * config.num_layers // (seen * config.kv_bytes_per_token(loaded.dtype)))
+    make, tokens = attend_slots if attention is None else attend_pages, min(64, seen)
+
+    def seconds(requests: int, tokens: int) -> float:
+        attend, times = make(loaded, attention, requests, tokens, seen), []
+        for _ in range(TIMES + 1):  # the first also loads the kernel
+            start = time.thread_time()
+            attend()
+            times.append(time.thread_time() - start)
+        return min(times) * config.num_layers / token_seconds
+
+    pair = seconds(1, tokens) / (tokens * (seen - tokens / 2))
+    return ChunkPrice(pair, max(seconds(requests, 1) / (requests * seen) - pair, 0.0))
+
+
+def attend_pages(loaded: Loaded, attention: str, requests: int, tokens: int, seen: int) -> Callable[[], object]:
+    """Return the attention of one layer: of the last `tokens` of `seen` tokens of each request, which lie in pages."""
+    config, size = loaded.config, 16
+    backend, _ = choose_attention(attention, loaded.device, loaded.dtype, config.head_dim, size)
+    tables = torch.arange(requests * -(-seen // size)).view(requests, -1)
+    k = torch.ones(tables.numel(), size, config.num_kv_heads, config.head_dim, dtype=loaded.dtype)
+    v, q = k.clone(), torch.ones(requests * tokens, config.num_heads, config.head_dim, dtype=loaded.dtype)
+    slots = torch.zeros(len(q), dtype=torch.int64)
+    plan = backend.prepare(PagedBatch.pack([tokens] * requests, [seen] * requests, tables.tolist(), slots, size))
+    return lambda: backend.attend(q, k, v, plan)
+
+
+def attend_slots(loaded: Loaded, _: None, requests: int, tokens: int, seen: int) -> Callable[[], object]:
+    """As `attend_pages`, of requests in neighbouring slots: one call, in which heads of a group stand side by side."""
+    config = loaded.config
+    k = torch.ones(requests, config.num_kv_heads, seen, config.head_dim, dtype=loaded.dtype)
+    v, rows = k.clone(), tokens * config.num_heads // config.num_kv_heads
+    q = torch.ones(requests, config.num_kv_heads, rows, config.head_dim, dtype=loaded.dtype)
+    mask = torch.zeros(requests, 1, rows, seen, dtype=loaded.dtype)
+    return lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)

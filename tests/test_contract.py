@@ -204,11 +204,14 @@ def test_bad_requests_are_refused_and_nothing_else_suffers(make_engine, prompts)
     assert good.finish_reason in ("stop", "length") and good.token_ids
 
 
-def test_an_id_in_use_is_refused(engine):
-    engine.add(STORY, GREEDY, request_id="one")
-    with pytest.raises(ValueError, match="'one'"):
-        engine.add(STORY, GREEDY, request_id="one")
-    engine.abort("one")
+def test_an_id_in_use_is_refused_and_never_chosen(engine):
+    for request_id in ("one", "request-0"):
+        engine.add(STORY, GREEDY, request_id)
+        with pytest.raises(ValueError, match=f"'{request_id}'"):
+            engine.add(STORY, GREEDY, request_id)
+    assert engine.add(STORY, GREEDY).request_id not in ("one", "request-0")
+    for request_id in list(engine.requests):
+        engine.abort(request_id)
 
 
 # ---- Steps, aborting, bookkeeping ----

@@ -19,13 +19,14 @@ import math
 import secrets
 import threading
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ..errors import counted
+from ..errors import InvalidInput, counted
 from ..process import start
 from .joining import LOOPBACK, end_processes, find_head, join_ray, start_ray
 
@@ -44,15 +45,15 @@ class Cluster:
 
     address: host:port of a running Ray; None starts one. ranks: the number of GPUs of each worker, all in one machine
     (on the CPU: the number of cores that it reserves in a running Ray). If there are fewer GPUs than workers of one
-    rank, workers share them. device: "auto", "cuda" or "cpu". Raise ValueError if the address has no Ray, or the
+    rank, workers share them. device: "auto", "cuda" or "cpu". Raise InvalidInput if the address has no Ray, or the
     cluster too few resources. The cluster ends with `close`, or with the process.
     """
 
     def __init__(self, address: str | None, count: int, ranks: int = 1, device: str = "auto"):
         if device not in ("auto", "cuda", "cpu"):
-            raise ValueError(f"workers under Ray cannot run on {device!r}: use auto, cuda or cpu")
+            raise InvalidInput(f"workers under Ray cannot run on {device!r}: use auto, cuda or cpu")
         if ray.is_initialized():
-            raise ValueError("this process has joined a Ray already: close the engine that uses it first")
+            raise InvalidInput("this process has joined a Ray already: close the engine that uses it first")
         if address is not None:
             find_head(address)
         self.mine = address is None
@@ -60,6 +61,7 @@ class Cluster:
         self.failure: str | None = None  # a sentence, once Ray is lost
         self._token = secrets.token_hex(32)  # of a Ray of our own
         self._group: PlacementGroup | None = None
+        self._measuring = threading.Lock()
         self._closing: Future[None] = Future()
         self._joined: Future[None] = Future()
         self._thread = threading.Thread(target=self._hold, args=(address,), name="ray", daemon=True)
@@ -102,6 +104,13 @@ class Cluster:
         """Return the share of a GPU's memory that one worker may fill: 1.0 if workers do not share GPUs."""
         return 1.0 / self._workers_per_gpu
 
+    def measuring(self) -> AbstractContextManager:
+        """Return the context in which a worker loads: one at a time, if workers share GPUs.
+
+        Each must have its memory before the next one measures what is free. Other programs may use the GPU, too.
+        """
+        return self._measuring if self._workers_per_gpu > 1 else nullcontext()
+
     def close(self) -> None:
         """Leave the cluster, which ends the workers, and end all processes of a Ray of our own. Idempotent."""
         atexit.unregister(self.close)
@@ -138,16 +147,16 @@ class Cluster:
         wait([self._joined], seconds)
         if not self._joined.done():
             advice = "try again" if address is None else f"add this machine to it: ray start --address={address}"
-            raise ValueError(f"{what} took longer than {seconds:.0f} seconds: {advice}")
+            raise InvalidInput(f"{what} took longer than {seconds:.0f} seconds: {advice}")
         if error := self._joined.exception():
-            raise ValueError(f"{what} failed: {error}") from error
+            raise InvalidInput(f"{what} failed: {error}") from error
 
     def _reserve(self, count: int) -> None:
-        """Reserve a bundle of resources for each worker. Raise ValueError if other programs use them."""
+        """Reserve a bundle of resources for each worker. Raise InvalidInput if other programs use them."""
         group = placement_group([self._bundle] * count, strategy="SPREAD")
         if not group.wait(PLACE_SECONDS):
             free = {kind: ray.available_resources().get(kind, 0) for kind in self._bundle}
-            raise ValueError(f"{too_small(living_nodes(), count, self._bundle)}, of which {amounts(free)} are free")
+            raise InvalidInput(f"{too_small(living_nodes(), count, self._bundle)}, of which {amounts(free)} are free")
         self._places = [""] * count  # of each worker, the node
         self._cores: dict[str, float] = {}  # of each node
         self._group = group
@@ -185,7 +194,7 @@ def describe(error: Exception) -> str:
     """Return one line on what has ended an actor."""
     cause = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines() or [type(cause).__name__]
-    return lines[0] if isinstance(cause, (ValueError, OSError)) else f"{type(cause).__name__}: {lines[0]}"
+    return lines[0] if isinstance(cause, (InvalidInput, OSError)) else f"{type(cause).__name__}: {lines[0]}"
 
 
 def living_nodes() -> list[dict[str, Any]]:
@@ -195,7 +204,7 @@ def living_nodes() -> list[dict[str, Any]]:
 def plan(nodes: list[dict], count: int, ranks: int, device: str, mine: bool) -> tuple[str, dict[str, float], int]:
     """Return the device, the resources of each worker's bundle, and the number of workers that share a GPU.
 
-    Raise ValueError if the nodes have less in total, whether others use it or not.
+    Raise InvalidInput if the nodes have less in total, whether others use it or not.
     """
     gpus = sum(int(node["Resources"].get("GPU", 0)) for node in nodes)
     if device == "auto":
@@ -208,7 +217,7 @@ def plan(nodes: list[dict], count: int, ranks: int, device: str, mine: bool) -> 
         bundle["GPU"] = ranks if sharing == 1 else math.floor(10_000 / sharing) / 10_000  # Ray's unit is 1/10,000
     room = [min(int(node["Resources"].get(kind, 0) / each) for kind, each in bundle.items()) for node in nodes]
     if sum(room) < count:
-        raise ValueError(too_small(nodes, count, bundle))
+        raise InvalidInput(too_small(nodes, count, bundle))
     return device, bundle, sharing
 
 

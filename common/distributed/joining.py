@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -19,35 +20,38 @@ from ray._private import worker as ray_driver
 from ray._raylet import AuthenticationTokenLoader, Config
 from ray.job_config import JobConfig
 
+from ..errors import InvalidInput
 from ..stages import ROOT
 
 REACH_SECONDS = 5.0  # for a connection to the address of a running Ray
-ANSWER_SECONDS = 12.0  # for the process at that address to answer as the head of a Ray
+ANSWER_SECONDS = 20.0  # for that connection, and for the process there to answer as the head of a Ray
 OBJECT_STORE_BYTES = 80 << 20  # about Ray's minimum: messages are small, and pages do not pass through the store
 LOOPBACK = "127.0.0.1"
 ASK_HEALTH = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address"]
 
 
 def find_head(address: str) -> None:
-    """Raise ValueError unless a Ray's head of this version answers at `address` and accepts our token."""
+    """Raise InvalidInput unless a Ray's head of this version answers at `address` and accepts our token."""
     name, _, port = address.rpartition(":")
     if "/" in address or not name or not port.isdecimal():
-        raise ValueError(f"{address!r} is not the address of a Ray: give host:port, as `ray start --head` prints it")
+        raise InvalidInput(f"{address!r} is not the address of a Ray: give host:port, as `ray start --head` prints it")
+    give_up = time.monotonic() + ANSWER_SECONDS
     try:
         socket.create_connection((name.strip("[]"), int(port)), REACH_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise ValueError(f"there is no Ray at {address} ({error}): start one with `ray start --head`") from error
+        raise InvalidInput(f"there is no Ray at {address} ({error}): start one with `ray start --head`") from error
     try:
+        left = give_up - time.monotonic()
         asked = subprocess.run(
-            [*ASK_HEALTH, address], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_SECONDS
+            [*ASK_HEALTH, address], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=left
         )
     except subprocess.TimeoutExpired:
-        raise ValueError(
+        raise InvalidInput(
             f"there is no Ray at {address}: another program listens there; check the port of `ray start --head`"
         ) from None
     if asked.returncode:
         reason = asked.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ValueError(f"the Ray at {address} cannot be joined: {reason}")
+        raise InvalidInput(f"the Ray at {address} cannot be joined: {reason}")
 
 
 def join_ray(address: str) -> None:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .options import url_of
+
 
 def free_port() -> int:
     """Return a port of this machine on which nothing listens now."""
@@ -25,7 +27,7 @@ def running(server) -> Iterator[str]:
         time.sleep(0.01)
     try:
         host, port = server.servers[0].sockets[0].getsockname()[:2]
-        yield f"http://{host}:{port}"
+        yield url_of(host, port)
     finally:
         server.should_exit = True
         thread.join()

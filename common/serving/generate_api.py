@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any
 
-from common.errors import shortened
+from common.errors import InvalidInput, shortened
 from common.request import Request
 from common.sampling import SamplingParams
 
@@ -27,21 +27,21 @@ class GenerateBody:
 
 
 def parse_generate_body(data: bytes) -> GenerateBody:
-    """Parse a body. Raise ValueError, one sentence, for a malformed, missing, mistyped or unknown field."""
+    """Parse a body. Raise InvalidInput, one sentence, for a malformed, missing, mistyped or unknown field."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the body is not JSON: {error}") from error
+        raise InvalidInput(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
-        raise ValueError('the body must be a JSON object such as {"prompt": "The capital of France is"}')
+        raise InvalidInput('the body must be a JSON object such as {"prompt": "The capital of France is"}')
     unknown = body.keys() - PARAMETERS - {"prompt", "stream"}
     if unknown:
         known = ", ".join(["prompt", "stream", *sorted(PARAMETERS)])
-        raise ValueError(f"unknown field {shortened(min(unknown))}; known fields are {known}")
+        raise InvalidInput(f"unknown field {shortened(min(unknown))}; known fields are {known}")
     if not isinstance(body.get("prompt"), (str, list)):
-        raise ValueError("the body needs a prompt: a string, or a list of token ids")
+        raise InvalidInput("the body needs a prompt: a string, or a list of token ids")
     if not isinstance(body.get("stream", False), bool):
-        raise ValueError("stream must be true or false")
+        raise InvalidInput("stream must be true or false")
     params = SamplingParams(**{name: value for name, value in body.items() if name in PARAMETERS})
     return GenerateBody(body["prompt"], params, body.get("stream", False))
 

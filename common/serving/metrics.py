@@ -133,6 +133,8 @@ class Measured:
     def _observe_end(self, request: Request) -> None:
         self._waiting.pop(request.request_id, None)
         self._counted.pop(request.request_id, None)
+        if not request.max_tokens:  # its prompt was scored, and it generates nothing
+            return
         self._ended.labels(self.model_name, request.finish_reason).inc()
         timings, scheduled = request.timings, self._scheduled.pop(request.request_id, None)
         if request.finish_reason in ("abort", "error") or not timings.tokens:

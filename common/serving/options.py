@@ -4,6 +4,11 @@ import argparse
 import os
 
 
+def url_of(host: str, port: int) -> str:
+    """Return the URL of a server; an address of IPv6 stands in brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--max-queue` and the options for clients, access and logging."""
     server = parser.add_argument_group("clients of the server, with --serve")

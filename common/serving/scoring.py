@@ -2,7 +2,8 @@
 
 A text is scored between the steps of the engine, on the engine's thread, one piece after each step. So a long text
 delays other streams no more than a long prompt does. To the engine thread it is a request like any other: it counts
-against the queue, and ends when its client disconnects. And no other thread touches the model.
+against the queue, and ends when its client disconnects. And no other thread touches the model. Stage 08's router passes
+it on to a worker, which scores it between the steps of its own engine: the router needs no weights.
 
 vLLM scores prompts within its steps (`prompt_logprobs`), where they share batches and memory with other requests. Here
 one text at a time is scored, with its own keys and values outside the engine's memory.
@@ -17,16 +18,46 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.engine import BaseEngine
+from common.errors import InvalidInput
 from common.model import Transformer
 from common.parallel.shard import VocabularyParallelHead
 from common.request import Request, prompt_tokens
 from common.sampling import SamplingParams, TokenLogprobs, token_logprobs
+from common.transfers import current
 
 PIECE = 64  # tokens run and scored at once: with 20 log-probabilities each, no more work than a full step
 
 
 class ScoringParams(SamplingParams):
     """Parameters of a request for the `logprobs` of its prompt's tokens. It generates nothing."""
+
+
+class PromptScorer:
+    """The prompts that an engine's model has to score, and how far it is with each."""
+
+    def __init__(self, engine: BaseEngine):
+        self._engine = engine
+        self.texts: dict[str, tuple[Request, Iterator[list[TokenLogprobs | None]]]] = {}  # by request id, oldest first
+
+    def add(self, request: Request) -> None:
+        model = unwrapped(self._engine.model)
+        pieces = scores(model, request.prompt_token_ids, request.params.logprobs or 0, self._engine.dtype)
+        self.texts[request.request_id] = request, pieces
+
+    def step(self) -> Request | None:
+        """Score a piece of the oldest prompt; return its request, not yet finished, if that was the last piece."""
+        if not self.texts:
+            return None
+        request, pieces = next(iter(self.texts.values()))
+        with torch.inference_mode(), current(self._engine.device):
+            request.logprobs += next(pieces)
+        if len(request.logprobs) < len(request.prompt_token_ids):
+            return None
+        return self.remove(request.request_id)
+
+    def remove(self, request_id: str) -> Request | None:
+        """Forget a request, and return it; None if it is not here."""
+        return self.texts.pop(request_id, (None, None))[0]
 
 
 class Scoring:
@@ -36,8 +67,7 @@ class Scoring:
     """
 
     def __init__(self, engine: BaseEngine):
-        self._engine = engine
-        self._texts: dict[str, tuple[Request, Iterator[list[TokenLogprobs | None]]]] = {}  # oldest first
+        self._engine, self._scorer = engine, PromptScorer(engine)
         self._numbers = itertools.count()
 
     def __getattr__(self, name: str):
@@ -45,45 +75,42 @@ class Scoring:
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._texts) or self._engine.has_unfinished
+        return bool(self._scorer.texts) or self._engine.has_unfinished
 
     def add(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, request_id: str | None = None
     ) -> Request:
         if not isinstance(params, ScoringParams):
             return self._engine.add(prompt, params, request_id)
-        model = unwrapped(self._engine.model)
-        if isinstance(getattr(model, "head", None), VocabularyParallelHead):  # only this rank would run it, and hang
-            raise ValueError("echo with logprobs does not work with --tensor-parallel: leave out one of the two")
         token_ids = prompt_tokens(prompt, self._engine.tokenizer, self._engine.config)
-        request = Request(f"scoring-{next(self._numbers)}", token_ids, params, None, frozenset(), max_tokens=1)
-        self._texts[request.request_id] = request, scores(model, token_ids, params.logprobs or 0, self._engine.dtype)
+        request = Request(f"scoring-{next(self._numbers)}", token_ids, params, None, frozenset(), max_tokens=0)
+        if self._engine.scores_prompts:
+            self._engine.accept(request)
+            self._engine.requests[request.request_id] = request
+        elif isinstance(getattr(unwrapped(self._engine.model), "head", None), VocabularyParallelHead):
+            # Only this rank would run it, and hang.
+            raise InvalidInput("echo with logprobs does not work with --tensor-parallel: leave out one of the two")
+        else:
+            self._scorer.add(request)
         return request
 
     def step(self) -> list[Request]:
         """Run one step of the engine, then score a piece of the oldest text."""
         changed = self._engine.step()
-        if not self._texts:
-            return changed
-        request, pieces = next(iter(self._texts.values()))
-        with torch.inference_mode():
-            request.logprobs += next(pieces)
-        if len(request.logprobs) < len(request.prompt_token_ids):
+        if (request := self._scorer.step()) is None:
             return changed
         request.finish("length")
-        del self._texts[request.request_id]
         return [*changed, request]
 
     def abort(self, request_id: str) -> None:
-        request, _ = self._texts.pop(request_id, (None, None))
-        if request is None:
+        if (request := self._scorer.remove(request_id)) is None:
             self._engine.abort(request_id)
         else:
             request.finish("abort")
 
     def stats(self) -> dict[str, float]:
         stats = self._engine.stats()
-        return stats | {"unfinished": stats["unfinished"] + len(self._texts)}
+        return stats | {"unfinished": stats["unfinished"] + len(self._scorer.texts)}
 
 
 def unwrapped(model) -> Transformer:

@@ -7,6 +7,16 @@ import pytest
 from common import demo
 
 
+def test_one_pass_finds_what_generate_gives(reference, prompts, monkeypatch):
+    question = prompts[-3]
+    right, beyond = (reference.generate(question, 20, ignore_eos=ignored) for ignored in (False, True))
+    assert len(right) < 20 and beyond[: len(right)] == right, "it ends by itself"
+    for answer in (beyond, [right[0] + 1, *right[1:]]):
+        assert reference.generate_like(question, answer) == right
+    monkeypatch.setattr(type(reference), "generate", None)
+    assert reference.generate_like(question, right) == right
+
+
 @pytest.mark.parametrize(
     ("ours", "says"),
     [
@@ -16,7 +26,7 @@ from common import demo
     ],
 )
 def test_the_first_token_that_differs_is_named(ours, says, monkeypatch, capsys):
-    reference = SimpleNamespace(generate=lambda prompt, max_tokens: [5, 6, 7][:max_tokens])
+    reference = SimpleNamespace(generate_like=lambda prompt, answer: [5, 6, 7][: len(answer)])
     monkeypatch.setattr(demo, "Reference", lambda *_: reference)
     request = SimpleNamespace(request_id="one", prompt_token_ids=[1], token_ids=ours)
     demo.check_against_reference(SimpleNamespace(name="any", device="cpu"), [request])

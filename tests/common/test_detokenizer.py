@@ -1,15 +1,18 @@
 """The detokenizer emits text as soon as it is final, and never takes any back."""
 
+import itertools
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from common.detokenizer import MAX_INCOMPLETE_TOKENS, REPLACEMENT, IncrementalDetokenizer, StopSearch
 from common.loader import CHECKPOINTS
+from common.request import Request
+from common.sampling import SamplingParams
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 LETTERS = list("▁etaoinshr.,")
@@ -165,30 +168,41 @@ def test_the_cost_of_a_token_does_not_grow(tokenizer, kind, monkeypatch):
 
 # ---- Stop strings ----
 
+ABBA = ["".join(letters) for length in (1, 2, 3) for letters in itertools.product("ab", repeat=length)]
+WORDS = Tokenizer(models.WordLevel({word: token_id for token_id, word in enumerate(ABBA)}, unk_token="a"))
+WORDS.decoder = decoders.Fuse()  # the text of tokens is that of each, one after another
+WORDS = PreTrainedTokenizerFast(tokenizer_object=WORDS)
 stops = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
-abba = st.text("ab", max_size=12)
 
 
-def first_stop(text: str, stop: list[str]) -> tuple[int, str] | None:
-    """By definition: find the earliest stop string in a text, the first of those that begin there."""
-    matches = [(start, string) for start in range(len(text)) for string in stop if text.startswith(string, start)]
-    return matches[0] if matches else None
-
-
-@repeatable
-@given(pieces=st.lists(st.text("ab", max_size=3), max_size=8), stop=stops)
-def test_the_earliest_stop_string_is_found_and_no_shown_text_is_taken_back(pieces, stop):
-    search, text, shown = StopSearch(stop), "", 0
-    for piece in pieces:
+@settings(repeatable, max_examples=400)
+@given(st.lists(st.sampled_from(ABBA), min_size=1, max_size=8), stops, st.integers(0, 6), st.booleans())
+@example(["aab", "a"], ["aa"], 2, False)  # "aa" came too early, and comes no more
+@example(["aba", "b"], ["ab"], 2, False)  # the second one begins in the token that was too early
+@example(["aa", "a"], ["aa"], 2, False)  # the second one overlaps the first
+@example(["abb"], ["abb", "b"], 0, False)  # as if each character were a token
+def test_the_earliest_stop_string_is_found_and_no_shown_text_is_taken_back(pieces, stop, min_tokens, keep):
+    """By definition: each token that brings the answer to min_tokens or more ends it if a stop string ends in its text,
+    also one that begins before. Of several the first to end counts, and of those the first to begin."""
+    params = SamplingParams(stop=stop, min_tokens=min_tokens, include_stop_str_in_output=keep)
+    request = Request("one", [0], params, WORDS, frozenset(), max_tokens=len(pieces) + 1)
+    text, shown = "", ""
+    for count, piece in enumerate(pieces, start=1):
         text += piece
-        found = search.find(piece)
-        assert found == first_stop(text, stop)
+        ends = range(len(text) - len(piece) + 1, len(text) + 1) if count >= min_tokens else ()
+        found = [(end, end - len(one), one) for end in ends for one in stop if text[:end].endswith(one)]
+        request.append(ABBA.index(piece))
+        assert request.finished == bool(found)
         if found:
-            assert found[0] >= shown
+            end, start, string = min(found)
+            assert (request.text, request.stop_reason) == (text[: end if keep else start], string)
+            assert request.text.startswith(shown), "text that was shown is taken back"
             return
-        begun = [start for start in range(len(text)) if any(string.startswith(text[start:]) for string in stop)]
-        shown = len(text) - search.held
-        assert shown == min(begun, default=len(text)), "as much as possible is shown, and no more"
+        rest = [(text[start:], start) for start in range(len(text))]
+        begun = [start for end, start in rest if any(one.startswith(end) and one != end for one in stop)]
+        assert request.text == text
+        assert request.certain_length == min(begun, default=len(text)), "as much as possible is shown, and no more"
+        shown = text[: request.certain_length]
 
 
 def test_the_cost_of_stop_strings_does_not_grow_with_their_length():

@@ -5,12 +5,18 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common import token_budget
+from common.fused import packed
+from common.gpu import accelerate
 from common.gpu.accelerate import make_engine
+from common.loader import load_model
 from common.parallel.shard import Shard
 from common.stages import load_engine
-from common.token_budget import LEAST, MOST, STEP_SECONDS, choose_token_budget
+from common.token_budget import LEAST, MOST, PROMPTS, STEP_SECONDS, ChunkPrice, choose_token_budget
 
 
 @pytest.fixture
@@ -33,7 +39,7 @@ def passes(loaded, monkeypatch):
 )
 def test_the_budget_is_the_largest_that_fits_into_the_objective(passes, fits, expected):
     passes.per_token = STEP_SECONDS / fits * 0.999
-    budget, note = choose_token_budget(passes.loaded, 100, 64)
+    budget, _, note = choose_token_budget(passes.loaded, 100, 64)
     assert budget == expected and note.startswith(f"token_budget={expected} (a pass of ")
     assert max(passes.sizes) <= 2 * expected, "a pass of a large model takes seconds"
 
@@ -64,9 +70,48 @@ def test_each_running_request_has_its_token(passes, max_running, expected):
 
 def test_ranks_do_not_measure(passes):
     passes.per_token = STEP_SECONDS
-    assert choose_token_budget(replace(passes.loaded, shard=Shard(1, 2)), 100, 64) == (100, "")
-    assert choose_token_budget(replace(passes.loaded, shard=Shard(1, 2)), 100, 300) == (300, "")
+    assert choose_token_budget(replace(passes.loaded, shard=Shard(1, 2)), 100, 64) == (100, ChunkPrice(), "")
+    assert choose_token_budget(replace(passes.loaded, shard=Shard(1, 2)), 100, 300) == (300, ChunkPrice(), "")
     assert not passes.sizes
+
+
+@pytest.mark.parametrize("attention", ["torch", None])
+def test_attention_has_a_price_where_it_takes_time(passes, monkeypatch, attention):
+    """An attention that takes 1 ms for a K and V that it reads, and as much for a pair of tokens."""
+    passes.per_token = STEP_SECONDS / 256
+
+    def attend(loaded, name, requests, tokens, seen):
+        def run():
+            assert name == attention
+            passes.now += 1e-3 * requests * (seen + tokens * (seen - tokens / 2)) / loaded.config.num_layers
+
+        return run
+
+    monkeypatch.setattr(token_budget, "attend_slots" if attention is None else "attend_pages", attend)
+    budget, price, note = choose_token_budget(passes.loaded, 100, 64, attention)
+    assert budget == 256 and "a token counts twice behind" in note
+    token_seconds = STEP_SECONDS / 256
+    assert price.pair == pytest.approx(1e-3 / token_seconds, rel=0.05)
+    assert price.read == pytest.approx(1e-3 / token_seconds, rel=0.05)
+
+
+prices = st.builds(ChunkPrice, st.floats(0, 2), st.floats(0, 2))
+
+
+@given(prices, st.integers(0, 10_000), st.integers(1, 5_000))
+def test_a_chunk_is_the_longest_that_its_price_allows(price, start, budget):
+    most = price.most(start, budget)
+    assert most >= 1 and (most == 1 or price(start, most) <= budget * (1 + 1e-9))
+    assert price(start, most + 1) > budget
+    assert ChunkPrice().most(start, budget) == ChunkPrice()(start, budget) == budget, "by itself a token counts one"
+    assert price(start, most) + price(start + most, 7) >= price(start, most + 7) - 1e-6, "apart, K and V are read twice"
+
+
+@given(prices, st.lists(st.integers(0, 10_000), max_size=20), st.integers(21, 5_000))
+def test_prompts_have_their_share_beside_long_texts(price, starts, budget):
+    left, paid = price.left(budget, starts), sum(price(start, 1) for start in starts)
+    assert 1 <= left <= budget - len(starts)
+    assert left == pytest.approx(max(budget - paid, min(budget * PROMPTS, budget - len(starts))))
 
 
 @pytest.mark.parametrize("stage", ["04", "05"])
@@ -74,13 +119,46 @@ def test_the_engine_has_that_budget_and_says_so(loaded, monkeypatch, stage):
     monkeypatch.setattr(token_budget, "STEP_SECONDS", 0.0)
     engine = make_engine(load_engine(stage), loaded)
     assert engine.scheduler.token_budget == LEAST and f"token_budget={LEAST} (" in engine.startup_notes
+    assert engine.scheduler.price.pair > 0
     assert make_engine(load_engine(stage), loaded, token_budget=100).scheduler.token_budget == 100
     default = inspect.signature(load_engine(stage)).parameters["token_budget"].default
-    assert load_engine(stage)(loaded).scheduler.token_budget == default, "without make_engine, nothing is measured"
+    plain = load_engine(stage)(loaded).scheduler
+    assert plain.token_budget == default and plain.price == ChunkPrice(), "without make_engine, nothing is measured"
 
 
 def test_a_router_says_so_too(loaded, monkeypatch):
     monkeypatch.setattr(token_budget, "STEP_SECONDS", 0.0)
     engine = make_engine(load_engine("08"), loaded)
     assert engine.startup_notes.count(f"token_budget={LEAST} (") == 1
+    prices = {worker.engine.scheduler.price for worker in engine.fleet.workers}
+    assert len(prices) == 1 and prices.pop().pair > 0, "all workers have the router's"
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "times", "says"), [("bfloat16", 1.3, True), ("bfloat16", 0.7, False), ("float32", 1.3, False)]
+)
+def test_an_engine_says_where_bfloat16_does_not_pay(monkeypatch, dtype, times, says):
+    monkeypatch.setattr(accelerate, "slowness_of_bfloat16", lambda block, rows: times)
+    engine = make_engine(load_engine("05"), load_model(device="cpu", dtype=dtype), token_budget=64)
+    assert ("1.3 times as long in bfloat16 as in float32 here" in engine.startup_notes) is says
+
+
+def test_the_types_are_compared_by_what_their_products_take(monkeypatch):
+    """On a clock that goes on by 3 ms for each product in bfloat16, and by 2 ms in float32; the first takes longer."""
+    block, clock, threads = (
+        load_model(device="cpu", dtype="bfloat16").model.blocks[0],
+        [0.0, set()],
+        torch.get_num_threads(),
+    )
+
+    def product(linear, x):
+        assert x.shape == (4, linear.in_features) and torch.get_num_threads() == 1
+        clock[0] += 0.003 if x.dtype == torch.bfloat16 else 0.002
+        clock[0] += 0 if linear in clock[1] else 1.0
+        clock[1].add(linear)
+
+    monkeypatch.setattr(packed.PackedLinear, "forward", product)
+    monkeypatch.setattr(packed, "time", SimpleNamespace(thread_time=lambda: clock[0]))
+    assert packed.slowness_of_bfloat16(block, 4) == pytest.approx(1.5)
+    assert torch.get_num_threads() == threads

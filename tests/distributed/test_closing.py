@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from common import process
 from common.distributed.channel import Door
 from common.stages import load_stage_module
 
@@ -46,3 +47,19 @@ def test_a_worker_that_ray_does_not_kill_does_not_hold_up_the_end(monkeypatch):
         assert not fleet.keepers[0].is_alive()
         with pytest.raises(EOFError):
             connection.recv()
+
+
+def test_keepers_that_do_not_end_are_waited_for_together(monkeypatch):
+    """Eight workers whose Ray is gone: 5 seconds in all, where each keeper had 5."""
+    now = [0.0]
+
+    def join(seconds):
+        now[0] += seconds
+
+    ray_fleet = load_stage_module("08", "ray_fleet")
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    fleet = ray_fleet.RayFleet.__new__(ray_fleet.RayFleet)
+    fleet.actors, fleet.connections, fleet.closing = {}, {}, threading.Event()
+    fleet.cluster, fleet.keepers = SimpleNamespace(close=lambda: None), [SimpleNamespace(join=join)] * 8
+    fleet.close()
+    assert now == [ray_fleet.CLOSE_SECONDS]

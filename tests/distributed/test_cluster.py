@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.ray
 
 from common.distributed import cluster as module  # noqa: E402
 from common.distributed import joining  # noqa: E402
-from common.distributed.cluster import Cluster, living_nodes, plan  # noqa: E402
+from common.distributed.cluster import Cluster  # noqa: E402
 
 
 @pytest.fixture(scope="class")
@@ -64,12 +65,6 @@ class TestOurOwn:
                 joining.find_head(own._head)
             with joining.environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=own._token):
                 joining.find_head(own._head)
-
-    @pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="needs a machine without a GPU")
-    def test_a_missing_device_is_refused(self, own):
-        """As the last thing that a Cluster does before it reserves places; test_cluster_places.py has it as a whole."""
-        with pytest.raises(ValueError, match="Ray has 1 machine with 0 GPUs"):
-            plan(living_nodes(), 2, 1, "cuda", own.mine)
 
     def test_a_second_one_is_refused(self, own):
         with pytest.raises(ValueError, match="joined a Ray already"):
@@ -117,13 +112,21 @@ def addresses() -> Iterator[dict[str, str]]:
 
 def test_an_address_without_a_ray_is_refused(addresses, monkeypatch):
     """All three at once: two of them wait for an answer until the deadline."""
-    assert joining.REACH_SECONDS + joining.ANSWER_SECONDS < 20
     monkeypatch.setattr(joining, "ANSWER_SECONDS", 4.0)
     with ThreadPoolExecutor() as pool:
         joined = {kind: pool.submit(Cluster, address, 1) for kind, address in addresses.items()}
     for kind, says in {"closed": "efused|10061", "silent": "another program", "http": "another program"}.items():
         with pytest.raises(ValueError, match=f"there is no Ray at {addresses[kind]}.*({says})"):
             joined[kind].result()
+
+
+def test_a_head_has_20_seconds_to_answer(addresses, monkeypatch):
+    """The time until the connection stands is part of them."""
+    run = Mock(side_effect=subprocess.TimeoutExpired("", 20))
+    monkeypatch.setattr(joining.subprocess, "run", run)
+    with pytest.raises(ValueError, match="another program listens there"):
+        joining.find_head(addresses["silent"])
+    assert 20 - joining.REACH_SECONDS <= run.call_args.kwargs["timeout"] <= 20
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "auto", "6379", "127.0.0.1", ":6379", "127.0.0.1:99999"])

@@ -1,5 +1,7 @@
 """A worker on several ranks: each rank transfers its part of a page, and all ranks take the same decisions."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from page_ends import eventually, random_pools, transport, zero_pools
@@ -9,6 +11,7 @@ from common.distributed import ranked
 from common.distributed.ranked import OnAllRanks, RankedTransfer, RankedTransport
 from common.parallel.shard import Shard
 from common.sampling import SamplingParams
+from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine, load_stage_module
 
 CPU = torch.device("cpu")
@@ -123,11 +126,18 @@ def test_workers_of_two_ranks_generate_the_tokens_of_one_process(loaded):
         SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=3),
     ]
     expected = load_engine("06")(loaded, kv_memory="16M").generate(prompts, params)
-    engine = load_engine("08")(loaded, workers="ray", tensor_parallel=2, **options)
+    engine = load_engine("08")(replace(loaded, model=None), workers="ray", tensor_parallel=2, **options)
+    alone, scoring = Scoring(load_engine("06")(loaded, kv_memory="16M")), Scoring(engine)
     try:
         assert "of 2 ranks" in engine.startup_notes
         completions = engine.generate(prompts, params)
         assert [one.token_ids for one in completions] == [one.token_ids for one in expected]
         assert engine.handoffs == 3 and engine.recovery.lost == 0
+        both = [one.add(prompts[1], ScoringParams(logprobs=1)) for one in (alone, scoring)]
+        while not all(one.finished for one in both):
+            alone.step()
+            scoring.step()
+        for whole, parted in zip(both[0].logprobs[1:], both[1].logprobs[1:], strict=True):
+            assert whole.logprob == pytest.approx(parted.logprob, abs=1e-3) and whole.top[0][0] == parted.top[0][0]
     finally:
         engine.close()

@@ -15,11 +15,22 @@ fleet_module, messages, worker_module, kv_transport, scheduler_module, router_mo
 Event = fleet_module.Event
 
 
+class SlowTransport(kv_transport.LocalTransport):
+    """Pages have arrived when they are looked at for the second time, a turn later."""
+
+    def receive(self, *arguments):
+        transfer = super().receive(*arguments)
+        done, looks = transfer.done, iter([False])
+        transfer.done = lambda: next(looks, True) and done()
+        return transfer
+
+
 class FaultyFleet(fleet_module.LocalFleet):
     """Mail and reports wait until the test delivers, loses, repeats or reorders them. Workers die at any moment."""
 
     def __init__(self, makers):
         super().__init__(makers)
+        self.workers = [worker_module.Worker(worker.engine, SlowTransport()) for worker in self.workers]
         self.mail = [[] for _ in makers]
         self.reports = [deque([event.news]) for event in self.greetings]  # or a Hello, or a Lost
         self.greeted = [False] * len(makers)  # whether the router has heard of the present life
@@ -66,7 +77,7 @@ class FaultyFleet(fleet_module.LocalFleet):
         self.mail[number].clear()
         self.reports[number].clear()
         self.workers[number].transport.clear()
-        self.workers[number] = worker_module.Worker(self.makers[number](), kv_transport.LocalTransport())
+        self.workers[number] = worker_module.Worker(self.makers[number](), SlowTransport())
         self.greeted[number] = False
         self.reports[number].append(messages.Lost("killed"))
         self.dead.add(number)

@@ -1,16 +1,22 @@
 """What the state machines of stages 04 to 07 share: a scheduler without a model, under arrivals, steps and aborts."""
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from common.request import Request
 from common.sampling import SamplingParams
+from common.token_budget import PROMPTS, ChunkPrice
 
 MAX_STEPS = 2000  # more than the tokens of all requests: in each step the oldest request gains one
 
 
 def make_request(name: str, token_ids: list[int], max_tokens: int = 8) -> Request:
     return Request(name, token_ids, SamplingParams(max_tokens=max_tokens), None, frozenset(), max_tokens)
+
+
+def chunk_room(chunk) -> int:
+    """Return for how many draft tokens a chunk has room; before stage 07, none."""
+    return getattr(chunk, "room", 0)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -24,6 +30,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = scheduler
         self.open: dict[str, Request] = {}  # by request id: ids sort in order of arrival
         self.count = 0
+
+    @initialize(price=st.builds(ChunkPrice, st.sampled_from([0.0, 0.05, 1.0]), st.sampled_from([0.0, 0.5])))
+    def set_price(self, price):
+        self.scheduler.price = price
 
     def submit(self, token_ids: list[int], max_tokens: int) -> None:
         request = make_request(f"{self.count:04}", token_ids, max_tokens)
@@ -50,7 +60,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.open or min(self.open) in ran, "the oldest request runs in every step"
         assert self.open or not ran
         self.assert_order()
+        self.assert_paid(chunks)
         return chunks
+
+    def assert_paid(self, chunks: list) -> None:
+        """Assert that a step spends its budget, or where the decodes take more an eighth beside them, and one token."""
+        tokens, budget = [len(chunk.token_ids) + chunk_room(chunk) for chunk in chunks], self.scheduler.token_budget
+        assert sum(tokens) <= budget
+        price = self.scheduler.price
+        paid = sum(price(chunk.start, count) for chunk, count in zip(chunks, tokens, strict=True))
+        each = [price(chunk.start, 1) for chunk in chunks]
+        assert paid <= max(budget, sum(each) + budget * PROMPTS) + max(each, default=0)
 
     def run(self, chunks: list) -> None:
         """Append a token to each request that has run to its end."""

@@ -16,6 +16,14 @@ from common.stages import load_engine, stage_folder
 STORE = "inspector.stores[0]"
 NEWEST = f"{STORE}.moments.at(-1)"
 MOST_LOOKS = 1200  # a minute: other work may keep this machine busy
+PHONE = {"width": 390, "height": 844}
+OFF_SCREEN = """(() => {
+  const outside = [...document.querySelectorAll("header *, .bar *, h2, h3, .panel")].filter((one) => {
+    const { left, right, width } = one.getBoundingClientRect();
+    return width && (left < 0 || right > innerWidth);
+  });
+  return [document.documentElement.scrollWidth > innerWidth, outside.map((one) => one.textContent.slice(0, 40))];
+})()"""
 
 
 class Watching:
@@ -26,9 +34,6 @@ class Watching:
         self.thread = server.engine_thread
         self.watched = server.watched
         self.engine = self.watched._engine
-
-    def idle(self) -> None:
-        wait_until(lambda: self.thread.stats["unfinished"] == 0)
 
     def paused_after(self, steps: int) -> None:
         """Stop the engine once it has taken `steps` steps."""
@@ -103,6 +108,13 @@ class Page:
     def drawn(self) -> None:
         """Wait until all that is known is drawn, also by panels that are drawn seldom."""
         self.has("inspector.views.every((view) => view.slow.every((one) => one.version === view.canvases))")
+
+    def fits_a_phone(self) -> None:
+        """Make the window as wide as a phone's: nothing may lie beside it, least of all a button."""
+        self.set_viewport_size(PHONE)
+        self.has(f"inspector.views.every((view) => view.timeline.size?.width < {PHONE['width']})")
+        self.drawn()
+        assert (found := self.evaluate(OFF_SCREEN)) == [False, []], found
 
     def close(self) -> None:
         self.context.close()

@@ -143,21 +143,11 @@ BAD_BODIES = {
     b'{"prompt": 5}': "needs a prompt",
     b'{"prompt": ""}': "empty",
     b'{"prompt": []}': "empty",
-    b'{"prompt": [4096]}': "vocabulary",
-    b'{"prompt": [-1]}': "vocabulary",
     b'{"prompt": [[1]]}': "integer",
-    b'{"prompt": [true]}': "integer",
-    b'{"prompt": ["a"]}': "integer",
     b'{"prompt": "\\ud83d"}': "surrogate",
     b'{"prompt": "a", "max_token": 5}': "unknown field 'max_token'",
-    b'{"prompt": "a", "max_tokens": "5"}': "max_tokens",
-    b'{"prompt": "a", "max_tokens": 0}': "max_tokens",
     b'{"prompt": "a", "max_tokens": 4096}': "context",
     b'{"prompt": "a", "temperature": NaN}': "temperature",
-    b'{"prompt": "a", "temperature": -1}': "temperature",
-    b'{"prompt": "a", "stop": ""}': "stop",
-    b'{"prompt": "a", "stop": [5]}': "stop",
-    b'{"prompt": "a", "seed": 1e3}': "seed",
     b'{"prompt": "a", "stream": "yes"}': "stream",
 }
 
@@ -179,12 +169,6 @@ def test_unknown_paths_and_methods_are_json_errors_too(service):
     for answer, status in ((httpx.get(f"{service.url}/generat"), 404), (httpx.get(f"{service.url}/generate"), 405)):
         assert answer.status_code == status
         assert isinstance(answer.json()["error"], str)
-
-
-def test_health(service):
-    answer = httpx.get(f"{service.url}/health")
-    assert answer.status_code == 200
-    assert answer.json()["status"] == "ok" and answer.json()["unfinished"] == 0
 
 
 # ---- The engine's thread ----

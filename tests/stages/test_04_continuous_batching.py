@@ -47,10 +47,12 @@ class ContinuousBatchingMachine(SchedulerMachine):
         ran = {chunk.sequence.request.request_id for chunk in chunks}
         assert decoding <= ran, "every request that decodes gets a token in every step"
         assert not prefilling or prefilling[0] in ran, "the oldest prompt gets ahead in every step"
-        idle = 5 - sum(len(chunk.token_ids) for chunk in chunks)
-        assert idle >= 0
-        assert not idle or all(chunk.completes for chunk in chunks), "budget is left over while there is work"
-        assert not idle or not self.scheduler.waiting or len(self.scheduler.running) == 3
+        price, incomplete = self.scheduler.price, [chunk for chunk in chunks if not chunk.completes]
+        rest = 5 - sum(price(chunk.start, len(chunk.token_ids)) for chunk in chunks)
+        for chunk in incomplete:
+            more = price(chunk.start, len(chunk.token_ids) + 1) - price(chunk.start, len(chunk.token_ids))
+            assert rest < more, "budget is left over while there is work"
+        assert rest < 1 or incomplete or not self.scheduler.waiting or len(self.scheduler.running) == 3
         return chunks
 
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from engine_options import GREEDY, endless
 from faulty_fleet import FaultyFleet
-from random_aborts import abort_at_random
 
 from common.sampling import SamplingParams
+from common.serving.metrics import Measured
+from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_stage_module
 
 engine_module, routing = (load_stage_module("08", name) for name in ("engine", "routing"))
@@ -137,16 +138,6 @@ def test_the_same_beginning_goes_to_the_same_worker(loaded):
     assert min(one, other) == 0 and engine.stats()["prefix_tokens_hit"] == 6 * 96
 
 
-def test_who_leaves_frees_pages_on_both_sides(loaded, prompts):
-    engine = Engine(loaded, prefill=2, decode=2, **pool(24))
-    abort_at_random(engine, [prompt[:90] for prompt in prompts[:8]], seed=4)
-    engine.step()  # delivers the mail
-    for worker in engine.fleet.workers:
-        allocator = worker.scheduler.allocator
-        assert len(allocator.free) + len(allocator.tree.unused) == 24
-        assert not worker.transport.offers and not worker.held
-
-
 # ---- Workers that die, in every phase ----
 
 
@@ -202,6 +193,36 @@ def test_a_death_costs_time_and_no_token(faulty, twins, phase, side):
         assert [entry and entry.logprob for entry in request.logprobs] == pytest.approx(
             [entry and entry.logprob for entry in twin.logprobs], abs=1e-4
         )
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_router_without_weights_has_prompts_scored(loaded, monkeypatch, dies):
+    """By a worker, between its steps; by the next one if it dies. It pays with no page and counts as no output."""
+    monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
+    router = Engine(loaded)
+    engine = Scoring(Measured(router, "m"))
+    router.model = None
+    text, params = [11 + i % 97 for i in range(300)], ScoringParams(logprobs=2)
+    alone = Scoring(WorkerEngine(loaded))
+    expected = alone.add(text, params)
+    drain(alone)
+    scored, story = engine.add(text, params), engine.add("Once upon a time", endless(12))
+    for _ in range(4):
+        engine.step()
+    assert not scored.finished and router.fleet.workers[0].held
+    if dies:
+        router.fleet.die(0)
+    drain(engine)
+    engine.step()  # delivers the mail
+    assert scored.logprobs == expected.logprobs and (scored.finish_reason, scored.token_ids) == ("length", [])
+    assert len(story.token_ids) == 12 == engine.stats()["generated_tokens"]
+    assert 'request_success_total{finished_reason="length",model_name="m"} 1.0' in engine.exposition().decode()
+    assert router.handles[0].seen.longest(text) == 0 and not any(worker.held for worker in router.fleet.workers)
+    left = engine.add(text, params)
+    engine.step()
+    engine.abort(left.request_id)
+    engine.step()
+    assert not any(worker.held for worker in router.fleet.workers) and not engine.has_unfinished
 
 
 def test_a_stop_string_across_a_death(loaded, faulty):

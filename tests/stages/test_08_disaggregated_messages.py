@@ -39,18 +39,21 @@ def test_a_transfer_has_ended_before_its_pages_are_free():
 
 def test_requests_in_transfer_keep_their_place():
     """Whole jobs may come meanwhile: a step must not have more requests than its budget has tokens."""
-    scheduler = scheduler_module.Scheduler(2, 2, 20, 4, load_stage_module("08", "speculation").Speculation(0))
+    scheduler = scheduler_module.Scheduler(2, 8, 20, 4, load_stage_module("08", "speculation").Speculation(8))
     arriving = make_request("a", [1, 2, 3])
     scheduler.reserve(arriving)
     for name in "bc":
-        scheduler.add(make_request(name, [1, 2]))
-    for _ in range(4):
+        scheduler.add(make_request(name, [1, 2], 40))
+    for step in range(4):
         chunks = scheduler.schedule()
-        assert len(scheduler.running) <= 2 and 1 <= sum(len(chunk.token_ids) for chunk in chunks) <= 2
+        assert len(scheduler.running) <= 2 and 1 <= sum(chunk.room + len(chunk.token_ids) for chunk in chunks) <= 8
+        if step == 1:
+            assert chunks[0].room == 7, "c waits for a place, not for tokens: drafts get all that is left"
         for chunk in chunks:
             if chunk.completes:
                 chunk.sequence.request.append(5)
-        if arriving.request_id not in scheduler.running:
+        scheduler.count_accepted(chunks)
+        if step and arriving.request_id not in scheduler.running:
             scheduler.resume(arriving)
 
 

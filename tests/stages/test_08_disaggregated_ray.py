@@ -5,6 +5,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -42,7 +43,8 @@ def talks() -> Iterator[list]:
 
 @pytest.fixture(scope="module")
 def engine(address, loaded, talks) -> Iterator[Engine]:
-    engine = Engine(loaded, prefill=1, decode=2, workers="ray", ray_address=address, hang_seconds=10, **POOL)
+    router = replace(loaded, model=None)  # its workers load the weights
+    engine = Engine(router, prefill=1, decode=2, workers="ray", ray_address=address, hang_seconds=10, **POOL)
     yield engine
     engine.close()
 

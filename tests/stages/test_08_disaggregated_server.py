@@ -1,5 +1,6 @@
 """Stage 08 over HTTP: the command line with Ray's workers, and what clients hear when there are no workers."""
 
+import argparse
 import json
 import os
 import re
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from faulty_fleet import FaultyFleet
 from serving_openai import openai_server
 from serving_stage_03 import wait_until
 
+from common import cli
 from common.bench.load import wait_until_healthy
 from common.serving.background import free_port
 from common.stages import ROOT, load_stage_module
@@ -50,6 +53,19 @@ def test_without_workers_clients_are_told_with_503(loaded, monkeypatch, path, st
         engine.fleet.revive(1)
         wait_until(lambda: httpx.get(f"{service.url}/health").status_code == 200)
         assert httpx.post(f"{service.url}{path}", json=body | {"stream": False}, timeout=30).status_code == 200
+
+
+@pytest.mark.parametrize(("device", "budget", "weights"), [("cuda", None, 0), ("cpu", None, 1), ("cpu", 128, 0)])
+def test_the_command_line_loads_no_weights_for_a_router(monkeypatch, loaded, device, budget, weights):
+    """On a GPU it would fill memory that its workers share; on a CPU it measures the token budget with them."""
+    made = []
+    monkeypatch.setattr(cli, "choose_device", lambda *_: (torch.device(device), torch.float32, ""))
+    monkeypatch.setattr(cli, "make_engine", lambda engine_class, loaded, **options: made.append(options))
+    args = {"workers": "ray", "tensor_parallel": 1, "demo": False, "model": None, "token_budget": budget}
+    args |= {"device": "cpu", "dtype": "auto", "load_format": "auto", "graphs": None, "overlap": None}
+    router, _ = cli.build_engine(ROOT / "08_disaggregated", engine_module.Engine, argparse.Namespace(**args))
+    assert (router.model is not None) == weights and router.config == loaded.config
+    assert made[0]["load_format"] == "auto", "of the workers"
 
 
 def processes_of(session: int) -> set[str]:

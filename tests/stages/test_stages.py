@@ -8,9 +8,12 @@ import sys
 
 import pytest
 
-from common.cli import chat_prompt
+from common.cli import chat_prompt, check_address
+from common.errors import InvalidInput
 from common.request import Timings
 from common.sampling import SamplingParams
+from common.serving.background import free_port
+from common.serving.options import url_of
 from common.stages import ROOT, load_engine, load_stage_module, stage_folder, stage_folders
 
 STAGES = [folder.name for folder in stage_folders()]
@@ -96,6 +99,12 @@ def test_mistakes_are_answered_in_a_sentence(monkeypatch, capsys, tmp_path, argu
     assert output == ""
 
 
+def test_a_fault_in_the_code_keeps_its_traceback(monkeypatch, capsys):
+    monkeypatch.setattr(load_engine("02"), "schedule", lambda self: dict(zip([1], [], strict=True)))
+    with pytest.raises(ValueError, match="shorter"):
+        run_main(monkeypatch, capsys, "02_kv_cache", "--prompt", "a", "--device", "cpu")
+
+
 @pytest.mark.parametrize("stage", ["01_naive", "05_paged_attention"])
 def test_a_port_that_is_taken_is_told_before_the_model_loads(monkeypatch, capsys, stage):
     monkeypatch.setattr("common.cli.load_model", lambda *_, **__: pytest.fail("the model loads"))
@@ -105,6 +114,26 @@ def test_a_port_that_is_taken_is_told_before_the_model_loads(monkeypatch, capsys
     assert status.startswith(f"error: cannot listen on 127.0.0.1:{port} (") and "give another --port" in status
     assert "cannot listen on" in run_main(monkeypatch, capsys, stage, "--serve", "--port", "70000")[0]
     assert output == ""
+
+
+def test_a_name_that_only_ipv6_knows_is_an_address_of_ipv6(monkeypatch):
+    known, look_up = ("::1", 0, 0, 0), socket.getaddrinfo
+
+    def only_ipv6(host, *arguments, **options):
+        if host != "six.test":
+            return look_up(host, *arguments, **options)
+        return [(socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", known)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", only_ipv6)
+    port = free_port()
+    for host, address in {"six.test": "::1", "::1": "::1", "localhost": "localhost", "0.0.0.0": "0.0.0.0"}.items():
+        assert check_address(host, port) == address
+    assert url_of("::1", 80) == "http://[::1]:80"
+    with (
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as taken,
+        pytest.raises(InvalidInput, match=" in use"),
+    ):
+        check_address("six.test", taken.getsockname()[1])
 
 
 def test_transformers_does_not_warn_of_a_prompt_that_the_engine_refuses(loaded, monkeypatch):
@@ -122,12 +151,6 @@ def test_help(monkeypatch, capsys, stage):
     assert re.search(rf"Stage {stage[:2]}, .+\.", output)
     for option in ("--demo", "--prompt TEXT", "--serve", "--model NAME", "--show-stats", "--max-tokens"):
         assert option in output
-
-
-def test_one_mode_must_be_chosen(monkeypatch, capsys):
-    for arguments in ([], ["--demo", "--serve"]):
-        status, _, errors = run_main(monkeypatch, capsys, "01_naive", *arguments)
-        assert status == 2 and "--demo" in errors
 
 
 # ---- Finding stages ----

@@ -6,8 +6,10 @@ A request under which workers have died may still be sent there to run alone: se
 
 class Router(Router):
     def drain(self, number: int) -> None:
-        """Give a worker nothing new. Raise ValueError if no other worker of its kind is open."""
+        """Give a worker nothing new. Raise InvalidInput if no other worker of its kind is open."""
         handle = self.handles[number]
         if not any(one.open for one in self.by_role[handle.role] if one is not handle):
-            raise ValueError(f"worker {number} is the last {handle.role} worker that is open: start another one first")
+            raise InvalidInput(
+                f"worker {number} is the last {handle.role} worker that is open: start another one first"
+            )
         handle.draining = True

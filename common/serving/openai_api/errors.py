@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from common.errors import InvalidInput
 from common.serving.errors import EngineDead, QueueFull, log_refusal
 
 
@@ -25,7 +26,7 @@ class Json(Response):
         return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
 
 
-class BadRequest(ValueError):
+class BadRequest(InvalidInput):
     """A request that the client must change. param: the field at fault; status: 400, or 404 for an unknown model."""
 
     def __init__(self, message: str, param: str | None = None, *, status: int = 400, code: str | None = None):
@@ -53,7 +54,7 @@ def error_response(http: Request, error: Exception) -> Response:
             message, status = str(error), 503
         case HTTPException():
             message, status, headers = str(error.detail), error.status_code, error.headers
-        case ValueError():
+        case InvalidInput():
             message = str(error)
         case _:
             raise error
@@ -90,7 +91,7 @@ class OpenAIRoute(APIRoute):
             http = Request(http.scope | {"headers": headers}, http.receive)
             try:
                 return await handler(http)
-            except (ValueError, RequestValidationError, QueueFull, EngineDead, HTTPException) as error:
+            except (InvalidInput, RequestValidationError, QueueFull, EngineDead, HTTPException) as error:
                 return error_response(http, error)
 
         return handle

@@ -22,19 +22,19 @@ import importlib
 import os
 import re
 import select
-import shlex
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from common.setup.environment import note, prepare_environment, variables_of
+from common.setup.environment import is_ready, note, prepare_environment, variables_of
+from common.setup.terminal import READER_GONE, paint, run_to_end, show
 from common.stages import stage_folder, stage_folders
 
 ROOT = Path(__file__).resolve().parent
-READER_GONE = 128 + 13  # how shells report SIGPIPE
+HELP = ("-h", "--help")
+NEEDING_NOTHING = ("start", "solve", "bug", "kit")  # run in this process, without the environment
 
 
 def pick_stage(wanted: str, root: Path) -> Path:
@@ -70,6 +70,20 @@ def show_help(stages: list[Path]) -> int:
     for stage in stages:
         print(f"  {stage.name:{width}}   {title(stage)}")
     return 0
+
+
+def show_verb(command: str, stages: list[Path], root: Path) -> int:
+    """Print what a command does, and its options as it has them itself."""
+    verb, first, last = VERBS[command], stages[0].name[:2], stages[-1].name[:2]
+    print(f"{f'{command} {verb.stages}'.strip()}: {verb.help}.", end="\n\n")
+    print(verb.more.format(command=command, first=first, last=last), end="\n\n" * bool(verb.more), flush=True)
+    if not verb.parser:
+        return 0
+    if not (is_ready(root) or os.environ.get("COURSE_NO_VENV") == "1" or command in NEEDING_NOTHING):
+        print("`python3 course.py demo 01` installs what it needs; then this also lists its options.")
+        return 0
+    chosen = stages if command == "bench" else stages[-1:] if verb.stages else []
+    return verb.run(chosen, ["--help"], root)
 
 
 # ---- Running things ----
@@ -131,28 +145,6 @@ def run_stages(stages: list[Path], script: str, arguments: list[str], root: Path
             note(f"{path} failed with exit status {status}.{not_run}")
             return status
     return 0
-
-
-def paint(text: str, colour: str) -> str:
-    """Wrap text in a terminal's colour code, unless there is no terminal or NO_COLOR asks for none."""
-    plain = not colour or not sys.stdout.isatty() or os.environ.get("NO_COLOR")
-    return text if plain else f"\033[{colour}m{text}\033[0m"
-
-
-# ---- The diff ----
-
-
-def show(lines: list[str]) -> None:
-    """Print the lines of a diff, at a terminal in colours and through a pager."""
-    colours = {"+": "32", "-": "31", "@": "36", " ": ""}
-    text = "\n".join(paint(line, colours.get(line[:1], "1")) for line in lines) + "\n"
-    pager = shlex.split(os.environ.get("PAGER", "less"))
-    if sys.stdout.isatty() and pager and shutil.which(pager[0]):
-        signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is one of the pager's own keys
-        # F, X: what fits on the screen just stays there; R: colours
-        subprocess.run(pager, input=text.encode(), env={"LESS": "FRX", **os.environ})
-    else:
-        print(text, end="")
 
 
 # ---- The commands: each takes the stages that were chosen, the remaining arguments and the course's root ----
@@ -238,29 +230,47 @@ def bare(name: str) -> Callable[[list[Path], list[str], Path], int]:
 
 
 class Verb(NamedTuple):
-    """One command. `stages` is how the help shows its stages: "[STAGE]" one or all, "STAGE" one, "" none."""
+    """One command. `stages` is how the help shows its stages: "[STAGE]" one or all, "STAGE" one, "" none.
+
+    more: for its own help. parser: whether it then shows its options itself.
+    """
 
     stages: str
     help: str
     run: Callable[[list[Path], list[str], Path], int]
+    more: str = ""
+    parser: bool = True
 
+
+OF_A_STAGE = "Below are the options of stage {last}; `{command} {first} --help` shows those of stage {first}."
+PAGER = "It has no options. At a terminal the diff has colours (not with NO_COLOR) and goes through $PAGER."
+TESTS = "Such as `test 05 -x`, `test my/05 -k abort` or `test tests/common`; `python -m pytest --help` lists options."
+DOCTOR = 'It has no options, installs nothing, and ends with 1 if something is marked "!!".'
 
 VERBS = {
-    "demo": Verb("[STAGE]", "watch one stage work, or every stage in turn", demo),
-    "serve": Verb("STAGE", "start a stage's HTTP server", serve),
-    "watch": Verb("STAGE", "see its engine at work, in a browser; or two, side by side", module("common.inspector")),
+    "demo": Verb("[STAGE]", "watch one stage work, or every stage in turn", demo, OF_A_STAGE),
+    "serve": Verb("STAGE", "start a stage's HTTP server", serve, OF_A_STAGE),
+    "watch": Verb(
+        "STAGE", "see its engine at work, in a browser; or two, side by side", module("common.inspector"), OF_A_STAGE
+    ),
     "bench": Verb("[STAGE]", "measure a stage against the one before it, or the course; --quick: in minutes", bench),
-    "predict": Verb("STAGE", "guess what its benchmark measures, then see", module("common.learn.predict")),
+    "predict": Verb("STAGE", "guess what its benchmark measures, then see", module("common.learn.predict"), OF_A_STAGE),
     "compare": Verb("", "draw this machine's results beside the committed ones, or the files of a class", compare),
-    "diff": Verb("STAGE", "read what a stage changed in the one before it; needs nothing but Python", diff),
+    "diff": Verb(
+        "STAGE", "read what a stage changed in the one before it; needs nothing but Python", diff, PAGER, False
+    ),
     "start": Verb(
         "STAGE", "make my/STAGE, with this lesson's functions left for you to write", bare("common.learn.start")
     ),
     "check": Verb("STAGE", "run its milestones on my/STAGE, up to the first that fails", module("common.learn.check")),
     "solve": Verb("STAGE", "fill in one of them from the reference, or --all", bare("common.learn.solve")),
     "bug": Verb("", "list planted faults; with a number, make my/bug_17 with one to find", bare("common.learn.bug")),
-    "test": Verb("", "run the tests, or with a stage its own and the contract; other arguments go to pytest", test),
-    "doctor": Verb("", "say what this machine lacks, and what to expect of it", bare("common.setup.doctor")),
+    "test": Verb(
+        "", "run the tests, or with a stage its own and the contract; other arguments go to pytest", test, TESTS, False
+    ),
+    "doctor": Verb(
+        "", "say what this machine lacks, and what to expect of it", bare("common.setup.doctor"), DOCTOR, False
+    ),
     "kit": Verb("", "gather all wheels for machines without a network", bare("common.setup.gather")),
 }
 
@@ -268,13 +278,13 @@ VERBS = {
 def main(arguments: list[str], root: Path = ROOT) -> int:
     stages = stage_folders(root)
     command, *rest = arguments or ["help"]
-    if command in ("help", "-h", "--help"):
+    if command in ("help", *HELP):
         return show_help(stages)
     if command not in VERBS:
         sys.exit(f"Unknown command {command!r}. Use {', '.join(VERBS)}.")
     verb = VERBS[command]
-    if verb.stages and rest[:1] in (["-h"], ["--help"]):
-        return show_help(stages)
+    if rest[:1] and rest[0] in HELP:
+        return show_verb(command, stages, root)
 
     chosen = stages if verb.stages else []
     if verb.stages and rest and not rest[0].startswith("-"):
@@ -285,15 +295,4 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # a console that lacks a character shows "?" in its place
-    try:
-        status = main(sys.argv[1:])
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        status = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it ends
-        status = READER_GONE
-    except OSError as error:  # a full disk, or a folder that cannot be written
-        status = f"error: {error}"
-    sys.exit(status)
+    run_to_end(lambda: main(sys.argv[1:]))

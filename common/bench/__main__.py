@@ -10,10 +10,10 @@ measured is kept after Ctrl-C: the same command goes on from there. A ratio that
 is marked with "?".
 """
 
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from common.setup.terminal import run_to_end
 from common.stages import stage_folders
 
 from .commands import main
@@ -31,4 +31,4 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    run_to_end(run)

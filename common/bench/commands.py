@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..errors import InvalidInput
 from . import summary
 from .documents import read_json
 from .harness import REPEATS, Benchmark, measure_sides
@@ -40,13 +41,15 @@ def main(
         args.benchmarks = pick(benchmarks, args.only)
         args.again = args.again or len(benchmarks) == 1  # it was asked for by its name
         if args.sizes == "gpu" and not torch.cuda.is_available():
-            raise ValueError("--sizes gpu needs a CUDA device, and torch sees none here")
+            raise InvalidInput("--sizes gpu needs a CUDA device, and torch sees none here")
         if args.sizes == "gpu" and not (args.out or args.measure):
-            raise ValueError("--sizes gpu needs --out DIR, the folder for its results")
+            raise InvalidInput("--sizes gpu needs --out DIR, the folder for its results")
         if args.measure:
             return measure_sides(benchmarks[0], args.measure.split(","), Settings.from_arguments(args), args.sizes)
         return redraw(args) if args.plot_only else measure(args)
-    except (ValueError, OSError) as error:
+    except BrokenPipeError:  # the reader of the output is gone
+        raise
+    except (InvalidInput, OSError) as error:
         say(f"error: {error}")
         return 1
     except KeyboardInterrupt:
@@ -80,14 +83,14 @@ def positive(text: str) -> float:
 
 
 def pick(benchmarks: Sequence[Benchmark], names: str | None) -> list[Benchmark]:
-    """Return those of the names, given as "02_kv_cache", "02" or "2". Raise ValueError that lists what there is."""
+    """Return those of the names, given as "02_kv_cache", "02" or "2". Raise InvalidInput that lists what there is."""
     by_name = {benchmark.name: benchmark for benchmark in benchmarks}
     by_name |= {benchmark.name[:2]: benchmark for benchmark in benchmarks if benchmark.name[:2].isdigit()}
     chosen = []
     for name in names.split(",") if names else [benchmark.name for benchmark in benchmarks]:
         found = by_name.get(name) or by_name.get(name.zfill(2))
         if found is None:
-            raise ValueError(f"there is no benchmark {name!r}; use {', '.join(each.name for each in benchmarks)}")
+            raise InvalidInput(f"there is no benchmark {name!r}; use {', '.join(each.name for each in benchmarks)}")
         chosen.append(found)
     return list(dict.fromkeys(chosen))
 
@@ -132,5 +135,5 @@ def redraw(args: argparse.Namespace) -> int:
             if (read_json(path) or {}).get("benchmark") == benchmark.name:
                 drawn, problems = drawn + 1, problems + (draw(benchmark, path) is not None)
     if not drawn:
-        raise ValueError(f"{args.out or 'results/'} holds no results to draw")
+        raise InvalidInput(f"{args.out or 'results/'} holds no results to draw")
     return 1 if problems else 0

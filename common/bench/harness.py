@@ -27,7 +27,9 @@ from typing import Any
 
 import torch
 
+from common.errors import InvalidInput
 from common.model import ModelConfig
+from common.setup.terminal import run_to_end
 
 from .hardware import ROOT
 from .settings import Settings
@@ -126,7 +128,7 @@ class Run:
 def alternate(sides: Sequence[str], repeats: int) -> list[list[str]]:
     """Return the order of the sides in each repeat: forwards, backwards, forwards ..."""
     if repeats < 1:
-        raise ValueError(f"--repeats must be at least 1, not {repeats}")
+        raise InvalidInput(f"--repeats must be at least 1, not {repeats}")
     return [list(sides) if repeat % 2 == 0 else list(reversed(sides)) for repeat in range(repeats)]
 
 
@@ -264,4 +266,4 @@ def run_benchmark(benchmark: Benchmark, arguments: Sequence[str] | None = None) 
 
     if is_learners(benchmark):
         benchmark = beside_reference(benchmark)
-    sys.exit(main(f"python -m {benchmark.module}", benchmark.description, [benchmark], arguments))
+    run_to_end(lambda: main(f"python -m {benchmark.module}", benchmark.description, [benchmark], arguments))

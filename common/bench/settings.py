@@ -87,7 +87,7 @@ class Settings:
 def engine_of(stage: str, loaded: Loaded, **options: Any) -> BaseEngine:
     """Return an engine of a stage as main.py makes it: on a GPU with graphs and the overlapped loop around it.
 
-    Options that the stage does not have are left out. ValueError if something asked for cannot be had.
+    Options that the stage does not have are left out. InvalidInput if something asked for cannot be had.
     """
     engine_class = load_engine(stage)
     known = {"graphs", "overlap", *inspect.signature(engine_class).parameters}

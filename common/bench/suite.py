@@ -91,7 +91,7 @@ class Suite:
         return self.out / f"{self.path.stem}-{benchmark.name}.json"
 
     def found(self) -> dict[str, Any]:
-        """Return the results file as it is, or an empty one. Raise ValueError if the file is something else."""
+        """Return the results file as it is, or an empty one. Raise InvalidInput if the file is something else."""
         if self.path.exists():
             return summary.read_summary(self.path)
         kind = {"format": summary.FORMAT, "schema": summary.SCHEMA, "size_set": self.size_set}

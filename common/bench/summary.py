@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import InvalidInput
 from .documents import read_json
 from .harness import Benchmark, Figures, spread
 from .plots import short
@@ -27,18 +28,18 @@ FORMAT, SCHEMA = "llm-course-results", 1
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """Return the results file. Raise ValueError with a sentence if it is none, or of another version."""
+    """Return the results file. Raise InvalidInput with a sentence if it is none, or of another version."""
     document = read_json(path)
     if not isinstance(document, dict):
-        raise ValueError(f"{path} cannot be read as JSON: give a results file that `course.py bench` has written")
+        raise InvalidInput(f"{path} cannot be read as JSON: give a results file that `course.py bench` has written")
     if document.get("format") != FORMAT:
-        raise ValueError(f"{path} is no results file of this course: `course.py bench` writes one")
+        raise InvalidInput(f"{path} is no results file of this course: `course.py bench` writes one")
     if document.get("schema") != SCHEMA:
         versions = f"has version {document.get('schema')!r}, and this course reads version {SCHEMA}"
-        raise ValueError(f"{path} {versions}: measure again with `course.py bench`")
+        raise InvalidInput(f"{path} {versions}: measure again with `course.py bench`")
     missing = [key for key in ("machine", "size_set", "benchmarks") if key not in document]
     if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)}: measure again with `course.py bench`")
+        raise InvalidInput(f"{path} lacks {', '.join(missing)}: measure again with `course.py bench`")
     return document
 
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from common.cli import build_engine, build_parser, check_address
-from common.errors import out_of_memory
+from common.errors import InvalidInput, out_of_memory
 from common.loader.device import choose_device
 from common.process import freeze_loaded_objects, run_on_temporary_thread
 from common.serving.background import free_port
-from common.serving.options import add_server_arguments
+from common.serving.options import add_server_arguments, url_of
 from common.stages import ROOT, load_stage_module, stage_folder
 
 from .lessons import lesson_of
@@ -29,6 +29,7 @@ from .server import build_server, serve
 def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
     """Return the stage's own options, and those of the inspector."""
     parser = build_parser(__doc__)
+    parser.prog = "course.py watch"
     own = load_stage_module(stage, "main") if (stage / "main.py").exists() else None
     getattr(own, "arguments", add_server_arguments)(parser)
     page = parser.add_argument_group("the page")
@@ -55,8 +56,8 @@ def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
 def watch(stage: Path, args: argparse.Namespace, keep: Callable[[list[str]], None]) -> None:
     """Serve one stage until it is told to stop; then `keep` gets what was recorded, if anything."""
     if args.tensor_parallel > 1:
-        raise ValueError("watch shows one process: leave out --tensor-parallel")
-    check_address(args.host, args.port)
+        raise InvalidInput("watch shows one process: leave out --tensor-parallel")
+    args.host = check_address(args.host, args.port)
     engine_class = load_stage_module(stage, "engine").Engine
     print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
     _, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
@@ -76,7 +77,8 @@ def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
     """Watch two stages, a process for each with its part of the cores; the page of the first shows both."""
     args = parse(first, arguments)
     other_port = free_port()
-    page_origin = f"http://{args.host}:{args.port}"
+    args.host = check_address(args.host, args.port)  # and `watch` finds no other
+    page_origin = url_of(args.host, args.port)
     threads = str(max(1, (os.cpu_count() or 2) // 2))
     os.environ.setdefault("OMP_NUM_THREADS", threads)
     os.environ.setdefault("NUMBA_NUM_THREADS", threads)
@@ -87,7 +89,7 @@ def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
         command += ["--steps-per-second", str(args.steps_per_second or 0)]
         command += ["--record", os.devnull, "--lines", str(lines)] if args.record else []
         args.steps_per_second = args.steps_per_second or 0.0
-        args.beside = [f"http://{args.host}:{other_port}"]
+        args.beside = [url_of(args.host, other_port)]
         recorded: list[list[str]] = []
         other = subprocess.Popen(command, cwd=ROOT, start_new_session=True)  # Ctrl-C is for us, and we tell it
         try:
@@ -106,7 +108,7 @@ def main(arguments: list[str]) -> None:
     while arguments and not arguments[0].startswith("-"):
         names.append(arguments.pop(0))
     if not 1 <= len(names) <= 2:
-        raise ValueError("watch needs a stage, such as 05, or two for one page with both, such as 03 04")
+        raise InvalidInput("watch needs a stage, such as 05, or two for one page with both, such as 03 04")
     stages = [stage_folder(name) for name in names]
     if len(stages) == 2:
         watch_beside(*stages, arguments)
@@ -126,9 +128,9 @@ def main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+    except (InvalidInput, OSError, MemoryError, RuntimeError) as error:
         said = out_of_memory(error)
-        if said is None and not isinstance(error, (ValueError, OSError)):
+        if said is None and not isinstance(error, (InvalidInput, OSError)):
             raise
         sys.exit(f"error: {said or error}")
     except KeyboardInterrupt:

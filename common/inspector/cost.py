@@ -3,8 +3,7 @@
     python3 -m common.inspector.cost --stage 05 --clients 32 [--out FILE]
 
 `page` is a process that reads the stream of updates, as an open page does, and draws nothing: what the engine loses by
-being watched. `browser`, with --browser, is Chromium with the page itself on the same cores: what it costs to watch
-from the machine that serves. The last line is JSON.
+being watched. The last line is JSON.
 """
 
 import argparse
@@ -12,10 +11,9 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import httpx
@@ -28,23 +26,18 @@ from common.serving.background import running
 from common.stages import load_engine, stage_folder
 
 from .__main__ import parse
-from .browser import QUIET, executable
 from .server import build_server
 from .watched import Watched
 
 READ = "import sys, urllib.request\nfor line in urllib.request.urlopen(sys.argv[1]): pass"
+NAMES = ("none", "page")
 PROMPT = {"prompt": "Tell me a story about a fox that lasts nine days.", "max_tokens": 128}
 
 
 @contextmanager
-def watcher(name: str, watched: Watched, url: str, profile: str) -> Iterator[None]:
-    """Watch from another process: a "page" or a "browser", whose profile is this folder; or "none"."""
-    if name == "none":
-        yield
-        return
-    browser = [executable(), "--headless", "--remote-debugging-port=0", f"--user-data-dir={profile}", *QUIET]
-    command = [sys.executable, "-c", READ, f"{url}/watch/events"] if name == "page" else [*browser, f"{url}/watch"]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+def page(watched: Watched, url: str) -> Iterator[None]:
+    """Watch from another process."""
+    process = subprocess.Popen([sys.executable, "-c", READ, f"{url}/watch/events"], stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: watched.feed.readers == 1)
         yield
@@ -75,20 +68,18 @@ def main() -> None:
     parser.add_argument("--stage", default="05")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--browser", action="store_true", help="also with Chromium on the page")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON there, too")
     args = parser.parse_args()
-    names = ["none", "page", *(["browser"] if args.browser else [])]
     stage, engine = stage_folder(args.stage), load_engine(args.stage)(load_model())
     server = build_server(engine, stage, parse(stage, ["--port", "0", "--steps-per-second", "0"]))
     freeze_loaded_objects()
     watched = server.watched
-    rates: dict[str, list[float]] = {name: [] for name in names}
-    with running(server) as url, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+    rates: dict[str, list[float]] = {name: [] for name in NAMES}
+    with running(server) as url:
         throughput(watched, url, args.clients)
         for repeat in range(args.repeats):
-            for name in names[repeat % len(names) :] + names[: repeat % len(names)]:  # what drifts here meets all
-                with watcher(name, watched, url, profile):
+            for name in NAMES if repeat % 2 else reversed(NAMES):  # what drifts here meets both
+                with page(watched, url) if name == "page" else nullcontext():
                     rates[name].append(throughput(watched, url, args.clients))
             print("  ".join(f"{name} {rate[-1]:.0f}" for name, rate in rates.items()), "tokens/s", flush=True)
     document = {
@@ -97,13 +88,8 @@ def main() -> None:
         "hardware": hardware(engine.device),
         "tokens_per_s": rates,
     }
-    for name in names[1:]:
-        losses = [1 - rate / alone for rate, alone in zip(rates[name], rates["none"], strict=True)]
-        document[f"cost_of_{name}"] = {
-            "median": statistics.median(losses),
-            "lowest": min(losses),
-            "highest": max(losses),
-        }
+    losses = [1 - rate / alone for rate, alone in zip(rates["page"], rates["none"], strict=True)]
+    document["cost_of_page"] = {"median": statistics.median(losses), "lowest": min(losses), "highest": max(losses)}
     print(write_json(args.out, document) if args.out else json.dumps(document))
 
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from common.checkpoints.corpus.render import SYSTEM_PROMPTS
+from common.checkpoints.corpus import SYSTEM_PROMPTS
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ import itertools
 from collections import OrderedDict
 from random import Random
 
-from common.checkpoints.corpus import facts, lists, stories, terms
+from common.checkpoints.corpus import exercises, facts, stories, terms
+from common.errors import InvalidInput
 from common.request import check_prompt_length
 from common.sampling import SamplingParams
 from common.serving.errors import EngineDead, QueueFull
 
-TOPICS = (facts.exchange, lists.exchange, terms.exchange, stories.request)
+TOPICS = (facts.exchange, exercises.lists, terms.exchange, stories.request)
 EVERY_LONG = 6  # with long prompts, this many requests make one that is long
 LONG_TOKENS = 700
 MOST_CLIENTS = 64
@@ -92,7 +93,7 @@ class Clients:
             params = SamplingParams(max_tokens=min(400, max(16, len(answer) // 3)), temperature=0.0)
             try:
                 stream = await self.thread.submit(await self._token_ids(prompt, True, self.system), params)
-            except (QueueFull, ValueError):
+            except (QueueFull, InvalidInput):
                 await asyncio.sleep(BACK_OFF_SECONDS)
                 continue
             except EngineDead:

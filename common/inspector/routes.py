@@ -11,6 +11,7 @@ from fastapi import APIRouter, Depends, HTTPException
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from common.errors import InvalidInput
 from common.sampling import SamplingParams
 from common.serving.errors import EngineDead
 
@@ -103,10 +104,12 @@ def router(
 
     @routes.post("/send")
     async def send(body: Prompt):
+        if not body.prompt.strip():  # the chat template would make tokens of it
+            raise HTTPException(400, "the prompt is empty: write one, or choose a preset")
         try:
             params = SamplingParams(max_tokens=body.max_tokens, temperature=body.temperature)
             ids = await clients.send(body.prompt, params, count=body.count, chat=body.chat, system=body.system)
-        except ValueError as error:
+        except InvalidInput as error:
             raise HTTPException(400, str(error)) from error
         return {"request_ids": ids}
 

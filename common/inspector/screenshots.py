@@ -2,7 +2,7 @@
 
     python3 -m common.inspector.screenshots [--stages 05 06]    writes results/watch.html and watch.png of each stage
     python3 -m common.inspector.screenshots --renew             the same recordings in the page as it is now
-    python3 -m common.inspector.screenshots --out DIR           elsewhere, with pictures at both widths, light and dark
+    python3 -m common.inspector.screenshots --out DIR           elsewhere, with pictures at all widths, light and dark
 
 README.md says how to get Chromium and Playwright.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from common.errors import InvalidInput
 from common.loader import load_model
 from common.stages import stage_folder
 
@@ -21,8 +22,8 @@ from .browser import chromium
 from .recording import renew, write_recording
 from .scenes import SCENES, play
 
-# Width and height in pixels, and whether the type is large: a laptop, and a projector.
-SCREENS = {"laptop": (1280, 800, False), "projector": (1920, 1080, True)}
+# Width and height in pixels, and whether the type is large.
+SCREENS = {"laptop": (1280, 800, False), "projector": (1920, 1080, True), "phone": (390, 844, False)}
 THEMES = ("light", "dark")
 SHOW = {"01": 0.85, "06": 0.5, "08": 0.5}  # the moment of a recording, where it is not its end
 COLOURS = 256  # of a picture: a third of the bytes, and no difference to the eye
@@ -43,7 +44,7 @@ def photograph(browser, recording: Path, picture: Path, moment: float, screen: s
         moment,
     )
     page.wait_for_timeout(SETTLE_MILLISECONDS)
-    image = Image.open(BytesIO(page.screenshot()))
+    image = Image.open(BytesIO(page.screenshot(full_page=True)))
     image.quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(picture, optimize=True)
     page.close()
 
@@ -76,5 +77,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except ValueError as error:
+    except InvalidInput as error:
         sys.exit(f"error: {error}")

@@ -12,6 +12,7 @@ from threading import Timer
 
 from common.cli import server_module
 from common.engine import BaseEngine
+from common.serving.options import url_of
 
 from . import books
 from .guard import Guard
@@ -72,7 +73,7 @@ def serve(server, args: argparse.Namespace) -> None:
     server.engine_thread.on_failure = partial(setattr, server, "should_exit", True)
     listener = server.config.bind_socket()
     listener.listen(server.config.backlog)
-    url = f"http://{args.host}:{listener.getsockname()[1]}/watch"
+    url = f"{url_of(args.host, listener.getsockname()[1])}/watch"
     if not args.controlled_by:  # otherwise another process's page shows it
         print(f"watch it on {url} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
     if args.browser:

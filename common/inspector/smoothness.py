@@ -5,7 +5,6 @@
 Stage 05's engine takes the steps, 32 requests at a time, with a model that computes nothing. Then a pointer drags
 through the timeline in several places, and the page notes when each frame is drawn. A frame is late if the one before
 it was drawn more than 25 ms ago: at 60 frames a second, at least one was left out. The last line is JSON.
-`--recording FILE` keeps the steps, and uses them if they are there.
 """
 
 import argparse
@@ -103,13 +102,11 @@ def drag(page) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recording", type=Path, metavar="FILE")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON there, too")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
-        recording = args.recording or Path(folder) / "past.html"
-        if not recording.exists():
-            write_recording(recording, [long_past()])
+        recording = Path(folder) / "past.html"
+        write_recording(recording, [long_past()])
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.goto(recording.resolve().as_uri(), timeout=120_000)
         page.wait_for_selector(".player", timeout=120_000)

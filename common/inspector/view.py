@@ -78,8 +78,9 @@ class View:
     def update(self, known: Known, ended: Iterable[Request] = ()) -> dict[str, Any]:
         """Return all that is new to pages that have been told `known`, which is brought up to date."""
         words: dict[int, str] = {}
-        requests = {request.request_id: request for request in (*ended, *self.engine.requests.values())}
-        for request_id in requests:  # numbers go by arrival, not by first step
+        known_now = sorted((*ended, *self.engine.requests.values()), key=lambda request: request.timings.arrival)
+        requests = {request.request_id: request for request in known_now}
+        for request_id in requests:  # numbers go by arrival, not by first step or by end
             self.number(request_id)
         update: dict[str, Any] = {"now": self._since(time.perf_counter()), "steps": self._steps(known, words)}
         rows = (self._request(known, request, words) for request in requests.values())

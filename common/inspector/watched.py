@@ -19,6 +19,7 @@ from .view import Known, View
 
 MOST_LOOKS = 15  # a second
 MOST_SHARE = 0.004  # of the engine thread's time that looking may take: a look that takes longer is followed by a pause
+MOST_RECENT = 64  # requests that have ended and are still told to a page that opens
 IDLE_SECONDS = 0.1  # an idle engine looks up this often, so that a page that opens is told at once
 
 
@@ -31,7 +32,8 @@ class Watched:
         self.view, self.probes = View(engine, {} if titles is None else titles), Probes(engine)
         self._watching = False
         self._known = Known()
-        self._ended: dict[str, Request] = {}  # since the last look
+        self._ended: list[Request] = []  # since the last look
+        self._recent: deque[Request] = deque(maxlen=MOST_RECENT)  # ended, watched or not
         self._next_look = 0.0
         self._to_abort: deque[str] = deque()  # ids
         self._told: tuple[Any, ...] = ()  # where everything was at the last look
@@ -50,6 +52,9 @@ class Watched:
         changed = self._aborted()
         if not self._engine.has_unfinished or self.pace.permit():
             changed += self._step_and_listen() if self._watching else self._engine.step()
+        for request in changed:
+            if request.finished:
+                self._note_end(request)
         if self._watching:
             self._look()
         return changed
@@ -66,14 +71,19 @@ class Watched:
         asked = {self._to_abort.popleft() for _ in range(len(self._to_abort))}  # a button may be pressed twice
         ended = [self._engine.requests[request_id] for request_id in asked if request_id in self._engine.requests]
         for request in ended:
-            self.abort(request.request_id)
+            self._engine.abort(request.request_id)
         return ended
 
     def abort(self, request_id: str) -> None:
         request = self._engine.requests.get(request_id)
         self._engine.abort(request_id)
-        if self._watching and request is not None:
-            self._ended[request_id] = request
+        if request is not None:
+            self._note_end(request)
+
+    def _note_end(self, request: Request) -> None:
+        self._recent.append(request)
+        if self._watching:
+            self._ended.append(request)
 
     def _start_or_stop(self) -> None:
         """Begin with the first page that is opened; when the last one closes, forget what pages were told."""
@@ -90,7 +100,6 @@ class Watched:
         """Run a step, and note what no book keeps of it: what the probes have heard, and what had to make room."""
         steps, (ran, _) = self._engine.trace.steps, books.queue(self._engine)
         changed = self._engine.step()
-        self._ended |= {request.request_id: request for request in changed if request.finished}
         if self._engine.trace.steps > steps:
             record = self._engine.trace[-1]
             extra: dict[str, Any] = self.probes.take(record.seconds)
@@ -107,14 +116,14 @@ class Watched:
         if start < self._next_look and self._engine.has_unfinished and not newcomers:
             return
         if others := self.feed.all_but(newcomers):
-            update = self.view.update(self._known, self._ended.values())
+            update = self.view.update(self._known, self._ended)
             told = update["running"], update["waiting"], update["memory"], update.get("pages")
             if update["steps"] or update["requests"] or told != self._told:
                 self.feed.publish(json.dumps(update), others)
             self._told = told
         if newcomers:
             self._known = Known()
-            self.feed.publish(json.dumps(self.view.update(self._known, self._ended.values())), newcomers)
+            self.feed.publish(json.dumps(self.view.update(self._known, self._recent)), newcomers)
         self._ended.clear()
         self.view.extras.clear()
         self._next_look = start + max(1 / MOST_LOOKS, (time.perf_counter() - start) / MOST_SHARE)

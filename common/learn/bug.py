@@ -24,7 +24,6 @@ from .faults.reproduce import HEAD
 from .start import CONTRACT, ROOT, set_aside
 
 LEFT_OUT = ["*.pyc", "*.png", "results", "work"]
-KERNELS = Path("common/fused/__pycache__")  # where numba keeps them: copies of the course need not compile them again
 TEST_SECONDS = 900  # until a test that does not end counts as failed
 PYTEST_OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "first_failure"]
 
@@ -74,6 +73,11 @@ def place(fault: Fault, root: Path) -> Path:
     return root / "my" / f"bug_{fault.number:02}"
 
 
+def python_to_type() -> str:
+    """Return the Python that runs things, as a command names it: that of .venv unless there is to be none."""
+    return sys.executable if os.environ.get("COURSE_NO_VENV") == "1" else python_of(Path(".venv")).as_posix()
+
+
 def stage_name(fault: Fault, root: Path) -> str:
     """Return the name of the stage's folder."""
     return stage_folder(fault.stage, root).name
@@ -88,10 +92,9 @@ def make(fault: Fault, root: Path, folder: Path) -> None:
     head = HEAD.format(
         number=fault.number,
         symptom=fault.symptom,
-        python=python_of(Path(".venv")).as_posix(),
+        python=python_to_type(),
         script=os.path.relpath(script, root),
         helpers=str(root / "tests" / "helpers"),
-        kernels=str(root / KERNELS),
         stage=fault.stage,
     )
     script.write_text(head + fault.reproduce.strip() + "\n", encoding="utf-8")
@@ -101,14 +104,14 @@ def instructions(fault: Fault, root: Path, folder: Path) -> str:
     """Return what to do with the learner's folder."""
     short, stage, number = folder.relative_to(root).as_posix(), stage_name(fault, root), fault.number
     rows = [
-        (f"{python_of(Path('.venv')).as_posix()} {short}/reproduce.py", "fails as long as the fault is there"),
+        (f"{python_to_type()} {short}/reproduce.py", "fails as long as the fault is there"),
         (f"python3 course.py bug {number} --hint", "a hint; --hint 2 for another"),
         (f"python3 course.py bug {number} --mended", "run the test for it, and the contract, on your folder"),
         (f"python3 course.py bug {number} --reveal", "where it is, and where it happened"),
     ]
     made = f"Made {short}: the course with {stage} alone. One fault is planted, in {stage} or in common."
     seen = textwrap.fill(f"What a user saw: {fault.symptom}", 118)
-    return "\n".join([made, "", seen, "", *(f"    {command:46}{does}" for command, does in rows)])
+    return "\n".join([made, "", seen, "", *(f"    {command:45} {does}" for command, does in rows)])
 
 
 def story(fault: Fault, root: Path) -> str:
@@ -139,7 +142,7 @@ def test_folder(fault: Fault, root: Path) -> int:
         copy_course(root, tree)
         for part in ("common", stage_name(fault, root)):
             copy(folder / part, tree / part)
-        run = partial(run_tests, tree, python=python, kernels=root / KERNELS)
+        run = partial(run_tests, tree, python=python)
         ended = run(fault.caught_by.split())
         if ended.status == 0:  # what mends it must break nothing else
             ended = run([*CONTRACT, "--engine", stage_name(fault, root)])
@@ -163,11 +166,10 @@ def copy_course(root: Path, tree: Path) -> None:
         shutil.copy2(root / name, tree / name)
 
 
-def run_tests(tree: Path, arguments: list[str], python: str, kernels: Path) -> Outcome:
+def run_tests(tree: Path, arguments: list[str], python: str) -> Outcome:
     """Run pytest in a copy of the course, up to the first test that fails."""
     command = [python, "-m", "pytest", *PYTEST_OPTIONS, *arguments]
     environment = {name: value for name, value in os.environ.items() if name not in ("COURSE_STAGE", "PYTHONPATH")}
-    environment.setdefault("NUMBA_CACHE_DIR", str(kernels))
     try:
         run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TEST_SECONDS)
     except subprocess.TimeoutExpired:

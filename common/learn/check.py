@@ -1,8 +1,9 @@
 """`python3 course.py check 05`: run the milestones of a stage on the learner's folder, up to the first that fails.
 
-What is still `raise NotImplementedError` is told without running anything. With all milestones reached, the contract
-suite grades the whole stage, its page map is drawn, and its throughput stands beside the reference's. `check 05
---exercise 3` does the same with the check of one exercise of the lesson.
+What is still `raise NotImplementedError` is told without running anything, and each task that is written is tried by
+itself, with the reference in place of the others. With all milestones reached, the contract suite grades the whole
+stage, its page map is drawn, and its throughput stands beside the reference's. `check 05 --exercise 3` does the same
+with the check of one exercise of the lesson.
 """
 
 import argparse
@@ -13,12 +14,17 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from common.setup.terminal import run_to_end
+
+from .alone import Alone
 from .blank import Task, find_tasks
 from .milestones import Milestone, read_exercises, read_milestones
-from .milestones.runner import Outcome, run_milestones
+from .milestones.runner import Outcome, Runner
 from .solve import is_left
 from .start import CONTRACT, ROOT, reference_of, stage_before
+from .task_list import words_of
 
 CONTRACT_SECONDS = 600  # it takes less than a tenth of that: more is an engine that hangs
 
@@ -79,32 +85,68 @@ def watch(folder: Path, check: Callable[[], int]) -> int:
 
 
 def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task], second_hint: bool = False) -> int:
-    """Print the milestones: which are reached, what is wrong with the first that is not. Return 1 if there is one."""
-    left = what_is_left(folder, tasks, milestones)
-    ready = next((place for place, names in enumerate(left) if names), len(milestones))
-    outcomes = run_milestones(folder, milestones[:ready]) if ready else iter(())
-    for milestone, names in zip(milestones, left, strict=True):
-        outcome = Outcome(f"not written yet: {', '.join(names)}") if names else next(outcomes)
-        print(f"  {'failing' if outcome.what else 'done':8} {milestone.number}  {milestone.title}", flush=True)
-        if outcome.what:
-            for later in milestones[milestone.number :]:
-                print(f"  {'not yet':8} {later.number}  {later.title}")
-            show_failure(milestone, outcome, second_hint, folder.name[:2])
-            return 1
-    return 0
+    """Print the milestones: which are reached, what is wrong with the first that is not. Return 1 if there is one.
+
+    Each of its tasks that is written is tried by itself; while some are not, those of later milestones, too.
+    """
+    left, number = what_is_left(folder, tasks), folder.name[:2]
+    failing, wrong, seen = None, [], set()
+    with Runner() as runner, TemporaryDirectory() as temporary:
+        alone = Alone(runner, folder, tasks, milestones, Path(temporary))
+        for milestone in milestones:
+            missing = [f"{task.title} ({task.file})" for task in in_order(milestone, left)]
+            if failing:
+                print(f"  {'not yet':8} {milestone.number}  {milestone.title}")
+            else:
+                said = f"not written yet: {', '.join(missing)}"
+                outcome = Outcome(said) if missing else runner.run(folder, milestone)
+                print(f"  {'failing' if outcome.what else 'done':8} {milestone.number}  {milestone.title}", flush=True)
+                if outcome.what:
+                    failing, unwritten, seen = milestone, missing, seen - {*milestone.tasks}
+                    ended = not missing and runner.child is None  # and what ended the process is shown already
+            own = [task for task in in_order(milestone, tasks) if task.name not in seen]
+            seen |= {*milestone.tasks}
+            if failing and not ended and (milestone is failing or unwritten and not {*left} >= {*own}):
+                wrong += [each for task in own if (each := show_task(alone, task, task in left))]
+    if not failing:
+        return 0
+    if not (unwritten and wrong):
+        answer = wrong[0][0].name if wrong else failing.tasks[0] if failing.tasks else ""
+        show_failure(failing, outcome, second_hint, number, answer)
+    for task, head, outcome in wrong:
+        hint = " ".join(filter(None, words_of(alone.stage, task)))
+        if unwritten:
+            head = head._replace(hint=hint, second_hint=f"{head.hint} {head.second_hint}")
+            outcome = outcome._replace(what=f"{task.title}, tried by itself: {outcome.what}")
+            show_failure(head, outcome, second_hint, number, task.name)
+        else:
+            print(f"Wrong by itself is {task.title}: {hint}")
+    return 1
 
 
-def what_is_left(folder: Path, tasks: list[Task], milestones: list[Milestone]) -> list[list[str]]:
-    """Return for each milestone its tasks that are still to be written."""
+def in_order(milestone: Milestone, tasks: list[Task]) -> list[Task]:
+    """Return those of the tasks that a milestone names, in its order."""
+    named = {task.name: task for task in tasks}
+    return [named[name] for name in milestone.tasks if name in named]
+
+
+def show_task(alone: Alone, task: Task, is_empty: bool) -> tuple[Task, Milestone, Outcome] | None:
+    """Print whether a task is ok, wrong or empty. Return it if it is wrong, with the milestone that it misses."""
+    found = None if is_empty else alone.missed_by(task)
+    print(f"{'':14}{'empty' if is_empty else 'wrong' if found else 'ok':6} {task.title}", flush=True)
+    return found and (task, *found)
+
+
+def what_is_left(folder: Path, tasks: list[Task]) -> list[Task]:
+    """Return the tasks that are still to be written."""
     for task in tasks:
         if not (folder / task.file).exists():
             sys.exit(f"{folder.name} has no {task.file}: take it from a folder that `start` makes with --force.")
-    titles = {task.name: f"{task.title} ({task.file})" for task in tasks if is_left(folder, task)}
-    return [[titles[name] for name in milestone.tasks if name in titles] for milestone in milestones]
+    return [task for task in tasks if is_left(folder, task)]
 
 
-def show_failure(milestone: Milestone, outcome: Outcome, second_hint: bool, number: str) -> None:
-    """Print what was expected, what happened, and a hint."""
+def show_failure(milestone: Milestone, outcome: Outcome, second_hint: bool, number: str, answer: str) -> None:
+    """Print what was expected, what happened, and a hint. answer: the task whose reference would help; "" for none."""
     print(f"\nExpected: {milestone.expected}")
     print(f"Happened: {outcome.what}")
     if outcome.picture:
@@ -112,8 +154,8 @@ def show_failure(milestone: Milestone, outcome: Outcome, second_hint: bool, numb
     print(f"Hint: {milestone.hint}")
     if second_hint:
         print(f"Second hint: {milestone.second_hint}")
-    elif milestone.tasks:
-        print(f"(`check {number} --hint` gives a second one, `solve {number} {milestone.tasks[0]}` the reference.)")
+    elif answer:
+        print(f"(`check {number} --hint` gives a second one, `solve {number} {answer}` the reference.)")
     else:
         again = f"`check {number} --exercise {milestone.number} --hint`"
         print(f"({again} gives a second one, workshop/solutions has a solution.)")
@@ -198,9 +240,4 @@ def send_throughput(folder: Path, sender, picture: bool) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # a console that lacks a character shows "?" in its place
-    try:
-        status = main()
-    except KeyboardInterrupt:
-        status = 130
-    sys.exit(status)
+    run_to_end(main)

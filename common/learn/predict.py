@@ -25,6 +25,7 @@ from common.bench.settings import Settings
 from common.errors import counted, shortened
 from common.model import ModelConfig
 from common.setup.progress import LOOK_EVERY, StatusLine, note
+from common.setup.terminal import run_to_end
 from common.stages import stage_folder, stage_folders
 
 from .predict_report import draw, table
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         guesses = ask_all(predictions, guesses)
     started = time.monotonic()
     found, reference = measure(predictions)
-    machine = hardware(SETTINGS.place()[0])
+    machine, drift = hardware(SETTINGS.place()[0]), 1 - min(reference) / max(reference)
     document = {
         "benchmark": f"predict {predictions.stage}",
         "size_set": predictions.size_set,
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         "order": [list(found.sides)],
         "seconds": time.monotonic() - started,
         "reference_ms": reference,
-        "questions": [question.result(found, guesses.get(question.name)) for question in predictions.questions],
+        "questions": [question.result(found, guesses.get(question.name), drift) for question in predictions.questions],
         "sides": found.sides,
     }
     print(f"\n{table(document)}\n", flush=True)
@@ -238,14 +239,15 @@ def ticking(status: StatusLine) -> Iterator[Callable[[str], None]]:
         thread.join()
 
 
-if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # a console that lacks a character shows "?" in its place
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what measures has to be ended as well
+def run() -> int:
+    """Run the command line; Ctrl-C writes nothing."""
     try:
-        status = main(sys.argv[1:])
+        return main(sys.argv[1:])
     except KeyboardInterrupt:
         note("\nInterrupted: nothing is written.")
-        status = 130
-    except OSError as error:  # a full disk, or a folder that cannot be written
-        status = f"error: {error}"
-    sys.exit(status)
+        return 130
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what measures has to be ended as well
+    run_to_end(run)

@@ -16,7 +16,7 @@ GUESS = "#c2459a"  # pink: no stage has it
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """Return a line for each number; below, why arithmetic and measurement differ, and how steady the machine was."""
+    """Return a line for each number; below, how steady the machine was, and why arithmetic and measurement differ."""
     rows: list[tuple[str, Sequence[str]]] = [("", ANSWERS)]
     for question in document["questions"]:
         title, columns = f"{question['title']} ({question['unit']})", columns_of(question)
@@ -28,7 +28,7 @@ def table(document: Mapping[str, Any]) -> str:
     width = max(len(label) for label, _ in rows)
     lines = [f"{label:{width}}" + "".join(f"{cell:>13}" for cell in cells) for label, cells in rows]
     reasons = [textwrap.fill(f"{one['title']}: {one['why']}", WIDTH) for one in document["questions"]]
-    return "\n".join([*(line.rstrip() for line in lines), "", *reasons, steadiness(document["reference_ms"])])
+    return "\n".join([*(line.rstrip() for line in lines), "", steadiness(document["reference_ms"]), *reasons])
 
 
 def steadiness(times: Sequence[float]) -> str:

@@ -116,7 +116,7 @@ def take_over(
             used = names_used(written[name])
             if was.get(name) != now[name] or mine[name] == now[name] or "NotImplementedError" in used:
                 continue  # a task of this stage, the reference, or never written
-            if used & extra:
+            if (used - names_used(theirs[name])) & extra:  # what the stage's own one reads is there, or will be
                 left.append(name)
             else:
                 lines[span(theirs[name])] = own_lines[span(written[name])]

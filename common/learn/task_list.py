@@ -107,14 +107,20 @@ def entry(before: Path, stage: Path, task: Task) -> list[str]:
         link = f"[stage {before.name[:2]}'s](../../{before.name}/{task.file}#L{place})"
         size += f", +{added} -{removed} to {link} (line {place})"
     parts = [f"### {task.number}. `{task.name}`", f"```python\n{signature(function, lines)}\n```"]
-    used = ", ".join(f"`{name}`" for name in calls(stage, function, "\n".join(lines)))
-    docstring = ast.get_docstring(function) or ""
-    said = [clean(docstring.split("\n\n")[0]), f"{size}.", f"It calls {used}." if used else ""]
+    docstring, used = words_of(stage, task)
+    said = [docstring, f"{size}.", used]
     checks = [one.number for one in read_milestones(stage.name[:2]) if task.name in one.tasks]
     said += [f"Checked by milestone {checks[0]}."] if checks else []
     parts.append(" ".join(filter(None, said)))
     why = " ".join(map(clean, comments(reasons(function, lines, stage.name[:2]))))
     return [*parts, f"*Why:* {why}"] if why else parts
+
+
+def words_of(stage: Path, task: Task) -> tuple[str, str]:
+    """Return what the docstring of a task's function says first, and a sentence with what it calls; "" for none."""
+    function, lines = find(stage, task)
+    used = ", ".join(f"`{name}`" for name in calls(stage, function, "\n".join(lines)))
+    return clean((ast.get_docstring(function) or "").split("\n\n")[0]), f"It calls {used}." if used else ""
 
 
 def find(stage: Path, task: Task) -> tuple[Function, list[str]]:

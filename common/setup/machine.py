@@ -4,12 +4,14 @@ Linux says all of it, in /proc and /sys/fs/cgroup. macOS and Windows say only a 
 """
 
 import os
+import shutil
 import socket
 import subprocess
 import time
 from collections import defaultdict
 from pathlib import Path
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")  # that pictures and the tests of pages drive
 CGROUP = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
 
@@ -83,6 +85,11 @@ def is_port_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def browser() -> str | None:
+    """Return the path of the Chromium that tests and pictures drive; None without one."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def said_by(*command: str) -> str | None:

@@ -1,6 +1,7 @@
 """Record what doctor's expectations come from: `python -m common.setup.record [bench]`, on a quiet machine.
 
 It times every stage's demo, and with `bench` every benchmark, as their user starts them, and writes recorded.json.
+With `check` it writes nothing, and prints what doctor expects of each demo beside what the demo takes.
 """
 
 import json
@@ -15,15 +16,27 @@ from common.bench.hardware import hardware
 from common.loader.device import choose_device
 from common.stages import stage_folders
 
-from .doctor import RECORDED, ROOT
+from .doctor import RECORDED, ROOT, expected_seconds, measure_pace
 
 SCRIPTS = [folder / "benchmark.py" for folder in (*stage_folders(), ROOT / "common" / "bench")]
 
 
 def main(arguments: list[str]) -> None:
+    pace, line = measure_pace()
+    if pace is None:
+        sys.exit(f"{line.name} {line.text}")
+    if "check" in arguments:
+        recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
+        for stage in stage_folders():
+            expected = expected_seconds(pace, recorded, recorded["demo_seconds"])[stage.name[:2]]
+            print(
+                f"{stage.name}: expected {expected:.1f} s, took {seconds(stage / 'main.py', '--demo'):.1f} s",
+                flush=True,
+            )
+        return
     facts = hardware(choose_device()[0])
     document = {name: facts[name] for name in ("device", "cpu", "cpu_cores", "os", "python", "torch", "commit", "date")}
-    document |= json.loads(output_of("-m", "common.setup.pace").splitlines()[-1])
+    document |= pace
     document["demo_seconds"] = {stage.name[:2]: seconds(stage / "main.py", "--demo") for stage in stage_folders()}
     if "bench" in arguments:
         with tempfile.TemporaryDirectory() as unused:

@@ -180,9 +180,3 @@ def test_offline_benchmarks_import_no_server_and_no_plots():
     )
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-
-
-@pytest.mark.parametrize("name", ["01_naive", "02_kv_cache", "03_streaming"])
-def test_a_benchmark_says_its_question_method_and_expectation(name):
-    text = importlib.import_module(f"{name}.benchmark").__doc__
-    assert text.splitlines()[0].endswith("?") and "Method." in text and "Expectation." in text

@@ -75,14 +75,25 @@ def test_the_same_measurements_twice_are_one_machine(tmp_path, fewer):
     assert [each.label for each in found] == ["anna"] and "copy.json holds the same measurements" in said
 
 
-def test_entries_of_other_sizes_are_left_out_and_the_rest_compared(tmp_path):
+@pytest.mark.parametrize(
+    ("benchmark", "field", "value", "said"),
+    [
+        ("02_kv_cache", "compared_answer", 96, "compared_answer is 96, and 192 in a"),
+        ("04_continuous_batching", "slots", 4, "slots is 4, and missing in a"),
+        ("04_continuous_batching", "objectives", {"longest_gap": 0.05}, None),
+        ("04_continuous_batching", "read_bytes", [], None),
+    ],
+)
+def test_entries_of_other_work_are_left_out_and_the_rest_compared(tmp_path, benchmark, field, value, said):
+    """What was noted besides is no other work: the same requests of the same stages were measured."""
     paths = [write_results(tmp_path / f"{name}.json", gain=gain) for name, gain in (("a", 3), ("b", 4), ("c", 5))]
     changed = json.loads(paths[2].read_text())
-    changed["benchmarks"]["02_kv_cache"]["sizes"]["compared_answer"] = 96
+    changed["benchmarks"][benchmark]["sizes"][field] = value
     paths[2].write_text(json.dumps(changed))
-    found, [said] = collect(paths)
-    assert "c.json: 02_kv_cache was measured with other sizes" in said
-    assert [sorted(each.entries) for each in found][2] == ["04_continuous_batching", "bench"]
+    found, refused = collect(paths)
+    left_out = f"{paths[2]}: {benchmark} is left out, which measured other work: {said}"
+    assert refused == ([left_out] if said else [])
+    assert (benchmark in found[2].entries) == (said is None) and len(found[2].entries) == 3 - (said is not None)
 
 
 def test_cpu_and_gpu_quick_and_full_never_share_an_axis(tmp_path):
@@ -185,6 +196,32 @@ def test_every_panel_says_hardware_versions_commit_and_spread(tmp_path):
     assert followed["file"] == "a.json" and followed["json"]["ratio"]["median"] == pytest.approx(1.0)
 
 
+def test_the_lead_counts_the_machines_whose_figure_of_this_stage_was_compared(tmp_path):
+    paths = [write_results(tmp_path / f"{name}.json", gain=1 + i) for i, name in enumerate("abcde")]
+    lead = "Stage 04 gives 32 clients {} of stage 01{}."
+    assert compose(*collect(paths))["lead"] == lead.format(
+        "10 times the tokens per second", ", in the median of 5 machines"
+    )
+    both = lead.format("10 and 10 times the tokens per second", " (a; b)")
+    assert compose(*collect(paths[:2]))["lead"] == both
+    changed = json.loads(paths[1].read_text())
+    changed["benchmarks"]["04_continuous_batching"]["sizes"]["slots"] = 4
+    paths[1].write_text(json.dumps(changed))
+    assert compose(*collect(paths[:2]))["lead"] == lead.format("10 times the tokens per second", " (a)")
+
+
+def test_drift_is_said_at_the_top_with_the_figures_that_it_touches(tmp_path):
+    write_results(tmp_path / "steady.json", gain=3.0)
+    busy = json.loads(write_results(tmp_path / "busy.json", drift=1.5).read_text())
+    busy["benchmarks"]["02_kv_cache"]["drift"] = busy["benchmarks"]["bench"]["drift"] = {"max": 1.0}
+    (tmp_path / "busy.json").write_text(json.dumps(busy))
+    page = compose(*collect([tmp_path]))
+    [said] = page["drifted"]
+    touched = "04 continuous batching by 50% (which measured 5 times)"
+    assert said == f"busy: its own speed changed by 50% while it was measured: around {touched}."
+    assert page["groups"][0]["remark"].endswith(". Drift: busy 50%"), "on the pictures"
+
+
 # ---- A class ----
 
 
@@ -228,6 +265,9 @@ def test_page_and_pictures_are_written_and_load_nothing(tmp_path, capsys):
     text = (tmp_path / "out" / "index.html").read_text()
     assert html.endswith("index.html") and not re.search(r'(src|href)="(?!data:)', text) and "alert(1)" not in text
     assert all((tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
+    assert command.main([str(paths[0]), "--out", str(tmp_path / "out")]) == 0
+    assert "is kept in" in capsys.readouterr().err and (tmp_path / "out/earlier-1/index.html").read_text() == text
+    assert len([*(tmp_path / "out").glob("*.png")]) == 2, "one machine: none that compares machines is left from before"
 
 
 def test_modules_of_the_page_import_what_there_is():

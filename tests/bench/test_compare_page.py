@@ -93,6 +93,7 @@ def test_cpu_and_gpu_stand_apart_and_refused_files_are_said(open_page):
         "GPU: the quick benchmark", "CPU: the quick benchmark",
     ]  # fmt: skip
     assert "old.json is no results file" in page.text_content(".refused")
+    assert "student 0: its own speed changed by 90%" in page.text_content("header ~ .drifted")
 
 
 def test_a_class_shows_its_odd_one_and_singles_it_out(open_page):

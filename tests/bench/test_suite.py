@@ -264,6 +264,12 @@ def test_a_wrong_command_line_is_answered_in_a_sentence(write, tmp_path, capsys,
     assert ended.value.code == 1 and sentence in capsys.readouterr().err
 
 
+def test_a_reader_that_is_gone_is_no_error_in_a_sentence(write, monkeypatch):
+    monkeypatch.setattr(commands, "measure", Mock(side_effect=BrokenPipeError))
+    with pytest.raises(BrokenPipeError):
+        commands.main("bench", "", [write(ANSWERS)], [])
+
+
 def test_a_limit_is_a_positive_number(write, capsys):
     with pytest.raises(SystemExit):
         harness.run_benchmark(write(ANSWERS), ["--minutes", "0"])

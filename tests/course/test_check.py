@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from common.learn import check, solve
+from common.learn.alone import with_reference
 from common.learn.blank import blank_stage, find_tasks
 from common.learn.milestones import read_milestones
+from common.learn.milestones.runner import run_milestones
 from common.learn.proof import HEAD, PATIENCE, TABLE, prove_without, without, write
 from common.learn.task_list import task_list
 from common.stages import stage_folders
@@ -58,14 +60,6 @@ def test_the_proof_is_of_these_tasks(before, after):
     assert [*names] == [task.name for task in find_tasks(before, after)]
 
 
-@each_pair
-def test_the_lesson_leads_there_after_the_idea(before, after):
-    lesson = (after / "README.md").read_text(encoding="utf-8")
-    build = lesson.index("## Build it")
-    assert lesson.index("## The picture") < build < lesson.index("## Run it")
-    assert f"course.py start {after.name[:2]}\npython3 course.py check {after.name[:2]}\n" in lesson[build:]
-
-
 # ---- Checks ----
 
 
@@ -83,38 +77,62 @@ def test_a_blank_stage_fails_at_once_with_a_hint_and_no_traceback(root, capsys, 
     assert f"Second hint: {first.second_hint}" in capsys.readouterr().out
 
 
-def test_what_is_written_passes_and_the_next_is_told(root, capsys):
-    folder = started(root, STAGE_05, "PageTable.capacity", "PageTable.slot_mapping")
+PAGES = "return [pages[position // size] * size + position % size for position in range(start, stop)]"
+
+
+@pytest.mark.parametrize(
+    ("task", "right", "wrong", "says"),
+    [
+        ("pages_for", "-(-tokens // self.page_size)", "tokens // self.page_size", "yours   0 1 1 2 2"),
+        ("release", "del table.pages[:]", "table.pages = []", "put a list in place of the array"),
+        ("pages_for", "", "", ""),
+    ],
+)
+def test_each_written_task_is_tried_by_itself_while_others_are_unwritten(
+    root, capsys, loaded_once, task, right, wrong, says
+):
+    """Also one of a later milestone, and one that calls `super()`; the learner's own code stays around each."""
+    name = f"PageAllocator.{task}"
+    folder = started(root, STAGE_05, "PageTable.capacity", "PageTable.slot_mapping", name, "Engine.stats")
+    text = (folder / "page_table.py").read_text(encoding="utf-8")
+    assert right in text
+    (folder / "page_table.py").write_text(text.replace(right, wrong) if right else text, encoding="utf-8")
     capsys.readouterr()
-    assert check.main([str(folder)], root) == 1
+    assert check.main([STAGE_05.name], root) == 1
     shown = capsys.readouterr().out
+    tasks = {name: task.title for task in find_tasks(BEFORE_05, STAGE_05) for name in [task.name]}
+    assert f"{'wrong' if wrong else 'ok':6} {tasks[name]}\n" in shown and f"ok     {tasks['Engine.stats']}\n" in shown
+    assert f"empty  {tasks['PageAllocator.extend']}\n" in shown and tasks["Batch.__init__"] not in shown
     assert "done     1  Where a token lies" in shown and "failing  2  Every page has one owner" in shown
-    assert "task 4: PageAllocator.extend (page_table.py)" in shown
+    assert says in shown and ("not written yet" in shown) == (not wrong)
+    docstring = {"pages_for": "Return how many pages", "release": "Put all pages of a table back"}[task]
+    assert (f"Hint: {docstring}" in shown and f"`solve 05 {name}`" in shown) == bool(wrong)
 
 
 @pytest.mark.parametrize(
     ("written", "says"),
     [
+        (PAGES.replace("stop)", "stop + 1)"), "called as slot_mapping(start=0, stop=16), where self is PageTable with"),
         ("return [pages[position // size] * size for position in range(start, stop)]", "^^"),
         ("return self.slots", "AttributeError: 'PageTable' object has no attribute 'slots'"),
         ("raise SystemExit(7)", "SystemExit: 7"),
         ("import os; os._exit(3)", "the process ended in the middle, with exit status 3"),
         ("return None", "the check cannot go on with what it was given: TypeError"),
     ],
-    ids=["wrong", "raises", "exits", "dies", "returns nothing"],
+    ids=["beyond", "wrong", "raises", "exits", "dies", "returns nothing"],
 )
 def test_what_happened_is_shown_without_a_traceback(root, capsys, loaded_once, written, says):
     folder = started(root, STAGE_05, "PageTable.capacity", "PageTable.slot_mapping")
     table = folder / "page_table.py"
-    line = "return [pages[position // size] * size + position % size for position in range(start, stop)]"
     text = table.read_text(encoding="utf-8")
-    assert line in text
-    table.write_text(text.replace(line, written), encoding="utf-8")
+    assert PAGES in text
+    table.write_text(text.replace(PAGES, written), encoding="utf-8")
     capsys.readouterr()
     assert check.main([STAGE_05.name], root) == 1
     shown = capsys.readouterr()
     assert says in shown.out and "Traceback" not in shown.out + shown.err
-    assert "failing  1" in shown.out
+    assert "failing  1" in shown.out and "ok     task 1" in shown.out or "os._exit" in written
+    assert "Wrong by itself is task 2: PageTable.slot_mapping: Return where" in shown.out or "os._exit" in written
 
 
 def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
@@ -124,7 +142,7 @@ def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
     assert endless != text
     (folder / "page_table.py").write_text(endless, encoding="utf-8")
     first = read_milestones("05")[0]._replace(seconds=1)
-    [outcome] = check.run_milestones(folder.resolve(), [first])
+    [outcome] = run_milestones(folder.resolve(), [first])
     assert outcome.what == "it ran for 1 s without an end"
     assert "in slot_mapping" in outcome.picture and "while True: size += 0" in outcome.picture
 
@@ -158,14 +176,20 @@ def test_a_fault_is_shown_where_it_lies(tmp_path, loaded_once, file, right, wron
     assert text.count(right) == 1
     (folder / file[3:]).write_text(text.replace(right, wrong), encoding="utf-8")
     milestone = read_milestones(file[:2])[number - 1]
-    [outcome] = check.run_milestones(folder, [milestone._replace(seconds=PATIENCE * milestone.seconds)])
+    [outcome] = run_milestones(folder, [milestone._replace(seconds=PATIENCE * milestone.seconds)])
     assert says in outcome.what and shows in outcome.picture
 
 
 def test_the_reference_reaches_every_milestone_of_stage_05(tmp_path, capsys, loaded_once):
-    shutil.copytree(STAGE_05, tmp_path / STAGE_05.name)
+    """As it is put in place of tasks, on the lines of a blank stage."""
+    folder, tasks = tmp_path / STAGE_05.name, find_tasks(BEFORE_05, STAGE_05)
+    write(folder, blank_stage(BEFORE_05, STAGE_05))
+    for path in folder.glob("*.py"):
+        lines = path.read_text(encoding="utf-8").count("\n")
+        path.write_text(with_reference(path, STAGE_05, [task for task in tasks if task.file == path.name]))
+        assert path.read_text(encoding="utf-8").count("\n") == lines
     milestones = [one._replace(seconds=PATIENCE * one.seconds) for one in read_milestones("05")]  # on a busy machine
-    assert check.check_milestones(tmp_path / STAGE_05.name, milestones, find_tasks(BEFORE_05, STAGE_05)) == 0
+    assert check.check_milestones(folder, milestones, []) == 0
     assert capsys.readouterr().out.count("done ") == 9
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import course
+from common.learn.blank import blank_stage
+from common.learn.proof import write
 
 STAGES = {
     "01_naive/README.md": "# 01: recompute everything\n\nWhy it is slow.\n",
@@ -41,7 +43,8 @@ def tree(tmp_path: Path) -> Path:
     write_files(tmp_path, STAGES)
     shutil.copy(course.__file__, tmp_path)
     shutil.copytree(course.ROOT / "common" / "setup", tmp_path / "common" / "setup")
-    shutil.copy(course.ROOT / "common" / "stages.py", tmp_path / "common")
+    for name in ("stages.py", "errors.py"):
+        shutil.copy(course.ROOT / "common" / name, tmp_path / "common")
     return tmp_path
 
 
@@ -87,13 +90,6 @@ def test_compare_finds_its_files_where_the_user_is(tree, tmp_path_factory):
     assert printed == f"{elsewhere} anna.json\n"
 
 
-def test_diff_compares_a_learners_own_stage_with_the_stage_before_it(tree):
-    shutil.copytree(course.ROOT / "common" / "learn", tree / "common" / "learn")
-    write_files(tree, {"my/02_kv_cache/main.py": "", "my/02_kv_cache/engine.py": "class Engine:\n    mine = 1\n"})
-    status, output, errors = finish(tree, "diff", "my/02")
-    assert (status, errors) == (0, "") and "01_naive -> 02_kv_cache" in output and "+    mine = 1" in output
-
-
 @pytest.mark.parametrize("wanted", ["0", "3", "10", "cache", "02_kv", "..", ""])
 def test_an_unknown_stage_is_answered_with_those_that_exist(tree, wanted):
     with pytest.raises(SystemExit) as stop:
@@ -101,7 +97,7 @@ def test_an_unknown_stage_is_answered_with_those_that_exist(tree, wanted):
     assert str(stop.value) == f"Unknown stage {wanted!r}. Use 01_naive, 02_kv_cache."
 
 
-@pytest.mark.parametrize("arguments", [[], ["help"], ["--help"], ["demo", "--help"]])
+@pytest.mark.parametrize("arguments", [[], ["help"], ["--help"]])
 def test_help_lists_the_commands_and_the_stages_with_their_titles(tree, capsys, arguments):
     assert course.main(arguments, tree) == 0
     output = capsys.readouterr().out
@@ -154,12 +150,9 @@ def test_demo_runs_every_stage_under_its_heading(tree):
     assert lines[5] == "cached --demo --device cpu"
 
 
-def test_one_stage_gets_the_remaining_arguments(tree):
+def test_one_stage_gets_the_remaining_arguments_and_bench_the_whole_course(tree):
     assert finish(tree, "demo", "2", "--device", "cpu") == (0, "cached --demo --device cpu\n", "")
     assert finish(tree, "serve", "01", "--port", "9000") == (0, "naive --serve --port 9000\n", "")
-
-
-def test_bench_runs_a_stage_or_the_whole_course(tree):
     write_files(tree, {"common/bench/__main__.py": "import sys\nprint('all', *sys.argv[1:])\n"})
     assert [finish(tree, "bench", how)[1] for how in ("2", "--quick")] == ["measured\n", "all --quick\n"]
 
@@ -184,11 +177,38 @@ def test_a_reader_that_ends_early_is_no_failure(tree, ending):
     assert "failed with exit status" not in errors
 
 
-@pytest.mark.parametrize("command", ["help", "doctor"])
-def test_the_door_ends_quietly_when_its_reader_does(tree, command):
-    process = start(tree, command)
+@pytest.mark.parametrize("arguments", ["help", "doctor", "check {stage}", "compare {results} --out {out}"])
+def test_every_command_ends_quietly_when_its_reader_does(tmp_path, arguments):
+    """Also where a process of the environment prints."""
+    stage, results = tmp_path / "05_paged_attention", course.ROOT / "common/bench/results"
+    write(stage, blank_stage(*course.stage_folders(course.ROOT)[3:5]))
+    arguments = [word.format(stage=stage, results=results, out=tmp_path) for word in arguments.split()]
+    process = start(course.ROOT, *arguments)
     process.stdout.close()
-    assert (process.stderr.read(), process.wait(timeout=120)) == ("", course.READER_GONE)
+    errors = [line for line in process.stderr if not line.startswith("drift: ")]
+    assert (errors, process.wait(timeout=120)) == ([], course.READER_GONE)
+
+
+OPTIONS = {
+    "demo": "--max-running", "serve": "--port", "watch": "--record FILE", "bench": "--only", "predict": "--sizes",
+    "compare": "--out DIR", "diff": "It has no options", "start": "--complete", "check": "--exercise N",
+    "solve": "--all", "bug": "--mended", "test": "my/05 -k abort", "doctor": "It has no options", "kit": "--platform",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", course.VERBS)
+def test_every_verb_tells_what_it_does_and_its_own_options(verb):
+    status, output, errors = finish(course.ROOT, verb, "--help")
+    assert (status, errors) == (0, "") and output.startswith(f"{f'{verb} {course.VERBS[verb].stages}'.strip()}: ")
+    assert OPTIONS[verb] in output and ("stage 08" in output) == (verb in ("demo", "serve", "watch", "predict"))
+
+
+def test_options_of_what_is_not_installed_yet_install_nothing(tree):
+    environment = {name: value for name, value in os.environ.items() if name != "COURSE_NO_VENV"}
+    command = [sys.executable, str(tree / "course.py"), "watch", "--help"]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert "see its engine at work" in shown.stdout and "installs what it needs" in shown.stdout
+    assert not (tree / ".venv").exists()
 
 
 def test_a_stage_is_tested_alone(tree, monkeypatch, capfd):
@@ -258,19 +278,17 @@ def test_diff_shows_new_files_and_changes_in_reading_order(tree, capsys):
     assert "  changed: 4 lines (+2 -2)\n  new: 2 lines (cache.py, 2)\n" in output
     assert "\n+KEYS = []\n" in output and "\n-        return 1\n+        return 2\n" in output
     assert "not a lesson" not in output and "\033" not in output
-
-
-def test_diff_needs_nothing_but_python(tree):
-    shutil.copytree(course.ROOT / "common" / "learn", tree / "common" / "learn")
-    (tree / "common" / "__init__.py").touch()
-    command = [sys.executable, "-S", str(tree / "course.py"), "diff", "2"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0 and "+VALUES = []" in result.stdout and not (tree / ".venv").exists()
-
-
-def test_the_first_stage_has_nothing_to_be_compared_with(tree, capsys):
     assert course.main(["diff", "1"], tree) == 0
     assert "01_naive is the first stage" in capsys.readouterr().out
+
+
+def test_diff_compares_a_learners_own_stage_and_needs_nothing_but_python(tree):
+    shutil.copytree(course.ROOT / "common" / "learn", tree / "common" / "learn")
+    write_files(tree, {"my/02_kv_cache/main.py": "", "my/02_kv_cache/engine.py": "class Engine:\n    mine = 1\n"})
+    command = [sys.executable, "-S", str(tree / "course.py"), "diff", "my/02"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0 and not (tree / ".venv").exists()
+    assert "01_naive -> 02_kv_cache" in result.stdout and "+    mine = 1" in result.stdout
 
 
 def test_colour_is_for_terminals_that_want_it(monkeypatch):

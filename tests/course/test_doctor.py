@@ -20,6 +20,7 @@ RECORDED = {
     "device": "cpu",
     "cpu": "AMD EPYC",
     "cpu_cores": 2,
+    "date": "2026-11-22",
     "step_ms": 4.0,
     "ready_seconds": 2.0,
     "demo_seconds": {"01": 10.0, "02": 2.0},
@@ -42,7 +43,8 @@ def fake(monkeypatch, **answers) -> None:
 def test_doctor_runs_before_anything_is_installed(tmp_path):
     """Through the door, in a course without .venv."""
     shutil.copytree(course.ROOT / "common/setup", tmp_path / "common/setup")
-    shutil.copy(course.ROOT / "common/stages.py", tmp_path / "common")
+    for name in ("stages.py", "errors.py"):
+        shutil.copy(course.ROOT / "common" / name, tmp_path / "common")
     shutil.copy(course.__file__, tmp_path)
     (tmp_path / "requirements.txt").write_text("torch\n")
     command = [sys.executable, str(tmp_path / "course.py"), "doctor"]
@@ -193,7 +195,8 @@ def test_a_gpu_is_told_with_what_keeps_pytorch_from_it(gpu, measured, mark, said
 
 def test_expectations_scale_with_a_step_and_not_with_the_start():
     """A step takes 1.5 times as long here: a demo of 10 s, 2 s of them to start, takes 3 + 1.5 * 8 = 15 s."""
-    *_, demos, whole, bench = doctor.expectations(PACE, RECORDED)
+    reference, demos, whole, bench = doctor.expectations(PACE, RECORDED)
+    assert "2 cores, 2026-11-22) that step takes 4.0 ms: what follows is 1.50 times as long" in reference
     assert demos == "Expect of `demo`: 01 in 15 s, 02 in 3 s."
     assert whole == "Expect of all demos together 0.3 minutes."
     assert bench == "Expect of the whole `bench` 15 minutes."
@@ -227,6 +230,34 @@ def test_timing_a_step_is_told_in_a_line(monkeypatch, status, output, mark, said
     measured, line = doctor.measure_pace()
     assert (measured is None) == (status != 0)
     assert line.mark == mark and said in line.text
+
+
+def test_kernels_that_were_not_compiled_yet_are_told_and_do_not_count(monkeypatch):
+    ready = iter([14.0, 3.0])
+
+    def run(command, **options):
+        seconds = next(ready)
+        said = f"{doctor.COMPILING} for this processor\n" * (seconds > 3)
+        return subprocess.CompletedProcess(command, 0, json.dumps(PACE | {"ready_seconds": seconds}), said)
+
+    fake(monkeypatch, usable_python="python")
+    monkeypatch.setattr(doctor.subprocess, "run", run)
+    measured, line = doctor.measure_pace()
+    assert measured == PACE and line.text.endswith("were not compiled yet, which took 11 s, once on this machine")
+
+
+@pytest.mark.parametrize("screen", [False, True])
+@pytest.mark.parametrize("name", [None, *machine.BROWSERS])
+def test_a_browser_is_found_where_the_tests_of_pages_find_it(monkeypatch, name, screen):
+    def get():
+        if not screen:
+            raise doctor.webbrowser.Error
+
+    monkeypatch.setattr(doctor.webbrowser, "get", get)
+    monkeypatch.setattr(shutil, "which", lambda wanted: f"/usr/bin/{wanted}" if wanted == name else None)
+    line = doctor.browser()
+    assert line.mark == (OK if name or screen else OPTIONAL) and (f"/usr/bin/{name}" in line.text) == bool(name)
+    assert ("from another machine" in line.text) == (not screen)
 
 
 def test_the_pace_is_that_of_steps_in_which_all_requests_decode(loaded):

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import course
 from common.learn import bug
 from common.learn.faults import FAULTS
+from common.setup.environment import python_of
 from common.stages import stage_folders
 
 TABLE = (course.ROOT / "tests" / "faults" / "caught.md").read_text(encoding="utf-8")
@@ -73,13 +75,18 @@ def test_the_list_names_symptoms_and_no_places(capsys, root):
         assert fault.file not in output
 
 
-@pytest.mark.parametrize("number", [4, 22], ids=["common", "stage"])
-def test_a_folder_has_the_fault_and_does_not_say_where(capsys, root, number):
+@pytest.mark.parametrize(("number", "no_venv"), [(4, ""), (22, "1")], ids=["common", "stage, without .venv"])
+def test_a_folder_has_the_fault_and_does_not_say_where(capsys, root, monkeypatch, number, no_venv):
+    monkeypatch.setenv("COURSE_NO_VENV", no_venv)
     fault = by_number[number]
     bug.main([str(number)], root)
     output = capsys.readouterr().out
-    assert Path(fault.file).name not in output and f"my/bug_{number:02}/reproduce.py" in output
     folder = root / "my" / f"bug_{number:02}"
+    for text in (output, (folder / "reproduce.py").read_text(encoding="utf-8")):
+        python = sys.executable if no_venv else python_of(Path(".venv")).as_posix()
+        assert f" {python} my/bug_{number:02}/reproduce.py" in text
+    assert "reproduce.py fails" in " ".join(output.split())
+    assert Path(fault.file).name not in output
     reference = (course.ROOT / fault.file).read_text(encoding="utf-8")
     assert (folder / fault.file).read_text(encoding="utf-8") == fault.planted(reference)
     assert {path.name for path in folder.iterdir()} == {"common", bug.stage_name(fault, root), "reproduce.py"}

@@ -107,6 +107,7 @@ def test_a_course_is_set_up_from_its_kit_while_no_index_can_be_reached(index, tm
     shutil.copytree(course.ROOT / "common" / "setup", tree / "common" / "setup")
     shutil.copy(course.__file__, tree)
     shutil.copy(stages.__file__, tree / "common")
+    shutil.copy(course.ROOT / "common" / "errors.py", tree / "common")
     (tree / "requirements.txt").write_text("beta\ngamma\n")
     (tree / "01_only").mkdir()
     (tree / "01_only/engine.py").touch()

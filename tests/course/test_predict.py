@@ -62,20 +62,24 @@ def test_a_side_that_fails_is_a_sentence(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def results() -> list[dict]:
+def results(drift: float = 0.1) -> list[dict]:
     config = read_config(find_checkpoint(None, with_weights=True))
     found = Found({"at": [2, 8]}, {}, config, torch.float32)
     number = Question("fit", "Requests", "How many?", "", "requests", lambda _: 12_000.0, lambda _: 11_900.0)
     values = lambda _: [1.0, 2.0], lambda _: [0.5, 3.0]
     curve = Question("cost", "Cost", "?", "", "times", *values, lambda sizes: sizes["at"], "tokens")
-    return [number.result(found, [3.0]), curve.result(found, None)]
+    return [number.result(found, [3.0], drift), curve.result(found, None, drift)]
 
 
 def test_the_table_has_a_row_for_each_number():
     rows, _, reasons = predict_report.table({"questions": results(), "reference_ms": [4.0, 6.0]}).partition("\n\n")
-    assert reasons.endswith("speed changed by 50% meanwhile. Close other programs, and measure again.")
+    assert reasons.startswith(
+        "The machine's speed changed by 50% meanwhile. Close other programs, and measure again.\n"
+    )
     assert predict_report.steadiness([4.0, 4.4]) == "The machine's speed changed by 10% meanwhile."
-    assert "Requests: Arithmetic and measurement agree within 10%.\nCost: Less than" in reasons
+    assert reasons.splitlines()[1] == "Requests: Arithmetic and measurement agree within 10%."
+    assert "Cost: At 2 tokens it is less than arithmetic says, 0.5 against 1. That is not expected" in reasons
+    assert results(drift=0.5)[1]["why"].endswith("That says nothing: the machine's own speed changed by more.")
     assert [row.split() for row in rows.splitlines()] == [
         ["guess", "arithmetic", "measured"],
         ["Requests", "(requests)", "3", "12,000", "11,900"],

@@ -48,8 +48,6 @@ def main() -> int:
     sys.path.insert(0, str(ROOT))
     from common.learn import bug
 
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(ROOT / bug.KERNELS))
-
     for name in LARGE:  # once for all children
         importlib.import_module(name)
     wrong = []

@@ -7,6 +7,8 @@ from serving_stage_03 import wait_until
 from watching import NEWEST, STORE, Page, watching
 
 pytestmark = pytest.mark.browser
+VISIBLE = "words.textContent && words.checkVisibility({ contentVisibilityAuto: true })"
+PAINTED = f"[...document.querySelectorAll('.card .words')].map((words) => Boolean({VISIBLE}))"
 
 
 def test_send_a_prompt_and_read_its_answer(loaded, page_of):
@@ -19,11 +21,21 @@ def test_send_a_prompt_and_read_its_answer(loaded, page_of):
         assert "05 Paged attention" in page.title()
 
 
-def test_a_prompt_that_cannot_run_is_answered_with_the_servers_sentence(loaded, page_of):
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("Tell me a story.", "the cache has 8"),
+        ("word " * 100_000, "500000 characters, too many"),  # refused before it is tokenized
+        (" ", "the prompt is empty: write one"),
+    ],
+    ids=["beyond the cache", "far beyond the context", "empty"],
+)
+def test_a_prompt_that_cannot_run_is_answered_with_the_servers_sentence(loaded, page_of, prompt, said):
     with watching("05", loaded, kv_memory="1M") as server:
         page = page_of(server)
-        page.send("Tell me a story.", 2000)
-        page.has("document.querySelector('.note').textContent.includes('the cache has 8')")
+        page.send(prompt, 2000)
+        page.has(f"document.querySelector('.note').textContent.includes('{said}')")
+        assert not server.engine.requests and server.engine.trace.steps == 0
 
 
 def test_twenty_requests_join_and_leave_with_the_marks_that_the_trace_has(loaded, page_of):
@@ -149,14 +161,12 @@ def test_requests_that_run_together_have_colours_of_their_own(loaded, page_of):
     """Also on a page that opened when others had ended already."""
     with watching("05", loaded) as server:
         page = page_of(server)
-        for number in range(3):
-            page.send("What is 2+2?", 8)
-            page.has(f"[...{STORE}.requests.values()].filter((one) => one.finish).length === {number + 1}")
+        page.send("What is 2+2?", 8, times=3)
+        page.has(f"[...{STORE}.requests.values()].filter((one) => one.finish).length === 3")
         page.keyboard.press("Escape")
         server.watched.pace.pause()
         late = page_of(server)
-        for _ in range(8):
-            late.send("Count from 1 to 30.", 40)
+        late.send("Count from 1 to 30.", 40, times=8)
         late.has(f"{NEWEST}.waiting.length === 8")
         hues = late.evaluate(f"{NEWEST}.waiting.map((number) => {STORE}.request(number).hue)")
         assert len(set(hues)) == 8
@@ -175,6 +185,24 @@ def test_a_page_that_opens_late_is_told_what_has_been(loaded, page_of):
         late.has(f"{STORE}.columns === 5")
         words = f"[{STORE}.request(0).text, {STORE}.request(0).works.map((work) => work.phase)]"
         assert late.evaluate(words) == early.evaluate(words)
+
+
+@pytest.mark.parametrize("stage", ["03", "05"])
+def test_a_page_that_a_phone_opens_after_a_burst_is_whole(loaded, page_of, stage):
+    """It is told of the requests that ended before it was opened, and all of it is within the window's width."""
+    with watching(stage, loaded) as server:
+        early = page_of(server)
+        early.send("Count from 1 to 30.", 40, times=3)
+        told = f"[...{STORE}.requests.values()].map((one) => [one.letter, one.prompt, one.text, one.finish])"
+        early.has(f"{told}.filter(([, , , finish]) => finish).length === 3")
+        late = page_of(server)
+        late.fits_a_phone()
+        assert late.evaluate(told) == early.evaluate(told)
+        for page in (early, late):
+            page.drawn()
+            assert page.evaluate("inspector.views[0].timeline.drawn.decode") > 0
+            assert page.evaluate(PAINTED) == [True] * 3, "below the window, too: a picture of the page shows it"
+            assert "runs alone" not in page.text_content(".sums")
 
 
 def test_a_server_with_a_key_asks_for_it(loaded, page_of):

@@ -13,6 +13,13 @@ from common.stages import ROOT
 
 pytestmark = pytest.mark.browser
 QUESTION = "Explain KV cache in one sentence."
+TILES = "[...document.querySelectorAll('.engine')].map((engine) => engine.querySelector('.tile dd').textContent)"
+BURSTS = """inspector.stores.map((store) => {
+  const all = [...store.requests.values()];
+  const tokens = all.reduce((sum, one) => sum + one.tokens.length, 0);
+  const seconds = Math.max(...all.map((one) => one.finished)) - Math.min(...all.map((one) => one.arrived));
+  return `${Math.round(tokens / seconds).toLocaleString("en")}${tokens} in `;
+})"""
 
 
 def test_two_engines_get_the_same_load_and_are_recorded_together(chromium, tmp_path):
@@ -36,6 +43,14 @@ def test_two_engines_get_the_same_load_and_are_recorded_together(chromium, tmp_p
             third, fourth = page.evaluate(said)
             assert third == fourth and {prompt for prompt, _ in third} == {QUESTION}
             page.close()
+            late = Page(chromium, f"http://127.0.0.1:{port}/watch")
+            late.has(f"inspector.views.filter(Boolean).length === 2 && {stores}.every((store) => store.requests.size)")
+            late.fits_a_phone()
+            shown, bursts = late.evaluate(TILES), late.evaluate(BURSTS)  # not what is left of the last seconds
+            assert all(tile.startswith(burst) for tile, burst in zip(shown, bursts, strict=True)), (shown, bursts)
+            assert late.evaluate("inspector.views.map((view) => view.timeline.drawn.decode > 0)") == [True, True]
+            assert late.evaluate("new Set(inspector.views.map((view) => view.element.offsetLeft)).size") == 1
+            late.close()
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=60)

@@ -6,8 +6,6 @@ import pytest
 from watching import NEWEST, STORE, Page, watching
 
 from common.inspector import watched
-from common.inspector.recording import write_recording
-from common.inspector.scenes import play
 
 pytestmark = pytest.mark.browser
 HEAD = 46  # of the timeline, above its first row
@@ -229,16 +227,3 @@ def test_a_page_on_which_nothing_has_happened_begins_with_what_the_lesson_is_abo
         page.has(f"{STORE}.requests.size === 12")
         page.has("document.querySelector('.news.loss')?.textContent.includes('preempted')")
         assert server.engine.scheduler.preemptions > 0
-
-
-def test_a_recording_plays_from_a_file_without_a_network(loaded, chromium, tmp_path):
-    path = tmp_path / "recording.html"
-    write_recording(path, [play("05", loaded)])
-    page = Page(chromium, path.as_uri(), offline=True)
-    page.has("document.querySelector('.player') && inspector.stores[0].moments.length > 5")
-    page.evaluate("inspector.clock.show(1e12)")
-    page.has("document.querySelectorAll('.card').length > 5")
-    assert page.evaluate(f"{STORE}.at(1e9).stats.preemptions") > 0
-    assert "pages in use" in page.text_content(".sums")
-    assert all(url.startswith(("file:", "data:")) for url in page.asked)
-    page.close()

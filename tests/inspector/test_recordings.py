@@ -1,14 +1,12 @@
 """The recording and the picture that each lesson shows: they are there, small, and play in the browser of a reader."""
 
-import re
-
 import pytest
 from watching import STORE, Page
 
 from common.inspector.recording import read_recording
 from common.inspector.scenes import SCENES
 from common.inspector.view import VERSION
-from common.stages import ROOT, stage_folder
+from common.stages import stage_folder
 
 MOST_BYTES = 2_000_000  # all recordings and pictures together: they are in the repository
 
@@ -25,13 +23,9 @@ def test_each_lesson_shows_the_page_and_links_a_recording(stage):
 
 
 def test_recordings_and_pictures_are_small():
+    assert list(SCENES) == [f"{number:02}" for number in range(1, 9)]
     files = [stage_folder(stage) / "results" / name for stage in SCENES for name in ("watch.html", "watch.png")]
     assert sum(path.stat().st_size for path in files) < MOST_BYTES
-
-
-def test_the_first_picture_of_the_course_is_this_page():
-    pictures = re.findall(r"!\[.*?\]\((.+?)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert pictures[0] == "05_paged_attention/results/watch.png"
 
 
 @pytest.mark.browser

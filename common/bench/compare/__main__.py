@@ -5,20 +5,21 @@
 
 Ratios come first, absolute figures second. Results share an axis only if device, model and size set are the same. With
 four machines or more the page has the median of the class, and says what differs about the odd ones out. A file that
-cannot be compared is left out with a sentence.
+cannot be compared is left out with a sentence; an earlier comparison is kept in a folder of its own.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 from common.inspector.document import document
+from common.setup.terminal import run_to_end
 
 from ..documents import write_atomically
 from ..suite import say
 from .figures import compose
-from .pictures import draw_group
+from .pictures import KINDS, draw_group
 from .sources import HERE, collect
 
 PAGE = Path(__file__).resolve().parent / "page"
@@ -37,13 +38,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"left out: {sentence}")
     if not found:
         return 1
+    page = compose(found, refused)
+    for sentence in page["drifted"]:
+        say(f"drift: {sentence}")
     try:
-        written = write(compose(found, refused), args.out)
+        if earlier := keep_earlier(args.out):
+            say(f"the comparison that was there is kept in {earlier}")
+        written = write(page, args.out)
     except OSError as error:
         say(f"error: {error}")
         return 1
     print(*written, sep="\n")
     return 0
+
+
+def keep_earlier(out: Path) -> Path | None:
+    """Move the page and the pictures of an earlier comparison to a folder beside the new ones; return this folder."""
+    if not (out / "index.html").exists():
+        return None
+    folder = next(folder for number in count(1) if not (folder := out / f"earlier-{number}").exists())
+    folder.mkdir()
+    for path in [out / "index.html", *(png for kind in KINDS for png in out.glob(f"*-{kind}.png"))]:
+        path.rename(folder / path.name)
+    return folder
 
 
 def write(page: dict, out: Path) -> list[Path]:
@@ -53,4 +70,4 @@ def write(page: dict, out: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_to_end(main)

@@ -41,6 +41,7 @@ METRICS = {
     "ttft_ms": ("Time to first token", "ms"),
     "tpot_ms": ("Time per output token", "ms"),
 }
+LEAST_DRIFT = 1.1  # slowest over fastest of the reference product, from which on it is said at the top
 SETS = {"quick": "the quick benchmark", "full": "the whole benchmark", "gpu": "the GPU benchmark"}
 
 
@@ -49,30 +50,59 @@ def compose(found: Sequence[Results], refused: Sequence[str]) -> dict[str, Any]:
     groups = dict.fromkeys(results.group for results in found)
     members = [[each for each in found if each.group == group] for group in groups]
     composed = [compose_group(group) for group in members]
-    return {"lead": lead(composed[0]), "groups": composed, "refused": list(refused)}
+    drifted = [sentence for members_of_one in members for sentence in map(drift_of, members_of_one) if sentence]
+    return {"lead": lead(composed[0]), "drifted": drifted, "groups": composed, "refused": list(refused)}
 
 
 def lead(group: Mapping[str, Any]) -> str:
-    """Return the page's first sentence: how far the staircase leads with the most clients."""
-    found = [panel for panel in group["panels"] if panel["kind"] == "stairs"]
-    if not found:
+    """Return the page's first sentence: how far the staircase leads with the most clients.
+
+    A machine counts if the stage's own figure was compared, too. A median is one of a class; fewer are named.
+    """
+    found = {panel["kind"]: panel for panel in group["panels"]}
+    if "stairs" not in found:
         return "Each stage against the one before it."
-    stages, multiples = found[0]["stages"], found[0]["multiples"]
+    stages, multiples = found["stairs"]["stages"], found["stairs"]["multiples"]
     medians = list(map(statistics.median, columns(multiples, -1)))
     best, clients = medians.index(max(medians)), counted(multiples[0]["series"][-1]["clients"], "client")
-    over = f", in the median of {len(multiples)} machines" if len(multiples) > 1 else ""
-    factor = f"{short(max(medians))} times the tokens per second"
-    return f"Stage {stages[best]} gives {clients} {factor} of stage {stages[0]}{over}."
+    rows = found.get("gains", {"rows": []})["rows"]
+    having = {value["machine"] for row in rows if row["stage"] == stages[best] for value in row["values"]}
+    counting = [one for one in multiples if one["machine"] in having] or multiples
+    factors = [one["series"][-1]["values"][best]["median"] for one in counting]
+    if len(factors) >= LEAST:
+        where, factors = f", in the median of {len(factors)} machines", [statistics.median(factors)]
+    else:
+        labels = "; ".join(group["machines"][one["machine"]]["label"] for one in counting)
+        where = f" ({labels})" if len(multiples) > 1 else ""
+    factor = " and ".join(map(short, factors))
+    return f"Stage {stages[best]} gives {clients} {factor} times the tokens per second of stage {stages[0]}{where}."
+
+
+def drift_of(results: Results) -> str | None:
+    """Say by how much a machine's speed changed while it was measured, and around which figures; None if it did not."""
+    if results.drift is None or results.drift <= LEAST_DRIFT:
+        return None
+    touched = [
+        f"{' '.join([name[:2], story(name)[0]]) if name != COURSE else 'all stages under one load'} by {found - 1:.0%} "
+        f"(which measured {short(entry['ratio']['median'])} times)"
+        for name, entry in sorted(results.entries.items())
+        if (found := drift(entry) or 1.0) > LEAST_DRIFT
+    ]
+    around = f": around {', '.join(touched)}" if touched else ", and around no figure by more than 10%"
+    return f"{results.label}: its own speed changed by {results.drift - 1:.0%} while it was measured{around}."
 
 
 def compose_group(group: Sequence[Results]) -> dict[str, Any]:
     facts, size_set = group[0].machine, group[0].size_set
     device = "GPU" if facts["device"] == "cuda" else facts["device"].upper()
     weights = ", random weights" if facts["load_format"] == "dummy" else ""
+    title = f"{device}: {SETS.get(size_set, size_set)}, {facts['model']} model{weights}"
+    drifts = [f"{one.label} {one.drift - 1:.0%}" for one in group if (one.drift or 1.0) > LEAST_DRIFT]
     medians, odd = odd_machines(group, ratios(group))
     panels = gains(group, medians), stairs(group), machines(group), absolute(group)
     return {
-        "title": f"{device}: {SETS.get(size_set, size_set)}, {facts['model']} model{weights}",
+        "title": title,
+        "remark": f"{title}. Drift: {'; '.join(drifts)}" if drifts and len(group) < LEAST else title,
         "machines": [describe(results, group) for results in group],
         "panels": [panel for panel in panels if panel],
         "caption": caption(group, sorted({name for results in group for name in results.entries})),

@@ -19,17 +19,17 @@ COLUMNS = 4  # of small multiples
 ROW_INCHES = 0.62
 TICKS = [(5, (1, 1.5, 2, 3, 4, 5, 7)), (60, (1, 2, 5)), (300, (1, 3)), (math.inf, (1,))]  # steps of a decade by range
 LEAST_STEP = 1.1  # a smaller gain has no factor beside it
+KINDS = ("gains", "stairs", "machines")  # panels that have a picture
 GROWTH = "01"  # its row is a cost, and no gain
 
 
 def draw_group(group: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draw a group's panels that there are; return the files, which are called as group and panel are."""
-    kinds = {"gains": draw_gains, "stairs": draw_stairs, "machines": draw_gains}
     drawn = []
     for panel in group["panels"]:
-        if panel["kind"] in kinds:
+        if panel["kind"] in KINDS:
             png = folder / f"{slugify(group['title'])}-{panel['kind']}.png"
-            kinds[panel["kind"]](group, panel, png)
+            (draw_stairs if panel["kind"] == "stairs" else draw_gains)(group, panel, png)
             drawn.append(png)
     return drawn
 
@@ -45,7 +45,7 @@ def draw_gains(group: Mapping[str, Any], panel: Mapping[str, Any], png: Path) ->
     """Draw a row for each stage: a bar for one machine, dots for several."""
     tints, rows, lines = colors(group), panel["rows"], panel.get("lines", [])
     height = 2.1 + ROW_INCHES * len(rows) * (1 if len(tints) < 3 else 1.3)
-    with plots.page(png, panel["caption"], panel["title"], height=height, remark=group["title"]) as [axes]:
+    with plots.page(png, panel["caption"], panel["title"], height=height, remark=group["remark"]) as [axes]:
         ratio_rows(axes, rows, tints, above=0.3 * len(lines))
         for i, line in enumerate(lines):
             tint = tints[line["machine"]]
@@ -118,7 +118,7 @@ def draw_stairs(group: Mapping[str, Any], panel: Mapping[str, Any], png: Path) -
     shown = [value for one in multiples for series in one["series"] for value in series["values"]]
     low, high = min(value["min"] for value in shown) / 1.3, max(value["max"] for value in shown) * 1.5
     size = {"rows": rows, "columns": columns, "height": 1.6 + (3.2 if few else 2.2) * rows}
-    with plots.page(png, panel["caption"], panel["title"], remark=group["title"], **size) as cells:
+    with plots.page(png, panel["caption"], panel["title"], remark=group["remark"], **size) as cells:
         for cell, one in zip(cells, multiples, strict=False):
             for medians in panel["median"] or []:
                 staircase(cell, medians, "#c9ced6", "_", 4)

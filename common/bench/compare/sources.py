@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from common.errors import shortened
 from common.stages import stage_folders
 
 from ..documents import read_json
 from ..hardware import ROOT, slug
-from ..harness import Benchmark
 from ..plots import place
-from ..summary import headline_entry, read_summary
+from ..summary import read_summary
 
 COURSE = "bench"  # the benchmark of all stages under one load
 HERE = ROOT / "results"  # where `bench` writes about this machine
@@ -26,6 +26,7 @@ COMMITTED = ROOT / "common" / "bench" / "results"
 SPREAD = ("median", "min", "max")
 FACTS = ("dtype", "python", "torch", "transformers", "commit", "date")  # of a machine, beside what names its group
 MEASURE_AGAIN = "measure again with `course.py bench`"
+NOTED = {"objectives", "read_bytes"}  # sizes that change nothing of the work: a judgement, a measurement beside it
 
 
 @dataclass(frozen=True)
@@ -172,38 +173,11 @@ def of_documents(paths: Iterable[Path]) -> Results | None:
 
 
 def entry_of(document: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
-    """Return the entry that a results file has for a document; None if the benchmark has no such headline any more.
-
-    Documents from before 2026-11-23 have neither a headline nor times of the reference product.
-    """
-    facts = document["hardware"]
+    """Return the entry that a results file has for a document; None if the benchmark has no headline."""
+    facts, headline = document["hardware"], document.get("headline", {})
     measured = {"sizes": document["sizes"], "order": document["order"], "figures": document["sides"], "file": path}
     measured |= {"commit": facts["commit"], "date": facts["date"]}
-    if "headline" in document:
-        return document["headline"] | measured if "ratio" in document["headline"] else None
-    benchmark = benchmark_of(document["benchmark"])
-    if benchmark is None or benchmark.headline is None:
-        return None
-    steady = {"reference_ms": [1.0]}
-    answers = [
-        {side: {"figures": of_repeat(figures, repeat)} | steady for side, figures in document["sides"].items()}
-        for repeat in range(len(document["order"]))
-    ]
-    try:
-        entry = headline_entry(benchmark, {**benchmark.sizes["full"], **document["sizes"]}, answers)
-    except (KeyError, ValueError, IndexError):
-        return None
-    return entry | {"drift": None} | measured if "ratio" in entry else None
-
-
-def of_repeat(figures: Mapping[str, Any], repeat: int) -> dict[str, Any]:
-    return {name: figure["values"][repeat] for name, figure in figures.items()}
-
-
-def benchmark_of(name: str) -> Benchmark | None:
-    from ..__main__ import course_benchmarks  # which imports every stage's benchmark, and this module through one
-
-    return next((each for each in course_benchmarks() if each.name == name), None)
+    return headline | measured if "ratio" in headline else None
 
 
 # ---- What may be compared ----
@@ -243,16 +217,33 @@ def keep_comparable(found: Sequence[Results], refused: list[str]) -> list[Result
         group = [each for each in found if each.group == results.group]
         entries = {}
         for name, entry in results.entries.items():
-            sizes = Counter(sizes_of(each.entries[name]) for each in group if name in each.entries)
-            if sizes_of(entry) == sizes.most_common(1)[0][0]:
+            others = {each.label: work_of(each.entries[name]) for each in group if name in each.entries}
+            usual = Counter(map(dumped, others.values())).most_common(1)[0][0]
+            if dumped(others[results.label]) == usual:
                 entries[name] = entry
             else:
-                refused.append(f"{results.path}: {name} was measured with other sizes than the rest: it is left out")
+                other = next(label for label, work in others.items() if dumped(work) == usual)
+                differs = "; ".join(differing(others[results.label], others[other], other))
+                refused.append(f"{results.path}: {name} is left out, which measured other work: {differs}")
         if entries:
             kept.append(replace(results, entries=entries))
     return kept
 
 
-def sizes_of(entry: Mapping[str, Any]) -> str:
-    """Return what entries must have in common to be compared: their sizes, and what was measured with them."""
-    return json.dumps([entry["sizes"], sorted(entry["sides"])], sort_keys=True)
+def work_of(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what entries must have in common to be compared: the sizes of the work, and what was measured with it."""
+    return {name: size for name, size in entry["sizes"].items() if name not in NOTED} | {
+        "sides": sorted(entry["sides"])
+    }
+
+
+def dumped(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def differing(mine: Mapping[str, Any], theirs: Mapping[str, Any], other: str) -> Iterable[str]:
+    """Say of each size that differs what it is here and in the other's file."""
+    for name in dict.fromkeys([*mine, *theirs]):
+        if mine.get(name) != theirs.get(name):
+            values = (shortened(work[name]) if name in work else "missing" for work in (mine, theirs))
+            yield "{} is {}, and {} in {}".format(name, *values, other)

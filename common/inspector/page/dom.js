@@ -14,6 +14,8 @@ export function el(tag, attributes = {}, ...children) {
 
 const ATTRIBUTES_THAT_ARE_PROPERTIES = { value: 1, checked: 1, disabled: 1, hidden: 1 };
 
+export const FONT = "system-ui, sans-serif"; // of all drawings
+
 // Changes text only where it differs: a screen reader and a selection are left in peace.
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;

@@ -1,10 +1,9 @@
 // Stage 08: a block of squares for each worker, a square a page, and between them the pages that are on their way.
 // The router knows how many pages each request has on a worker, not which: squares are counted here, not placed.
 
-import { count } from "inspector/dom";
+import { FONT, count } from "inspector/dom";
 import { colour, inks, mark } from "inspector/marks";
 
-const FONT = "system-ui, sans-serif";
 const TITLE = 26;
 const LANE = 78;
 const ARRIVED_SECONDS = 1.5; // of the reader's: how long pages that have arrived are still shown on their way
@@ -18,17 +17,10 @@ export function drawFleet({ context, width, height, store, moment, time, speed, 
   const decode = roles.filter((worker) => worker.role !== "prefill");
   const block = Math.floor((height - LANE) / (roles.length || 1));
   const scene = { context, width, store, workers, flights, time, speed, selection, maps: [] };
-  let y = 0;
-  for (const worker of prefill) {
-    drawWorker(scene, worker, PREFILL, y, block);
-    y += block;
-  }
-  drawLane(scene, y);
-  y += LANE;
-  for (const worker of decode) {
-    drawWorker(scene, worker, DECODE, y, block);
-    y += block;
-  }
+  const lane = prefill.length * block;
+  prefill.forEach((worker, at) => drawWorker(scene, worker, PREFILL, at * block, block));
+  drawLane(scene, lane);
+  decode.forEach((worker, at) => drawWorker(scene, worker, DECODE, lane + LANE + at * block, block));
   const up = workers.filter((worker) => worker.up).length;
   const stats = moment.stats;
   const moved = stats.handoffs ? `${count(stats.handoffs)} prompts handed over` : "no prompt handed over yet";
@@ -69,11 +61,14 @@ function drawWorker(scene, role, place, y, height) {
     for (let page = 0; page < pagesOf(scene, number, worker.page_size); page++) cells.push({ number, texture, page });
   }
   const { size, columns, each } = squares(width - 12, height - TITLE - 14, worker.pages);
-  const used = `${count(worker.pages - worker.free)} of ${count(worker.pages)} pages in use`;
+  const used = `${count(worker.pages - worker.free)} of ${count(worker.pages)} pages`;
+  const more = ` in use, ${count(worker.cached)} cached${each > 1 ? `; a square is ${each}` : ""}`;
+  const beside = width - context.measureText(name).width - 10; // the name
   context.font = `12px ${FONT}`;
   context.fillStyle = soft;
   context.textAlign = "right";
-  context.fillText(`${used}, ${count(worker.cached)} cached${each > 1 ? `; a square is ${each}` : ""}`, width, y + 17);
+  const fitting = [used + more, used].find((words) => context.measureText(words).width <= beside) ?? "";
+  context.fillText(fitting, width, y + 17);
   context.textAlign = "left";
   const [left, top] = [6, y + TITLE + 4];
   for (let at = 0; at * each < worker.pages; at++) {
@@ -142,25 +137,14 @@ function drawLane(scene, y) {
     .map(([number, [phase]]) => [number, phase])
     .filter(([, phase]) => phase === "ready" || phase === "transfer");
   const known = moving.map(([number]) => number);
-  moving.push(
-    ...arrivals(scene)
-      .filter((number) => !known.includes(number))
-      .map((number) => [number, "arrived"]),
-  );
+  for (const number of arrivals(scene)) if (!known.includes(number)) moving.push([number, "arrived"]);
   moving.slice(0, Math.floor((width - 108) / 72)).forEach(([number, phase], at) => {
     const x = 108 + at * 72;
     const hex = colour(store.request(number).hue);
     const pages = pagesOf(scene, number, 16);
     for (let page = 0; page < Math.min(pages, 12); page++) {
-      mark(
-        context,
-        phase === "ready" ? "prefill" : "decode",
-        hex,
-        x + (page % 4) * 11,
-        y + 6 + Math.floor(page / 4) * 11,
-        10,
-        10,
-      );
+      const [cellX, cellY] = [x + (page % 4) * 11, y + 6 + Math.floor(page / 4) * 11];
+      mark(context, phase === "ready" ? "prefill" : "decode", hex, cellX, cellY, 10, 10);
     }
     context.fillStyle = hex;
     context.font = `600 12px ${FONT}`;

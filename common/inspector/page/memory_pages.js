@@ -1,9 +1,8 @@
 // Stages 05 to 07: a square for each page of the pool. Its letter and colour say whose it is; its solid part is filled.
 
-import { bytes, count } from "inspector/dom";
+import { FONT, bytes, count } from "inspector/dom";
 import { colour, fill, inks, mark, tint } from "inspector/marks";
 
-const FONT = "system-ui, sans-serif";
 const TINY = 7; // units: a smaller square has no room for a frame, a letter or a second owner
 const CROSS_STEPS = 15; // how long the pages of a preempted request stay crossed out, unless they are taken
 const CROSS_SECONDS = 1.5; // of the reader's, and at least

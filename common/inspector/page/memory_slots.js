@@ -1,9 +1,8 @@
 // Stage 04: a bar for each slot, as long as the whole context. The dark part holds tokens; the rest is reserved.
 
-import { count } from "inspector/dom";
+import { FONT, count } from "inspector/dom";
 import { colour, inks, tint } from "inspector/marks";
 
-const FONT = "system-ui, sans-serif";
 const LABEL = 26; // pixels for the letter, left of the bar
 const NUMBERS = 96; // and for its numbers, right of it
 

@@ -1,10 +1,8 @@
 // Stages 01 to 03: above, the tokens that the newest step ran; below, the keys and values that are kept. A square is a
 // token. In 01 the upper half is full and the lower one empty; from 02 on it is the other way round.
 
-import { count } from "inspector/dom";
+import { FONT, count } from "inspector/dom";
 import { colour, inks, mark } from "inspector/marks";
-
-const FONT = "system-ui, sans-serif";
 
 export function drawTokens({ context, width, height, store, moment, time }) {
   const keeps = store.hello.kind === "buffers";
@@ -19,7 +17,7 @@ export function drawTokens({ context, width, height, store, moment, time }) {
   const last = length - 1; // the newest token has been sampled, and not run
   const half = height / 2;
   const most = Math.max(length, room, 1);
-  const size = squareSize(width, half - 44, most);
+  const size = squareSize(width, half - 34, most);
   const columns = Math.max(1, Math.floor(width / size));
   const ink = inks();
   const hex = colour(request.hue);
@@ -38,13 +36,8 @@ export function drawTokens({ context, width, height, store, moment, time }) {
     hex,
     ink,
   );
-  title(
-    context,
-    "kept: keys and values",
-    keeps ? `${count(kept)} tokens, room for ${count(room)}` : "nothing",
-    half,
-    width,
-  );
+  const held = keeps ? `${count(kept)} tokens, room for ${count(room)}` : "nothing";
+  title(context, "kept: keys and values", held, half, width);
   if (keeps) {
     grid(context, columns, size, half + 30, room, (token) => (token < kept ? "decode" : "room"), hex, ink);
   } else {
@@ -54,12 +47,11 @@ export function drawTokens({ context, width, height, store, moment, time }) {
     context.setLineDash([]);
   }
   const waiting = moment.waiting.length;
+  const runs = moment.running.length ? `${request.letter} runs alone` : "No request runs";
   const others = waiting ? `, ${waiting} waiting` : "";
-  if (!keeps)
-    return { sums: `${request.letter} runs alone${others}. The last step ran ${count(ran)} tokens to write one.` };
-  return {
-    sums: `${request.letter} runs alone${others}. It holds ${count(kept)} tokens; the last step ran ${count(ran)}.`,
-  };
+  if (!keeps) return { sums: `${runs}${others}. The last step ran ${count(ran)} tokens to write one.` };
+  const holds = moment.running.length ? `It holds ${count(kept)} tokens; the` : "No tokens are kept; the";
+  return { sums: `${runs}${others}. ${holds} last step ran ${count(ran)}.` };
 }
 
 // The running request; else the last one that ran.

@@ -1,8 +1,10 @@
-// The field's figures, from what a store has seen: over the last few seconds, or the last minute for percentiles.
+// The field's figures, from what a store has seen: over the last few seconds, or the last minute with requests for
+// percentiles.
 
 const RATE_SECONDS = 2;
 export const WINDOW_SECONDS = 60;
 const MOST_GAPS = 4000; // of a minute that percentiles are taken from, evenly spaced: a busy engine makes 100,000
+const IDLE_SECONDS = 0.25; // a client that asks its next question may leave an engine empty for less
 const ONE_CHUNK_SECONDS = 2e-4; // tokens of one step come as one chunk: no client sees a gap between them
 
 // At one moment: a value for each figure, null where there is nothing to tell yet. speed: of the clock.
@@ -11,7 +13,7 @@ export function figuresAt(store, time, speed) {
   if (!moment) return null;
   const { stats } = moment;
   const [first, perToken, ranges] = [[], [], []];
-  const since = time - WINDOW_SECONDS;
+  const since = endOfWork(store, time) - WINDOW_SECONDS;
   let recent = 0;
   for (const request of store.requests.values()) {
     if (request.arrived === null || (request.finished !== null && request.finished < since)) continue;
@@ -38,6 +40,38 @@ export function figuresAt(store, time, speed) {
     preemptions: stats.preemptions ?? null,
     handed: stats.handoff_bytes ?? null,
   };
+}
+
+// Output tokens, and the seconds that they took, since the engine last had no request: at most a minute. It stays when
+// all have ended, so that two engines that got the same load compare, whichever ended first.
+export function stretchAt(store, time) {
+  const until = endOfWork(store, time);
+  const spans = [];
+  let since = until;
+  let known = until - WINDOW_SECONDS;
+  for (const request of store.requests.values()) {
+    // What has no arrival ended before the page was opened, and its tokens are not known.
+    if (request.arrived === null) known = Math.max(known, store.step(request.columns.at(-1))?.e ?? 0);
+    else if (request.arrived <= time) {
+      const end = Math.min(request.finished ?? time, time);
+      if (end > known) spans.push({ request, end });
+    }
+  }
+  for (const { request, end } of spans.sort((a, b) => b.end - a.end)) {
+    if (end < since - IDLE_SECONDS) break;
+    since = Math.min(since, request.arrived);
+  }
+  since = Math.max(since, known);
+  const tokens = spans.reduce((sum, { request }) => sum + request.tokensAt(until) - request.tokensAt(since), 0);
+  return { tokens, seconds: Math.max(0, until - since) };
+}
+
+// The last moment, up to this one, at which there was a request.
+function endOfWork(store, time) {
+  let end = 0;
+  for (const { arrived, finished } of store.requests.values())
+    if (arrived !== null && arrived <= time) end = Math.max(end, Math.min(finished ?? time, time));
+  return end;
 }
 
 // Milliseconds between the chunks of these ranges of tokens.

@@ -2,31 +2,25 @@
 
 import { bytes, count, el, milliseconds, room, say, surface } from "inspector/dom";
 import { inks, tint } from "inspector/marks";
-import { WINDOW_SECONDS, figuresAt, partsAt } from "inspector/metrics";
+import { WINDOW_SECONDS, figuresAt, partsAt, stretchAt } from "inspector/metrics";
 
 const FIGURES = {
-  rate: { name: "tokens per second", show: count },
+  rate: {
+    name: "tokens per second",
+    title: "since the engine was last idle, at most a minute; the line: of two seconds",
+    show: count,
+    beside: ({ stretch: { tokens, seconds } }) =>
+      seconds ? `${count(tokens)} in ${milliseconds(1000 * seconds)}` : "",
+  },
   running: { name: "running", show: count, beside: (figures) => `${count(figures.waiting)} waiting` },
   memory: {
     name: "K/V memory",
     title: "share of the K/V memory that requests have taken",
     show: (value) => `${Math.round(value)} %`,
   },
-  ttft: {
-    name: "first token (TTFT)",
-    spread: true,
-    title: "from arrival to the first token: median and 99th percentile of a minute",
-  },
-  itl: {
-    name: "next token (ITL)",
-    spread: true,
-    title: "the gap between two chunks: median and 99th percentile of a minute",
-  },
-  tpot: {
-    name: "per token (TPOT)",
-    spread: true,
-    title: "mean of each request that ended: median and 99th percentile of a minute",
-  },
+  ttft: { name: "first token (TTFT)", spread: true, title: "from arrival to the first token" },
+  itl: { name: "next token (ITL)", spread: true, title: "the gap between two chunks" },
+  tpot: { name: "per token (TPOT)", spread: true, title: "mean of each request that ended" },
   hits: { name: "prefix hit rate", show: (value) => `${Math.round(value)} %`, kinds: ["tree", "drafts", "fleet"] },
   accepted: { name: "draft acceptance", show: (value) => `${Math.round(value)} %`, kinds: ["drafts", "fleet"] },
   preemptions: { name: "preemptions", show: count, kinds: ["pages", "tree", "drafts"] },
@@ -37,6 +31,7 @@ const FIGURES = {
     kinds: ["fleet"],
   },
 };
+const SPREAD = ": median and 99th percentile of the last busy minute";
 const EVERY_SECONDS = 0.5; // of the reader’s, between two points of a line
 const LEAST_SECONDS = 10; // that a line is wide
 const MOST_NEW_POINTS = 8;
@@ -64,7 +59,7 @@ export class Numbers {
     this.tiles.set(key, { figure, value, spread, canvas });
     return el(
       "div",
-      { class: "tile", title: figure.title },
+      { class: "tile", title: figure.spread ? figure.title + SPREAD : figure.title },
       el("dt", {}, figure.name),
       el("dd", {}, value, spread),
       canvas,
@@ -75,6 +70,8 @@ export class Numbers {
     const time = this.clock.of(this.store);
     const figures = figuresAt(this.store, time, this.clock.speed);
     if (!figures) return true;
+    const stretch = stretchAt(this.store, time);
+    Object.assign(figures, { stretch, rate: stretch.tokens / (stretch.seconds || 1) });
     const line = this.line(time);
     const wide = room(this.grid.firstElementChild)[0] - 16;
     for (const [key, { figure, value, spread, canvas }] of this.tiles) {

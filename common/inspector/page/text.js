@@ -8,7 +8,6 @@ import { colour } from "inspector/marks";
 const MOST_CARDS = 14;
 const MOST_BOXES = 64; // tokens of one answer that are drawn as boxes, the last ones; all of a followed answer's
 const MOST_CHARACTERS = 4000; // likewise
-const ENDED_SECONDS = 60; // how long an ended request stays
 const STATES = {
   arriving: "not here yet",
   waiting: "waits",
@@ -69,13 +68,7 @@ export class Text {
       if (queued >= 0) return 1000 + queued;
       return 1e6 + time - (request.finished ?? time);
     };
-    return all
-      .filter(
-        (request) =>
-          request.n === this.selection.number || request.finished === null || request.finished > time - ENDED_SECONDS,
-      )
-      .sort((a, b) => rank(a) - rank(b))
-      .slice(0, MOST_CARDS);
+    return all.sort((a, b) => rank(a) - rank(b)).slice(0, MOST_CARDS);
   }
 
   make(request) {

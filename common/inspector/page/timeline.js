@@ -1,14 +1,14 @@
 // Time: a row for each request, a column for each step. Drawn on a canvas, only what is in view.
 
-import { count, el, milliseconds, room, surface } from "inspector/dom";
+import { FONT, count, el, milliseconds, room, surface } from "inspector/dom";
 import { inks, tint } from "inspector/marks";
-import { GUTTER, drawRow } from "inspector/timeline_row";
+import { drawRow } from "inspector/timeline_row";
 
+const GUTTER = { least: 100, most: 150 }; // for names, left of the columns
 const HEAD = 46; // for the steps' durations, above the rows
 const ROW = { least: 13, most: 26 };
 const TALL = 110; // a row where its cells are as high as the tokens that they ran: stages 01 to 03
 export const ZOOM = { least: 1.5, most: 40 };
-const FONT = "system-ui, sans-serif";
 
 export class Timeline {
   constructor(store, clock, selection) {
@@ -42,12 +42,12 @@ export class Timeline {
   }
 
   get visible() {
-    return Math.max(1, Math.floor((this.size.width - GUTTER) / this.width));
+    return Math.max(1, Math.floor((this.size.width - this.gutter) / this.width));
   }
 
   columnAt(x) {
-    const column = this.start + Math.floor((x - GUTTER) / this.width);
-    return x >= GUTTER && column >= this.store.first && column < this.edge ? column : null;
+    const column = this.start + Math.floor((x - this.gutter) / this.width);
+    return x >= this.gutter && column >= this.store.first && column < this.edge ? column : null;
   }
 
   rowAt(y) {
@@ -55,19 +55,20 @@ export class Timeline {
   }
 
   x(column) {
-    return GUTTER + (column - this.start) * this.width;
+    return this.gutter + (column - this.start) * this.width;
   }
 
   draw() {
     const [width, height] = room(this.element);
     this.size = { width, height };
-    if (this.size.width < GUTTER + 50 || this.size.height < HEAD + 20) return;
+    this.gutter = Math.min(GUTTER.most, Math.max(GUTTER.least, Math.round(0.3 * width)));
+    if (this.size.width < this.gutter + 50 || this.size.height < HEAD + 20) return;
     const context = (this.context = surface(this.canvas, this.size.width, this.size.height));
     const edge = this.edge;
     if (!this.zoomed && !this.held)
       this.width = Math.min(
         14,
-        Math.max(4, Math.floor((this.size.width - GUTTER - 8) / Math.max(1, edge - this.store.first))),
+        Math.max(4, Math.floor((this.size.width - this.gutter - 8) / Math.max(1, edge - this.store.first))),
       );
     // A young timeline grows from the left; a full one runs out of it.
     this.start = Math.max(this.store.first, edge - this.visible);
@@ -131,9 +132,10 @@ export class Timeline {
       lanes > 1 ? this.store.hello.sizes.workers.map(({ number }) => `steps of worker ${number}`) : ["time of a step"];
     names.slice(0, 3).forEach((name, at) => context.fillText(name, 0, lanes > 1 ? (at + 1) * lane - 2 : 14));
     if (lanes === 1) context.fillText(`up to ${milliseconds(1000 * longest)}`, 0, 28);
-    if (this.hidden) context.fillText(`${this.rows.length} of ${this.alive.length} rows: scroll`, 0, HEAD - 4);
+    const how = this.gutter < GUTTER.most ? "" : ": scroll"; // a narrow gutter has no room for it
+    if (this.hidden) context.fillText(`${this.rows.length} of ${this.alive.length} rows${how}`, 0, HEAD - 4);
     context.fillStyle = line;
-    for (let at = 1; at <= lanes; at++) context.fillRect(GUTTER, at * lane, this.size.width - GUTTER, 1);
+    for (let at = 1; at <= lanes; at++) context.fillRect(this.gutter, at * lane, this.size.width - this.gutter, 1);
     for (let column = this.start; column < edge; column++) {
       const step = this.store.step(column);
       const height = Math.max(1, ((step.e - step.s) / longest) * (lane - 4));

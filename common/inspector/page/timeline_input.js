@@ -4,7 +4,6 @@
 import { PHASES } from "inspector/marks";
 import { count, milliseconds, point } from "inspector/dom";
 import { ZOOM } from "inspector/timeline";
-import { GUTTER } from "inspector/timeline_row";
 
 export function listen(timeline, { redraw, tell }) {
   const { canvas, clock, store, selection } = timeline;
@@ -35,7 +34,7 @@ export function listen(timeline, { redraw, tell }) {
       return;
     }
     timeline.hover = { column: timeline.columnAt(x), request: timeline.rowAt(y) };
-    canvas.style.cursor = x < GUTTER && timeline.hover.request ? "pointer" : "grab";
+    canvas.style.cursor = x < timeline.gutter && timeline.hover.request ? "pointer" : "grab";
     tell(describe(timeline));
     redraw();
   });
@@ -58,7 +57,7 @@ export function listen(timeline, { redraw, tell }) {
       event.preventDefault();
       if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
         moveTo(timeline.edge + Math.sign(event.deltaX || event.deltaY) * Math.ceil(30 / timeline.width));
-      } else if (timeline.hidden && point(event)[0] < GUTTER) {
+      } else if (timeline.hidden && point(event)[0] < timeline.gutter) {
         timeline.scroll -= Math.sign(event.deltaY);
         redraw();
       } else zoom(event.deltaY < 0 ? 1.15 : 1 / 1.15);

@@ -1,10 +1,9 @@
 // One row of the timeline: a request's letter and prompt, and a mark for each step that did something for it.
 
+import { FONT } from "inspector/dom";
 import { colour, inks, mark } from "inspector/marks";
 
-export const GUTTER = 150; // units for names, left of the columns
 const SAME = 8; // characters: prompts that begin alike for longer are told without them
-const FONT = "system-ui, sans-serif";
 
 export function drawRow(timeline, request, y, edge) {
   const context = timeline.context;
@@ -28,7 +27,7 @@ export function drawRow(timeline, request, y, edge) {
   context.fillStyle = request.finished === null ? ink : soft;
   context.save();
   context.beginPath();
-  context.rect(0, y, GUTTER - 8, timeline.rowHeight);
+  context.rect(0, y, timeline.gutter - 8, timeline.rowHeight);
   context.clip();
   context.fillText(name(timeline, request), 29, y + badge / 2 + 5);
   context.restore();
@@ -128,16 +127,8 @@ function drawWaiting(timeline, request, hex, y, height, edge) {
   const bottom = timeline.isTall ? y + height - 8 : y; // a tall row's line lies at its bottom
   const line = (phase, from, to) => {
     [from, to] = [Math.max(timeline.start, from), Math.min(edge, to)];
-    if (to > from)
-      mark(
-        timeline.context,
-        phase,
-        hex,
-        timeline.x(from),
-        bottom,
-        (to - from) * timeline.width,
-        timeline.isTall ? 8 : height,
-      );
+    const [wide, tall] = [(to - from) * timeline.width, timeline.isTall ? 8 : height];
+    if (to > from) mark(timeline.context, phase, hex, timeline.x(from), bottom, wide, tall);
   };
   line("waiting", arrival, begin);
   if (!timeline.isTall) line(timeline.isFleet ? "elsewhere" : "waiting", begin, end);

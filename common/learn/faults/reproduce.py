@@ -5,13 +5,11 @@ HEAD = '''"""Bug {number}: {symptom}
 Run it with {python} {script}. It fails as long as the bug is there.
 """
 
-import os
 import sys
 from functools import partial
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), {helpers!r}]
-os.environ.setdefault("NUMBA_CACHE_DIR", {kernels!r})
 
 from common.loader import load_model
 from common.reference import Reference

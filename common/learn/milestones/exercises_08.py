@@ -1,5 +1,6 @@
 """Lesson 08: the check of its exercise."""
 
+from ...errors import InvalidInput
 from . import exercise
 from .pictures import rows
 from .stage_under_test import endless, expect, expect_error, expect_tokens
@@ -34,4 +35,4 @@ def a_worker_is_drained(stage):
         expect(not new, f"worker 2 was drained when it held {sorted(before)}, and got {sorted(new)}", picture)
     expect_tokens(stage, engine, requests, stage.right_tokens(prompts, 12))
     expect(not engine.stats()["requests_resumed"], "a request began again: what the worker held it must end")
-    expect_error(ValueError, lambda: engine.drain(1), "`drain(1)`, of the last decode worker,")
+    expect_error(InvalidInput, lambda: engine.drain(1), "`drain(1)`, of the last decode worker,")

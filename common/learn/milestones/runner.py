@@ -2,13 +2,18 @@
 
 import faulthandler
 import importlib
+import inspect
 import linecache
 import logging
 import multiprocessing
 import re
+import sys
 import tempfile
 import traceback
+from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +21,8 @@ from . import Failed, Milestone
 
 START_SECONDS = 60  # to import torch and load the model
 START_METHOD = "spawn"  # of multiprocessing
+PLAIN = (int, float, str, list, tuple, set, dict, array, deque, type(None))  # values that are shown with a call
+WIDTH = 100  # characters of the longest
 
 
 class Outcome(NamedTuple):
@@ -25,47 +32,79 @@ class Outcome(NamedTuple):
     picture: str = ""
 
 
+class Runner:
+    """A process that runs milestones, of one folder after the other. If one ends it, the next starts another."""
+
+    def __init__(self):
+        self.child, self.temporary = None, tempfile.TemporaryDirectory()
+        self.hanging = Path(self.temporary.name) / "hanging"  # where it writes its stacks if it runs out of time
+
+    def __enter__(self) -> "Runner":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.end()
+        self.temporary.cleanup()
+
+    def start(self) -> None:
+        context = multiprocessing.get_context(START_METHOD)
+        self.hanging.write_text("", "utf-8")
+        self.pipe, theirs = context.Pipe()
+        child = context.Process(target=serve, args=(theirs, self.hanging), daemon=True)
+        child.start()
+        theirs.close()
+        self.child = child
+
+    def end(self) -> None:
+        if self.child is not None:
+            self.child.kill()
+            self.child.join()
+            self.child = None
+
+    def run(self, folder: Path, milestone: Milestone) -> Outcome:
+        """Return what becomes of a milestone."""
+        if self.child is None:
+            self.start()
+        try:
+            self.pipe.send((folder, milestone))
+            return self.pipe.recv()
+        except (EOFError, OSError):
+            self.child.join()
+            outcome = interrupted(folder, milestone, self.hanging.read_text("utf-8"), self.child.exitcode)
+            self.end()
+            return outcome
+
+
 def run_milestones(folder: Path, milestones: Sequence[Milestone]) -> Iterator[Outcome]:
     """Yield what becomes of each milestone, up to the first that is not reached."""
-    context = multiprocessing.get_context(START_METHOD)
-    receiver, sender = context.Pipe(duplex=False)
-    with tempfile.TemporaryDirectory() as temporary:
-        hanging = Path(temporary) / "hanging"  # where the process writes its stacks if it runs out of time
-        hanging.touch()
-        child = context.Process(target=run_all, args=(folder, milestones, sender, hanging), daemon=True)
-        child.start()
-        sender.close()
-        try:
-            for milestone in milestones:
-                try:
-                    outcome = receiver.recv()
-                except EOFError:
-                    child.join()
-                    outcome = interrupted(folder, milestone, hanging.read_text("utf-8"), child.exitcode)
-                yield outcome
-                if outcome.what:
-                    break
-        finally:
-            child.kill()
-            child.join()
+    with Runner() as runner:
+        for milestone in milestones:
+            outcome = runner.run(folder, milestone)
+            yield outcome
+            if outcome.what:
+                break
 
 
-def run_all(folder: Path, milestones: Sequence[Milestone], sender, hanging: Path) -> None:
-    """Send the outcome of each milestone, up to the first that is not reached."""
-    with hanging.open("w", encoding="utf-8") as stacks:
+def serve(pipe, hanging: Path) -> None:
+    """Answer each (folder, milestone) with its outcome, until the other end of the pipe is closed."""
+    with hanging.open("w", encoding="utf-8") as stacks, suppress(EOFError):
         faulthandler.dump_traceback_later(START_SECONDS, exit=True, file=stacks)
         from .stage_under_test import StageUnderTest, bundled
 
         bundled()
         logging.disable()  # what a stage logs about losses that a milestone has caused
-        stage = StageUnderTest(folder)
-        for milestone in milestones:
+        faulthandler.cancel_dump_traceback_later()
+        stage = None
+        while True:
+            folder, milestone = pipe.recv()
             faulthandler.dump_traceback_later(milestone.seconds, exit=True, file=stacks)
+            if stage is None or stage.folder != folder:
+                for name in [name for name in sys.modules if name.partition(".")[0] == folder.name]:
+                    del sys.modules[name]  # of another folder of this name
+                stage = StageUnderTest(folder)
             outcome = run_one(getattr(importlib.import_module(milestone.module), milestone.name), stage)
             faulthandler.cancel_dump_traceback_later()
-            sender.send(outcome)
-            if outcome.what:
-                return
+            pipe.send(outcome)
 
 
 def run_one(check, stage) -> Outcome:
@@ -79,12 +118,30 @@ def run_one(check, stage) -> Outcome:
         return Outcome(f"{Path(error.filename or '').name}, line {error.lineno}: {error.msg}", error.text or "")
     except BaseException as error:  # a learner's sys.exit ends no check
         said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if Path(frame.filename).parent == stage.folder]
+        frames = [*traceback.walk_tb(error.__traceback__)]
+        lines = traceback.extract_tb(error.__traceback__)
+        own = [i for i, line in enumerate(lines) if Path(line.filename).parent == stage.folder]
         if own:
-            return Outcome(said, place(own[-1].filename, own[-1].lineno, own[-1].name, own[-1].line))
-        return Outcome(f"the check cannot go on with what it was given: {said}", f"it did:  {frames[-1].line}")
+            last = max((i for i in own if not lines[i].name.startswith("<")), default=own[-1])  # "<listcomp>"
+            called = f"\n    called as {call_of(frames[last][0])}"
+            at = lines[own[-1]]
+            return Outcome(said, place(at.filename, at.lineno, lines[last].name, at.line) + called)
+        return Outcome(f"the check cannot go on with what it was given: {said}", f"it did:  {lines[-1].line}")
     return Outcome()
+
+
+def call_of(frame) -> str:
+    """Return a call with those of its arguments, and of its object's attributes, that are plain and short."""
+
+    def shown(values: dict) -> str:
+        pairs = ((name, repr(value)) for name, value in values.items() if isinstance(value, PLAIN))
+        return ", ".join(f"{name}={text}" for name, text in pairs if len(text) < WIDTH)
+
+    names, _, _, values = inspect.getargvalues(frame)
+    owner = values.get("self")
+    attributes = shown(getattr(owner, "__dict__", {}))
+    of = f", where self is {type(owner).__name__} with {attributes}" if attributes else ""
+    return f"{frame.f_code.co_name}({shown({name: values[name] for name in names if name != 'self'})}){of}"
 
 
 def place(file: str, line: int, function: str, text: str) -> str:

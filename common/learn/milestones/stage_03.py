@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import httpx
 
+from common.errors import InvalidInput
 from common.request import Request
 from common.sampling import SamplingParams
 from common.serving.errors import EngineDead, QueueFull
@@ -112,7 +113,7 @@ def pieces_in(stream) -> list:
     "EngineThread._engine_abort, EngineThread._engine_publish",
     expected="Commands run between two steps; after a step each request's new piece is put into its own stream.",
     hint="_engine_add fills _by_id and answers through _tell; _engine_publish asks each stream for its next piece.",
-    second_hint="If the engine refuses one of the requests (ValueError), abort those before it, and answer with it.",
+    second_hint="If the engine refuses one of the requests (InvalidInput), abort those before it, and answer with it.",
 )
 def what_the_engine_thread_does(stage):
     thread, ran = make_thread(stage), []
@@ -143,7 +144,7 @@ def what_the_engine_thread_does(stage):
     expect(ended and ended[-1].finish_reason == "abort", "a stream that is aborted gets a last piece that says so")
     thread._engine_abort(streams[1])  # once more is harmless
     thread._engine_add([make_stream(stage), make_stream(stage)], [(STORY, endless(3)), ("", endless(3))])
-    expect(isinstance(answers[-1], ValueError), f"one of two requests is empty: `_answer` got {answers[-1]!r}")
+    expect(isinstance(answers[-1], InvalidInput), f"one of two requests is empty: `_answer` got {answers[-1]!r}")
     expect(not thread.engine.has_unfinished, "if one of several requests is refused, none of them may stay")
 
 
@@ -171,7 +172,7 @@ def from_the_event_loop_and_back(stage):
             try:
                 await thread.submit_all(orders)
                 refused.append("accepted")
-            except (QueueFull, ValueError) as error:
+            except (QueueFull, InvalidInput) as error:
                 refused.append(type(error).__name__)
         left = len(thread._open)
         thread.error = EngineDead("closing")
@@ -186,7 +187,7 @@ def from_the_event_loop_and_back(stage):
     texts, refused, left = within_time("to answer three requests", talk())
     expect_rows("texts", texts, wanted)
     expect_rows("five requests in a queue of four; an empty prompt; after an error", refused,
-                ["QueueFull", "ValueError", "EngineDead"])  # fmt: skip
+                ["QueueFull", "InvalidInput", "EngineDead"])  # fmt: skip
     expect(left == 0, f"all streams have ended or were refused, and {left} are still in `_open`")
 
 
@@ -267,7 +268,7 @@ def server_sent_events(stage):
     "create_app",
     expected="POST /generate answers as JSON or streams; errors are 400, 429 and 503 in a sentence; /health counts.",
     hint="Parse the body, submit, start the watch; then a StreamingResponse of events, or wait for stream.finished().",
-    second_hint="An exception handler for each of ValueError, QueueFull, EngineDead, HTTPException calls `refusal`.",
+    second_hint="An exception handler for each of InvalidInput, QueueFull, EngineDead, HTTPException calls `refusal`.",
 )
 def the_application(stage):
     async def ask():

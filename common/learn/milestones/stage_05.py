@@ -5,6 +5,7 @@ import random
 import torch
 
 from common.attention import choose_attention
+from common.errors import InvalidInput
 
 from . import milestone
 from .attention import expect_attention
@@ -58,6 +59,11 @@ def every_page_has_one_owner(stage):
             did = f"release({letter})"
             allocator.release(table)
             expect(not table.pages, f"after {did} its table still has pages {list(table.pages)}")
+            kind, mine = (type(one.pages).__name__ for one in (stage.page_table.PageTable(4), table))
+            what = (
+                f"{did} put a {mine} in place of the {kind} that `pages` was: empty it, for a batch copies an array as"
+            )
+            expect(mine == kind, f"{what} it is, and a list number by number")
         else:
             did, fits = f"extend({letter}, {tokens})", needed - len(before) <= free
             said = allocator.extend(table, tokens)
@@ -72,7 +78,7 @@ def every_page_has_one_owner(stage):
         expect(balanced, f"after {did} the books do not balance", page_map(12, owners, allocator.free))
     allocator.check(list(tables.values()))
     allocator.check_fits(48)
-    says = expect_error(ValueError, lambda: allocator.check_fits(49), "check_fits(49) in 12 pages of 4 tokens")
+    says = expect_error(InvalidInput, lambda: allocator.check_fits(49), "check_fits(49) in 12 pages of 4 tokens")
     told = all(word in says for word in ("13", "12", "--kv-memory"))
     expect(told, f"the error must say how many pages it takes and there are, and name --kv-memory: {says}")
     tables["A"].pages = [*tables["A"].pages, (tables["B"].pages or allocator.free)[0]]
@@ -147,7 +153,7 @@ def attention_over_pages(stage):
 def admitted_or_refused(stage):
     scheduler = make_scheduler(stage, pages=8, page_size=4)
     says = expect_error(
-        ValueError, lambda: scheduler.add(make_request("X", 30, 3)), "`add`, 33 tokens in 8 pages of 4,"
+        InvalidInput, lambda: scheduler.add(make_request("X", 30, 3)), "`add`, 33 tokens in 8 pages of 4,"
     )
     expect("9 pages" in says and not scheduler.waiting, f"refuse what never fits, and do not queue it: {says}")
     a, b, c, d = (make_request(*one) for one in (("A", 12, 9), ("B", 13, 9), ("C", 1, 9), ("D", 4, 9)))

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from ...errors import InvalidInput
 from . import milestone
 from .pictures import rows
 from .stage_under_test import drain, endless, expect, expect_error, expect_rows, expect_tokens
@@ -92,7 +93,7 @@ def the_router_hands_over(stage):
         engine.step()
         held = [worker.held for worker in engine.fleet.workers]
         expect(not any(held) and not engine.flights, f"it was aborted, and workers still hold {held}")
-        expect_error(ValueError, lambda: engine.add(prompts[0] * 13, endless(20)), "`accept` of what fits no worker")
+        expect_error(InvalidInput, lambda: engine.add(prompts[0] * 13, endless(20)), "`accept` of what fits no worker")
     finally:
         stage.router.Recovery = written
 

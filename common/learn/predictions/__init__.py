@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from common.bench.harness import Benchmark
+from common.bench.plots import short
 from common.model import ModelConfig
 from common.stages import stage_folder
 
@@ -59,8 +60,11 @@ class Question:
         """Return how many numbers answer it."""
         return len(self.at(sizes)) or 1
 
-    def result(self, found: Found, guess: Sequence[float] | None) -> dict[str, Any]:
-        """Return the question and its answers as JSON values; each answer is a list."""
+    def result(self, found: Found, guess: Sequence[float] | None, drift: float = 0.0) -> dict[str, Any]:
+        """Return the question and its answers as JSON values; each answer is a list.
+
+        drift: by how much the machine's speed changed while it was measured, relative to the slowest.
+        """
         arithmetic, measured = (listed(value(found)) for value in (self.arithmetic, self.measured))
         return {
             "name": self.name,
@@ -73,23 +77,32 @@ class Question:
             "guess": guess,
             "arithmetic": arithmetic,
             "measured": measured,
-            "why": self.why(arithmetic, measured),
+            "why": self.why(self.at(found.sizes), arithmetic, measured, drift),
         }
 
-    def why(self, arithmetic: Sequence[float], measured: Sequence[float]) -> str:
+    def why(self, at: Sequence, arithmetic: Sequence[float], measured: Sequence[float], drift: float) -> str:
         """Return how they compare where they differ most, and why, in a sentence or two."""
         gap = widest_gap(arithmetic, measured)
         if abs(gap) <= CLOSE:
             return f"Arithmetic and measurement agree within {CLOSE:.0%}."
-        return (
-            f"More than arithmetic says. {self.why_more}" if gap > 0 else f"Less than arithmetic says. {self.why_less}"
+        place = [*map(relative_gap, arithmetic, measured)].index(gap)
+        expected, found = arithmetic[place], measured[place]
+        where = f"At {at[place]} {self.x} it is" if at else "It is"
+        which = (
+            f"{where} {'more' if gap > 0 else 'less'} than arithmetic says, {short(found)} against {short(expected)}."
         )
+        if abs(gap) <= drift:
+            return f"{which} That says nothing: the machine's own speed changed by more."
+        return f"{which} {self.why_more if gap > 0 else self.why_less}"
 
 
 def widest_gap(expected: Sequence[float], measured: Sequence[float]) -> float:
     """Return the largest difference between the two, relative to the larger one; above 0 where more was measured."""
-    pairs = zip(expected, measured, strict=True)
-    return max(((after - before) / (max(before, after) or 1) for before, after in pairs), key=abs)
+    return max(map(relative_gap, expected, measured), key=abs)
+
+
+def relative_gap(expected: float, measured: float) -> float:
+    return (measured - expected) / (max(expected, measured) or 1)
 
 
 def listed(value: float | list[float]) -> list[float]:

@@ -131,15 +131,19 @@ setTheme("auto");
 
 // ---- All of it ----
 
-const sentences = data.refused.map((text) => el("li", {}, text));
-const refused = el("section", { class: "refused" }, el("h3", {}, "Left out"), el("ul", {}, sentences));
+function warning(name, title, sentences) {
+  const list = el("ul", {}, sentences.map((text) => el("li", {}, text)));
+  return sentences.length > 0 && el("section", { class: `warning ${name}` }, el("h3", {}, title), list);
+}
+
 const top = el("div", { class: "top" }, el("h1", {}, "Eight stages, measured"), themeButton);
 document.body.append(
   el(
     "main",
     {},
     el("header", {}, top, el("p", { class: "lead" }, data.lead)),
-    sentences.length > 0 && refused,
+    warning("drifted", "The machine was not steady", data.drifted),
+    warning("refused", "Left out", data.refused),
     data.groups.map((group) => new Group(group).element()),
   ),
 );

@@ -1,0 +1,54 @@
+"""How a command of the course prints, and how it ends: quietly if the reader of its output is gone."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+READER_GONE = 128 + 13  # how shells report SIGPIPE
+
+
+def run_to_end(main: Callable[[], int | None]) -> NoReturn:
+    """Run a command and exit with its status: 130 after Ctrl-C, READER_GONE once `head` has its lines.
+
+    On a full disk, or if a folder cannot be written, exit with a sentence.
+    """
+    if hasattr(sys.stdout, "reconfigure"):  # a console that lacks a character shows "?" in its place
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        try:
+            status = main()
+        except SystemExit as stop:
+            status = stop.code
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it ends
+        status = READER_GONE
+    except OSError as error:
+        status = f"error: {error}"
+    sys.exit(status)
+
+
+def paint(text: str, colour: str) -> str:
+    """Wrap text in a terminal's colour code, unless there is no terminal or NO_COLOR asks for none."""
+    plain = not colour or not sys.stdout.isatty() or os.environ.get("NO_COLOR")
+    return text if plain else f"\033[{colour}m{text}\033[0m"
+
+
+def show(lines: list[str]) -> None:
+    """Print the lines of a diff, at a terminal in colours and through a pager."""
+    colours = {"+": "32", "-": "31", "@": "36", " ": ""}
+    text = "\n".join(paint(line, colours.get(line[:1], "1")) for line in lines) + "\n"
+    pager = shlex.split(os.environ.get("PAGER", "less"))
+    if sys.stdout.isatty() and pager and shutil.which(pager[0]):
+        signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is one of the pager's own keys
+        # F, X: what fits on the screen just stays there; R: colours
+        subprocess.run(pager, input=text.encode(), env={"LESS": "FRX", **os.environ})
+    else:
+        print(text, end="")

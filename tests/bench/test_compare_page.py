@@ -63,7 +63,7 @@ def test_every_panel_is_drawn_and_fits(open_page, count, width, scheme):
     page.has("[...document.querySelectorAll('.panel[data-kind]')].every((one) => one.querySelector('svg'))")
     marks = f"document.querySelectorAll('.panel[data-kind=gains] .row[data-stage=\"02\"] .mark').length >= {count}"
     page.has(marks)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.has(f"document.documentElement.scrollWidth <= {width}")  # drawings follow a new width a frame later
     overflowing = (
         "[...document.querySelectorAll('svg text')].filter((one) => one.getBoundingClientRect().right > innerWidth)"
     )

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from incomplete_stages import load_once
 
 from common.learn.milestones import runner
-from common.learn.proof import load_once
 from common.stages import stage_folders
 
 

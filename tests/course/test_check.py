@@ -1,17 +1,16 @@
-"""`check`: a learner's folder against the milestones, and that these grade what they say. See common/learn/proof.py."""
+"""`check`: a learner's folder against the milestones, and that these grade what they say. See test_milestones.py."""
 
 import shutil
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from incomplete_stages import patient, without, write
 
 from common.learn import check, solve
-from common.learn.alone import with_reference
 from common.learn.blank import blank_stage, find_tasks
 from common.learn.milestones import read_milestones
 from common.learn.milestones.runner import run_milestones
-from common.learn.proof import HEAD, PATIENCE, TABLE, prove_without, without, write
 from common.learn.task_list import task_list
 from common.stages import stage_folders
 
@@ -48,16 +47,6 @@ def test_the_list_of_tasks_names_the_check_of_each():
     tasks = find_tasks(BEFORE_05, STAGE_05)
     text = " ".join(task_list(BEFORE_05, STAGE_05, tasks).split())
     assert text.count("Checked by milestone ") == len(tasks)
-
-
-@each_pair
-def test_the_proof_is_of_these_tasks(before, after):
-    """proof.md is written by `python -m common.learn.proof --write`, which proves it."""
-    table, number = TABLE.read_text(encoding="utf-8"), after.name[:2]
-    assert table.startswith(HEAD)
-    rows = [line for line in table.splitlines() if line.startswith(f"| {number} | `") and "| contract |" not in line]
-    names = dict.fromkeys(row.split("`")[1] for row in rows)  # once for each milestone that needs the task
-    assert [*names] == [task.name for task in find_tasks(before, after)]
 
 
 # ---- Checks ----
@@ -147,14 +136,6 @@ def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
     assert "in slot_mapping" in outcome.picture and "while True: size += 0" in outcome.picture
 
 
-@pytest.mark.parametrize("name", ["PageAllocator.check", "Scheduler._preempt", "Scheduler.check"])
-def test_a_milestone_without_its_piece_fails(tmp_path, loaded_once, name):
-    """A piece that nothing else calls, one that only matters when memory runs short, and one that only complains."""
-    [task] = [task for task in find_tasks(BEFORE_05, STAGE_05) if task.name == name]
-    [milestone] = [one for one in read_milestones("05") if name in one.tasks]
-    assert prove_without(STAGE_05, tmp_path / STAGE_05.name, task, milestone).proven
-
-
 @pytest.mark.parametrize(
     ("file", "right", "wrong", "number", "says", "shows"),
     [
@@ -176,21 +157,8 @@ def test_a_fault_is_shown_where_it_lies(tmp_path, loaded_once, file, right, wron
     assert text.count(right) == 1
     (folder / file[3:]).write_text(text.replace(right, wrong), encoding="utf-8")
     milestone = read_milestones(file[:2])[number - 1]
-    [outcome] = run_milestones(folder, [milestone._replace(seconds=PATIENCE * milestone.seconds)])
+    [outcome] = run_milestones(folder, [patient(milestone)])
     assert says in outcome.what and shows in outcome.picture
-
-
-def test_the_reference_reaches_every_milestone_of_stage_05(tmp_path, capsys, loaded_once):
-    """As it is put in place of tasks, on the lines of a blank stage."""
-    folder, tasks = tmp_path / STAGE_05.name, find_tasks(BEFORE_05, STAGE_05)
-    write(folder, blank_stage(BEFORE_05, STAGE_05))
-    for path in folder.glob("*.py"):
-        lines = path.read_text(encoding="utf-8").count("\n")
-        path.write_text(with_reference(path, STAGE_05, [task for task in tasks if task.file == path.name]))
-        assert path.read_text(encoding="utf-8").count("\n") == lines
-    milestones = [one._replace(seconds=PATIENCE * one.seconds) for one in read_milestones("05")]  # on a busy machine
-    assert check.check_milestones(folder, milestones, []) == 0
-    assert capsys.readouterr().out.count("done ") == 9
 
 
 def test_the_contract_finds_a_preemption_that_raises(root, capsys, monkeypatch):

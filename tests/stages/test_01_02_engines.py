@@ -25,24 +25,6 @@ def test_02_runs_the_prompt_once_and_then_one_token_a_step(loaded, prompts, stag
     assert tokens_of_each_step(stage, loaded, prompts[0], 5) == [len(prompts[0]), 1, 1, 1, 1]
 
 
-def test_02_reserves_what_the_request_may_become(loaded, prompts):
-    engine, config = load_engine("02")(loaded), loaded.config
-    request = engine.add(prompts[0], SamplingParams(max_tokens=50, ignore_eos=True))
-    engine.add(prompts[1], SamplingParams(max_tokens=50))  # waits, and so holds nothing yet
-    assert engine.stats()["kv_bytes_reserved"] == 0
-    p = len(prompts[0])
-    for steps in range(1, 4):
-        engine.step()
-        stats = engine.stats()
-        assert stats["kv_tokens_used"] == p + steps - 1  # the last token has not been run yet
-        assert stats["kv_tokens_reserved"] == p + 50
-        numbers = 2 * config.num_layers * config.num_kv_heads * config.head_dim * (p + 50)
-        assert stats["kv_bytes_reserved"] == numbers * 4
-    for open_request in list(engine.requests):
-        engine.abort(open_request)
-    assert request.finish_reason == "abort" and engine.stats()["kv_bytes_reserved"] == 0
-
-
 def test_the_arithmetic_of_a_model_that_people_know():
     tiny_llama = read_config(find_checkpoint("TinyLlama-1.1B", with_weights=False))
     assert 50 * tiny_llama.kv_bytes_per_token(torch.float32) == 2_252_800

@@ -9,7 +9,7 @@ from engine_options import GREEDY, MAX_TOKENS, endless
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from scheduler_machine import SchedulerMachine, make_request
+from scheduler_machine import SchedulerMachine
 
 from common.bench.engine_load import engine_load
 from common.bench.workloads import Job, mixed_length_jobs
@@ -72,25 +72,6 @@ def test_impossible_options_are_refused(loaded, options, says):
         Engine(loaded, **options)
 
 
-# ---- The batch ----
-
-
-def test_slots_are_cut_where_padding_would_cost_more_than_a_call():
-    def chunk(slot, length, tokens=1):
-        sequence = scheduler_module.Sequence(make_request("any", [7] * (length + tokens)), slot, length + tokens)
-        return scheduler_module.Chunk(sequence, length, [7] * tokens, completes=True)
-
-    def cut(*chunks):
-        return [[part.sequence.slot for part in run] for run in attention_module.share_calls(chunks, call_costs=48)]
-
-    assert cut(chunk(0, 100), chunk(1, 120), chunk(2, 90)) == [[0, 1, 2]]
-    assert cut(chunk(0, 100), chunk(1, 900), chunk(2, 90)) == [[0], [1], [2]], "a long one would make all read more"
-    assert cut(chunk(0, 100), chunk(1, 100), chunk(3, 100)) == [[0, 1], [3]], "not neighbours"
-    assert cut(chunk(0, 100), chunk(1, 100, tokens=5)) == [[0], [1]], "not as many tokens"
-    assert cut(chunk(0, 100), chunk(1, 148)) == [[0, 1]] and cut(chunk(0, 100), chunk(1, 149)) == [[0], [1]]
-    assert cut(chunk(0, 0, 8), chunk(1, 0, 8)) == [[0, 1]], "equal pieces of prompts share a call, too"
-
-
 # ---- Steps ----
 
 
@@ -148,19 +129,6 @@ def test_a_slot_keeps_nothing_of_its_last_owner(loaded, prompts, expected):
         engine.abort(victim.request_id)
         engine.check()
         assert engine.generate([prompts[i]], GREEDY)[0].token_ids == expected[i]
-
-
-def test_stats_tell_running_from_waiting(loaded, prompts):
-    engine = Engine(loaded, max_running=2)
-    requests = [engine.add((prompt * 10)[:10], GREEDY) for prompt in prompts[:5]]
-    engine.step()
-    stats = engine.stats()
-    assert (stats["running"], stats["waiting"], stats["unfinished"]) == (2, 3, 5)
-    assert stats["kv_tokens_used"] == 2 * 10 and stats["kv_tokens_reserved"] == 2 * loaded.config.context_length
-    assert stats["kv_bytes_reserved"] == 2 * 4096 * loaded.config.kv_bytes_per_token(loaded.dtype)
-    for request in requests:
-        engine.abort(request.request_id)
-    assert engine.stats()["kv_tokens_used"] == 0
 
 
 # ---- Static batching ----

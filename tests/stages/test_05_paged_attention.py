@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from engine_options import GREEDY, TOKEN_BYTES, endless, pool
+from engine_options import endless, pool
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -54,12 +54,6 @@ class PagedSchedulerMachine(SchedulerMachine):
 
 TestPagedScheduler = PagedSchedulerMachine.TestCase
 TestPagedScheduler.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
-
-
-def test_a_page_table_maps_tokens_to_places():
-    table = table_module.PageTable(page_size=4)
-    table.pages = [7, 2, 9, 4]
-    assert table.slot_mapping(2, 14) == [30, 31, 8, 9, 10, 11, 36, 37, 38, 39, 16, 17] and table.capacity == 16
 
 
 # ---- The engine ----
@@ -122,20 +116,6 @@ def test_aborts_give_all_pages_back(loaded, prompts):
     engine = Engine(loaded, **pool(24, 8))
     abort_at_random(engine, [prompt[:60] for prompt in prompts], seed=2)
     assert sorted(engine.scheduler.allocator.free) == list(range(24))
-
-
-def test_reserved_is_used_but_for_the_last_page(loaded, prompts):
-    engine = Engine(loaded)
-    for prompt in prompts[:10]:
-        engine.add((prompt * 50)[:50], GREEDY)
-    engine.step()
-    engine.step()
-    stats = engine.stats()
-    assert stats["kv_tokens_reserved"] - stats["kv_tokens_used"] < 16 * stats["running"]
-    assert stats["kv_bytes_reserved"] == stats["kv_tokens_reserved"] * TOKEN_BYTES
-    assert stats["kv_tokens_capacity"] * TOKEN_BYTES == 2**30
-    for request_id in list(engine.requests):
-        engine.abort(request_id)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton: kernels in the engine")

@@ -61,28 +61,7 @@ TestPrefixCache = PrefixCacheMachine.TestCase
 TestPrefixCache.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 
 
-def test_the_least_recently_used_leaf_goes_first():
-    tree = tree_module.PrefixTree()
-    a = tree.insert([], [1], 0)
-    b, c = tree.insert([a], [2], 1), tree.insert([], [3], 2)
-    tree.release([a, b])
-    tree.release([c])
-    assert tree.follow([], [1]) is a  # the beginning alone is used again: that makes a younger than c, but not b
-    tree.release([a])
-    assert [tree.evict() for _ in range(3)] == [1, 2, 0] and tree.size == 0
-
-
 # ---- The engine ----
-
-
-def test_a_second_time_only_the_last_page_is_computed(loaded, reference):
-    engine = Engine(loaded)
-    prompt = list(range(100, 200))
-    expected = reference.generate(prompt, 5, ignore_eos=True)
-    first, second = (engine.generate([prompt], endless(5))[0] for _ in range(2))
-    assert first.token_ids == second.token_ids == expected
-    works = [work for step in engine.trace for work in step.works if work.request_id == second.request_id]
-    assert works[0].tokens == 100 - 96 and engine.stats()["prefix_tokens_hit"] == 96
 
 
 @pytest.mark.parametrize("length", [16, 32, 33, 31])
@@ -117,17 +96,6 @@ def test_two_that_come_together_converge_on_one_copy(loaded, reference):
     while engine.has_unfinished:
         engine.step()
     assert [request.token_ids for request in requests] == [reference.generate(prompt, 8, ignore_eos=True)] * 2
-
-
-def test_the_second_follows_the_first_through_a_long_prompt(loaded):
-    """In pieces under the budget: what the first has computed in one step, the second finds in the next."""
-    engine = Engine(loaded, max_running=2, token_budget=64)
-    prompt = [11 + i % 97 for i in range(400)]
-    requests = [engine.add(prompt, endless(2)) for _ in range(2)]
-    while engine.has_unfinished:
-        engine.step()
-    assert sum(step.tokens for step in engine.trace) < 1.4 * 400
-    assert requests[0].token_ids == requests[1].token_ids
 
 
 def test_a_pool_that_is_too_small_changes_no_token(loaded, prompts):

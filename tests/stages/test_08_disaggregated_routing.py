@@ -18,22 +18,6 @@ def handle(number: int, tasks: dict[str, int] | None = None, **attributes):
     return one
 
 
-def test_prefill_goes_where_the_prompt_is_computed_first():
-    """Tokens in the queue and tokens of the prompt that are not cached, in one sum."""
-    a, b, c = handle(0, {"w": 6}), handle(1, {"x": 50}), handle(2, {"y": 5})
-    tokens = list(range(20))
-    assert routing.choose_prefill([a, b, c], tokens) == (c, 20)
-    a.seen.add(tokens[:9])
-    assert routing.choose_prefill([a, b, c], tokens) == (a, 12), "6 + 12 < 5 + 20: two pages of four are full"
-    b.seen.add(tokens)
-    assert routing.choose_prefill([a, b, c], tokens) == (a, 12), "a whole prompt is no reason to wait for 50 tokens"
-    assert routing.choose_prefill([a, b, c], [7, *tokens]) == (c, 21), "the same pages elsewhere in a text are others"
-    a.isolated = "z"
-    c.hello = None
-    assert routing.choose_prefill([a, b, c], tokens) == (b, 0)
-    assert routing.choose_prefill([], tokens) is None
-
-
 def test_one_shared_page_does_not_send_everything_to_one_worker():
     handles = [handle(number) for number in range(4)]
     for n in range(400):
@@ -77,10 +61,3 @@ def test_decode_workers_that_do_the_whole_job_get_what_they_have_room_for():
             most[number] = max(most[number], len(worker.held))
             assert len(worker.held) <= worker.scheduler.max_running
     assert not router.has_unfinished and min(most.values()) >= 2
-
-
-def test_what_a_worker_has_seen_is_bounded():
-    seen = routing.SeenPages(2, 4)
-    for first in range(10):
-        seen.add([first, 1, 2, 3])
-    assert seen.tree.size <= 4 and seen.longest([9, 1, 2, 3]) == 4 and seen.longest([0, 1]) == 0

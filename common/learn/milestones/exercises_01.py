@@ -7,11 +7,11 @@ from .stage_under_test import drain, endless, expect, expect_tokens, letters
 
 @exercise(
     2,
-    expected="Each step serves the request that has waited longest for a token, and no token changes.",
     hint="`self.requests` is in order of arrival, and `schedule` takes the first. Where must it stand after its step?",
     second_hint="If it has not ended, move it behind the others: self.requests[id] = self.requests.pop(id).",
 )
 def requests_take_turns(stage):
+    """Each step serves the request that has waited longest for a token, and no token changes."""
     engine, prompts = stage.make_engine(), stage.prompts(4, 8)
     requests = [engine.add(prompt, endless(5)) for prompt in prompts[:3]]
     for _ in range(9):

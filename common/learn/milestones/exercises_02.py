@@ -10,11 +10,11 @@ LEAST = 64  # places
 
 @exercise(
     2,
-    expected="A cache has at most 64 places or twice the tokens it holds, and each token is copied once on average.",
     hint="`attend` knows when the new tokens no longer fit. Copy what is held then, for all layers at once.",
     second_hint="Make room for max(needed, 2 * capacity) tokens: a prompt may need more than twice what is there.",
 )
 def a_cache_that_grows(stage):
+    """A cache has at most 64 places or twice the tokens it holds, and each token is copied once on average."""
     for prompt_tokens, max_tokens in ((60, 210), (200, 4)):
         engine, [prompt] = stage.make_engine(), stage.prompts(1, prompt_tokens)
         request, copied, room = engine.add(prompt, endless(max_tokens)), 0, 0

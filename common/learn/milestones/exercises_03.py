@@ -15,11 +15,11 @@ SILENCE = 4  # seconds without a byte, after which a client gives up here; the c
 
 @exercise(
     3,
-    expected="While its request waits, a client gets a comment line for every half second without an event.",
     hint="`events` waits for the next piece. Wait with a time limit, and yield `: still waiting` and an empty line.",
     second_hint="asyncio.wait([task], timeout=0.5) leaves the task alone when time is up; wait_for cancels it.",
 )
 def a_client_that_waits_hears_from_the_server(stage):
+    """While its request waits, a client gets a comment line for every half second without an event."""
     engine, may_step = stage.make_engine(), threading.Event()
     step = engine.step
     engine.step = lambda: may_step.wait() and step()

@@ -37,11 +37,11 @@ def expect_bound(order: list[str], first: str) -> None:
 
 @exercise(
     3,
-    expected="The shortest waiting prompt is admitted first, but at most 8 requests that arrived later pass another.",
     hint="`_admit` takes the front of `waiting`. Count for each request how many that stood behind it were admitted.",
     second_hint="The oldest has been passed most often: is it at 8, it is next. Move the next one to the front.",
 )
 def shortest_first_within_a_bound(stage):
+    """The shortest waiting prompt is admitted first, but at most 8 requests that arrived later pass another."""
     lengths = {"A": 40, "B": 5, "C": 20, "D": 10, "E": 30, "F": 60}
     order, wanted = admitted(stage.scheduler.Scheduler(1, 64), [lengths, *[{}] * 5]), ["B", "D", "C", "E", "A", "F"]
     picture = rows({"request": lengths, "tokens": lengths.values(), "wanted": wanted, "yours": order})

@@ -8,11 +8,11 @@ from .stage_under_test import drain, endless, expect, expect_rows, expect_tokens
 
 @exercise(
     3,
-    expected="When no page is free, the request with the fewest tokens computed returns its pages, never the oldest.",
     hint="A request that returns its pages must not run in this step. Has it got its chunk already when another asks?",
     second_hint="Extend all decodes before you build the first chunk. Queue what you preempt by its timings.arrival.",
 )
 def the_cheapest_gives_way(stage):
+    """When no page is free, the request with the fewest tokens computed returns its pages, never the oldest."""
     scheduler = make_scheduler(stage, pages=11, page_size=16)
     for name, tokens in {"A": 16, "B": 14, "C": 30, "D": 112}.items():
         decoding(stage, scheduler, name, tokens)

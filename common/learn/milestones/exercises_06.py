@@ -9,11 +9,11 @@ from .stage_under_test import endless, expect, expect_tokens
 
 @exercise(
     2,
-    expected="The most recently used page that has no children goes first; documents asked in turn are found again.",
     hint="The youngest of `unused` may be the parent of pages that stay: without it they could never be found.",
     second_hint="Walk `unused` from its end, reversed(self.unused), to the first node without children.",
 )
 def the_most_recently_used_goes_first(stage):
+    """The most recently used page that has no children goes first; documents asked in turn are found again."""
     cached = stage.prefix_tree.PrefixTree()
     a = cached.insert([], [1], 0)
     b, c = cached.insert([a], [2], 1), cached.insert([], [3], 2)
@@ -39,11 +39,11 @@ def the_most_recently_used_goes_first(stage):
 
 @exercise(
     5,
-    expected="The waiting request that finds most in the tree is admitted first, but at most 8 pass another.",
     hint="Look without touching: `follow` counts a user for each page it finds. Walk from `tree.root` by `children`.",
     second_hint="Otherwise it is exercise 3 of lesson 04: the oldest, if it was passed 8 times, else the best.",
 )
 def what_is_cached_goes_first(stage):
+    """The waiting request that finds most in the tree is admitted first, but at most 8 pass another."""
     text = list(range(20, 32))
     waiting = {"B": list(range(40, 52)), "C": [*text[:4], *range(60, 68)], "D": [*text, 1, 2], "E": [*text[:8], 3, 4]}
     scheduler = make_scheduler(stage, pages=40, max_running=1)

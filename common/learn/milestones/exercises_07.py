@@ -7,11 +7,11 @@ from .stage_under_test import endless, expect, expect_rows, expect_tokens
 
 @exercise(
     2,
-    expected="What lookup finds is drafted without the draft model; where it finds nothing, the draft model drafts.",
     hint="Both drafters fill `chunk.draft` of the chunks that they are given. Which chunks does the draft model get?",
     second_hint="Give `DraftModel` a PromptLookup: let it draft first, then pass on the chunks whose draft is empty.",
 )
 def look_up_first(stage):
+    """What lookup finds is drafted without the draft model; where it finds nothing, the draft model drafts."""
     ran: list[int] = []  # tokens in each pass of the draft model
     model = stage.drafter.load_draft_model("auto", stage.loaded).model  # the engine's own: it is loaded once
     model.register_forward_hook(lambda module, inputs, output: ran.append(len(inputs[0])))

@@ -9,11 +9,11 @@ from .workers import make_fleet_engine
 
 @exercise(
     2,
-    expected="A worker that is drained ends what it holds and gets nothing new; the last of its kind stays open.",
     hint="Handle.open says whether new orders may go there, and `choose_prefill` and `choose_decode` ask it.",
     second_hint="Give Handle an attribute that `greet` resets, so that a new process in its place gets orders again.",
 )
 def a_worker_is_drained(stage):
+    """A worker that is drained ends what it holds and gets nothing new; the last of its kind stays open."""
     engine = make_fleet_engine(stage, prefill=1, decode=2)
     expect(hasattr(engine, "drain"), "the engine has no method `drain(number)`")
     prompts = stage.prompts(8, 20)

@@ -1,4 +1,4 @@
-"""Import and load what all milestones need. The fork server of `common.learn.proof` does it once."""
+"""Import and load what all milestones need. A fork server does it once, for the suite."""
 
 import torch
 

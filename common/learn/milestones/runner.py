@@ -1,12 +1,12 @@
 """Run milestones in a process of their own: a learner's code may loop for ever, or end the process."""
 
 import faulthandler
-import importlib
 import inspect
 import linecache
 import logging
 import multiprocessing
 import re
+import runpy
 import sys
 import tempfile
 import traceback
@@ -94,15 +94,18 @@ def serve(pipe, hanging: Path) -> None:
         bundled()
         logging.disable()  # what a stage logs about losses that a milestone has caused
         faulthandler.cancel_dump_traceback_later()
-        stage = None
+        stage, modules = None, {}
         while True:
             folder, milestone = pipe.recv()
             faulthandler.dump_traceback_later(milestone.seconds, exit=True, file=stacks)
             if stage is None or stage.folder != folder:
-                for name in [name for name in sys.modules if name.partition(".")[0] == folder.name]:
-                    del sys.modules[name]  # of another folder of this name
+                loaded = {folder.name, stage.folder.name if stage else ""}
+                for name in [name for name in sys.modules if name.partition(".")[0] in loaded]:
+                    del sys.modules[name]  # of another folder of this name, or in place of the reference's
                 stage = StageUnderTest(folder)
-            outcome = run_one(getattr(importlib.import_module(milestone.module), milestone.name), stage)
+            if milestone.file not in modules:
+                modules[milestone.file] = runpy.run_path(str(milestone.file), run_name=__package__ + ".now")
+            outcome = run_one(modules[milestone.file][milestone.name], stage)
             faulthandler.cancel_dump_traceback_later()
             pipe.send(outcome)
 

@@ -1,11 +1,11 @@
-"""Stage 02: keys and values are kept, the prompt runs once, and then one token a step."""
+"""Milestones of stage 02: keys and values are kept, the prompt runs once, and then one token a step."""
 
 import torch
 
-from . import milestone
-from .attention import expect_attention
-from .pictures import timeline
-from .stage_under_test import endless, expect, expect_rows, expect_tokens, letters
+from common.learn.milestones import milestone
+from common.learn.milestones.attention import expect_attention
+from common.learn.milestones.pictures import timeline
+from common.learn.milestones.stage_under_test import endless, expect, expect_rows, expect_tokens, letters
 
 
 def expect_right(mine, q, k, v) -> None:
@@ -39,11 +39,11 @@ class Counted:
 
 @milestone(
     "KVCache.nbytes",
-    expected="K and V of 100 tokens take 2 * layers * K/V heads * 100 * head_dim * 4 bytes, filled or not.",
     hint="The cache has two tensors, and a tensor knows its size: `nbytes`.",
     second_hint="self.k.nbytes + self.v.nbytes",
 )
-def what_a_cache_costs(stage):
+def test_what_a_cache_costs(stage):
+    """K and V of 100 tokens take 2 * layers * K/V heads * 100 * head_dim * 4 bytes, filled or not."""
     cache, *_ = make_cache(stage, 100)
     wanted = 100 * stage.token_bytes
     expect(cache.nbytes == wanted, f"`nbytes` of a cache for 100 tokens is {cache.nbytes!r}, not {wanted:,}")
@@ -51,11 +51,11 @@ def what_a_cache_costs(stage):
 
 @milestone(
     "KVCache.attend",
-    expected="A prompt in an empty cache: its keys and values are stored, and each token sees those up to its own.",
     hint="k is [N, H_kv, D] and the cache [layers, H_kv, capacity, D]: transpose(0, 1), then write from `length` on.",
     second_hint="F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), on [1, heads, N, D].",
 )
-def a_prompt_in_an_empty_cache(stage):
+def test_a_prompt_in_an_empty_cache(stage):
+    """A prompt in an empty cache: its keys and values are stored, and each token sees those up to its own."""
     cache, q, k, v = make_cache(stage, 9)
     for layer in (0, 3):
         mine = cache.attend(layer, q[:5], k[:5], v[:5])
@@ -68,11 +68,11 @@ def a_prompt_in_an_empty_cache(stage):
 
 @milestone(
     "KVCache.attend",
-    expected="One token after the others: it is stored at place `length`, and sees everything held and itself.",
     hint="One token needs no mask. Read self.k[layer, :, :end], which includes what was just written.",
     second_hint="is_causal=True with one query and many keys would show it the first key alone.",
 )
-def one_token_after_the_others(stage):
+def test_one_token_after_the_others(stage):
+    """One token after the others: it is stored at place `length`, and sees everything held and itself."""
     cache, q, k, v = make_cache(stage, 9)
     for layer in (0, 3):
         cache.attend(layer, q[:5], k[:5], v[:5])
@@ -88,11 +88,11 @@ def one_token_after_the_others(stage):
 
 @milestone(
     "Engine.run",
-    expected="The prompt runs once, then each step runs one token; the tokens are those of stage 01.",
     hint="Without a cache it is the first step: run the whole prompt. With one: run the newest token alone.",
     second_hint="Positions go on at cache.length, which grows by the tokens of the step once all layers have run.",
 )
-def one_token_a_step(stage):
+def test_one_token_a_step(stage):
+    """The prompt runs once, then each step runs one token; the tokens are those of stage 01."""
     for prompt in stage.prompts(2, 12):
         engine = stage.make_engine()
         engine.model = counted = Counted(engine.model)
@@ -110,11 +110,11 @@ def one_token_a_step(stage):
 
 @milestone(
     "Engine.release",
-    expected="A request that ends, or is aborted, gives its cache back; to release one that never began is no error.",
     hint="`caches` is a dictionary by request id: take the request's entry out.",
     second_hint="self.caches.pop(request.request_id, None)",
 )
-def what_ends_gives_its_cache_back(stage):
+def test_what_ends_gives_its_cache_back(stage):
+    """A request that ends, or is aborted, gives its cache back; to release one that never began is no error."""
     engine = stage.make_engine()
     _, second, third = (engine.add(prompt, endless(3)) for prompt in stage.prompts(3, 6))
     for _ in range(3):
@@ -129,12 +129,11 @@ def what_ends_gives_its_cache_back(stage):
 
 @milestone(
     "Engine.stats",
-    expected="`stats` gives kv_tokens_used, what the caches hold, and kv_tokens_reserved and kv_bytes_reserved, their "
-    "size.",
     hint="Sum `length`, `capacity` and `nbytes` over self.caches.values(), and keep what the base class reports.",
     second_hint='super().stats() | {"kv_tokens_used": ..., "kv_tokens_reserved": ..., "kv_bytes_reserved": ...}',
 )
-def what_the_engine_reports(stage):
+def test_what_the_engine_reports(stage):
+    """`stats` gives kv_tokens_used, what the caches hold, and kv_tokens_reserved and kv_bytes_reserved, their size."""
     engine = stage.make_engine()
     engine.add(stage.prompts(1, 10)[0], endless(30))
     engine.add(stage.prompts(2, 10)[1], endless(30))

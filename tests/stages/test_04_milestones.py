@@ -1,11 +1,20 @@
-"""Stage 04: many requests in each step, each in its own slot, each joining and leaving when it can."""
+"""Milestones of stage 04: many requests in each step, each in its own slot, each joining and leaving when it can."""
 
 import torch
 
-from . import milestone
-from .attention import expect_attention
-from .pictures import rows, timeline
-from .stage_under_test import drain, endless, expect, expect_error, expect_rows, expect_tokens, letters, make_request
+from common.learn.milestones import milestone
+from common.learn.milestones.attention import expect_attention
+from common.learn.milestones.pictures import rows, timeline
+from common.learn.milestones.stage_under_test import (
+    drain,
+    endless,
+    expect,
+    expect_error,
+    expect_rows,
+    expect_tokens,
+    letters,
+    make_request,
+)
 
 
 def make_scheduler(stage, max_running: int = 3, budget: int = 8):
@@ -22,11 +31,11 @@ def chunk(stage, slot: int, start: int, count: int, more: int = 0):
 
 @milestone(
     "Sequence.remaining, Scheduler._chunk",
-    expected="A prompt of 10 tokens, at most 4 a step, runs as 4, 4 and 2; then each new token remains alone.",
     hint="`remaining` is what has not been run of all tokens, output included: request.num_tokens - computed.",
     second_hint="_chunk takes min(remaining, most) tokens from `computed` on, and counts them as computed at once.",
 )
-def pieces_of_a_sequence(stage):
+def test_pieces_of_a_sequence(stage):
+    """A prompt of 10 tokens, at most 4 a step, runs as 4, 4 and 2; then each new token remains alone."""
     scheduler, request = make_scheduler(stage), make_request("A", 10)
     sequence = stage.scheduler.Sequence(request, slot=0)
     mine = []
@@ -46,11 +55,11 @@ def pieces_of_a_sequence(stage):
 
 @milestone(
     "Scheduler.add, Scheduler.remove, Scheduler.check, Scheduler._admit",
-    expected="The oldest waiting request gets a free slot; a request that ends gives it back for the next one.",
     hint="free_slots is a heap: heappop takes the lowest, heappush returns one. `running` is in order of arrival.",
     second_hint="`remove` gets requests that run and requests that wait; only the former have a slot.",
 )
-def every_slot_has_one_owner(stage):
+def test_every_slot_has_one_owner(stage):
+    """The oldest waiting request gets a free slot; a request that ends gives it back for the next one."""
     scheduler = make_scheduler(stage)
     requests = {letter: make_request(letter, 5) for letter in "ABCDE"}
     for request in requests.values():
@@ -74,11 +83,11 @@ def every_slot_has_one_owner(stage):
 
 @milestone(
     "Scheduler.schedule",
-    expected="A token for each that decodes, then prompts begun, then waiting ones, until the budget is spent.",
     hint="Decodes first, whatever else waits. What is left of the budget goes to prompts in order of arrival.",
     second_hint="Sort the chunks at the end: those of one token first, then by slot, so that neighbours meet.",
 )
-def a_step_under_a_budget(stage):
+def test_a_step_under_a_budget(stage):
+    """A token for each that decodes, then prompts begun, then waiting ones, until the budget is spent."""
     scheduler = make_scheduler(stage)
     requests = {letter: make_request(letter, tokens) for letter, tokens in zip("ABCD", (3, 12, 4, 2), strict=True)}
     for request in requests.values():
@@ -107,11 +116,11 @@ def a_step_under_a_budget(stage):
 
 @milestone(
     "share_calls",
-    expected="Neighbouring slots with equally many tokens share a call, while padding costs less than another call.",
     hint="Compare each chunk with the last of the group before it: slot + 1, as many tokens, little padding.",
     second_hint="A shorter one pads itself to the longest of the group; a longer one pads every member of the group.",
 )
-def which_requests_share_a_call(stage):
+def test_which_requests_share_a_call(stage):
+    """Neighbouring slots with equally many tokens share a call, while padding costs less than another call."""
     cases = {
         "equal lengths": (((0, 100, 1), (1, 120, 1), (2, 90, 1)), [[0, 1, 2]]),
         "one is long": (((0, 100, 1), (1, 900, 1), (2, 90, 1)), [[0], [1], [2]]),
@@ -130,11 +139,11 @@ def which_requests_share_a_call(stage):
 
 @milestone(
     "Batch.__init__, plan_calls",
-    expected="All tokens of the step end to end, with position and slot, and for each call its rows, slots and mask.",
     hint="Token i of a chunk is at position start + i, and may look at places up to its own: a mask hides the rest.",
     second_hint="mask: [B, 1, tokens * groups, longest]: -inf where place > past + i, for each head of a group.",
 )
-def one_batch_for_all_requests(stage):
+def test_one_batch_for_all_requests(stage):
+    """All tokens of the step end to end, with position and slot, and for each call its rows, slots and mask."""
     chunks = [chunk(stage, 0, 5, 1), chunk(stage, 1, 3, 1), chunk(stage, 3, 0, 4, more=2)]
     batch = stage.batch.Batch(chunks, 2, torch.device("cpu"), torch.float32)
     above = {"request": "ABDDDD"}
@@ -157,11 +166,11 @@ def one_batch_for_all_requests(stage):
 
 @milestone(
     "KVCache.bind, BoundCache.__call__, attend_to_slots",
-    expected="K and V of the step go to their slots; then each token attends to its own request, up to itself.",
     hint="keys[slots, :, positions] = k writes all of them at once. Write before you attend.",
     second_hint="attend_to_slots: the heads that share a K/V head stand beside the tokens, [B, H_kv, n * groups, D].",
 )
-def attention_over_slots(stage):
+def test_attention_over_slots(stage):
+    """K and V of the step go to their slots; then each token attends to its own request, up to itself."""
     config, layer = stage.loaded.config, 3
     cache = stage.kv_cache.KVCache(stage.loaded, 4)
     heads, groups, size = config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_dim
@@ -187,11 +196,11 @@ def attention_over_slots(stage):
 
 @milestone(
     "Engine.accept, Engine.step, Engine.schedule, Engine.run, Engine.commit, Engine.release",
-    expected="Requests join while others decode and leave when they end; each has the tokens it has alone.",
     hint="step is schedule, run, commit. run scores batch.logits_rows; commit gives completed chunks their tokens.",
     second_hint="accept and release go to the scheduler. commit: append_tokens(completed, ...), then retire_finished.",
 )
-def many_requests_in_one_step(stage):
+def test_many_requests_in_one_step(stage):
+    """Requests join while others decode and leave when they end; each has the tokens it has alone."""
     prompts = [prompt[: 10 + 7 * i] for i, prompt in enumerate(stage.prompts(6, 50))]
     engine, requests = stage.make_engine(max_running=4, token_budget=24), []
     for prompt, tokens in zip(prompts, (20, 4, 12, 9, 15, 6), strict=True):
@@ -216,11 +225,11 @@ def many_requests_in_one_step(stage):
 
 @milestone(
     "Engine.stats",
-    expected="`stats` says how many run and wait, how many tokens the slots hold, and how many they have room for.",
     hint="A running request reserves a slot of self.config.context_length tokens, and uses `computed` of them.",
     second_hint="kv_bytes_reserved is kv_tokens_reserved times self.config.kv_bytes_per_token(self.dtype).",
 )
-def what_slots_waste(stage):
+def test_what_slots_waste(stage):
+    """`stats` says how many run and wait, how many tokens the slots hold, and how many they have room for."""
     engine = stage.make_engine(max_running=2)
     for prompt in stage.prompts(3, 10):
         engine.add(prompt, endless(20))

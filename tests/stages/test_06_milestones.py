@@ -1,9 +1,9 @@
-"""Stage 06: pages that have been computed stay in a tree, and requests that begin alike share them."""
+"""Milestones of stage 06: pages that have been computed stay in a tree, and requests that begin alike share them."""
 
-from . import Failed, milestone
-from .paged import decoding, make_scheduler, owners
-from .pictures import page_map, rows, timeline, tree
-from .stage_under_test import (
+from common.learn.milestones import Failed, milestone
+from common.learn.milestones.paged import decoding, make_scheduler, owners
+from common.learn.milestones.pictures import page_map, rows, timeline, tree
+from common.learn.milestones.stage_under_test import (
     drain,
     endless,
     expect,
@@ -25,11 +25,11 @@ def pages_below(node) -> list[int]:
 
 @milestone(
     "PrefixTree.follow, PrefixTree.insert",
-    expected="`insert` adds a page at the end of a path, with one user; `follow` finds it, and adds a user.",
     hint="The end of a path is path[-1], or the root; its children are found by tuple(tokens).",
     second_hint="A page no request uses leaves `unused` when `follow` finds it. `insert` counts the nodes in `size`.",
 )
-def a_path_in_the_tree(stage):
+def test_a_path_in_the_tree(stage):
+    """`insert` adds a page at the end of a path, with one user; `follow` finds it, and adds a user."""
     cached = stage.prefix_tree.PrefixTree()
     a = cached.insert([], [1, 2], page=5)
     b = cached.insert([a], [3, 4], page=0)
@@ -53,11 +53,11 @@ def a_path_in_the_tree(stage):
 
 @milestone(
     "PrefixTree.release, PrefixTree.evict",
-    expected="A page without users stays until memory runs out; then the least recently used leaf goes first.",
     hint="Release from the deepest page up: in `unused`, a page must come before its parent.",
     second_hint="evict: unused.popitem(last=False) is the least recently used; its parent must forget it too.",
 )
-def unused_pages_go_in_order(stage):
+def test_unused_pages_go_in_order(stage):
+    """A page without users stays until memory runs out; then the least recently used leaf goes first."""
     cached = stage.prefix_tree.PrefixTree()
     a = cached.insert([], [1], 0)
     b, c = cached.insert([a], [2], 1), cached.insert([], [3], 2)
@@ -80,11 +80,11 @@ def unused_pages_go_in_order(stage):
 
 @milestone(
     "PageAllocator.extend, PageAllocator.available, PageAllocator.adopt, PageAllocator.release, PageAllocator.check",
-    expected="Every page is free, owned by one table, or in the tree, whose unused pages are as good as free ones.",
     hint="`extend` evicts when no page is free. `adopt` puts a cached page on the path and frees the table's copy.",
     second_hint="`release`: pages on the path go back to the tree (tree.release), those behind it to the free list.",
 )
-def free_owned_or_cached(stage):
+def test_free_owned_or_cached(stage):
+    """Every page is free, owned by one table, or in the tree, whose unused pages are as good as free ones."""
     allocator, table = stage.page_table.PageAllocator(6, 2), stage.page_table.PageTable(2)
     cached = allocator.tree
     expect(allocator.extend(table, 6) is True and len(table.pages) == 3, "6 tokens in pages of 2 are three pages")
@@ -134,11 +134,11 @@ def free_owned_or_cached(stage):
 
 @milestone(
     "Scheduler.cache_full_pages",
-    expected="After a step, every full page of computed tokens is in the tree; of two copies, the younger is given up.",
     hint="For each running sequence: while the next page of its path is full of computed tokens, put it into the tree.",
     second_hint="node = tree.follow(...) or tree.insert(...), then allocator.adopt(table, node).",
 )
-def full_pages_go_into_the_tree(stage):
+def test_full_pages_go_into_the_tree(stage):
+    """After a step, every full page of computed tokens is in the tree; of two copies, the younger is given up."""
     scheduler = make_scheduler(stage, pages=12, page_size=4)
     a = decoding(stage, scheduler, "A", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
     b = decoding(stage, scheduler, "B", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
@@ -157,11 +157,11 @@ def full_pages_go_into_the_tree(stage):
 
 @milestone(
     "Scheduler._allocate, Scheduler._count_hit, Scheduler._reuse",
-    expected="A new request takes over the cached pages it begins with, and counts them as hits.",
     hint="_reuse follows the tree page by page, while a token remains to be computed behind the page.",
     second_hint="_allocate: _reuse, then pages for the rest, with one in reserve for each that runs; else release.",
 )
-def what_is_cached_is_taken_over(stage):
+def test_what_is_cached_is_taken_over(stage):
+    """A new request takes over the cached pages it begins with, and counts them as hits."""
     scheduler, tokens = make_scheduler(stage, pages=12, page_size=4), list(range(20, 32))
     a = decoding(stage, scheduler, "A", tokens)
     scheduler.cache_full_pages()
@@ -204,11 +204,11 @@ def what_is_cached_is_taken_over(stage):
 
 @milestone(
     "Scheduler.schedule",
-    expected="A prompt that has begun takes over pages that another has computed in the meantime: these are hits too.",
     hint="A prompt that has begun may find pages that another has computed since: _reuse before each of its chunks.",
     second_hint="In the loop over prompts: self._reuse(sequence), then self._chunk(sequence, budget).",
 )
-def the_second_follows_the_first(stage):
+def test_the_second_follows_the_first(stage):
+    """A prompt that has begun takes over pages that another has computed in the meantime: these are hits too."""
     scheduler, tokens = make_scheduler(stage, pages=60, page_size=4, max_running=2, budget=13), list(range(20, 68))
     requests = [make_request("A", tokens, 9), make_request("B", [*tokens, 1, 2, 3, 4, 5], 9)]
     for request in requests:
@@ -235,11 +235,11 @@ def the_second_follows_the_first(stage):
 
 @milestone(
     "Engine.schedule, Engine.commit",
-    expected="The second time, a prompt's cached pages are not computed again; tokens stay the same.",
     hint="commit: cache_full_pages after the tokens are appended and before requests are retired, or pages are lost.",
     second_hint='schedule records `tokens_hit` in the trace: record.counters["tokens_hit"] = self.scheduler.tokens_hit',
 )
-def computed_once_and_kept(stage):
+def test_computed_once_and_kept(stage):
+    """The second time, a prompt's cached pages are not computed again; tokens stay the same."""
     prompts, engine = stage.prompts(2, 50), stage.make_engine(attention="torch")
     right = stage.right_tokens(prompts, 6)
     for turn in (1, 2):
@@ -267,11 +267,11 @@ def computed_once_and_kept(stage):
 
 @milestone(
     "Engine.stats",
-    expected="What several requests share counts once; what is cached and unused counts apart.",
     hint="A page on two paths is in two tables: subtract every table's path, then add the used nodes of the tree once.",
     second_hint="The used nodes are those of tree.size that are not in `unused`. Used and reserved change by the same.",
 )
-def shared_pages_count_once(stage):
+def test_shared_pages_count_once(stage):
+    """What several requests share counts once; what is cached and unused counts apart."""
     engine = stage.make_engine(attention="torch")
     engine.generate([stage.prompts(1, 40)[0]], endless(2))
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Stage 03: an engine on a thread of its own, and its text on the way to clients while it computes."""
+"""Milestones of stage 03: an engine on a thread of its own, and its text on the way to clients while it computes."""
 
 import asyncio
 import json
@@ -9,13 +9,12 @@ from types import SimpleNamespace
 import httpx
 
 from common.errors import InvalidInput
+from common.learn.milestones import Failed, milestone
+from common.learn.milestones.pictures import rows
+from common.learn.milestones.stage_under_test import STORIES, endless, expect, expect_rows
 from common.request import Request
 from common.sampling import SamplingParams
 from common.serving.errors import EngineDead, QueueFull
-
-from . import Failed, milestone
-from .pictures import rows
-from .stage_under_test import STORIES, endless, expect, expect_rows
 
 STORY = STORIES[0]
 PATIENCE = 8  # seconds, for whatever a thread or a client waits for
@@ -45,11 +44,11 @@ def make_piece(stage, text: str, end: str | None = None):
 
 @milestone(
     "Stream.next_piece",
-    expected="Each piece is the text that became final since the last piece, with its tokens; None if there is none.",
     hint="request.certain_length is how much of request.text is final; remember what was sent, and how many tokens.",
     second_hint="A request that has finished always has a last piece, with its finish_reason, even without new text.",
 )
-def pieces_of_text_that_are_final(stage):
+def test_pieces_of_text_that_are_final(stage):
+    """Each piece is the text that became final since the last piece, with its tokens; None if there is none."""
     tokenizer = stage.loaded.tokenizer
     output = tokenizer(" and the owl said: stop here, please")["input_ids"]
     request = Request("A", tokenizer(STORY)["input_ids"], SamplingParams(stop="stop it"), tokenizer, frozenset(), 50)
@@ -74,11 +73,12 @@ def pieces_of_text_that_are_final(stage):
 
 @milestone(
     "Stream.__aiter__",
-    expected="`async for piece in stream` gives the pieces in order, waits for each, and ends after the last one.",
     hint="An async generator: in a loop, await self._pieces.get() and yield what it returns.",
     second_hint="The last piece is the one whose finish_reason is not None: yield it, then return.",
 )
-def a_stream_of_pieces(stage):
+def test_a_stream_of_pieces(stage):
+    """`async for piece in stream` gives the pieces in order, waits for each, and ends after the last one."""
+
     async def read():
         stream, texts = make_stream(stage), []
         pieces = [make_piece(stage, "a"), make_piece(stage, "b"), make_piece(stage, "", "stop")]
@@ -111,11 +111,11 @@ def pieces_in(stream) -> list:
 @milestone(
     "EngineThread._deliver, EngineThread._engine_take_commands, EngineThread._engine_add, "
     "EngineThread._engine_abort, EngineThread._engine_publish",
-    expected="Commands run between two steps; after a step each request's new piece is put into its own stream.",
     hint="_engine_add fills _by_id and answers through _tell; _engine_publish asks each stream for its next piece.",
     second_hint="If the engine refuses one of the requests (InvalidInput), abort those before it, and answer with it.",
 )
-def what_the_engine_thread_does(stage):
+def test_what_the_engine_thread_does(stage):
+    """Commands run between two steps; after a step each request's new piece is put into its own stream."""
     thread, ran = make_thread(stage), []
     for name in "abc":
         thread._commands.put(lambda name=name: ran.append(name))
@@ -154,11 +154,11 @@ async def collect(stream) -> str:
 
 @milestone(
     "EngineThread.submit, EngineThread.submit_all, EngineThread._engine_run",
-    expected="What is submitted on the event loop runs on the thread, and comes back as the engine's own text.",
     hint="submit_all: refuse, reserve places in _open, tokenize beside, put one _engine_add, await accepted.",
     second_hint="_engine_run, while self._running: take commands, publish what engine.step() returns, keep its stats.",
 )
-def from_the_event_loop_and_back(stage):
+def test_from_the_event_loop_and_back(stage):
+    """What is submitted on the event loop runs on the thread, and comes back as the engine's own text."""
     wanted = [one.text for one in stage.make_engine().generate(STORIES[:3], endless(6))]
 
     async def talk():
@@ -193,11 +193,12 @@ def from_the_event_loop_and_back(stage):
 
 @milestone(
     "EngineThread.abort, EngineThread.close, EngineThread._fail_all",
-    expected="abort ends a request; close lets the others finish and ends the thread; a dead engine ends all streams.",
     hint="abort and close put commands into the queue, as the engine belongs to its thread; close joins that.",
     second_hint="_fail_all sets failure and error, and delivers a last piece to every stream in _open.",
 )
-def every_stream_ends(stage):
+def test_every_stream_ends(stage):
+    """abort ends a request; close lets the others finish and ends the thread; a dead engine ends all streams."""
+
     async def end():
         thread = stage.engine_thread.EngineThread(stage.make_engine(), 4)
         thread.start()
@@ -216,10 +217,11 @@ def every_stream_ends(stage):
         thread, told = stage.engine_thread.EngineThread(stage.make_engine(), 4), []
         thread.on_failure = lambda: told.append(True)
         thread.engine.step = lambda: [][0]
-        threading.excepthook = lambda failure: None  # no traceback of what the check has broken
+        hook, threading.excepthook = threading.excepthook, lambda failure: None  # no traceback of what is broken here
         thread.start()
         [stream] = await thread.submit_all([(STORY, endless(20))])
         last = [piece async for piece in stream][-1]
+        threading.excepthook = hook
         return last.finish_reason, isinstance(thread.failure, IndexError), isinstance(thread.error, EngineDead), told
 
     shown = within_time("to hear of an engine that fails", fail())
@@ -229,11 +231,12 @@ def every_stream_ends(stage):
 
 @milestone(
     "events, abort_on_disconnect",
-    expected="A piece is an event, `data: {json}` and an empty line; then `data: [DONE]`. A client that leaves aborts.",
     hint="The last event is completion_json(stream.request) | event. After [DONE], cancel the watch.",
     second_hint='abort_on_disconnect receives messages until one has the type "http.disconnect", and aborts.',
 )
-def server_sent_events(stage):
+def test_server_sent_events(stage):
+    """A piece is an event, `data: {json}` and an empty line; then `data: [DONE]`. A client that leaves aborts."""
+
     async def read():
         [request] = stage.make_engine().generate([STORY], endless(2))
         stream, watch = make_stream(stage, request), asyncio.create_task(asyncio.sleep(60))
@@ -266,11 +269,12 @@ def server_sent_events(stage):
 
 @milestone(
     "create_app",
-    expected="POST /generate answers as JSON or streams; errors are 400, 429 and 503 in a sentence; /health counts.",
     hint="Parse the body, submit, start the watch; then a StreamingResponse of events, or wait for stream.finished().",
     second_hint="An exception handler for each of InvalidInput, QueueFull, EngineDead, HTTPException calls `refusal`.",
 )
-def the_application(stage):
+def test_the_application(stage):
+    """POST /generate answers as JSON or streams; errors are 400, 429 and 503 in a sentence; /health counts."""
+
     async def ask():
         thread = stage.engine_thread.EngineThread(stage.make_engine(), 1)
         app = stage.server.create_app(thread)

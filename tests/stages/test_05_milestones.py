@@ -1,4 +1,4 @@
-"""Stage 05: pages and their owners, which request gets one, and what happens when none is left."""
+"""Milestones of stage 05: pages and their owners, which request gets one, and what happens when none is left."""
 
 import random
 
@@ -6,27 +6,30 @@ import torch
 
 from common.attention import choose_attention
 from common.errors import InvalidInput
-
-from . import milestone
-from .attention import expect_attention
-from .paged import bound_preemption, chunk, make_scheduler, owners, sequence
-from .pictures import page_map, rows
-from .stage_under_test import (
+from common.learn.milestones import Failed, milestone
+from common.learn.milestones.attention import expect_attention
+from common.learn.milestones.paged import bound_preemption, chunk, make_scheduler, owners, sequence
+from common.learn.milestones.pictures import bars, page_map, rows
+from common.learn.milestones.stage_under_test import (
+    drain,
+    endless,
     expect,
     expect_error,
     expect_rows,
     expect_table,
+    expect_tokens,
+    letters,
     make_request,
 )
 
 
 @milestone(
     "PageTable.capacity, PageTable.slot_mapping",
-    expected="Token number p lies in entry p // page_size of the page table, at place p % page_size of that page.",
     hint="`//` picks the entry of the table, `%` the place in the page; the slot is page * page_size + place.",
     second_hint="pages = [7, 2], four tokens each: token 5 is in entry 1, page 2, at place 1: slot 2 * 4 + 1 = 9.",
 )
-def where_a_token_lies(stage):
+def test_where_a_token_lies(stage):
+    """Token number p lies in entry p // page_size of the page table, at place p % page_size of that page."""
     table = stage.page_table.PageTable(page_size=4)
     table.pages = [7, 2, 9, 4]
     slots = [28, 29, 30, 31, 8, 9, 10, 11, 36, 37, 38, 39, 16, 17, 18, 19]
@@ -41,11 +44,11 @@ def where_a_token_lies(stage):
 @milestone(
     "PageAllocator.pages_for, PageAllocator.extend, PageAllocator.release, "
     "PageAllocator.check_fits, PageAllocator.check",
-    expected="At any time every page is in the free list or in one page table, and never in both or in two.",
     hint="Count what the table lacks before you take a page; release returns each page once and empties the table.",
     second_hint="lacking = pages_for(tokens) - len(table.pages): if more than are free, take none; pages.extend(...).",
 )
-def every_page_has_one_owner(stage):
+def test_every_page_has_one_owner(stage):
+    """At any time every page is in the free list or in one page table, and never in both or in two."""
     allocator = stage.page_table.PageAllocator(num_pages=12, page_size=4)
     counts = [allocator.pages_for(tokens) for tokens in (1, 4, 5, 8, 9)]
     expect_rows("pages_for", counts, [1, 1, 2, 2, 3], tokens=(1, 4, 5, 8, 9))
@@ -87,11 +90,11 @@ def every_page_has_one_owner(stage):
 
 @milestone(
     "Batch.__init__",
-    expected="All tokens of the step end to end, with id, position and slot; for each chunk its length and table.",
     hint="A chunk's positions begin at chunk.start. Only one that completes its sequence has a row to score: its last.",
     second_hint="`lengths` counts the past and the tokens of this step: chunk.start + len(chunk.token_ids).",
 )
-def one_batch_for_all_requests(stage):
+def test_one_batch_for_all_requests(stage):
+    """All tokens of the step end to end, with id, position and slot; for each chunk its length and table."""
     a, c, d = (sequence(stage, *one) for one in (("A", 6, [3, 0]), ("C", 9, [2, 5, 1]), ("D", 7, [7, 4])))
     chunks = [chunk(stage, a, 5, 6), chunk(stage, c, 0, 4), chunk(stage, d, 5, 7)]
     batch = stage.batch.Batch(chunks, torch.device("cpu"))
@@ -113,11 +116,11 @@ def one_batch_for_all_requests(stage):
 
 @milestone(
     "KVCache.bind, BoundCache.__call__",
-    expected="K and V of the step go to their slots; then each token attends to its own sequence, up to itself.",
     hint="Write before you attend: a token sees its own key, and those of the tokens beside it in the step.",
     second_hint="attention.write(k, v, ..., self.batch.slot_mapping), then attention.attend(q, ..., self.plan).",
 )
-def attention_over_pages(stage):
+def test_attention_over_pages(stage):
+    """K and V of the step go to their slots; then each token attends to its own sequence, up to itself."""
     config, layer = stage.loaded.config, 3
     backend, _ = choose_attention("torch", torch.device("cpu"), torch.float32, config.head_dim, 4)
     cache = stage.kv_cache.KVCache(stage.loaded, 8, 4, backend)
@@ -146,11 +149,11 @@ def attention_over_pages(stage):
 
 @milestone(
     "Scheduler.add, Scheduler.remove, Scheduler._admit, Scheduler._allocate, Engine.max_model_len",
-    expected="The oldest waiting request is admitted if its pages are free, and one more for each request that runs.",
     hint="`add` checks what a request may grow to, prompt and max_tokens; _allocate counts pages for its num_tokens.",
     second_hint="num_tokens includes what a preempted request has put out. No room: return None, change nothing.",
 )
-def admitted_or_refused(stage):
+def test_admitted_or_refused(stage):
+    """The oldest waiting request is admitted if its pages are free, and one more for each request that runs."""
     scheduler = make_scheduler(stage, pages=8, page_size=4)
     says = expect_error(
         InvalidInput, lambda: scheduler.add(make_request("X", 30, 3)), "`add`, 33 tokens in 8 pages of 4,"
@@ -194,11 +197,11 @@ def admitted_or_refused(stage):
 
 @milestone(
     "Scheduler._extend",
-    expected="Before a decode step there is a place for token number `computed`: a new page if the last one is full.",
     hint="Has `computed` a place? That is the number of the next token, so the table must hold computed + 1.",
     second_hint="allocator.extend(sequence.page_table, sequence.computed + 1) takes a page only if one is lacking.",
 )
-def a_request_grows(stage):
+def test_a_request_grows(stage):
+    """Before a decode step there is a place for token number `computed`: a new page if the last one is full."""
     scheduler = make_scheduler(stage, pages=8, page_size=16)
     request = make_request("A", 15, 40)
     scheduler.add(request)
@@ -219,11 +222,11 @@ def a_request_grows(stage):
 @milestone(
     "Scheduler._preempt",
     seconds=5,
-    expected="With no page free, the youngest request gives back all its pages and goes to the front of the queue.",
     hint="Release its page table, put its request at the front of `waiting`, and count the preemption.",
     second_hint="`running.popitem()` is the youngest. It may be the one that asks: then `_extend` returns False.",
 )
-def the_youngest_gives_way(stage):
+def test_the_youngest_gives_way(stage):
+    """With no page free, the youngest request gives back all its pages and goes to the front of the queue."""
     for asks in "AB":
         scheduler = make_scheduler(stage, pages=4, page_size=16)
         for letter in "ABC":
@@ -250,3 +253,63 @@ def the_youngest_gives_way(stage):
         scheduler.allocator.release(a.page_table)
         again = scheduler._admit()
         expect(again and again.computed == 0, "what is admitted again has nothing computed: it restarts at 0")
+
+
+@milestone(
+    "Scheduler.schedule, Engine.schedule, Engine.run",
+    hint="Extend all decodes before you build chunks of prompts; a preempted sequence has no chunk in this step.",
+    second_hint="Iterate over list(self.running.values()): `_extend` may change `running` meanwhile.",
+)
+def test_short_of_pages_and_no_token_changed(stage):
+    """Ten requests in a pool of 8 pages are preempted again and again; all end, with the tokens of stage 02. The trace
+    counts it: record.counters["preemptions"]."""
+    prompts = [prompt[: 12 + 3 * i] for i, prompt in enumerate(stage.prompts(10, 40))]
+    engine = stage.make_engine(kv_memory=8 * 16 * stage.token_bytes, attention="torch")
+    requests = [engine.add(prompt, endless(24)) for prompt in prompts]
+    drain(engine)
+    expect_tokens(stage, engine, requests, stage.right_tokens(prompts, 24))
+    expect(engine.scheduler.preemptions > 0, "nothing was preempted, so the pool of 8 pages was never used up")
+    expect(all(step.works for step in engine.trace), "`Engine.schedule` must record what runs: record.work(...)")
+    late = [[work.phase != "decode" for work in step.works] for step in engine.trace]
+    expect(all(step == sorted(step) for step in late), "requests that decode come before prompts in every step")
+    counted = engine.trace[-1].counters.get("preemptions")
+    expect(counted == engine.scheduler.preemptions, f"the trace's counter `preemptions` is {counted}")
+
+
+@milestone(
+    "Scheduler.check, Engine.stats",
+    hint="kv_tokens_reserved is the sum of the tables' capacities, kv_tokens_used that of `computed`.",
+    second_hint="`check`: 0 <= computed < num_tokens, and computed <= capacity < num_tokens + page_size.",
+)
+def test_the_books_balance(stage):
+    """`stats` counts the tokens that have pages, and `preemptions`; less than one page for each request is reserved
+    for no token."""
+    engine = stage.make_engine(kv_memory=64 * 16 * stage.token_bytes, attention="torch")
+    for prompt in [stage.prompts(1, 15)[0], *stage.prompts(10, 50)[1:]]:  # the first fills its page in the second step
+        engine.add(prompt, endless(40))
+    for step in range(1, 4):
+        engine.step()
+        try:
+            engine.check()
+        except AssertionError as error:
+            said = f"`check` finds fault with books that are right, after step {step}: {error or 'AssertionError'}"
+            raise Failed(said, owners(engine.scheduler)) from None
+    stats, running = engine.stats(), engine.scheduler.running
+    used = sum(sequence.computed for sequence in running.values())
+    pages = sum(len(sequence.page_table.pages) for sequence in running.values())
+    wanted = {"running": len(running), "waiting": 10 - len(running), "preemptions": 0, "kv_tokens_capacity": 1024}
+    wanted |= {"kv_tokens_used": used, "kv_tokens_reserved": 16 * pages}
+    wanted |= {"kv_bytes_reserved": 16 * pages * stage.token_bytes}
+    waste = {"slots of stage 04": 1 - used / (512 * len(running)), "your pages": 1 - used / (16 * pages)}
+    expect(16 * pages - used < 16 * len(running), "more than a page for each request is empty", bars(waste, 1.0))
+    expect_rows("stats", [stats.get(name) for name in wanted], list(wanted.values()), name=list(wanted))
+    names = list(letters(running))
+    for wrong in ("computed", "pages"):
+        sequence = running[names[0]]
+        saved = sequence.computed
+        if wrong == "computed":
+            sequence.computed = sequence.request.num_tokens
+        else:
+            engine.scheduler.allocator.extend(sequence.page_table, sequence.request.num_tokens + 40)
+        expect_error(AssertionError, engine.scheduler.check, f"`check`, with wrong {wrong} in a sequence,")
+        sequence.computed = saved

@@ -1,27 +1,35 @@
-"""Stage 07a: tokens are drafted, run behind the newest one, and kept up to the first that the target rejects."""
+"""Milestones of stage 07: tokens are drafted, run behind the newest one, and kept up to the first rejected one."""
 
 from collections import Counter
 
 import torch
 
+from common.learn.milestones import milestone
+from common.learn.milestones.paged import chunk, decoding, make_scheduler, owners, sequence
+from common.learn.milestones.pictures import bars, rows, timeline
+from common.learn.milestones.stage_under_test import (
+    drain,
+    endless,
+    expect,
+    expect_error,
+    expect_rows,
+    expect_tokens,
+    letters,
+    make_request,
+)
 from common.request import Request
 from common.sampling import SamplingParams, draw, uniform
 from common.stages import load_engine
 
-from . import milestone
-from .paged import chunk, decoding, make_scheduler, owners, sequence
-from .pictures import bars, rows
-from .stage_under_test import endless, expect, expect_error, expect_rows, make_request
-
 
 @milestone(
     "Chunk.num_tokens, Scheduler.schedule, Scheduler._make_room, Speculation.counts",
-    expected="After each decoding request has its token, what is left of budget and pages goes to draft tokens; "
-    "half of it, where prompts have begun or may be admitted.",
     hint="chunk.room = _make_room(sequence, min(count, most)), which then is no longer in the budget, nor in `most`.",
     second_hint="_make_room: at most max_tokens minus the output minus 1; fewer while `extend` finds no pages.",
 )
-def room_for_draft_tokens(stage):
+def test_room_for_draft_tokens(stage):
+    """After each decoding request has its token, what is left of budget and pages goes to draft tokens; half of it,
+    where prompts have begun or may be admitted."""
     speculation = stage.speculation.Speculation(3)
     scheduler = stage.scheduler.Scheduler(4, 9, 9, 4, speculation)  # 9 tokens in a step, 9 pages of 4
     lengths = {"A": (6, 40), "B": (5, 3), "C": (4, 40), "D": (6, 40)}
@@ -54,12 +62,12 @@ def room_for_draft_tokens(stage):
 @milestone(
     "Scheduler.count_accepted, Scheduler.cache_full_pages, Scheduler.remove, Scheduler.check, Scheduler._reuse, "
     "Scheduler._release, Scheduler._preempt, Speculation.learn",
-    expected="Accepted draft tokens count as computed; a cached page notes whether the draft model computed it. "
-    "`learn` hears of every chunk, also of one without a draft.",
     hint="computed = min(chunk.start + chunk.num_tokens, num_tokens - 1): the newest token is yet to be run.",
     second_hint="draft_computed never exceeds computed. _release marks the nodes of the path's pages below it.",
 )
-def what_counts_as_computed(stage):
+def test_what_counts_as_computed(stage):
+    """Accepted draft tokens count as computed; a cached page notes whether the draft model computed it. `learn` hears
+    of every chunk, also of one without a draft."""
     scheduler, Draft = make_scheduler(stage, pages=20), stage.verification.Draft
     for accepted in (0, 1, 3):
         a = decoding(stage, scheduler, f"A{accepted}", [10, 11, 12, 13, 14, 15], draft_computed=6)
@@ -127,11 +135,11 @@ def what_counts_as_computed(stage):
 
 @milestone(
     "Batch.__init__",
-    expected="Draft tokens run behind the newest token like any others, and what follows each of them is scored.",
     hint="A chunk has chunk.num_tokens rows: chunk.token_ids + chunk.draft.token_ids.",
     second_hint="A chunk that completes, with k draft tokens, has k + 1 rows to score: its last k + 1.",
 )
-def draft_tokens_in_the_batch(stage):
+def test_draft_tokens_in_the_batch(stage):
+    """Draft tokens run behind the newest token like any others, and what follows each of them is scored."""
     a, c = sequence(stage, "A", 6, [3, 0]), sequence(stage, "C", 9, [2, 5, 1])
     chunks = [chunk(stage, a, 5, 6, draft=stage.verification.Draft([70, 71])), chunk(stage, c, 0, 4)]
     batch = stage.batch.Batch(chunks, torch.device("cpu"))
@@ -145,11 +153,11 @@ def draft_tokens_in_the_batch(stage):
 
 @milestone(
     "PromptLookup.draft, NgramIndex.find",
-    expected="What followed the last tokens where they occurred before, the longest run of them first, is the draft.",
     hint="`ends` maps each run of n tokens to where it ended last; index only what is new, and not the text's own end.",
     second_hint="start = index.find(request.all_token_ids); the draft is token_ids_between(start, start + room).",
 )
-def drafts_from_the_text_itself(stage):
+def test_drafts_from_the_text_itself(stage):
+    """What followed the last tokens where they occurred before, the longest run of them first, is the draft."""
     text = [1, 2, 3, 9, 2, 3, 8, 1, 2, 3]
     index = stage.drafter.NgramIndex(2, 4)
     found = [index.find(text[:end]) for end in range(1, len(text) + 1)]
@@ -175,11 +183,11 @@ def drafting(stage, tokens: list[int], room: int, pages: list[int], **params):
 
 @milestone(
     "DraftModel.draft, DraftModel._read, DraftModel._draft_one",
-    expected="The draft model reads what it lacks of each text, within its budget, and continues it greedily.",
     hint="draft: read; then draw one token for each, and run those that still have room, until none has.",
     second_hint="_read: from draft_computed on, at most read_budget tokens in all; drafts need the whole text.",
 )
-def drafts_of_a_small_model(stage):
+def test_drafts_of_a_small_model(stage):
+    """The draft model reads what it lacks of each text, within its budget, and continues it greedily."""
     small = stage.drafter.load_draft_model("auto", stage.loaded)
     model = stage.drafter.DraftModel(small, 32, 16, "torch", read_budget=64)
     texts = [prompt[:count] for prompt, count in zip(stage.prompts(3, 30), (20, 9, 14), strict=True)]
@@ -221,11 +229,11 @@ def rows_of(stage, request, draft):
 
 @milestone(
     "compare",
-    expected="Draft tokens are kept up to the first that the target does not say, and one token of its own follows.",
     hint="Sample the target's token for every row; a request with k draft tokens has k + 1 rows.",
     second_hint="Count while agreed < k and mine[agreed].token_id == draft.token_ids[agreed]; then mine[:agreed + 1].",
 )
-def kept_as_far_as_the_target_agrees(stage):
+def test_kept_as_far_as_the_target_agrees(stage):
+    """Draft tokens are kept up to the first that the target does not say, and one token of its own follows."""
     Draft = stage.verification.Draft
     cases = {"A": ([3, 5, 1], [3, 5, 2, 7]), "B": ([], [6]), "C": ([4], [4, 1]), "D": ([2, 2], [1, 2, 2])}
     requests, drafts = [make_request(name, 3) for name in cases], [Draft(list(draft)) for draft, _ in cases.values()]
@@ -241,13 +249,13 @@ def kept_as_far_as_the_target_agrees(stage):
 
 @milestone(
     "verify, reject",
-    expected="A draft token is accepted with probability min(1, p/q), else one of p - q is drawn: the output is as p.",
     hint="Accept if uniform(seed, position, COIN) * q(x) < p(x). Else draw from the positive part of p - q.",
     second_hint="verify: drafts with probabilities go to reject, the others to compare; the order stays. Coins are of "
     "stream COIN, a token in place of a rejected one of RESIDUAL, one behind an accepted draft of the sampler's, 0.",
 )
-def rejected_and_still_the_target(stage):
+def test_rejected_and_still_the_target(stage):
     # p is more than q at two tokens, so that it shows which random number picks one of them.
+    """A draft token is accepted with probability min(1, p/q), else one of p - q is drawn: the output is as p."""
     p, q = torch.tensor([0.4, 0.3, 0.2, 0.1]).double(), torch.tensor([0.1, 0.1, 0.5, 0.3]).double()
     then = torch.tensor([0.1, 0.1, 0.7, 0.1]).double()
     Draft, requests, drafts = stage.verification.Draft, [], []
@@ -274,3 +282,86 @@ def rejected_and_still_the_target(stage):
     mine = [[one.token_id for one in tokens] for tokens in both]
     wanted = [[2, 1], [one.token_id for one in gained[0]]]
     expect(mine == wanted, f"one greedy request and one by chance gain {wanted}, not {mine}")
+
+
+@milestone(
+    "Engine.step, Engine.schedule, Engine.run, Engine.commit, Engine.stats",
+    hint="schedule: draft, then sort chunks by num_tokens > 1. run: verify(logits, requests, drafts).",
+    second_hint="commit: append the tokens, count_accepted, cache_full_pages, then retire.",
+)
+def test_more_tokens_in_fewer_steps(stage):
+    """With draft tokens the tokens are those of stage 02, in fewer steps; also where pages run short. The counters
+    `drafted` and `accepted` of the step's record say how many draft tokens ran, and were accepted."""
+    prompts = [*stage.prompts(3, 24), stage.loaded.tokenizer("one two three four five one two three four")["input_ids"]]
+    right = stage.right_tokens(prompts, 24)
+    token_bytes = stage.token_bytes + 1024  # the bundled draft model's K and V too
+    for draft, memory in (("auto", None), ("lookup", None), ("auto", 8 * 16 * token_bytes)):
+        engine = stage.make_engine(num_draft_tokens=4, draft=draft, attention="torch", kv_memory=memory or "64M")
+        timed: list[list[int]] = []
+        engine.scheduler.speculation.record_step_time = lambda seconds, counts, timed=timed: timed.append(counts)
+        requests = [engine.add(prompt, endless(24)) for prompt in prompts]
+        names = letters(engine.requests)
+        drain(engine)
+        expect_tokens(stage, engine, requests, right)
+        engine.check()
+        stats, steps = engine.stats(), list(engine.trace)
+        drafted, accepted = (sum(step.counters.get(name, 0) for step in steps) for name in ("drafted", "accepted"))
+        said = [stats.get("draft_tokens"), stats.get("accepted_tokens")]
+        counters = f"the trace's counters `drafted` and `accepted` add up to {drafted} and {accepted}"
+        expect(said == [drafted, accepted], f"{counters}, and stats() says {said[0]} and {said[1]}")
+        long = [[work.tokens > 1 for work in step.works] for step in steps]
+        expect(all(step == sorted(step) for step in long), "chunks of one token come first in every step")
+        decodes = sum(all(work.phase == "decode" for work in step.works) for step in steps)
+        said = f"{decodes} steps ran no prompt, and `record_step_time` was called {len(timed)} times"
+        expect(len(timed) == decodes, said)
+        if memory is None:
+            texts = [(request.all_token_ids, request.num_tokens) for request in requests]
+            pages = {tuple(text[:end]) for text, count in texts for end in range(16, count, 16)}
+            size = engine.scheduler.allocator.tree.size
+            said = f"{len(pages)} full pages were computed, and the tree has {size} when all have ended"
+            expect(size == len(pages), said)
+        expect(0 < accepted <= drafted, f"draft={draft}: {accepted} of {drafted} draft tokens were accepted")
+        if draft == "auto" and memory is None:
+            expect(len(steps) < 24, f"24 tokens took {len(steps)} steps", timeline(steps[:12], names))
+    expect(stats["preemptions"] > 0, "nothing was preempted in a pool of 8 pages")
+
+
+@milestone(
+    "Acceptance.learn, Acceptance.rate, best_counts, useful_depth, "
+    "AdaptiveSpeculation.counts, AdaptiveSpeculation.learn",
+    hint="(1 + a + ... + a^k) / (T(1 + k) + k t) is the rate of tokens with k draft tokens: take the best k, or 0.",
+    second_hint="Behind a rejected token nothing was judged: min(accepted + 1, drafted). rate mixes in the average.",
+)
+def test_as_many_as_pay(stage):
+    """Each request gets the number of draft tokens with the most tokens a second, given its acceptance rate."""
+    module = stage.adaptive_speculation
+    acceptance = module.Acceptance()
+    acceptance.learn(4, 2)
+    acceptance.learn(4, 4)
+    seen = [acceptance.accepted, acceptance.judged, acceptance.rate(0.5)]
+    wanted = [0.9 * 2 + 4, 0.9 * 3 + 4, (5.8 + 4 * 0.5) / (6.7 + 4)]
+    same = all(abs(one - other) < 1e-9 for one, other in zip(seen, wanted, strict=True))
+    expect(same, f"2 of 4 accepted, then 4 of 4: accepted, judged, rate are {seen}, not {wanted}")
+    depths = [module.useful_depth(rate, 0.5) for rate in (0.8, 0.5, 0.99)]
+    expect_rows("useful_depth(rate, 0.5)", depths, [3, 0, 8], rate=(0.8, 0.5, 0.99))
+
+    def costs(target: dict[int, float], draft: float):
+        return module.Costs(module.PassTimes(target), module.PassTimes({1: draft, 512: draft}))
+
+    flat = costs({1: 1.6, 512: 1.6}, 0.15)
+    best = [module.best_counts([rate], flat)[0] for rate in (0.8, 0.5, 0.1)]
+    expect_rows("best_counts of one request, T = 1.6, t = 0.15", best, [6, 2, 0], rate=(0.8, 0.5, 0.1))
+    full = module.best_counts([0.8] * 4, costs({1: 1.0, 512: 512.0}, 0.1))
+    expect(full == [0] * 4, f"where each token costs its share no draft token pays: {full}")
+    steep = costs({1: 1.0, 101: 6.0}, 0.01)
+    mixed = module.best_counts([0.8, 0.05], steep)
+    expect(mixed[0] >= 2 and mixed[1] == 0, f"one request at 0.8 and one at 0.05: {mixed}")
+    adaptive = module.AdaptiveSpeculation(steep)
+    good, bad = (stage.scheduler.Sequence(make_request(name, 3), stage.page_table.PageTable(4)) for name in "AB")
+    expect(adaptive.counts([]) == [], "without sequences, `counts` returns an empty list")
+    for _ in range(30):
+        adaptive.learn(good, 4, 4)
+        adaptive.learn(bad, 4, 0)
+    mine = adaptive.counts([good, bad])
+    expect(mine[0] >= 4 and mine[1] <= 1, f"drafts always accepted, and never: the counts are {mine}")
+    expect(adaptive.accepted == 120, f"`learn` must go on counting, as `Speculation.learn` does: {adaptive.accepted}")

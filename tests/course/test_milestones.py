@@ -1,0 +1,52 @@
+"""Each milestone grades what it says: without one of its tasks it fails, and the tasks so far are enough for it."""
+
+from itertools import pairwise
+
+import pytest
+from incomplete_stages import as_before, load_once, patient, without, write
+
+from common.learn.alone import with_reference
+from common.learn.blank import blank_stage, find_tasks
+from common.learn.milestones import read_milestones
+from common.learn.milestones.runner import Runner
+from common.stages import stage_folders
+
+ENDLESS = 10  # seconds until what must fail is taken to run for ever: so it fails
+PAIRS = list(pairwise(stage_folders()))
+TASKS = [(before, stage, task) for before, stage in PAIRS for task in find_tasks(before, stage)]
+MILESTONES = [(before, stage, milestone) for before, stage in PAIRS for milestone in read_milestones(stage.name[:2])]
+
+
+@pytest.fixture(scope="module")
+def runner():
+    load_once()
+    with Runner() as runner:
+        yield runner
+
+
+@pytest.mark.parametrize(("before", "stage", "task"), TASKS, ids=lambda value: getattr(value, "title", value.name[:2]))
+def test_a_task_that_does_nothing_is_missed(tmp_path, runner, before, stage, task):
+    """And so is the news in a task that the stage before has, too."""
+    folder = tmp_path / stage.name
+    write(folder, without(stage, task))
+    needing = [one for one in read_milestones(stage.name[:2]) if task.name in one.tasks]
+    for milestone in needing:
+        assert runner.run(folder, milestone._replace(seconds=ENDLESS)).what, milestone.title
+    if task.changed:
+        folder = tmp_path / "as_before" / stage.name
+        write(folder, as_before(before, stage, task))
+        assert any(runner.run(folder, milestone).what for milestone in needing)
+
+
+@pytest.mark.parametrize(("before", "stage", "milestone"), MILESTONES, ids=lambda value: value.name.split("_")[0])
+def test_the_tasks_so_far_reach_it(tmp_path, runner, before, stage, milestone):
+    """On the lines of a blank stage, with the reference in place of these tasks, as `check` tries a task by itself."""
+    folder, tasks = tmp_path / stage.name, find_tasks(before, stage)
+    written = {name for one in read_milestones(stage.name[:2])[: milestone.number] for name in one.tasks}
+    write(folder, blank_stage(before, stage))
+    for path in folder.glob("*.py"):
+        lines = path.read_text(encoding="utf-8").count("\n")
+        mine = [task for task in tasks if task.file == path.name and task.name in written]
+        path.write_text(with_reference(path, stage, mine), encoding="utf-8")
+        assert path.read_text(encoding="utf-8").count("\n") == lines
+    assert runner.run(folder, patient(milestone)).what == ""

@@ -1,0 +1,62 @@
+"""Stages with a piece missing, and the process in which their milestones run."""
+
+import multiprocessing
+import shutil
+from pathlib import Path
+
+from common.learn.blank import Task, body_span, functions
+from common.learn.milestones import runner
+from common.stages import ROOT
+
+PATIENCE = 3  # times as many seconds for each milestone: the machine may be busy
+SOLUTIONS = ROOT / "workshop" / "solutions"
+
+
+def load_once() -> None:
+    """Have a fork server load the model for the processes that run milestones, where there is such a thing."""
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        runner.START_METHOD = "forkserver"
+        multiprocessing.get_context("forkserver").set_forkserver_preload(["common.learn.milestones.preloaded"])
+
+
+def patient(milestone):
+    return milestone._replace(seconds=PATIENCE * milestone.seconds)
+
+
+def solved(stage: Path, number: int) -> dict[str, str]:
+    """Return the files of a stage with the solution of an exercise."""
+    files = sources(stage)
+    for path in SOLUTIONS.glob(f"{stage.name[:2]}-{number}-*.py"):
+        files[path.name.split("-", 2)[2]] += "\n\n" + path.read_text(encoding="utf-8")
+    return files
+
+
+def without(stage: Path, task: Task, body: str = "return None") -> dict[str, str]:
+    """Return the reference's files with a line in place of the body of one task."""
+    return with_body(stage, task, [" " * 4 * (1 + task.name.count(".")) + body + "\n"])
+
+
+def as_before(before: Path, stage: Path, task: Task) -> dict[str, str]:
+    """Return the reference's files with one changed task as it was in the stage before."""
+    source = sources(before)[task.file]
+    lines = source.splitlines(keepends=True)
+    return with_body(stage, task, lines[body_span(functions(source)[task.name], lines)])
+
+
+def with_body(stage: Path, task: Task, body: list[str]) -> dict[str, str]:
+    """Return the reference's files with these lines as the body of one task."""
+    files = sources(stage)
+    lines = files[task.file].splitlines(keepends=True)
+    lines[body_span(functions(files[task.file])[task.name], lines)] = body
+    return files | {task.file: "".join(lines)}
+
+
+def sources(stage: Path) -> dict[str, str]:
+    return {path.name: path.read_text(encoding="utf-8") for path in stage.glob("*.py")}
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")

@@ -1,0 +1,371 @@
+"""Milestones of stage 08: workers hand pages over, the router finds each request its worker, and losses are mended."""
+
+from queue import SimpleQueue
+from types import SimpleNamespace
+
+import torch
+
+from common.errors import InvalidInput
+from common.learn.milestones import milestone
+from common.learn.milestones.paged import decoding, make_scheduler, owners
+from common.learn.milestones.pictures import page_map, rows
+from common.learn.milestones.stage_under_test import (
+    drain,
+    endless,
+    expect,
+    expect_error,
+    expect_rows,
+    expect_tokens,
+    make_request,
+)
+from common.learn.milestones.workers import OPTIONS, NoLosses, make_fleet_engine, make_worker, order
+
+
+@milestone(
+    "Scheduler.park, Scheduler.reserve, Scheduler.resume, Scheduler.holding, Scheduler.remove, Scheduler.check",
+    hint="park moves a sequence from `running` to `parked`, resume one from `reserved` to `running`; remove finds all.",
+    second_hint="resume: all but the newest token is computed: num_tokens - 1. Preempted requests come first.",
+)
+def test_parked_and_resumed(stage):
+    """A parked or reserved request holds its pages and does not run; resume lets a reserved one run."""
+    scheduler = make_scheduler(stage, pages=8, max_running=3)
+    a = decoding(stage, scheduler, "A", 10)
+    said = scheduler.park(a.request)
+    expect(said is a and scheduler.parked == {"A": a} and not scheduler.running, "A must be parked, and not run")
+    b = make_request("B", 9, 40)
+    b.append(7)
+    two = scheduler.reserve(b)
+    expect(two is not None and scheduler.reserved.get("B") is two, "B must be in `reserved`, with its pages")
+    expect(len(two.page_table.pages) == 3, "B has 10 tokens, which need 3 pages", owners(scheduler))
+    expect({one.request.request_id for one in scheduler.holding} == {"A", "B"}, "`holding` is all that have pages")
+    expect(scheduler.reserve(make_request("C", 16)) is None, "2 pages are free, and C needs 4: `reserve` returns None")
+    scheduler.resume(b)
+    expect(
+        list(scheduler.running) == ["B"] and two.computed == 9, f"9 of B's 10 tokens are computed, not {two.computed}"
+    )
+    scheduler.check()
+    scheduler.waiting.append(make_request("D", 3))
+    expect(scheduler.reserve(make_request("E", 1)) is None, "D was here first, and waits: `reserve` returns None")
+    scheduler.waiting.clear()
+    full = make_scheduler(stage, pages=40, max_running=2)
+    full.reserve(make_request("A", 3))
+    decoding(stage, full, "B", 3)
+    expect(full.reserve(make_request("C", 3)) is None, "max_running is 2, A is reserved and B runs: no place for C")
+    full.park(full.running["B"].request)
+    expect(full.reserve(make_request("C", 3)) is not None, "B is parked and will not run here: C has a place")
+    scheduler.remove(a.request)
+    free = len(scheduler.allocator.free)
+    expect(free == 5 and not scheduler.parked, f"A is removed: 5 pages must be free, not {free}", owners(scheduler))
+    scheduler.park(b)
+    scheduler.allocator.extend(two.page_table, 32)
+    expect_error(AssertionError, scheduler.check, "`check`, with too many pages for a parked sequence,")
+
+
+@milestone(
+    "Scheduler.schedule, Scheduler._let_short_prompts_pass",
+    hint="Admit all there is room for; of all but the first, in order of length, those within budget // 2 pass.",
+    second_hint="If the oldest does not fit behind them, the budget becomes max(2 * taken, budget // 4).",
+)
+def test_short_prompts_pass(stage):
+    """Prompts that fit into half of the budget pass the oldest, which gets as many tokens as they do."""
+    scheduler = make_scheduler(stage, pages=200, budget=64)
+    steps = ({"A": 300}, {"B": 10, "C": 20, "D": 100}, {})
+    wanted = [{"A": 64}, {"B": 10, "C": 20, "A": 30}, {"B": 1, "C": 1, "A": 62}]
+    for number, (arrive, right) in enumerate(zip(steps, wanted, strict=True), 1):
+        for name, tokens in arrive.items():
+            scheduler.add(make_request(name, [10 + ord(name)] * tokens, 40))
+        chunks = scheduler.schedule()
+        mine = {one.sequence.request.request_id: len(one.token_ids) for one in chunks}
+        picture = rows({"prompt": "ABCD", "tokens": [300, 10, 20, 100], "wanted": [right.get(n, "·") for n in "ABCD"],
+                        "yours": [mine.get(n, "·") for n in "ABCD"]})  # fmt: skip
+        expect(mine == right and [*mine] == [*right], f"step {number}: the order is {[*mine]}, not {[*right]}", picture)
+        for one in chunks:
+            if one.completes:
+                one.sequence.request.append(7)
+    expect(make_scheduler(stage, pages=8).schedule() == [], "with nothing to do, `schedule` returns an empty list")
+
+
+@milestone(
+    "LocalTransfer.__init__, LocalTransfer.done",
+    hint="pool[:, pages] = from_pool[:, offered], for each pool; `offered` begins behind the first `skip`.",
+    second_hint="An offer that was withdrawn is not in source.offers: `done` then raises ConnectionError.",
+)
+def test_pages_travel(stage):
+    """The offered pages, without the first `skip`, are copied into the reserved ones, in all pools and layers."""
+    sender, receiver = stage.kv_transport.LocalTransport(), stage.kv_transport.LocalTransport()
+    sender.register([torch.arange(48.0).view(2, 6, 4), torch.arange(48.0, 96.0).view(2, 6, 4)])
+    receiver.register([torch.zeros(2, 6, 4), torch.zeros(2, 6, 4)])
+    ticket = sender.send("A", [5, 0, 3])
+    transfer = receiver.receive(ticket, 1, [2, 4], lambda: None)
+    expect(transfer.done() is True, "a copy within a process is done at once: `done` returns True")
+    for number, (there, here) in enumerate(zip(sender.pools, receiver.pools, strict=True)):
+        mine = [next((str(p) for p in range(6) if torch.equal(here[:, page], there[:, p])), "0") for page in range(6)]
+        mine = [one if here[:, page].any() else "-" for page, one in enumerate(mine)]
+        expect_rows(f"pool {number}: which page arrived where", mine, ["-", "-", "0", "-", "3", "-"], page=range(6))
+    size = 2 * 2 * 2 * 4 * 4
+    expect(transfer.bytes == size, f"2 pages of 2 layers of 4 floats, twice, are {size} bytes, not {transfer.bytes}")
+    sender.abort("A")
+    late = receiver.receive(ticket, 0, [1, 2, 4], lambda: None)
+    expect_error(ConnectionError, late.done, "`done`, of an offer that was withdrawn,")
+
+
+@milestone(
+    "Worker._start_transfers, Worker._finish_transfers, Worker._drop",
+    hint="While the first that waits finds room: reserve, and receive behind the pages that the own tree has.",
+    second_hint="_finish_transfers: resume, and report.arrived; after a ConnectionError _drop, and report.failed.",
+)
+def test_a_decode_worker_fetches(stage):
+    """Pages are reserved, then fetched into; when they are there the request runs. What fails is told."""
+    there, here = make_worker(stage), make_worker(stage)
+    prompt = stage.prompts(1, 40)[0]
+    for pool in there.engine.pools:
+        pool.copy_(torch.randn(pool.shape))
+    ticket = there.transport.send("A", [7, 1, 4])
+    request = order(stage, "A", prompt, [9], ticket=ticket).request(frozenset())
+    here.waiting_for_room.append((request, ticket))
+    here._start_transfers()
+    expect("A" in here.in_transfer and "A" in here.engine.requests, "A must be in transfer and in engine.requests")
+    expect("A" in here.scheduler.reserved, "the pages of A must be reserved before they are fetched")
+    report = stage.messages.Report()
+    here._finish_transfers(report)
+    sequence = here.scheduler.running.get("A")
+    expect(sequence is not None and not here.in_transfer, "the pages are there: A must run, and be in transfer no more")
+    pages = sequence.page_table.pages
+    same = [torch.equal(here.engine.pools[0][:, mine], there.engine.pools[0][:, page])
+            for mine, page in zip(pages, [7, 1, 4], strict=False)]  # fmt: skip
+    expect_rows("pages that arrived as they were sent", same, [True] * 3, sent=[7, 1, 4], into=pages[:3])
+    expect([one.key for one in report.arrived] == ["A"], f"the report must tell of A's arrival: {report.arrived}")
+    gone = there.transport.send("B", [2])
+    there.transport.abort("B")
+    lost = order(stage, "B", prompt[:10], [9], ticket=gone).request(frozenset())
+    here.waiting_for_room.append((lost, gone))
+    here._start_transfers()
+    here._finish_transfers(report)
+    expect([key for key, _ in report.failed] == ["B"], f"B's pages were withdrawn: report.failed is {report.failed}")
+    expect("B" not in here.scheduler.reserved and not here.in_transfer, "what could not be fetched must hold nothing")
+    here._drop("A")
+    here._drop("unknown")
+    held = here.scheduler.allocator
+    picture = page_map(held.num_pages, {}, [*held.free, *(node.page for node in held.tree.unused)])
+    expect(held.available == held.num_pages and not here.engine.requests, "after `_drop` A holds nothing", picture)
+
+
+@milestone(
+    "Worker.run, Worker.turn, Worker.read, Worker._take, Worker._step, Worker._hand_over, WorkerEngine.step",
+    hint="read: drops first, then orders it does not hold yet; what can never fit goes to `refused`.",
+    second_hint="_hand_over: park, read_ahead, send the pages of what is computed; report.parked has (key, ticket).",
+)
+def test_a_worker_works(stage):
+    """A prefill worker parks a prompt after its first token and offers its pages; a decode worker goes on."""
+    prompt = stage.prompts(1, 40)[0]
+    [right] = stage.right_tokens([prompt], 8)
+    prefill, decode = make_worker(stage), make_worker(stage)
+    mail = stage.messages.Mail
+    told = prefill.turn()
+    expect(
+        told.available == 24 and told.record is None, f"an idle worker tells how many pages it has: {told.available}"
+    )
+    for _ in range(2):  # mail may come twice
+        prefill.read(mail(1, [order(stage, "A", prompt, hand_over=True)], []))
+    prefill.read(mail(2, [order(stage, "X", prompt * 11, max_tokens=90)], []))
+    report = prefill.turn(heartbeat=True)
+    gained = [token for gain in report.gains for token in gain.token_ids]
+    expect_rows("tokens of the prefill worker", gained, right[:1])
+    expect([key for key, _ in report.failed] == ["X"], f"X never fits, and `failed` is {report.failed}")
+    expect([key for key, _ in report.parked] == ["A"], f"A is done here, and report.parked has {report.parked}")
+    beat = report.heartbeat
+    expect(beat and (beat.mail, beat.held, beat.parked) == (2, {"A"}, {"A"}), f"the heartbeat says {beat}")
+    expect(report.record is not None, "a turn with a step must report its record")
+    ticket = report.parked[0][1]
+    mailbox, reports = SimpleQueue(), []
+    mailbox.put(mail(1, [order(stage, "A", prompt, right[:1], ticket=ticket)], []))
+
+    def send(one):
+        reports.append(one)
+        if any(gain.finished for gain in one.gains):
+            mailbox.put(stage.worker.CLOSED)
+
+    decode.run(mailbox, send)
+    gained = [token for one in reports for gain in one.gains for token in gain.token_ids]
+    expect_rows("tokens of the decode worker, which runs until CLOSED", gained, right[1:])
+    ran = [work.tokens for one in reports if one.record for work in one.record.works]
+    expect(ran == [1] * 7, f"the prompt came with its pages: each step runs 1 token, and they ran {ran}")
+    expect(any(one.arrived for one in reports), "a report must tell that the pages have arrived")
+    prefill.read(mail(3, [], ["A"]))
+    free = prefill.turn().available
+    expect(free == 24 and not prefill.held, f"the router has dropped A: all 24 pages must be available, not {free}")
+    decode.check()
+
+
+@milestone(
+    "SeenPages.longest, SeenPages.add, choose_prefill, choose_decode",
+    hint="`longest` counts whole pages from the root; `add` follows or inserts each, then releases and evicts.",
+    second_hint="choose_decode: needed + len(held) <= available - load, and fewer held than max_running.",
+)
+def test_where_a_request_goes(stage):
+    """A prompt goes where it is computed first: least queue plus tokens not cached. Decode goes where room is."""
+    routing, messages = stage.routing, stage.messages
+
+    def handle(number: int, load: int, available: int = 100):
+        one = routing.Handle(number, "any")
+        one.greet(messages.Hello("", 0.0, 1, 100, 4, 8, ""), 0.0)
+        one.available = available
+        one.order(messages.Order(f"w{number}", [], [], None, 0, 0), load)
+        return one
+
+    tokens = list(range(20))
+    seen = routing.SeenPages(2, 4)
+    for first in range(10):
+        seen.add([first, 1, 2, 3])
+    found = [seen.longest([9, 1, 2, 3]), seen.longest([9, 1, 5, 5]), seen.longest([0, 1]), seen.tree.size <= 4]
+    expect_rows("longest of 9 1 2 3, of 9 1 5 5, of 0 1 (evicted); 4 pages", found, [4, 2, 0, True])
+    a, b, c = handle(0, 6), handle(1, 50), handle(2, 5)
+
+    def goes(wanted, text: list[int], why: str):
+        chosen = routing.choose_prefill([a, b, c], text)
+        costs = {f"worker {h.number}": h.load + len(text) - h.seen.longest(text) for h in (a, b, c) if h.open}
+        said = f"{why}: {chosen and (chosen[0].number, chosen[1])}"
+        expect(chosen == wanted, said, rows({"worker": costs, "cost": costs.values()}))
+
+    goes((c, 20), tokens, "nothing is cached, and worker 2 has the shortest queue")
+    a.seen.add(tokens[:9])
+    goes((a, 12), tokens, "worker 0 has two pages of it: 6 + 12 < 5 + 20")
+    b.seen.add(tokens)
+    goes((a, 12), tokens, "worker 1 has all of it, and 50 tokens in its queue")
+    c.hello, a.isolated = None, "x"
+    goes((b, 0), tokens, "worker 2 is down, and worker 0 is kept for one request")
+    expect(routing.choose_prefill([], tokens) is None, "without a worker, choose_prefill returns None")
+    d, e = handle(0, 0, 30), handle(1, 0, 50)
+    mine = [routing.choose_decode([d, e], 10), routing.choose_decode([d, e], 400)]
+    expect(mine == [(e, 3), None], f"10 tokens go to worker 1, with 50 free pages, and 400 nowhere: {mine}")
+    e.order(messages.Order("promised", [], [], None, 0, 0), 25)
+    expect(routing.choose_decode([d, e], 10) == (d, 3), "25 of the 50 pages are promised: 30 are more than 25")
+    for one in (d, e):
+        one.held = {str(n): 1 for n in range(8)}
+    expect(routing.choose_decode([d, e], 1) is None, "both hold max_running requests: None")
+
+
+@milestone(
+    "Router.accept, Router.step, Router.release, Router.begin, Router.enqueue, Router._route, Router._oldest, "
+    "Router.order, Router._send_mail, Router._listen, Router._take, Router._arrived, Router._gain, Router._gather",
+    hint="queued, prefill, ready, transfer, decode: _route moves flights down, what _take reads moves them up.",
+    second_hint="A gain says its place in the output: append its tokens from len(token_ids) - gain.first on.",
+)
+def test_the_router_hands_over(stage):
+    """A request goes to a prefill worker, its pages to a decode worker, and its tokens come back, each once."""
+    written = stage.router.Recovery
+    stage.router.Recovery = NoLosses
+    try:
+        engine = stage.make_engine(prefill=2, decode=1, **OPTIONS)
+        prompts = stage.prompts(5, 30)
+        requests, seen = [engine.add(prompt, endless(10)) for prompt in prompts], set()
+        for _ in range(400):
+            if not engine.has_unfinished:
+                break
+            engine.step()
+            engine.check()
+            seen |= {flight.phase for flight in engine.flights.values()}
+        phases = {one.request.request_id: one.phase for one in engine.flights.values()}
+        expect(not engine.has_unfinished, f"after 400 steps these are not finished: {phases}")
+        expect_tokens(stage, engine, requests, stage.right_tokens(prompts, 10))
+        expect(
+            stage.routing.DECODE in seen, "once its pages have arrived a flight is in DECODE, and lets the sender go"
+        )
+        stats = engine.stats()
+        expect(stats["handoffs"] == 5, f"five requests are five handoffs, not {stats['handoffs']}")
+        workers = sorted({step.counters["worker"] for step in engine.trace})
+        expect(workers == [0, 1, 2], f"two prefill workers and one for decode: steps ran on {workers}")
+        gone = engine.add(prompts[0], endless(10))
+        engine.step()
+        engine.abort(gone.request_id)
+        engine.step()
+        held = [worker.held for worker in engine.fleet.workers]
+        expect(not any(held) and not engine.flights, f"it was aborted, and workers still hold {held}")
+        expect_error(InvalidInput, lambda: engine.add(prompts[0] * 13, endless(20)), "`accept` of what fits no worker")
+    finally:
+        stage.router.Recovery = written
+
+
+@milestone(
+    "Recovery.watch, Recovery.worker_back, Recovery.worker_lost, Recovery.lose, Recovery.begin_again, "
+    "Recovery.compare, Recovery.transfer_failed, Router.fail",
+    hint="worker_lost: `lose` each flight that the worker held. lose: parked pages elsewhere: READY; else begin_again.",
+    second_hint="compare: what should be held (its mail was read) and is not is lost; what should not be is dropped.",
+)
+def test_losses_cost_time_and_no_token(stage):
+    """A worker, mail or a transfer is lost: what it held begins again, and no token is missing or twice."""
+    prompts = stage.prompts(4, 30)
+    right = stage.right_tokens(prompts, 12)
+    for lost in ("prefill worker", "decode worker", "mail", "transfer"):
+        engine = make_fleet_engine(stage, suspects=False)
+        requests = [engine.add(prompt, endless(12)) for prompt in prompts]
+        if lost == "mail":
+            engine.fleet.lose_mail = True
+        if lost == "transfer":
+            transport = engine.fleet.workers[1].transport
+            transport.receive = lambda *arguments, transport=transport: fails_once(transport, arguments)
+        while lost.endswith("worker") and sum(len(request.token_ids) for request in requests) < 3:
+            engine.step()
+        if lost.endswith("worker"):
+            engine.fleet.die(int(lost.startswith("decode")))
+        drain(engine)
+        engine.check()
+        expect_tokens(stage, engine, requests, right)
+        stats = engine.stats()
+        counts = [stats["workers_lost"], stats["failed_transfers"], stats["requests_resumed"] > 0]
+        wanted = [int(lost.endswith("worker")), int(lost == "transfer"), lost in ("decode worker", "mail")]
+        if lost != "prefill worker":  # what it had done already decides whether any begins again
+            expect_rows(f"a lost {lost}: workers_lost, failed_transfers, any resumed", counts, wanted)
+    engine = make_fleet_engine(stage, suspects=False, wait_seconds=0.0)
+    engine.fleet.die(1, returns=False)
+    engine.step()
+    expect("decode" in engine.unavailable, f"no decode worker is up: `unavailable` is {engine.unavailable!r}")
+    said, log = [], stage.recovery.log
+    stage.recovery.log = SimpleNamespace(warning=lambda *line: said.append(line))
+    engine.recovery.worker_back(engine.handles[0])
+    stage.recovery.log = log
+    expect(said, "`worker_back` must log a worker that is up again after a loss")
+    request = engine.add(prompts[0], endless(4))
+    engine.fleet.die(0, returns=False)
+    drain(engine, 20)
+    expect(request.finish_reason == "error", f"no worker is up: the request must end with an error, not {request}")
+
+
+def fails_once(transport, arguments):
+    """Return a transfer that fails; the next ones are as ever."""
+    del transport.receive
+
+    def done():
+        raise ConnectionError("cut off in the middle")
+
+    return SimpleNamespace(done=done, wait=lambda seconds: None, cancel=lambda: None, bytes=0, seconds=0.0)
+
+
+@milestone(
+    "Recovery.isolates, Recovery._run_suspect_alone",
+    hint="isolates: with SUSPECT_DEATHS or more the flight waits, QUEUED, and its key joins `suspects`.",
+    second_hint="_run_suspect_alone: keep a worker for the first suspect, and order it there once the worker is empty.",
+)
+def test_a_request_that_kills_workers(stage):
+    """A request under which workers keep dying runs alone, and ends with an error; all others end as ever."""
+    prompts = stage.prompts(4, 30)
+    right = stage.right_tokens(prompts, 12)
+    engine = make_fleet_engine(stage)
+    others = [engine.add(prompt, endless(12)) for prompt in prompts[:2]]
+    poison = engine.add(prompts[3], endless(12), request_id="poison")
+    others.append(engine.add(prompts[2], endless(12)))
+    engine.fleet.poison = "poison#"
+    company = []
+    for _ in range(300):
+        if not engine.has_unfinished:
+            break
+        flight = next((one for one in engine.flights.values() if one.request is poison), None)
+        holder = flight and (flight.decode or flight.prefill)
+        if holder and flight.deaths >= 2:
+            company.append(len(holder.held) - 1)
+        engine.step()
+        engine.check()
+    expect(poison.finish_reason == "error", f"it has killed worker after worker, and is {poison}")
+    expect_tokens(stage, engine, others, right[:3])
+    expect(not any(company), f"a suspect runs alone; beside it ran {company}")
+    expect(engine.stats()["workers_lost"] == 4, f"four workers die under it, not {engine.stats()['workers_lost']}")

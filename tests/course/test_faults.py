@@ -55,7 +55,7 @@ def test_it_has_all_that_a_learner_needs(fault):
 def test_a_fault_is_planted_only_where_its_text_is_found_once():
     for count in (0, 2):
         with pytest.raises(ValueError, match=f"bug 1: .* {count} times, and not once"):
-            FAULTS[0].planted(FAULTS[0].old * count)
+            FAULTS[0].planted(FAULTS[0].hunks[0][0] * count)
 
 
 def test_every_stage_has_its_faults():
@@ -102,7 +102,7 @@ def test_hints_and_the_story(capsys, root):
     bug.main(["22", "--reveal"], root)
     output = capsys.readouterr().out
     assert "https://github.com/inference-sim/inference-sim/issues/502" in output
-    assert f"-        {fault.old}\n+        {fault.new}\n" in output
+    assert "\n-        return -(-tokens // self.page_size)\n+        return tokens // self.page_size + 1\n" in output
 
 
 @pytest.mark.parametrize(

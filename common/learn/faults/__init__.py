@@ -1,13 +1,79 @@
 """The zoo of bugs: for each fault, how it looked, where it happened, and the smallest change that plants it here.
 
-The files below hold data and no code, by the stage in which a learner meets the fault. bug.py hands the faults out;
-`python tests/faults` plants them one after the other and shows which test catches each.
+Each is a file 17-name.patch: a head in TOML, which says what a learner is told, and a unified diff of one file. bug.py
+hands the faults out; `python tests/faults` plants them one after the other and shows which test catches each.
 """
 
-from . import serving, stage_02, stage_03, stage_04, stage_05, stage_06, stage_07, stage_08
-from .fault import Fault
+import difflib
+import re
+from pathlib import Path
+from typing import NamedTuple
 
-MODULES = (stage_02, stage_03, stage_04, stage_05, stage_06, stage_07, stage_08, serving)
-FAULTS: list[Fault] = sorted(
-    (fault for module in MODULES for fault in module.FAULTS), key=lambda one: (one.stage, one.number)
-)
+import tomllib
+
+FOLDER = Path(__file__).resolve().parent
+
+
+class Fault(NamedTuple):
+    """One fault. number: as `bug` takes it, from the file's name; never given to another fault.
+
+    stage: such as "05", the one that a learner gets. symptom: what a user would have seen.
+    difficulty: 1 (one look at the right function) to 3 (needs an experiment).
+    source: "owner/repository#number" on GitHub, or a commit of this repository.
+    caught_by: arguments of pytest: the test that fails while the fault is there.
+    reproduce: lines of Python that fail while the fault is there; see HEAD in reproduce.py for the names they use.
+    file: where it is planted, in the stage or in common/. hunks: texts that are there exactly once, and the new ones.
+    """
+
+    number: int
+    stage: str
+    symptom: str
+    difficulty: int
+    hints: list[str]
+    story: str
+    source: str
+    caught_by: str
+    reproduce: str
+    file: str
+    hunks: list[tuple[str, str]]
+
+    @property
+    def link(self) -> str:
+        """Return the address of the source, or the source itself if it is this repository's history."""
+        repository, hash_sign, number = self.source.partition("#")
+        return f"https://github.com/{repository}/issues/{number}" if hash_sign else self.source
+
+    def planted(self, text: str) -> str:
+        """Return the text of `file` with the fault in it. Raise ValueError unless each old text is there once."""
+        for old, new in self.hunks:
+            if (count := text.count(old)) != 1:
+                raise ValueError(f"bug {self.number}: {self.file} has the text to replace {count} times, and not once")
+            text = text.replace(old, new)
+        return text
+
+    def plant(self, root: Path) -> None:
+        """Plant the fault in a copy of the course."""
+        path = root / self.file
+        path.write_text(self.planted(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+    def diff(self, root: Path) -> str:
+        """Return what the fault changes, as a unified diff of the reference at `root`."""
+        before = (root / self.file).read_text(encoding="utf-8").splitlines(keepends=True)
+        after = self.planted("".join(before)).splitlines(keepends=True)
+        return "".join(difflib.unified_diff(before, after, f"right/{self.file}", f"wrong/{self.file}"))
+
+
+def read_fault(path: Path) -> Fault:
+    """Return the fault in a file. Places of hunks in their file are not read: lines above them may come and go."""
+    head, mark, patch = path.read_text(encoding="utf-8").partition("\n--- a/")
+    file, _, lines = patch.partition("\n")
+    fields = tomllib.loads(head)
+    fields |= {name: " ".join(fields[name].split()) for name in ("symptom", "story")}
+    hunks = [
+        tuple("".join(line[1:] for line in hunk.splitlines(keepends=True) if line[0] in f" {sign}") for sign in "-+")
+        for hunk in re.split(r"^@@.*\n", lines, flags=re.MULTILINE)[1:]
+    ]
+    return Fault(number=int(path.name.partition("-")[0]), file=file, hunks=hunks, **fields)
+
+
+FAULTS = sorted(map(read_fault, FOLDER.glob("*.patch")), key=lambda one: (one.stage, one.number))

@@ -11,9 +11,6 @@ wait for: their longest gaps are as long as a step with a full piece, which is m
 worker never computes a prompt, so its gaps should not depend on the prompts at all. What it costs: a core that decodes
 is no help with prompts, and the other way round. So the first token of a long prompt takes up to twice as long, the
 tokens of all clients together are not more but fewer, and 1,000 tokens' K and V, 8.3 MB, must travel.
-
-    python 08_disaggregated/benchmark.py --soak kills      ends 50 workers under load, and compares every answer
-    python 08_disaggregated/benchmark.py --soak bursts     an hour of bursts: is every request answered?
 """
 
 import itertools
@@ -32,10 +29,6 @@ sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "com
 
 from common.bench import plots
 from common.bench.engine_load import record
-from common.bench.experiment import run_experiment
-from common.bench.experiments.fleet_soak import bursts, kills
-from common.bench.experiments.router_cost import milliseconds
-from common.bench.hardware import slug
 from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
 from common.bench.metrics import LoadResult, RequestRecord, percentiles
 from common.bench.settings import Settings
@@ -98,7 +91,7 @@ def measure_now(settings: Settings, sizes: dict) -> Figures:
         figures["handoff_gb_per_second"] = least / 1e6 / figures["handoff_ms"]
     finally:
         engine.close()
-    return figures | {f"router_ms_{phase}": milliseconds(phase) for phase in ("decode", "ready")}
+    return figures
 
 
 def options(loaded: Loaded, sizes: dict) -> dict:
@@ -237,19 +230,6 @@ def draw(document: dict, png: Path) -> None:
             panel.set_xlim(0, max(rates))
 
 
-def measure_soak(settings: Settings, soak: str = "kills", much: float = 0.0) -> Figures:
-    """much: kills (by default 50), or minutes (60)."""
-    if soak == "kills":
-        return kills(settings, int(much or 50))
-    if soak == "bursts":
-        return bursts(settings, much or 60)
-    raise ValueError(f"there is no soak {soak!r}: use kills or bursts")
-
-
-def path_of_soak(document: dict) -> Path:
-    return STAGE / "results" / "soak" / f"{slug(document['hardware'])}-{document['sizes']['soak']}.json"
-
-
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
@@ -262,6 +242,4 @@ BENCHMARK = Benchmark(
 )
 
 if __name__ == "__main__":
-    if "--soak" in sys.argv:
-        sys.exit(run_experiment(measure_soak, path=path_of_soak))
     run_benchmark(BENCHMARK)

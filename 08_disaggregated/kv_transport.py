@@ -13,7 +13,7 @@ prompt of 1,000 tokens), from the pages of one to the pages of the other:
     gloo (torch.distributed)              10.4     and its group must be formed again when a process dies
     Ray's object store                    13.3     an actor's method that returns the array
 
-`python -m common.bench.experiments.transports` measures them; the figures are in results/transports/. On GPUs, vLLM and
+The figures are in results/transports/. On GPUs, vLLM and
 SGLang move pages by RDMA or NVLink (NIXL, Mooncake), layer by layer, without passing through the host's memory.
 """
 

@@ -1,1 +1,1 @@
-"""Measurements beside the benchmarks of the stages: kernels, transports, the worst client, soaks. Each is a command."""
+"""Measurements beside the benchmarks of the stages: a peer, and a soak. Each is a command."""

@@ -3,9 +3,8 @@
     python -m common.bench.experiments.soak --stage 06 --minutes 5
 
 The server's own /metrics tells its memory. A line is fitted through the second half of the samples; in the first one
-caches fill and allocators settle. One more client sends the worst requests there are (worst_client.py), one kind after
-the other. The exit status is 1 if a request failed that should not, or if memory grew in that half by more than 1 % of
-itself.
+caches fill and allocators settle. One more client sends the worst requests there are, one kind after the other. The
+exit status is 1 if a request failed that should not, or if memory grew in that half by more than 1 % of itself.
 """
 
 import asyncio
@@ -14,22 +13,64 @@ import re
 import statistics
 import sys
 import time
+from typing import Any, NamedTuple
 
 from common.loader import load_tokenizer
 
 from ..arrivals import closed_loop
-from ..client import Connections, Target, converse, run, served_models
+from ..client import PATHS, Connections, Target, converse, run, served_models
 from ..experiment import run_experiment
 from ..harness import Figures
 from ..load import running_server
 from ..metrics import LoadResult
 from ..settings import Settings
 from ..workloads import Job, corpus_jobs
-from .worst_client import attacks, send
 
 SAMPLE_SECONDS = 5.0
 MOST_GROWTH = 0.01
 POOL = "256M"  # of K and V: a system gives memory out when it is first written to, so a large pool fills for minutes
+
+
+class Attack(NamedTuple):
+    """A request that is as bad as its kind can be, and how a server may answer it."""
+
+    body: dict[str, Any]
+    allowed: tuple[int, ...]  # statuses
+    hang_up_after: float | None = None  # seconds
+
+
+def attacks(context: int) -> dict[str, Attack]:
+    """Return all kinds by name. `context`: tokens of the longest prompt."""
+    prompt, busy = [5 + i % 1000 for i in range(context - 2)], (200, 429)
+    echo = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 20}
+    stop = ["a" * 200 + f"{i}" for i in range(32)]
+    choices = {"prompt": "a", "n": 128, "max_tokens": 8, "logprobs": 20, "ignore_eos": True}
+    return {
+        "longest prompt": Attack({"prompt": prompt, "max_tokens": 1}, busy),
+        "too much text": Attack({"prompt": "the cat sat " * 80_000, "max_tokens": 1}, (400, 413)),
+        "longest text": Attack({"prompt": "the cat sat " * (context // 4), "max_tokens": 1}, busy),
+        "a body of mistakes": Attack({"prompt": [-1] * 250_000}, (400, 413)),
+        "most stop strings": Attack({"prompt": "a", "max_tokens": 64, "ignore_eos": True, "stop": stop}, busy),
+        "too many stop strings": Attack({"prompt": "a", "stop": ["a" * 20] * 40_000}, (400, 413)),
+        "echo with most logprobs": Attack(echo, busy),
+        "128 choices": Attack(choices, (200, 400, 429)),
+        "hanging up": Attack(echo, (), hang_up_after=0.2),
+    }
+
+
+async def send(http, attack: Attack) -> str | None:
+    """Send it once; what is wrong with the answer, or None."""
+    import httpx
+
+    try:
+        answer = await asyncio.wait_for(http.post(PATHS["completions"], json=attack.body), attack.hang_up_after)
+    except asyncio.TimeoutError:
+        return None
+    except httpx.HTTPError as error:
+        return repr(error)
+    if attack.allowed and answer.status_code not in attack.allowed:
+        return f"status {answer.status_code}: {answer.text[:200]}"
+    return None
 
 
 def measure(settings: Settings, stage: str = "06", minutes: float = 5.0, clients: int = 32) -> Figures:

@@ -113,7 +113,7 @@ def serving() -> list[Passage]:
         ),
         Quote("at most {:,.0f} ms beside every other kind", max(others)),
         Claim("beside eight streams", worst["streams"], 8, 8),
-        Given("of worst_client.py", "40,000 stop strings, 128 choices"),
+        Given("of soak.py", "40,000 stop strings, 128 choices"),
         Given("limits.py", "(1 MiB", "64 KiB are read at 4 MiB a second", "for more than 5 seconds gets 429"),
         Given("HTTP's status codes", "503 when the engine"),
     ]

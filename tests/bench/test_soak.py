@@ -1,0 +1,19 @@
+"""The soak's worst client: each of the worst requests there is gets an answer that a server may give."""
+
+import asyncio
+
+import httpx
+from serving_openai import openai_server
+
+from common.bench.experiments.soak import attacks, send
+from common.stages import load_engine
+
+
+def test_the_worst_requests_are_answered_as_they_should_be(loaded):
+    async def send_all(url: str) -> list[str | None]:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+            return [await send(http, attack) for attack in attacks(100).values()]
+
+    engine = load_engine("06")(loaded, kv_memory="4M")  # a short context, so that the test is not long
+    with openai_server("06", loaded, engine=engine) as service:
+        assert not any(asyncio.run(send_all(service.url)))

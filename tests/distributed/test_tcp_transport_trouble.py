@@ -162,6 +162,24 @@ def test_after_cancelling_nothing_is_written(receiver, wake, said):
         assert said == "some pages" or untouched(receiver)
 
 
+def test_cancelling_waits_for_what_is_being_written(receiver, monkeypatch):
+    """Its pages are free for another request as soon as `cancel` returns."""
+    writing, written = threading.Event(), threading.Event()
+
+    def fetch(transfer, connection):
+        writing.set()
+        eventually(lambda: connection.stopped)
+        time.sleep(0.1)  # bytes that have arrived are still being copied
+        written.set()
+        connection.read(1)
+
+    monkeypatch.setattr(tcp_transfer.TcpTransfer, "_fetch", fetch)
+    transfer = receiver.receive(Ticket("127.0.0.1", 1, bytes(32), "a"), 0, [1, 2])
+    assert writing.wait(30)
+    transfer.cancel()
+    assert written.is_set(), "cancel has returned while bytes were being written"
+
+
 def test_cancelling_ends_an_attempt_to_connect(receiver, wake):
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         ticket = Ticket(*listener.getsockname(), bytes(32), "a")

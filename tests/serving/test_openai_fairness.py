@@ -79,6 +79,36 @@ def test_prompts_are_tokenized_beside_the_engine(loaded, engine):
     assert len(threads) == 1 and threads.pop().startswith("tokenizer")
 
 
+@pytest.mark.parametrize("stage", ["03", "06"])
+def test_the_engine_and_its_tokenizer_belong_to_one_thread(loaded, monkeypatch, stage):
+    """An engine in the middle of a step, and a tokenizer that is in use, must not be asked by another thread."""
+    engine, kind, users = load_engine(stage)(loaded), type(loaded.tokenizer), set()
+
+    def watched(function, belongs=lambda *_: True):
+        def call(*arguments, **options):
+            if belongs(*arguments):
+                users.add((function.__name__, threading.current_thread().name))
+            return function(*arguments, **options)
+
+        return call
+
+    for name in ("add", "step", "abort", "stats"):
+        monkeypatch.setattr(engine, name, watched(getattr(engine, name)))
+    for name in ("__call__", "decode", "apply_chat_template"):
+        monkeypatch.setattr(kind, name, watched(getattr(kind, name), lambda own, *_: own is engine.tokenizer))
+    with openai_server(stage, loaded, engine=engine) as service:
+        users.clear()  # building a server asks the engine, too
+        options = {"model": service.name, "max_tokens": 4, "logprobs": 1}
+        service.client.completions.create(prompt=PROMPT, **options)
+        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+        assert httpx.post(f"{service.url}/v1/chat/completions", json=chat, timeout=60).status_code == 200
+        assert httpx.post(f"{service.url}/tokenize", json={"prompt": "a text"}).status_code == 200
+        assert all(httpx.get(f"{service.url}/{path}").status_code == 200 for path in ("metrics", "health"))
+        asked = set(users)
+    assert {("step", "engine"), ("stats", "engine")} <= asked
+    assert {thread for _, thread in asked} == {"engine"}, asked
+
+
 def test_a_text_that_cannot_fit_is_not_tokenized(loaded, engine):
     tokenizer = engine.tokenizer = copy.deepcopy(loaded.tokenizer)
     with openai_server("06", loaded, engine=engine) as service:

@@ -115,6 +115,14 @@ def test_a_seed_gives_the_same_text_whatever_the_draft(draft):
         assert len({tuple(texts(draft, one, range(one.seed, one.seed + 1), k)[0].token_ids) for k in (0, 1, 3)}) == 1
 
 
+@pytest.mark.parametrize("draft", [*DRAFTS, "lookup"])
+def test_chance_decides_alike_alone_and_beside_others(draft):
+    """Nothing of a request's neighbours, and none of their random numbers, has a part in what it draws."""
+    params, seeds = SamplingParams(max_tokens=6, temperature=1.0), range(40)
+    alone = [texts(draft, params, range(seed, seed + 1))[0].token_ids for seed in seeds]
+    assert [request.token_ids for request in texts(draft, params, seeds)] == alone
+
+
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_rejection_accepts_as_often_as_can_be(draft):
     """In sum over x, min(p(x), q(x)): no way of deciding accepts more often. An equal draft is always accepted."""

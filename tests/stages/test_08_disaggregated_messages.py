@@ -95,6 +95,18 @@ def test_every_report_may_come_twice():
     assert [request.token_ids for request in requests] == [undisturbed([n, 2, 3], 5) for n in range(3)]
 
 
+def test_a_new_attempt_does_not_change_what_was_cached():
+    """Usage is about the prompt as it was first computed: the tokens that a new attempt finds are the request's own."""
+    router, fleet = fleet_without_model(1, 1)
+    request = router.add(list(range(1, 9)), endless(12))
+    until(router, lambda: len(request.token_ids) > 3)
+    assert request.cached_tokens == 0
+    fleet.die(1, returns=False)  # the other worker has the prompt in its cache, and does the whole job
+    until(router, lambda: request.finished)
+    assert router.stats()["requests_resumed"] == 1
+    assert request.cached_tokens == 0
+
+
 def test_room_of_a_cancelled_request_is_told():
     """Its worker has nothing to compute, and so no results to tell it with."""
     router, fleet = fleet_without_model(1, 1)

@@ -27,7 +27,8 @@ sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "com
 
 from common.bench import plots
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
+from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.workloads import Job, random_prompt
 from common.engine import BaseEngine

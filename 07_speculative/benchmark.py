@@ -26,8 +26,9 @@ sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "com
 
 from common.bench import plots
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
+from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.metrics import LoadResult
+from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.timing import free_memory
 from common.bench.workloads import Job, corpus_jobs

@@ -29,8 +29,9 @@ sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "com
 
 from common.bench import plots
 from common.bench.engine_load import record
-from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
+from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.metrics import LoadResult, RequestRecord, percentiles
+from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.workloads import random_prompt
 from common.engine import BaseEngine

@@ -9,7 +9,8 @@ from common.loader import Loaded
 from common.request import Request
 from common.sampling import SamplingParams
 
-from .engine import Engine, WorkerEngine
+from .deployment import Engine
+from .engine import WorkerEngine
 
 STORIES = ("a fox", "a baker", "a lighthouse")
 COLUMNS = 72

@@ -8,6 +8,7 @@ from common.gpu.accelerate import make_engine
 from common.loader import Loaded
 from common.memory import kv_bytes_left
 
+from .engine import WorkerEngine
 from .fleet import LocalFleet
 from .router import Router
 from .speculation import MAX_DRAFT_TOKENS
@@ -50,8 +51,6 @@ class Engine(Router):
         graphs: bool | None = None,
         price: Any = None,  # a ChunkPrice, which the workers share
     ):
-        from .engine import WorkerEngine  # which imports this file
-
         if prefill < 1 or decode < 1:
             raise InvalidInput(f"there must be a worker of either kind, not {prefill} for prefill, {decode} for decode")
         if hang_seconds <= HEARTBEAT_SECONDS:

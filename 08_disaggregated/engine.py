@@ -25,7 +25,6 @@ from common.trace import StepRecord
 
 from .adaptive_speculation import AdaptiveSpeculation
 from .batch import Batch
-from .deployment import Engine  # noqa: F401 (NEW in 08: a router in front of workers; each runs a WorkerEngine)
 from .drafter import Drafter, DraftModel, PromptLookup, load_draft_model
 from .kv_cache import KVCache
 from .pass_times import measured_costs

@@ -14,13 +14,10 @@ import logging
 import os
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Any
 
 from .messages import Heartbeat
 from .routing import DECODE, PREFILL, QUEUED, READY, TRANSFER, Flight, Handle
-
-if TYPE_CHECKING:
-    from .router import Router
 
 MOST_FAILED_TRANSFERS = 3  # of one request; then one worker does the whole job
 SUSPECT_DEATHS = 2  # workers that have died under a request without progress, until it has to run alone
@@ -33,7 +30,7 @@ log = logging.getLogger("router")
 class Recovery:
     """The part of a Router that handles losses. wait_seconds: as for Router."""
 
-    def __init__(self, router: "Router", wait_seconds: float):
+    def __init__(self, router: Any, wait_seconds: float):
         self.router, self.wait_seconds = router, wait_seconds
         self.suspects: deque[str] = deque()  # keys; the first one has a worker to itself, or waits for it
         self.lost = self.resumed = self.failed_transfers = 0  # ever: workers, requests begun again, transfers

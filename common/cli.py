@@ -23,7 +23,7 @@ from .loader import Loaded, load_model
 from .loader.device import DTYPES, choose_device
 from .process import freeze_loaded_objects, run_on_temporary_thread
 from .sampling import SamplingParams
-from .stages import load_stage_module
+from .stages import load_engine, load_stage_module
 
 # Gauges that are back at zero, or say nothing new, once the one request of --prompt has ended.
 GAUGES = {"unfinished", "running", "waiting", "generated_tokens"}
@@ -99,7 +99,7 @@ def run_stage(
     try:
         if args.serve:
             args.host = check_address(args.host, args.port)
-        engine_class = load_stage_module(stage, "engine").Engine
+        engine_class = load_engine(stage)
         print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
         loaded, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
         has_ranks = loaded.shard.ranks > 1

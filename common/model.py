@@ -14,7 +14,7 @@ Letters, here and in the whole course: N tokens in the step, B requests, S seque
 key/value heads, D head dimension, V vocabulary size.
 
 Production engines keep the same shape of model file and add quantised weights, and kernels that fuse norm, rotation
-and activation. For weights split over devices (tensor parallelism) see parallel/shard.py.
+and activation. For weights split over devices (tensor parallelism) see loader/shard.py.
 """
 
 import math

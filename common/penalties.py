@@ -6,19 +6,16 @@ keeps the counts on the device.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy
 import torch
 from torch import Tensor
 
+from .sampling_params import Row
 from .transfers import to_device
 
-if TYPE_CHECKING:
-    from .sampling import Row
 
-
-def apply_penalties(logits: Tensor, rows: "Sequence[Row]") -> Tensor:
+def apply_penalties(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """Make tokens that occurred before less likely (or likelier, below the neutral value), and others as asked.
 
     [B, V] -> [B, V]: a new tensor, float32, or the same one if no row wants that. Repetition counts prompt and

@@ -16,8 +16,8 @@ Randomness is a pure function of (seed, index of the output token): there is no 
 be lost in a preemption or advanced by a neighbour in the batch. Equal logits therefore give equal tokens,
 whatever else is in the batch. (Whether a model's logits are equal in another batch is up to its kernels.)
 
-On a GPU, rows that want a temperature and nothing else are drawn by two kernels (gpu/sampler.py); what stands here is
-their definition. Which way a row goes depends on its own parameters alone, never on its neighbours.
+On a GPU, rows that want a temperature and nothing else are drawn by two kernels (sampling_kernels.py); what stands here
+is their definition. Which way a row goes depends on its own parameters alone, never on its neighbours.
 
 A CPU ranks the likeliest CANDIDATES tokens for top-k and top-p, and all of them only where those do not suffice.
 Production engines also fuse the filters, and sort less on a GPU.
@@ -28,28 +28,19 @@ import math
 import struct
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .penalties import apply_penalties
-from .sampling_params import SamplingParams
+from .sampling_params import Row, SamplingParams
 from .transfers import ToHost, to_device
 
 # Rows that pass the filters together. On the way each takes about 70 bytes a token of the vocabulary, and leaves 8.
 MOST_ROWS = 64
 # Tokens that a CPU ranks first: top-k and top-p seldom keep more, and to sort 151,936 takes it 15 times as long.
 CANDIDATES = 512
-
-
-class Row(Protocol):
-    """What the sampler reads of a request. The token to draw is number `len(token_ids)` of its output."""
-
-    params: SamplingParams
-    prompt_token_ids: Sequence[int]
-    token_ids: Sequence[int]  # the output so far
-    seed: int  # from params.resolve_seed(), once, when the request is created
 
 
 class TokenLogprobs(NamedTuple):
@@ -100,7 +91,7 @@ def draw_rows(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     """Return the next token of every row, [B] int64: the definition draws what argmax or the kernels cannot."""
     uniforms = [uniform(row.seed, len(row.token_ids)) for row in rows]
     if has_kernels(logits.device):
-        from .gpu.sampler import draw_plain  # needs triton
+        from .sampling_kernels import draw_plain  # needs triton
 
         token_ids = draw_plain(logits, [row.params.temperature for row in rows], uniforms)
         others = [i for i, row in enumerate(rows) if row.params.penalised or row.params.filtered]
@@ -115,7 +106,7 @@ def draw_rows(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Return whether the kernels of gpu/sampler.py run on this device."""
+    """Return whether the kernels of sampling_kernels.py run on this device."""
     return device.type == "cuda" and find_spec("triton") is not None
 
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 from .errors import InvalidInput
 
@@ -139,3 +140,12 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "ignore_eos": (lambda x: isinstance(x, bool), "True or False"),
     "logprobs": (lambda x: x is None or (_is_int(x) and 0 <= x <= 20), "an integer from 0 to 20, or None"),
 }
+
+
+class Row(Protocol):
+    """What the sampler reads of a request. The token to draw is number `len(token_ids)` of its output."""
+
+    params: SamplingParams
+    prompt_token_ids: Sequence[int]
+    token_ids: Sequence[int]  # the output so far
+    seed: int  # from params.resolve_seed(), once, when the request is created

@@ -53,5 +53,9 @@ def load_stage_module(name: str | Path, module: str) -> ModuleType:
 
 
 def load_engine(name: str | Path) -> type:
-    """Return the `Engine` class of a stage (`load_engine("02")`) or of any folder whose engine.py defines one."""
-    return load_stage_module(name, "engine").Engine
+    """Return the `Engine` class of a stage (`load_engine("02")`) or of any folder whose engine.py defines one.
+
+    Where engines are workers, it is what deployment.py puts in front of them.
+    """
+    module = "deployment" if (stage_folder(name) / "deployment.py").exists() else "engine"
+    return load_stage_module(name, module).Engine

@@ -18,6 +18,12 @@ def current(device: torch.device) -> AbstractContextManager:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all it was given: before that, a clock says nothing."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def to_device(values: Sequence, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a tensor of these numbers, or lists of numbers, on the device; the host does not wait.
 

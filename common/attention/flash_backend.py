@@ -9,7 +9,7 @@ import inspect
 import torch
 from torch import Tensor
 
-from . import PagedBatch
+from .batch import PagedBatch
 
 FA2_PAGES = 256  # tokens
 NEEDED = {"block_table", "seqused_k", "num_splits", "enable_gqa", "window_size"}

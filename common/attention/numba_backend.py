@@ -16,7 +16,7 @@ from torch import Tensor
 
 from common.fused.numba_basics import FAST, FEW_NUMBERS, array, exp, f4, kernel, narrow, prefetch, use_threads, widen
 
-from . import PagedBatch
+from .batch import PagedBatch
 from .torch_backend import write_rows
 
 # A block is up to this many neighbouring rows of a request, which read its K and V together. With more the queries of

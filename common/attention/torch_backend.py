@@ -8,7 +8,7 @@ from torch import Tensor
 
 from common.transfers import to_device
 
-from . import PagedBatch
+from .batch import PagedBatch
 
 # One more call costs as much as reading this many tokens, so more padding than that does not pay; as in stage 04.
 CALL_COSTS_TOKENS = {"cpu": 300, "cuda": 4096}

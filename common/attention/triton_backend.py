@@ -1,15 +1,14 @@
 """Launch the Triton kernels: how many programs, and how large their blocks are."""
 
-import json
-import os
-from importlib import util
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import PagedBatch
+from common.fused.rotation import Unrotated
+from common.fused.triton_launch import interpreted, launch_options, tuned
+
+from .batch import PagedBatch
 
 SPLIT = 256  # tokens of a sequence in one piece; fixed, so that results do not depend on the batch
 MOST_PIECES = 32  # of a sequence; a longer one has larger pieces, so that their results take no more memory
@@ -26,17 +25,6 @@ class Tile(NamedTuple):
 
 # `python -m common.bench.gpu --only kernels` times them all on a GPU, and keeps the best.
 TILES = (Tile(), Tile(64, 2, 3), Tile(128, 4, 3), Tile(64, 4, 5))
-# {GPU: {"bfloat16 128": [64, 4, 3], "dependent launch": true}}: tiles by type and head dimension.
-TUNED = Path(__file__).with_name("tuned.json")
-DEPENDENT = "dependent launch"
-dependent: dict[torch.device, bool] = {}  # as kept for a device, from the first launch there on
-
-
-def tuned(device: torch.device) -> dict[str, Any]:
-    """Return what has been measured and kept for this GPU."""
-    if device.type != "cuda" or not TUNED.exists():
-        return {}
-    return json.loads(TUNED.read_text()).get(torch.cuda.get_device_name(device), {})
 
 
 def tuned_tile(device: torch.device, dtype: torch.dtype, head_dim: int) -> Tile:
@@ -44,34 +32,8 @@ def tuned_tile(device: torch.device, dtype: torch.dtype, head_dim: int) -> Tile:
     return Tile(*tuned(device).get(tile_key(dtype, head_dim), ()))
 
 
-def launch_options(device: torch.device) -> dict[str, bool]:
-    """Return the options with which the kernels of a decode step are launched on this device.
-
-    With programmatic dependent launch (compute capability 9.0 and above) a kernel is launched while the one before it
-    still runs, and waits in `follow_previous`: that saves the microsecond or so between two kernels. It is used where
-    `common.bench.gpu.tiles` has found on this GPU that it gives the same numbers sooner.
-    """
-    if device not in dependent:
-        dependent[device] = tuned(device).get(DEPENDENT, False)
-    return {"DEPENDENT": True, "launch_pdl": True} if dependent[device] else {}
-
-
 def tile_key(dtype: torch.dtype, head_dim: int) -> str:
     return f"{str(dtype).removeprefix('torch.')} {head_dim}"
-
-
-def interpreted() -> bool:
-    """Return whether Triton runs its kernels in Python, on CPU tensors: slow, for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def why_not_triton(device: torch.device) -> str | None:
-    """Return why kernels cannot be launched on this device's tensors, None if they can."""
-    if not util.find_spec("triton"):
-        return "the package triton is not installed"
-    if device.type != "cuda" and not interpreted():
-        return "it needs a CUDA device (or TRITON_INTERPRET=1, to test it)"
-    return None
 
 
 class TritonAttention:
@@ -89,8 +51,6 @@ class TritonAttention:
 
     def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
         """As `Attention.write`; a k that waits to be rotated (fused/rotation.py) is written by the same launch."""
-        from common.fused.rotation import Unrotated
-
         from .triton_kernels import triton, write_kernel
 
         if isinstance(k, Unrotated) and v is k.launch.v and k is k.launch.k():

@@ -16,19 +16,8 @@ DOT is the type that products take: that of the tensors, except that Triton's in
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
-@triton.jit
-def follow_previous(DEPENDENT: tl.constexpr):
-    """Begin a kernel that may be launched while the one before it still runs: see `launch_options`.
-
-    It waits here until that one has ended and all that it has written can be seen. So in every kernel this comes before
-    the first access to memory; then kernels read and write in the order of their launches, as they do without it.
-    """
-    if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
+from common.fused.triton_kernels import follow_previous
 
 
 @triton.jit

@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
+from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.workloads import corpus_jobs
 from common.model import ModelConfig

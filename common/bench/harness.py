@@ -29,7 +29,6 @@ import torch
 
 from common.errors import InvalidInput
 from common.model import ModelConfig
-from common.setup.terminal import run_to_end
 
 from .hardware import ROOT
 from .settings import Settings
@@ -254,16 +253,3 @@ def spread(values: list) -> dict[str, Any]:
     if not all(isinstance(value, (int, float)) for value in values):
         return {"values": values}
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": values}
-
-
-# ---- The command line ----
-
-
-def run_benchmark(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> None:
-    """Run the command line of a benchmark. Exit with 1 and a sentence if a side fails, with 130 after Ctrl-C."""
-    from .commands import main  # both know this module
-    from .learner import beside_reference, is_learners
-
-    if is_learners(benchmark):
-        benchmark = beside_reference(benchmark)
-    run_to_end(lambda: main(f"python -m {benchmark.module}", benchmark.description, [benchmark], arguments))

@@ -10,8 +10,8 @@ from common.engine import BaseEngine
 from common.inspector.step_clock import StepClock
 from common.request import Request
 from common.sampling import SamplingParams
+from common.transfers import synchronize
 
-from .timing import synchronize
 from .workloads import random_prompt
 
 ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)

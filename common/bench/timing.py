@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from common.transfers import synchronize
+
 CALLS = 32  # in one graph at least, so that its own launch is a small part
 MOST_INPUTS = 32
 REPEATS = 30
@@ -76,12 +78,6 @@ def inputs_beyond_cache(nbytes: int, device: torch.device) -> int:
     where the operation before has just written them."""
     cache = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
     return min(max(2, -(-2 * cache // nbytes)), MOST_INPUTS)
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all it was given: before that, a clock says nothing."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def kernels_of(function: Callable[[], object], times: int, device: torch.device) -> list[tuple[str, float, float]]:

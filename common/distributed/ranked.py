@@ -1,4 +1,4 @@
-"""A worker of stage 08 whose model several ranks share (common/parallel/shard.py): every rank runs the same worker.
+"""A worker of stage 08 whose model several ranks share (common/loader/shard.py): every rank runs the same worker.
 
 Rank 0 has the mailbox. It forwards the messages that it reads and the turns that it takes, and all ranks then do the
 same with their own part of every page. Only one thing could differ between ranks: when pages arrive. So ranks ask each
@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..loader.shard import Shard
 from ..parallel.ranks import Ranks
-from ..parallel.shard import Shard
 
 FAILED, PENDING, DONE = 0, 1, 2
 POLL_SECONDS = 0.002  # an idle rank 0 is not notified when another rank's pages arrive, so it polls

@@ -30,11 +30,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..attention.triton_backend import why_not_triton
 from ..errors import InvalidInput
 from ..model import Attend, Block, Transformer
 from .packed import pack_linears, padded
 from .rotation import check_positions, heads_of
+from .triton_launch import why_not_triton
 
 if TYPE_CHECKING:
     from .few_tokens import FewScores, FewTokens

@@ -14,10 +14,22 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..attention.triton_backend import launch_options
-from ..attention.triton_kernels import follow_previous
 from .rotation import HeadRotation, unrotated
+from .triton_launch import launch_options
+
+
+@triton.jit
+def follow_previous(DEPENDENT: tl.constexpr):
+    """Begin a kernel that may be launched while the one before it still runs: see `launch_options`.
+
+    It waits here until that one has ended and all that it has written can be seen. So in every kernel this comes before
+    the first access to memory; then kernels read and write in the order of their launches, as they do without it.
+    """
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit

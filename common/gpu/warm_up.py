@@ -31,6 +31,6 @@ def warm_up(engine: BaseEngine) -> None:
             prepare_products(model.blocks[0], getattr(getattr(engine, "scheduler", None), "token_budget", 256))
         logits = model.logits(hidden)
         if sampling.has_kernels(engine.device):
-            from .sampler import draw_plain
+            from ..sampling_kernels import draw_plain
 
             draw_plain(logits, [1.0] * 3, [0.5] * 3)

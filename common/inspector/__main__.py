@@ -19,7 +19,7 @@ from common.loader.device import choose_device
 from common.process import freeze_loaded_objects, run_on_temporary_thread
 from common.serving.background import free_port
 from common.serving.options import add_server_arguments, url_of
-from common.stages import ROOT, load_stage_module, stage_folder
+from common.stages import ROOT, load_engine, load_stage_module, stage_folder
 
 from .lessons import lesson_of
 from .recording import write_recording
@@ -58,7 +58,7 @@ def watch(stage: Path, args: argparse.Namespace, keep: Callable[[list[str]], Non
     if args.tensor_parallel > 1:
         raise InvalidInput("watch shows one process: leave out --tensor-parallel")
     args.host = check_address(args.host, args.port)
-    engine_class = load_stage_module(stage, "engine").Engine
+    engine_class = load_engine(stage)
     print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
     _, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
     freeze_loaded_objects()

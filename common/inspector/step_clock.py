@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from common.bench.timing import synchronize
 from common.engine import BaseEngine
+from common.transfers import synchronize
 
 from .books import DRAFT_METHOD
 

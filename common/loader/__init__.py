@@ -15,10 +15,10 @@ import torch
 from ..errors import InvalidInput
 from ..fused import choose_model
 from ..model import ModelConfig, Transformer
-from ..parallel.shard import WHOLE, Shard
 from ..process import keep_freed_memory
 from .config import first_sentence, read_config, read_eos_token_ids, read_json, read_sampling_defaults
 from .device import choose_device
+from .shard import WHOLE, Shard
 from .weights import copy_weights, empty_model, randomize_weights
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"

@@ -4,7 +4,7 @@ The model is built without memory, and its parameters are allocated once, on the
 with. Every tensor of the memory-mapped files is then copied straight into its parameter. So the weights are in memory
 once; the obvious way, to read them all into a dictionary first, needs room for them twice.
 
-If several processes share a model (parallel/shard.py), each copies only its own part out of the mapped files, as with
+If several processes share a model (loader/shard.py), each copies only its own part out of the mapped files, as with
 vLLM's `weight_loader`. Production engines add several threads, or GPUDirect Storage, that read the files at once.
 """
 
@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import InvalidInput
 from ..model import ModelConfig, Transformer
-from ..parallel.shard import WHOLE, Shard
 from .config import read_json
 from .device import DTYPES
+from .shard import WHOLE, Shard
 
 PROGRESS_BYTES = 10**9  # smaller models load within seconds, without a progress line
 

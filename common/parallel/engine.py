@@ -32,12 +32,12 @@ from ..engine import BaseEngine
 from ..errors import InvalidInput
 from ..gpu.accelerate import make_engine
 from ..loader import load_model, weights
+from ..loader.shard import Shard
 from ..process import freeze_loaded_objects
 from ..request import Request
 from ..sampling import SamplingParams
 from ..stages import load_engine, stage_folder
 from .ranks import LEAVING_SECONDS, RankLost, Ranks, join_group, use_threads
-from .shard import Shard
 
 
 class TensorParallelEngine:

@@ -29,8 +29,8 @@ import torch.distributed as dist
 from ..errors import InvalidInput, counted
 from ..loader import load_model
 from ..loader.device import choose_device
+from ..loader.shard import Shard
 from ..stages import ROOT
-from .shard import Shard
 
 COLLECTIVE_SECONDS = 60.0  # a rank that keeps the others waiting in a collective for longer counts as hung
 NOTICING_SECONDS = 2.0  # from a broken connection until `_listen` knows the reason

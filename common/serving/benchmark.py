@@ -21,9 +21,10 @@ sys.path.insert(0, str(ROOT))
 from common.bench import plots
 from common.bench.client import Target
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline, run_benchmark
+from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.load import generate_load, running_server
 from common.bench.metrics import LoadResult
+from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.workloads import Job, corpus_jobs
 from common.loader import load_tokenizer

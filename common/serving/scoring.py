@@ -19,8 +19,8 @@ from torch import Tensor
 
 from common.engine import BaseEngine
 from common.errors import InvalidInput
+from common.loader.shard import VocabularyParallelHead
 from common.model import Transformer
-from common.parallel.shard import VocabularyParallelHead
 from common.request import Request, prompt_tokens
 from common.sampling import SamplingParams, TokenLogprobs, token_logprobs
 from common.transfers import current

@@ -19,7 +19,7 @@ from .kit import checked_wheels, running_python
 from .progress import note
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDED = Path(__file__).with_name("recorded.json")  # what record.py measured on one machine
+RECORDED = Path(__file__).with_name("recorded.json")  # what bench/record_pace.py measured on one machine
 OK, OPTIONAL, NEEDED = "ok", "--", "!!"
 KNOWN_PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 ENVIRONMENT_GB, CUDA_ENVIRONMENT_GB = 3, 10  # of disk: .venv, and what pip unpacks meanwhile

@@ -16,6 +16,7 @@ from common.bench import hardware, harness, plots, suite
 from common.bench.__main__ import course_benchmarks
 from common.bench.documents import read_json
 from common.bench.harness import aggregate, alternate, spread
+from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.steps import step_profile
 from common.model import ModelConfig
@@ -93,7 +94,7 @@ def test_a_benchmark_measures_writes_and_draws(tmp_path, capfd, monkeypatch):
     shrink_products(monkeypatch)
     [benchmark] = [each for each in course_benchmarks() if each.name == "02_kv_cache"]
     with pytest.raises(SystemExit) as ended:
-        harness.run_benchmark(benchmark, ["--sizes", "tiny", "--device", "cpu", "--results", str(tmp_path)])
+        run_benchmark(benchmark, ["--sizes", "tiny", "--device", "cpu", "--results", str(tmp_path)])
     printed = capfd.readouterr()
     assert ended.value.code == 0, printed.err
     document = json.loads(printed.out.splitlines()[-1])

@@ -14,6 +14,7 @@ import pytest
 
 from common.bench import ceilings, commands, harness, summary
 from common.bench.harness import Benchmark, Headline, Run, run_process
+from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.suite import Suite
 
@@ -260,7 +261,7 @@ def test_the_file_says_on_what_it_was_measured(write, tmp_path):
 def test_a_wrong_command_line_is_answered_in_a_sentence(write, tmp_path, capsys, monkeypatch, arguments, sentence):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(SystemExit) as ended:
-        harness.run_benchmark(write(ANSWERS), ["--out", str(tmp_path), *arguments])
+        run_benchmark(write(ANSWERS), ["--out", str(tmp_path), *arguments])
     assert ended.value.code == 1 and sentence in capsys.readouterr().err
 
 
@@ -272,7 +273,7 @@ def test_a_reader_that_is_gone_is_no_error_in_a_sentence(write, monkeypatch):
 
 def test_a_limit_is_a_positive_number(write, capsys):
     with pytest.raises(SystemExit):
-        harness.run_benchmark(write(ANSWERS), ["--minutes", "0"])
+        run_benchmark(write(ANSWERS), ["--minutes", "0"])
     assert "'0' is not a positive number" in capsys.readouterr().err
 
 

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from thread_ranks import Threads
 
 from common.loader import Loaded, load_model
+from common.loader import shard as shard_module
+from common.loader.shard import WHOLE, Shard, split_dimension
 from common.loader.weights import checkpoint_names
-from common.parallel import shard as shard_module
-from common.parallel.shard import WHOLE, Shard, split_dimension
 
 LLAMA = {
     "model_type": "llama",

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from common.cli import build_engine, build_parser, complete_prompt
+from common.loader import shard
 from common.memory import kv_bytes_left
-from common.parallel import ranks, shard
+from common.parallel import ranks
 from common.parallel.engine import Follower, TensorParallelEngine
 from common.parallel.ranks import RankLost, Ranks
 from common.sampling import SamplingParams

@@ -14,7 +14,7 @@ from common.fused import packed
 from common.gpu import accelerate
 from common.gpu.accelerate import make_engine
 from common.loader import load_model
-from common.parallel.shard import Shard
+from common.loader.shard import Shard
 from common.stages import load_engine
 from common.token_budget import LEAST, MOST, PROMPTS, STEP_SECONDS, ChunkPrice, choose_token_budget
 

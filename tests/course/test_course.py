@@ -14,7 +14,6 @@ import pytest
 
 import course
 from common.learn.blank import blank_stage
-from common.learn.proof import write
 
 STAGES = {
     "01_naive/README.md": "# 01: recompute everything\n\nWhy it is slow.\n",
@@ -181,7 +180,7 @@ def test_a_reader_that_ends_early_is_no_failure(tree, ending):
 def test_every_command_ends_quietly_when_its_reader_does(tmp_path, arguments):
     """Also where a process of the environment prints."""
     stage, results = tmp_path / "05_paged_attention", course.ROOT / "common/bench/results"
-    write(stage, blank_stage(*course.stage_folders(course.ROOT)[3:5]))
+    write_files(stage, blank_stage(*course.stage_folders(course.ROOT)[3:5]))
     arguments = [word.format(stage=stage, results=results, out=tmp_path) for word in arguments.split()]
     process = start(course.ROOT, *arguments)
     process.stdout.close()

@@ -205,7 +205,7 @@ def test_expectations_scale_with_a_step_and_not_with_the_start():
     assert "has run" in doctor.expectations(None, RECORDED)[-1]
 
 
-@pytest.mark.skipif(not doctor.RECORDED.exists(), reason="nothing is recorded: python -m common.setup.record")
+@pytest.mark.skipif(not doctor.RECORDED.exists(), reason="nothing is recorded: python -m common.bench.record_pace")
 def test_what_is_recorded_covers_every_stage():
     recorded = json.loads(doctor.RECORDED.read_text())
     assert list(recorded["demo_seconds"]) == [stage.name[:2] for stage in stage_folders()]

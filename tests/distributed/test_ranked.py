@@ -9,7 +9,7 @@ from thread_ranks import Threads
 
 from common.distributed import ranked
 from common.distributed.ranked import OnAllRanks, RankedTransfer, RankedTransport
-from common.parallel.shard import Shard
+from common.loader.shard import Shard
 from common.sampling import SamplingParams
 from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine, load_stage_module

@@ -24,7 +24,7 @@ class Row:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr("common.gpu.sampler.BLOCK", SMALL_BLOCK)
+    monkeypatch.setattr("common.sampling_kernels.BLOCK", SMALL_BLOCK)
 
 
 def by_definition(logits, temperatures, uniforms):
@@ -36,7 +36,7 @@ def by_definition(logits, temperatures, uniforms):
 @pytest.mark.parametrize("vocab_size", [1, 16, 53])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_what_is_drawn_is_what_the_definition_draws(vocab_size, dtype, device):
-    from common.gpu.sampler import draw_plain
+    from common.sampling_kernels import draw_plain
 
     temperatures = [0.0, 1e-300, 0.1, 0.6, 1.0, 5.0] * 4
     torch.manual_seed(vocab_size)
@@ -48,7 +48,7 @@ def test_what_is_drawn_is_what_the_definition_draws(vocab_size, dtype, device):
 @devices
 def test_shares_are_those_of_the_definition(device):
     """Every border between two tokens: a number a little below it gives the one, a little above it the other."""
-    from common.gpu.sampler import draw_plain
+    from common.sampling_kernels import draw_plain
 
     torch.manual_seed(0)
     logits = torch.randn(1, 40)
@@ -62,7 +62,7 @@ def test_shares_are_those_of_the_definition(device):
 
 @devices
 def test_a_token_without_weight_is_never_drawn(device):
-    from common.gpu.sampler import draw_plain
+    from common.sampling_kernels import draw_plain
 
     logits = torch.full((3, 50), -math.inf)
     logits[0, 20] = logits[1, 3] = logits[1, 49] = logits[2, 0] = 1.0  # whole blocks have no weight
@@ -72,7 +72,7 @@ def test_a_token_without_weight_is_never_drawn(device):
 
 @devices
 def test_of_equal_logits_the_lowest_token_is_greedy(device):
-    from common.gpu.sampler import draw_plain
+    from common.sampling_kernels import draw_plain
 
     logits = torch.zeros(2, 50)
     logits[0, [18, 40]], logits[1, [33, 34]] = 2.0, 1.0

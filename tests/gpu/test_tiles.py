@@ -6,9 +6,9 @@ import pytest
 import torch
 from triton_marks import devices, needs_triton
 
-from common.attention import triton_backend
 from common.attention.triton_backend import TILES, Tile, create
 from common.bench.gpu import tiles
+from common.fused import triton_launch
 from common.model import ModelConfig
 
 CUDA = torch.device("cuda")
@@ -43,7 +43,7 @@ def test_the_best_loses_least_over_all_batches():
 
 @needs_triton
 def test_what_is_kept_is_what_the_backend_takes(tmp_path, monkeypatch):
-    monkeypatch.setattr(triton_backend, "TUNED", tmp_path / "tuned.json")
+    monkeypatch.setattr(triton_launch, "TUNED", tmp_path / "tuned.json")
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100")
     assert create(CUDA, torch.bfloat16, 128).tile == Tile()
     tiles.keep("NVIDIA H100", "bfloat16 128", Tile(128, 4, 3))
@@ -60,14 +60,14 @@ def test_what_is_kept_is_what_the_backend_takes(tmp_path, monkeypatch):
 
 
 def test_kernels_are_launched_early_where_that_was_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(triton_backend, "TUNED", tmp_path / "tuned.json")
-    monkeypatch.setattr(triton_backend, "dependent", {})
+    monkeypatch.setattr(triton_launch, "TUNED", tmp_path / "tuned.json")
+    monkeypatch.setattr(triton_launch, "dependent", {})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
-    tiles.keep("GPU 1", triton_backend.DEPENDENT, True)
-    tiles.keep("GPU 2", triton_backend.DEPENDENT, False)
-    options = [triton_backend.launch_options(torch.device("cuda", number)) for number in range(3)]
+    tiles.keep("GPU 1", triton_launch.DEPENDENT, True)
+    tiles.keep("GPU 2", triton_launch.DEPENDENT, False)
+    options = [triton_launch.launch_options(torch.device("cuda", number)) for number in range(3)]
     assert options == [{}, {"DEPENDENT": True, "launch_pdl": True}, {}]
-    assert triton_backend.launch_options(torch.device("cpu")) == {}
+    assert triton_launch.launch_options(torch.device("cpu")) == {}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_step_launched_early_gives_the_same_numbers(monkeypatch):
     device = torch.zeros(0, device="cuda").device
     if torch.cuda.get_device_capability(device) < tiles.EARLIEST:
         pytest.skip("needs compute capability 9.0: dependent launch")
-    monkeypatch.setattr(triton_backend, "dependent", found := {})
+    monkeypatch.setattr(triton_launch, "dependent", found := {})
     results = []
     for found[device] in (False, True):
         results.append(tiles.decode_step(replace(TINY, head_dim=64), device, torch.bfloat16, 5, 700, 1)[1])

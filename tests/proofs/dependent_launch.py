@@ -14,8 +14,8 @@ import torch
 from kernel_needs import SHARED, launch_attention, launch_elementwise
 from pretended_gpu import Compiled, instructions, pretended_gpu
 
-from common.attention import triton_backend
 from common.attention.triton_backend import Tile
+from common.fused import triton_launch
 from common.loader import find_checkpoint
 from common.loader.config import read_config
 
@@ -29,7 +29,7 @@ DEPENDENT = {"add_norm_kernel", "norm_rotate_kernel", "silu_mul_kernel", "decode
 def launched_early(arch: int) -> list[Compiled]:
     """What a layer of a decode step of Qwen3-0.6B launches on that GPU with dependent launch."""
     config = read_config(find_checkpoint("Qwen3-0.6B", with_weights=False))
-    with patch.dict(triton_backend.dependent, {torch.device("cpu"): True}), pretended_gpu(arch) as compiled:
+    with patch.dict(triton_launch.dependent, {torch.device("cpu"): True}), pretended_gpu(arch) as compiled:
         launch_elementwise(config, torch.bfloat16)
         launch_attention(config, torch.bfloat16, Tile())
     return [one for one in compiled if one.kernel in DEPENDENT]

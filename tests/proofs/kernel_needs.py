@@ -19,11 +19,11 @@ from pretended_gpu import Compiled, pretended_gpu
 from common.attention import PagedBatch
 from common.attention.triton_backend import TILES, Tile, TritonAttention
 from common.fused.triton_kernels import Rotation, add_norm, silu_mul
-from common.gpu.sampler import draw_plain
 from common.loader import find_checkpoint
 from common.loader.config import read_config
 from common.loader.device import DTYPES
 from common.model import ModelConfig
+from common.sampling_kernels import draw_plain
 
 # Shared memory that one block may have, in bytes (CUDA programming guide, table of compute capabilities).
 SHARED = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}

@@ -15,10 +15,10 @@ from unittest.mock import patch
 import torch
 from pretended_gpu import pretended_gpu
 
-from common import fused, sampling
+from common import attention, fused, sampling, sampling_kernels
 from common.attention import triton_backend
 from common.fused import rotation, triton_kernels
-from common.gpu import accelerate, graphs, sampler
+from common.gpu import accelerate, graphs
 from common.loader import Loaded, find_checkpoint
 from common.loader.config import read_config
 from common.loader.weights import empty_model, randomize_weights
@@ -44,12 +44,12 @@ class FreshZeros:
 def as_if_on_a_gpu() -> Iterator[None]:
     """The engine on CPU tensors as it would be on CUDA; kernels write nothing, so their results are zeros."""
     with ExitStack() as stack:
-        for module in (triton_backend, fused):
+        for module in (attention, fused):
             stack.enter_context(patch.object(module, "why_not_triton", lambda device: None))
         stack.enter_context(patch.object(accelerate, "why_no_graphs", lambda *_: None))
         stack.enter_context(patch.object(graphs, "Capture", lambda: lambda function: function() or function))
         stack.enter_context(patch.object(sampling, "has_kernels", lambda device: True))
-        for module in (triton_backend, triton_kernels, rotation, sampler):
+        for module in (triton_backend, triton_kernels, rotation, sampling_kernels):
             stack.enter_context(patch.object(module, "torch", FreshZeros()))
         yield
 

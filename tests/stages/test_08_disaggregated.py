@@ -11,10 +11,10 @@ from faulty_fleet import FaultyFleet
 from common.sampling import SamplingParams
 from common.serving.metrics import Measured
 from common.serving.scoring import Scoring, ScoringParams
-from common.stages import load_stage_module
+from common.stages import load_engine, load_stage_module
 
 engine_module, routing = (load_stage_module("08", name) for name in ("engine", "routing"))
-Engine, WorkerEngine = engine_module.Engine, engine_module.WorkerEngine
+Engine, WorkerEngine = load_engine("08"), engine_module.WorkerEngine
 TOKEN_BYTES = 9216  # K and V of one token of the bundled model and of its draft model, in float32
 
 

@@ -21,7 +21,7 @@ from serving_stage_03 import wait_until
 from common import cli
 from common.bench.load import wait_until_healthy
 from common.serving.background import free_port
-from common.stages import ROOT, load_stage_module
+from common.stages import ROOT, load_engine, load_stage_module
 
 engine_module = load_stage_module("08", "engine")
 
@@ -31,7 +31,7 @@ engine_module = load_stage_module("08", "engine")
 )
 def test_without_workers_clients_are_told_with_503(loaded, monkeypatch, path, stream):
     monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
-    engine = engine_module.Engine(loaded, wait_seconds=0.3)
+    engine = load_engine("08")(loaded, wait_seconds=0.3)
     with openai_server("08", loaded, engine=engine) as service:
         body = {"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": True, "stream": stream}
         engine.fleet.hanging = {1}  # the first token comes
@@ -63,7 +63,7 @@ def test_the_command_line_loads_no_weights_for_a_router(monkeypatch, loaded, dev
     monkeypatch.setattr(cli, "make_engine", lambda engine_class, loaded, **options: made.append(options))
     args = {"workers": "ray", "tensor_parallel": 1, "demo": False, "model": None, "token_budget": budget}
     args |= {"device": "cpu", "dtype": "auto", "load_format": "auto", "graphs": None, "overlap": None}
-    router, _ = cli.build_engine(ROOT / "08_disaggregated", engine_module.Engine, argparse.Namespace(**args))
+    router, _ = cli.build_engine(ROOT / "08_disaggregated", load_engine("08"), argparse.Namespace(**args))
     assert (router.model is not None) == weights and router.config == loaded.config
     assert made[0]["load_format"] == "auto", "of the workers"
 

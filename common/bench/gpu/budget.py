@@ -27,12 +27,12 @@ from common.bench.harness import Figures
 from common.bench.predict import block_parameters, head_parameters, step_flops
 from common.bench.settings import Settings
 from common.bench.steps import ENDLESS, decoding
-from common.bench.timing import kernels_of, synchronize
+from common.bench.timing import kernels_of
 from common.engine import BaseEngine
 from common.gpu.accelerate import make_engine
 from common.model import ModelConfig
 from common.stages import load_engine
-from common.transfers import ToHost
+from common.transfers import ToHost, synchronize
 
 STAGE = "06"
 SMALLEST_KERNEL = 2e-6  # seconds

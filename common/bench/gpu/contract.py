@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from common.bench import plots
-from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.harness import Benchmark, Figures
+from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.timing import free_memory
 from common.bench.workloads import random_prompt

@@ -25,7 +25,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from common import sampling
+from common import sampling, sampling_kernels
 from common.attention.torch_backend import TorchAttention
 from common.bench.experiment import run_experiment
 from common.bench.hardware import ROOT
@@ -33,7 +33,7 @@ from common.bench.harness import Figures
 from common.bench.settings import Settings
 from common.bench.steps import ENDLESS, decoding
 from common.engine import BaseEngine
-from common.gpu import accelerate, graphs, sampler
+from common.gpu import accelerate, graphs
 from common.loader import Loaded
 from common.stages import load_engine
 from common.transfers import to_device
@@ -70,7 +70,7 @@ def nothing_computed(text: Sequence[int]) -> Iterator[None]:
         patch.object(accelerate, "why_no_graphs", lambda *_: None),
         patch.object(graphs, "Capture", lambda: lambda function: lambda: None),
         patch.object(sampling, "has_kernels", lambda device: True),
-        patch.object(sampler, "draw_plain", draw_plain),
+        patch.object(sampling_kernels, "draw_plain", draw_plain),
         patch.object(TorchAttention, "prepare", lambda self, batch: batch),  # Triton's prepares nothing
     ):
         yield

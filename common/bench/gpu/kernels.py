@@ -23,15 +23,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from common.attention.triton_backend import why_not_triton
 from common.bench import plots
 from common.bench.ceilings import copy_bytes_per_second
 from common.bench.hardware import ROOT
-from common.bench.harness import Benchmark, Figures, run_benchmark
+from common.bench.harness import Benchmark, Figures
+from common.bench.run import run_benchmark
 from common.bench.settings import Settings
-from common.bench.timing import REPEATS, median_seconds, synchronize
+from common.bench.timing import REPEATS, median_seconds
+from common.fused.triton_launch import why_not_triton
 from common.loader.config import first_sentence
 from common.model import ModelConfig
+from common.transfers import synchronize
 
 from .suites import run_pytest
 from .tiles import tune

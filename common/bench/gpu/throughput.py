@@ -20,9 +20,10 @@ import torch
 from common.bench import plots
 from common.bench.ceilings import ceilings
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline, Unavailable, run_benchmark
+from common.bench.harness import Benchmark, Figures, Headline, Unavailable
 from common.bench.offline import transformers_continuous_batches
 from common.bench.predict import decode_bytes, step_flops
+from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.timing import free_memory, peak_memory_gib
 from common.bench.workloads import Job, random_prompt

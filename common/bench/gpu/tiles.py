@@ -18,13 +18,15 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from common.attention import PagedBatch, triton_backend
-from common.attention.triton_backend import DEPENDENT, TILES, Tile, TritonAttention, dependent, tile_key
+from common.attention import PagedBatch
+from common.attention.triton_backend import TILES, Tile, TritonAttention, tile_key
 from common.bench.documents import write_atomically
 from common.bench.experiment import run_experiment
 from common.bench.harness import Figures
 from common.bench.settings import Settings
 from common.bench.timing import REPEATS, median_seconds
+from common.fused import triton_launch
+from common.fused.triton_launch import DEPENDENT, dependent
 from common.loader import find_checkpoint
 from common.loader.config import first_sentence, read_config
 from common.model import ModelConfig
@@ -105,7 +107,7 @@ def pays(alone: Sequence[tuple[float, Tensor]], early: Sequence[tuple[float, Ten
 
 def keep(gpu: str, key: str, value: object) -> None:
     """Add it to the file, or replace what was known."""
-    path = triton_backend.TUNED
+    path = triton_launch.TUNED
     known = json.loads(path.read_text()) if path.exists() else {}
     known.setdefault(gpu, {})[key] = value
     write_atomically(path, json.dumps(known, indent=1, sort_keys=True) + "\n")

@@ -15,10 +15,10 @@ from common.loader import load_model
 from common.reference import Reference
 from common.request import Request
 from common.sampling import SamplingParams
-from common.stages import load_stage_module
+from common.stages import load_engine, load_stage_module
 
 stage = partial(load_stage_module, {stage!r})  # stage("scheduler").Scheduler
-Engine = stage("engine").Engine
+Engine = load_engine({stage!r})
 endless = partial(SamplingParams, ignore_eos=True)
 loaded = load_model(device="cpu", dtype="float32")
 STORY = "Once upon a time, there was"

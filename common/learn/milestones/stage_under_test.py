@@ -47,7 +47,7 @@ class StageUnderTest:
         return self.loaded.config.kv_bytes_per_token(self.loaded.dtype)
 
     def make_engine(self, **options) -> BaseEngine:
-        return self.engine.Engine(self.loaded, **options)
+        return load_engine(self.folder)(self.loaded, **options)
 
     def prompts(self, count: int, tokens: int) -> list[list[int]]:
         """Return different prompts of this many tokens."""

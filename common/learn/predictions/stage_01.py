@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from common.bench.harness import Figures, run_benchmark
+from common.bench.harness import Figures
 from common.bench.predict import step_flops
+from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.workloads import random_prompt
 from common.sampling import SamplingParams

@@ -1,8 +1,8 @@
 """Stage 02: with K and V kept, each token runs once."""
 
 from common.bench.compare import predictions
-from common.bench.harness import run_benchmark
 from common.bench.predict import decode_bytes
+from common.bench.run import run_benchmark
 
 from . import Question, benchmark_of, over_first
 

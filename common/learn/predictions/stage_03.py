@@ -1,7 +1,7 @@
 """Stage 03: a client sees its first token at once, and its last one no sooner."""
 
 from common.bench.compare import predictions
-from common.bench.harness import run_benchmark
+from common.bench.run import run_benchmark
 
 from . import Question, benchmark_of, over_first
 

@@ -1,6 +1,6 @@
 """Stage 04: requests share each step, and a long prompt runs in pieces."""
 
-from common.bench.harness import run_benchmark
+from common.bench.run import run_benchmark
 
 from . import Found, Question, benchmark_of, over_first
 

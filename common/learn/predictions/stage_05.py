@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from common.bench.harness import Figures, run_benchmark
+from common.bench.harness import Figures
+from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 
 from . import Found, Question, benchmark_of

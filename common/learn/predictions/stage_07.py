@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from common.bench.harness import run_benchmark
+from common.bench.run import run_benchmark
 from common.stages import load_stage_module
 
 from . import Found, Question, benchmark_of

@@ -1,6 +1,6 @@
 """Stage 08: prompts and decoding on workers of their own no longer delay each other, and pages travel."""
 
-from common.bench.harness import run_benchmark
+from common.bench.run import run_benchmark
 
 from . import Found, Question, benchmark_of
 

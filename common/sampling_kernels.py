@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..transfers import to_device
+from .transfers import to_device
 
 BLOCK = 4096
 COLDEST = 1e-30  # below it float32 has no reciprocal; any two logits that differ are infinitely far apart there

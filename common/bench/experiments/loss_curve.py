@@ -1,6 +1,6 @@
 """Draw loss.png, the loss curves of both checkpoints, from their training.json.
 
-python -m common.checkpoints.plot_loss
+python -m common.bench.experiments.loss_curve
 """
 
 import json
@@ -9,9 +9,9 @@ import math
 import matplotlib
 from matplotlib.figure import Figure
 
-from common.bench.plots import COLORS, DPI, STYLE, save
+from common.checkpoints.tokenizer import FOLDER
 
-from .tokenizer import FOLDER
+from ..plots import COLORS, DPI, STYLE, save
 
 
 def tokens_seen(recipe: dict, step: int) -> float:

@@ -1,4 +1,4 @@
-"""Record what doctor's expectations come from: `python -m common.setup.record [bench]`, on a quiet machine.
+"""Record what doctor's expectations come from: `python -m common.bench.record_pace [bench]`, on a quiet machine.
 
 It times every stage's demo, and with `bench` every benchmark, as their user starts them, and writes recorded.json.
 With `check` it writes nothing, and prints what doctor expects of each demo beside what the demo takes.
@@ -11,12 +11,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from common.bench.documents import rounded, write_atomically
-from common.bench.hardware import hardware
 from common.loader.device import choose_device
+from common.setup.doctor import RECORDED, ROOT, expected_seconds, measure_pace
 from common.stages import stage_folders
 
-from .doctor import RECORDED, ROOT, expected_seconds, measure_pace
+from .documents import rounded, write_atomically
+from .hardware import hardware
 
 SCRIPTS = [folder / "benchmark.py" for folder in (*stage_folders(), ROOT / "common" / "bench")]
 

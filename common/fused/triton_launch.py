@@ -1,0 +1,47 @@
+"""Where Triton's kernels can be launched, and how: what a GPU was measured to be best with."""
+
+import json
+import os
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# {GPU: {"bfloat16 128": [64, 4, 3], "dependent launch": true}}: tiles by type and head dimension.
+TUNED = Path(__file__).parents[1] / "attention" / "tuned.json"
+DEPENDENT = "dependent launch"
+dependent: dict[torch.device, bool] = {}  # as kept for a device, from the first launch there on
+
+
+def tuned(device: torch.device) -> dict[str, Any]:
+    """Return what has been measured and kept for this GPU."""
+    if device.type != "cuda" or not TUNED.exists():
+        return {}
+    return json.loads(TUNED.read_text()).get(torch.cuda.get_device_name(device), {})
+
+
+def launch_options(device: torch.device) -> dict[str, bool]:
+    """Return the options with which the kernels of a decode step are launched on this device.
+
+    With programmatic dependent launch (compute capability 9.0 and above) a kernel is launched while the one before it
+    still runs, and waits in `follow_previous`: that saves the microsecond or so between two kernels. It is used where
+    `common.bench.gpu.tiles` has found on this GPU that it gives the same numbers sooner.
+    """
+    if device not in dependent:
+        dependent[device] = tuned(device).get(DEPENDENT, False)
+    return {"DEPENDENT": True, "launch_pdl": True} if dependent[device] else {}
+
+
+def interpreted() -> bool:
+    """Return whether Triton runs its kernels in Python, on CPU tensors: slow, for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def why_not_triton(device: torch.device) -> str | None:
+    """Return why kernels cannot be launched on this device's tensors, None if they can."""
+    if not util.find_spec("triton"):
+        return "the package triton is not installed"
+    if device.type != "cuda" and not interpreted():
+        return "it needs a CUDA device (or TRITON_INTERPRET=1, to test it)"
+    return None

@@ -1,0 +1,38 @@
+"""No file is imported by what it imports, and no folder of common/ either: one can be read after the other."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from common.stages import ROOT, stage_folders
+
+FILES = [path for folder in (ROOT / "common", *stage_folders()) for path in folder.rglob("*.py")]
+PROGRAMS = ("__main__.py", "benchmark.py")  # which nothing imports: they may look at any folder
+
+
+def imported(path: Path) -> Iterator[Path]:
+    """Yield the files of the course that a file imports, wherever in it, and for types as well."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            base = path.parents[node.level - 1] if node.level else ROOT
+            base = base.joinpath(*(node.module or "").split("."))
+            for name in node.names:  # a module of the folder, or something in a module
+                candidates = [base / name.name / "__init__.py", base / f"{name.name}.py", base / "__init__.py"]
+                yield from [file for file in [*candidates, base.with_suffix(".py")] if file in FILES][:1]
+
+
+@pytest.mark.parametrize("what", ["files", "folders"])
+def test_no_two_import_each_other(what):
+    imports: dict[str, set[str]] = {}
+    for path in FILES if what == "files" else [path for path in FILES if path.name not in PROGRAMS]:
+        for other in imported(path):
+            one, two = (file if what == "files" else file.parent for file in (path, other))
+            if one != two and not (what == "folders" and ROOT / "common" in (one, two)):
+                imports.setdefault(str(one.relative_to(ROOT)), set()).add(str(two.relative_to(ROOT)))
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' is imported by '.join(error.args[1])}")

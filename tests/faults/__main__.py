@@ -48,6 +48,7 @@ def main() -> int:
     sys.path.insert(0, str(ROOT))
     from common.learn import bug
 
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # as tests and reproductions do, before anything imports triton
     for name in LARGE:  # once for all children
         importlib.import_module(name)
     wrong = []

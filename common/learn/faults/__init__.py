@@ -9,7 +9,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import tomllib
+try:
+    import tomllib
+except ImportError:  # before Python 3.11
+    import tomli as tomllib
 
 FOLDER = Path(__file__).resolve().parent
 

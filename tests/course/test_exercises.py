@@ -68,7 +68,7 @@ def test_the_stage_alone_fails_and_the_solution_passes_and_changes_no_token(
     [
         ("02", 2, "kv_cache.py", "2 * self.capacity", "self.capacity + 64", "the cache must double"),
         ("04", 3, "scheduler.py", "< MOST_PASSED", "< 10**9", "40 of them pass A"),
-        ("05", 3, "scheduler.py", "self._extend(sequence)\n        return", "pass\n        return", "have chunks"),
+        ("05", 3, "scheduler.py", "self._extend(sequence)  #", "pass  #", "have chunks"),
         ("06", 2, "prefix_tree.py", " if not node.children", "", "evicted as [0, 1, 2]"),
         ("06", 5, "scheduler.py", "< MOST_PASSED", "< 10**9", "of them pass B"),
         ("08", 2, "routing.py", " and not self.draining", "", "worker 2 was drained when it held"),
@@ -87,7 +87,7 @@ def test_half_a_solution_fails(tmp_path, loaded_once, number, place, file, right
 
 def test_each_exercise_has_a_solution():
     tasks = {(stage.name[:2], f"{one.number}") for stage, one in EXERCISES}
-    assert {tuple(path.name.split("-")[:2]) for path in SOLUTIONS.glob("*.py")} == tasks
+    assert {tuple(path.stem.split("-")) for path in SOLUTIONS.glob("*.patch")} == tasks
 
 
 def test_check_names_the_folder_the_failure_and_a_hint(root, capsys, loaded_once):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from common.learn.blank import Task, body_span, functions
 from common.learn.milestones import runner
+from common.learn.patches import patched, read_hunks
 from common.stages import ROOT
 
 PATIENCE = 3  # times as many seconds for each milestone: the machine may be busy
@@ -26,8 +27,10 @@ def patient(milestone):
 def solved(stage: Path, number: int) -> dict[str, str]:
     """Return the files of a stage with the solution of an exercise."""
     files = sources(stage)
-    for path in SOLUTIONS.glob(f"{stage.name[:2]}-{number}-*.py"):
-        files[path.name.split("-", 2)[2]] += "\n\n" + path.read_text(encoding="utf-8")
+    for path in SOLUTIONS.glob(f"{stage.name[:2]}-{number}.patch"):
+        for diff in path.read_text(encoding="utf-8").split("\n--- a/")[1:]:
+            name = Path(diff.partition("\n")[0]).name
+            files[name] = patched(files[name], read_hunks(diff), path.name)
     return files
 
 

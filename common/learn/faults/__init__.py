@@ -5,7 +5,6 @@ hands the faults out; `python tests/faults` plants them one after the other and 
 """
 
 import difflib
-import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +12,8 @@ try:
     import tomllib
 except ImportError:  # before Python 3.11
     import tomli as tomllib
+
+from ..patches import patched, read_hunks
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -48,11 +49,7 @@ class Fault(NamedTuple):
 
     def planted(self, text: str) -> str:
         """Return the text of `file` with the fault in it. Raise ValueError unless each old text is there once."""
-        for old, new in self.hunks:
-            if (count := text.count(old)) != 1:
-                raise ValueError(f"bug {self.number}: {self.file} has the text to replace {count} times, and not once")
-            text = text.replace(old, new)
-        return text
+        return patched(text, self.hunks, f"bug {self.number}: {self.file}")
 
     def plant(self, root: Path) -> None:
         """Plant the fault in a copy of the course."""
@@ -67,16 +64,12 @@ class Fault(NamedTuple):
 
 
 def read_fault(path: Path) -> Fault:
-    """Return the fault in a file. Places of hunks in their file are not read: lines above them may come and go."""
+    """Return the fault in a file."""
     head, mark, patch = path.read_text(encoding="utf-8").partition("\n--- a/")
     file, _, lines = patch.partition("\n")
     fields = tomllib.loads(head)
     fields |= {name: " ".join(fields[name].split()) for name in ("symptom", "story")}
-    hunks = [
-        tuple("".join(line[1:] for line in hunk.splitlines(keepends=True) if line[0] in f" {sign}") for sign in "-+")
-        for hunk in re.split(r"^@@.*\n", lines, flags=re.MULTILINE)[1:]
-    ]
-    return Fault(number=int(path.name.partition("-")[0]), file=file, hunks=hunks, **fields)
+    return Fault(number=int(path.name.partition("-")[0]), file=file, hunks=read_hunks(lines), **fields)
 
 
 FAULTS = sorted(map(read_fault, FOLDER.glob("*.patch")), key=lambda one: (one.stage, one.number))

@@ -22,9 +22,9 @@ STAGE = Path(__file__).resolve().parent
 sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "common").is_dir())))
 
 from common.bench import plots
+from common.bench.cost_model import decode_bytes, step_flops
 from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.offline import engine_writer, measure_writing, transformers_writer
-from common.bench.predict import decode_bytes, step_flops
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.workloads import random_prompt

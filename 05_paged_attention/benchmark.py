@@ -28,10 +28,10 @@ sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "com
 
 from common.bench import plots
 from common.bench.ceilings import matmul_flops_per_second, read_bytes_per_second
+from common.bench.cost_model import decode_bytes, step_floor
 from common.bench.engine_load import add, engine_load
 from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.offline import transformers_static_batches
-from common.bench.predict import decode_bytes, step_floor
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.steps import PARTS, step_profile

@@ -2,24 +2,25 @@
 
 A task is a function whose code the stage before does not have. Given, and so no task, are main.py, demo.py and
 benchmark.py, constructors that only set attributes, properties that only name something, declarations without a body,
-and what the lesson lists in a comment of its README such as
-
-    <!-- Given: `graceful.py`, `Draft`, `Engine.stats` -->
-
-where a file or a class stands for everything in it. What stays is the reference line for line, so that the bodies put
-back give the reference byte for byte.
+and what changes.toml lists. What stays is the reference line for line, so that the bodies put back give the reference
+byte for byte.
 """
 
 import ast
-import re
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+try:
+    import tomllib
+except ImportError:  # before Python 3.11
+    import tomli as tomllib
 
 from .stage_diff import DEFINITIONS, definitions, read_sources, sittings
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+CHANGES = Path(__file__).with_name("changes.toml")
 GIVEN_FILES = {"main.py"}  # `read_sources` leaves out demo.py and benchmark.py
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -40,7 +41,7 @@ class Task(NamedTuple):
 
 def find_tasks(before: Path, after: Path) -> list[Task]:
     """Return the tasks of a stage: files in the order in which its lesson links them, functions as they stand there."""
-    old, new, given = read_sources(before), read_sources(after), listed(after, "Given")
+    old, new, given = read_sources(before), read_sources(after), listed(after, "given")
     known = {code for source in old.values() for code in definitions(source).values()}  # in any class, in any file
     tasks: list[Task] = []
     for sitting, files in sittings(after, [name for name in new if name not in GIVEN_FILES | given]):
@@ -53,11 +54,8 @@ def find_tasks(before: Path, after: Path) -> list[Task]:
 
 
 def listed(stage: Path, kind: str) -> set[str]:
-    """Return every name in backticks in the comments of a lesson that begin with `kind`, such as "Given"."""
-    readme = stage / "README.md"
-    text = readme.read_text(encoding="utf-8") if readme.exists() else ""
-    comments = re.findall(rf"<!-- {re.escape(kind)}:(.*?)-->", text, re.DOTALL)
-    return {name for comment in comments for name in re.findall(r"`([^`]+)`", comment)}
+    """Return the names that changes.toml lists for a stage. kind: "changed" or "given"."""
+    return set(tomllib.loads(CHANGES.read_text(encoding="utf-8")).get(stage.name[:2], {}).get(kind, []))
 
 
 @cache  # a list of tasks asks for each a few times

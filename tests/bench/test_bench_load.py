@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 
-from common.bench import predict
+from common.bench import cost_model
 from common.bench.client import Target
 from common.bench.load import generate_load
 from common.bench.metrics import LoadResult, RequestRecord, percentiles
@@ -89,12 +89,12 @@ def test_predictions_agree_with_the_model_and_with_each_other(name):
     with torch.device("meta"):
         model = Transformer(config)
     matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 2)
-    assert predict.parameters(config) == matrices
+    assert cost_model.parameters(config) == matrices
 
-    head = 2 * predict.head_parameters(config)
-    one_by_one = sum(predict.step_flops(config, 1, past) - head for past in range(50))
-    assert predict.step_flops(config, 50) - head == one_by_one
-    step, longer = (predict.decode_bytes(config, past, torch.bfloat16) for past in (100, 101))
+    head = 2 * cost_model.head_parameters(config)
+    one_by_one = sum(cost_model.step_flops(config, 1, past) - head for past in range(50))
+    assert cost_model.step_flops(config, 50) - head == one_by_one
+    step, longer = (cost_model.decode_bytes(config, past, torch.bfloat16) for past in (100, 101))
     assert longer - step == config.kv_bytes_per_token(torch.bfloat16)
 
 

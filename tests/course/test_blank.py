@@ -58,8 +58,8 @@ def test_nothing_blank_is_called_when_a_file_is_imported(before, after):
 
 
 @each_pair
-def test_what_a_lesson_gives_would_be_a_task(before, after):
-    given, sources = listed(after, "Given"), read_sources(after)
+def test_what_is_given_would_be_a_task(before, after):
+    given, sources = listed(after, "given"), read_sources(after)
     known = {code for text in read_sources(before).values() for code in definitions(text).values()}
     codes = {name: code for text in sources.values() for name, code in definitions(text).items()}
     new = [name for name, code in codes.items() if code not in known]
@@ -127,12 +127,13 @@ class Filled:
 '''
 
 
-def test_docstrings_and_reasons_stay_and_declarations_are_given(tmp_path):
+def test_docstrings_and_reasons_stay_and_declarations_are_given(tmp_path, monkeypatch):
     before, after = tmp_path / "01_a", tmp_path / "02_b"
     for stage, code in ((before, FIRST), (after, SECOND)):
         stage.mkdir()
         (stage / "pool.py").write_text(code)
-    (after / "README.md").write_text("[pool.py](pool.py)\n\n<!-- Given: `Pool.kept`,\n`other.py` -->\n")
+    (after / "README.md").write_text("[pool.py](pool.py)\n")
+    monkeypatch.setattr("common.learn.blank.listed", lambda stage, kind: {"Pool.kept", "other.py"})
     given = SECOND[: SECOND.index("class Pool")]
     assert blank_stage(before, after) == {"pool.py": given + BLANK}
 

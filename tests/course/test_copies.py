@@ -1,9 +1,5 @@
-"""The stages are copies of each other, and this polices them: what has the same name is the same code, or the lesson
-says that it has changed, in a comment of its README such as
-
-    <!-- Changed from 04: `Engine.step`, `Scheduler.plan`, `server.py` -->
-
-where a file's name stands for everything in it. What is new or changed has a marker such as "NEW in 05".
+"""The stages are copies of each other, and this polices them: what has the same name is the same code, or is listed as
+changed in common/learn/changes.toml. What is new or changed has a marker such as "NEW in 05".
 """
 
 import ast
@@ -39,13 +35,13 @@ def changed_files_and_names(before: Path, after: Path) -> dict[str, set[str]]:
 
 
 @each_pair
-def test_the_same_name_is_the_same_code_unless_the_lesson_says_so(before, after):
-    changed, said = changed_files_and_names(before, after), listed(after, f"Changed from {before.name[:2]}")
+def test_the_same_name_is_the_same_code_unless_it_is_listed(before, after):
+    changed, said = changed_files_and_names(before, after), listed(after, "changed")
     names = {name for file, names in changed.items() if file not in said for name in names}
     files = {name for name in said if name.endswith(".py")}
-    assert names - said == set(), f"changed since {before.name}, and {after.name}/README.md does not say so"
-    assert said - files - names == set(), f"{after.name}/README.md calls these changed, and they are not"
-    assert files - changed.keys() == set(), f"{after.name}/README.md calls these files changed, and they are not"
+    assert names - said == set(), f"changed since {before.name}, and not listed for {after.name}"
+    assert said - files - names == set(), f"listed for {after.name}, and they have not changed"
+    assert files - changed.keys() == set(), f"files listed for {after.name}, and they have not changed"
 
 
 @each_pair
@@ -144,9 +140,3 @@ def test_changes_are_found(tmp_path, change, names):
         stage.mkdir()
         (stage / "engine.py").write_text(code)
     assert changed_files_and_names(*stages) == ({"engine.py": names} if names else {})
-
-
-def test_the_lesson_is_read_to_the_end_of_its_comment(tmp_path):
-    text = "`a`\n\n<!-- Changed from 01: `b`,\n`c.d` -->\n\n`e`\n\n<!-- Changed from 01: `f.py` -->\n"
-    (tmp_path / "README.md").write_text(text)
-    assert listed(tmp_path, "Changed from 01") == {"b", "c.d", "f.py"}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from common import memory, process, token_budget, transfers
-from common.bench.predict import parameters
+from common.bench.cost_model import parameters
 from common.engine import BaseEngine
 from common.gpu import accelerate
 from common.loader import find_checkpoint

@@ -21,8 +21,8 @@ from ..harness import spread
 from ..plots import short
 from ..summary import doubt
 from .classroom import LEAST, RATES, odd_machines
+from .expected import most_tokens_per_second, predicted_ratio
 from .machines import caption, describe
-from .predictions import most_tokens_per_second, predicted_ratio
 from .sources import COURSE, SPREAD, Results
 
 # What a stage adds, and what its headline shows to be better, in a few words; the entry's title says it exactly.

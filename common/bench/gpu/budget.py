@@ -22,9 +22,9 @@ from unittest.mock import patch
 import torch
 
 from common.bench.ceilings import copy_bytes_per_second, matmul_flops_per_second
+from common.bench.cost_model import block_parameters, head_parameters, step_flops
 from common.bench.experiment import run_experiment
 from common.bench.harness import Figures
-from common.bench.predict import block_parameters, head_parameters, step_flops
 from common.bench.settings import Settings
 from common.bench.steps import ENDLESS, decoding
 from common.bench.timing import kernels_of

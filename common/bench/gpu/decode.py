@@ -21,8 +21,8 @@ import torch
 
 from common.bench import plots
 from common.bench.ceilings import ceilings
+from common.bench.cost_model import step_floor
 from common.bench.harness import Benchmark, Figures, Headline, Unavailable
-from common.bench.predict import step_floor
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.steps import decoding, time_steps

@@ -19,10 +19,10 @@ import torch
 
 from common.bench import plots
 from common.bench.ceilings import ceilings
+from common.bench.cost_model import decode_bytes, step_flops
 from common.bench.engine_load import engine_load
 from common.bench.harness import Benchmark, Figures, Headline, Unavailable
 from common.bench.offline import transformers_continuous_batches
-from common.bench.predict import decode_bytes, step_flops
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.timing import free_memory, peak_memory_gib

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from common.stages import ROOT
 
 from ..documents import write_atomically
-from . import guides, predictions, stage_01, stage_02, stage_03, stage_04, stage_05, stage_06, stage_07, stage_08
+from . import guesses, guides, stage_01, stage_02, stage_03, stage_04, stage_05, stage_06, stage_07, stage_08
 from .passages import Once, Passage, problems, rewritten
 
 LESSONS = [stage_01, stage_02, stage_03, stage_04, stage_05, stage_06, stage_07, stage_08]
 DOCUMENTS: dict[str, Callable[[], Sequence[Passage]]] = (
     guides.DOCUMENTS
-    | predictions.DOCUMENTS
+    | guesses.DOCUMENTS
     | {
         f"{folder.name}/README.md": lesson.declared
         for folder, lesson in zip(sorted(ROOT.glob("[0-9][0-9]_*")), LESSONS, strict=True)

@@ -1,6 +1,6 @@
 """Figures of lesson 01."""
 
-from ..predict import block_parameters, head_parameters
+from ..cost_model import block_parameters, head_parameters
 from .passages import Claim, Given, Once, Passage, Quote
 from .sources import STATED, Results, by, config, lines
 

@@ -4,7 +4,7 @@ import torch
 
 from common.model import ModelConfig
 
-from ..predict import parameters
+from ..cost_model import parameters
 from .passages import Claim, Given, Once, Passage, Quote
 from .sources import STATED, Results, by, config
 from .stage_01 import tokens_run

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from common.bench.cost_model import step_flops
 from common.bench.harness import Figures
-from common.bench.predict import step_flops
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.workloads import random_prompt

@@ -1,7 +1,7 @@
 """Stage 02: with K and V kept, each token runs once."""
 
-from common.bench.compare import predictions
-from common.bench.predict import decode_bytes
+from common.bench.compare import expected
+from common.bench.cost_model import decode_bytes
 from common.bench.run import run_benchmark
 
 from . import Question, benchmark_of, over_first
@@ -27,7 +27,7 @@ QUESTIONS = [
         "After a prompt of {prompt}, stage 01 runs 40,832 tokens and stage 02 runs 287. On the course's machine, one "
         "more token after 512 takes 31 ms without the cache and 1.6 ms with it.",
         "times",
-        lambda found: predictions.kv_cache(*found).value,
+        lambda found: expected.kv_cache(*found).value,
         lambda found: found.sides[BEFORE]["seconds"][-1] / found.sides[NOW]["seconds"][-1],
         why_more="Arithmetic leaves out the fixed cost of a step, which short sequences without a cache mostly pay.",
     ),

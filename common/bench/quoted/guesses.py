@@ -3,7 +3,7 @@
 import numpy
 import torch
 
-from ..predict import block_parameters, head_parameters, parameters
+from ..cost_model import block_parameters, head_parameters, parameters
 from .passages import Passage, Quote
 from .sources import Results, by, config
 from .stage_01 import tokens_run

@@ -14,7 +14,7 @@ from common.loader.config import read_config
 from common.loader.device import DTYPES
 from common.model import ModelConfig
 
-from ..predict import decode_bytes, step_floor, step_flops
+from ..cost_model import decode_bytes, step_floor, step_flops
 
 Sides = Mapping[str, Mapping[str, Any]]
 

@@ -28,9 +28,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from common.setup.environment import is_ready, note, prepare_environment, variables_of
-from common.setup.terminal import READER_GONE, paint, run_to_end, show
+from common.setup.environment import is_ready, prepare_environment, variables_of
 from common.stages import stage_folder, stage_folders
+from common.terminal import READER_GONE, note, paint, run_to_end, show
 
 ROOT = Path(__file__).resolve().parent
 HELP = ("-h", "--help")

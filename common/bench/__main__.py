@@ -13,8 +13,8 @@ is marked with "?".
 from collections.abc import Sequence
 from importlib import import_module
 
-from common.setup.terminal import run_to_end
 from common.stages import stage_folders
+from common.terminal import run_to_end
 
 from .commands import main
 from .harness import Benchmark

@@ -24,7 +24,7 @@ SCRIPTS = [folder / "benchmark.py" for folder in (*stage_folders(), ROOT / "comm
 def main(arguments: list[str]) -> None:
     pace, line = measure_pace()
     if pace is None:
-        sys.exit(f"{line.name} {line.text}")
+        sys.exit(f"stage 05 {line.text}")
     if "check" in arguments:
         recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
         for stage in stage_folders():

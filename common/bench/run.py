@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from common.setup.terminal import run_to_end
+from common.terminal import run_to_end
 
 from .harness import Benchmark
 from .learner import beside_reference, is_learners

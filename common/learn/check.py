@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from common.setup.terminal import run_to_end
+from common.terminal import run_to_end
 
 from .alone import Alone
 from .blank import Task, find_tasks

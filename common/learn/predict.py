@@ -24,9 +24,8 @@ from common.bench.harness import Benchmark, Run, run_process
 from common.bench.settings import Settings
 from common.errors import counted, shortened
 from common.model import ModelConfig
-from common.setup.progress import LOOK_EVERY, StatusLine, note
-from common.setup.terminal import run_to_end
 from common.stages import stage_folder, stage_folders
+from common.terminal import LOOK_EVERY, StatusLine, note, run_to_end
 
 from .predict_report import draw, table
 from .predictions import Found, Question

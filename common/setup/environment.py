@@ -6,15 +6,26 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
+from common.terminal import LOOK_EVERY, StatusLine, note
+
 from .kit import checked_wheels, digest, running_python
-from .progress import note, run_pip
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ADVICE = "pip failed, for the reason above. Once that is put right, the same command carries on."
+NO_VENV = "has no venv module: on Debian or Ubuntu, `apt install python3-venv` adds it."
+SHOWN_LINES = 15  # of what pip said, if it fails
+ACTIVITIES = {  # what pip prints when it begins something, and how that is told
+    r"Installing collected packages: ": "unpacking, which takes about a minute",
+    r"Saved (?:.*[/\\])?(\w+)-": "saving {}",
+    r"\s*(?:Downloading|Using cached) (?:.*/)?(\w+)-\S+\.whl \((.+)\)": "downloading {} ({})",
+    r"(?:Collecting|Processing) ": "choosing versions",
+}
 
 
 def prepare_environment(root: Path) -> str:
@@ -71,7 +82,7 @@ def has_pip(python: Path) -> bool:
 def make_venv(venv: Path) -> None:
     """Make an environment that holds pip and nothing else; exit with a sentence if that fails."""
     if not has_venv_module():
-        sys.exit("This Python has no venv module: on Debian or Ubuntu, `apt install python3-venv` adds it.")
+        sys.exit(f"This Python {NO_VENV}")
     note(f"Making {venv.name}, a Python environment just for this course (a few seconds).")
     command = [sys.executable, "-m", "venv", "--clear", str(venv)]
     result = subprocess.run(command, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -107,8 +118,8 @@ def install_requirements(venv: Path, requirements: Path) -> None:
     if torch and is_cpu_torch_better():
         # The CPU build of a version satisfies requirements.txt too: the second call leaves it alone.
         note("There is no NVIDIA GPU here: taking the CPU build of PyTorch.")
-        run_pip(pip_install(venv, "--extra-index-url", TORCH_CPU_INDEX, torch), venv, ADVICE)
-    run_pip(pip_install(venv, "-r", str(requirements)), venv, ADVICE)
+        run_pip(pip_install(venv, "--extra-index-url", TORCH_CPU_INDEX, torch), ADVICE)
+    run_pip(pip_install(venv, "-r", str(requirements)), ADVICE)
 
 
 def install_wheels(venv: Path, wheels: list[Path]) -> None:
@@ -116,7 +127,29 @@ def install_wheels(venv: Path, wheels: list[Path]) -> None:
     note(f"Installing {len(wheels)} checked files from the kit into .venv, without a network.")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     environment["PIP_CONFIG_FILE"] = os.devnull
-    run_pip(pip_install(venv, "--no-index", "--no-deps", *map(str, wheels)), venv, ADVICE, environment)
+    run_pip(pip_install(venv, "--no-index", "--no-deps", *map(str, wheels)), ADVICE, environment)
+
+
+def run_pip(command: list[str], advice: str, environment: Mapping[str, str] | None = None) -> None:
+    """Run pip and say every moment what it is at. If it fails, exit with its last lines and `advice`."""
+    # pip decides by itself which lines a terminal gets; through a pipe they are always the same.
+    options = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
+    lines, started = [], time.monotonic()
+    with subprocess.Popen([*command, *options], env=environment, **pipes) as child, StatusLine() as status:
+        reader = threading.Thread(target=lambda: [lines.append(line.rstrip()) for line in child.stdout], daemon=True)
+        reader.start()
+        while reader.is_alive():
+            reader.join(LOOK_EVERY)
+            status.say(time.monotonic() - started, activity(lines))
+    if child.returncode:
+        sys.exit("\n".join([*lines[-SHOWN_LINES:], advice]))
+
+
+def activity(lines: list[str]) -> str:
+    """Say what pip is at, from the lines that it has printed."""
+    found = ((re.match(pattern, line), told) for line in reversed(lines) for pattern, told in ACTIVITIES.items())
+    return next((told.format(*match.groups()) for match, told in found if match), "starting pip")
 
 
 def torch_requirement(requirements: Path) -> str | None:

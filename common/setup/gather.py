@@ -12,21 +12,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-from .environment import TORCH_CPU_INDEX, answers, make_venv, python_of, torch_requirement
+from common.terminal import note
+
+from .environment import TORCH_CPU_INDEX, answers, make_venv, python_of, run_pip, torch_requirement
 from .kit import digest, kit_folder, running_platform, running_python
-from .progress import note, run_pip
 
 ROOT = Path(__file__).resolve().parents[2]
 HELP_PIP = Path(__file__).with_name("pip_for_another.py")
 ADVICE = "pip failed, for the reason above, and no kit was written."
-GLIBC_MINORS = range(28, 4, -1)  # a wheel for glibc 2.N runs wherever glibc is 2.N or newer; torch asks for 2.28
-LINUX_TAGS = [
-    *(f"manylinux_2_{minor}" for minor in GLIBC_MINORS),
-    "manylinux2014",
-    "manylinux2010",
-    "manylinux1",
-    "linux",
-]
+# A wheel for glibc 2.N runs wherever glibc is 2.N or newer; torch asks for 2.28.
+LINUX_TAGS = [*(f"manylinux_2_{minor}" for minor in range(28, 4, -1)), *"manylinux2014 manylinux2010 linux".split()]
 LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
 MACOS = {"sys_platform": "darwin", "platform_system": "Darwin", "os_name": "posix"}
 WINDOWS = {"sys_platform": "win32", "platform_system": "Windows", "os_name": "nt"}
@@ -57,32 +52,21 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="course.py kit", description="Gather all wheels, for machines without a network."
-    )
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FOLDER", help="may hold kits for other machines too"
-    )
-    parser.add_argument(
-        "--platform",
-        default=running_platform(),
-        help=f"for which machine: {', '.join(PLATFORMS)} (default: this one, {running_platform()})",
-    )
-    parser.add_argument(
-        "--python", choices=PYTHONS, default=running_python(), help="for which Python (default: %(default)s)"
-    )
-    parser.add_argument("--cuda", action="store_true", help="on Linux, take PyTorch with CUDA: several GB more")
+    about = "Gather all wheels, for machines without a network."
+    parser = argparse.ArgumentParser(prog="course.py kit", description=about)
+    add, here = parser.add_argument, running_platform()
+    add("--out", type=Path, required=True, metavar="FOLDER", help="may hold kits for other machines too")
+    machines = f"{', '.join(PLATFORMS)} (default: this one, {here})"
+    add("--platform", default=here, help=f"for which machine: {machines}")
+    add("--python", choices=PYTHONS, default=running_python(), help="for which Python (default: %(default)s)")
+    add("--cuda", action="store_true", help="on Linux, take PyTorch with CUDA: several GB more")
     return parser
 
 
 def gather(folder: Path, platform: str, python: str, requirements: Path, cuda: bool) -> None:
     """Download all wheels into `folder` and write kit.json there. What was in the folder before is replaced."""
     tags, markers = PLATFORMS[platform]
-    markers = markers | {
-        "python_version": python,
-        "python_full_version": f"{python}.0",
-        "implementation_name": "cpython",
-    }
+    markers = markers | dict(python_version=python, python_full_version=f"{python}.0", implementation_name="cpython")
     options = [f"--platform={tag}" for tag in tags]
     options += [f"--python-version={python}", "--implementation=cp", "--only-binary=:all:", "-r", str(requirements)]
     if platform.startswith("linux") and not cuda and torch_requirement(requirements):
@@ -98,7 +82,7 @@ def gather(folder: Path, platform: str, python: str, requirements: Path, cuda: b
         make_venv(venv)
         command = [str(python_of(venv)), str(HELP_PIP), json.dumps(markers), "download", "--dest", str(partial)]
         note(f"Gathering wheels for {platform} and Python {python}.")
-        run_pip([*command, *options], venv, ADVICE)
+        run_pip([*command, *options], ADVICE)
     files = {path.name: digest(path) for path in sorted(partial.glob("*.whl"))}
     kit = {"platform": platform, "python": python, "requirements": digest(requirements), "files": files}
     (partial / "kit.json").write_text(json.dumps(kit, indent=1) + "\n", encoding="utf-8")

@@ -1,19 +1,24 @@
-"""What this machine has and what other programs take of it, in numbers; None where the system does not say.
+"""What this machine has and what other programs take of it, in numbers; None where that is not known.
 
-Linux says all of it, in /proc and /sys/fs/cgroup. macOS and Windows say only a part to Python's standard library.
+psutil knows most of it on every system, and is there once .venv is. Linux says how much a container may use.
 """
 
 import os
 import shutil
 import socket
 import subprocess
-import time
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+
+try:
+    import psutil
+except ImportError:  # nothing is installed yet
+    psutil = None
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")  # that pictures and the tests of pages drive
 CGROUP = Path("/sys/fs/cgroup")
-PROC = Path("/proc")
 
 
 def usable_cores() -> int:
@@ -29,52 +34,29 @@ def core_quota() -> float | None:
 
 def free_memory() -> int | None:
     """Return the bytes that a program can have without others being swapped out."""
-    available = next((line.split()[1] for line in read(PROC / "meminfo").splitlines() if "MemAvailable" in line), None)
-    if available is None:
+    if psutil is None:
         return None
-    limit = read(CGROUP / "memory.max").strip() or "max"
-    free = int(available) * 1024
+    free, limit = psutil.virtual_memory().available, read(CGROUP / "memory.max").strip() or "max"
     return free if limit == "max" else min(free, int(limit))
 
 
 def busy_cores(seconds: float = 0.5) -> tuple[float, list[str]] | None:
-    """Watch for `seconds`: how many cores were busy, and the programs that took 0.2 cores or more, busiest first.
-
-    Where only the load average is known, no program is named.
-    """
-    before = busy_ticks()
-    if before is None:
-        return (os.getloadavg()[0], []) if hasattr(os, "getloadavg") else None
-    start, programs_before = time.monotonic(), program_ticks()
-    time.sleep(seconds)
-    worked, programs = busy_ticks() - before, program_ticks()
-    ticks = os.sysconf("SC_CLK_TCK") * (time.monotonic() - start)
-    shares = defaultdict(float)
-    for pid, (name, now) in programs.items():
-        if pid != os.getpid():
-            shares[name] += (now - programs_before.get(pid, (name, 0))[1]) / ticks
-    named = sorted((name for name, share in shares.items() if share >= 0.2), key=lambda name: -shares[name])
-    return worked / ticks, named
-
-
-def busy_ticks() -> int | None:
-    """Return the clock ticks in which cores worked, for this machine's programs or for its host's other guests."""
-    numbers = [int(word) for word in read(PROC / "stat").partition("\n")[0].split()[1:9]]
-    if len(numbers) < 8:
+    """Watch for `seconds`: how many cores were busy, and the programs that took 0.2 cores or more, busiest first."""
+    if psutil is None:
         return None
-    idle, waiting_for_disk = numbers[3:5]
-    return sum(numbers) - idle - waiting_for_disk
+    others = [one for one in psutil.process_iter() if one.pid != os.getpid()]
 
+    def shares() -> Iterator[tuple[str, float]]:
+        """Yield name and cores of each, since this was last asked."""
+        for one in others:
+            with suppress(psutil.Error):  # it has ended, or is another user's
+                yield one.name(), one.cpu_percent() / 100
 
-def program_ticks() -> dict[int, tuple[str, int]]:
-    """Return name and clock ticks of every process, by its id."""
-    found = {}
-    for path in PROC.glob("[0-9]*/stat"):
-        before, _, after = read(path).rpartition(")")  # a name may hold spaces and parentheses
-        if after:
-            fields = after.split()
-            found[int(path.parent.name)] = (before.partition("(")[2], int(fields[11]) + int(fields[12]))
-    return found
+    list(shares())
+    busy, taken = psutil.cpu_percent(seconds) / 100 * psutil.cpu_count(), Counter()
+    for name, share in shares():
+        taken[name] += share
+    return busy, [name for name, share in taken.most_common() if share >= 0.2]
 
 
 def is_port_free(port: int) -> bool:
@@ -102,7 +84,7 @@ def said_by(*command: str) -> str | None:
 
 
 def read(path: Path) -> str:
-    """Return a file's text, or nothing where there is none or it has just gone."""
+    """Return a file's text, or nothing where there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -42,7 +42,7 @@ def tree(tmp_path: Path) -> Path:
     write_files(tmp_path, STAGES)
     shutil.copy(course.__file__, tmp_path)
     shutil.copytree(course.ROOT / "common" / "setup", tmp_path / "common" / "setup")
-    for name in ("stages.py", "errors.py"):
+    for name in ("stages.py", "errors.py", "terminal.py"):
         shutil.copy(course.ROOT / "common" / name, tmp_path / "common")
     return tmp_path
 

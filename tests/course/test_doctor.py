@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import course
-from common.setup import doctor, machine, pace
+from common.bench import pace
+from common.setup import doctor, machine
 from common.setup.doctor import NEEDED, OK, OPTIONAL
 from common.stages import load_engine, stage_folders
 
@@ -43,7 +45,7 @@ def fake(monkeypatch, **answers) -> None:
 def test_doctor_runs_before_anything_is_installed(tmp_path):
     """Through the door, in a course without .venv."""
     shutil.copytree(course.ROOT / "common/setup", tmp_path / "common/setup")
-    for name in ("stages.py", "errors.py"):
+    for name in ("stages.py", "errors.py", "terminal.py"):
         shutil.copy(course.ROOT / "common" / name, tmp_path / "common")
     shutil.copy(course.__file__, tmp_path)
     (tmp_path / "requirements.txt").write_text("torch\n")
@@ -57,17 +59,17 @@ def test_doctor_runs_before_anything_is_installed(tmp_path):
 
 @pytest.mark.parametrize("module", sorted(doctor.ROOT.glob("common/setup/*.py")), ids=lambda path: path.stem)
 def test_what_sets_up_needs_nothing_installed(module):
-    """All but the measurements, which run in the environment, and what runs as pip."""
+    """All but what runs as pip."""
     imports = list(ast.walk(ast.parse(module.read_text(encoding="utf-8"))))
     names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in imports if isinstance(node, ast.ImportFrom) and node.level == 0}
     foreign = {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
-    assert not foreign or module.stem in ("pace", "record", "pip_for_another"), foreign
+    assert not foreign - {"common.terminal", "psutil"} or module.stem == "pip_for_another", foreign
 
 
 @pytest.mark.parametrize(
     ("free", "mark", "said"),
-    [(8 * GB, OK, "8.0 GB free"), (GB, NEEDED, "1.0 GB free: close programs"), (None, OK, "does not tell")],
+    [(8 * GB, OK, "8.0 GB free"), (GB, NEEDED, "1.0 GB free: close programs"), (None, OK, "knows once .venv is there")],
 )
 def test_memory(monkeypatch, free, mark, said):
     fake(monkeypatch, free_memory=free)
@@ -99,39 +101,38 @@ def test_busy_programs_are_named(monkeypatch):
     assert doctor.others().mark == OK
 
 
-def test_busy_cores_counts_what_was_worked_meanwhile(monkeypatch):
-    """Two seconds at 100 ticks each: 150 ticks are 0.75 cores, and this process is not one of the others."""
-    ticks, moments = iter([1000, 1150]), iter([10.0, 12.0])
-    programs = iter(
-        [{7: ("old", 40), os.getpid(): ("me", 0)}, {7: ("old", 100), 8: ("new", 45), os.getpid(): ("me", 200)}]
-    )
-    monkeypatch.setattr(machine, "busy_ticks", lambda: next(ticks))
-    monkeypatch.setattr(machine, "program_ticks", lambda: next(programs))
-    monkeypatch.setattr(machine.time, "monotonic", lambda: next(moments))
-    monkeypatch.setattr(machine.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(machine.os, "sysconf", lambda name: 100, raising=False)
-    assert machine.busy_cores() == (0.75, ["old", "new"])
+def test_busy_programs_are_those_that_work_meanwhile(monkeypatch):
+    class Program:
+        def __init__(self, pid, name, *percents):
+            self.pid, self.name, self.percents = pid, lambda: name, iter(percents)
+
+        def cpu_percent(self):
+            if (percent := next(self.percents, None)) is None:
+                raise machine.psutil.NoSuchProcess(self.pid)
+            return percent
+
+    programs = [
+        Program(7, "idle", 0, 10), Program(8, "one", 0, 30), Program(9, "two", 0, 25), Program(10, "two", 0, 25),
+        Program(11, "gone", 0), Program(os.getpid(), "me", 0, 100),
+    ]  # fmt: skip
+    monkeypatch.setattr(machine.psutil, "process_iter", lambda: programs)
+    monkeypatch.setattr(machine.psutil, "cpu_percent", lambda seconds: 45.0)
+    monkeypatch.setattr(machine.psutil, "cpu_count", lambda: 4)
+    assert machine.busy_cores() == (1.8, ["two", "one"])
+    monkeypatch.setattr(machine, "psutil", None)
+    assert machine.busy_cores() is machine.free_memory() is None and "once .venv is there" in doctor.others().text
 
 
 def test_what_a_container_may_use_is_read_from_its_limits(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
-    monkeypatch.setattr(machine, "PROC", tmp_path)
-    assert (machine.core_quota(), machine.free_memory()) == (None, None)
-    (tmp_path / "meminfo").write_text("MemTotal:  16000000 kB\nMemAvailable:   8000000 kB\n")
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GB))
+    assert (machine.core_quota(), machine.free_memory()) == (None, 8 * GB)
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert (machine.core_quota(), machine.free_memory()) == (None, 8_192_000_000)
+    assert (machine.core_quota(), machine.free_memory()) == (None, 8 * GB)
     (tmp_path / "memory.max").write_text("4000000000\n")
     (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert (machine.core_quota(), machine.free_memory()) == (1.5, 4_000_000_000)
-
-
-def test_a_name_with_parentheses_is_a_name(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "PROC", tmp_path)
-    (tmp_path / "42").mkdir()
-    fields = "S 1 1 1 0 -1 0 0 0 0 0 30 12 0 0 20 0 1"
-    (tmp_path / "42/stat").write_text(f"42 (a (strange) name) {fields}\n")
-    assert machine.program_ticks() == {42: ("a (strange) name", 42)}
+    assert (machine.core_quota(), machine.free_memory()) == (1.5, 4 * GB)
 
 
 def test_a_taken_port_is_answered_with_a_free_one(monkeypatch):
@@ -173,8 +174,9 @@ def test_a_damaged_kit_is_reported_with_its_file(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("gpu", "mark"), [(None, OPTIONAL), ("H100, 580.1, 80 GB", NEEDED)])
 def test_a_missing_compiler_matters_on_a_gpu(monkeypatch, gpu, mark):
+    fake(monkeypatch, find_gpu=gpu)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    assert doctor.compiler(gpu).mark == mark
+    assert doctor.compiler().mark == mark
 
 
 @pytest.mark.parametrize(

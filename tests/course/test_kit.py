@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 import course
-from common import stages
 from common.setup import gather, kit
 
 UNREACHABLE = "http://127.0.0.1:9"  # port 9 discards; where nothing listens, a connection is refused at once
@@ -106,8 +105,8 @@ def test_a_course_is_set_up_from_its_kit_while_no_index_can_be_reached(index, tm
     tree, kits = tmp_path / "course", tmp_path / "kits"
     shutil.copytree(course.ROOT / "common" / "setup", tree / "common" / "setup")
     shutil.copy(course.__file__, tree)
-    shutil.copy(stages.__file__, tree / "common")
-    shutil.copy(course.ROOT / "common" / "errors.py", tree / "common")
+    for name in ("stages.py", "errors.py", "terminal.py"):
+        shutil.copy(course.ROOT / "common" / name, tree / "common")
     (tree / "requirements.txt").write_text("beta\ngamma\n")
     (tree / "01_only").mkdir()
     (tree / "01_only/engine.py").touch()

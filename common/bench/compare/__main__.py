@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 
 from common.inspector.document import document
-from common.setup.terminal import run_to_end
+from common.terminal import run_to_end
 
 from ..documents import write_atomically
 from ..suite import say

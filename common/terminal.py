@@ -1,4 +1,7 @@
-"""How a command of the course prints, and how it ends: quietly if the reader of its output is gone."""
+"""How a command of the course prints, and how it ends: quietly if the reader of its output is gone.
+
+It needs only Python: course.py runs before anything is installed.
+"""
 
 import os
 import shlex
@@ -10,6 +13,13 @@ from collections.abc import Callable
 from typing import NoReturn
 
 READER_GONE = 128 + 13  # how shells report SIGPIPE
+LOOK_EVERY = 0.5  # seconds: how often a status is looked at
+SAY_EVERY = 15.0  # seconds, in a log
+
+
+def note(text: str) -> None:
+    """Print to stderr, so that stdout holds only what the demos and benchmarks print."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def run_to_end(main: Callable[[], int | None]) -> NoReturn:
@@ -52,3 +62,27 @@ def show(lines: list[str]) -> None:
         subprocess.run(pager, input=text.encode(), env={"LESS": "FRX", **os.environ})
     else:
         print(text, end="")
+
+
+class StatusLine:
+    """One line on a terminal that is written over; in a log, a line when an activity is new, and every 15 s."""
+
+    def __init__(self):
+        self.live = sys.stderr.isatty()
+        self.activities, self.said = set(), 0.0
+
+    def __enter__(self) -> "StatusLine":
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.live:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def say(self, seconds: float, text: str) -> None:
+        activity = text.split()[0]
+        if self.live:
+            print(f"\r\033[K{seconds:5.0f} s   {text[:70]}", end="", file=sys.stderr, flush=True)
+        elif activity not in self.activities or seconds - self.said >= SAY_EVERY:
+            note(f"{seconds:5.0f} s   {text}")
+            self.activities.add(activity)
+            self.said = seconds

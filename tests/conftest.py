@@ -21,10 +21,7 @@ for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
 ssl.create_default_context = cache(ssl.create_default_context)
 
 import torch
-from engine_options import MAX_TOKENS
-from graph_stand_in import graphed
 from hypothesis import Phase, settings
-from wrong_token import wrong_token
 
 from common.checkpoints.corpus import chat, document
 from common.engine import BaseEngine
@@ -35,6 +32,9 @@ from common.reference import Reference
 from common.request import Request
 from common.stages import load_engine, stage_folders
 from common.trace import Trace
+from tests.helpers.engine_options import MAX_TOKENS
+from tests.helpers.graph_stand_in import graphed
+from tests.helpers.wrong_token import wrong_token
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton: kernels then run in Python

@@ -11,9 +11,9 @@ import json
 import random
 
 import pytest
-from engine_options import GREEDY, MAX_TOKENS, endless
 
 from common.sampling import SamplingParams, sample
+from tests.helpers.engine_options import GREEDY, MAX_TOKENS, endless
 
 STORY = "Once upon a time, there was"
 

@@ -7,9 +7,9 @@ an unmodified copy of stage 04 would pass as stage 05, and a preemption that rai
 """
 
 import pytest
-from engine_options import GREEDY
 
 from common.sampling import SamplingParams
+from tests.helpers.engine_options import GREEDY
 
 PAGE = 16  # tokens
 

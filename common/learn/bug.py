@@ -94,7 +94,7 @@ def make(fault: Fault, root: Path, folder: Path) -> None:
         symptom=fault.symptom,
         python=python_to_type(),
         script=os.path.relpath(script, root),
-        helpers=str(root / "tests" / "helpers"),
+        root=str(root),
         stage=fault.stage,
     )
     script.write_text(head + fault.reproduce.strip() + "\n", encoding="utf-8")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from measured_here import measure_here, shrink_products
 
 from common.bench import hardware, harness, plots, suite
 from common.bench.__main__ import course_benchmarks
@@ -21,6 +20,7 @@ from common.bench.settings import Settings
 from common.bench.steps import step_profile
 from common.model import ModelConfig
 from common.stages import load_engine
+from tests.helpers.measured_here import measure_here, shrink_products
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted(ROOT.glob("[0-9][0-9]_*/results/*.json"))

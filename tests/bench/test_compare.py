@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-from results_files import SLOWEST, STAGES, results, write_results
 
 from common.bench.compare import __main__ as command
 from common.bench.compare import sources
@@ -12,6 +11,7 @@ from common.bench.compare.classroom import odd_ones
 from common.bench.compare.figures import compose
 from common.bench.compare.sources import collect
 from common.bench.suite import write_json
+from tests.helpers.results_files import SLOWEST, STAGES, results, write_results
 
 
 @pytest.fixture(autouse=True)

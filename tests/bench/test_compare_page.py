@@ -1,10 +1,10 @@
 """The page of `compare` in a real browser, opened from its file: every panel at every width, light and dark."""
 
 import pytest
-from results_files import write_results
-from watching import Page, browser
 
 from common.bench.compare import __main__ as command
+from tests.helpers.results_files import write_results
+from tests.helpers.watching import Page, browser
 
 pytestmark = pytest.mark.browser
 WIDTHS = (390, 1280, 1920)

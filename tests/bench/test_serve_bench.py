@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from openai_stand_in import FAILURES, FIRST, GAP, KEY, MODELS, stand_in
 
 from common.bench import serve
 from common.bench.client import NOT_SENT, Connections, Target, converse
@@ -17,6 +16,7 @@ from common.bench.conversations import Workload
 from common.bench.metrics import LoadResult, RequestRecord
 from common.bench.serve_report import footer, point_figures, result_document
 from common.bench.workloads import Job
+from tests.helpers.openai_stand_in import FAILURES, FIRST, GAP, KEY, MODELS, stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 

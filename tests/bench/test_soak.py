@@ -3,10 +3,10 @@
 import asyncio
 
 import httpx
-from serving_openai import openai_server
 
 from common.bench.experiments.soak import attacks, send
 from common.stages import load_engine
+from tests.helpers.serving_openai import openai_server
 
 
 def test_the_worst_requests_are_answered_as_they_should_be(loaded):

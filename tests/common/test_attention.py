@@ -5,11 +5,11 @@ import random
 
 import pytest
 import torch
-from triton_marks import needs_triton
 
 from common.attention import PagedBatch, choose_attention, why_not
 from common.attention.numba_backend import MOST_ROWS
 from common.attention.torch_backend import runs
+from tests.helpers.triton_marks import needs_triton
 
 CPU = torch.device("cpu")
 needs_numba = pytest.mark.skipif(

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import CONFIGS, SMALL, causal_attend, poison, random_model, step_of
 from torch import nn
+
+from tests.helpers.small_models import CONFIGS, SMALL, causal_attend, poison, random_model, step_of
 
 pytest.importorskip("numba")
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from thread_ranks import Threads
 
 from common.loader import Loaded, load_model
 from common.loader import shard as shard_module
 from common.loader.shard import WHOLE, Shard, split_dimension
 from common.loader.weights import checkpoint_names
+from tests.helpers.thread_ranks import Threads
 
 LLAMA = {
     "model_type": "llama",

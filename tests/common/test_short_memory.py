@@ -6,11 +6,11 @@ import sys
 import httpx
 import pytest
 import torch
-from serving_openai import openai_server
 
 from common.errors import out_of_memory
 from common.sampling import SamplingParams
 from common.stages import ROOT, load_engine
+from tests.helpers.serving_openai import openai_server
 
 PAGED = ["05", "06", "07"]
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from incomplete_stages import load_once
 
 from common.learn.milestones import runner
 from common.stages import stage_folders
+from tests.helpers.incomplete_stages import load_once
 
 
 @pytest.fixture

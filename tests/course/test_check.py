@@ -5,7 +5,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from incomplete_stages import patient, without, write
 
 from common.learn import check, solve
 from common.learn.blank import blank_stage, find_tasks
@@ -13,6 +12,7 @@ from common.learn.milestones import read_milestones
 from common.learn.milestones.runner import run_milestones
 from common.learn.task_list import task_list
 from common.stages import stage_folders
+from tests.helpers.incomplete_stages import patient, without, write
 
 STAGES = stage_folders()
 BEFORE_05, STAGE_05 = STAGES[3:5]

@@ -4,13 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-from engine_options import GREEDY
-from incomplete_stages import SOLUTIONS, patient, solved, write
 
 from common.learn import check
 from common.learn.milestones import read_exercises
 from common.learn.milestones.runner import Outcome, run_milestones
 from common.stages import load_engine, stage_folders
+from tests.helpers.engine_options import GREEDY
+from tests.helpers.incomplete_stages import SOLUTIONS, patient, solved, write
 
 STAGES = stage_folders()
 EXERCISES = [  # with time enough on a busy machine

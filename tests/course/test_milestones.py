@@ -3,13 +3,13 @@
 from itertools import pairwise
 
 import pytest
-from incomplete_stages import as_before, load_once, patient, without, write
 
 from common.learn.alone import with_reference
 from common.learn.blank import blank_stage, find_tasks
 from common.learn.milestones import read_milestones
 from common.learn.milestones.runner import Runner
 from common.stages import stage_folders
+from tests.helpers.incomplete_stages import as_before, load_once, patient, without, write
 
 ENDLESS = 5  # seconds until what must fail is taken to run for ever: so it fails
 PAIRS = list(pairwise(stage_folders()))

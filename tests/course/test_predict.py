@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from measured_here import measure_here, shrink_products
 
 from common.bench.compare.sources import results_files
 from common.learn import predict, predict_report
@@ -19,6 +18,7 @@ from common.learn.predictions import Found, Question
 from common.loader import find_checkpoint
 from common.loader.config import read_config
 from common.stages import ROOT, stage_folders
+from tests.helpers.measured_here import measure_here, shrink_products
 
 NUMBERS = [folder.name[:2] for folder in stage_folders()]
 

@@ -1,6 +1,6 @@
 """What the contract says of wrong token ids: which is the first, as text."""
 
-from wrong_token import wrong_token
+from tests.helpers.wrong_token import wrong_token
 
 
 def test_the_first_wrong_token_is_shown_as_text(loaded):

@@ -1,7 +1,8 @@
 """A page transport to send from, full of random numbers, and an empty one to receive into."""
 
 import pytest
-from page_ends import random_pools, transport, zero_pools
+
+from tests.helpers.page_ends import random_pools, transport, zero_pools
 
 
 @pytest.fixture

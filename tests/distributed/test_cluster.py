@@ -17,7 +17,7 @@ from common.process import run_on_temporary_thread
 from common.stages import ROOT
 
 ray = pytest.importorskip("ray", reason="needs the package ray")
-from ray_probe import SECONDS, assert_all_end, places, processes_of_ray, psutil  # noqa: E402 (not if ray is missing)
+from tests.helpers.ray_probe import SECONDS, assert_all_end, places, processes_of_ray, psutil  # noqa: E402 (not if ray is missing)
 
 pytestmark = pytest.mark.ray
 

@@ -12,7 +12,7 @@ import pytest
 from common.stages import ROOT
 
 ray = pytest.importorskip("ray", reason="needs the package ray")
-from ray_probe import places, ray_of  # noqa: E402 (not before ray is known to be there)
+from tests.helpers.ray_probe import places, ray_of  # noqa: E402 (not before ray is known to be there)
 
 pytestmark = pytest.mark.ray
 

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from page_ends import eventually, random_pools, transport, zero_pools
-from thread_ranks import Threads
 
 from common.distributed import ranked
 from common.distributed.ranked import OnAllRanks, RankedTransfer, RankedTransport
@@ -13,6 +11,8 @@ from common.loader.shard import Shard
 from common.sampling import SamplingParams
 from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine, load_stage_module
+from tests.helpers.page_ends import eventually, random_pools, transport, zero_pools
+from tests.helpers.thread_ranks import Threads
 
 CPU = torch.device("cpu")
 PAGES = [3, 7, 1], [2, 9, 4]  # of the sender, of the receiver

@@ -9,7 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from page_ends import (
+
+from common.distributed import interruptible_socket, staging, tcp_transfer, tcp_transport
+from common.distributed.interruptible_socket import InterruptibleSocket, in_parts
+from common.distributed.page_bytes import bytes_of, layout, page_runs, page_views
+from common.distributed.staging import Staging
+from common.distributed.tcp_transport import TcpTransport
+from tests.helpers.page_ends import (
     BIG,
     SHAPES,
     eventually,
@@ -22,12 +28,6 @@ from page_ends import (
     transport,
     zero_pools,
 )
-
-from common.distributed import interruptible_socket, staging, tcp_transfer, tcp_transport
-from common.distributed.interruptible_socket import InterruptibleSocket, in_parts
-from common.distributed.page_bytes import bytes_of, layout, page_runs, page_views
-from common.distributed.staging import Staging
-from common.distributed.tcp_transport import TcpTransport
 
 
 @pytest.fixture(params=["float32", "bfloat16"])

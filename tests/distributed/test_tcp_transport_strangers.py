@@ -7,7 +7,11 @@ from contextlib import ExitStack, suppress
 
 import pytest
 import torch
-from page_ends import (
+
+from common.distributed import tcp_transfer, tcp_transport
+from common.distributed.page_bytes import layout, page_views
+from common.distributed.page_handshake import REQUEST
+from tests.helpers.page_ends import (
     BIG,
     eventually,
     fetched,
@@ -20,10 +24,6 @@ from page_ends import (
     untouched,
     zero_pools,
 )
-
-from common.distributed import tcp_transfer, tcp_transport
-from common.distributed.page_bytes import layout, page_views
-from common.distributed.page_handshake import REQUEST
 
 # ---- Strangers, and peers that are slow ----
 

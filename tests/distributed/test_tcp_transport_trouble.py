@@ -10,12 +10,12 @@ from functools import partial
 
 import pytest
 import torch
-from page_ends import eventually, fetched, random_pools, sender_by_hand, threads, transport, untouched
 
 from common.distributed import interruptible_socket, tcp_transfer, tcp_transport
 from common.distributed.interruptible_socket import InterruptibleSocket
 from common.distributed.page_bytes import layout
 from common.distributed.page_handshake import Ticket
+from tests.helpers.page_ends import eventually, fetched, random_pools, sender_by_hand, threads, transport, untouched
 
 # ---- Success is an explicit fact ----
 

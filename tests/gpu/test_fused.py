@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import CONFIGS, SMALL, causal_attend, poison, random_model, step_of
 from torch import nn
-from triton_marks import devices, needs_triton
 
 from common.fused import FusedTransformer, fuse
 from common.loader import load_model
 from common.model import Transformer, rope_table, rotate
 from common.sampling import SamplingParams
 from common.stages import load_engine
+from tests.helpers.small_models import CONFIGS, SMALL, causal_attend, poison, random_model, step_of
+from tests.helpers.triton_marks import devices, needs_triton
 
 pytestmark = needs_triton
 dtypes = pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from measured_here import measure_here, shrink_products
 
 from common.bench import suite
 from common.bench.documents import read_json
@@ -13,6 +12,7 @@ from common.bench.gpu import __main__ as command
 from common.bench.gpu import kernels, throughput
 from common.bench.gpu.__main__ import ALL_SECONDS, parts, run
 from common.bench.gpu.suites import run_pytest
+from tests.helpers.measured_here import measure_here, shrink_products
 
 # Of the benchmarks of stages one: test_predict.py measures the sides of each, and test_bench.py draws them.
 LEFT_OUT = ("04_continuous_batching", "07_speculative")

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from graph_stand_in import Capture, graphed
 
 from common.gpu.accelerate import make_engine
 from common.gpu.graphs import GraphedModel, ladder
 from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
+from tests.helpers.graph_stand_in import Capture, graphed
 
 COUNT = 12  # tokens: a replay of the stand-in takes longer than a step
 GREEDY = SamplingParams(max_tokens=COUNT, ignore_eos=True)

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from triton_marks import devices, needs_triton
 
 from common.bench.gpu.kernels import TINY, line, measure_rows
 from common.bench.timing import median_seconds
 from common.model import ModelConfig
+from tests.helpers.triton_marks import devices, needs_triton
 
 QWEN3 = ModelConfig(
     vocab_size=97, hidden_size=48, intermediate_size=72, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=20,

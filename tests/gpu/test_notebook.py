@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from measured_here import shrink_products
 
 from common import cli
 from common.bench import suite
 from common.bench.hardware import ROOT
 from common.errors import InvalidInput
+from tests.helpers.measured_here import shrink_products
 
 CELLS = json.loads((ROOT / "gpu.ipynb").read_text(encoding="utf-8"))["cells"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]

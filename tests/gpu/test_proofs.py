@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import torch
-from triton_marks import needs_triton
+
+from tests.helpers.triton_marks import needs_triton
 
 PROOFS = Path(__file__).parents[1] / "proofs"
 

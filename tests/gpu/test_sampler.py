@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from triton_marks import devices, needs_triton
 
 from common import sampling
 from common.sampling import SamplingParams, draw, probabilities, sample, uniform
+from tests.helpers.triton_marks import devices, needs_triton
 
 pytestmark = needs_triton
 SMALL_BLOCK = 16  # tokens, so that a small vocabulary has several blocks

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from triton_marks import devices, needs_triton
 
 from common.attention.triton_backend import TILES, Tile, create
 from common.bench.gpu import tiles
 from common.fused import triton_launch
 from common.model import ModelConfig
+from tests.helpers.triton_marks import devices, needs_triton
 
 CUDA = torch.device("cuda")
 TINY = ModelConfig(

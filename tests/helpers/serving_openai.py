@@ -6,11 +6,11 @@ import socket
 from contextlib import contextmanager
 
 import openai
-from serving_stage_03 import SteppingEngine, wait_until
 
 from common.serving.background import running
 from common.serving.options import add_server_arguments
 from common.stages import load_engine, load_stage_module
+from tests.helpers.serving_stage_03 import SteppingEngine, wait_until
 
 STAGES = ["03", "06", "08"]  # the one that builds a server, a later one, and a router with workers
 

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
-from serving_stage_03 import wait_until
 
 from common.inspector.__main__ import parse
 from common.inspector.browser import chromium
 from common.inspector.server import build_server
 from common.serving.background import running
 from common.stages import load_engine, stage_folder
+from tests.helpers.serving_stage_03 import wait_until
 
 STORE = "inspector.stores[0]"
 NEWEST = f"{STORE}.moments.at(-1)"

@@ -1,7 +1,8 @@
 """One browser for all tests of a file, and pages in it."""
 
 import pytest
-from watching import STORE, Page, browser
+
+from tests.helpers.watching import STORE, Page, browser
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,9 @@
 import json
 
 import pytest
-from serving_stage_03 import wait_until
-from watching import NEWEST, STORE, Page, watching
+
+from tests.helpers.serving_stage_03 import wait_until
+from tests.helpers.watching import NEWEST, STORE, Page, watching
 
 pytestmark = pytest.mark.browser
 VISIBLE = "words.textContent && words.checkVisibility({ contentVisibilityAuto: true })"

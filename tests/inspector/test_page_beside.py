@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from watching import Page
 
 from common.inspector.recording import read_recording
 from common.serving.background import free_port
 from common.stages import ROOT
+from tests.helpers.watching import Page
 
 pytestmark = pytest.mark.browser
 QUESTION = "Explain KV cache in one sentence."

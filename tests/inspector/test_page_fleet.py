@@ -1,12 +1,12 @@
 """The page of stage 08, with worker processes: one is killed with a click, and its stream ends right."""
 
 import pytest
-from serving_stage_03 import wait_until
-from watching import STORE, Page, watching
 
 from common.inspector.load import chat_tokens
 from common.sampling import SamplingParams
 from common.stages import load_engine
+from tests.helpers.serving_stage_03 import wait_until
+from tests.helpers.watching import STORE, Page, watching
 
 pytest.importorskip("ray", reason="needs the package ray")
 pytestmark = [pytest.mark.ray, pytest.mark.browser]

@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from watching import NEWEST, STORE, Page, watching
 
 from common.inspector import watched
+from tests.helpers.watching import NEWEST, STORE, Page, watching
 
 pytestmark = pytest.mark.browser
 HEAD = 46  # of the timeline, above its first row

@@ -1,12 +1,12 @@
 """The recording and the picture that each lesson shows: they are there, small, and play in the browser of a reader."""
 
 import pytest
-from watching import STORE, Page
 
 from common.inspector.recording import read_recording
 from common.inspector.scenes import SCENES
 from common.inspector.view import VERSION
 from common.stages import stage_folder
+from tests.helpers.watching import STORE, Page
 
 MOST_BYTES = 2_000_000  # all recordings and pictures together: they are in the repository
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from serving_stage_03 import wait_until
-from watching import watching
 
 from common.serving.background import free_port
 from common.stages import ROOT
+from tests.helpers.serving_stage_03 import wait_until
+from tests.helpers.watching import watching
 
 CHANGES = {
     "send": {"prompt": "What is 2+2?", "max_tokens": 4},

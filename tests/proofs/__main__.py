@@ -42,7 +42,7 @@ def main() -> int:
         parser.error("--write needs --all: a table of a few kernels would say that the others are new")
     os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported
     root = Path(__file__).parents[2]
-    sys.path[:0] = [str(root), str(root / "tests/helpers")]
+    sys.path.insert(0, str(root))
     import torch
 
     torch.set_num_threads(1)

@@ -16,7 +16,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from graph_stand_in import LateTorch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -27,6 +26,7 @@ from common.loader import Loaded, load_model
 from common.model import Transformer
 from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
+from tests.helpers.graph_stand_in import LateTorch
 
 ROOT = Path(__file__).parents[2]
 LAYERS = 2  # of the bundled models: all layers run the same code

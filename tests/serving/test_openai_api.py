@@ -4,11 +4,11 @@ import httpx
 import openai
 import pytest
 import torch
-from serving_openai import STAGES, openai_server
-from serving_stage_03 import wait_until
 
 from common.sampling import SamplingParams
 from common.stages import load_engine
+from tests.helpers.serving_openai import STAGES, openai_server
+from tests.helpers.serving_stage_03 import wait_until
 
 PROMPT = "The capital of France is"
 QUESTION = [{"role": "user", "content": "Count from 1 to 5."}]

@@ -11,8 +11,6 @@ from unittest import mock
 import httpx
 import pytest
 from pydantic import ValidationError
-from serving_openai import openai_server
-from serving_stage_03 import SteppingEngine, wait_until
 
 from common.model import Transformer
 from common.sampling import TokenLogprobs
@@ -21,6 +19,8 @@ from common.serving.openai_api.bodies import ChatBody, CompletionBody
 from common.serving.openai_api.slices import sliced_json, sliced_logprobs
 from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine
+from tests.helpers.serving_openai import openai_server
+from tests.helpers.serving_stage_03 import SteppingEngine, wait_until
 
 PROMPT = "Once upon a time"
 

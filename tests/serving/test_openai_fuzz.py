@@ -6,8 +6,9 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving_openai import openai_server
-from serving_stage_03 import wait_until
+
+from tests.helpers.serving_openai import openai_server
+from tests.helpers.serving_stage_03 import wait_until
 
 
 @pytest.fixture(scope="module")

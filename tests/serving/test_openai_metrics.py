@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from serving_openai import openai_server
-from serving_stage_03 import SteppingEngine, wait_until
 
 from common.sampling import SamplingParams
 from common.serving import metrics
 from common.stages import ROOT, load_engine
+from tests.helpers.serving_openai import openai_server
+from tests.helpers.serving_stage_03 import SteppingEngine, wait_until
 
 ENDLESS = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
 

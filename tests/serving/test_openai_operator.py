@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from serving_openai import openai_server
 
 from common.errors import SHORT
 from common.loader.config import read_sampling_defaults
 from common.serving.openai_api.bodies import ChatBody, CompletionBody
 from common.serving.options import add_server_arguments
+from tests.helpers.serving_openai import openai_server
 
 LONG = "x" * 50_000
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}

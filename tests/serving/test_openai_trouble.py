@@ -10,12 +10,12 @@ from dataclasses import replace
 import httpx
 import openai
 import pytest
-from serving_openai import openai_server
-from serving_stage_03 import SteppingEngine, wait_until
 
 from common.sampling import SamplingParams
 from common.serving.openai_api.routes import Service
 from common.stages import load_engine
+from tests.helpers.serving_openai import openai_server
+from tests.helpers.serving_stage_03 import SteppingEngine, wait_until
 
 PROMPT = "Once upon a time"
 ENDLESS = {"prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True, "temperature": 0}

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
-from serving_stage_03 import SteppingEngine, engine_module, serving, thread_module, wait_until
 
 from common.sampling import SamplingParams
 from common.serving import engine_thread
+from tests.helpers.serving_stage_03 import SteppingEngine, engine_module, serving, thread_module, wait_until
 
 STORY = "Once upon a time, there was"
 

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from serving_stage_03 import SteppingEngine, engine_module, graceful_module, serving, wait_until
 
 from common.stages import ROOT
+from tests.helpers.serving_stage_03 import SteppingEngine, engine_module, graceful_module, serving, wait_until
 
 STORY = "Once upon a time, there was"
 LONG = {"prompt": STORY, "max_tokens": 100, "ignore_eos": True}

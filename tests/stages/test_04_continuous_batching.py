@@ -5,11 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from engine_options import GREEDY, MAX_TOKENS, endless
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from scheduler_machine import SchedulerMachine
 
 from common.bench.engine_load import engine_load
 from common.bench.workloads import Job, mixed_length_jobs
@@ -18,6 +16,8 @@ from common.serving.engine_thread import EngineThread
 from common.serving.graceful import Server
 from common.serving.server import create_app
 from common.stages import load_stage_module
+from tests.helpers.engine_options import GREEDY, MAX_TOKENS, endless
+from tests.helpers.scheduler_machine import SchedulerMachine
 
 engine_module, scheduler_module, attention_module, static_module = (
     load_stage_module("04", name) for name in ("engine", "scheduler", "slot_attention", "static_batching")

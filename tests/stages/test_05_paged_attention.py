@@ -4,16 +4,16 @@ import importlib.util
 
 import pytest
 import torch
-from engine_options import endless, pool
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from random_aborts import abort_at_random
-from scheduler_machine import SchedulerMachine
 
 from common.memory import parse_bytes, zeros
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
+from tests.helpers.engine_options import endless, pool
+from tests.helpers.random_aborts import abort_at_random
+from tests.helpers.scheduler_machine import SchedulerMachine
 
 engine_module, scheduler_module, table_module = (
     load_stage_module("05", name) for name in ("engine", "scheduler", "page_table")

@@ -1,14 +1,14 @@
 """What stage 06 promises beyond the contract: equal beginnings are computed once and kept, and no token shows it."""
 
 import pytest
-from engine_options import endless, pool
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from random_aborts import abort_at_random
-from scheduler_machine import SchedulerMachine
 
 from common.stages import load_engine, load_stage_module
+from tests.helpers.engine_options import endless, pool
+from tests.helpers.random_aborts import abort_at_random
+from tests.helpers.scheduler_machine import SchedulerMachine
 
 engine_module, scheduler_module, tree_module = (
     load_stage_module("06", name) for name in ("engine", "scheduler", "prefix_tree")

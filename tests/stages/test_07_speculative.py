@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_options import GREEDY, endless
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
-from scheduler_machine import SchedulerMachine, make_request
 
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
+from tests.helpers.engine_options import GREEDY, endless
+from tests.helpers.scheduler_machine import SchedulerMachine, make_request
 
 drafter_module, engine_module, scheduler_module, speculation_module, verification_module = (
     load_stage_module("07", name) for name in ("drafter", "engine", "scheduler", "speculation", "verification")

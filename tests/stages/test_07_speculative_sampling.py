@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 import torch
-from engine_options import endless
 
 from common.request import Request
 from common.sampling import SamplingParams, draw, probabilities, uniform
 from common.stages import load_stage_module
+from tests.helpers.engine_options import endless
 
 engine_module, verification = (load_stage_module("07", name) for name in ("engine", "verification"))
 Engine, Draft, Row = engine_module.Engine, verification.Draft, verification.Row

@@ -5,13 +5,13 @@ import zlib
 
 import pytest
 import torch
-from engine_options import GREEDY, endless
-from faulty_fleet import FaultyFleet
 
 from common.sampling import SamplingParams
 from common.serving.metrics import Measured
 from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine, load_stage_module
+from tests.helpers.engine_options import GREEDY, endless
+from tests.helpers.faulty_fleet import FaultyFleet
 
 engine_module, routing = (load_stage_module("08", name) for name in ("engine", "routing"))
 Engine, WorkerEngine = load_engine("08"), engine_module.WorkerEngine

@@ -2,8 +2,11 @@
 
 from types import SimpleNamespace
 
-from engine_options import endless
-from faulty_fleet import (
+from test_08_disaggregated_router import undisturbed, until
+
+from common.stages import load_stage_module
+from tests.helpers.engine_options import endless
+from tests.helpers.faulty_fleet import (
     WorkerWithoutModel,
     fleet_without_model,
     kv_transport,
@@ -11,10 +14,7 @@ from faulty_fleet import (
     scheduler_module,
     worker_module,
 )
-from scheduler_machine import make_request
-from test_08_disaggregated_router import undisturbed, until
-
-from common.stages import load_stage_module
+from tests.helpers.scheduler_machine import make_request
 
 
 def test_a_transfer_has_ended_before_its_pages_are_free():

@@ -9,14 +9,14 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
-from engine_options import endless
 
 from common.distributed.channel import hang_up
 from common.stages import load_engine, load_stage_module
+from tests.helpers.engine_options import endless
 
 ray = pytest.importorskip("ray", reason="needs the package ray")
 engine_module, routing = (load_stage_module("08", name) for name in ("engine", "routing"))
-from ray_probe import ray_of  # noqa: E402 (not if ray is missing)
+from tests.helpers.ray_probe import ray_of  # noqa: E402 (not if ray is missing)
 
 Engine = load_engine("08")
 POOL = {"kv_memory": "64M", "max_running": 16, "token_budget": 128, "num_draft_tokens": 0}  # slow enough to be killed

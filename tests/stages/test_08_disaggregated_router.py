@@ -6,13 +6,13 @@ import time
 from collections import Counter
 
 import pytest
-from engine_options import endless
-from faulty_fleet import fleet_without_model, messages, next_token
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from common.stages import load_stage_module
+from tests.helpers.engine_options import endless
+from tests.helpers.faulty_fleet import fleet_without_model, messages, next_token
 
 routing, recovery_module = (load_stage_module("08", name) for name in ("routing", "recovery"))
 

@@ -1,9 +1,8 @@
 """Which worker stage 08's router chooses: prefix against load, room for pages, and what it believes to be cached."""
 
-from engine_options import endless
-from faulty_fleet import fleet_without_model, messages
-
 from common.stages import load_stage_module
+from tests.helpers.engine_options import endless
+from tests.helpers.faulty_fleet import fleet_without_model, messages
 
 routing = load_stage_module("08", "routing")
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from faulty_fleet import FaultyFleet
-from serving_openai import openai_server
-from serving_stage_03 import wait_until
 
 from common import cli
 from common.bench.load import wait_until_healthy
 from common.serving.background import free_port
 from common.stages import ROOT, load_engine, load_stage_module
+from tests.helpers.faulty_fleet import FaultyFleet
+from tests.helpers.serving_openai import openai_server
+from tests.helpers.serving_stage_03 import wait_until
 
 engine_module = load_stage_module("08", "engine")
 

@@ -6,15 +6,15 @@ from threading import Event
 from types import SimpleNamespace
 from unittest.mock import Mock
 
-import faulty_fleet
 import pytest
-from engine_options import endless
-from faulty_fleet import fleet_without_model, kv_transport, messages, worker_module
 from test_08_disaggregated_router import undisturbed, until
 
 from common.distributed.channel import connect
 from common.process import start
 from common.stages import load_stage_module
+from tests.helpers import faulty_fleet
+from tests.helpers.engine_options import endless
+from tests.helpers.faulty_fleet import fleet_without_model, kv_transport, messages, worker_module
 
 
 def worker_without_model(pages: int = 12):

@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), {helpers!r}]
+sys.path[:0] = [str(Path(__file__).resolve().parent), {root!r}]
 
 from common.loader import load_model
 from common.reference import Reference

@@ -1,0 +1,1 @@
+"""The suite: `python3 course.py test`."""

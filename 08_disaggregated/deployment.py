@@ -3,8 +3,8 @@
 from functools import partial
 from typing import Any
 
+from common.acceleration.accelerate import make_engine
 from common.errors import InvalidInput
-from common.gpu.accelerate import make_engine
 from common.loader import Loaded
 from common.memory import kv_bytes_left
 

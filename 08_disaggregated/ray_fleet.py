@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
+from common.acceleration.accelerate import make_engine
 from common.distributed.channel import Door, connect, hang_up, limit_reads, on_thread, receive_into, send_from
 from common.distributed.cluster import Cluster, describe, host, ray
 from common.distributed.ranked import POLL_SECONDS, OnAllRanks, RankedTransport
 from common.distributed.tcp_transport import TcpTransport
-from common.gpu.accelerate import make_engine
 from common.loader import Loaded, load_model
 from common.parallel.ranks import Ranks
 from common.process import freeze_loaded_objects, join_all, run_on_temporary_thread

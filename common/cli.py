@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
+from .acceleration.accelerate import make_engine
 from .engine import BaseEngine
 from .errors import InvalidInput, out_of_memory
-from .gpu.accelerate import make_engine
 from .loader import Loaded, load_model
 from .loader.device import DTYPES, choose_device
 from .process import freeze_loaded_objects, run_on_temporary_thread

@@ -23,9 +23,9 @@ ssl.create_default_context = cache(ssl.create_default_context)
 import torch
 from hypothesis import Phase, settings
 
+from common.acceleration.accelerate import overlapped
 from common.checkpoints.corpus import chat, document
 from common.engine import BaseEngine
-from common.gpu.accelerate import overlapped
 from common.loader import Loaded, load_model
 from common.process import freeze_loaded_objects
 from common.reference import Reference

@@ -10,8 +10,8 @@ import sys  # noqa: E402
 
 import torch  # noqa: E402
 
+from common.acceleration.accelerate import make_engine  # noqa: E402
 from common.engine import BaseEngine  # noqa: E402
-from common.gpu.accelerate import make_engine  # noqa: E402
 from common.loader import load_model  # noqa: E402
 from common.sampling import SamplingParams  # noqa: E402
 from common.stages import load_engine  # noqa: E402

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from common.acceleration.accelerate import make_engine
 from common.engine import BaseEngine
-from common.gpu.accelerate import make_engine
 from common.loader import Loaded, find_checkpoint, load_model
 from common.loader.config import read_config
 from common.loader.device import DTYPES, choose_device

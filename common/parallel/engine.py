@@ -28,9 +28,9 @@ from typing import Any, BinaryIO
 import torch
 import torch.distributed as dist
 
+from ..acceleration.accelerate import make_engine
 from ..engine import BaseEngine
 from ..errors import InvalidInput
-from ..gpu.accelerate import make_engine
 from ..loader import load_model, weights
 from ..loader.shard import Shard
 from ..process import freeze_loaded_objects

@@ -11,9 +11,9 @@ import torch
 
 pytest.importorskip("numba")
 
+from common.acceleration.accelerate import make_engine
 from common.attention import numba_backend
 from common.fused import numba_kernels
-from common.gpu.accelerate import make_engine
 from common.loader import load_model
 from common.sampling import SamplingParams
 from common.stages import ROOT, load_engine, stage_folders

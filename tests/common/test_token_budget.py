@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common import token_budget
+from common.acceleration import accelerate
+from common.acceleration.accelerate import make_engine
 from common.fused import packed
-from common.gpu import accelerate
-from common.gpu.accelerate import make_engine
 from common.loader import load_model
 from common.loader.shard import Shard
 from common.stages import load_engine

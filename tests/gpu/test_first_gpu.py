@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from common import memory, process, token_budget, transfers
+from common.acceleration import accelerate
 from common.bench.cost_model import parameters
 from common.engine import BaseEngine
-from common.gpu import accelerate
 from common.loader import find_checkpoint
 from common.loader.config import read_config
 from common.loader.device import choose_device

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from common.gpu.accelerate import make_engine
-from common.gpu.graphs import GraphedModel, ladder
+from common.acceleration.accelerate import make_engine
+from common.acceleration.graphs import GraphedModel, ladder
 from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
 from tests.helpers.graph_stand_in import Capture, graphed

@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from common.gpu.accelerate import make_engine
-from common.gpu.overlap import NOTHING
+from common.acceleration.accelerate import make_engine
+from common.acceleration.overlap import NOTHING
 from common.sampling import Drawn, SamplingParams
 from common.stages import load_engine
 

@@ -14,10 +14,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from common.acceleration import accelerate, graphs
 from common.attention import PagedBatch
 from common.attention.torch_backend import TorchAttention
 from common.engine import BaseEngine
-from common.gpu import accelerate, graphs
 from common.loader import Loaded
 from common.model import Transformer
 
@@ -38,7 +38,7 @@ class Recorder(TorchDispatchMode):
 
 
 class Capture:
-    """Takes the place of `common.gpu.graphs.Capture`."""
+    """Takes the place of `common.acceleration.graphs.Capture`."""
 
     def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
         with Recorder() as recorder:

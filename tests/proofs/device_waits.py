@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from common import sampling
+from common.acceleration import accelerate, graphs
 from common.attention.torch_backend import TorchAttention
-from common.gpu import accelerate, graphs
 from common.loader import Loaded, load_model
 from common.model import Transformer
 from common.sampling import SamplingParams

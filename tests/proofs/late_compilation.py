@@ -16,9 +16,9 @@ import torch
 from pretended_gpu import pretended_gpu
 
 from common import attention, fused, sampling, sampling_kernels
+from common.acceleration import accelerate, graphs
 from common.attention import triton_backend
 from common.fused import rotation, triton_kernels
-from common.gpu import accelerate, graphs
 from common.loader import Loaded, find_checkpoint
 from common.loader.config import read_config
 from common.loader.weights import empty_model, randomize_weights

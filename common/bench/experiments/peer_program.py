@@ -16,8 +16,8 @@ Generate = Callable[[list], list]  # [[prompt's token ids, output tokens], ...] 
 
 
 def course(order: dict) -> Generate:
+    from common.acceleration.accelerate import make_engine
     from common.bench.settings import Settings
-    from common.gpu.accelerate import make_engine
     from common.sampling import SamplingParams
     from common.stages import load_engine
 

@@ -21,6 +21,7 @@ from unittest.mock import patch
 
 import torch
 
+from common.acceleration.accelerate import make_engine
 from common.bench.ceilings import copy_bytes_per_second, matmul_flops_per_second
 from common.bench.cost_model import block_parameters, head_parameters, step_flops
 from common.bench.experiment import run_experiment
@@ -29,7 +30,6 @@ from common.bench.settings import Settings
 from common.bench.steps import ENDLESS, decoding
 from common.bench.timing import kernels_of
 from common.engine import BaseEngine
-from common.gpu.accelerate import make_engine
 from common.model import ModelConfig
 from common.stages import load_engine
 from common.transfers import ToHost, synchronize

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from common import sampling, sampling_kernels
+from common.acceleration import accelerate, graphs
 from common.attention.torch_backend import TorchAttention
 from common.bench.experiment import run_experiment
 from common.bench.hardware import ROOT
@@ -33,7 +34,6 @@ from common.bench.harness import Figures
 from common.bench.settings import Settings
 from common.bench.steps import ENDLESS, decoding
 from common.engine import BaseEngine
-from common.gpu import accelerate, graphs
 from common.loader import Loaded
 from common.stages import load_engine
 from common.transfers import to_device

@@ -2,9 +2,9 @@
 
 Method. Prompts and answers of 100 to 1,024 tokens, drawn as nano-vllm's bench.py draws them, number for number; sampled
 at temperature 0.6; output tokens over the time from the first request added to the last token. Stage 06 with CUDA
-graphs and with the overlap of steps (common/gpu/accelerate.py), each on and off; and transformers' own continuous
-batching. A warm-up with other prompts runs every batch size from 256 down. Afterwards torch's profiler looks at some
-steps in the middle of such a load: the share of the time in which no kernel runs is what the CPU costs.
+graphs and with the overlap of steps (common/acceleration), each on and off; and transformers' own continuous batching.
+A warm-up with other prompts runs every batch size from 256 down. Afterwards torch's profiler looks at some steps in the
+middle of such a load: the share of the time in which no kernel runs is what the CPU costs.
 
 Expectation. Every decode step reads all weights once, and K and V of all requests. Over the whole run K and V are most
 of the bytes: 134,000 tokens with about 900 before each. That over the bandwidth of memory, with the arithmetic of the

@@ -1,11 +1,5 @@
 """What benchmarks send and how they count it: metrics are what they are called, predictions agree with the model."""
 
-import json
-import threading
-import time
-from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 import torch
 
@@ -17,8 +11,7 @@ from common.bench.workloads import Job, corpus_jobs, fixed_length_jobs
 from common.loader import find_checkpoint, load_tokenizer
 from common.loader.config import read_config
 from common.model import Transformer
-
-STREAMED = Target(endpoint="generate")
+from tests.helpers.serving_stage_03 import engine_module, serving
 
 # ---- Metrics ----
 
@@ -98,70 +91,14 @@ def test_predictions_agree_with_the_model_and_with_each_other(name):
     assert longer - step == config.kv_bytes_per_token(torch.bfloat16)
 
 
-# ---- Load generator ----
-
-
-class FakeServer(BaseHTTPRequestHandler):
-    """Answers as stage 03 does, with three pieces 20 ms apart; the prompt says what goes wrong."""
-
-    open_requests, most_open, lock = 0, 0, threading.Lock()
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if body["prompt"] == "full":
-            self.send_response(429)
-            self.end_headers()
-            return self.wfile.write(b'{"error": "the queue is full"}')
-        with self.lock:
-            FakeServer.open_requests += 1
-            FakeServer.most_open = max(self.most_open, self.open_requests)
-        self.send_response(200)
-        self.end_headers()
-        end = {"finish_reason": "length", "prompt_tokens": 2, "generated_tokens": 4}
-        events = [{"text": "a", "finish_reason": None}, {"text": "b", "finish_reason": None}, {"text": "c"} | end]
-        for event in events:
-            time.sleep(0.02)
-            if body.get("stream"):
-                self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-                self.wfile.flush()
-        with self.lock:
-            FakeServer.open_requests -= 1
-        if not body.get("stream"):
-            self.wfile.write(json.dumps(events[-1]).encode())
-        elif body["prompt"] != "cut":
-            self.wfile.write(b"data: [DONE]\n\n")
-
-    def log_message(self, *args):
-        pass
-
-
-@pytest.fixture(scope="module")
-def fake_url():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeServer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def test_the_loop_is_closed_and_every_request_is_recorded(fake_url):
-    result = generate_load(fake_url, [Job("hello", 4)] * 9, STREAMED, concurrency=3)
-    assert FakeServer.most_open == 3
-    assert [(len(one.chunks), one.prompt_tokens, one.output_tokens) for one in result.successful] == [(3, 2, 4)] * 9
-    assert all(0.02 <= one.ttft < one.e2el for one in result.successful)
-    assert percentiles(result.values("itl"))["p50"] == pytest.approx(0.02, rel=0.5)
-    assert result.throughput == 36 / result.seconds
-
-    plain = generate_load(fake_url, [Job("hello", 4)], replace(STREAMED, stream=False), concurrency=1)
-    assert [one.ttft == one.e2el >= 0.06 for one in plain.successful] == [True] and plain.values("itl") == []
-
-
-def test_failed_requests_say_why_and_count_for_nothing(fake_url):
-    jobs = [Job("full", 4), Job("cut", 4), Job("hello", 4)]
-    result = generate_load(fake_url, jobs, STREAMED, concurrency=1)
-    assert [one.error for one in result.records] == [
-        "HTTP 429: the queue is full",
-        "the stream ended without [DONE]",
-        None,
+@pytest.mark.parametrize("stream", [True, False])
+def test_every_request_to_a_real_server_is_counted_and_failures_for_nothing(loaded, stream):
+    jobs = [Job([5, 6], 4, ignore_eos=True)] * 5 + [Job([], 4)]
+    with serving(engine_module.Engine(loaded)) as service:
+        result = generate_load(service.url, jobs, Target(endpoint="generate", stream=stream), concurrency=3)
+    assert [(one.prompt_tokens, one.output_tokens) for one in result.successful] == [(2, 4)] * 5
+    assert [one.error for one in result.records if one.error] == [
+        "HTTP 400: the prompt is empty: give at least one token"
     ]
-    assert result.throughput == 4 / result.seconds
+    assert result.throughput == 20 / result.seconds and bool(result.values("itl")) == stream
+    assert all(0 < one.ttft <= one.e2el and (one.ttft < one.e2el) == stream for one in result.successful)

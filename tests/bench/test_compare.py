@@ -268,12 +268,3 @@ def test_page_and_pictures_are_written_and_load_nothing(tmp_path, capsys):
     assert command.main([str(paths[0]), "--out", str(tmp_path / "out")]) == 0
     assert "is kept in" in capsys.readouterr().err and (tmp_path / "out/earlier-1/index.html").read_text() == text
     assert len([*(tmp_path / "out").glob("*.png")]) == 2, "one machine: none that compares machines is left from before"
-
-
-def test_modules_of_the_page_import_what_there_is():
-    modules = {path.stem: path.read_text() for path in command.PAGE.glob("*.js")}
-    assert all(text.count("\n") <= 300 for text in modules.values())
-    for text in modules.values():
-        for names, module in re.findall(r'import \{([^}]+)\} from "compare/(\w+)"', text):
-            for name in names.split(","):
-                assert re.search(rf"export (function|const) {name.strip()}\b", modules[module]), (name, module)

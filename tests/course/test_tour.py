@@ -70,7 +70,10 @@ def test_a_term_leads_to_a_section_that_mentions_it():
     assert [name for name, where in terms.items() if not mentioned(*where)] == []
 
 
-GUIDES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "GLOSSARY.md", "common/serving/README.md")]
+GUIDES = [
+    ROOT / name
+    for name in ("README.md", "CONTRIBUTING.md", "GLOSSARY.md", "common/README.md", "common/serving/README.md")
+]
 
 
 @pytest.mark.parametrize("path", [*GUIDES, *LESSONS], ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -83,3 +86,12 @@ def test_links_and_anchors_lead_somewhere(path):
             goal = path.parent / target if target else path
             assert goal.exists(), link
             assert not place or place in sections(goal), link
+
+
+def test_the_map_of_common_has_every_module_itself_or_by_its_folder():
+    common = ROOT / "common"
+    links = re.findall(r"\]\(([^)]+)\)", (common / "README.md").read_text(encoding="utf-8"))
+    linked = {(common / link).resolve() for link in links} - {common}
+    modules = [path for path in common.rglob("*.py") if path.name != "__init__.py"]
+    missing = [path for path in modules if not linked & {path, *path.parents}]
+    assert missing == [], "add a line to common/README.md for each"

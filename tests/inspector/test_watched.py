@@ -1,7 +1,6 @@
 """What a page is told, without a browser: the stream of updates, the pace, which page may control, the document."""
 
 import json
-import re
 
 import pytest
 
@@ -162,14 +161,6 @@ def test_titles_are_bounded():
     for number in range(6000):
         titles[number,] = "a title"
     assert len(titles) == 5000 and (5999,) in titles
-
-
-def test_modules_are_short_and_import_what_exists():
-    names = {f"inspector/{path.stem}" for path in document.modules()}
-    for path in [*document.modules(), *document.PAGE.glob("*.css")]:
-        lines = path.read_text(encoding="utf-8").split("\n")
-        assert len(lines) <= 300 and max(map(len, lines)) <= 120, path.name
-        assert set(re.findall(r'from "(.+?)"', "\n".join(lines))) <= names, path.name
 
 
 def test_no_text_ends_the_element_that_holds_it():

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from common.terminal import note
+from common.terminal import note, run_to_end
 
 from . import machine
 from .environment import NO_VENV, answers, has_venv_module, is_ready, python_of
@@ -258,4 +258,4 @@ def expectations(pace: dict | None, recorded: dict) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_to_end(lambda: main(sys.argv[1:]))

@@ -81,6 +81,8 @@ class Benchmark:
     seconds: what all runs of a size set take together: two CPU cores for "full" and "quick", an H200 for "gpu".
     derive: (config, dtype, sizes, figures of each side) -> what combines the sides of one repeat: ratios, predictions.
     draw: draws the document that was written, as the PNG of that name.
+    report: the document -> {name: rows of a Markdown table, the header first}, for the lesson (tables.py).
+    claims: {what a text or a title says in words: whether a document bears it out}; the suite holds them.
     """
 
     file: str
@@ -91,6 +93,8 @@ class Benchmark:
     draw: Callable[[dict, Path], None] | None = None
     headline: Headline | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    report: Callable[[dict], Mapping[str, Sequence[Sequence[Any]]]] | None = None
+    claims: Mapping[str, Callable[[dict], bool]] = field(default_factory=dict)
 
     @property
     def module(self) -> str:

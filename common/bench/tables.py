@@ -1,0 +1,58 @@
+"""Write the tables of the texts: `python -m common.bench.tables`; with --check only say which texts are out of date.
+
+A text names a table between the markers of Ned Batchelder's cog, and has it up to the end marker:
+
+    <!-- [[[cog table("05_paged_attention.benchmark", "memory") ]]] -->
+    <!-- [[[end]]] -->
+
+`report` of that module makes it, from the committed results of the machine that the lessons measure on.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from cogapp import Cog
+
+from common.stages import ROOT
+
+MACHINE = "cpu-amd-epyc-2-cores"  # which all committed figures come from
+Rows = Sequence[Sequence[Any]]  # the header first
+
+
+def committed(module: str) -> dict[str, Any]:
+    """Return the document of a module's benchmark: `<its folder>/results/<machine>.json`."""
+    folder = ROOT.joinpath(*module.split(".")[:-1])
+    return json.loads((folder / "results" / f"{MACHINE}.json").read_text(encoding="utf-8"))
+
+
+def markdown(rows: Rows) -> str:
+    header, *body = [[str(cell) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *body])
+
+
+def table(module: str, name: str) -> None:
+    """Print a table of a module's `report` into the text that cog is at."""
+    report: Mapping[str, Rows] = import_module(module).BENCHMARK.report(committed(module))
+    sys.stdout.write(markdown(report[name]) + "\n")
+
+
+def texts() -> list[Path]:
+    """Return the texts with tables: all that are read in a page of Markdown, but no learner's own."""
+    folders = [ROOT, *ROOT.glob("0*_*"), *ROOT.glob("common/**/"), *ROOT.glob("workshop/**/")]
+    paths = sorted({path for folder in folders for path in folder.glob("*.md")})
+    return [path for path in paths if "[[[cog" in path.read_text(encoding="utf-8")]
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Run cog on every text; return its exit status."""
+    prologue = "from common.bench.tables import table"
+    command = ["cog", "-P", "--verbosity=1", "-p", prologue, *(arguments or ["-r"])]  # -r would override --check
+    return max((Cog().main([*command, str(text)]) for text in texts()), default=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

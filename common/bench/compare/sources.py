@@ -27,7 +27,7 @@ SPREAD = ("median", "min", "max")
 FACTS = ("dtype", "python", "torch", "transformers", "commit", "date")  # of a machine, beside what names its group
 MEASURE_AGAIN = "measure again with `course.py bench`"
 # Sizes that change nothing of the work: a judgement, measurements beside it that older files have.
-NOTED = {"objectives", "read_bytes", "bookkeeping_batches"}
+NOTED = {"objectives", "read_bytes", "bookkeeping_batches", "large_model"}
 
 
 @dataclass(frozen=True)

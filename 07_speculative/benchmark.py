@@ -68,7 +68,7 @@ def measure(settings: Settings, sizes: dict) -> Figures:
     engines = {name: ENGINES[name] for name in sizes["engines"]}
     runs = [in_turn(loaded, engines, questions(loaded, sizes, batch), batch, sizes) for batch in sizes["batches"]]
     for name in engines:
-        for figure in ("tokens_per_second", "itl_ms", "acceptance"):
+        for figure in ("tokens_per_second", "itl_ms", "tpot_ms", "acceptance"):
             figures[f"{name}_{figure}"] = [run[name][figure] for run in runs]
     if sizes["copies"]:
         copies = in_turn(loaded, engines, copying(loaded, sizes), 1, sizes)
@@ -181,6 +181,7 @@ def report(document: dict) -> dict[str, list[list]]:
         ["tokens a second, questions", *(f"{now[f'{name}_tokens_per_second'][0]:,.0f}" for name in ENGINES)],
         ["tokens a second, copies", *(f"{now[f'{name}_copying_tokens_per_second']:,.0f}" for name in ENGINES)],
         ["draft tokens accepted", "", *(f"{now[f'{name}_acceptance'][0]:.0f} %" for name in DRAFTING)],
+        ["time per output token", *(f"{now[f'{name}_tpot_ms'][0]:.1f} ms" for name in ENGINES)],
         ["time between chunks", *(f"{now[f'{name}_itl_ms'][0]:.1f} ms" for name in ENGINES)],
     ]
     batches = [["throughput over stage 06, by requests at once", *document["sizes"]["batches"]]]

@@ -5,18 +5,15 @@ tokens: stage 04 with the memory of eight slots, this stage with as many bytes o
 static batches. After every step the engine says how many tokens' places are reserved and how many are used. Then the
 same with pages of 1 to 256 tokens; and the time of a step in which 1 to 64 requests decode, by what it is spent on,
 in both stages, and in this one with a backend that gathers the pages first. The floor of a step is the time to read all
-weights and K and V, at the rate at which this machine reads the same number of bytes again and again, or the time of
-the arithmetic at the rate of a large product, where that is longer.
+weights, K and V at the rate of as many bytes read again and again, or that of the arithmetic, where it is longer.
 
-Expectation. A slot has room for a whole context, so eight slots are eight requests; pages are the budget divided by
-what a request has on average, so more than all 64 fit in. With pages only the rest of the last page is lost, half a
-page for each request (the prediction). A step with more requests costs less for each, so more of them at once is more
-throughput. A kernel that reads pages in place costs what reading slots costs; gathering them first is a loss, and with
-one client there is nothing to set against it.
+Expectation. Eight slots are eight requests; pages are the budget divided by what a request has on average, so all 64
+fit in. With pages half of the last page of each request is lost (the prediction). More requests at once share the cost
+of a step. A kernel that reads pages in place costs what reading slots costs; gathering them first is a loss.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -58,19 +55,18 @@ def measure_slots(settings: Settings, sizes: dict) -> Figures:
     figures = mixed(engine_class(loaded, max_running=sizes["slots"]), sizes)
     slot = loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
     room = max(sizes["batches"]) * slot  # more than by default
-    return figures | profile(engine_class, loaded, sizes["batches"], sizes["context"], kv_memory=room)
+    return figures | profile(engine_class, loaded, sizes, kv_memory=room)
 
 
 def measure_pages(settings: Settings, sizes: dict) -> Figures:
     loaded, engine_class = settings.load(), load_engine(NOW)
     budget = sizes["slots"] * loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
     options = {"max_running": sizes["requests"], "kv_memory": budget}
-    figures = mixed(engine_class(loaded, **options), sizes)
-    figures |= profile(engine_class, loaded, sizes["batches"], sizes["context"])
-    figures |= {"floor_ms": floors(loaded, sizes)}
+    figures = mixed(engine_class(loaded, **options), sizes) | profile(engine_class, loaded, sizes)
+    figures["floor_ms"] = floors(loaded, sizes)
     curve = [mixed(engine_class(loaded, **options, page_size=size), sizes) for size in sizes["page_sizes"]]
     figures["wasted_percent_by_page_size"] = [point["wasted_percent"] for point in curve]
-    gathering = profile(engine_class, loaded, sizes["batches"], sizes["context"], attention="torch")
+    gathering = profile(engine_class, loaded, sizes, attention="torch")
     return figures | {f"gathering_{name}": values for name, values in gathering.items()}
 
 
@@ -100,8 +96,9 @@ def mixed(engine: BaseEngine, sizes: dict) -> Figures:
     }
 
 
-def profile(engine_class: type[BaseEngine], loaded: Loaded, batches: Sequence[int], context: int, **options) -> Figures:
+def profile(engine_class: type[BaseEngine], loaded: Loaded, sizes: dict, **options) -> Figures:
     """Return the milliseconds of a decode step by what they are spent on: for each part one number per batch."""
+    batches, context = sizes["batches"], sizes["context"]
     engine = engine_class(loaded, max_running=max(batches), token_budget=max(batches) * context, **options)
     points = [step_profile(engine, batch, context) for batch in batches]
     return {f"step_{part}_ms": [point[part] for point in points] for part in (*PARTS, "total")}
@@ -200,10 +197,12 @@ def draw_memory(document: dict, png: Path) -> None:
 
 def draw_cost(document: dict, png: Path) -> None:
     sizes, slots, pages = document["sizes"], document["sides"][BEFORE], document["sides"][NOW]
-    message = "Reading pages in place costs nothing, gathering them first does"
+    ratios = [document["figures"][f"{name}step_ratio_at_1"]["median"] for name in ("", "gathering_")]
+    message = "Pages read in place: {:.1f} times the time of slots; gathered first: {:.1f} times".format(*ratios)
     remark = (
-        f"A step in which that many requests decode, {sizes['context']} tokens behind each. Gathered first: "
-        "--attention torch.\nThe floor: all weights and K and V read once, or the arithmetic where it takes longer."
+        f"A step in which that many requests decode, {sizes['context']} tokens behind each; the title is of one. "
+        "Gathered first: --attention torch.\n"
+        "The floor: all weights and K and V read once, or the arithmetic where it takes longer."
     )
     profiles = [
         ("Stage 04: slots", slots, "step"),
@@ -215,13 +214,10 @@ def draw_cost(document: dict, png: Path) -> None:
         for panel, (title, side, name) in zip(steps, profiles, strict=True):
             heights = {part: side[f"{name}_{part}_ms"]["median"] for part in TINTS}
             plots.stack(panel, [str(batch) for batch in sizes["batches"]], heights, TINTS)
-            plots.predicted(panel, range(len(sizes["batches"])), pages["floor_ms"], "_the floor")
-            plots.axes(panel, "requests in the step", "milliseconds", title)
+            plots.predicted(panel, range(len(sizes["batches"])), pages["floor_ms"], "_floor")
+            plots.axes(panel, "requests; dashed: the floor", "milliseconds", title)
             panel.set_ylim(top=1.15 * highest)
-            named = panel.get_legend()
-            labels = [text.get_text() for text in named.get_texts()]
-            style = {"loc": "upper left", "fontsize": 10.5, "framealpha": 1, "edgecolor": "white"}
-            panel.legend([*named.legend_handles, *panel.get_lines()], [*labels, "the floor"], **style)
+            panel.grid(False)  # its lines would go through the names of the parts
 
 
 BENCHMARK = Benchmark(

@@ -8,10 +8,9 @@ length, one of which is asked about at a time, when all of them together are hal
 twice as large: picked at random, and in turn.
 
 Expectation. A prefill is as long as what has to be computed. With 90 percent of a prompt in the cache a tenth remains,
-and the fixed cost of a step; with nothing shared, looking up a few dozen pages costs nothing that can be seen. A turn
-of a conversation costs what it adds, not what it repeats. Under pressure a page is found if it has not been evicted: at
-random, that is the pool's share of all documents (the prediction); in turn, the page wanted next is always the one that
-was used the longest ago, so that as soon as the documents do not fit any more, nothing is ever found.
+and the fixed cost of a step; looking up a few dozen pages costs nothing that can be seen. A turn of a conversation
+costs what it adds, not what it repeats. Under pressure, at random, the pool's share of all documents is found (the
+prediction); in turn, the page wanted next is always the one that was used the longest ago, and nothing is ever found.
 """
 
 import statistics

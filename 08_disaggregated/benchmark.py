@@ -8,9 +8,8 @@ old pages when the measurement begins, since memory that is used for the first t
 
 Expectation. Stage 07 computes a prompt in pieces of its token budget, and every piece is in a step that all others
 wait for: their longest gaps are as long as a step with a full piece, which is measured alone (the prediction). A decode
-worker never computes a prompt, so its gaps should not depend on the prompts at all. What it costs: a core that decodes
-is no help with prompts, and the other way round. So the first token of a long prompt takes up to twice as long, the
-tokens of all clients together are not more but fewer, and 1,000 tokens' K and V, 8.3 MB, must travel.
+worker never computes a prompt, so its gaps should not depend on the prompts. What it costs: a core that decodes is no
+help with prompts, so their first token takes up to twice as long, and 1,000 tokens' K and V, 8.3 MB, must travel.
 """
 
 import statistics

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
+from common.terminal import note
+
 from ..errors import InvalidInput
 from . import summary
 from .documents import read_json
-from .harness import REPEATS, Benchmark, measure_sides
-from .learner import is_learners
+from .harness import ANSWER, REPEATS, Benchmark, measure_sides
 from .settings import Settings
-from .suite import RESULTS, Suite, draw, say
+from .suite import RESULTS, Suite, draw
 
 
 def main(
@@ -34,9 +35,9 @@ def main(
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(command, description=description, formatter_class=form)
     add_options(parser, benchmarks)
-    parser.set_defaults(**{"together": False, **defaults})
+    parser.set_defaults(**{"together": False, "home": RESULTS, **defaults})
     args = parser.parse_args(arguments)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as cleanly as after Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as cleanly as after Ctrl-C
     try:
         args.benchmarks = pick(benchmarks, args.only)
         args.again = args.again or len(benchmarks) == 1  # it was asked for by its name
@@ -44,19 +45,21 @@ def main(
             raise InvalidInput("--sizes gpu needs a CUDA device, and torch sees none here")
         if args.sizes == "gpu" and not (args.out or args.measure):
             raise InvalidInput("--sizes gpu needs --out DIR, the folder for its results")
+        if args.minutes is not None and not args.minutes > 0:
+            raise InvalidInput(f"--minutes must be more than 0, not {args.minutes:g}")
         if args.measure:
-            return measure_sides(benchmarks[0], args.measure.split(","), Settings.from_arguments(args), args.sizes)
+            for answer in measure_sides(
+                benchmarks[0], args.measure.split(","), Settings.from_arguments(args), args.sizes
+            ):
+                print(ANSWER + json.dumps(answer), flush=True)
+            return 0
         return redraw(args) if args.plot_only else measure(args)
-    except BrokenPipeError:  # the reader of the output is gone
-        raise
-    except (InvalidInput, OSError) as error:
-        say(f"error: {error}")
+    except InvalidInput as error:
+        note(f"error: {error}")
         return 1
     except KeyboardInterrupt:
-        say("interrupted: what is measured is kept, and the same command goes on from there")
+        note("interrupted: what is measured is kept, and the same command goes on from there")
         return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def add_options(parser: argparse.ArgumentParser, benchmarks: Sequence[Benchmark]) -> None:
@@ -66,38 +69,26 @@ def add_options(parser: argparse.ArgumentParser, benchmarks: Sequence[Benchmark]
     parser.add_argument("--only", metavar="NAME,NAME", help="of " + ", ".join(each.name for each in benchmarks))
     parser.add_argument("--again", action="store_true", help="measure also what is complete")
     parser.add_argument("--repeats", type=int, metavar="N", help="default: 3, with --quick 2, else 1")
-    parser.add_argument("--minutes", type=positive, metavar="N", help="the limit for everything (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, metavar="N", help="the limit for everything (default: %(default)s)")
     parser.add_argument("--out", "--results", type=Path, metavar="DIR", help="write everything there")
     parser.add_argument("--plot-only", action="store_true", help="measure nothing, redraw the plots of all results")
     parser.add_argument("--measure", metavar="SIDE,SIDE", help=argparse.SUPPRESS)  # the children's own option
 
 
-def positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return value
-
-
 def pick(benchmarks: Sequence[Benchmark], names: str | None) -> list[Benchmark]:
     """Return those of the names, given as "02_kv_cache", "02" or "2". Raise InvalidInput that lists what there is."""
-    by_name = {benchmark.name: benchmark for benchmark in benchmarks}
-    by_name |= {benchmark.name[:2]: benchmark for benchmark in benchmarks if benchmark.name[:2].isdigit()}
     chosen = []
-    for name in names.split(",") if names else [benchmark.name for benchmark in benchmarks]:
-        found = by_name.get(name) or by_name.get(name.zfill(2))
-        if found is None:
+    for name in names.split(",") if names else ():
+        found = [each for each in benchmarks if name.zfill(2) in (each.name, each.name[:2])]
+        if not found:
             raise InvalidInput(f"there is no benchmark {name!r}; use {', '.join(each.name for each in benchmarks)}")
-        chosen.append(found)
-    return list(dict.fromkeys(chosen))
+        chosen += found
+    return [each for each in benchmarks if each in chosen or not names]
 
 
 def measure(args: argparse.Namespace) -> int:
     """Measure what the options say; print the table, and as the last line on stdout one JSON document."""
-    out = args.out or (Path(tempfile.mkdtemp()) if args.sizes == "tiny" else usual_folder(args.benchmarks))
+    out = args.out or (Path(tempfile.mkdtemp()) if args.sizes == "tiny" else args.home)
     suite = Suite(
         args.benchmarks, Settings.from_arguments(args), args.sizes, out, args.repeats, args.together,
         seconds=args.minutes and 60 * args.minutes, environment=environment(args.sizes),
@@ -105,17 +96,12 @@ def measure(args: argparse.Namespace) -> int:
     status = suite.run(again=args.again)
     if suite.path.exists():
         found = summary.read_summary(suite.path)
-        say(f"\n{summary.table(found)}\n{suite.path}")
+        note(f"\n{summary.table(found)}\n{suite.path}")
         [only] = args.benchmarks if len(args.benchmarks) == 1 else [None]
         path = suite.document_of(only) if only else None
         if not sys.stdout.isatty():  # for programs: people have the table
             print(json.dumps(read_json(path) if path and path.exists() else found, separators=(",", ":")))
     return status
-
-
-def usual_folder(benchmarks: Sequence[Benchmark]) -> Path:
-    """Return where the results file goes: a learner's stage has its own."""
-    return benchmarks[0].results if is_learners(benchmarks[0]) else RESULTS
 
 
 def environment(sizes: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """How every benchmark of the course measures, in one place.
 
 A benchmark describes itself in a `Benchmark`: its sides, its sizes, its headline, its plot. Every side is measured in a
-process of its own (`python -m MODULE --measure SIDE` prints one JSON line), so that none finds memory, caches or
+process of its own (`python -m MODULE --measure SIDE` prints one line of JSON), so that none finds memory, caches or
 threads as another left them. The order turns round with every repeat (A B C, C B A, A B C), so that a machine that
 slows down as it warms up does so for all of them. Ratios and predictions are computed inside one repeat and only then
 aggregated, because what disturbs a machine disturbs neighbours in time alike. Before and after every process the parent
@@ -20,10 +20,10 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,6 +37,7 @@ from .timing import free_memory
 Figures = dict[str, Any]  # name -> number or list of numbers, from one repeat
 REPEATS = {"full": 3, "quick": 2, "gpu": 1, "tiny": 1}
 SHOWN_LINES = 15
+ANSWER = "measured: "  # begins a line on stdout, among whatever else a side prints
 STOP_SECONDS = 15.0  # for a child to end the server that it may have started
 
 
@@ -119,8 +120,7 @@ class Benchmark:
         return list(self.headline.sides if size_set == "quick" else self.sides)
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One process: some sides of a benchmark in one repeat, one after another."""
 
     benchmark: Benchmark
@@ -135,14 +135,13 @@ def alternate(sides: Sequence[str], repeats: int) -> list[list[str]]:
     return [list(sides) if repeat % 2 == 0 else list(reversed(sides)) for repeat in range(repeats)]
 
 
-# ---- The child: one process that measures ----
+# ---- One process that measures ----
 
 
-def measure_sides(benchmark: Benchmark, sides: Sequence[str], settings: Settings, size_set: str) -> int:
-    """Measure the sides one after another and print a JSON line for each; return the exit status."""
+def measure_sides(benchmark: Benchmark, sides: Sequence[str], settings: Settings, size_set: str) -> Iterator[dict]:
+    """Measure the sides one after another, in this process; yield what each answers: figures, or why it has none."""
     sizes = benchmark.sizes_of(size_set)
     settings = settings.of_sizes(sizes)
-    status = 0
     for side in sides:
         try:
             answer: dict[str, Any] = {"figures": benchmark.sides[side](settings, sizes)}
@@ -150,13 +149,9 @@ def measure_sides(benchmark: Benchmark, sides: Sequence[str], settings: Settings
             answer = {"missing": str(reason)}
         except Exception as error:
             traceback.print_exc()
-            status, answer = 1, {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
+            answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
         free_memory(settings.place()[0])
-        print(json.dumps(answer | {"side": side, "model": asdict(settings.config())}), flush=True)
-    return status
-
-
-# ---- The parent's view of it ----
+        yield answer | {"side": side, "model": asdict(settings.config())}
 
 
 def run_process(
@@ -168,71 +163,46 @@ def run_process(
 ) -> tuple[dict[str, dict], str | None]:
     """Measure in a fresh process: the answer of each side that gave one, and a sentence if one did not, or failed.
 
-    limit: seconds after which the process, with all that it started, is ended.
+    limit: seconds after which the process is ended. All that it started ends with it, also after Ctrl-C.
     """
     command = [sys.executable, "-m", run.benchmark.module, "--measure", ",".join(run.sides), "--sizes", size_set]
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+", errors="replace") as errors:
+        # In a process group of its own: Ctrl-C reaches this process alone, which ends the child and its server.
+        child = subprocess.Popen(
+            [*command, *settings.arguments()], start_new_session=True,
+            cwd=ROOT, env={**os.environ, **(environment or {})}, stdout=output, stderr=errors,
+        )  # fmt: skip
         try:
-            with deferred_interrupt():
-                # In a process group of its own: Ctrl-C reaches this process alone, which ends the child and its server.
-                child = subprocess.Popen(
-                    [*command, *settings.arguments()], start_new_session=True,
-                    cwd=ROOT, env={**os.environ, **(environment or {})}, stdout=output, stderr=errors,
-                )  # fmt: skip
-            status: int | None = child.wait(limit)
+            ended = f"ended with {child.wait(limit)}"
         except subprocess.TimeoutExpired:
+            ended = f"took longer than {limit:.0f} s and was ended"
+        finally:
             stop_group(child)
-            status = None
-        except KeyboardInterrupt:
-            stop_group(child)
-            raise
         output.seek(0)
         errors.seek(0)
-        answers = {answer["side"]: answer for answer in map(parsed, output) if answer}
-        last_lines = "".join(errors.readlines()[-SHOWN_LINES:])
-    if all("error" not in answers.get(side, {"error": ""}) for side in run.sides):
-        return answers, None
-    print(last_lines, end="", file=sys.stderr)
+        lines = [line.removeprefix(ANSWER) for line in output if line.startswith(ANSWER)]
+        last_lines = errors.readlines()[-SHOWN_LINES:]
+    answers = {answer["side"]: answer for answer in map(json.loads, lines)}
     for side in run.sides:
-        if answers.get(side, {}).get("error"):
-            return answers, f"{side} could not be measured: {answers[side]['error']}"
-    ended = f"ended with {status}" if status is not None else f"took longer than {limit:.0f} s and was ended"
-    return answers, f"{run.sides[len(answers)]} could not be measured: its process {ended}"
-
-
-def parsed(line: str) -> dict | None:
-    """Return an answer; None for anything else that a side printed."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) and "side" in value else None
-
-
-@contextmanager
-def deferred_interrupt() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block: Popen interrupted as it starts a child would leave that child running."""
-    pending: list[tuple] = []
-    handler = signal.signal(signal.SIGINT, lambda *arguments: pending.append(arguments))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if pending and callable(handler):  # SIG_IGN is not
-        handler(*pending[0])
+        if side not in answers or "error" in answers[side]:
+            print(*last_lines, sep="", end="", file=sys.stderr)
+            reason = answers.get(side, {}).get("error", f"its process {ended}")
+            return answers, f"{side} could not be measured: {reason}"
+    return answers, None
 
 
 def stop_group(child: subprocess.Popen) -> None:
+    """End the child, if it has not ended, and what it has started."""
     if not hasattr(os, "killpg"):  # Windows: the server has had its Ctrl-C from the console
         child.kill()
         return
-    with suppress(ProcessLookupError):  # all of the group has ended
+    with suppress(ProcessLookupError, PermissionError):  # all of the group has ended
         os.killpg(child.pid, signal.SIGTERM)
-    try:
-        child.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        try:
+            child.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
 # ---- Repeats ----

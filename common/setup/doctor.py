@@ -21,7 +21,7 @@ from .environment import NO_VENV, answers, has_venv_module, is_ready, python_of
 from .kit import checked_wheels, running_python
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDED = Path(__file__).with_name("recorded.json")  # what bench/record_pace.py measured on one machine
+RECORDED = Path(__file__).with_name("recorded.json")  # what `bench/pace.py --record` measured on one machine
 OK, OPTIONAL, NEEDED = "ok", "--", "!!"
 KNOWN_PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 ENVIRONMENT_GB, CUDA_ENVIRONMENT_GB = 3, 10  # of disk: .venv, and what pip unpacks meanwhile
@@ -251,9 +251,6 @@ def expectations(pace: dict | None, recorded: dict) -> list[str]:
     demos = expected_seconds(pace, recorded, recorded["demo_seconds"])
     lines.append(f"Expect of `demo`: {', '.join(f'{name} in {seconds:.0f} s' for name, seconds in demos.items())}.")
     lines.append(f"Expect of all demos together {sum(demos.values()) / 60:.1f} minutes.")
-    if bench := recorded.get("bench_seconds"):
-        whole = sum(expected_seconds(pace, recorded, bench).values())
-        lines.append(f"Expect of the whole `bench` {whole / 60:.0f} minutes.")
     return lines
 
 

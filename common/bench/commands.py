@@ -16,7 +16,7 @@ from common.terminal import note
 from ..errors import InvalidInput
 from . import summary
 from .documents import read_json
-from .harness import ANSWER, REPEATS, Benchmark, measure_sides
+from .harness import REPEATS, Benchmark, measure_sides
 from .settings import Settings
 from .suite import RESULTS, Suite, draw
 
@@ -51,7 +51,7 @@ def main(
             for answer in measure_sides(
                 benchmarks[0], args.measure.split(","), Settings.from_arguments(args), args.sizes
             ):
-                print(ANSWER + json.dumps(answer), flush=True)
+                print(json.dumps(answer), flush=True)
             return 0
         return redraw(args) if args.plot_only else measure(args)
     except InvalidInput as error:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +37,6 @@ from .timing import free_memory
 Figures = dict[str, Any]  # name -> number or list of numbers, from one repeat
 REPEATS = {"full": 3, "quick": 2, "gpu": 1, "tiny": 1}
 SHOWN_LINES = 15
-ANSWER = "measured: "  # begins a line on stdout, among whatever else a side prints
 STOP_SECONDS = 15.0  # for a child to end the server that it may have started
 
 
@@ -163,46 +162,66 @@ def run_process(
 ) -> tuple[dict[str, dict], str | None]:
     """Measure in a fresh process: the answer of each side that gave one, and a sentence if one did not, or failed.
 
-    limit: seconds after which the process is ended. All that it started ends with it, also after Ctrl-C.
+    limit: seconds after which the process, with all that it started, is ended.
     """
     command = [sys.executable, "-m", run.benchmark.module, "--measure", ",".join(run.sides), "--sizes", size_set]
+    command += settings.arguments()
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+", errors="replace") as errors:
-        # In a process group of its own: Ctrl-C reaches this process alone, which ends the child and its server.
-        child = subprocess.Popen(
-            [*command, *settings.arguments()], start_new_session=True,
-            cwd=ROOT, env={**os.environ, **(environment or {})}, stdout=output, stderr=errors,
-        )  # fmt: skip
-        try:
-            ended = f"ended with {child.wait(limit)}"
-        except subprocess.TimeoutExpired:
-            ended = f"took longer than {limit:.0f} s and was ended"
-        finally:
-            stop_group(child)
+        with process(command, {**os.environ, **(environment or {})}, stdout=output, stderr=errors) as child:
+            try:
+                ended = f"ended with {child.wait(limit)}"
+            except subprocess.TimeoutExpired:
+                ended = f"took longer than {limit:.0f} s and was ended"
         output.seek(0)
         errors.seek(0)
-        lines = [line.removeprefix(ANSWER) for line in output if line.startswith(ANSWER)]
+        answers = {answer["side"]: answer for answer in map(parsed, output) if answer}
         last_lines = errors.readlines()[-SHOWN_LINES:]
-    answers = {answer["side"]: answer for answer in map(json.loads, lines)}
     for side in run.sides:
         if side not in answers or "error" in answers[side]:
             print(*last_lines, sep="", end="", file=sys.stderr)
-            reason = answers.get(side, {}).get("error", f"its process {ended}")
-            return answers, f"{side} could not be measured: {reason}"
+            return (
+                answers,
+                f"{side} could not be measured: {answers.get(side, {}).get('error', f'its process {ended}')}",
+            )
     return answers, None
 
 
-def stop_group(child: subprocess.Popen) -> None:
-    """End the child, if it has not ended, and what it has started."""
-    if not hasattr(os, "killpg"):  # Windows: the server has had its Ctrl-C from the console
-        child.kill()
-        return
-    with suppress(ProcessLookupError, PermissionError):  # all of the group has ended
-        os.killpg(child.pid, signal.SIGTERM)
-        try:
+@contextmanager
+def process(command: Sequence, environment: Mapping | None = None, **files: Any) -> Iterator[subprocess.Popen]:
+    """Give a process that Ctrl-C does not reach; when the block ends, end it and all that it started."""
+    try:
+        with deferred_interrupt():  # inside of `try`: at its end a delayed Ctrl-C is raised
+            child = subprocess.Popen(command, start_new_session=True, cwd=ROOT, env=environment, **files)
+        yield child
+    finally:
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
             child.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+        if hasattr(os, "killpg"):  # not on Windows, where a server has had its Ctrl-C from the console
+            with suppress(ProcessLookupError, PermissionError):  # all of its group have ended
+                os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Delay Ctrl-C to the end of the block: Popen interrupted as it starts a child would leave that child running."""
+    pending: list[tuple] = []
+    handler = signal.signal(signal.SIGINT, lambda *arguments: pending.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if pending and callable(handler):  # SIG_IGN is not
+        handler(*pending[0])
+
+
+def parsed(line: str) -> dict | None:
+    """Return an answer; None for anything else that a side printed."""
+    with suppress(ValueError):
+        value = json.loads(line)
+        return value if isinstance(value, dict) and "side" in value else None
+    return None
 
 
 # ---- Repeats ----

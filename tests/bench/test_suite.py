@@ -26,7 +26,7 @@ import json, os, subprocess, sys, time
 sides = sys.argv[sys.argv.index("--measure") + 1].split(",")
 def answer(side, **others):
     line = {"side": side, "figures": {"value": {"before": 2.0, "now": 4.0}[side], "pid": os.getpid()}} | others
-    print("noise", "measured: " + json.dumps(line), sep="\\n", flush=True)
+    print("noise", json.dumps(line), sep="\\n", flush=True)
 """
 QUICK, STOP = (Settings(), "quick"), KeyboardInterrupt()
 ANSWERS = "for side in sides: answer(side, model={})\n"
@@ -112,7 +112,7 @@ def test_what_ctrl_c_has_left_is_resumed_under_the_same_conditions(write, tmp_pa
 
 
 def test_a_side_that_cannot_be_had_is_named(write, tmp_path):
-    missing = "for side in sides: print('measured:', json.dumps({'side': side, 'missing': 'no GPU', 'model': {}}))"
+    missing = "for side in sides: print(json.dumps({'side': side, 'missing': 'no GPU', 'model': {}}))"
     suite = suite_of(tmp_path, write(missing))
     assert suite.run() == 0
     assert found(suite)["benchmarks"]["sides"]["doubt"] == "before, now could not be had here"

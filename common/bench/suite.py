@@ -108,11 +108,10 @@ class Suite:
 
     def complete(self, benchmark: Benchmark) -> str | None:
         """Return the date of an entry of these sizes by this commit; None if there is none, or its document is gone."""
-        entry = self.found()["benchmarks"].get(benchmark.name, {})
-        wanted = {"sizes": rounded(benchmark.sizes_of(self.size_set)), "commit": self.machine["commit"]}
-        document = self.document_of(benchmark)
-        there = document is None or document.exists()
-        return entry["date"] if there and all(entry.get(key) == value for key, value in wanted.items()) else None
+        entry, document = self.found()["benchmarks"].get(benchmark.name, {}), self.document_of(benchmark)
+        wanted = rounded(benchmark.sizes_of(self.size_set)), self.machine["commit"]
+        same = (entry.get("sizes"), entry.get("commit")) == wanted and (document is None or document.exists())
+        return entry["date"] if same else None
 
     # ---- Measuring ----
 
@@ -187,23 +186,36 @@ class Suite:
 
     def finish(self, benchmark: Benchmark) -> None:
         """Write the document, the plot and the entry of a benchmark whose sides are all measured."""
-        repeats: list[dict[str, dict]] = [{} for _ in self.order(benchmark)]
+        sizes, order = benchmark.sizes_of(self.size_set), self.order(benchmark)
+        repeats: list[dict[str, dict]] = [{} for _ in order]  # in each the answers by side
         for run in self.runs(benchmark):
             repeats[run.repeat] |= self.answers(run)
-        document, path = self.compose(benchmark, repeats), self.document_of(benchmark)
-        entry = document["headline"] | {key: document[key] for key in ("sizes", "order", "seconds")}
-        if path is None:
-            entry["figures"] = document["sides"]
-        else:
-            config, (_, dtype), sizes = ModelConfig(**document["model"]), self.place, document["sizes"]
-            derived = [benchmark.derive(config, dtype, sizes, summary.figures_of(repeat)) for repeat in repeats]
-            write_json(path, document | {"figures": aggregate(derived)})
+        figures = [summary.figures_of(repeat) for repeat in repeats]
+        there = [side for side in figures[0] if all(side in each for each in figures)]
+        sides = {side: aggregate([each[side] for each in figures]) for side in there}
+        answers = [answer for repeat in repeats for answer in repeat.values()]
+        measured = {"sizes": sizes, "order": order, "seconds": sum(answer["seconds"] for answer in answers)}
+        headline, path = summary.headline_entry(benchmark, sizes, repeats), self.document_of(benchmark)
+        if path:
+            config, (_, dtype) = ModelConfig(**answers[0]["model"]), self.place
+            document = {
+                "benchmark": benchmark.name,
+                "size_set": self.size_set,
+                "settings": self.settings.of_sizes(sizes).describe(),
+                "hardware": self.machine,
+                "model": answers[0]["model"],
+                "missing": {side: answer["missing"] for side, answer in repeats[0].items() if "missing" in answer},
+                "reference_ms": [{side: answer["reference_ms"] for side, answer in each.items()} for each in repeats],
+                "sides": sides,
+                "figures": aggregate([benchmark.derive(config, dtype, sizes, each) for each in figures]),
+                "headline": headline,
+            }
+            write_json(path, document | measured)
             if problem := draw(benchmark, path):
                 self.problems[benchmark.name] = problem
-        times = [
-            milliseconds for by_side in document["reference_ms"] for both in by_side.values() for milliseconds in both
-        ]
-        entry |= {"reference_ms": [min(times), max(times)], "document": path and shown(path)}
+        times = [milliseconds for answer in answers for milliseconds in answer["reference_ms"]]
+        entry = headline | measured | ({} if path else {"figures": sides})
+        entry |= {"document": path and shown(path), "reference_ms": [min(times), max(times)]}
         entry |= {"commit": self.machine["commit"], "date": datetime.datetime.now().isoformat(timespec="minutes")}
         found = self.found()
         found["machine"] = self.machine
@@ -214,28 +226,6 @@ class Suite:
         shutil.rmtree(self.partial / benchmark.name)
         with suppress(OSError):  # others are still in it
             self.partial.rmdir()
-
-    def compose(self, benchmark: Benchmark, repeats: Sequence[Mapping[str, dict]]) -> dict[str, Any]:
-        """Return the document of one benchmark, without what is derived; repeats: the answers by side in each."""
-        sizes, figures = benchmark.sizes_of(self.size_set), [summary.figures_of(repeat) for repeat in repeats]
-        return {
-            "benchmark": benchmark.name,
-            "size_set": self.size_set,
-            "settings": self.settings.of_sizes(sizes).describe(),
-            "hardware": self.machine,
-            "model": next(iter(repeats[0].values()))["model"],
-            "sizes": sizes,
-            "order": self.order(benchmark),
-            "missing": {side: answer["missing"] for side, answer in repeats[0].items() if "missing" in answer},
-            "reference_ms": [{side: answer["reference_ms"] for side, answer in repeat.items()} for repeat in repeats],
-            "sides": {
-                side: aggregate([each[side] for each in figures])
-                for side in figures[0]
-                if all(side in each for each in figures)
-            },
-            "headline": summary.headline_entry(benchmark, sizes, repeats),
-            "seconds": sum(answer["seconds"] for repeat in repeats for answer in repeat.values()),
-        }
 
 
 def draw(benchmark: Benchmark, path: Path) -> str | None:

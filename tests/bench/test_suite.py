@@ -10,10 +10,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from common.bench import ceilings, commands, harness, suite, summary
+from common.bench import ceilings, harness, suite, summary
 from common.bench.__main__ import course_benchmarks
 from common.bench.harness import Benchmark, Headline, Run, run_process
-from common.bench.run import beside_reference, run_benchmark
+from common.bench.run import beside_reference, pick, run_benchmark
 from common.bench.settings import Settings
 from common.bench.suite import Suite
 from common.stages import stage_folder
@@ -225,7 +225,7 @@ def test_a_wrong_command_line_is_answered_in_a_sentence(write, tmp_path, capsys,
 
 @pytest.mark.parametrize("names", ["2", "02", "02_kv_cache"])
 def test_a_stage_goes_by_number_or_folder(names):
-    assert [benchmark.name for benchmark in commands.pick(course_benchmarks(), names)] == ["02_kv_cache"]
+    assert [benchmark.name for benchmark in pick(course_benchmarks(), names)] == ["02_kv_cache"]
 
 
 def test_a_learners_stage_is_measured_beside_the_reference(tmp_path, monkeypatch):

@@ -20,8 +20,8 @@ from importlib import import_module
 
 import torch
 
-from common.bench.commands import main
 from common.bench.harness import Benchmark
+from common.bench.run import main
 from common.terminal import note, run_to_end
 
 ALL_SECONDS = 540.0  # on an H200 (4.8 TB/s, some 800 TFLOP/s in bfloat16); each process needs about 12 s to start

@@ -1,9 +1,7 @@
 """The benchmarks: the discipline is kept, and whatever is drawn was measured."""
 
-import importlib
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -24,15 +22,12 @@ from tests.helpers.measured_here import measure_here, shrink_products
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted(ROOT.glob("[0-9][0-9]_*/results/*.json"))
+BENCHMARKS = {benchmark.name: benchmark for benchmark in course_benchmarks()}
 HEAVY_PACKAGES = ["flask", "fastapi", "uvicorn", "httpx", "matplotlib", "rich"]
-
-# ---- Harness ----
 
 
 def test_the_order_turns_round_with_every_repeat():
     assert alternate(["a", "b", "c"], 3) == [["a", "b", "c"], ["c", "b", "a"], ["a", "b", "c"]]
-    with pytest.raises(ValueError, match="--repeats"):
-        alternate(["a"], 0)
 
 
 def test_repeats_become_median_and_spread():
@@ -46,9 +41,6 @@ def test_steps_with_more_requests_than_run_are_not_profiled(loaded):
     """They would be steps of fewer, after minutes in which the first reach the end of their context."""
     with pytest.raises(ValueError, match="3 requests cannot decode together: 2 may run"):
         step_profile(load_engine("04")(loaded, max_running=2), requests=3, context=30)
-
-
-# ---- Hardware and plots ----
 
 
 def test_the_hardware_says_what_a_figure_needs_and_nothing_private(monkeypatch):
@@ -72,11 +64,16 @@ def test_the_file_name_is_the_hardware(facts, name):
     assert suite.result_name(facts, asked) == f"{name}-qwen3-0-6b-bfloat16"
 
 
-def test_vendors_additions_leave_the_name_of_a_processor(monkeypatch):
-    monkeypatch.setattr(hardware, "raw_cpu_name", lambda: "Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz")
-    assert hardware.slugify(hardware.cpu_name()) == "intel-xeon-platinum-8480"
-    monkeypatch.setattr(hardware, "raw_cpu_name", lambda: "AMD EPYC 7763 64-Core Processor")
-    assert hardware.slugify(hardware.cpu_name()) == "amd-epyc-7763"
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        ("Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz", "intel-xeon-platinum-8480"),
+        ("AMD EPYC 7763 64-Core Processor", "amd-epyc-7763"),
+    ],
+)
+def test_vendors_additions_leave_the_name_of_a_processor(monkeypatch, raw, name):
+    monkeypatch.setattr(hardware, "raw_cpu_name", lambda: raw)
+    assert hardware.slugify(hardware.cpu_name()) == name
 
 
 def test_labels_are_moved_apart_and_no_further():
@@ -85,16 +82,12 @@ def test_labels_are_moved_apart_and_no_further():
     assert places == pytest.approx([36, 51, 66], abs=0.1)
 
 
-# ---- The benchmarks themselves ----
-
-
 def test_a_benchmark_measures_writes_and_draws(tmp_path, capfd, monkeypatch):
     """A process for each side is in test_suite.py, and with the sides of a real benchmark in test_predict.py."""
     monkeypatch.setattr(suite, "run_process", measure_here)
     shrink_products(monkeypatch)
-    [benchmark] = [each for each in course_benchmarks() if each.name == "02_kv_cache"]
     with pytest.raises(SystemExit) as ended:
-        run_benchmark(benchmark, ["--sizes", "tiny", "--device", "cpu", "--results", str(tmp_path)])
+        run_benchmark(BENCHMARKS["02_kv_cache"], ["--sizes", "tiny", "--device", "cpu", "--results", str(tmp_path)])
     printed = capfd.readouterr()
     assert ended.value.code == 0, printed.err
     document = json.loads(printed.out.splitlines()[-1])
@@ -112,7 +105,7 @@ def test_a_benchmark_measures_writes_and_draws(tmp_path, capfd, monkeypatch):
     assert_is_picture(path.with_suffix(".png"))
 
 
-@pytest.mark.parametrize("benchmark", course_benchmarks(), ids=lambda benchmark: benchmark.name)
+@pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=BENCHMARKS)
 def test_every_size_set_changes_only_sizes_that_there_are(benchmark):
     full = benchmark.sizes["full"].keys() | {"model", "repeats"}
     assert all(sizes.keys() <= full for sizes in benchmark.sizes.values())
@@ -122,7 +115,7 @@ def test_every_size_set_changes_only_sizes_that_there_are(benchmark):
 
 
 def test_the_quick_benchmarks_are_planned_for_under_six_minutes():
-    assert sum(benchmark.seconds["quick"] for benchmark in course_benchmarks()) < 360
+    assert sum(benchmark.seconds["quick"] for benchmark in BENCHMARKS.values()) < 360
 
 
 def assert_is_picture(png: Path) -> None:
@@ -133,26 +126,22 @@ def assert_is_picture(png: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: f"{path.parent.parent.name}/{path.stem}")
-def test_committed_results_hold_what_their_plots_need(path, tmp_path, monkeypatch):
-    document = json.loads(path.read_text())
-    assert document["benchmark"] == path.parent.parent.name and not document.get("quick")
+def test_committed_results_hold_what_their_plots_need(path, tmp_path):
+    document, benchmark = read_json(path), BENCHMARKS[path.parent.parent.name]
+    assert document["benchmark"] == benchmark.name and not document.get("quick")
     assert document.get("size_set", "full") == "full" and len(document["order"]) >= harness.REPEATS["full"]
     first = {
         side: {name: figure["values"][0] for name, figure in figures.items()}
         for side, figures in document["sides"].items()
     }
-    dtype, benchmark = document["settings"]["dtype"], importlib.import_module(f"{document['benchmark']}.benchmark")
-    derived = benchmark.BENCHMARK.derive(
-        ModelConfig(**document["model"]), getattr(torch, dtype), document["sizes"], first
-    )
+    config, dtype = ModelConfig(**document["model"]), getattr(torch, document["settings"]["dtype"])
+    derived = benchmark.derive(config, dtype, document["sizes"], first)
     for name, figure in document["figures"].items():
         assert derived[name] == pytest.approx(figure["values"][0], rel=1e-3), name
     copy = tmp_path / path.name
     copy.write_text(path.read_text())
-    script = str(path.parent.parent / "benchmark.py")
-    monkeypatch.setattr(sys, "argv", [script, "--plot-only", "--results", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(script, run_name="__main__")
+        run_benchmark(benchmark, ["--plot-only", "--results", str(tmp_path)])
     assert ended.value.code == 0
     assert_is_picture(copy.with_suffix(".png"))
 
@@ -163,9 +152,8 @@ def test_the_whole_course_is_drawn_from_the_documents_of_all_stages(tmp_path):
         if path.name == document.name:
             name = "bench" if path == document else path.parent.parent.name
             (tmp_path / f"{path.stem}-{name}.json").write_text(path.read_text())
-    [benchmark] = [each for each in course_benchmarks() if each.name == "bench"]
     png = tmp_path / f"{document.stem}-bench.png"
-    benchmark.draw(read_json(document), png)
+    BENCHMARKS["bench"].draw(read_json(document), png)
     assert_is_picture(png)
 
 

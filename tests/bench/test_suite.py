@@ -77,22 +77,25 @@ def test_every_side_and_repeat_is_a_process_of_its_own(write, tmp_path, capfd, t
 
 
 def test_a_side_that_fails_says_why_and_only_it_is_measured_again(write, tmp_path, capfd):
-    fails = "if 'now' in sides and not os.path.exists('mended'): sys.exit('line 1\\nthe cache is full')\n"
-    benchmarks = write(fails + ANSWERS, "failing"), write(ANSWERS, "other")
-    suite = suite_of(tmp_path, *benchmarks)
+    fails = (
+        "for side in sides:\n"
+        "    if side == 'now' and not os.path.exists('mended'): sys.exit('line 1\\nthe cache is full')\n"
+        "    answer(side, model={})\n    open('measured', 'a').write(f'{side} ')\n"
+    )
+    benchmarks = write(fails, "failing"), write(ANSWERS, "other")
+    suite = suite_of(tmp_path, *benchmarks, together=True)
     assert suite.run() == 1
     printed, sentence = capfd.readouterr().err, "now could not be measured: its process ended with 1"
     assert "the cache is full" in printed and f"failing failed: {sentence}" in printed, "its last lines are shown"
     assert found(suite)["failed"] == {"failing": sentence} and list(found(suite)["benchmarks"]) == ["other"]
 
     (tmp_path / "mended").touch()
-    suite = suite_of(tmp_path, *benchmarks)
-    assert suite.run() == 0
-    printed = capfd.readouterr().err
-    assert "other: complete already" in printed and "1 processes to measure, 1 were measured before" in printed
+    suite = suite_of(tmp_path, *benchmarks, together=True)
+    assert suite.run() == 0 and "other: complete already" in capfd.readouterr().err
+    assert (tmp_path / "measured").read_text() == "before now "
     assert list(found(suite)["benchmarks"]) == ["failing", "other"] and found(suite)["failed"] == {}
-    assert suite_of(tmp_path, *benchmarks).run(again=True) == 0
-    assert "4 processes to measure; about" in capfd.readouterr().err, "--again measures what is complete"
+    assert suite_of(tmp_path, *benchmarks, together=True).run(again=True) == 0
+    assert "2 processes to measure; about" in capfd.readouterr().err, "--again measures what is complete"
 
 
 @pytest.mark.parametrize("change", [{}, {"commit": "another"}, {"torch": "1.0"}, {"torch_threads": 64}, {"repeats": 2}])

@@ -177,12 +177,10 @@ def run_process(
         answers = {answer["side"]: answer for answer in map(parsed, output) if answer}
         last_lines = errors.readlines()[-SHOWN_LINES:]
     for side in run.sides:
-        if side not in answers or "error" in answers[side]:
+        answer = answers.get(side, {"error": f"its process {ended}"})
+        if "error" in answer:
             print(*last_lines, sep="", end="", file=sys.stderr)
-            return (
-                answers,
-                f"{side} could not be measured: {answers.get(side, {}).get('error', f'its process {ended}')}",
-            )
+            return answers, f"{side} could not be measured: {answer['error']}"
     return answers, None
 
 

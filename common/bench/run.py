@@ -65,9 +65,8 @@ def main(
         if args.minutes is not None and not args.minutes > 0:
             raise InvalidInput(f"--minutes must be more than 0, not {args.minutes:g}")
         if args.measure:
-            for answer in measure_sides(
-                benchmarks[0], args.measure.split(","), Settings.from_arguments(args), args.sizes
-            ):
+            sides, settings = args.measure.split(","), Settings.from_arguments(args)
+            for answer in measure_sides(benchmarks[0], sides, settings, args.sizes):
                 print(json.dumps(answer), flush=True)
             return 0
         return redraw(args) if args.plot_only else measure(args)
@@ -114,10 +113,9 @@ def measure(args: argparse.Namespace) -> int:
     if suite.path.exists():
         found = summary.read_summary(suite.path)
         note(f"\n{summary.table(found)}\n{suite.path}")
-        [only] = args.benchmarks if len(args.benchmarks) == 1 else [None]
-        path = suite.document_of(only) if only else None
         if not sys.stdout.isatty():  # for programs: people have the table
-            print(json.dumps(read_json(path) if path and path.exists() else found, separators=(",", ":")))
+            path = suite.document_of(args.benchmarks[0]) if len(args.benchmarks) == 1 else None
+            print(json.dumps((path and read_json(path)) or found, separators=(",", ":")))
     return status
 
 
@@ -132,14 +130,15 @@ def environment(sizes: str) -> dict[str, str]:
 
 def redraw(args: argparse.Namespace) -> int:
     """Draw all documents of these benchmarks, of whichever machine they are."""
-    drawn, problems = 0, 0
-    for benchmark in args.benchmarks:
-        for path in sorted((args.out or benchmark.results).glob("*.json")):
-            if (read_json(path) or {}).get("benchmark") == benchmark.name:
-                drawn, problems = drawn + 1, problems + (draw(benchmark, path) is not None)
-    if not drawn:
+    documents = [
+        (benchmark, path)
+        for benchmark in args.benchmarks
+        for path in sorted((args.out or benchmark.results).glob("*.json"))
+        if (read_json(path) or {}).get("benchmark") == benchmark.name
+    ]
+    if not documents:
         raise InvalidInput(f"{args.out or 'results/'} holds no results to draw")
-    return 1 if problems else 0
+    return 1 if any([draw(benchmark, path) for benchmark, path in documents]) else 0
 
 
 # ---- A learner's stage ----

@@ -147,20 +147,19 @@ class Suite:
         if self.ends - start < LEAST_SECONDS:
             self.problems[name] = f"it was not begun: the {self.seconds:.0f} s for everything are over (see --minutes)"
             return
+        there = self.answers(run)
+        missing = run._replace(sides=tuple(side for side in run.sides if side not in there))
         # In this process: a child's own threads, left from what it has measured, can double the time of a product.
         before = reference_ms(*self.place)
         free_memory(self.place[0])
-        there = self.answers(run)
-        missing = run._replace(sides=tuple(side for side in run.sides if side not in there))
         answers, problem = run_process(missing, self.settings, self.size_set, self.limit(run), self.environment)
-        seconds = {"seconds": (time.monotonic() - start) / len(missing.sides)}
-        around = {"reference_ms": [before, reference_ms(*self.place)], "conditions": self.conditions(run.benchmark)}
+        after, taken = reference_ms(*self.place), time.monotonic() - start
+        kept = {"reference_ms": [before, after], "seconds": taken / len(missing.sides)}
         for side, answer in answers.items():
             if "error" not in answer:
-                write_json(self.file(run, side), answer | seconds | around)
+                write_json(self.file(run, side), answer | kept | {"conditions": self.conditions(run.benchmark)})
         if problem:
             self.problems[name] = problem
-        taken = time.monotonic() - start
         self.spent, self.due = self.spent + taken, self.due + self.planned(run)
         sides = ", ".join(run.sides) if len(run.sides) < 4 else f"{len(run.sides)} sides"
         left = self.left([each for each in later if each.benchmark.name not in self.problems])

@@ -1,23 +1,21 @@
 """How fast this machine runs stage 05, and what follows for the demos: what `doctor` says, as one JSON line.
 
-    python -m common.bench.pace record [bench]
+    python -m common.bench.pace --record
 
-times every stage's demo, and with `bench` every benchmark, as their user starts them, on a quiet machine, and writes
-recorded.json, which the expectations of every other machine follow from.
+times every stage's demo as its user starts it, on a quiet machine, and writes recorded.json, which the expectations of
+every other machine follow from.
 """
 
 import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 STARTED = time.monotonic()  # before anything is imported that takes time
 RECORDED = Path(__file__).with_name("recorded.json")
-REQUESTS, PROMPT, TOKENS, WARM_UP = 8, 64, 64, 8
-MOST_SECONDS = 20
+REQUESTS, PROMPT, WARM_UP, STEPS = 8, 64, 8, 56
 COMPILING = "compiling kernels"  # what a start says of kernels that it does not find
 
 
@@ -26,8 +24,8 @@ def main(arguments: list[str]) -> None:
         print(json.dumps(measure()))
         return
     pace, said = measure_apart()
-    if "record" in arguments:
-        record(pace, "bench" in arguments)
+    if "--record" in arguments:
+        record(pace)
         return
     recorded = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
     print(json.dumps({**pace, "said": said, "expect": expectations(pace, recorded)}))
@@ -45,30 +43,19 @@ def measure() -> dict:
     engine = make_engine(load_engine("05"), loaded, kv_memory="64M")
     ready = time.monotonic() - STARTED
     return {
-        "step_ms": 1e3 * statistics.median(step_seconds(engine, loaded.config.vocab_size)),
+        "step_ms": 1e3 * step_seconds(engine),
         "ready_seconds": ready,
         "device": loaded.device.type,
         "cuda": torch.version.cuda,
     }
 
 
-def step_seconds(engine, vocab_size: int) -> list[float]:
-    """Return the seconds of steps in which all of REQUESTS requests decode, without the first WARM_UP.
+def step_seconds(engine) -> float:
+    """Return the median seconds of steps in which all of REQUESTS requests decode."""
+    from .steps import decoding, time_steps
 
-    Exit with a sentence if there are none after MOST_SECONDS.
-    """
-    from common.sampling_params import SamplingParams
-
-    for number in range(REQUESTS):
-        prompt = [(number * PROMPT + place) % vocab_size for place in range(PROMPT)]
-        engine.add(prompt, SamplingParams(max_tokens=TOKENS, ignore_eos=True))
-    give_up = time.monotonic() + MOST_SECONDS
-    while engine.has_unfinished and time.monotonic() < give_up:
-        engine.step()
-    steps = [step for step in engine.trace if [work.phase for work in step.works] == ["decode"] * REQUESTS]
-    if len(steps) <= WARM_UP:
-        sys.exit(f"{len(steps)} steps took {MOST_SECONDS} s: end what keeps the cores busy, and try again")
-    return [step.seconds for step in steps[WARM_UP:]]
+    with decoding(engine, REQUESTS, PROMPT, tokens=WARM_UP):
+        return statistics.median(time_steps(engine, STEPS))
 
 
 def measure_apart() -> tuple[dict, str]:
@@ -101,39 +88,32 @@ def expectations(pace: dict, recorded: dict) -> list[str]:
 
     there = f"Where the demos were timed ({recorded['cpu']}, {recorded['cpu_cores']} cores, {recorded['date']})"
     demos = {name: here(seconds) for name, seconds in recorded["demo_seconds"].items()}
-    lines = [
+    return [
         f"{there} that step takes {recorded['step_ms']:.1f} ms: what follows is {ratio:.2f} times as long, beside the "
         "start.",
         f"Expect of `demo`: {', '.join(f'{name} in {seconds:.0f} s' for name, seconds in demos.items())}.",
         f"Expect of all demos together {sum(demos.values()) / 60:.1f} minutes.",
     ]
-    if bench := recorded.get("bench_seconds"):
-        lines.append(f"Expect of the whole `bench` {sum(map(here, bench.values())) / 60:.0f} minutes.")
-    return lines
 
 
-def record(pace: dict, benchmarks: bool) -> None:
-    """Time the demos, and the benchmarks if asked to; write recorded.json."""
+def record(pace: dict) -> None:
+    """Time every stage's demo, and write recorded.json."""
+    import torch
+
     from common.stages import ROOT, stage_folders
 
     from .documents import write_json
     from .hardware import hardware
 
-    def seconds(script: Path, *arguments: str) -> float:
-        start = time.monotonic()
-        subprocess.run([sys.executable, str(script), *arguments], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
-        print(f"{script.parent.name}/{script.name}: {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
-        return time.monotonic() - start
-
-    import torch
-
     facts = hardware(torch.device(pace["device"]))
     document = {name: facts[name] for name in ("cpu", "cpu_cores", "os", "python", "torch", "commit", "date")}
-    document |= pace | {"demo_seconds": {one.name[:2]: seconds(one / "main.py", "--demo") for one in stage_folders()}}
-    if benchmarks:
-        folders = [*stage_folders(), ROOT / "common" / "bench"]
-        with tempfile.TemporaryDirectory() as unused:
-            document["bench_seconds"] = {one.name: seconds(one / "benchmark.py", "--out", unused) for one in folders}
+    document |= pace | {"demo_seconds": {}}
+    for stage in stage_folders():
+        start = time.monotonic()
+        command = [sys.executable, str(stage / "main.py"), "--demo"]
+        subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+        document["demo_seconds"][stage.name[:2]] = seconds = time.monotonic() - start
+        print(f"{stage.name}: {seconds:.1f} s", file=sys.stderr, flush=True)
     write_json(RECORDED, document)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common.attention.triton_backend import Tile, create
-from common.bench.gpu.kernels import attention_case, block_case, times_of
+from common.bench.gpu.kernels import TINY, attention_case, block_case, times_of
 from common.bench.timing import median_seconds
 from common.fused import triton_launch
 from common.loader import load_model
@@ -49,9 +49,8 @@ def test_a_variant_that_fails_is_left_out_and_says_why():
         raise RuntimeError("out of resource: shared memory. Reduce block sizes")
 
     case = attention_case(LLAMA, 1, 20, torch.device("cpu"), torch.float32)
-    found = times_of(
-        case._replace(variants={"torch": case.variants["torch"], "triton": broken}), torch.device("cpu"), "eager"
-    )
+    variants = {"torch": case.variants["torch"], "triton": broken}
+    found = times_of(case._replace(variants=variants), torch.device("cpu"), TINY)
     assert found["us"].keys() == {"torch"} and found["missing"]["triton"] == "out of resource: shared memory"
 
 

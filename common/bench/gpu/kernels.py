@@ -1,10 +1,10 @@
 """How long do the Triton kernels take on this device, beside the operations that they replace, and with which tile?
 
-Method. `triton.testing.do_bench_cudagraph`: medians of replayed CUDA graphs, where the gaps between kernels are the
-GPU's own. A block without attention, in plain PyTorch, by torch.compile, and with the course's kernels; and attention
-in decode, with the other backends and with every tile of the kernel. The floor is the bytes to move over the bandwidth
-of a copy. The seconds of a variant's first call are told as well: torch.compile compiles again in every row, Triton has
-its kernels from the first row on.
+Method. Medians of replayed CUDA graphs, where the gaps between kernels are the GPU's own (`median_seconds`). A block
+without attention, in plain PyTorch, by torch.compile, and with the course's kernels; and attention in decode, with the
+other backends and with every tile of the kernel. The floor is the bytes to move over the bandwidth of a copy. The
+seconds of a variant's first call are told as well: torch.compile compiles again in every row, Triton has its kernels
+from the first row on.
 
 Expectation. A kernel that does in one pass what happens between matrix products takes what a copy of its bytes takes.
 What a block computes for many tokens takes longer than its bytes, and "products alone" says how long.
@@ -12,7 +12,7 @@ What a block computes for many tokens takes longer than its bytes, and "products
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -40,8 +40,9 @@ SIZES = {
     "requests": [1, 64, 256],  # of attention in decode
     "context": 1024,
     "compiler": "inductor",  # the backend of torch.compile
+    "repeats": 30,
 }
-TINY = {"models": ["target"], "tokens": [2], "requests": [2], "context": 20, "compiler": "eager"}
+TINY = {"models": ["target"], "tokens": [2], "requests": [2], "context": 20, "compiler": "eager", "repeats": 1}
 PAGE_SIZES = {"torch": 16, "flash": 256}  # torch's flash attention takes no smaller one
 
 
@@ -68,19 +69,19 @@ def measure(settings: Settings, sizes: dict) -> Figures:
         attention = (attention_case(config, B, sizes["context"], device, dtype) for B in sizes["requests"])
         for case in itertools.chain(blocks, attention):
             row = {"model": Path(name).name, "operation": case.operation, "tokens": case.tokens, "bytes": case.nbytes}
-            rows.append(row | {"floor_us": 1e6 * case.nbytes / bandwidth} | times_of(case, device, sizes["compiler"]))
+            rows.append(row | {"floor_us": 1e6 * case.nbytes / bandwidth} | times_of(case, device, sizes))
     return {"copy_bytes_per_second": bandwidth, "rows": rows}
 
 
 @torch.inference_mode()
-def times_of(case: Case, device: torch.device, compiler: str) -> dict[str, dict]:
+def times_of(case: Case, device: torch.device, sizes: dict) -> dict[str, dict]:
     """Return by variant microseconds of a call, seconds of the first one, and for those that fail the reason."""
     inputs = [case.arguments() for _ in range(inputs_beyond_cache(case.nbytes, device))]
     times, first_calls, missing = {}, {}, dict(case.missing)
     for name, function in case.variants.items():
         if name == "compiled":
             torch.compiler.reset()  # it gives up compiling a function for more than a few shapes
-            function = torch.compile(function, fullgraph=True, dynamic=False, backend=compiler)
+            function = torch.compile(function, fullgraph=True, dynamic=False, backend=sizes["compiler"])
         try:
             start = time.perf_counter()
             function(*inputs[0])
@@ -88,22 +89,10 @@ def times_of(case: Case, device: torch.device, compiler: str) -> dict[str, dict]
             first_calls[name] = time.perf_counter() - start
             # A variant that compiled again for the next input, or gave up, would not be what its name says.
             with torch.compiler.set_stance("fail_on_recompile"):
-                times[name] = microseconds(function, inputs, device)
+                times[name] = 1e6 * median_seconds(function, device, inputs, repeats=sizes["repeats"])
         except Exception as error:  # neither Triton nor torch.compile has a common class for what it refuses
             missing[name] = first_sentence(error)
     return {"us": times, "first_call_s": first_calls, "missing": missing}
-
-
-def microseconds(function: Callable, inputs: Sequence[tuple], device: torch.device) -> float:
-    """Return microseconds of a call, the median; the inputs take turns."""
-    if device.type != "cuda":  # Triton's timer needs a GPU
-        return 1e6 * median_seconds(function, device, inputs, repeats=1)
-    from triton.testing import do_bench_cudagraph
-
-    for arguments in inputs:  # the first call compiles and allocates
-        function(*arguments)
-    turns = itertools.cycle(inputs)
-    return 1e3 * do_bench_cudagraph(lambda: function(*next(turns)), return_mode="median")
 
 
 def block_case(config: ModelConfig, N: int, device: torch.device, dtype: torch.dtype) -> Case:

@@ -7,12 +7,12 @@ import torch
 
 from common.attention.triton_backend import Tile, create
 from common.bench.gpu.kernels import TINY, attention_case, block_case, times_of
+from common.bench.settings import engine_of
 from common.bench.timing import median_seconds
 from common.fused import triton_launch
 from common.loader import load_model
 from common.model import ModelConfig
 from common.sampling import SamplingParams
-from common.stages import load_engine
 from tests.helpers.triton_marks import devices, needs_triton
 
 CUDA = torch.device("cuda")
@@ -44,6 +44,7 @@ def test_variants_compute_the_same(config, device):
         torch.testing.assert_close(variant(*arguments), expected, atol=2e-5, rtol=1e-5)
 
 
+@needs_triton
 def test_a_variant_that_fails_is_left_out_and_says_why():
     def broken(*arguments):
         raise RuntimeError("out of resource: shared memory. Reduce block sizes")
@@ -89,7 +90,7 @@ def test_steps_launched_early_give_the_same_numbers(monkeypatch):
     params = SamplingParams(max_tokens=20, ignore_eos=True, logprobs=5)
     for early in (False, True):
         monkeypatch.setattr(triton_launch, "dependent", {loaded.model.cos.device: early})
-        engine = load_engine("05")(loaded, kv_memory="1G")
+        engine = engine_of("05", loaded, kv_memory="1G")  # with graphs, which keep how a kernel was launched
         answers = engine.generate([[5 + i] * (1 + 100 * i) for i in range(5)], params)
         found.append([(answer.token_ids, answer.logprobs) for answer in answers])
     assert found[0] == found[1]

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 

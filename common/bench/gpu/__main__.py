@@ -66,9 +66,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def tables(benchmarks: Sequence[Benchmark], folder: Path) -> str:
     """Return the tables of all results in the folder that these benchmarks have for a GPU, columns aligned."""
     reports = {each.name: each.report for each in benchmarks if each.module.startswith("common.") and each.report}
-    found = [document for path in sorted(folder.glob("*.json")) if (document := read_json(path)) is not None]
     text = ""
-    for document in found:
+    for path in sorted(folder.glob("*.json")):
+        document = read_json(path) or {}
         report = reports.get(document.get("benchmark"), lambda document: {})
         for name, rows in report(document).items():
             widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]

@@ -40,7 +40,12 @@ KERNELS = {  # in the names of kernels, by the part of a step that they belong t
     "sampler": ("block_sums_kernel", "draw_kernel"),
 }
 LAYER_LAUNCHES = 4  # small kernels in a layer: two norms, one rotation that also writes K and V, one activation
-SIZES = {"model": "Qwen3-0.6B", "requests": [256, 1], "context": 558, "steps": 20}
+SIZES = {
+    "model": "Qwen3-0.6B",
+    "requests": [256, 1],  # the one finds its prompt in the cache
+    "context": 558,
+    "steps": 20,
+}
 TINY = {"model": None, "requests": [3, 1], "context": 20, "steps": 2}
 
 
@@ -129,17 +134,15 @@ def measure(graphs: bool, overlap: bool, early: bool = False) -> Callable[[Setti
         device, dtype = settings.place()
         if early and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0)):
             raise Unavailable("dependent launch needs compute capability 9.0")
-        loaded, most = settings.load(), max(sizes["requests"])
+        loaded, batches, size = settings.load(), sizes["requests"], (sizes["context"], sizes["steps"])
         with patch.dict(triton_launch.dependent, {loaded.model.cos.device: early}):  # with the number of the GPU
             try:
-                engine = engine_of(STAGE, loaded, max_running=most, graphs=graphs, overlap=overlap)
+                engine = engine_of(STAGE, loaded, max_running=max(batches), graphs=graphs, overlap=overlap)
             except ValueError as reason:
                 raise Unavailable(str(reason)) from reason
             tokens = sizes["context"] + 3 * sizes["steps"]  # of each request, at most
-            fit = [B for B in sizes["requests"] if B * tokens <= engine.stats()["kv_tokens_capacity"]]
-            steps = [
-                measure_step(engine, B, sizes["context"], sizes["steps"]) if B in fit else {} for B in sizes["requests"]
-            ]
+            room = engine.stats()["kv_tokens_capacity"]  # what does not fit into it has no figures
+            steps = [measure_step(engine, B, *size) if B * tokens <= room else {} for B in batches]
         del engine
         free_memory(device)
         return {"ms": [in_ms(step) for step in steps]} | ceilings(device, dtype)

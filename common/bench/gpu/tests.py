@@ -29,6 +29,7 @@ TINY = {"engines": ["06_prefix_cache"], "select": ["-k", "test_generate_takes_on
 
 
 def measure_marked(settings: Settings, sizes: dict) -> Figures:
+    """Return what pytest says of all tests that need a GPU. Raise ValueError with the failures if there are any."""
     # Only files with such tests: others may import packages that a GPU machine does not have.
     paths = sorted((ROOT / "tests").rglob("test_*.py"))
     files = [str(path) for path in paths if re.search(r"mark\.gpu|triton_marks", path.read_text(encoding="utf-8"))]
@@ -62,6 +63,7 @@ def run_pytest(arguments: Sequence[str]) -> str:
 
 
 def report(document: dict) -> dict[str, list]:
+    """Return a line for each run of pytest."""
     found = [said for side in document["sides"].values() for said in side["pytest"]["values"][0].items()]
     return {"tests": [("tests", "pytest says"), *found]}
 

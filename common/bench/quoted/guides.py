@@ -1,4 +1,4 @@
-"""Figures of the documents beside the lessons: README.md, GPU.md, the model card, the server's and the inspector's."""
+"""Figures of the documents beside the lessons: README.md, the model card, the server's and the inspector's."""
 
 import random
 import statistics
@@ -9,7 +9,6 @@ import torch
 from common.learn.stage_diff import compare
 from common.stages import ROOT, stage_folders
 
-from ..gpu.budget import HOST_SECONDS, LAYER_LAUNCHES, SMALLEST_KERNEL, Rates, step_budget
 from . import stage_08
 from .passages import Claim, Given, Once, Passage, Quote
 from .sources import MACHINE, Results, config, lines, read
@@ -208,47 +207,6 @@ def inspector() -> list[Passage]:
     ]
 
 
-def gpu() -> list[Passage]:
-    """Return what GPU.md quotes: nothing has been measured on a GPU, so it is arithmetic."""
-    model, requests, context = config("configs/Qwen3-0.6B"), 256, 558
-    budget = step_budget(model, torch.bfloat16, requests, context, Rates(4.2e12, 790e12))
-    parts = "attention", "products", "small kernels", "logits", "sampler"
-    return [
-        Quote(
-            "by arithmetic: attention {:.2f} ms, products {:.2f}, small kernels {:.2f}, logits {:.2f}, sampler {:.2f}.",
-            *(1e3 * budget[part] for part in parts),
-        ),
-        Given(
-            "what the arithmetic begins with",
-            "What a step of 256 requests of Qwen3-0.6B may take on an H200 (4.2 TB/s and 790 TFLOP/s reached; 558 "
-            "tokens behind each)",
-        ),
-        Quote("Python may take {:,.0f} ms", 1e3 * HOST_SECONDS),
-        Once(
-            "no result is committed; common.bench.gpu.host measures it again",
-            "3.2 ms in the fastest of 150 steps and 4.0 in the median",
-        ),
-        Given("where to look first", "more than 1.3 times its budget", "more than 3 times"),
-        Quote("{} launches a layer of at least {:,.0f} us each", LAYER_LAUNCHES, 1e6 * SMALLEST_KERNEL),
-        Quote(
-            "apart they would be {}, for {} layers {:.2f} ms more",
-            LAYER_LAUNCHES + 1,
-            model.num_layers,
-            1e3 * model.num_layers * SMALLEST_KERNEL,
-        ),
-        Given(
-            "compute capabilities",
-            "8.0, 8.9, 9.0, 10.0 and 12.0, those beside attention also for 7.5",
-            "compute capability 9.0 and above",
-            "9.0, 10.0 and 12.0",
-            "float16 below 8.0",
-        ),
-        Given("numbers of the commands", "| 1, two minutes", "| 2, two minutes", "| 3, one minute"),
-        Given("a bound that the command checks", "within 3 percent"),
-        Given("a step's size", "fewer than 2,048 tokens"),
-    ]
-
-
 def shared_files() -> list[Passage]:
     """Return what common/README.md quotes."""
     return [Given("a test holds it", "less than 0.005 on average and less than 0.1 at most")]
@@ -256,7 +214,6 @@ def shared_files() -> list[Passage]:
 
 DOCUMENTS = {
     "README.md": course,
-    "GPU.md": gpu,
     "common/README.md": shared_files,
     "common/serving/README.md": serving,
     "common/checkpoints/README.md": model_card,

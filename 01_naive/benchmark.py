@@ -26,6 +26,7 @@ from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.offline import engine_writer, measure_writing, transformers_writer
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
+from common.bench.tables import Rows, by_size, within
 from common.model import ModelConfig
 
 SIZES = {
@@ -56,8 +57,6 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     return {
         "predicted_ms_per_token": [step_flops(config, length) / flops_per_ms for length in sizes["lengths"]],
         "predicted_seconds": [sum(steps[:n]) / 1e3 for n in sizes["answers"]],
-        "calibrated_gflops_per_second": flops_per_ms / 1e6,
-        "growth_from_first_to_last_length": naive["ms_per_token"][-1] / naive["ms_per_token"][0],
         "transformers_seconds_over_ours": reference["seconds"][-1] / naive["seconds"][-1],
     }
 
@@ -86,6 +85,26 @@ def draw(document: dict, png: Path) -> None:
         plots.axes(answer, x_label, "seconds", "A whole answer")
 
 
+def report(document: dict) -> dict[str, Rows]:
+    sizes, sides, predicted = document["sizes"], document["sides"], document["figures"]
+
+    def columns(name: str) -> dict[str, Figures]:
+        ours, theirs = (sides[side][name] for side in ("01_naive", "transformers"))
+        return {"stage 01": ours, "predicted": predicted[f"predicted_{name}"], "transformers": theirs}
+
+    return {
+        "token": by_size("tokens so far", sizes["lengths"], columns("ms_per_token"), unit="ms", only=(64, 512, 2048)),
+        "answer": by_size("tokens written", sizes["answers"], columns("seconds"), unit="s", only=(128, 256, 512)),
+    }
+
+
+CLAIMS = {
+    "From 256 to 512 tokens the time grows nearly fourfold": lambda document: all(
+        3.3 < answers[-1] / answers[3] < 4 for answers in document["sides"]["01_naive"]["seconds"]["values"]
+    ),
+    "transformers takes over one and a half times as long": within("transformers_seconds_over_ours", 1.5),
+}
+
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
@@ -95,6 +114,8 @@ BENCHMARK = Benchmark(
     draw=draw,
     headline=HEADLINE,
     seconds={"full": 350, "quick": 14},
+    report=report,
+    claims=CLAIMS,
 )
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.offline import engine_writer, measure_writing, transformers_writer
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
+from common.bench.tables import Rows, by_size, within
 from common.bench.workloads import random_prompt
 from common.model import ModelConfig
 from common.sampling import SamplingParams
@@ -98,8 +99,6 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
         "predicted_cached_ms_per_token": [decode_bytes(config, length, dtype) / bytes_per_ms for length in lengths],
         "predicted_cache_bytes": [tokens * config.kv_bytes_per_token(dtype) for tokens in sizes["cache_tokens"]],
         f"speedup_at_{sizes['compared_answer']}": naive["seconds"][answer] / cached["seconds"][answer],
-        "decode_tokens_per_second": decode_rate(cached),
-        "transformers_decode_tokens_per_second": decode_rate(reference),
         "decode_ratio_vs_transformers": decode_rate(cached) / decode_rate(reference),
     }
 
@@ -112,24 +111,24 @@ HEADLINE = Headline(
     more_is_better=False,
 )
 
+LABELS = {"01_naive": "stage 01", "02_kv_cache": "stage 02", "transformers": "transformers"}
+
 
 def draw(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     compared = sizes["compared_answer"]
-    speedup, ratio = figures[f"speedup_at_{compared}"]["median"], figures["decode_ratio_vs_transformers"]["median"]
+    speedup = figures[f"speedup_at_{compared}"]["median"]
     message = f"With a KV cache, an answer of {compared} tokens comes {speedup:.1f} times sooner"
     remark = (
         "Predicted: FLOPs of a step for stage 01, bytes read by a step for stage 02, each at the rate measured at "
-        f"{sizes['calibration_length']} tokens; cache bytes by the formula."
+        f"{sizes['calibration_length']} tokens."
     )
-    lines = {"01_naive": "stage 01", "transformers": "transformers", "02_kv_cache": "stage 02"}
-    with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as panels:
-        token, answer, memory, decode = panels
+    with plots.page(png, document, message, columns=2, remark=remark) as (token, answer):
         plots.doubling(token, sizes["lengths"])
         plots.logarithmic(token)
         plots.predicted(token, sizes["lengths"], figures["predicted_naive_ms_per_token"], "predicted")
         plots.predicted(token, sizes["lengths"], figures["predicted_cached_ms_per_token"], "predicted")
-        for side, label in lines.items():
+        for side, label in LABELS.items():
             plots.line(token, sizes["lengths"], sides[side]["ms_per_token"], side, label)
             plots.line(answer, sizes["answers"], sides[side]["seconds"], side, label)
         plots.axes(token, "tokens in the sequence", "milliseconds per token", "One more token")
@@ -141,18 +140,23 @@ def draw(document: dict, png: Path) -> None:
         x_label = f"tokens written after a prompt of {sizes['prompt']}"
         plots.axes(answer, x_label, "seconds", "A whole answer")
 
-        megabytes = {
-            key: [n / 1e6 for n in sides["02_kv_cache"]["cache_bytes"][key]] for key in ("median", "min", "max")
-        }
-        formula = {"median": [n / 1e6 for n in figures["predicted_cache_bytes"]["median"]]}
-        plots.predicted(memory, sizes["cache_tokens"], formula, "formula")
-        plots.line(memory, sizes["cache_tokens"], megabytes, "02_kv_cache", "stage 02")
-        plots.axes(memory, "tokens of the request", "megabytes of K and V", "What it costs in memory")
 
-        rates = [figures["decode_tokens_per_second"], figures["transformers_decode_tokens_per_second"]]
-        plots.bars(decode, ["02_kv_cache", "transformers"], rates, ["stage 02", "transformers\ngenerate"])
-        plots.axes(decode, "", "tokens per second", f"Decoding: {ratio:.2f} times as fast")
+def report(document: dict) -> dict[str, Rows]:
+    sizes, sides = document["sizes"], document["sides"]
+    token, answer = ({LABELS[side]: sides[side][name] for side in LABELS} for name in ("ms_per_token", "seconds"))
+    return {
+        "token": by_size("tokens so far", sizes["lengths"], token, unit="ms", only=(64, 512, 2048)),
+        "answer": by_size("tokens written", sizes["answers"], answer, unit="s", only=(128, 256, 512)),
+    }
 
+
+CLAIMS = {
+    "An answer of 256 tokens arrives over nine times sooner": within("speedup_at_256", 9),
+    "over four times as many tokens per second as transformers": within("decode_ratio_vs_transformers", 4),
+    "The allocated bytes match the formula exactly": lambda document: (
+        document["sides"]["02_kv_cache"]["cache_bytes"] == document["figures"]["predicted_cache_bytes"]
+    ),
+}
 
 BENCHMARK = Benchmark(
     file=__file__,
@@ -163,6 +167,8 @@ BENCHMARK = Benchmark(
     draw=draw,
     headline=HEADLINE,
     seconds={"full": 260, "quick": 28},
+    report=report,
+    claims=CLAIMS,
 )
 
 if __name__ == "__main__":

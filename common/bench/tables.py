@@ -25,14 +25,20 @@ Rows = Sequence[Sequence[Any]]  # the header first
 
 
 def by_size(
-    name: str, sizes: Sequence[int], figures: Mapping[str, Mapping], *, unit: str = "", only: Sequence[int] = ()
+    name: str,
+    sizes: Sequence[int],
+    figures: Mapping[str, Mapping],
+    *,
+    unit: str = "",
+    scale: float = 1,
+    only: Sequence[int] = (),
 ) -> Rows:
-    """Return a row for each size, or for each in `only`, and a column for the medians of each figure.
+    """Return a row for each size, or for each in `only`, and a column for the medians of each figure times `scale`.
 
     name: what a size is. figures: by the header of the column. unit: of all of them.
     """
     places = [sizes.index(size) for size in only or sizes]
-    rows = [[f"{sizes[at]:,}", *(short(figure["median"][at]) for figure in figures.values())] for at in places]
+    rows = [[f"{sizes[at]:,}", *(short(scale * figure["median"][at]) for figure in figures.values())] for at in places]
     return [[name, *(f"{column}, {unit}" if unit else column for column in figures)], *rows]
 
 

@@ -22,6 +22,7 @@ from .plots import short
 
 MACHINE = "cpu-amd-epyc-2-cores"  # which all committed figures come from
 Rows = Sequence[Sequence[Any]]  # the header first
+Figure = tuple[str, str, int]  # side, name, place among the sizes
 
 
 def by_size(
@@ -45,6 +46,18 @@ def by_size(
 def within(name: str, least: float, most: float = inf) -> Callable[[dict], bool]:
     """Return the claim that a figure that combines sides lies between two bounds in every repeat."""
     return lambda document: all(least <= value <= most for value in document["figures"][name]["values"])
+
+
+def ratio(top: Figure, bottom: Figure, least: float, most: float = inf) -> Callable[[dict], bool]:
+    """Return the claim that one side's figure over another's lies between two bounds in every repeat."""
+
+    def holds(document: dict) -> bool:
+        values = [
+            [repeat[at] for repeat in document["sides"][side][name]["values"]] for side, name, at in (top, bottom)
+        ]
+        return all(least <= above / below <= most for above, below in zip(*values, strict=True))
+
+    return holds
 
 
 def committed(module: str) -> dict[str, Any]:

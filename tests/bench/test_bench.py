@@ -145,8 +145,8 @@ def test_committed_results_hold_what_their_plots_need(path, tmp_path, monkeypatc
     derived = benchmark.BENCHMARK.derive(
         ModelConfig(**document["model"]), getattr(torch, dtype), document["sizes"], first
     )
-    for name, figure in document["figures"].items():
-        assert derived[name] == pytest.approx(figure["values"][0], rel=1e-3), name
+    for name, value in derived.items():
+        assert document["figures"][name]["values"][0] == pytest.approx(value, rel=1e-3), name
     copy = tmp_path / path.name
     copy.write_text(path.read_text())
     script = str(path.parent.parent / "benchmark.py")

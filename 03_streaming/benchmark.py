@@ -37,6 +37,7 @@ from common.loader import load_tokenizer
 from common.model import ModelConfig
 
 BEFORE, NOW = "02_kv_cache", "03_streaming"
+FIRST, LAST, RATE = "alone_first_text_seconds", "alone_whole_answer_seconds", "output_tokens_per_second"
 SIZES = {
     "answers": [8, 16, 32, 64, 128, 256],  # one client
     "requests_per_answer": 5,
@@ -76,11 +77,11 @@ def measure(stage: str, settings: Settings, sizes: dict, *options: str, stream: 
     latencies = [percentiles(result.values("e2el")) for result in sweep]
     return {
         "peak_flops_per_second": peak,
-        "alone_first_text_seconds": [percentiles(result.values("ttft"))["p50"] for result in alone],
-        "alone_whole_answer_seconds": [percentiles(result.values("e2el"))["p50"] for result in alone],
+        FIRST: [percentiles(result.values("ttft"))["p50"] for result in alone],
+        LAST: [percentiles(result.values("e2el"))["p50"] for result in alone],
         "e2el_mean_seconds": [latency["mean"] for latency in latencies],
         "e2el_p50_seconds": [latency["p50"] for latency in latencies],
-        "output_tokens_per_second": [result.throughput for result in sweep],
+        RATE: [result.throughput for result in sweep],
         "processed_tokens_per_second": [result.processed_per_second for result in sweep],
     }
 
@@ -97,15 +98,6 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     }
 
 
-HEADLINE = Headline(
-    "first text, one client",
-    "s",
-    (BEFORE, NOW),
-    lambda sizes, side: side["alone_first_text_seconds"][-1],
-    more_is_better=False,
-)
-
-
 def draw(document: dict, png: Path) -> None:
     sizes, sides, clients = document["sizes"], document["sides"], document["sizes"]["clients"]
     now, tint = sides[NOW], plots.color("03")
@@ -116,9 +108,9 @@ def draw(document: dict, png: Path) -> None:
     )
     panels = [["alone", "latency"], ["alone", "throughput"]]
     with plots.page(png, document, message, mosaic=panels, height=6.4, remark=remark) as (alone, latency, throughput):
-        answers, first, whole = sizes["answers"], now["alone_first_text_seconds"], now["alone_whole_answer_seconds"]
-        plots.line(alone, answers, sides[BEFORE]["alone_first_text_seconds"], BEFORE, "stage 02")
-        plots.line(alone, answers, whole, NOW, "stage 03,\nlast text", dashed=True)
+        answers, first = sizes["answers"], now[FIRST]
+        plots.line(alone, answers, sides[BEFORE][FIRST], BEFORE, "stage 02")
+        plots.line(alone, answers, now[LAST], NOW, "stage 03,\nlast text", dashed=True)
         plots.line(alone, answers, first, NOW, "_first text")  # whose label would lie on the axis
         plots.note(alone, answers[-1], first["max"][-1], "stage 03, first text", above=5, align="right", tint=tint)
         plots.doubling(latency, clients)
@@ -126,7 +118,7 @@ def draw(document: dict, png: Path) -> None:
         plots.logarithmic(latency)
         for stage, label in ((BEFORE, "stage 02"), (NOW, "stage 03")):
             plots.line(latency, clients, sides[stage]["e2el_p50_seconds"], stage, label)
-            plots.line(throughput, clients, sides[stage]["output_tokens_per_second"], stage, label)
+            plots.line(throughput, clients, sides[stage][RATE], stage, label)
         plots.predicted(latency, clients, document["figures"]["predicted_e2el_seconds"], "predicted")
         plots.axes(alone, "tokens of the answer", "seconds since the request", "One client")
         plots.axes(latency, "clients at once", "seconds", "Many clients: latency of each")
@@ -135,14 +127,10 @@ def draw(document: dict, png: Path) -> None:
 
 def report(document: dict) -> dict[str, Rows]:
     sizes, before, now = document["sizes"], document["sides"][BEFORE], document["sides"][NOW]
-    alone = {
-        "stage 02, all text": before["alone_first_text_seconds"],
-        "stage 03, first text": now["alone_first_text_seconds"],
-        "stage 03, last text": now["alone_whole_answer_seconds"],
-    }
+    alone = {"stage 02, all text": before[FIRST], "stage 03, first text": now[FIRST], "stage 03, last text": now[LAST]}
     many = {
-        "stage 02, tokens/s": before["output_tokens_per_second"],
-        "stage 03, tokens/s": now["output_tokens_per_second"],
+        "stage 02, tokens/s": before[RATE],
+        "stage 03, tokens/s": now[RATE],
         "stage 03, % of peak FLOP/s": document["figures"]["utilisation_percent_03_streaming"],
         "stage 02, latency in s": before["e2el_p50_seconds"],
         "stage 03, latency in s": now["e2el_p50_seconds"],
@@ -153,13 +141,6 @@ def report(document: dict) -> dict[str, Rows]:
     }
 
 
-FIRST, LAST, RATE = "alone_first_text_seconds", "alone_whole_answer_seconds", "output_tokens_per_second"
-CLAIMS = {
-    "the first text of a long answer arrives dozens of times sooner": ratio((BEFORE, FIRST, -1), (NOW, FIRST, -1), 30),
-    "the last text of a long answer comes about a third later": ratio((NOW, LAST, -1), (BEFORE, LAST, -1), 1.25, 1.45),
-    "throughput does not grow with the clients": ratio((NOW, RATE, -1), (NOW, RATE, 0), 0, 1.1),
-}
-
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
@@ -167,10 +148,20 @@ BENCHMARK = Benchmark(
     sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
     derive=derive,
     draw=draw,
-    headline=HEADLINE,
+    headline=Headline(
+        "first text, one client", "s", (BEFORE, NOW), lambda sizes, side: side[FIRST][-1], more_is_better=False
+    ),
     seconds={"full": 480, "quick": 44},
     report=report,
-    claims=CLAIMS,
+    claims={
+        "the first text of a long answer arrives dozens of times sooner": ratio(
+            (BEFORE, FIRST, -1), (NOW, FIRST, -1), 30
+        ),
+        "the last text of a long answer comes about a third later": ratio(
+            (NOW, LAST, -1), (BEFORE, LAST, -1), 1.25, 1.45
+        ),
+        "throughput does not grow with the clients": ratio((NOW, RATE, -1), (NOW, RATE, 0), 0, 1.1),
+    },
 )
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from common.sampling import SamplingParams
 from common.stages import load_stage_module
 
 BEFORE, NOW = "03_streaming", "04_continuous_batching"
+RATE, DONE = "output_tokens_per_second", "mixed_finished_seconds"
 SIZES = {
     "clients": [1, 4, 8, 16, 32, 64],
     "least_requests": 24,  # at each number of clients, or more if each client has
@@ -136,7 +137,7 @@ def sweep(engine: BaseEngine, sizes: dict) -> Figures:
         result = engine_load(engine, jobs, concurrency=clients)
         point = {
             "itl_p50_ms": 1e3 * percentiles(result.values("itl"))["p50"],
-            "output_tokens_per_second": result.throughput,
+            RATE: result.throughput,
             "requests_per_step": sum(len(step.works) for step in engine.trace) / len(engine.trace),
             "rows_per_output_token": sum(step.tokens for step in engine.trace) / sum(job.max_tokens for job in jobs),
         }
@@ -162,9 +163,8 @@ def mixed(engine: BaseEngine, sizes: dict) -> Figures:
     works = [work for step in engine.trace for work in step.works]
     padding = sum(work.tokens for work in works if work.phase == "padding")
     return {
-        "mixed_tokens_per_second": result.throughput,
         "mixed_padding_percent": 100 * padding / sum(work.tokens for work in works),
-        "mixed_finished_seconds": sorted(record.end - record.start for record in result.records),
+        DONE: sorted(record.end - record.start for record in result.records),
     }
 
 
@@ -187,18 +187,10 @@ def arrivals(loaded: Loaded, budget: int, sizes: dict) -> tuple[list[float], lis
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
     clients, now = sizes["clients"], measured[NOW]
-    alone = 1e3 / now["output_tokens_per_second"][0]  # milliseconds for a token of a single client, prompts included
+    alone = 1e3 / now[RATE][0]  # milliseconds for a token of a single client, prompts included
     rows = now["rows_per_output_token"]  # its own, and its share of the prompt
     steps = [alone + (n - 1) * now["prefill_ms_per_token"] * each for n, each in zip(clients, rows, strict=True)]
     return {"predicted_tokens_per_second": [1e3 * n / step for n, step in zip(clients, steps, strict=True)]}
-
-
-HEADLINE = Headline(
-    "{compared_clients} clients",
-    "output tokens/s",
-    (BEFORE, NOW),
-    lambda sizes, side: side["output_tokens_per_second"][sizes["clients"].index(sizes["compared_clients"])],
-)
 
 
 def draw(document: dict, png: Path) -> None:
@@ -209,7 +201,7 @@ def draw(document: dict, png: Path) -> None:
 def draw_sweep(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     clients, at = sizes["clients"], sizes["compared_clients"]
-    before, now = (sides[side]["output_tokens_per_second"]["median"][clients.index(at)] for side in (BEFORE, NOW))
+    before, now = (sides[side][RATE]["median"][clients.index(at)] for side in (BEFORE, NOW))
     message = f"Sharing steps, {at} clients get {now / before:.1f} times as many tokens a second"
     remark = (
         "Predicted: each further request adds to a step what its token and its share of its prompt cost in a prefill."
@@ -219,7 +211,7 @@ def draw_sweep(document: dict, png: Path) -> None:
         plots.doubling(gap, clients)
         plots.predicted(throughput, clients, figures["predicted_tokens_per_second"], "predicted")
         for stage, label in ((BEFORE, "stage 03"), (NOW, "stage 04")):
-            plots.line(throughput, clients, sides[stage]["output_tokens_per_second"], stage, label)
+            plots.line(throughput, clients, sides[stage][RATE], stage, label)
             plots.line(gap, clients, sides[stage]["itl_p50_ms"], stage, label)
         plots.axes(throughput, "clients at once", "output tokens per second", "Throughput of all together")
         plots.axes(gap, "clients at once", "ms between two tokens, median", "The price: a longer gap for each")
@@ -236,8 +228,8 @@ def draw_batching(document: dict, png: Path) -> None:
     )
     with plots.page(png, document, message, columns=2, remark=remark) as (finished, gap):
         counts = list(range(1, sizes["mixed"] + 1))
-        plots.steps(finished, static["mixed_finished_seconds"], counts, "static", "static")
-        plots.steps(finished, now["mixed_finished_seconds"], counts, NOW, "continuous")
+        plots.steps(finished, static[DONE], counts, "static", "static")
+        plots.steps(finished, now[DONE], counts, NOW, "continuous")
         plots.axes(finished, "seconds", "requests finished", "The same model, two ways to batch")
         plots.doubling(gap, sizes["arriving"])
         *pieces, whole = sizes["budgets"]
@@ -252,8 +244,8 @@ def report(document: dict) -> dict[str, Rows]:
     sizes, figures = document["sizes"], document["figures"]
     before, now = (document["sides"][side] for side in (BEFORE, NOW))
     columns = {
-        "stage 03, tokens/s": before["output_tokens_per_second"],
-        "stage 04, tokens/s": now["output_tokens_per_second"],
+        "stage 03, tokens/s": before[RATE],
+        "stage 04, tokens/s": now[RATE],
         "predicted, tokens/s": figures["predicted_tokens_per_second"],
         "requests in a step": now["requests_per_step"],
         "gap between tokens, ms": now["itl_p50_ms"],
@@ -268,14 +260,6 @@ def report(document: dict) -> dict[str, Rows]:
     }
 
 
-RATE, MIXED, GAP = "output_tokens_per_second", "mixed_tokens_per_second", "longest_gap_ms_budget_"
-CLAIMS = {
-    "With 32 clients that is over three times stage 03's throughput": ratio((NOW, RATE, 4), (BEFORE, RATE, 4), 3),
-    "With one client, about a fifth of the throughput is lost": ratio((NOW, RATE, 0), (BEFORE, RATE, 0), 0.75, 0.9),
-    "over one and a half times the throughput of static batches": ratio((NOW, MIXED), ("static", MIXED), 1.5),
-    "far less in pieces": ratio((NOW, GAP + "256", -1), (NOW, GAP + "4096", -1), 0, 0.2),
-}
-
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
@@ -287,10 +271,22 @@ BENCHMARK = Benchmark(
     sizes={"full": SIZES, "quick": QUICK, "gpu": GPU, "tiny": TINY},
     derive=derive,
     draw=draw,
-    headline=HEADLINE,
+    headline=Headline(
+        "{compared_clients} clients",
+        "output tokens/s",
+        (BEFORE, NOW),
+        lambda sizes, side: side[RATE][sizes["clients"].index(sizes["compared_clients"])],
+    ),
     seconds={"full": 330, "quick": 34, "gpu": 75},
     report=report,
-    claims=CLAIMS,
+    claims={
+        "With 32 clients that is over three times stage 03's throughput": ratio((NOW, RATE, 4), (BEFORE, RATE, 4), 3),
+        "With one client, about a fifth of the throughput is lost": ratio((NOW, RATE, 0), (BEFORE, RATE, 0), 0.75, 0.9),
+        "over one and a half times the throughput of static batches": ratio(("static", DONE, -1), (NOW, DONE, -1), 1.5),
+        "far less in pieces": ratio(
+            (NOW, "longest_gap_ms_budget_256", -1), (NOW, "longest_gap_ms_budget_4096", -1), 0, 0.2
+        ),
+    },
 )
 
 if __name__ == "__main__":

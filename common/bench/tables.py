@@ -22,7 +22,7 @@ from .plots import short
 
 MACHINE = "cpu-amd-epyc-2-cores"  # which all committed figures come from
 Rows = Sequence[Sequence[Any]]  # the header first
-Figure = tuple[str, str] | tuple[str, str, int]  # side, name, and the place among the sizes if it has several values
+Figure = tuple[str, str, int]  # side, name, place among the sizes
 
 
 def by_size(
@@ -47,16 +47,10 @@ def ratio(top: Figure, bottom: Figure, least: float, most: float = inf) -> Calla
     """Return the claim that one side's figure over another's lies between two bounds in every repeat."""
 
     def holds(document: dict) -> bool:
-        above, below = (each_repeat(document, figure) for figure in (top, bottom))
-        return all(least <= one / other <= most for one, other in zip(above, below, strict=True))
+        each = ([values[at] for values in document["sides"][side][name]["values"]] for side, name, at in (top, bottom))
+        return all(least <= one / other <= most for one, other in zip(*each, strict=True))
 
     return holds
-
-
-def each_repeat(document: dict, figure: Figure) -> list[float]:
-    side, name, *place = figure
-    values = document["sides"][side][name]["values"]
-    return [value[place[0]] for value in values] if place else values
 
 
 def committed(module: str) -> dict[str, Any]:

@@ -90,15 +90,6 @@ def acceptance(folder: Path) -> float:
     return share
 
 
-def card(topics: str) -> list[list[str]]:
-    """Return the model card's table of some topics, from what was written, the header first."""
-    rows = [["", *topics.split()]]
-    for name in ("target", "draft"):
-        scores = json.loads((FOLDER / name / "evaluation.json").read_text(encoding="utf-8"))
-        rows.append([name, *(f"{scores[topic]:.0%}" for topic in topics.split())])
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=("target", "draft"))

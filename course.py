@@ -271,7 +271,7 @@ VERBS = {
     "doctor": Verb(
         "", "say what this machine lacks, and what to expect of it", bare("common.setup.doctor"), DOCTOR, False
     ),
-    "kit": Verb("", "gather all wheels for machines without a network", bare("common.setup.gather")),
+    "kit": Verb("", "gather all wheels for machines without a network", bare("common.setup.kit")),
 }
 
 

@@ -4,7 +4,6 @@ Method. All in one process, without HTTP. For each batch size the same questions
 model answers them, go to stage 06 and to stage 07 with its two drafters, where it chooses how many tokens to draft, and
 where it always drafts eight; in turn, forwards and backwards, so that a machine that changes its speed does so for all.
 The same with prompts that ask for a copy. At batch size 1 the number of draft tokens is also fixed to each from 0 to 8.
-Stage 06 also runs in a process of its own, to show that its neighbours change nothing.
 
 Expectation. A pass over few tokens costs hardly more than over one, so in a small batch draft tokens are nearly free,
 and with the acceptance rate a they bring 1 + a + a^2 + ... + a^k tokens a pass. From a and the time of a pass over n
@@ -15,7 +14,6 @@ every rejected one is a loss.
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -45,8 +43,8 @@ ENGINES = {
     "lookup": (NOW, {"draft": "lookup"}),
     "always_8": (NOW, {"draft": "draft", "num_draft_tokens": 8}),
 }
+DRAFTING = list(ENGINES)[1:]
 PASSES = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 128, 256)  # tokens
-COPYING = ("tokens_per_second", "acceptance")
 SIZES = {
     "engines": list(ENGINES),
     "batches": [1, 2, 4, 8, 16, 32],
@@ -57,36 +55,15 @@ SIZES = {
     "draft_tokens": [0, 1, 2, 3, 4, 5, 6, 7, 8],
     "curve_jobs": 20,
     "rounds": 2,  # of each measurement, the second backwards
-    "large_model": None,  # with random weights: what a pass costs it, and what the same draft tokens would bring it
 }
-QUICK = {
-    "engines": ["stage_06", "draft_model"],
-    "batches": [1],
-    "least_jobs": 8,
-    "most_tokens": 96,
-    "copies": 0,
-    "draft_tokens": [],
-}
-GPU = {"batches": [1, 8, 32], "copies": 32, "draft_tokens": [0, 1, 2, 4, 8], "rounds": 1, "large_model": "Qwen3-8B"}
-TINY = {
-    "batches": [1, 2],
-    "least_jobs": 2,
-    "most_tokens": 8,
-    "copies": 1,
-    "draft_tokens": [0, 2],
-    "curve_jobs": 1,
-    "rounds": 1,
-}
+QUICK = {"engines": ["stage_06", "draft_model"], "batches": [1], "least_jobs": 8, "most_tokens": 96}
+QUICK |= {"copies": 0, "draft_tokens": []}
+GPU = {"batches": [1, 8, 32], "copies": 32, "draft_tokens": [0, 1, 2, 4, 8], "rounds": 1}
+TINY = {"batches": [1, 2], "least_jobs": 2, "most_tokens": 8, "copies": 1, "rounds": 1}
+TINY |= {"draft_tokens": [0, 2], "curve_jobs": 1}
 
 
-def measure_before(settings: Settings, sizes: dict) -> Figures:
-    loaded = settings.load()
-    engines = {"stage_06": ENGINES["stage_06"]}
-    runs = [in_turn(loaded, engines, questions(loaded, sizes, batch), batch, sizes) for batch in sizes["batches"]]
-    return {"tokens_per_second": [run["stage_06"]["tokens_per_second"] for run in runs]}
-
-
-def measure_now(settings: Settings, sizes: dict) -> Figures:
+def measure(settings: Settings, sizes: dict) -> Figures:
     loaded, figures = settings.load(), {}
     engines = {name: ENGINES[name] for name in sizes["engines"]}
     runs = [in_turn(loaded, engines, questions(loaded, sizes, batch), batch, sizes) for batch in sizes["batches"]]
@@ -95,25 +72,10 @@ def measure_now(settings: Settings, sizes: dict) -> Figures:
             figures[f"{name}_{figure}"] = [run[name][figure] for run in runs]
     if sizes["copies"]:
         copies = in_turn(loaded, engines, copying(loaded, sizes), 1, sizes)
-        figures |= {f"{name}_copying_{key}": copies[name][key] for name in engines for key in COPYING}
+        figures |= {f"{name}_copying_tokens_per_second": copies[name]["tokens_per_second"] for name in engines}
     if sizes["draft_tokens"]:
         figures |= curve(loaded, sizes)
-    if sizes["large_model"]:
-        share = acceptance_rate(figures["always_8_acceptance"][0] / 100, 8)
-        figures |= large_model(replace(settings, model=sizes["large_model"], load_format="dummy"), sizes, share)
     return figures
-
-
-def large_model(settings: Settings, sizes: dict, share: float) -> Figures:
-    """Return what passes cost a model of that size, and the speed-up of one request if draft tokens cost nothing and
-    each is accepted with probability `share`."""
-    target = make_engine(NOW, settings.load(), {"draft": "lookup"}).scheduler.speculation.costs.target
-    return {
-        "large_pass_ms": [1e3 * target(n) for n in PASSES],
-        "large_predicted": [
-            sum(share**i for i in range(k + 1)) * target(1) / target(1 + k) for k in sizes["draft_tokens"]
-        ],
-    }
 
 
 def make_engine(stage: str, loaded: Loaded, options: dict) -> BaseEngine:
@@ -178,7 +140,6 @@ def curve(loaded: Loaded, sizes: dict) -> Figures:
         tokens = sum(share**i for i in range(k + 1))
         predicted.append(tokens * costs.target(1) / (costs.target(1 + k) + k * costs.draft(1)))
     return {
-        "curve_tpot_ms": [runs[f"{k}"]["tpot_ms"] for k in sizes["draft_tokens"]],
         "curve_speedup": [runs["0"]["tpot_ms"] / runs[f"{k}"]["tpot_ms"] for k in sizes["draft_tokens"]],
         "curve_predicted": predicted,
         "curve_acceptance": [runs[f"{k}"]["acceptance"] for k in sizes["draft_tokens"]],
@@ -198,14 +159,12 @@ def acceptance_rate(accepted: float, k: int) -> float:
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
     now, figures = measured[NOW], {}
-    for name in list(ENGINES)[1:]:
+    for name in DRAFTING:
         pairs = zip(now[f"{name}_tokens_per_second"], now["stage_06_tokens_per_second"], strict=True)
         figures[f"{name}_speedup"] = [mine / theirs for mine, theirs in pairs]
         copies = (now[f"{engine}_copying_tokens_per_second"] for engine in (name, "stage_06"))
         figures[f"{name}_speedup_copying"] = next(copies) / next(copies)
-    figures["draft_model_speedup_at_1"] = figures["draft_model_speedup"][0]
-    figures["least_speedup"] = min(figures["draft_model_speedup"] + figures["lookup_speedup"])
-    return figures | {"always_8_speedup_at_most": figures["always_8_speedup"][-1]}
+    return figures
 
 
 def headline(sizes: dict, side: Figures) -> dict[str, float]:
@@ -215,53 +174,70 @@ def headline(sizes: dict, side: Figures) -> dict[str, float]:
 HEADLINE = Headline("questions, one request at a time", "output tokens/s", (NOW,), headline)
 
 
+def report(document: dict) -> dict[str, list[list]]:
+    now = {name: each["median"] for name, each in document["sides"][NOW].items()}
+    alone = [
+        ["one request at a time", *map(label, ENGINES)],
+        ["tokens a second, questions", *(f"{now[f'{name}_tokens_per_second'][0]:,.0f}" for name in ENGINES)],
+        ["tokens a second, copies", *(f"{now[f'{name}_copying_tokens_per_second']:,.0f}" for name in ENGINES)],
+        ["draft tokens accepted", "", *(f"{now[f'{name}_acceptance'][0]:.0f} %" for name in DRAFTING)],
+        ["time per output token", *(f"{now[f'{name}_tpot_ms'][0]:.1f} ms" for name in ENGINES)],
+        ["time between chunks", *(f"{now[f'{name}_itl_ms'][0]:.1f} ms" for name in ENGINES)],
+    ]
+    batches = [["throughput over stage 06, by requests at once", *document["sizes"]["batches"]]]
+    for name in DRAFTING:
+        batches.append([label(name), *(f"{ratio:.2f}" for ratio in document["figures"][f"{name}_speedup"]["median"])])
+    return {"alone": alone, "batches": batches}
+
+
+def label(name: str) -> str:
+    return name.replace("_", " ")
+
+
+CLAIMS = {
+    "about a third faster": lambda document: document["figures"]["draft_model_speedup"]["min"][0] > 1.3,
+    "more than twice as fast": lambda document: document["figures"]["lookup_speedup_copying"]["min"] > 2.5,
+    "loses a fifth or more": lambda document: document["figures"]["always_8_speedup"]["max"][-1] < 0.8,
+    "within a tenth of stage 06": lambda document: min(document["figures"]["draft_model_speedup"]["min"]) > 0.9,
+}
+
+
 def draw(document: dict, png: Path) -> None:
     sizes, now, figures = document["sizes"], document["sides"][NOW], document["figures"]
-    batches = sizes["batches"]
-    message = (
-        f"Speculation makes one stream {figures['draft_model_speedup_at_1']['median']:.1f} times as fast, "
-        f"and copies {figures['lookup_speedup_copying']['median']:.1f} times"
-    )
+    stream, copy = figures["draft_model_speedup"]["median"][0], figures["lookup_speedup_copying"]["median"]
+    message = f"Speculation makes one stream {stream:.1f} times as fast, and copying {copy:.1f} times"
     remark = (
-        f"Questions in the chat template, answers of at most {sizes['most_tokens']} tokens. Speed-up: output tokens a "
-        "second, relative to stage 06 in the same process.\nPredicted: from the share of draft tokens accepted and "
-        "from the time of a pass over n tokens, measured alone."
+        f"Questions in the chat template, answers of at most {sizes['most_tokens']} tokens. Stage 06 runs in the "
+        "same process.\nPredicted: from the share of draft tokens accepted and from the time of a pass over n tokens, "
+        "measured alone."
     )
-    with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as panels:
-        speedup, tpot, lengths, copies = panels
+    tints = {"stage_06": BEFORE, "draft_model": NOW, "lookup": "05"}  # whose colour each has
+    with plots.page(png, document, message, columns=3, remark=remark) as (speedup, lengths, copies):
         speedup.axhline(1, color=plots.REFERENCE, linewidth=1)
-        plots.line(speedup, batches, figures["draft_model_speedup"], NOW, "draft model")
-        plots.line(speedup, batches, figures["lookup_speedup"], "05", "lookup")
-        plots.line(speedup, batches, figures["always_8_speedup"], NOW, "always 8", dashed=True)
-        plots.doubling(speedup, batches)
-        plots.axes(speedup, "requests at once", "speed-up over stage 06", "Throughput")
-        for name, side, label in (("stage_06", BEFORE, "stage 06"), ("draft_model", NOW, "draft model")):
-            plots.line(tpot, batches, now[f"{name}_tpot_ms"], side, label)
-        plots.line(tpot, batches, now["draft_model_itl_ms"], NOW, "draft model,\nper chunk", dashed=True)
-        plots.doubling(tpot, batches)
-        plots.axes(tpot, "requests at once", "milliseconds", "Time per output token")
+        for name in DRAFTING:
+            plots.line(speedup, sizes["batches"], figures[f"{name}_speedup"], tints.get(name, name), label(name))
+        plots.doubling(speedup, sizes["batches"])
+        plots.axes(speedup, "requests at once", "throughput over stage 06", "Questions")
         plots.predicted(lengths, sizes["draft_tokens"], now["curve_predicted"], "predicted")
         plots.line(lengths, sizes["draft_tokens"], now["curve_speedup"], NOW, "measured")
-        if "large_predicted" in now:
-            plots.predicted(
-                lengths, sizes["draft_tokens"], now["large_predicted"], f"{sizes['large_model']},\ncomputed"
-            )
-        plots.axes(lengths, "draft tokens in a step (k)", "speed-up over k = 0", "One request, draft model")
-        names = {"stage_06": BEFORE, "draft_model": NOW, "lookup": "05"}
-        heights = [now[f"{name}_copying_tokens_per_second"] for name in names]
-        plots.bars(copies, list(names.values()), heights, ["stage 06", "draft model", "lookup"])
-        plots.axes(copies, "one request at a time", "output tokens per second", "Copying from the prompt")
+        lengths.set_xticks(sizes["draft_tokens"])
+        plots.axes(lengths, "draft tokens in a step", "speed over none", "One request")
+        heights = [now[f"{name}_copying_tokens_per_second"] for name in tints]
+        plots.bars(copies, list(tints.values()), heights, ["stage\n06", "draft\nmodel", "lookup\n"])
+        plots.axes(copies, "", "output tokens per second", "Copying")
 
 
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
-    sides={BEFORE: measure_before, NOW: measure_now},
+    sides={NOW: measure},
     sizes={"full": SIZES, "quick": QUICK, "gpu": GPU, "tiny": TINY},
     derive=derive,
     draw=draw,
     headline=HEADLINE,
     seconds={"full": 500, "quick": 22, "gpu": 65},
+    report=report,
+    claims=CLAIMS,
 )
 
 if __name__ == "__main__":

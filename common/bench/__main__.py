@@ -16,8 +16,8 @@ from importlib import import_module
 from common.stages import stage_folders
 from common.terminal import run_to_end
 
-from .commands import main
 from .harness import Benchmark
+from .run import main
 
 
 def course_benchmarks() -> list[Benchmark]:

@@ -1,7 +1,12 @@
-"""A client of a stage's server, or of any that speaks OpenAI's API: one request, or one conversation, timed.
+"""A client of a stage's server, or of any that speaks OpenAI's API; and when its requests are sent.
 
     async with Connections(url, api_key) as connections:
-        records = await converse(connections, Target("Qwen/Qwen3-0.6B"), [Job("What is paged attention?", 64)])
+        result = await closed_loop(jobs, 8, lambda job: ask(connections, Target("Qwen/Qwen3-0.6B"), job))
+
+In a closed loop N clients each send their next request when their last one is answered: N are always under way, and a
+slow server is asked less often. It finds what a server can do at most. In an open loop requests arrive at a rate and do
+not wait for answers, as users do not: above the server's capacity the queue grows for as long as the run lasts. Gaps
+between users who know nothing of each other are exponentially distributed: a Poisson process.
 
 Token counts are those of the server: a chunk may carry several tokens, and the tokenizer need not be ours. A chunk
 counts as arrived when it carries text. (`vllm bench serve` lets its clock stop at the first chunk whether it carries
@@ -12,21 +17,23 @@ which may follow in a message of its own, does not count.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import accumulate
+from random import Random
 from typing import Any, TypeVar
 
-from .metrics import RequestRecord
+from .metrics import LoadResult, RequestRecord
 from .workloads import Job
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "generate": "/generate"}
 FINISHED = ("stop", "length")  # finish reasons of an answer that is complete
 REQUEST_SECONDS = 600.0
 IDLE_SECONDS = 2.0  # unused connections are closed here, before a server does so while a request is on its way
-NOT_SENT = "not sent, because an earlier turn of its conversation failed"
 
 Result = TypeVar("Result")
+Send = Callable[[Job], Awaitable[RequestRecord]]
 
 
 def run(load: Coroutine[None, None, Result]) -> Result:
@@ -36,6 +43,47 @@ def run(load: Coroutine[None, None, Result]) -> Result:
     except ImportError:  # Windows
         return asyncio.run(load)
     return uvloop.run(load)
+
+
+# ---- When requests are sent ----
+
+
+async def closed_loop(jobs: Iterable[Job], clients: int, send: Send) -> LoadResult:
+    """Send all of the jobs, by `clients` clients at once."""
+    waiting = iter(jobs)  # one for all clients: each takes the next job that is left
+
+    async def client() -> list[RequestRecord]:
+        return [await send(job) for job in waiting]
+
+    return await timed(client() for _ in range(clients))
+
+
+async def open_loop(jobs: Sequence[Job], moments: Sequence[float], send: Send) -> LoadResult:
+    """Send each job at its moment, in seconds from now, however many are still under way."""
+    start = time.perf_counter()
+
+    async def arrive(moment: float, job: Job) -> list[RequestRecord]:
+        await asyncio.sleep(start + moment - time.perf_counter())
+        return [await send(job)]
+
+    return await timed(arrive(*pair) for pair in zip(moments, jobs, strict=True))
+
+
+async def timed(clients: Iterable[Awaitable[list[RequestRecord]]]) -> LoadResult:
+    """Run all of them at once."""
+    wall, processor = time.perf_counter(), time.process_time()
+    answered = await asyncio.gather(*clients)
+    wall, processor = time.perf_counter() - wall, time.process_time() - processor
+    return LoadResult([record for records in answered for record in records], wall, processor)
+
+
+def poisson_arrivals(count: int, rate: float, seed: int | str = 0) -> list[float]:
+    """Return the moments of `count` arrivals, in seconds, `rate` of them a second on average."""
+    rng = Random(f"arrivals/{seed}")
+    return list(accumulate(rng.expovariate(rate) for _ in range(count)))
+
+
+# ---- What is sent, and over which connections ----
 
 
 @dataclass(frozen=True)
@@ -49,14 +97,11 @@ class Target:
     endpoint: str = "completions"
     stream: bool = True
 
-    def body(self, said: Sequence[str | list[int]], job: Job) -> dict[str, Any]:
-        """Return the request's JSON. `said`: what user and model have said by turns; the user's words come last."""
-        if self.endpoint == "chat":
-            roles = ("user", "assistant")
-            asked = {"messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(said)]}
-        else:
-            asked = {"prompt": said[0] if len(said) == 1 else "\n".join(said)}
-        body = asked | {"max_tokens": job.max_tokens, "temperature": 0, **job.sampling}
+    def body(self, job: Job) -> dict[str, Any]:
+        """Return the request's JSON."""
+        is_chat = self.endpoint == "chat"
+        body = {"messages": [{"role": "user", "content": job.prompt}]} if is_chat else {"prompt": job.prompt}
+        body |= {"max_tokens": job.max_tokens, "temperature": 0, **job.sampling}
         if job.ignore_eos:
             body["ignore_eos"] = True  # no field of OpenAI's, but of vLLM's
         if self.stream:
@@ -96,11 +141,6 @@ class Connections:
         finally:
             self.idle.append(http)
 
-    async def get(self, path: str) -> Any:
-        """Return the answer to GET, whatever its status."""
-        async with self.one() as http:
-            return await http.get(path)
-
     async def __aenter__(self):
         return self
 
@@ -111,57 +151,35 @@ class Connections:
 
 async def served_models(connections: Connections) -> list[dict[str, Any]]:
     """Return what GET /v1/models lists, nothing if there is no list. Raise ValueError for any other answer."""
-    response = await connections.get("/v1/models")
+    async with connections.one() as http:
+        response = await http.get("/v1/models")
     if response.status_code == 404:
         return []
     await check_status(response)
     try:
-        models = response.json()["data"]
-        _ = [model["id"] for model in models]
+        return [model | {"id": model["id"]} for model in response.json()["data"]]
     except (ValueError, LookupError, TypeError) as error:
         raise ValueError("GET /v1/models does not answer as OpenAI's API does") from error
-    return models
 
 
-# ---- Asking ----
-
-
-async def converse(
-    connections: Connections,
-    target: Target,
-    conversation: Sequence[Job],
-    done: Callable[[RequestRecord], None] = lambda record: None,
-) -> list[RequestRecord]:
-    """Return one record for each turn. A turn is sent when the one before is answered, with all that was said so far.
-
-    done: is called with each record as soon as there is one.
-    """
-    said: list[str | list[int]] = []
-    records: list[RequestRecord] = []
-    async with connections.one() as http:
-        for job in conversation:
-            record = RequestRecord(start=time.perf_counter())
-            if records and not records[-1].success:
-                record.error = NOT_SENT
-            else:
-                said.append(job.prompt)
-                await ask(http, target, target.body(said, job), record)
-                said.append(record.text)
-            records.append(record)
-            done(record)
-    return records
-
-
-async def ask(http, target: Target, body: dict[str, Any], record: RequestRecord) -> None:
-    """Send one request, and fill the record, whether it succeeds or not."""
+async def ask(connections: Connections, target: Target, job: Job) -> RequestRecord:
+    """Send one request; return its record, whether it succeeds or not."""
     import httpx
 
+    record = RequestRecord(start=time.perf_counter())
     try:
-        async with http.stream("POST", PATHS[target.endpoint], json=body) as response:
+        async with (
+            connections.one() as http,
+            http.stream("POST", PATHS[target.endpoint], json=target.body(job)) as response,
+        ):
             await check_status(response)
-            await take_answer(events(response) if target.stream else whole(response), record)
+            await take_answer(events(response, target.stream), record)
     except (httpx.HTTPError, ValueError) as error:
         record.error, record.end = str(error) or type(error).__name__, time.perf_counter()
+    return record
+
+
+# ---- What comes back ----
 
 
 async def take_answer(answer: AsyncIterator[tuple[float, dict]], record: RequestRecord) -> None:
@@ -169,18 +187,15 @@ async def take_answer(answer: AsyncIterator[tuple[float, dict]], record: Request
 
     An object of OpenAI's has `choices` and at last a `usage`; one of /generate is choice and usage at once.
     """
-    usage, finish_reason, pieces = None, None, []
+    usage, finish_reason = None, None
     async for moment, event in answer:
         if (message := error_message(event)) is not None:
             raise ValueError(message)
         usage = event.get("usage") or (event if "generated_tokens" in event else usage)
         for choice in event.get("choices", [event]) or ():
             said = choice.get("delta") or choice  # chat, or completions
-            text = said.get("content") or said.get("text") or ""
-            if text or said.get("reasoning") or said.get("reasoning_content"):  # a model may think before it speaks
+            if any(said.get(key) for key in ("content", "text", "reasoning", "reasoning_content")):
                 record.chunks.append(moment)
-            pieces.append(text)
-            record.token_ids += choice.get("token_ids") or ()
             finish_reason = choice.get("finish_reason") or finish_reason
             record.end = moment
     if finish_reason not in FINISHED:
@@ -191,17 +206,18 @@ async def take_answer(answer: AsyncIterator[tuple[float, dict]], record: Request
     except (TypeError, KeyError) as error:
         raise ValueError("the server sent no usage, without which tokens cannot be counted") from error
     record.chunks = record.chunks or [record.end]  # an answer without text
-    record.text = "".join(pieces)
 
 
-# ---- Reading ----
+async def events(response, stream: bool) -> AsyncIterator[tuple[float, dict]]:
+    """Yield each server-sent event as (moment of arrival, JSON object), or the one object of an unstreamed answer.
 
-
-async def events(response) -> AsyncIterator[tuple[float, dict]]:
-    """Yield each server-sent event as (moment of arrival, JSON object). Raise ValueError if no `[DONE]` ends them.
-
-    The response is read to its end, beyond `[DONE]`: only then can the connection carry the next request.
+    Raise ValueError if no `[DONE]` ends the stream. The response is read to its end, beyond `[DONE]`: only then can the
+    connection carry the next request.
     """
+    if not stream:
+        data = await response.aread()
+        yield time.perf_counter(), parse_object(data.decode())
+        return
     done = False
     async for line in response.aiter_lines():
         if done or not line.startswith("data:"):  # empty lines, and comments that keep a connection alive
@@ -213,12 +229,6 @@ async def events(response) -> AsyncIterator[tuple[float, dict]]:
             yield moment, parse_object(data)
     if not done:
         raise ValueError("the stream ended without [DONE]")
-
-
-async def whole(response) -> AsyncIterator[tuple[float, dict]]:
-    """Yield an answer that is not streamed."""
-    data = await response.aread()
-    yield time.perf_counter(), parse_object(data.decode())
 
 
 def parse_object(data: str) -> dict:
@@ -249,9 +259,7 @@ def error_message(answer: Any) -> str | None:
     """Return what a JSON answer says went wrong, if it is an error in the form of OpenAI, FastAPI or older vLLM."""
     if not isinstance(answer, dict):
         return None
-    error = answer.get("error") or answer.get("detail")
-    if error is None and answer.get("object") == "error":
-        error = answer
+    error = answer.get("error") or answer.get("detail") or (answer if answer.get("object") == "error" else None)
     if isinstance(error, dict):
-        error = error.get("message") or json.dumps(error)
-    return None if error is None else error if isinstance(error, str) else json.dumps(error)
+        error = error.get("message") or error
+    return error if error is None or isinstance(error, str) else json.dumps(error)

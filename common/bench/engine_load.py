@@ -7,6 +7,7 @@ one ends. It needs no web framework, so that it also runs on GPU machines that h
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import islice
 
 from common.engine import BaseEngine
 from common.request import Request
@@ -21,7 +22,7 @@ def engine_load(engine: BaseEngine, jobs: Sequence[Job], *, concurrency: int) ->
     start = time.perf_counter()
     waiting, finished = iter(jobs), []
     chunks: defaultdict[Request, list[float]] = defaultdict(list)
-    for job in (job for _, job in zip(range(concurrency), waiting, strict=False)):
+    for job in islice(waiting, concurrency):
         add(engine, job)
     while engine.has_unfinished:
         changed = engine.step()

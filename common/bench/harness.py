@@ -1,7 +1,7 @@
 """How every benchmark of the course measures, in one place.
 
 A benchmark describes itself in a `Benchmark`: its sides, its sizes, its headline, its plot. Every side is measured in a
-process of its own (`python -m MODULE --measure SIDE` prints one JSON line), so that none finds memory, caches or
+process of its own (`python -m MODULE --measure SIDE` prints one line of JSON), so that none finds memory, caches or
 threads as another left them. The order turns round with every repeat (A B C, C B A, A B C), so that a machine that
 slows down as it warms up does so for all of them. Ratios and predictions are computed inside one repeat and only then
 aggregated, because what disturbs a machine disturbs neighbours in time alike. Before and after every process the parent
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -119,8 +119,7 @@ class Benchmark:
         return list(self.headline.sides if size_set == "quick" else self.sides)
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One process: some sides of a benchmark in one repeat, one after another."""
 
     benchmark: Benchmark
@@ -135,14 +134,13 @@ def alternate(sides: Sequence[str], repeats: int) -> list[list[str]]:
     return [list(sides) if repeat % 2 == 0 else list(reversed(sides)) for repeat in range(repeats)]
 
 
-# ---- The child: one process that measures ----
+# ---- One process that measures ----
 
 
-def measure_sides(benchmark: Benchmark, sides: Sequence[str], settings: Settings, size_set: str) -> int:
-    """Measure the sides one after another and print a JSON line for each; return the exit status."""
+def measure_sides(benchmark: Benchmark, sides: Sequence[str], settings: Settings, size_set: str) -> Iterator[dict]:
+    """Measure the sides one after another, in this process; yield what each answers: figures, or why it has none."""
     sizes = benchmark.sizes_of(size_set)
     settings = settings.of_sizes(sizes)
-    status = 0
     for side in sides:
         try:
             answer: dict[str, Any] = {"figures": benchmark.sides[side](settings, sizes)}
@@ -150,13 +148,9 @@ def measure_sides(benchmark: Benchmark, sides: Sequence[str], settings: Settings
             answer = {"missing": str(reason)}
         except Exception as error:
             traceback.print_exc()
-            status, answer = 1, {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
+            answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
         free_memory(settings.place()[0])
-        print(json.dumps(answer | {"side": side, "model": asdict(settings.config())}), flush=True)
-    return status
-
-
-# ---- The parent's view of it ----
+        yield answer | {"side": side, "model": asdict(settings.config())}
 
 
 def run_process(
@@ -171,42 +165,40 @@ def run_process(
     limit: seconds after which the process, with all that it started, is ended.
     """
     command = [sys.executable, "-m", run.benchmark.module, "--measure", ",".join(run.sides), "--sizes", size_set]
+    command += settings.arguments()
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+", errors="replace") as errors:
-        try:
-            with deferred_interrupt():
-                # In a process group of its own: Ctrl-C reaches this process alone, which ends the child and its server.
-                child = subprocess.Popen(
-                    [*command, *settings.arguments()], start_new_session=True,
-                    cwd=ROOT, env={**os.environ, **(environment or {})}, stdout=output, stderr=errors,
-                )  # fmt: skip
-            status: int | None = child.wait(limit)
-        except subprocess.TimeoutExpired:
-            stop_group(child)
-            status = None
-        except KeyboardInterrupt:
-            stop_group(child)
-            raise
+        with process(command, {**os.environ, **(environment or {})}, stdout=output, stderr=errors) as child:
+            try:
+                ended = f"ended with {child.wait(limit)}"
+            except subprocess.TimeoutExpired:
+                ended = f"took longer than {limit:.0f} s and was ended"
         output.seek(0)
         errors.seek(0)
         answers = {answer["side"]: answer for answer in map(parsed, output) if answer}
-        last_lines = "".join(errors.readlines()[-SHOWN_LINES:])
-    if all("error" not in answers.get(side, {"error": ""}) for side in run.sides):
-        return answers, None
-    print(last_lines, end="", file=sys.stderr)
+        last_lines = errors.readlines()[-SHOWN_LINES:]
     for side in run.sides:
-        if answers.get(side, {}).get("error"):
-            return answers, f"{side} could not be measured: {answers[side]['error']}"
-    ended = f"ended with {status}" if status is not None else f"took longer than {limit:.0f} s and was ended"
-    return answers, f"{run.sides[len(answers)]} could not be measured: its process {ended}"
+        answer = answers.get(side, {"error": f"its process {ended}"})
+        if "error" in answer:
+            print(*last_lines, sep="", end="", file=sys.stderr)
+            return answers, f"{side} could not be measured: {answer['error']}"
+    return answers, None
 
 
-def parsed(line: str) -> dict | None:
-    """Return an answer; None for anything else that a side printed."""
+@contextmanager
+def process(command: Sequence, environment: Mapping | None = None, **files: Any) -> Iterator[subprocess.Popen]:
+    """Give a process that Ctrl-C does not reach; when the block ends, end it and all that it started."""
     try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) and "side" in value else None
+        with deferred_interrupt():  # inside of `try`: at its end a delayed Ctrl-C is raised
+            child = subprocess.Popen(command, start_new_session=True, cwd=ROOT, env=environment, **files)
+        yield child
+    finally:
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(STOP_SECONDS)
+        if hasattr(os, "killpg"):  # not on Windows, where a server has had its Ctrl-C from the console
+            with suppress(ProcessLookupError, PermissionError):  # all of its group have ended
+                os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
 
 
 @contextmanager
@@ -222,17 +214,12 @@ def deferred_interrupt() -> Iterator[None]:
         handler(*pending[0])
 
 
-def stop_group(child: subprocess.Popen) -> None:
-    if not hasattr(os, "killpg"):  # Windows: the server has had its Ctrl-C from the console
-        child.kill()
-        return
-    with suppress(ProcessLookupError):  # all of the group has ended
-        os.killpg(child.pid, signal.SIGTERM)
-    try:
-        child.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+def parsed(line: str) -> dict | None:
+    """Return an answer; None for anything else that a side printed."""
+    with suppress(ValueError):
+        value = json.loads(line)
+        return value if isinstance(value, dict) and "side" in value else None
+    return None
 
 
 # ---- Repeats ----

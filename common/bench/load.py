@@ -4,7 +4,7 @@
         result = generate_load(url, jobs, Target(endpoint="generate"), concurrency=8)
     print(result.throughput, result.summary()["ttft"]["p99"])
 
-The loop is closed (see arrivals.py). For a server that runs already there is serve.py.
+The loop is closed (see client.py). For a server that runs already there is serve.py.
 """
 
 import subprocess
@@ -18,8 +18,7 @@ from pathlib import Path
 from common.serving.background import free_port
 from common.stages import stage_folder
 
-from .arrivals import closed_loop
-from .client import Connections, Target, converse, run
+from .client import Connections, Target, ask, closed_loop, run
 from .metrics import LoadResult
 from .settings import Settings
 from .workloads import Job
@@ -33,7 +32,7 @@ def generate_load(url: str, jobs: Sequence[Job], target: Target, *, concurrency:
 
     async def send_all() -> LoadResult:
         async with Connections(url) as connections:
-            return await closed_loop(jobs, concurrency, lambda job: converse(connections, target, [job]))
+            return await closed_loop(jobs, concurrency, lambda job: ask(connections, target, job))
 
     return run(send_all())
 

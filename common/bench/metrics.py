@@ -8,7 +8,6 @@ Throughput is the output tokens of successful requests, goodput the number of su
 objective, both divided by the wall time of the whole run. All times are seconds, seen by the client.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,8 +24,6 @@ class RequestRecord:
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None  # why it failed
-    text: str = ""  # the answer, where the next turn of a conversation needs it
-    token_ids: list[int] = field(default_factory=list)  # the same, where the server says them
 
     @property
     def success(self) -> bool:
@@ -81,21 +78,6 @@ class LoadResult:
     def throughput(self) -> float:
         """Return output tokens of successful requests per second."""
         return sum(record.output_tokens for record in self.successful) / self.seconds
-
-    @property
-    def total_throughput(self) -> float:
-        """Return prompt and output tokens of successful requests per second."""
-        return sum(record.prompt_tokens + record.output_tokens for record in self.successful) / self.seconds
-
-    @property
-    def request_throughput(self) -> float:
-        """Return successful requests per second."""
-        return len(self.successful) / self.seconds
-
-    @property
-    def failures(self) -> dict[str, int]:
-        """Return how many requests failed for each reason, the most frequent first."""
-        return dict(Counter(record.error for record in self.records if record.error is not None).most_common())
 
     @property
     def processed_per_second(self) -> float:

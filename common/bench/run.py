@@ -1,17 +1,169 @@
-"""What every benchmark.py ends with."""
+"""The command line that all benchmarks share: that of one stage, that of the whole course, and that for a GPU.
 
+`course.py bench my/05` runs a learner's own: the reference of its name is one more side, and the results stay in the
+learner's folder. Those of the machine hold the course's stages alone.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from common.terminal import run_to_end
+import torch
 
-from .harness import Benchmark
-from .learner import beside_reference, is_learners
+from common.terminal import note, run_to_end
+
+from ..errors import InvalidInput
+from . import summary
+from .documents import read_json
+from .harness import REPEATS, Benchmark, Figures, measure_sides
+from .settings import Settings
+from .suite import RESULTS, Suite, draw
+
+REFERENCE = "reference"  # the side beside a learner's own
 
 
 def run_benchmark(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> None:
-    """Run the command line of a benchmark. Exit with 1 and a sentence if a side fails, with 130 after Ctrl-C."""
-    from .commands import main  # with all that draws, which a side's process does not need
+    """Run the command line of a benchmark, as every benchmark.py ends; exit with the status of `main`."""
+    defaults = {}
+    if os.environ.get("COURSE_STAGE") == str(Path(benchmark.file).resolve().parent):  # course.py has set it
+        benchmark, defaults = beside_reference(benchmark), {"home": benchmark.results}
+    name = f"python -m {benchmark.module}"
+    run_to_end(lambda: main(name, benchmark.description, [benchmark], arguments, **defaults))
 
-    if is_learners(benchmark):
-        benchmark = beside_reference(benchmark)
-    run_to_end(lambda: main(f"python -m {benchmark.module}", benchmark.description, [benchmark], arguments))
+
+def main(
+    command: str,
+    description: str,
+    benchmarks: Sequence[Benchmark],
+    arguments: Sequence[str] | None = None,
+    **defaults: Any,
+) -> int:
+    """Parse the command line, with these defaults of its options, and do what it says; return the exit status.
+
+    0: all is measured; 1: a side could not be measured, or an option is wrong, with a sentence; 130: after Ctrl-C.
+    """
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(command, description=description, formatter_class=form)
+    add_options(parser, benchmarks)
+    parser.set_defaults(**{"together": False, "home": RESULTS, **defaults})
+    args = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as cleanly as after Ctrl-C
+    try:
+        args.benchmarks = pick(benchmarks, args.only)
+        args.again = args.again or len(benchmarks) == 1  # it was asked for by its name
+        if args.sizes == "gpu" and not torch.cuda.is_available():
+            raise InvalidInput("--sizes gpu needs a CUDA device, and torch sees none here")
+        if args.sizes == "gpu" and not (args.out or args.measure):
+            raise InvalidInput("--sizes gpu needs --out DIR, the folder for its results")
+        if args.minutes is not None and not args.minutes > 0:
+            raise InvalidInput(f"--minutes must be more than 0, not {args.minutes:g}")
+        if args.measure:
+            sides, settings = args.measure.split(","), Settings.from_arguments(args)
+            for answer in measure_sides(benchmarks[0], sides, settings, args.sizes):
+                print(json.dumps(answer), flush=True)
+            return 0
+        return redraw(args) if args.plot_only else measure(args)
+    except InvalidInput as error:
+        note(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        note("interrupted: what is measured is kept, and the same command goes on from there")
+        return 130
+
+
+def add_options(parser: argparse.ArgumentParser, benchmarks: Sequence[Benchmark]) -> None:
+    Settings.add_arguments(parser)
+    parser.add_argument("--sizes", choices=list(REPEATS), default="full", help="tiny: for tests (default: %(default)s)")
+    parser.add_argument("--quick", dest="sizes", action="store_const", const="quick", help="--sizes quick: headlines")
+    parser.add_argument("--only", metavar="NAME,NAME", help="of " + ", ".join(each.name for each in benchmarks))
+    parser.add_argument("--again", action="store_true", help="measure also what is complete")
+    parser.add_argument("--repeats", type=int, metavar="N", help="default: 3, with --quick 2, else 1")
+    parser.add_argument("--minutes", type=float, metavar="N", help="the limit for everything (default: %(default)s)")
+    parser.add_argument("--out", "--results", type=Path, metavar="DIR", help="write everything there")
+    parser.add_argument("--plot-only", action="store_true", help="measure nothing, redraw the plots of all results")
+    parser.add_argument("--measure", metavar="SIDE,SIDE", help=argparse.SUPPRESS)  # the children's own option
+
+
+def pick(benchmarks: Sequence[Benchmark], names: str | None) -> list[Benchmark]:
+    """Return those of the names, given as "02_kv_cache", "02" or "2". Raise InvalidInput that lists what there is."""
+    chosen = []
+    for name in names.split(",") if names else ():
+        found = [each for each in benchmarks if name.zfill(2) in (each.name, each.name[:2])]
+        if not found:
+            raise InvalidInput(f"there is no benchmark {name!r}; use {', '.join(each.name for each in benchmarks)}")
+        chosen += found
+    return [each for each in benchmarks if each in chosen or not names]
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Measure what the options say; print the table, and as the last line on stdout one JSON document."""
+    out = args.out or (Path(tempfile.mkdtemp()) if args.sizes == "tiny" else args.home)
+    suite = Suite(
+        args.benchmarks, Settings.from_arguments(args), args.sizes, out, args.repeats, args.together,
+        seconds=args.minutes and 60 * args.minutes, environment=environment(args.sizes),
+    )  # fmt: skip
+    status = suite.run(again=args.again)
+    if suite.path.exists():
+        found = summary.read_summary(suite.path)
+        note(f"\n{summary.table(found)}\n{suite.path}")
+        if not sys.stdout.isatty():  # for programs: people have the table
+            path = suite.document_of(args.benchmarks[0]) if len(args.benchmarks) == 1 else None
+            print(json.dumps((path and read_json(path)) or found, separators=(",", ":")))
+    return status
+
+
+def environment(sizes: str) -> dict[str, str]:
+    """Return the variables that the children need beyond this process's own."""
+    offline = {"HF_HUB_OFFLINE": "1"}  # nothing that is measured needs the network, or should wait for it
+    if sizes == "tiny" and not torch.cuda.is_available():
+        # Kernels then run in Python; and of what is tiny, threads take longer to wait for each other than to work.
+        return offline | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    return offline if sizes == "gpu" else {}
+
+
+def redraw(args: argparse.Namespace) -> int:
+    """Draw all documents of these benchmarks, of whichever machine they are."""
+    documents = [
+        (benchmark, path)
+        for benchmark in args.benchmarks
+        for path in sorted((args.out or benchmark.results).glob("*.json"))
+        if (read_json(path) or {}).get("benchmark") == benchmark.name
+    ]
+    if not documents:
+        raise InvalidInput(f"{args.out or 'results/'} holds no results to draw")
+    return 1 if any([draw(benchmark, path) for benchmark, path in documents]) else 0
+
+
+# ---- A learner's stage ----
+
+
+def beside_reference(benchmark: Benchmark) -> Benchmark:
+    """Return the benchmark with the reference as a side: the headline compares both, and plots show both."""
+    name, headline = benchmark.name, benchmark.headline
+
+    def measure(settings: Settings, sizes: dict) -> Figures:
+        del os.environ["COURSE_STAGE"]  # in this process, which measures nothing else, the name is the reference's
+        return benchmark.sides[name](settings, sizes)
+
+    def value(sizes: dict, side: Figures) -> float:
+        found = headline.value(sizes, side)
+        return [*found.values()][-1] if isinstance(found, dict) else found
+
+    def draw(document: dict[str, Any], png: Path) -> None:
+        own, reference = (document["sides"][side] for side in (name, REFERENCE))
+        both = {key: {**figure, REFERENCE: reference[key]} for key, figure in own.items()}
+        benchmark.draw({**document, "sides": {**document["sides"], name: both}}, png)
+
+    return replace(
+        benchmark,
+        sides={**benchmark.sides, REFERENCE: measure},
+        headline=replace(headline, sides=(REFERENCE, name), value=value),
+        draw=draw,
+    )

@@ -2,38 +2,43 @@
 
     python -m common.bench.serve --url http://127.0.0.1:8000
     python -m common.bench.serve --url http://127.0.0.1:8000 --rate 1,2,4 --workload corpus --slo ttft=0.2,tpot=0.05
-    python -m common.bench.serve --url http://127.0.0.1:8000 --workload multi-turn --json turns.json --plot turns.png
+    python -m common.bench.serve --url http://127.0.0.1:8000 --concurrency 1,4,16 --plot sweep.png
 
 One request is sent first, to see that the server answers and to warm it up. Then each concurrency (a closed loop of so
 many clients) or each rate (Poisson arrivals, whether the server keeps up or not) is a run of its own, with prompts of
 its own, so that none finds its prompts in a prefix cache. Another call with the same --seed does find them there.
 
-Workloads: mixed (prompts and answers of 16 to N tokens), fixed (of N), shared-prefix (all prompts begin alike),
-multi-turn (each client holds a conversation, and every turn carries all that was said before), corpus (the questions
-that the bundled model was trained on, answers limited to the length of the right ones).
+Workloads: mixed (prompts and answers of 16 to N tokens), shared-prefix (the first half of all prompts is the same),
+corpus (the questions that the bundled model was trained on, answers limited to the length of the right ones). A prompt
+of N tokens is sent as N common English words, which are about as many tokens to most tokenizers (1.2 times as many to
+the bundled one); how many they were is what the server reports.
 
 Metrics are those of `vllm bench serve`, see metrics.py. Client and server on one machine share its processor.
 The exit status is 1 if any request failed, and 130 after Ctrl-C, which reports the runs that were complete.
 """
 
 import argparse
+import datetime
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from . import client
-from .arrivals import closed_loop, open_loop, poisson_arrivals
-from .client import Connections, Target, converse, served_models
-from .conversations import NAMES, Workload
+from .client import Connections, Target, ask, closed_loop, open_loop, poisson_arrivals, run, served_models
 from .documents import write_json
-from .metrics import LoadResult, RequestRecord
-from .serve_report import ENDPOINTS, draw, print_report, result_document
+from .metrics import LoadResult
+from .workloads import WORKLOADS, worded_jobs
 
 CONCURRENCIES = [1, 4, 8, 16, 32, 64]
 REQUESTS, REQUESTS_PER_CLIENT = 64, 4
 OBJECTIVES = ("ttft", "tpot", "e2el")
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+ARRIVALS = {"concurrency": "closed loop", "rate": "Poisson arrivals"}
+UNITS = {"concurrency": "requests at once", "rate": "requests arriving per second"}
+BUSY = 0.8  # of a core: from here on a chunk may wait for the load generator, which counts as the server's time
+TINT = "#3d5a73"  # of no stage: whose server it is, the load generator does not know
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,21 +46,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import httpx
 
     args = parse_arguments(arguments)
+    results: dict[float, LoadResult] = {}
+    interrupted = False
     try:
-        target = client.run(find_target(args))
-        results, interrupted = measure(args, target)
+        target = run(find_target(args))
+        try:
+            measure(args, target, results)
+        except KeyboardInterrupt:
+            interrupted = True
         if results:
-            report(args, target, results, interrupted)
+            report(args, result_document(args, target, results, interrupted))
     except httpx.TransportError as error:
         return complain(f"no server answers at {args.url}: {str(error) or type(error).__name__}")
     except (ValueError, OSError, httpx.HTTPError, httpx.InvalidURL) as error:
         return complain(str(error))
     except KeyboardInterrupt:
-        results, interrupted = {}, True
+        interrupted = True
     if interrupted:
         print(f"interrupted: {len(results)} of {len(args.loads)} runs are complete", file=sys.stderr)
         return 130
-    return int(any(result.failures for result in results.values()))
+    return int(any(not record.success for result in results.values() for record in result.records))
 
 
 def complain(sentence: str) -> int:
@@ -67,80 +77,41 @@ def complain(sentence: str) -> int:
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = build_parser()
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m common.bench.serve", description=__doc__, formatter_class=form)
+    add = parser.add_argument
+    add("--url", required=True, help="such as http://127.0.0.1:8000")
+    add("--model", metavar="NAME", help="default: the first that GET /v1/models lists")
+    add("--api-key", metavar="KEY", default=os.environ.get("OPENAI_API_KEY"), help="or OPENAI_API_KEY")
+    add("--endpoint", choices=("completions", "chat"), default="completions", help="default: completions")
+    axis = parser.add_mutually_exclusive_group()
+    default = ",".join(str(clients) for clients in CONCURRENCIES)
+    axis.add_argument("--concurrency", metavar="N,N,...", type=numbers(int), help=f"clients (default: {default})")
+    axis.add_argument("--rate", metavar="R,R,...", type=numbers(float), help="requests arriving per second")
+    default = f"default: {REQUESTS}, or {REQUESTS_PER_CLIENT} for each client where that is more"
+    add("--requests", metavar="N", type=positive, help=f"of each run ({default})")
+    add("--slo", metavar="NAME=S,...", type=objectives, default={}, help="objectives for goodput, as above")
+    add("--workload", choices=WORKLOADS, default="mixed", help="default: mixed lengths")
+    add("--prompt-tokens", metavar="N", type=positive, default=256, help="at most (default: 256)")
+    add("--output-tokens", metavar="N", type=positive, default=128, help="at most (default: 128)")
+    add("--ignore-eos", action="store_true", help="answers of full length, where this is understood")
+    add("--seed", type=int, default=0, help="of prompts and arrivals (default: 0)")
+    add("--json", metavar="FILE", help="the figures; - for the last line of standard output")
+    add("--plot", metavar="FILE.png", type=Path, help="latency and throughput in four panels")
     args = parser.parse_args(arguments)
     args.axis = "rate" if args.rate else "concurrency"
     args.loads = args.rate or args.concurrency or CONCURRENCIES
-    names = ("prompt_tokens", "output_tokens", "shared_percent", "turns", "ignore_eos", "token_ids", "vocab_size")
-    try:
-        args.workload = Workload(args.workload, **{name: vars(args)[name] for name in names})
-    except ValueError as error:
-        parser.error(str(error))
-    if args.token_ids and args.endpoint == "chat":
-        parser.error("--token-ids needs --endpoint completions: a chat is text")
-    at_once = max(args.loads) * args.workload.turns_each if args.axis == "concurrency" else 1
-    if args.requests and args.requests < at_once:
-        parser.error(f"--requests {args.requests} is too few for concurrency {max(args.loads)}: give {at_once} or more")
+    if args.requests and args.axis == "concurrency" and args.requests < max(args.loads):
+        parser.error(f"--requests {args.requests} is too few for concurrency {max(args.loads)}: give that or more")
     for path in (args.plot, None if args.json == "-" else args.json):
         if path and not Path(path).parent.is_dir():
             parser.error(f"there is no folder {Path(path).parent}")
     return args
 
 
-def build_parser() -> argparse.ArgumentParser:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m common.bench.serve", description=__doc__, formatter_class=form)
-    server = parser.add_argument_group("server")
-    server.add_argument("--url", required=True, type=http_url, help="such as http://127.0.0.1:8000")
-    server.add_argument("--model", metavar="NAME", help="default: the first that GET /v1/models lists")
-    server.add_argument("--api-key", metavar="KEY", default=os.environ.get("OPENAI_API_KEY"), help="or OPENAI_API_KEY")
-    server.add_argument("--endpoint", choices=ENDPOINTS, default="completions", help="default: completions")
-
-    load = parser.add_argument_group("load")
-    axis = load.add_mutually_exclusive_group()
-    default = ",".join(str(clients) for clients in CONCURRENCIES)
-    axis.add_argument("--concurrency", metavar="N,N,...", type=numbers(int), help=f"clients (default: {default})")
-    axis.add_argument("--rate", metavar="R,R,...", type=numbers(float), help="requests arriving per second")
-    default = f"default: {REQUESTS}, or {REQUESTS_PER_CLIENT} for each client where that is more"
-    load.add_argument("--requests", metavar="N", type=positive, help=f"of each run ({default})")
-    load.add_argument(
-        "--slo", metavar="NAME=S,...", type=objectives, default={}, help="objectives for goodput, as above"
-    )
-
-    work = parser.add_argument_group("workload")
-    work.add_argument("--workload", choices=NAMES, default="mixed", help="default: mixed lengths")
-    work.add_argument("--prompt-tokens", metavar="N", type=positive, default=256, help="at most (default: 256)")
-    work.add_argument("--output-tokens", metavar="N", type=positive, default=128, help="at most (default: 128)")
-    work.add_argument(
-        "--shared-percent", metavar="P", type=percent, default=50, help="of a shared prefix (default: 50)"
-    )
-    work.add_argument("--turns", metavar="N", type=positive, default=4, help="of a conversation (default: 4)")
-    work.add_argument("--ignore-eos", action="store_true", help="answers of full length, where this is understood")
-    work.add_argument("--token-ids", action="store_true", help="send random token ids instead of words")
-    work.add_argument("--vocab-size", metavar="N", type=positive, default=4000, help="of the ids (default: 4000)")
-    work.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default: 0)")
-
-    results = parser.add_argument_group("results, beside the table")
-    results.add_argument("--json", metavar="FILE", help="the figures; - for the last line of standard output")
-    results.add_argument("--plot", metavar="FILE.png", type=Path, help="latency and throughput in four panels")
-    return parser
-
-
-def http_url(text: str) -> str:
-    if not text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError(f"{text!r} does not begin with http:// or https://")
-    return text
-
-
 def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
-
-
-def percent(text: str) -> int:
-    if not text.isdecimal() or int(text) > 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 100")
     return int(text)
 
 
@@ -183,76 +154,169 @@ async def find_target(args: argparse.Namespace) -> Target:
         if not (args.model or models):
             raise ValueError(f"{args.url} does not list its models: name one with --model, if the URL is right")
         target = Target(args.model or models[0], args.endpoint)
-        [conversation, *_] = args.workload.conversations(1, args.seed)
-        [record] = await converse(connections, target, conversation[:1])
+        [job] = worded_jobs(args.workload, 1, args.prompt_tokens, args.output_tokens, seed=args.seed)
+        record = await ask(connections, target, job)
         if not record.success:
             raise ValueError(f"the first request failed: {record.error}")
     return target
 
 
-def measure(args: argparse.Namespace, target: Target) -> tuple[dict[float, LoadResult], bool]:
-    """Return the result of each completed run, by its concurrency or rate, and whether Ctrl-C ended the last one."""
-    results: dict[float, LoadResult] = {}
-    with progress_bars() as add_bar:
-        try:
-            for number, load in enumerate(args.loads, start=1):  # run 0 was the first request's
-                results[load] = client.run(run(args, target, load, number, add_bar))
-        except KeyboardInterrupt:
-            return results, True
-    return results, False
-
-
-async def run(args: argparse.Namespace, target: Target, load: float, number: int, add_bar: Callable) -> LoadResult:
-    clients = load if args.axis == "concurrency" else 0
-    turns = args.workload.turns_each
-    requests = args.requests or max(REQUESTS, REQUESTS_PER_CLIENT * clients, turns * clients)
-    conversations = args.workload.conversations(requests, args.seed, number)
-    done = add_bar(f"{args.axis} {load:g}", turns * len(conversations))
-    async with Connections(args.url, args.api_key) as connections:
-
-        async def serve(conversation) -> list[RequestRecord]:
-            return await converse(connections, target, conversation, done)
-
-        if clients:
-            return await closed_loop(conversations, clients, serve)
-        moments = poisson_arrivals(
-            len(conversations), load / turns, args.seed
-        )  # so `load` is still requests per second
-        return await open_loop(conversations, moments, serve)
-
-
-@contextmanager
-def progress_bars():
-    """Give a function that adds the bar of a run, and returns what to call with each record of it."""
+def measure(args: argparse.Namespace, target: Target, results: dict[float, LoadResult]) -> None:
+    """Add the result of each run to `results`, by its concurrency or rate, with a progress bar for each."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = [TextColumn("{task.description:>15}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    columns.append(TextColumn("[red]{task.fields[problem]}"))
     # Drawn twice a second: drawing takes milliseconds in which no chunk's arrival is noticed.
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
+        for number, load in enumerate(args.loads, start=1):  # run 0 was the first request's
+            clients = load if args.axis == "concurrency" else 0
+            count = args.requests or max(REQUESTS, REQUESTS_PER_CLIENT * clients)
+            lengths = args.prompt_tokens, args.output_tokens
+            jobs = worded_jobs(
+                args.workload, count, *lengths, seed=args.seed, number=number, ignore_eos=args.ignore_eos
+            )
+            bar = progress.add_task(f"{args.axis} {load:g}", total=count)
 
-        def add_bar(title: str, requests: int) -> Callable[[RequestRecord], None]:
-            bar, failed = progress.add_task(title, total=requests, problem=""), 0
+            async def load_server(jobs=jobs, clients=clients, load=load, bar=bar) -> LoadResult:
+                async with Connections(args.url, args.api_key) as connections:
 
-            def done(record: RequestRecord) -> None:
-                nonlocal failed
-                failed += not record.success
-                progress.update(bar, advance=1, problem=f"{failed} failed" if failed else "")
+                    async def send(job):
+                        record = await ask(connections, target, job)
+                        progress.update(bar, advance=1)
+                        return record
 
-            return done
+                    if clients:
+                        return await closed_loop(jobs, clients, send)
+                    return await open_loop(jobs, poisson_arrivals(len(jobs), load, args.seed), send)
 
-        yield add_bar
+            results[load] = run(load_server())
 
 
-def report(args: argparse.Namespace, target: Target, results: dict[float, LoadResult], interrupted: bool) -> None:
-    document = result_document(target, args.workload, args.seed, args.axis, results, args.slo, interrupted)
-    print_report(document)
+# ---- What they found ----
+
+
+def result_document(
+    args: argparse.Namespace, target: Target, results: Mapping[float, LoadResult], interrupted: bool
+) -> dict[str, Any]:
+    """Return all that was measured, as JSON values; times in seconds.
+
+    It names neither the URL, since results are published, nor hardware: the client does not know the server's.
+    """
+    at_most = "" if args.ignore_eos else "at most "
+    sizes = {"prompt_tokens": args.prompt_tokens, "output_tokens": args.output_tokens, "ignore_eos": args.ignore_eos}
+    prompts = "" if args.workload == "corpus" else f"prompts of up to {args.prompt_tokens} words, "
+    description = f"{args.workload}: {prompts}answers of {at_most}{args.output_tokens} tokens"
+    return {
+        "benchmark": "common.bench.serve",
+        "date": datetime.date.today().isoformat(),
+        "model": target.model,
+        "endpoint": target.endpoint,
+        "workload": {"name": args.workload, **sizes, "seed": args.seed, "description": description},
+        "axis": args.axis,
+        "arrivals": ARRIVALS[args.axis],
+        "objectives": args.slo,
+        "points": [{args.axis: load} | point_figures(result, args.slo) for load, result in results.items()],
+        "interrupted": interrupted,
+    }
+
+
+def point_figures(result: LoadResult, slo: Mapping[str, float]) -> dict[str, Any]:
+    successful = result.successful
+    return {
+        "requests": len(result.records),
+        "failed": len(result.records) - len(successful),
+        "failures": dict(Counter(record.error for record in result.records if record.error).most_common()),
+        "seconds": result.seconds,
+        "client_busy": result.client_seconds / result.seconds,  # 1.0 is one core, all that a single event loop can use
+        "prompt_tokens": sum(record.prompt_tokens for record in successful),
+        "output_tokens": sum(record.output_tokens for record in successful),
+        "requests_per_second": len(successful) / result.seconds,
+        "output_tokens_per_second": result.throughput,
+        "goodput": result.goodput(slo) if slo else None,
+        **{name: None for name in LATENCIES},  # where nothing succeeded
+        **result.summary(),
+    }
+
+
+def report(args: argparse.Namespace, document: dict[str, Any]) -> None:
+    """Print a row for each point, then what failed and what is not to be trusted; write the files."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from .plots import short
+
+    console, points = Console(highlight=False, markup=False), document["points"]
+    console.print(f"\n{document['model']}, {document['endpoint']}, {document['arrivals']}", style="bold")
+    console.print(f"{document['workload']['description']}; latencies in milliseconds")
+    figures = {"\nsent": "requests", "\nfailed": "failed", "\nreq/s": "requests_per_second"}
+    figures |= {"output\ntok/s": "output_tokens_per_second"} | ({"good\nreq/s": "goodput"} if args.slo else {})
+    latencies = [(name, rank) for name in LATENCIES for rank in ("p50", "p99")]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    headings = [f"{name.upper() if rank == 'p50' else ''}\n{rank}" for name, rank in latencies]
+    for heading in ["concur-\nrency" if args.axis == "concurrency" else "rate\nreq/s", *figures, *headings]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for point in points:
+        values = [point[name] for name in figures.values()]
+        values += [point[name] and 1e3 * point[name][rank] for name, rank in latencies]
+        cells = ["-" if value is None else short(value) for value in values]
+        table.add_row(f"{point[args.axis]:g}", *cells, style="red" if point["failed"] else None)
+    console.print(table)
+    for warning in warnings(document):
+        console.print(warning, style="bold red")
     line = write_json(Path(args.json) if args.json not in (None, "-") else None, document)
     if args.json == "-":
         print(line)
     if args.plot:
         draw(document, args.plot)
+
+
+def warnings(document: dict[str, Any]) -> list[str]:
+    """Return what failed, most often for which reason, and where the load generator was at its own limit."""
+    found, points = [], document["points"]
+    failures = sum((Counter(point["failures"]) for point in points), Counter())
+    for reason, times in failures.most_common(1):
+        sent = sum(point["requests"] for point in points)
+        found.append(f"{failures.total()} of {sent} requests failed, {times} of them with: {reason}")
+    if where := [f"{point[document['axis']]:g}" for point in points if point["client_busy"] > BUSY]:
+        limit = f"the load generator was at its limit at {document['axis']} {', '.join(where)}"
+        found.append(f"{limit}: a part of those latencies is its own")
+    return found + ["interrupted before the last point"] * document["interrupted"]
+
+
+def draw(document: dict[str, Any], png: Path) -> None:
+    """Draw total latency, inter-token latency, throughput and time to first token, against concurrency or rate."""
+    from . import plots
+
+    axis, points = document["axis"], [point for point in document["points"] if point["e2el"]]
+    if not points:
+        raise ValueError("there is nothing to draw: no request succeeded")
+    best = max(points, key=lambda point: point["output_tokens_per_second"])
+    where = f"at concurrency {best[axis]:g}" if axis == "concurrency" else f"at {best[axis]:g} requests per second"
+    message = f"Up to {plots.short(best['output_tokens_per_second'])} output tokens per second, {where}"
+    remark = "Lines: median and 99th percentile over all requests; the band reaches to the 90th. Seen by the client."
+    asked = f"{document['workload']['description']}.\nModel {document['model']} over HTTP, {document['endpoint']}"
+    footer = "; ".join([f"{asked}, {document['arrivals']}", document["date"], *warnings(document)]) + "."
+    with plots.page(png, footer, message, rows=2, columns=2, height=8, remark=remark) as panels:
+        loads = [point[axis] for point in points]
+        named = [("Total latency", "seconds", "e2el", 1), ("Inter-token latency", "milliseconds", "itl", 1e3)]
+        named += [("Throughput", "output tokens per second", "", 1), ("Time to first token", "seconds", "ttft", 1)]
+        for panel, (title, unit, name, scale) in zip(panels, named, strict=True):
+            plots.doubling(panel, loads)
+            panel.update_datalim([(loads[0], 0)])  # so that there is room above a line that is flat
+            if name:  # with a hole where a point has no value, such as the gaps of answers that came in one chunk
+                p50, p90, p99 = (
+                    [scale * (point[name] or {}).get(rank, float("nan")) for point in points]
+                    for rank in ("p50", "p90", "p99")
+                )
+                panel.plot(loads, p99, color=TINT, linestyle="--", marker="o", markerfacecolor="white", label="p99")
+                panel.plot(loads, p50, color=TINT, marker="o", label="p50")
+                panel.fill_between(loads, p50, p90, color=TINT, alpha=0.18, linewidth=0)
+            else:
+                rates = [point["output_tokens_per_second"] for point in points]
+                panel.plot(loads, rates, color=TINT, marker="o", label="_")
+            plots.axes(panel, UNITS[axis], unit, title)
 
 
 if __name__ == "__main__":

@@ -65,12 +65,8 @@ class Settings:
         """Return them for documents: the model's name without its folder, the device and the type in use."""
         device, dtype = self.place()
         name = Path(self.model).name if self.model else "bundled"
-        return {
-            "model": name,
-            "device": device.type,
-            "dtype": str(dtype).removeprefix("torch."),
-            "load_format": self.load_format,
-        }
+        facts = {"model": name, "device": device.type, "dtype": str(dtype).removeprefix("torch.")}
+        return facts | {"load_format": self.load_format}
 
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> "Settings":

@@ -89,9 +89,8 @@ def doubt(ratio: Mapping[str, Any], drifted: float) -> str | None:
 
 def table(document: Mapping[str, Any]) -> str:
     """Return all benchmarks of a results file, a line each; below it, why some ratios are marked with "?"."""
-    entries = document["benchmarks"]
-    width = max([len(name) for name in entries] or [0])
-    lines, notes = [], []
+    entries: dict[str, dict] = document["benchmarks"]
+    width, lines, notes = max(map(len, entries), default=0), [], []
     for name, entry in entries.items():
         if "ratio" not in entry:
             lines.append(f"{name:{width}}  {entry.get('doubt') or 'measured'}")

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     """Run cog on every text; return its exit status."""
     from cogapp import Cog  # which a machine that only measures need not have
 
-    prologue = "from common.bench.tables import markdown, table"
+    prologue = "from common.bench.tables import table"
     command = ["cog", "-P", "--verbosity=1", "-p", prologue, *(arguments or ["-r"])]  # -r would override --check
     return max((Cog().main([*command, str(text)]) for text in texts()), default=0)
 

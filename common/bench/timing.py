@@ -1,20 +1,22 @@
 """How long one call takes on a device, for calls that take microseconds.
 
-A GPU works on while Python goes ahead, so its own clock is read (CUDA events). Python needs longer to launch a small
-kernel than the GPU needs to run it: a CUDA graph holds many calls, and is launched once. And a GPU's cache would keep
-the inputs of a call that is repeated: calls take turns with inputs that are together larger than the cache.
+A GPU works on while Python goes ahead, and Python needs longer to launch a small kernel than the GPU needs to run it: a
+CUDA graph holds many calls, and is launched once. And a GPU's cache would keep the inputs of a call that is repeated:
+calls take turns with inputs that are together larger than the cache.
 """
 
 import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 
 from common.transfers import synchronize
 
-CALLS = 32  # in one graph at least, so that its own launch is a small part
+CALLS = 32  # launched one after the other before a GPU is waited for: that wait is then a small part
+REPLAY_MS = 5  # what one graph holds, in milliseconds: its own launch is then a small part
 MOST_INPUTS = 32
 REPEATS = 30
 
@@ -27,50 +29,32 @@ def median_seconds(
     graph: bool = True,
     repeats: int = REPEATS,
 ) -> float:
-    """Return seconds of one call of function(*arguments): the median of `repeats` means over a turn of all `inputs`.
+    """Return seconds of one call of function(*arguments): the median of several means over a turn of all `inputs`.
 
-    graph: on CUDA, replay a CUDA graph, so that gaps between kernels are those of the GPU; False: launch every call
-    from Python, and wait for the last. A function that is replayed may neither synchronize nor read what is on the GPU.
+    graph: on CUDA, let Triton replay a CUDA graph ten times, so that gaps between kernels are those of the GPU; False:
+    launch every call from Python, and wait for the last, `repeats` times. A function that is replayed may neither
+    synchronize nor read what is on the GPU.
     """
-    for arguments in inputs:  # the first call compiles and allocates
-        function(*arguments)
-    if device.type != "cuda":
-        return statistics.median(clocked(function, inputs) for _ in range(repeats))
-    with torch.cuda.device(device):
-        return statistics.median(clocked_on_cuda(function, inputs, graph, repeats))
 
+    def turn() -> None:
+        for arguments in inputs:
+            function(*arguments)
 
-def clocked(function: Callable, inputs: Sequence[tuple]) -> float:
-    start = time.perf_counter()
-    for arguments in inputs:
-        function(*arguments)
-    return (time.perf_counter() - start) / len(inputs)
+    turn()  # the first call compiles and allocates
+    synchronize(device)
+    if graph and device.type == "cuda":
+        from triton.testing import do_bench_cudagraph
 
-
-def clocked_on_cuda(function: Callable, inputs: Sequence[tuple], graph: bool, repeats: int) -> list[float]:
-    turns = -(-CALLS // len(inputs))
-
-    def run() -> None:
+        with torch.cuda.device(device):
+            return do_bench_cudagraph(turn, rep=REPLAY_MS, return_mode="median") / 1e3 / len(inputs)
+    turns = -(-CALLS // len(inputs)) if device.type == "cuda" else 1
+    moments = [time.perf_counter()]
+    for _ in range(repeats):
         for _ in range(turns):
-            for arguments in inputs:
-                function(*arguments)
-
-    if graph:
-        torch.cuda.synchronize()
-        held = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(held):
-            run()
-        run = held.replay
-    seconds = []
-    for _ in range(repeats + 3):  # the first ones are slower
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        start.record()
-        run()
-        end.record()
-        torch.cuda.synchronize()
-        seconds.append(start.elapsed_time(end) / 1e3 / (turns * len(inputs)))
-    return seconds[3:]
+            turn()
+        synchronize(device)
+        moments.append(time.perf_counter())
+    return statistics.median(after - before for before, after in pairwise(moments)) / turns / len(inputs)
 
 
 def inputs_beyond_cache(nbytes: int, device: torch.device) -> int:

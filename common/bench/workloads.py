@@ -1,11 +1,13 @@
 """The requests that benchmarks send: the same for every side and every repeat, because they are seeded."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from common.checkpoints.corpus import facts, passages, stories, terms
+from common.checkpoints.corpus.words import WORDS
 
 # Questions and answers by length: facts of about 10 tokens, terms of 30, passages of 5 to 100, stories of 100 to 1000.
 TOPICS = {
@@ -15,6 +17,8 @@ TOPICS = {
     "stories": stories.request,  # of one to twelve days
 }
 SHORTEST = 16  # tokens, of prompts and outputs of mixed lengths
+WORKLOADS = ("mixed", "shared-prefix", "corpus")  # that can be said in words, to a server with another tokenizer
+TOKENIZER = Path(facts.__file__).parents[1] / "target" / "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -97,3 +101,40 @@ def random_prompt(tokens: int, vocab_size: int, seed: int | str = 0) -> list[int
     """Return token ids without a meaning, for when only their number matters."""
     rng = Random(f"prompt/{seed}")
     return [rng.randrange(vocab_size) for _ in range(tokens)]
+
+
+def worded_jobs(
+    workload: str,
+    count: int,
+    prompt_tokens: int,
+    output_tokens: int,
+    *,
+    seed: int = 0,
+    number: int = 0,
+    ignore_eos: bool = False,
+) -> list[Job]:
+    """Return requests of one of WORKLOADS, for run `number`, whose prompts are text.
+
+    Runs of one seed are equally long request by request, and still no prompt of one begins as that of another does: no
+    run finds its prompts in a prefix cache. (The corpus has other questions for each run, of any length.)
+    """
+    if workload == "corpus":
+        from tokenizers import Tokenizer  # and not transformers, which would bring in torch
+
+        bundled = Tokenizer.from_file(str(TOKENIZER))
+        jobs = corpus_jobs(
+            lambda text: {"input_ids": bundled.encode(text).ids},
+            count,
+            seed=f"{seed}/{number}",
+            most_tokens=output_tokens,
+            chat=False,
+        )
+        return [replace(job, ignore_eos=ignore_eos) for job in jobs]
+    own = prompt_tokens if workload == "mixed" else prompt_tokens - prompt_tokens // 2
+    shared = random_prompt(prompt_tokens - own, len(WORDS), f"{seed}/shared")
+    jobs = mixed_length_jobs(count, len(WORDS), seed=seed, prompt_tokens=own, output_tokens=output_tokens)
+
+    def words(job: Job) -> str:
+        return " ".join(WORDS[(token + number) % len(WORDS)] for token in shared + job.prompt)
+
+    return [replace(job, prompt=words(job), ignore_eos=ignore_eos) for job in jobs]

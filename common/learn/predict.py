@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.bench.ceilings import reference_ms
-from common.bench.commands import RESULTS, environment
 from common.bench.documents import write_json
 from common.bench.hardware import hardware, slug
 from common.bench.harness import Benchmark, Run, run_process
+from common.bench.run import RESULTS, environment
 from common.bench.settings import Settings
 from common.errors import counted, shortened
 from common.model import ModelConfig

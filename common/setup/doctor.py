@@ -7,6 +7,7 @@ The exit status is 1 if something is marked "!!".
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import webbrowser
@@ -14,14 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from common.stages import ROOT
 from common.terminal import note, run_to_end
 
 from . import machine
-from .environment import NO_VENV, answers, has_venv_module, is_ready, python_of
-from .kit import checked_wheels, running_python
+from .environment import NO_VENV, answers, find_kit, has_venv_module, is_ready, python_of, running_python
 
-ROOT = Path(__file__).resolve().parents[2]
-RECORDED = Path(__file__).with_name("recorded.json")  # what bench/record_pace.py measured on one machine
 OK, OPTIONAL, NEEDED = "ok", "--", "!!"
 KNOWN_PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 ENVIRONMENT_GB, CUDA_ENVIRONMENT_GB = 3, 10  # of disk: .venv, and what pip unpacks meanwhile
@@ -29,7 +28,6 @@ MEMORY_GB = 2
 PORT = 8000
 PACE_SECONDS = 120  # for pace to answer: a quiet machine takes 6
 INDEX = "https://pypi.org/simple"
-COMPILING = "compiling kernels"  # what a start says of kernels that it does not find
 COMPILERS = ("g++", "clang++", "c++", "cl")
 
 
@@ -44,14 +42,16 @@ def main(arguments: list[str]) -> int:
         sys.exit(f"`doctor` takes no arguments, and was given {' '.join(arguments)}.")
     if is_ready(ROOT) and Path(sys.prefix) != ROOT / ".venv":  # where psutil is
         return subprocess.run([str(python_of(ROOT / ".venv")), "-m", __name__], cwd=ROOT).returncode
-    marks, pace = [show(name, check()) for name, check in CHECKS.items()], None
+    marks, pace = [show(name, check()) for name, check in CHECKS.items()], {}
     if usable_python():
         pace, line = measure_pace()
         marks.append(show("stage 05", line))
     marks.append(show("GPU", gpu_line(find_gpu(), pace)))
-    print()
-    recorded = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
-    print("\n".join(expectations(pace, recorded)))
+    print(
+        "",
+        *pace.get("expect", ["Once `python3 course.py demo 1` has run, doctor also says how fast this machine is."]),
+        sep="\n",
+    )
     return int(NEEDED in marks)
 
 
@@ -84,14 +84,13 @@ def environment() -> Line:
         return Line(OK, "that of this Python, as COURSE_NO_VENV=1 asks")
     if is_ready(ROOT):
         return Line(OK, ".venv holds all of requirements.txt")
-    kit = os.environ.get("COURSE_KIT")
-    if not kit:
+    if not os.environ.get("COURSE_KIT"):
         return Line(OPTIONAL, "not there yet: the first `course.py demo` makes it, in a few minutes.")
     try:
-        wheels = checked_wheels(Path(kit), ROOT / "requirements.txt")
+        kit = find_kit(Path(os.environ["COURSE_KIT"]), ROOT / "requirements.txt")
     except SystemExit as stop:
-        return Line(NEEDED, " ".join(str(stop).splitlines()))
-    return Line(OK, f"a kit of {len(wheels)} files with the right checksums, for the first `course.py demo` to install")
+        return Line(NEEDED, str(stop))
+    return Line(OK, f"a kit of {len([*kit.glob('*.whl')])} files, for the first `course.py demo` to check and install")
 
 
 def disk() -> Line:
@@ -136,14 +135,24 @@ def others() -> Line:
 
 
 def port() -> Line:
-    if machine.is_port_free(PORT):
+    if is_port_free(PORT):
         return Line(OK, f"{PORT} is free")
-    other = next((port for port in range(PORT + 1, PORT + 100) if machine.is_port_free(port)), 0)
+    other = next((port for port in range(PORT + 1, PORT + 100) if is_port_free(port)), 0)
     return Line(OPTIONAL, f"{PORT} is taken by another program: start servers with --port {other}.")
 
 
+def is_port_free(port: int) -> bool:
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, os.name != "nt")
+        try:
+            one.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 def network() -> Line:
-    set_for_pip = machine.said_by(sys.executable, "-m", "pip", "config", "get", "global.index-url")
+    set_for_pip = said_by(sys.executable, "-m", "pip", "config", "get", "global.index-url")
     index = os.environ.get("PIP_INDEX_URL") or set_for_pip or INDEX
     if answers(index.rstrip("/") + "/pip/"):
         return Line(OK, "the package index answers")
@@ -184,77 +193,46 @@ def find_gpu() -> str | None:
     """Return name, driver and memory of the NVIDIA GPUs, "" if the driver does not answer, None without a GPU."""
     if shutil.which("nvidia-smi"):
         query = "--query-gpu=name,driver_version,memory.total"
-        return machine.said_by("nvidia-smi", query, "--format=csv,noheader") or ""
+        return said_by("nvidia-smi", query, "--format=csv,noheader") or ""
     return "" if os.path.exists("/dev/nvidia0") else None
 
 
-def gpu_line(gpu: str | None, pace: dict | None) -> Line:
+def said_by(*command: str) -> str | None:
+    """Return what a program prints, or None where it is missing, fails, or takes longer than 10 s."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
+
+
+def gpu_line(gpu: str | None, pace: dict) -> Line:
     if gpu is None:
         return Line(OK, "none from NVIDIA: everything runs on the CPU")
     if not gpu:
         return Line(OPTIONAL, "its driver does not answer: repair the driver until `nvidia-smi` lists the GPU.")
-    described = "; ".join(gpu.splitlines())
-    if pace and pace["cuda"] is None:
+    described, cuda = "; ".join(gpu.splitlines()), pace.get("cuda")
+    if pace and cuda is None:
         advice = "delete .venv, and the next command installs the one with CUDA."
         return Line(OPTIONAL, f"{described}, and .venv has PyTorch for CPUs: {advice}")
     if pace and pace["device"] != "cuda":
-        return Line(OPTIONAL, f"{described}, and this driver is too old for PyTorch's CUDA {pace['cuda']}: update it.")
+        return Line(OPTIONAL, f"{described}, and this driver is too old for PyTorch's CUDA {cuda}: update it.")
     return Line(OK, described)
 
 
-# ---- What to expect ----
-
-
-def measure_pace() -> tuple[dict | None, Line]:
-    """Return what `pace` measures in the environment, or None if it fails, and the line that says so.
-
-    It measures again if kernels had to be compiled: no later start waits for that.
-    """
+def measure_pace() -> tuple[dict, Line]:
+    """Return what `pace` found in the environment, which is nothing if it fails, and the line that says so."""
     note("    timing one step of stage 05 (a few seconds) ...")
     command = [usable_python(), "-m", "common.bench.pace"]
     options = {"cwd": ROOT, "capture_output": True, "text": True, "errors": "replace", "timeout": PACE_SECONDS}
     try:
-        result = first = subprocess.run(command, **options)
-        if COMPILING in first.stderr and not first.returncode:
-            result = subprocess.run(command, **options)
+        result = subprocess.run(command, **options)
     except subprocess.TimeoutExpired:
-        return None, Line(NEEDED, f"was not ready in {PACE_SECONDS} s: end what keeps the cores busy, and try again.")
+        return {}, Line(NEEDED, f"was not ready in {PACE_SECONDS} s: end what keeps the cores busy, and try again.")
     if result.returncode:
-        return None, Line(NEEDED, f"does not run: {(result.stderr.splitlines() or ['no reason given'])[-1]}.")
-    pace, cold = (json.loads(one.stdout.splitlines()[-1]) for one in (result, first))
-    what = f"one step in which {pace['requests']} requests decode: {pace['step_ms']:.1f} ms on {pace['device']}"
-    if result is not first:
-        seconds = max(0.0, cold["ready_seconds"] - pace["ready_seconds"])
-        what += f"; its kernels were not compiled yet, which took {seconds:.0f} s, once on this machine"
-    return pace, Line(OK, what)
-
-
-def expected_seconds(pace: dict, recorded: dict, seconds: dict[str, float]) -> dict[str, float]:
-    """Return for recorded times those here: the start as it was measured, the rest as a step stands to a step."""
-    ratio = pace["step_ms"] / recorded["step_ms"]
-    return {
-        name: pace["ready_seconds"] + max(0.0, one - recorded["ready_seconds"]) * ratio for name, one in seconds.items()
-    }
-
-
-def expectations(pace: dict | None, recorded: dict) -> list[str]:
-    """Say what to expect, and from what it follows."""
-    if pace is None:
-        return ["Once `python3 course.py demo 1` has run, doctor also says how fast this machine is."]
-    device = pace["device"]
-    if device != recorded.get("device"):
-        return [f"No times of demos are recorded for {device} that this could be compared with."]
-    ratio = pace["step_ms"] / recorded["step_ms"]
-    machine_there = f"{recorded['cpu']}, {recorded['cpu_cores']} cores"
-    there = f"Where the demos were timed ({machine_there}, {recorded['date']}) that step takes"
-    lines = [f"{there} {recorded['step_ms']:.1f} ms: what follows is {ratio:.2f} times as long, beside the start."]
-    demos = expected_seconds(pace, recorded, recorded["demo_seconds"])
-    lines.append(f"Expect of `demo`: {', '.join(f'{name} in {seconds:.0f} s' for name, seconds in demos.items())}.")
-    lines.append(f"Expect of all demos together {sum(demos.values()) / 60:.1f} minutes.")
-    if bench := recorded.get("bench_seconds"):
-        whole = sum(expected_seconds(pace, recorded, bench).values())
-        lines.append(f"Expect of the whole `bench` {whole / 60:.0f} minutes.")
-    return lines
+        return {}, Line(NEEDED, f"does not run: {(result.stderr.splitlines() or ['no reason given'])[-1]}.")
+    pace = json.loads(result.stdout.splitlines()[-1])
+    return pace, Line(OK, pace["said"])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
 """The environment, .venv: made and filled on the first start, from the package index or from a kit."""
 
+import hashlib
 import importlib.util
+import mmap
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -13,8 +16,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.terminal import LOOK_EVERY, StatusLine, note
-
-from .kit import checked_wheels, digest, running_python
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ADVICE = "pip failed, for the reason above. Once that is put right, the same command carries on."
@@ -43,14 +44,13 @@ def prepare_environment(root: Path) -> str:
         return str(python)
 
     started = time.monotonic()
-    kit = os.environ.get("COURSE_KIT")
-    wheels = checked_wheels(Path(kit), requirements) if kit else []
+    kit = find_kit(Path(os.environ["COURSE_KIT"]), requirements) if os.environ.get("COURSE_KIT") else None
     made_by = stamp.read_text().split()[:1] if stamp.exists() else []
     if made_by not in ([], [running_python()]) or not has_pip(python):  # made by another Python, or not to its end
         make_venv(venv)
     stamp.unlink(missing_ok=True)
     if kit:
-        install_wheels(venv, wheels)
+        install_kit(venv, kit)
     else:
         install_requirements(venv, requirements)
     stamp.write_text(" ".join(wanted_stamp(requirements)))
@@ -94,11 +94,6 @@ def has_venv_module() -> bool:
     return bool(importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip"))
 
 
-def pip_install(venv: Path, *arguments: str) -> list[str]:
-    """Return the command. Python compiles a module when it is first imported; all of them would take pip a minute."""
-    return [str(python_of(venv)), "-m", "pip", "install", "--no-compile", *arguments]
-
-
 def variables_of(venv: Path) -> dict[str, str]:
     """Return the variables with which a process of .venv keeps the modules that it compiles.
 
@@ -110,24 +105,29 @@ def variables_of(venv: Path) -> dict[str, str]:
     return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(venv / "compiled")}
 
 
+def install(venv: Path, *arguments: str, advice: str = ADVICE, environment: Mapping[str, str] | None = None) -> None:
+    """Have pip install into .venv. Python compiles a module when it is first imported; all would take pip a minute."""
+    run_pip([str(python_of(venv)), "-m", "pip", "install", "--no-compile", *arguments], advice, environment)
+
+
 def install_requirements(venv: Path, requirements: Path) -> None:
     """Install requirements.txt from the package index that pip is set to; exit with a sentence if that fails."""
     note("Installing requirements.txt into .venv: 0.6 GB to download, or several GB where PyTorch comes with CUDA")
     note("(a few minutes the first time, instant afterwards).")
-    torch = torch_requirement(requirements)
-    if torch and is_cpu_torch_better():
-        # The CPU build of a version satisfies requirements.txt too: the second call leaves it alone.
+    options = []
+    if is_cpu_torch_better():
         note("There is no NVIDIA GPU here: taking the CPU build of PyTorch.")
-        run_pip(pip_install(venv, "--extra-index-url", TORCH_CPU_INDEX, torch), ADVICE)
-    run_pip(pip_install(venv, "-r", str(requirements)), ADVICE)
+        options = ["--extra-index-url", TORCH_CPU_INDEX]  # pip prefers its 2.13.0+cpu to 2.13.0
+    install(venv, *options, "-r", str(requirements))
 
 
-def install_wheels(venv: Path, wheels: list[Path]) -> None:
-    """Install exactly these files: neither an index nor pip's own settings add anything to them."""
-    note(f"Installing {len(wheels)} checked files from the kit into .venv, without a network.")
+def install_kit(venv: Path, kit: Path) -> None:
+    """Install exactly what the kit pins, checksums compared: neither an index nor pip's own settings add anything."""
+    note(f"Installing {len(list(kit.glob('*.whl')))} files from the kit into .venv, without a network.")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    environment["PIP_CONFIG_FILE"] = os.devnull
-    run_pip(pip_install(venv, "--no-index", "--no-deps", *map(str, wheels)), ADVICE, environment)
+    from_there = ["--no-index", "--no-deps", "--require-hashes", f"--find-links={kit}", "-r", f"{kit}/requirements.txt"]
+    advice = f"Copy what is named above to {kit} again, from where the kit was made."
+    install(venv, *from_there, advice=advice, environment={**environment, "PIP_CONFIG_FILE": os.devnull})
 
 
 def run_pip(command: list[str], advice: str, environment: Mapping[str, str] | None = None) -> None:
@@ -152,12 +152,6 @@ def activity(lines: list[str]) -> str:
     return next((told.format(*match.groups()) for match, told in found if match), "starting pip")
 
 
-def torch_requirement(requirements: Path) -> str | None:
-    """Return what requirements.txt says of torch, such as "torch==2.13.0"; None if it says nothing."""
-    line = re.search(r"^torch\b[^#\n]*", requirements.read_text(encoding="utf-8"), re.MULTILINE)
-    return line[0].strip() if line else None
-
-
 def is_cpu_torch_better() -> bool:
     """Return True on Linux without a GPU, where PyPI's torch brings gigabytes of CUDA, if the CPU index answers."""
     if sys.platform != "linux" or shutil.which("nvidia-smi") or os.path.exists("/dev/nvidia0"):
@@ -172,3 +166,39 @@ def answers(url: str) -> bool:
     except Exception:
         return False
     return True
+
+
+# ---- A kit, which kit.py gathers ----
+
+
+def find_kit(kits: Path, requirements: Path) -> Path:
+    """Return the folder of this machine's kit; exit with a sentence if there is none, or none for these requirements.
+
+    Its requirements.txt pins every wheel in it by a checksum, below a line with the digest of the course's own.
+    """
+    folder = kits / f"{running_platform()}-python{running_python()}"
+    pinned = folder / "requirements.txt"
+    make_one = f"`python3 course.py kit --out FOLDER --platform {running_platform()} --python {running_python()}`"
+    if not pinned.exists():
+        there = ", ".join(sorted(path.parent.name for path in kits.glob("*/requirements.txt"))) or "none"
+        sys.exit(f"{kits} holds no kit named {folder.name}; it holds {there}. {make_one} makes one.")
+    if digest(requirements) not in pinned.read_text(encoding="utf-8").partition("\n")[0]:
+        sys.exit(f"{folder} was made for another requirements.txt. {make_one} makes one for this.")
+    return folder
+
+
+def running_platform() -> str:
+    """Return this machine as "linux-x86_64", "macos-arm64" or "windows-amd64"."""
+    system = {"Darwin": "macos"}.get(platform.system(), platform.system().lower())
+    return f"{system}-{platform.machine().lower()}"
+
+
+def running_python() -> str:
+    """Return the version of the Python that runs this, as "3.12"."""
+    return "{}.{}".format(*sys.version_info[:2])
+
+
+def digest(path: Path) -> str:
+    """Return a file's SHA-256 in hexadecimal, without reading gigabytes of it into memory."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return hashlib.sha256(content).hexdigest()

@@ -1,61 +1,88 @@
-"""A kit: all wheels that requirements.txt needs, for one platform and one Python, with their checksums.
+"""A kit: all wheels that requirements.txt needs, for one platform and one Python: `python3 course.py kit --out FOLDER`.
 
-A folder of kits holds one folder for each of them, such as linux-x86_64-python3.12, and in each of these kit.json lists
-the files. `gather` makes a kit; here it is found and checked.
+A folder of kits holds one folder for each of them, such as linux-x86_64-python3.12, whose own requirements.txt
+pins each file by its checksum; pip compares them when it installs the kit. pip downloads wheels alone: what would have
+to be compiled on that machine is refused.
 """
 
-import hashlib
+import argparse
 import json
-import platform
+import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
+from common.stages import ROOT
+from common.terminal import note
 
-def running_python() -> str:
-    """Return the version of the Python that runs this, as "3.12"."""
-    return "{}.{}".format(*sys.version_info[:2])
+from .environment import (
+    TORCH_CPU_INDEX,
+    answers,
+    digest,
+    make_venv,
+    python_of,
+    run_pip,
+    running_platform,
+    running_python,
+)
+
+HELP_PIP = Path(__file__).with_name("pip_for_another.py")
+ADVICE = "pip failed, for the reason above, and no kit was written."
+# A wheel for glibc 2.N runs wherever glibc is 2.N or newer; torch asks for 2.28.
+LINUX_TAGS = [*(f"manylinux_2_{minor}" for minor in range(28, 4, -1)), *"manylinux2014 manylinux2010 linux".split()]
+PLATFORMS = {  # name: the tags of the wheels that run there, and what the markers in requirements say there
+    "linux-x86_64": ([f"{tag}_x86_64" for tag in LINUX_TAGS], "linux Linux posix x86_64"),
+    "linux-aarch64": ([f"{tag}_aarch64" for tag in LINUX_TAGS], "linux Linux posix aarch64"),
+    "macos-arm64": (["macosx_14_0_arm64"], "darwin Darwin posix arm64"),  # and older ones: pip adds them
+    "windows-amd64": (["win_amd64"], "win32 Windows nt AMD64"),
+}
+MARKERS = "sys_platform platform_system os_name platform_machine".split()
 
 
-def running_platform() -> str:
-    """Return this machine as "linux-x86_64", "macos-arm64" or "windows-amd64"."""
-    system = {"Darwin": "macos"}.get(platform.system(), platform.system().lower())
-    return f"{system}-{platform.machine().lower()}"
+def main(arguments: list[str], root: Path = ROOT) -> int:
+    parser = argparse.ArgumentParser("course.py kit", description="Gather all wheels, for machines without a network.")
+    add, here = parser.add_argument, f"{', '.join(PLATFORMS)} (default: this one, {running_platform()})"
+    add("--out", type=Path, required=True, metavar="FOLDER", help="may hold kits for other machines too")
+    add("--platform", default=running_platform(), help=f"for which machine: {here}")
+    add("--python", choices=("3.10", "3.11", "3.12", "3.13"), default=running_python(), help="default: %(default)s")
+    add("--cuda", action="store_true", help="on Linux, take PyTorch with CUDA: several GB more")
+    args = parser.parse_args(arguments)
+    if args.platform not in PLATFORMS:
+        sys.exit(f"There is no kit for {args.platform}. Use --platform with one of {', '.join(PLATFORMS)}.")
+    folder = args.out / f"{args.platform}-python{args.python}"
+    gather(folder, args.platform, args.python, root / "requirements.txt", args.cuda)
+    sizes, windows = [path.stat().st_size for path in folder.glob("*.whl")], args.platform.startswith("windows")
+    note(f"{folder}: {len(sizes)} files, {sum(sizes) / 1e6:,.0f} MB. On a {args.platform} with Python {args.python}:")
+    note("  set COURSE_KIT=FOLDER" if windows else "  export COURSE_KIT=FOLDER")
+    note(f"  {'py' if windows else 'python3'} course.py demo")
+    note(f"FOLDER is the copy of {args.out.name} there.")
+    return 0
 
 
-def kit_folder(kits: Path, target_platform: str, python: str) -> Path:
-    return kits / f"{target_platform}-python{python}"
-
-
-def digest(path: Path) -> str:
-    """Return a file's SHA-256 in hexadecimal."""
-    sha256 = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            sha256.update(block)
-    return sha256.hexdigest()
-
-
-def checked_wheels(kits: Path, requirements: Path) -> list[Path]:
-    """Return the files of this machine's kit, after comparing every checksum.
-
-    Exit with a sentence if there is no kit for this machine, if it was made for other requirements, or if files are
-    missing or damaged; all of these are named.
-    """
-    folder = kit_folder(kits, running_platform(), running_python())
-    make_one = f"`python3 course.py kit --out FOLDER --platform {running_platform()} --python {running_python()}`"
-    if not (folder / "kit.json").exists():
-        there = ", ".join(sorted(path.parent.name for path in kits.glob("*/kit.json"))) or "none"
-        sys.exit(f"{kits} holds no kit named {folder.name}; it holds {there}. {make_one} makes one.")
-    kit = json.loads((folder / "kit.json").read_text(encoding="utf-8"))
-    if kit["requirements"] != digest(requirements):
-        sys.exit(f"{folder} was made for another requirements.txt. {make_one} makes one for this.")
-    bad = []
-    for name, expected in kit["files"].items():
-        path = folder / name
-        if not path.exists():
-            bad.append(f"{name} is missing.")
-        elif digest(path) != expected:
-            bad.append(f"{name} is damaged: its SHA-256 is not the one in kit.json.")
-    if bad:
-        sys.exit("\n".join([*bad, f"Copy what is named above to {folder} again, from where the kit was made."]))
-    return [folder / name for name in kit["files"]]
+def gather(folder: Path, target: str, python: str, requirements: Path, cuda: bool) -> None:
+    """Download all wheels into `folder` and write their requirements.txt. What was in the folder before is replaced."""
+    tags, said = PLATFORMS[target]
+    markers = dict(zip(MARKERS, said.split(), strict=True), python_version=python, python_full_version=f"{python}.0")
+    options = [f"--platform={tag}" for tag in tags]
+    options += [f"--python-version={python}", "--implementation=cp", "--only-binary=:all:", "-r", str(requirements)]
+    if target.startswith("linux") and not cuda:
+        if answers(TORCH_CPU_INDEX + "/torch/"):
+            options += ["--extra-index-url", TORCH_CPU_INDEX]
+        else:
+            note(f"{TORCH_CPU_INDEX} does not answer: taking PyTorch from pip's own index, maybe with CUDA.")
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        make_venv(venv := Path(temporary) / "venv")
+        note(f"Gathering wheels for {target} and Python {python}.")
+        download = [str(HELP_PIP), json.dumps(markers), "download", "--dest", str(partial), *options]
+        run_pip([str(python_of(venv)), *download], ADVICE)
+    pinned = [f"# For a requirements.txt with the SHA-256 {digest(requirements)}"]
+    for wheel in sorted(partial.glob("*.whl")):
+        name, version, *_ = wheel.name.split("-")
+        pinned.append(f"{name}=={version} --hash=sha256:{digest(wheel)}")
+    (partial / "requirements.txt").write_text("\n".join(pinned) + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(partial, folder)

@@ -1,9 +1,7 @@
 """The benchmarks: the discipline is kept, and whatever is drawn was measured."""
 
-import importlib
 import json
 import os
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -24,15 +22,12 @@ from tests.helpers.measured_here import measure_here, shrink_products
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted(ROOT.glob("[0-9][0-9]_*/results/*.json"))
+BENCHMARKS = {benchmark.name: benchmark for benchmark in course_benchmarks()}
 HEAVY_PACKAGES = ["flask", "fastapi", "uvicorn", "httpx", "matplotlib", "rich"]
-
-# ---- Harness ----
 
 
 def test_the_order_turns_round_with_every_repeat():
     assert alternate(["a", "b", "c"], 3) == [["a", "b", "c"], ["c", "b", "a"], ["a", "b", "c"]]
-    with pytest.raises(ValueError, match="--repeats"):
-        alternate(["a"], 0)
 
 
 def test_repeats_become_median_and_spread():
@@ -48,35 +43,20 @@ def test_steps_with_more_requests_than_run_are_not_profiled(loaded):
         step_profile(load_engine("04")(loaded, max_running=2), requests=3, context=30)
 
 
-# ---- Hardware and plots ----
-
-
-def test_the_hardware_says_what_a_figure_needs_and_nothing_private(monkeypatch):
-    facts = hardware.hardware(torch.device("cpu"))
-    assert facts["device"] == "cpu" and facts["gpu"] is None and facts["cpu_cores"] >= 1
-    text = json.dumps(facts)
-    assert os.uname().nodename not in text.split('"') and str(ROOT) not in text
-
-
 @pytest.mark.parametrize(
-    "facts, name",
+    ("cpu", "facts", "name"),
     [
-        ({"gpu": None, "cpu": "AMD EPYC", "cpu_cores": 2}, "cpu-amd-epyc-2-cores"),
-        ({"gpu": None, "cpu": "Apple M3", "cpu_cores": 1}, "cpu-apple-m3-1-core"),
-        ({"gpu": "NVIDIA H200", "cpu": "AMD EPYC", "cpu_cores": 16}, "nvidia-h200"),
+        ("Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz", {}, "cpu-intel-xeon-platinum-8480-2-cores"),
+        ("AMD EPYC 7763 64-Core Processor", {"cpu_cores": 1}, "cpu-amd-epyc-7763-1-core"),
+        ("AMD EPYC", {"gpu": "NVIDIA H200", "cpu_cores": 16}, "nvidia-h200"),
     ],
 )
-def test_the_file_name_is_the_hardware(facts, name):
-    assert hardware.slug(facts) == name
+def test_the_file_name_is_the_hardware_and_what_was_asked_for(monkeypatch, cpu, facts, name):
+    monkeypatch.setattr(hardware, "raw_cpu_name", lambda: cpu)
+    machine = {"gpu": None, "cpu": hardware.cpu_name(), "cpu_cores": 2} | facts
     asked = Settings(model="/home/someone/Qwen3-0.6B", dtype="bfloat16")
-    assert suite.result_name(facts, asked) == f"{name}-qwen3-0-6b-bfloat16"
-
-
-def test_vendors_additions_leave_the_name_of_a_processor(monkeypatch):
-    monkeypatch.setattr(hardware, "raw_cpu_name", lambda: "Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz")
-    assert hardware.slugify(hardware.cpu_name()) == "intel-xeon-platinum-8480"
-    monkeypatch.setattr(hardware, "raw_cpu_name", lambda: "AMD EPYC 7763 64-Core Processor")
-    assert hardware.slugify(hardware.cpu_name()) == "amd-epyc-7763"
+    assert suite.result_name(machine, Settings()) == name
+    assert suite.result_name(machine, asked) == f"{name}-qwen3-0-6b-bfloat16"
 
 
 def test_labels_are_moved_apart_and_no_further():
@@ -85,19 +65,16 @@ def test_labels_are_moved_apart_and_no_further():
     assert places == pytest.approx([36, 51, 66], abs=0.1)
 
 
-# ---- The benchmarks themselves ----
-
-
 def test_a_benchmark_measures_writes_and_draws(tmp_path, capfd, monkeypatch):
     """A process for each side is in test_suite.py, and with the sides of a real benchmark in test_predict.py."""
     monkeypatch.setattr(suite, "run_process", measure_here)
     shrink_products(monkeypatch)
-    [benchmark] = [each for each in course_benchmarks() if each.name == "02_kv_cache"]
     with pytest.raises(SystemExit) as ended:
-        run_benchmark(benchmark, ["--sizes", "tiny", "--device", "cpu", "--results", str(tmp_path)])
+        run_benchmark(BENCHMARKS["02_kv_cache"], ["--sizes", "tiny", "--device", "cpu", "--results", str(tmp_path)])
     printed = capfd.readouterr()
     assert ended.value.code == 0, printed.err
-    document = json.loads(printed.out.splitlines()[-1])
+    document, facts = json.loads(printed.out.splitlines()[-1]), printed.out.splitlines()[-1].split('"')
+    assert os.uname().nodename not in facts and not any(str(ROOT) in fact for fact in facts), "results are published"
     [path] = tmp_path.glob("*-02_kv_cache.json")
     assert document == json.loads(path.read_text())
     assert document["benchmark"] == "02_kv_cache" and document["size_set"] == "tiny"
@@ -112,7 +89,7 @@ def test_a_benchmark_measures_writes_and_draws(tmp_path, capfd, monkeypatch):
     assert_is_picture(path.with_suffix(".png"))
 
 
-@pytest.mark.parametrize("benchmark", course_benchmarks(), ids=lambda benchmark: benchmark.name)
+@pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=BENCHMARKS)
 def test_every_size_set_changes_only_sizes_that_there_are(benchmark):
     full = benchmark.sizes["full"].keys() | {"model", "repeats"}
     assert all(sizes.keys() <= full for sizes in benchmark.sizes.values())
@@ -122,7 +99,7 @@ def test_every_size_set_changes_only_sizes_that_there_are(benchmark):
 
 
 def test_the_quick_benchmarks_are_planned_for_under_six_minutes():
-    assert sum(benchmark.seconds["quick"] for benchmark in course_benchmarks()) < 360
+    assert sum(benchmark.seconds["quick"] for benchmark in BENCHMARKS.values()) < 360
 
 
 def assert_is_picture(png: Path) -> None:
@@ -133,26 +110,21 @@ def assert_is_picture(png: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: f"{path.parent.parent.name}/{path.stem}")
-def test_committed_results_hold_what_their_plots_need(path, tmp_path, monkeypatch):
-    document = json.loads(path.read_text())
-    assert document["benchmark"] == path.parent.parent.name and not document.get("quick")
+def test_committed_results_hold_what_their_plots_need(path, tmp_path):
+    document, benchmark = read_json(path), BENCHMARKS[path.parent.parent.name]
+    assert document["benchmark"] == benchmark.name and not document.get("quick")
     assert document.get("size_set", "full") == "full" and len(document["order"]) >= harness.REPEATS["full"]
     first = {
         side: {name: figure["values"][0] for name, figure in figures.items()}
         for side, figures in document["sides"].items()
     }
-    dtype, benchmark = document["settings"]["dtype"], importlib.import_module(f"{document['benchmark']}.benchmark")
-    derived = benchmark.BENCHMARK.derive(
-        ModelConfig(**document["model"]), getattr(torch, dtype), document["sizes"], first
-    )
-    for name, value in derived.items():
-        assert document["figures"][name]["values"][0] == pytest.approx(value, rel=1e-3), name
+    config, dtype = ModelConfig(**document["model"]), getattr(torch, document["settings"]["dtype"])
+    for name, value in benchmark.derive(config, dtype, document["sizes"], first).items():
+        assert value == pytest.approx(document["figures"][name]["values"][0], rel=1e-3), name
     copy = tmp_path / path.name
     copy.write_text(path.read_text())
-    script = str(path.parent.parent / "benchmark.py")
-    monkeypatch.setattr(sys, "argv", [script, "--plot-only", "--results", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_path(script, run_name="__main__")
+        run_benchmark(benchmark, ["--plot-only", "--results", str(tmp_path)])
     assert ended.value.code == 0
     assert_is_picture(copy.with_suffix(".png"))
 
@@ -163,9 +135,8 @@ def test_the_whole_course_is_drawn_from_the_documents_of_all_stages(tmp_path):
         if path.name == document.name:
             name = "bench" if path == document else path.parent.parent.name
             (tmp_path / f"{path.stem}-{name}.json").write_text(path.read_text())
-    [benchmark] = [each for each in course_benchmarks() if each.name == "bench"]
     png = tmp_path / f"{document.stem}-bench.png"
-    benchmark.draw(read_json(document), png)
+    BENCHMARKS["bench"].draw(read_json(document), png)
     assert_is_picture(png)
 
 

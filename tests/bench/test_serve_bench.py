@@ -6,19 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from common.bench import serve
-from common.bench.client import NOT_SENT, Connections, Target, converse
-from common.bench.conversations import Workload
+from common.bench.client import Connections, Target, ask, closed_loop, open_loop, poisson_arrivals
 from common.bench.metrics import LoadResult, RequestRecord
-from common.bench.serve_report import footer, point_figures, result_document
-from common.bench.workloads import Job
+from common.bench.workloads import WORKLOADS, Job, worded_jobs
+from common.stages import ROOT
 from tests.helpers.openai_stand_in import FAILURES, FIRST, GAP, KEY, MODELS, stand_in
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +29,10 @@ def server(running_server):
     return running_server
 
 
-def ask(server, model: str, *turns: Job, endpoint: str = "completions") -> list[RequestRecord]:
+def ask_once(server, model: str, job: Job, endpoint: str = "completions") -> RequestRecord:
     async def send():
         async with Connections(server.url + "/v1/") as connections:
-            return await converse(connections, Target(model, endpoint), turns)
+            return await ask(connections, Target(model, endpoint), job)
 
     return asyncio.run(send())
 
@@ -47,9 +43,8 @@ def ask(server, model: str, *turns: Job, endpoint: str = "completions") -> list[
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
 @pytest.mark.parametrize("model, chunks", [("steady", 8), ("empty-first", 8), ("bursts", 2)])
 def test_an_answer_is_timed_by_its_text_and_counted_by_its_usage(server, model, chunks, endpoint):
-    [record] = ask(server, model, Job("how are you", 8, ignore_eos=False), endpoint=endpoint)
-    assert record.error is None and record.text == " word" * 8
-    assert (record.prompt_tokens, record.output_tokens, len(record.chunks)) == (3, 8, chunks)
+    record = ask_once(server, model, Job("how are you", 8, ignore_eos=False), endpoint)
+    assert (record.error, record.prompt_tokens, record.output_tokens, len(record.chunks)) == (None, 3, 8, chunks)
     assert record.ttft >= 0.95 * FIRST, "a chunk without text is no first token"
     assert record.e2el >= 0.95 * (FIRST + (chunks - 1) * GAP)
     assert record.end == record.chunks[-1], "the usage that follows the answer is not waited for"
@@ -57,35 +52,64 @@ def test_an_answer_is_timed_by_its_text_and_counted_by_its_usage(server, model, 
 
 
 @pytest.mark.parametrize("model, reason", FAILURES.items())
-def test_whatever_goes_wrong_is_said_and_ends_the_conversation(server, model, reason):
-    job = Job("how are you", 3)
-    assert [record.error for record in ask(server, model, job, job)] == [reason, NOT_SENT]
-    assert len(server.bodies) == 1
+def test_whatever_goes_wrong_is_said(server, model, reason):
+    assert ask_once(server, model, Job("how are you", 3)).error == reason
 
 
 def test_what_is_sent(server):
-    ask(server, "steady", Job([5, 6, 7], 2, ignore_eos=True))
-    ask(server, "steady", Job("hello", 2, ignore_eos=False), endpoint="chat")
+    ask_once(server, "steady", Job([5, 6, 7], 2, ignore_eos=True))
+    ask_once(server, "steady", Job("hello", 2, ignore_eos=False), "chat")
     common = {"model": "steady", "max_tokens": 2, "temperature": 0, "stream": True}
     common["stream_options"] = {"include_usage": True}
     assert server.bodies[0] == common | {"prompt": [5, 6, 7], "ignore_eos": True}
     assert server.bodies[1] == common | {"messages": [{"role": "user", "content": "hello"}]}
 
 
-def test_a_turn_carries_all_that_was_said(server):
-    turns = [Job(text, 2, ignore_eos=False) for text in ("one", "two", "three")]
-    records = ask(server, "steady", *turns)
-    answer = " word word"
-    said = [body["prompt"] for body in server.bodies]
-    assert said == ["one", f"one\n{answer}\ntwo", f"one\n{answer}\ntwo\n{answer}\nthree"]
-    assert [record.prompt_tokens for record in records] == [1, 4, 7]
-    assert all(later.start >= earlier.end for earlier, later in zip(records, records[1:], strict=False))
+# ---- When requests are sent, and which ----
 
-    ask(server, "steady", *turns, endpoint="chat")
-    messages = server.bodies[-1]["messages"]
-    assert [message["role"] for message in messages] == ["user", "assistant"] * 2 + ["user"]
-    assert [message["content"] for message in messages] == ["one", answer, "two", answer, "three"]
-    assert server.bodies[-2]["messages"] == messages[:3]
+
+def test_poisson_arrivals_are_seeded_and_keep_their_rate():
+    arrivals = poisson_arrivals(20_000, rate=4.0, seed=1)
+    assert arrivals == poisson_arrivals(20_000, rate=4.0, seed=1) != poisson_arrivals(20_000, rate=4.0, seed=2)
+    gaps = [later - earlier for earlier, later in zip([0.0, *arrivals], arrivals, strict=False)]
+    assert min(gaps) >= 0 and sum(gaps) / len(gaps) == pytest.approx(1 / 4, rel=0.03)
+    variance = sum((gap - 1 / 4) ** 2 for gap in gaps) / len(gaps)
+    assert variance**0.5 == pytest.approx(1 / 4, rel=0.05), "as the gaps of a Poisson process are"
+
+
+def test_a_closed_loop_waits_for_answers_and_an_open_one_does_not():
+    """No time passes here but that of the event loop: how many are under way does not depend on the machine."""
+    open_now, most = 0, 0
+
+    async def send(number: int) -> RequestRecord:
+        nonlocal open_now, most
+        open_now += 1
+        most = max(most, open_now)
+        await asyncio.sleep(0.02)
+        open_now -= 1
+        return RequestRecord(start=float(number))
+
+    result = asyncio.run(closed_loop(range(7), 3, send))
+    assert most == 3 and sorted(record.start for record in result.records) == [*range(7)]
+    most = 0
+    result = asyncio.run(open_loop(range(7), [0.0] * 6 + [0.05], send))
+    assert most >= 6 and len(result.records) == 7 and result.seconds >= 0.95 * 0.07
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_runs_are_seeded_equally_long_and_begin_with_other_words(workload):
+    runs = [worded_jobs(workload, 9, 40, 20, seed=1, number=number) for number in range(3)]
+    assert runs[0] == worded_jobs(workload, 9, 40, 20, seed=1) != worded_jobs(workload, 9, 40, 20, seed=2)
+    jobs = [job for run in runs for job in run]
+    assert all(isinstance(job.prompt, str) and job.max_tokens <= 20 and not job.ignore_eos for job in jobs)
+    if workload == "corpus":
+        return
+    for same in zip(*runs, strict=True):
+        prompts = [job.prompt.split() for job in same]
+        assert len({len(prompt) for prompt in prompts}) == len({job.max_tokens for job in same}) == 1
+        assert len(prompts[0]) <= 40 and len({prompt[0] for prompt in prompts}) == 3
+    shared = {tuple(job.prompt.split()[:20]) for job in runs[0]}
+    assert len(shared) == (1 if workload == "shared-prefix" else 9)
 
 
 # ---- Figures ----
@@ -99,23 +123,17 @@ def test_the_figures_of_a_known_schedule():
         RequestRecord(start=2.0, error="full"),
         RequestRecord(start=2.0, error="cut"),
     ]
-    figures = point_figures(LoadResult(records, seconds=4.0), {"ttft": 1.5, "tpot": 0.25})
+    figures = serve.point_figures(LoadResult(records, 4.0, client_seconds=3.6), {"ttft": 1.5, "tpot": 0.25})
     assert (figures["requests"], figures["failed"], figures["failures"]) == (5, 3, {"full": 2, "cut": 1})
     assert (figures["prompt_tokens"], figures["output_tokens"]) == (30, 8)
-    assert figures["requests_per_second"] == 2 / 4 and figures["goodput"] == 1 / 4
-    assert (figures["output_tokens_per_second"], figures["total_tokens_per_second"]) == (8 / 4, 38 / 4)
+    assert (figures["requests_per_second"], figures["output_tokens_per_second"]) == (2 / 4, 8 / 4)
+    assert figures["goodput"] == 1 / 4 and figures["itl"]["mean"] == pytest.approx(2 / 3)
     assert figures["ttft"] == pytest.approx({"mean": 1.5, "p50": 1.5, "p90": 1.9, "p99": 1.99})
     assert figures["tpot"]["mean"] == (1 / 4 + 1 / 2) / 2 and figures["e2el"]["p50"] == 2.5
-    assert figures["itl"]["mean"] == pytest.approx(2 / 3)
-    assert point_figures(LoadResult(records[2:], 4.0), {})["ttft"] is None
-
-
-def test_a_load_generator_at_its_limit_says_so():
-    target, record = Target("m"), RequestRecord(start=0.0, end=2.0, chunks=[2.0], output_tokens=1)
-    results = {4: LoadResult([record], 2.0, client_seconds=0.2), 64: LoadResult([record], 2.0, client_seconds=1.9)}
-    document = result_document(target, Workload(), 0, "concurrency", results, {}, interrupted=False)
-    assert "the load generator was at its limit at concurrency 64" in footer(document)
-    assert [point["itl"] for point in document["points"]] == [None, None], "of one chunk there are no gaps"
+    document = {"points": [{"rate": 4, **figures}], "axis": "rate", "interrupted": False}
+    failed, busy = serve.warnings(document)
+    assert failed == "3 of 5 requests failed, 2 of them with: full"
+    assert busy == "the load generator was at its limit at rate 4: a part of those latencies is its own"
 
 
 # ---- The command line ----
@@ -138,23 +156,19 @@ def test_a_sweep_gives_a_table_json_and_a_plot(server, tmp_path, capsys):
     assert len({str(body.get("prompt")) for body in server.bodies}) > 3 * 12, "each run has prompts of its own"
     assert (tmp_path / "sweep.png").read_bytes()[16:20] == (1600).to_bytes(4, "big")
     printed = capsys.readouterr()
+    rows = [line.split()[:3] for line in printed.out.splitlines() if line.split()[1:2] == ["16"]]
+    assert rows == [["1", "16", "0"], ["2", "16", "0"], ["8", "16", "0"]]
     assert max(len(line) for line in printed.out.splitlines()) <= 80
-    assert [line.split()[:2] for line in printed.out.splitlines() if line.split()[1:2] == ["16"]] == [
-        ["1", "16"],
-        ["2", "16"],
-        ["8", "16"],
-    ]
     assert "concurrency 8" in printed.err and "16/16" in printed.err and "16/16" not in printed.out
 
 
 def test_rates_are_open_loops_and_the_last_line_may_be_json(server, capsys):
-    options = ["--rate", "100,400.5", "--requests", "7", "--workload", "multi-turn", "--turns", "2"]
-    assert run(server, *options, "--endpoint", "chat", "--json", "-", "--ignore-eos") == 0
+    options = ["--rate", "100,400.5", "--requests", "7", "--workload", "corpus", "--endpoint", "chat", "--ignore-eos"]
+    assert run(server, *options, "--json", "-") == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [(point["rate"], point["requests"]) for point in document["points"]] == [(100, 8), (400.5, 8)]
-    assert document["arrivals"] == "Poisson arrivals" and document["workload"]["turns"] == 2
-    assert all(body["ignore_eos"] for body in server.bodies)
-    assert sorted(len(body["messages"]) for body in server.bodies) == [1] * 9 + [3] * 8
+    assert [(point["rate"], point["requests"]) for point in document["points"]] == [(100, 7), (400.5, 7)]
+    assert document["arrivals"] == "Poisson arrivals"
+    assert all(body["ignore_eos"] and len(body["messages"]) == 1 for body in server.bodies[1:])
 
 
 def test_failures_are_counted_and_change_the_exit_status(server, capsys):
@@ -162,7 +176,6 @@ def test_failures_are_counted_and_change_the_exit_status(server, capsys):
     *table, line = capsys.readouterr().out.splitlines()
     [point] = json.loads(line)["points"]
     assert (point["requests"], point["failed"], point["failures"]) == (8, 3, {"HTTP 429: the queue is full": 3})
-    assert point["output_tokens"] == sum(body["max_tokens"] for i, body in enumerate(server.bodies[1:]) if i % 3 != 1)
     assert "3 of 8 requests failed, 3 of them with: HTTP 429: the queue is full" in table
 
 
@@ -170,24 +183,18 @@ def test_failures_are_counted_and_change_the_exit_status(server, capsys):
     "options, sentence",
     [
         (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
+        (["--url", "localhost:8000"], "no server answers at localhost:8000"),
         (["--model", "gpt-7"], "the server has no model 'gpt-7'; it serves steady, bursts"),
         (["--api-key", "wrong"], "HTTP 401: Incorrect API key provided (the API key is that of --api-key or"),
         (["--model", "cut"], "the first request failed: peer closed connection"),
     ],
 )
-def test_what_makes_every_request_fail_is_one_sentence(server, options, sentence, capsys):
+def test_what_makes_every_request_fail_is_one_sentence(server, monkeypatch, options, sentence, capsys):
     server.key = KEY
-    key = [] if "--api-key" in options else ["--api-key", KEY]
-    assert run(server, *key, *options) == 1
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)  # in place of --api-key
+    assert run(server, *options) == 1
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.startswith(f"error: {sentence}") and printed.err.count("\n") == 1
-
-
-def test_the_api_key_may_come_from_the_environment(server, monkeypatch):
-    server.key = KEY
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    assert run(server, "--concurrency", "1", "--requests", "1") == 0
-    assert server.headers["authorization"] == f"Bearer {KEY}"
 
 
 @pytest.mark.parametrize(
@@ -197,9 +204,6 @@ def test_the_api_key_may_come_from_the_environment(server, monkeypatch):
         (["--concurrency", "0,1"], "not a list of positive numbers"),
         (["--concurrency", "8", "--requests", "4"], "too few for concurrency 8"),
         (["--slo", "itl=1"], "not of the form"),
-        (["--token-ids", "--workload", "corpus"], "made of text"),
-        (["--token-ids", "--workload", "fixed", "--endpoint", "chat"], "a chat is text"),
-        (["--url", "localhost:8000"], "http://"),
         (["--plot", "/no/such/folder/plot.png"], "no folder /no/such/folder"),
     ],
 )

@@ -1,18 +1,21 @@
 """The environment: made once, taken up again after a failure, and filled from a kit without asking any index."""
 
-import json
+import base64
+import hashlib
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
+import course
 from common import terminal
 from common.setup import environment, kit
 
-REQUIREMENTS = "torch==2.13.0  # pinned\nnumpy\n"
-PYTHON = "Scripts/python.exe" if os.name == "nt" else "bin/python"
+UNREACHABLE = "http://127.0.0.1:9"  # port 9 discards; where nothing listens, a connection is refused at once
 
 
 class FakeMachine:
@@ -21,27 +24,25 @@ class FakeMachine:
     def __init__(self) -> None:
         self.venvs_made = 0
         self.installs: list[list[str]] = []
-        self.environments: list[dict[str, str] | None] = []
         self.pip_fails = False
 
     def run(self, command, **options):
         if "venv" in command:
             self.venvs_made += 1
-            python = Path(command[-1], PYTHON)
+            python = environment.python_of(Path(command[-1]))
             python.parent.mkdir(parents=True, exist_ok=True)
             python.touch()
         return subprocess.CompletedProcess(command, 0, stdout="")
 
     def run_pip(self, command, advice, variables=None):
         self.installs.append(command[command.index("--no-compile") + 1 :])
-        self.environments.append(variables)
         if self.pip_fails:
             sys.exit(advice)
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    (tmp_path / "requirements.txt").write_text(REQUIREMENTS)
+    (tmp_path / "requirements.txt").write_text("torch==2.13.0  # pinned\nnumpy\n")
     return tmp_path
 
 
@@ -60,35 +61,26 @@ def test_the_environment_is_made_once_and_follows_the_requirements(root, machine
     python = environment.prepare_environment(root)
     assert Path(python).is_relative_to(root / ".venv")
     assert environment.prepare_environment(root) == python
-    assert (machine.venvs_made, len(machine.installs)) == (1, 1)
-
+    assert (machine.venvs_made, machine.installs) == (1, [["-r", str(root / "requirements.txt")]])
     (root / "requirements.txt").write_text("numpy>=2\n")
     environment.prepare_environment(root)
     environment.prepare_environment(root)
     assert (machine.venvs_made, len(machine.installs)) == (1, 2)
 
 
-def test_a_failed_install_is_tried_again(root, machine):
-    machine.pip_fails = True
-    with pytest.raises(SystemExit, match="pip failed, for the reason above"):
+def test_a_failed_install_or_update_leaves_nothing_that_looks_finished(root, machine):
+    requirements = root / "requirements.txt"
+    whole = requirements.read_text()
+    for attempt, text in enumerate((whole, "numpy>=99\n")):
+        requirements.write_text(text)
+        machine.pip_fails = True
+        with pytest.raises(SystemExit, match="pip failed, for the reason above"):
+            environment.prepare_environment(root)
+        machine.pip_fails = False
+        requirements.write_text(whole)
         environment.prepare_environment(root)
-
-    machine.pip_fails = False
-    environment.prepare_environment(root)
-    environment.prepare_environment(root)
-    assert (machine.venvs_made, len(machine.installs)) == (1, 2)
-
-
-def test_a_failed_update_leaves_nothing_that_looks_finished(root, machine):
-    environment.prepare_environment(root)
-    (root / "requirements.txt").write_text("numpy>=99\n")
-    machine.pip_fails = True
-    with pytest.raises(SystemExit):
         environment.prepare_environment(root)
-    machine.pip_fails = False
-    (root / "requirements.txt").write_text(REQUIREMENTS)
-    environment.prepare_environment(root)
-    assert len(machine.installs) == 3
+        assert (machine.venvs_made, len(machine.installs)) == (1, 2 * attempt + 2)
 
 
 def test_an_environment_half_made_or_of_another_python_is_made_again(root, machine):
@@ -101,20 +93,10 @@ def test_an_environment_half_made_or_of_another_python_is_made_again(root, machi
     assert (machine.venvs_made, len(machine.installs)) == (2, 2)
 
 
-def test_without_a_gpu_the_cpu_build_of_torch_comes_first(root, machine, monkeypatch):
+def test_without_a_gpu_the_cpu_build_of_torch_is_taken(root, machine, monkeypatch):
     monkeypatch.setattr(environment, "is_cpu_torch_better", lambda: True)
     environment.prepare_environment(root)
-    torch, everything = machine.installs
-    assert torch == ["--extra-index-url", environment.TORCH_CPU_INDEX, "torch==2.13.0"]
-    assert everything == ["-r", str(root / "requirements.txt")]
-
-
-def test_an_index_that_does_not_answer_is_done_without(monkeypatch):
-    def refuse(*arguments, **options):
-        raise OSError("no route")
-
-    monkeypatch.setattr(environment.urllib.request, "urlopen", refuse)
-    assert not environment.is_cpu_torch_better()
+    assert machine.installs[0][:2] == ["--extra-index-url", environment.TORCH_CPU_INDEX]
 
 
 def test_a_python_without_venv_says_what_to_install(root, machine, monkeypatch):
@@ -140,68 +122,122 @@ def test_compiled_modules_are_kept_in_the_environment(tmp_path, monkeypatch):
     subprocess.run([sys.executable, str(program)], env=variables, check=True)
     assert [path.parent.name for path in (tmp_path / ".venv").rglob("imported*.pyc")] == [tmp_path.name]
     assert not list(tmp_path.glob("__pycache__"))
-    monkeypatch.setenv("COURSE_NO_VENV", "1")
-    assert environment.variables_of(tmp_path / ".venv") == {}
 
 
-# ---- From a kit ----
+# ---- Kits: with real pip, and wheels of a few lines ----
+
+
+def write_wheel(folder: Path, name: str, requires: tuple[str, ...] = (), tag: str = "py3-none-any") -> None:
+    """Write a wheel of version 1.0 whose module says its own name."""
+    info = f"{name}-1.0.dist-info"
+    files = {
+        f"{name}.py": f"NAME = {name!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+        + "".join(f"Requires-Dist: {one}\n" for one in requires),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
+    }
+    with zipfile.ZipFile(folder / f"{name}-1.0-{tag}.whl", "w") as wheel:
+        record = []
+        for path, text in files.items():
+            wheel.writestr(path, text)
+            checksum = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+            record.append(f"{path},sha256={checksum},{len(text)}")
+        wheel.writestr(f"{info}/RECORD", "\n".join([*record, f"{info}/RECORD,,", ""]))
 
 
 @pytest.fixture
-def kits(root: Path) -> Path:
-    """A folder of kits with one for this machine: two files that are called wheels."""
-    folder = kit.kit_folder(root / "kits", kit.running_platform(), kit.running_python())
-    folder.mkdir(parents=True)
-    files = {"numpy-2.0-py3-none-any.whl": b"numbers", "torch-2.13.0-py3-none-any.whl": b"tensors" * 1000}
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    sums = {name: kit.digest(folder / name) for name in files}
-    document = {"requirements": kit.digest(root / "requirements.txt"), "files": sums}
-    (folder / "kit.json").write_text(json.dumps(document))
-    return root / "kits"
+def index(tmp_path, monkeypatch) -> Path:
+    """A folder of wheels, which is all that pip finds; and pip is this environment's, since a new one takes seconds."""
+    monkeypatch.setattr(kit, "make_venv", lambda venv: None)
+    monkeypatch.setattr(kit, "python_of", lambda venv: Path(sys.executable))
+    monkeypatch.setattr(kit, "answers", lambda url: False)
+    folder = tmp_path / "index"
+    folder.mkdir()
+    write_wheel(folder, "alpha", ('beta; sys_platform == "win32"', 'gamma; python_version < "3.11"', "delta"))
+    write_wheel(folder, "beta")
+    write_wheel(folder, "gamma")
+    for tag in ("cp312-cp312-win_amd64", "cp310-cp310-manylinux_2_17_x86_64", "cp310-abi3-macosx_11_0_arm64"):
+        write_wheel(folder, "delta", tag=tag)
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    for name, value in {"CONFIG_FILE": os.devnull, "NO_INDEX": "1", "FIND_LINKS": str(folder)}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    return folder
 
 
-def test_a_kit_is_installed_and_nothing_beside_it(root, machine, kits, monkeypatch):
+@pytest.mark.parametrize(
+    ("platform", "python", "expected"),
+    [
+        ("windows-amd64", "3.12", {"alpha", "beta", "delta-1.0-cp312"}),
+        ("linux-x86_64", "3.10", {"alpha", "gamma", "delta-1.0-cp310-cp310-manylinux"}),
+        ("macos-arm64", "3.13", {"alpha", "delta-1.0-cp310-abi3-macosx"}),
+        ("linux-x86_64", "3.13", None),  # which delta has no wheel for
+    ],
+)
+def test_a_kit_holds_what_that_machine_needs_or_is_not_written(index, tmp_path, platform, python, expected):
+    """By itself pip reads conditions such as `sys_platform == "win32"` for the machine that it runs on."""
+    folder, requirements = tmp_path / "kit", tmp_path / "requirements.txt"
+    requirements.write_text('alpha\nepsilon; sys_platform == "plan9"\n')
+    if expected is None:
+        with pytest.raises(SystemExit, match="(?s)delta.*no kit was written"):
+            kit.gather(folder, platform, python, requirements, cuda=False)
+        assert not folder.exists()
+        return
+    kit.gather(folder, platform, python, requirements, cuda=False)
+    names = {path.name for path in folder.glob("*.whl")}
+    assert len(names) == len(expected)
+    assert all(any(name.startswith(start) for name in names) for start in expected), names
+
+
+def test_an_unknown_platform_is_answered_with_those_that_exist(tmp_path):
+    with pytest.raises(SystemExit, match="There is no kit for plan9-mips. Use --platform with one of linux-x86_64, "):
+        kit.main(["--out", str(tmp_path), "--platform", "plan9-mips", "--python", "3.12"])
+
+
+def test_a_course_is_set_up_from_its_kit_while_no_index_can_be_reached(index, tmp_path, monkeypatch):
+    """As a learner does it, through the door: without a kit, with others' kits, a damaged one, and a whole one."""
+    tree, kits = tmp_path / "course", tmp_path / "kits"
+    shutil.copytree(course.ROOT / "common" / "setup", tree / "common" / "setup")
+    shutil.copy(course.__file__, tree)
+    for name in ("stages.py", "errors.py", "terminal.py"):
+        shutil.copy(course.ROOT / "common" / name, tree / "common")
+    (tree / "requirements.txt").write_text("beta\ngamma\n")
+    (tree / "01_only").mkdir()
+    (tree / "01_only/engine.py").touch()
+    (tree / "01_only/main.py").write_text("import beta, gamma\nprint(beta.NAME, gamma.NAME)\n")
+    here, python = environment.running_platform(), environment.running_python()
+    folder = kits / f"{here}-python{python}"
+    kit.gather(folder, next(iter(kit.PLATFORMS)), python, tree / "requirements.txt", cuda=False)
+    (folder / "unlisted-1.0-py3-none-any.whl").write_bytes(b"that no requirements.txt names")
+
+    def demo() -> tuple[str, str]:
+        command = [sys.executable, str(tree / "course.py"), "demo"]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert result.returncode == (0 if result.stdout else 1), result.stderr
+        return result.stdout, result.stderr
+
+    shutil.rmtree(index)
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "COURSE_NO_VENV"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("PIP_INDEX_URL", "http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, UNREACHABLE)
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    assert "pip failed, for the reason above" in demo()[1]
     monkeypatch.setenv("COURSE_KIT", str(kits))
-    monkeypatch.setenv("PIP_FIND_LINKS", "/elsewhere")
-    [folder] = kits.iterdir()
-    (folder / "unlisted-1.0-py3-none-any.whl").write_bytes(b"not in kit.json")
-    environment.prepare_environment(root)
-    [install], [variables] = machine.installs, machine.environments
-    listed = [str(folder / name) for name in ("numpy-2.0-py3-none-any.whl", "torch-2.13.0-py3-none-any.whl")]
-    assert install == ["--no-index", "--no-deps", *listed]
-    assert "PIP_FIND_LINKS" not in variables and variables["PIP_CONFIG_FILE"] == os.devnull
-    environment.prepare_environment(root)
-    assert len(machine.installs) == 1
-
-
-def test_a_damaged_kit_is_refused_by_the_names_of_its_bad_files(root, machine, kits, monkeypatch):
-    monkeypatch.setenv("COURSE_KIT", str(kits))
-    [folder] = kits.iterdir()
-    (folder / "numpy-2.0-py3-none-any.whl").unlink()
-    (folder / "torch-2.13.0-py3-none-any.whl").write_bytes(b"tensorz" + b"tensors" * 999)
-    with pytest.raises(SystemExit) as stop:
-        environment.prepare_environment(root)
-    missing, damaged, advice = stop.value.code.splitlines()
-    assert missing == "numpy-2.0-py3-none-any.whl is missing."
-    assert damaged.startswith("torch-2.13.0-py3-none-any.whl is damaged")
-    assert str(folder) in advice and "numpy" not in damaged
-    assert (machine.venvs_made, machine.installs) == (0, [])
-
-
-def test_a_kit_for_other_machines_says_what_it_holds(root, machine, kits, monkeypatch):
-    monkeypatch.setenv("COURSE_KIT", str(kits))
-    [folder] = kits.iterdir()
     folder.rename(kits / "plan9-mips-python3.12")
-    with pytest.raises(SystemExit, match=f"no kit named {folder.name}; it holds plan9-mips-python3.12. .* makes one"):
-        environment.prepare_environment(root)
-
-
-def test_a_kit_for_other_requirements_is_refused(root, machine, kits, monkeypatch):
-    monkeypatch.setenv("COURSE_KIT", str(kits))
-    (root / "requirements.txt").write_text("numpy==2.1\n")
-    with pytest.raises(SystemExit, match="made for another requirements.txt"):
-        environment.prepare_environment(root)
+    assert f"no kit named {folder.name}; it holds plan9-mips-python3.12. `python3 course.py kit --out" in demo()[1]
+    (kits / "plan9-mips-python3.12").rename(folder)
+    [damaged] = folder.glob("gamma*")
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-1] + b"!")
+    refused = demo()[1]
+    assert damaged.name in refused and f"Copy what is named above to {folder} again" in refused
+    damaged.unlink()
+    assert "gamma==1.0" in demo()[1]
+    damaged.write_bytes(whole)
+    assert demo()[0] == "beta gamma\n"
+    (tree / "requirements.txt").write_text("beta\n")
+    assert f"{folder} was made for another requirements.txt." in demo()[1]
 
 
 # ---- What is said meanwhile ----
@@ -218,9 +254,8 @@ SAID_BY_PIP = [
 
 def test_what_pip_says_is_told_in_a_line():
     lines = [line for line, _ in SAID_BY_PIP]
-    assert [environment.activity(lines[: count + 1]) for count in range(len(lines))] == [
-        told for _, told in SAID_BY_PIP
-    ]
+    told = [environment.activity(lines[: count + 1]) for count in range(len(lines))]
+    assert told == [each for _, each in SAID_BY_PIP]
 
 
 def test_a_failing_pip_shows_its_last_lines_and_the_advice():
@@ -237,10 +272,5 @@ def test_a_log_gets_a_line_for_each_activity_and_now_and_then(capsys):
         for seconds, text in enumerate(["starting pip", "choosing 1", "downloading", "choosing 2"]):
             status.say(seconds, text)
         status.say(17, "choosing 3")
-    assert capsys.readouterr().err.split("\n") == [
-        "    0 s   starting pip",
-        "    1 s   choosing 1",
-        "    2 s   downloading",
-        "   17 s   choosing 3",
-        "",
-    ]
+    said = [line.split(maxsplit=2)[2] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["starting pip", "choosing 1", "downloading", "choosing 3"]

@@ -1,4 +1,4 @@
-"""The zoo of bugs: every fault can still be planted, and what a learner gets. `python tests/faults` is the whole."""
+"""The zoo of bugs: every fault can be planted, and what a learner gets. `python -m common.learn.faults` tries all."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ from common.learn.faults import FAULTS
 from common.setup.environment import python_of
 from common.stages import stage_folders
 
-TABLE = (course.ROOT / "tests" / "faults" / "caught.md").read_text(encoding="utf-8")
+TABLE = (course.ROOT / "common/learn/faults/caught.md").read_text(encoding="utf-8")
 by_number = {fault.number: fault for fault in FAULTS}
 each_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: str(fault.number))
 
@@ -49,7 +49,7 @@ def test_it_has_all_that_a_learner_needs(fault):
     file, _, name = fault.caught_by.split()[0].partition("::")
     assert re.search(rf"^(def {name}\(|{name} = )", (course.ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
     [(stage, symptom)] = re.findall(rf"^\| {fault.number} \| (\d\d) \| (.+?) \| `.+` \| \d+ \|$", TABLE, re.MULTILINE)
-    assert (stage, symptom) == (fault.stage, fault.symptom), "run `python tests/faults NUMBER --write`"
+    assert (stage, symptom) == (fault.stage, fault.symptom), "run `python -m common.learn.faults NUMBER --write`"
 
 
 def test_a_fault_is_planted_only_where_its_text_is_found_once():

@@ -129,7 +129,7 @@ def test_pytest_is_counted_in_a_process_of_its_own(tmp_path, monkeypatch):
 
 
 def test_what_is_complete_is_not_measured_again(folder, monkeypatch, capfd):
-    monkeypatch.setattr(suite.Suite, "run_process", lambda *_: ({}, "it was measured"))
+    monkeypatch.setattr(suite, "run_process", lambda *_: ({}, "it was measured"))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     before = document(folder, "decode")
     assert run(["--out", str(folder)]) == 0 and capfd.readouterr().err.count("complete already") == len(NAMES)

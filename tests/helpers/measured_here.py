@@ -1,21 +1,15 @@
 """Measure a benchmark's sides in this process, in place of one each: a process needs seconds to import torch."""
 
-import contextlib
-import io
-
 import pytest
 
 from common.bench import ceilings
-from common.bench.harness import Run, measure_sides, parsed
+from common.bench.harness import Run, measure_sides
 from common.bench.settings import Settings
 
 
 def measure_here(run: Run, settings: Settings, size_set: str, *_) -> tuple[dict[str, dict], str | None]:
     """Stand in for `harness.run_process`."""
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        measure_sides(run.benchmark, run.sides, settings, size_set)
-    answers = {answer["side"]: answer for answer in map(parsed, output.getvalue().splitlines()) if answer}
+    answers = {answer["side"]: answer for answer in measure_sides(run.benchmark, run.sides, settings, size_set)}
     errors = [f"{side}: {answer['error']}" for side, answer in answers.items() if "error" in answer]
     return answers, errors[0] if errors else None
 

@@ -28,55 +28,41 @@ def write_results(
 
 
 def results(gain=4.0, batching=5.0, drift=1.1, doubt=None, size_set="quick", **machine: Any) -> dict[str, Any]:
-    common = {"commit": "0123456789", "date": "2026-11-22T10:00", "seconds": 1.0, "document": None}
-    whole = {STAGES[0]: gain, STAGES[1]: 1.0}
-    kv_cache = {"ms_per_token": [12.0], "seconds": [gain]}, {"ms_per_token": [3.0], "seconds": [1.0]}
+    def entry(title, unit, more_is_better, sides, ratio, figures, sizes, doubt=None) -> dict[str, Any]:
+        return {
+            "title": title, "unit": unit, "more_is_better": more_is_better, "doubt": doubt, "sizes": sizes,
+            "sides": {side: spread([value, value * 1.1]) for side, value in sides.items()},
+            "ratio": spread([ratio * 0.95, ratio * 1.05]), "drift": spread([drift, drift]),
+            "figures": {side: {name: spread([value, value]) for name, value in each.items()}  # two repeats that agree
+                        for side, each in figures.items()},
+            "order": [list(sides), list(sides)[::-1]], "commit": "0123456789", "date": "2026-11-22T10:00",
+            "seconds": 1.0, "document": None,
+        }  # fmt: skip
+
+    naive, cached, batched = STAGES
+    more = {naive: 1.0, cached: 1.0, batched: batching / 5}
+    writing = {naive: {"ms_per_token": [12.0], "seconds": [gain]}, cached: {"ms_per_token": [3.0], "seconds": [1.0]}}
+    clients = {"clients": [1, 32], "compared_clients": 32}
+    whole = {stage: SLOWEST * STAIRS[stage][1] * more[stage] for stage in STAGES}
     benchmarks = {
-        "02_kv_cache": entry("a whole answer of 192 tokens", "s", False, whole, gain, drift, doubt)
-        | {"figures": {side: of(figures) for side, figures in zip(STAGES[:2], kv_cache, strict=True)}}
-        | {"sizes": {"lengths": [512], "calibration_length": 512, "prompt": 32, "compared_answer": 192}},
+        "02_kv_cache": entry(
+            "a whole answer of 192 tokens", "s", False, {naive: gain, cached: 1.0}, gain, writing,
+            {"lengths": [512], "calibration_length": 512, "prompt": 32, "compared_answer": 192}, doubt,
+        ),
         "04_continuous_batching": entry(
-            "32 clients", "output tokens/s", True, {"03_streaming": 200.0, STAGES[2]: 200.0 * batching}, batching, drift
-        )
-        | {"figures": {STAGES[2]: of({"requests_per_step": [16.0]})}}
-        | {"sizes": {"clients": [32], "compared_clients": 32}},
+            "32 clients", "output tokens/s", True, {"03_streaming": 200.0, batched: 200.0 * batching}, batching,
+            {batched: {"requests_per_step": [16.0]}}, clients | {"clients": [32]},
+        ),
         "bench": entry(
-            "all stages under one load, 32 clients", "output tokens/s", True,
-            {stage: SLOWEST * STAIRS[stage][1] * (batching / 5) ** (stage == STAGES[2]) for stage in STAGES},
-            10.0 * batching / 5, drift,
-        )
-        | {"figures": {stage: of(course_figures(stage, batching / 5)) for stage in STAGES}}
-        | {"sizes": {"clients": [1, 32], "compared_clients": 32}},
+            "all stages under one load, 32 clients", "output tokens/s", True, whole, 2.0 * batching,
+            {stage: course_figures(stage, more[stage]) for stage in STAGES}, clients,
+        ),
     }  # fmt: skip
-    return {
-        "format": FORMAT,
-        "schema": SCHEMA,
-        "size_set": size_set,
-        "machine": MACHINE | machine,
-        "drift": drift,
-        "benchmarks": {name: entry | common for name, entry in benchmarks.items()},
-    }
-
-
-def entry(title, unit, more_is_better, sides, ratio, drift, doubt=None) -> dict[str, Any]:
-    return {
-        "title": title,
-        "unit": unit,
-        "more_is_better": more_is_better,
-        "sides": {side: spread([value, value * 1.1]) for side, value in sides.items()},
-        "ratio": spread([ratio * 0.95, ratio * 1.05]),
-        "drift": spread([drift, drift]),
-        "doubt": doubt,
-        "order": [list(sides), list(sides)[::-1]],
-    }
+    kind = {"format": FORMAT, "schema": SCHEMA, "size_set": size_set, "drift": drift}
+    return kind | {"machine": MACHINE | machine, "benchmarks": benchmarks}
 
 
 def course_figures(stage: str, more: float) -> dict[str, list[float]]:
     alone, together = STAIRS[stage]
-    rates = [SLOWEST * alone, SLOWEST * together * (more if stage == STAGES[2] else 1)]
+    rates = [SLOWEST * alone, SLOWEST * together * more]
     return {"tokens_per_second": rates, "ttft_ms": [8.0, 2000 / together], "tpot_ms": [1e3 / rates[0], 32e3 / rates[1]]}
-
-
-def of(figures: dict[str, Any]) -> dict[str, Any]:
-    """Two repeats that agree."""
-    return {name: spread([value, value]) for name, value in figures.items()}

@@ -14,10 +14,9 @@ from itertools import count
 from pathlib import Path
 
 from common.inspector.document import document
-from common.terminal import run_to_end
+from common.terminal import note, run_to_end
 
 from ..documents import write_atomically
-from ..suite import say
 from .figures import compose
 from .pictures import KINDS, draw_group
 from .sources import HERE, collect
@@ -35,18 +34,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     found, refused = collect(args.files)
     for sentence in refused:
-        say(f"left out: {sentence}")
+        note(f"left out: {sentence}")
     if not found:
         return 1
     page = compose(found, refused)
     for sentence in page["drifted"]:
-        say(f"drift: {sentence}")
+        note(f"drift: {sentence}")
     try:
         if earlier := keep_earlier(args.out):
-            say(f"the comparison that was there is kept in {earlier}")
+            note(f"the comparison that was there is kept in {earlier}")
         written = write(page, args.out)
     except OSError as error:
-        say(f"error: {error}")
+        note(f"error: {error}")
         return 1
     print(*written, sep="\n")
     return 0

@@ -26,7 +26,8 @@ COMMITTED = ROOT / "common" / "bench" / "results"
 SPREAD = ("median", "min", "max")
 FACTS = ("dtype", "python", "torch", "transformers", "commit", "date")  # of a machine, beside what names its group
 MEASURE_AGAIN = "measure again with `course.py bench`"
-NOTED = {"objectives", "read_bytes"}  # sizes that change nothing of the work: a judgement, a measurement beside it
+# Sizes that change nothing of the work: a judgement, measurements beside it that older files have.
+NOTED = {"objectives", "read_bytes", "bookkeeping_batches", "large_model"}
 
 
 @dataclass(frozen=True)

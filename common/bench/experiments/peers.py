@@ -33,20 +33,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from ctypes.util import find_library
 from pathlib import Path
-from typing import Any
 
 from common.serving.background import free_port
+from common.terminal import note
 
 from .. import plots
 from ..experiment import run_experiment
-from ..hardware import ROOT, slug
-from ..harness import SHOWN_LINES, STOP_SECONDS, Figures, aggregate, alternate, deferred_interrupt, parsed
+from ..hardware import slug
+from ..harness import SHOWN_LINES, Figures, aggregate, alternate, parsed, process
 from ..load import running_server, wait_until_healthy
 from ..settings import Settings
-from ..suite import say
 from ..workloads import mixed_length_jobs
 
 OURS, EAGER, COMPILED = "stage 06", "vLLM eager", "vLLM compiled"
@@ -109,22 +108,6 @@ class Peer:
         return self.versions | self.settings | {"LD_PRELOAD": preloaded}
 
 
-@contextmanager
-def process(command: list, environment: dict | None = None, **files: Any) -> Iterator[subprocess.Popen]:
-    """Give a process in a group of its own; when the block ends, end it and all that it started."""
-    try:
-        with deferred_interrupt():  # inside of `try`: at its end a delayed Ctrl-C is raised
-            child = subprocess.Popen(command, start_new_session=True, cwd=ROOT, env=environment, **files)
-        yield child
-    finally:
-        child.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(STOP_SECONDS)
-        with suppress(ProcessLookupError):  # vLLM's engine and its worker are processes, too
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-
-
 def answer(command: list, order: dict, environment: dict | None = None) -> Figures:
     """Return the figures of peer_program.py. Raise RuntimeError with its last line if it gives none."""
     with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+", errors="replace") as printed:
@@ -142,7 +125,7 @@ def answer(command: list, order: dict, environment: dict | None = None) -> Figur
 
 def failure(what: str, lines: list[str]) -> RuntimeError:
     """Show the last lines; return an error with the very last, since documents name no folders."""
-    say("".join(lines[-SHOWN_LINES:]))
+    note("".join(lines[-SHOWN_LINES:]))
     return RuntimeError(": ".join([what, *[line.strip() for line in lines if line.strip()][-1:]]))
 
 
@@ -218,7 +201,7 @@ def measure(settings: Settings, python: str = "peer-env/bin/python", sizes: str 
                 left = (time.monotonic() - start) / done * (runs - done) / 60
                 shown = [f"{name} {' '.join(map(plots.short, each))}" for name, each in figures.get(side, {}).items()]
                 outcome = "; ".join(shown) or wrong[-1]
-                say(f"{done:>3} of {runs}  {part:<8}{dtype:<9} {side:<13}  {outcome}   about {left:.0f} min left")
+                note(f"{done:>3} of {runs}  {part:<8}{dtype:<9} {side:<13}  {outcome}   about {left:.0f} min left")
             if len(figures) == len(SIDES[part]):  # or there would be nothing to compare
                 found[part, dtype].append(figures)
     except KeyboardInterrupt:

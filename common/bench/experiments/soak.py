@@ -13,12 +13,12 @@ import re
 import statistics
 import sys
 import time
+from collections import Counter
 from typing import Any, NamedTuple
 
 from common.loader import load_tokenizer
 
-from ..arrivals import closed_loop
-from ..client import PATHS, Connections, Target, converse, run, served_models
+from ..client import PATHS, Connections, Target, ask, closed_loop, run, served_models
 from ..experiment import run_experiment
 from ..harness import Figures
 from ..load import running_server
@@ -79,7 +79,8 @@ def measure(settings: Settings, stage: str = "06", minutes: float = 5.0, clients
     with running_server(stage, settings, *pool) as url:
         result, samples, outcomes = run(soak(url, jobs, minutes * 60, clients))
     growth = grown(samples)
-    wrong = [f"{count} requests failed: {reason}" for reason, count in result.failures.items()]
+    reasons = Counter(record.error for record in result.records if record.error)
+    wrong = [f"{count} requests failed: {reason}" for reason, count in reasons.items()]
     wrong += [f"the worst client: {outcome}" for outcome in sorted(set(filter(None, outcomes)))]
     return {
         "requests": len(result.records),
@@ -109,7 +110,8 @@ async def soak(
         async def watch() -> None:
             for _ in until_the_end([None]):
                 await asyncio.sleep(SAMPLE_SECONDS)
-                text = (await connections.get("/metrics")).text
+                async with connections.one() as http:
+                    text = (await http.get("/metrics")).text
                 resident = float(re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)[1])
                 samples.append((time.perf_counter() - start, resident))
                 print(f"{samples[-1][0]:6.0f} s  {resident / 1e6:8.1f} MB", flush=True)
@@ -119,7 +121,7 @@ async def soak(
                 for attack in until_the_end(attacks(model["max_model_len"]).values()):
                     outcomes.append(await send(http, attack))
 
-        load = closed_loop(until_the_end(jobs), clients, lambda job: converse(connections, Target(model["id"]), [job]))
+        load = closed_loop(until_the_end(jobs), clients, lambda job: ask(connections, Target(model["id"]), job))
         result, *_ = await asyncio.gather(load, watch(), worst_client())
     return result, samples, outcomes
 

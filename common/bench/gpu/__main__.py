@@ -15,15 +15,14 @@ matplotlib and pytest. The exit status is 0 if all parts are complete, 1 if one 
 after Ctrl-C.
 """
 
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 import torch
 
-from common.bench.commands import main
 from common.bench.harness import Benchmark
-from common.bench.suite import say
+from common.bench.run import main
+from common.terminal import note, run_to_end
 
 ALL_SECONDS = 540.0  # on an H200 (4.8 TB/s, some 800 TFLOP/s in bfloat16); each process needs about 12 s to start
 MODULES = (
@@ -50,7 +49,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     description = f"{__doc__}\nParts, and what each takes on an H200:\n{listed}"
     sizes = "gpu" if torch.cuda.is_available() else "tiny"
     if sizes == "tiny":
-        say("No CUDA device: everything is run with --sizes tiny, which measures nothing worth knowing.")
+        note("No CUDA device: everything is run with --sizes tiny, which measures nothing worth knowing.")
     minutes = ALL_SECONDS / 60
     return main(
         "python3 -m common.bench.gpu", description, benchmarks, arguments, sizes=sizes, together=True, minutes=minutes
@@ -58,4 +57,4 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(run())
+    run_to_end(run)

@@ -1,7 +1,7 @@
 """The zoo of bugs: for each fault, how it looked, where it happened, and the smallest change that plants it here.
 
 Each is a file 17-name.patch: a head in TOML, which says what a learner is told, and a unified diff of one file. bug.py
-hands the faults out; `python tests/faults` plants them one after the other and shows which test catches each.
+hands the faults out; `python -m common.learn.faults` plants them one after the other and shows which test catches each.
 """
 
 import difflib

@@ -14,7 +14,7 @@ WHOLE = benchmark_of(
     [BEFORE, NOW],
     seconds=36,
     quick={"requests": 32, "slots": 1, "page_sizes": [16, 64, 256], "batches": [1, 24], "context": 150},
-    tiny={"requests": 2, "page_sizes": [16], "batches": [1], "bookkeeping_batches": [1]},
+    tiny={"requests": 2, "page_sizes": [16], "batches": [1]},
 )
 PAGE = 16  # tokens, of the engine unless it is told otherwise
 ENOUGH = 12  # requests that tell the throughput of a stage that runs them one by one

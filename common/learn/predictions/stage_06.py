@@ -1,30 +1,19 @@
 """Stage 06: a prefix that is in memory is not computed again, as long as it has not been evicted."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
-from common.bench.harness import Figures
 from common.bench.run import run_benchmark
-from common.bench.settings import Settings
 
 from . import Found, Question, benchmark_of
 
 BEFORE, NOW = "05_paged_attention", "06_prefix_cache"
-WHOLE = benchmark_of(
+BENCHMARK = benchmark_of(
     __file__,
     [BEFORE, NOW],
     seconds=30,
     quick={"shared_percent": [50, 75, 90], "working_sets": [2], "questions": 40},
     tiny={"shared_percent": [50, 90], "working_sets": [2]},
 )
-
-
-def without_pressure(settings: Settings, sizes: dict) -> Figures:
-    """Measure the stage before, which finds nothing under any pressure."""
-    return WHOLE.sides[BEFORE](settings, sizes | {"working_sets": []})
-
-
-BENCHMARK = replace(WHOLE, sides={BEFORE: without_pressure, NOW: WHOLE.sides[NOW]})
 
 
 def sooner(found: Found) -> list[float]:

@@ -1,0 +1,103 @@
+"""Plant every fault of the zoo in turn and name the test that catches it: the measure of the test suite.
+
+    python -m common.learn.faults                  # all of them
+    python -m common.learn.faults 17 18            # some
+    python -m common.learn.faults 17 --write       # and write their rows of caught.md
+
+For each fault: the test that is named for it must fail, as must its reproduce.py, which must pass without the fault. If
+the named test passes, all other tests of behaviour run, and the first that fails is shown: then name that one, or write
+one. What compares code with code, such as tests/course/test_copies.py, does not count.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from common.stages import ROOT
+from common.terminal import run_to_end
+
+from .. import bug
+from . import FAULTS, Fault
+
+TABLE = Path(__file__).with_name("caught.md")
+BEHAVIOUR = ["tests/test_contract.py", *(f"tests/{name}" for name in ("stages", "common", "serving", "distributed"))]
+HEADER = """# Planted faults, and the tests that catch them
+
+`python -m common.learn.faults --write` wrote this: each fault of this folder, the test that the fault names and that
+fails with it, and the seconds from the start of pytest, with that test alone, to its end, on a machine with two busy
+cores.
+
+| bug | stage | what a user would have seen | caught by | seconds |
+|---|---|---|---|---|
+"""
+
+
+def main() -> int:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m common.learn.faults", description=__doc__, formatter_class=form)
+    parser.add_argument("numbers", nargs="*", type=int, metavar="BUG", help="which faults (default: all of them)")
+    parser.add_argument("--write", action="store_true", help="write their rows of caught.md")
+    args = parser.parse_args()
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # as tests and reproductions do
+    wrong = 0
+    for fault in FAULTS:
+        if args.numbers and fault.number not in args.numbers:
+            continue
+        start = time.monotonic()
+        caught = first_failure(fault, fault.caught_by.split())
+        seconds = time.monotonic() - start
+        said = reproduction(fault)
+        if not caught:
+            found = first_failure(fault, ["-m", "not ray and not browser", *BEHAVIOUR])
+            said.append(f"it is not caught by {fault.caught_by}, but by {found or 'none'}")
+        print(f"bug {fault.number}: {caught or 'NOT CAUGHT'} after {seconds:.0f} s", *said, sep="\n    ", flush=True)
+        wrong += len(said)
+        if args.write and caught:
+            write_row(fault, caught, seconds)
+    print(f"{wrong} wrong")
+    return min(wrong, 1)
+
+
+def first_failure(fault: Fault, tests: list[str]) -> str:
+    """Return the first of these tests that fails with the fault, "" if all pass. Exit if they cannot run."""
+    with TemporaryDirectory() as temporary:
+        tree = Path(temporary)
+        bug.copy_course(ROOT, tree)
+        fault.plant(tree)
+        ended = bug.run_tests(tree, tests, sys.executable)
+    if ended.status not in (0, 1):
+        sys.exit(f"bug {fault.number}: pytest ended with {ended.status}: {ended.last}")
+    return ended.failed if ended.status else ""
+
+
+def reproduction(fault: Fault) -> list[str]:
+    """Return what is wrong with a fault's reproduce.py: it fails with the fault, and passes without."""
+    with TemporaryDirectory() as temporary:
+        folder, wrong = Path(temporary) / "bug", []
+        bug.make(fault, ROOT, folder)
+        if not run(folder).returncode:
+            wrong.append("its reproduce.py passes")
+        (folder / fault.file).write_bytes((ROOT / fault.file).read_bytes())
+        if (ended := run(folder)).returncode:
+            wrong.append(f"its reproduce.py fails without the fault: {ended.stderr.strip().splitlines()[-1:]}")
+    return wrong
+
+
+def run(folder: Path) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "reproduce.py"], cwd=folder, capture_output=True, text=True)
+
+
+def write_row(fault: Fault, caught: str, seconds: float) -> None:
+    """Write one row of the table; the others stay."""
+    rows = {int(row.split("|")[1]): row for row in re.findall(r"^\| \d+ .*$", TABLE.read_text("utf-8"), re.MULTILINE)}
+    rows[fault.number] = f"| {fault.number} | {fault.stage} | {fault.symptom} | `{caught}` | {seconds:.0f} |"
+    TABLE.write_text(HEADER + "".join(f"{rows[number]}\n" for number in sorted(rows)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run_to_end(main)

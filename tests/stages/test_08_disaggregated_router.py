@@ -197,6 +197,21 @@ def steps(router, count: int) -> None:
         router.check()
 
 
+def test_pages_that_have_been_fetched_outlive_their_sender():
+    """The prefill worker dies before the router hears that they have arrived: nothing is computed again."""
+    router, fleet = fleet_without_model(1, 1)
+    fleet.at_once = False
+    request = router.add([1, 2, 3], endless(5))
+    for number in (0, 1):
+        router.step()
+        fleet.turn(number)
+    fleet.turn(1)
+    fleet.die(0)
+    fleet.at_once = True
+    until(router, lambda: request.finished)
+    assert request.token_ids == undisturbed([1, 2, 3], 5) and (router.handoffs, router.recovery.resumed) == (1, 0)
+
+
 # ---- Requests under which workers die, or for which there is no room ----
 
 

@@ -320,6 +320,16 @@ def test_one_shared_page_does_not_send_everything_to_one_worker():
     assert max(one.load for one in handles) < 2 * min(one.load for one in handles)
 
 
+def test_decode_goes_where_no_request_need_be_preempted_for_it():
+    """Each request there takes one more page, soon."""
+    handle = routing.Handle(0, "decode")
+    handle.greet(messages.Hello("", 0.0, 1, 100, 4, 8, ""), 0.0)
+    handle.available = 30
+    assert routing.choose_decode([handle], 100) == (handle, 25)
+    handle.held = {str(number): 1 for number in range(6)}
+    assert routing.choose_decode([handle], 100) is None
+
+
 # ---- A worker by itself ----
 
 

@@ -18,10 +18,14 @@ from tests.helpers.faulty_fleet import (
     fleet_without_model,
     messages,
     next_token,
+    scheduler_module,
     worker_module,
 )
+from tests.helpers.scheduler_machine import make_request
 
-deployment, recovery_module, routing = (load_stage_module("08", name) for name in ("deployment", "recovery", "routing"))
+deployment, recovery_module, routing, speculation = (
+    load_stage_module("08", name) for name in ("deployment", "recovery", "routing", "speculation")
+)
 
 ACCIDENTS = ["lose", "repeat", "delay"]
 
@@ -331,6 +335,26 @@ def test_decode_goes_where_no_request_need_be_preempted_for_it():
 
 
 # ---- A worker by itself ----
+
+
+def test_requests_in_transfer_keep_their_place():
+    """Whole jobs may come meanwhile: a step must not have more requests than its budget has tokens."""
+    scheduler = scheduler_module.Scheduler(2, 8, 20, 4, speculation.Speculation(8))
+    arriving = make_request("a", [1, 2, 3])
+    scheduler.reserve(arriving)
+    for name in "bc":
+        scheduler.add(make_request(name, [1, 2], 40))
+    for step in range(4):
+        chunks = scheduler.schedule()
+        assert len(scheduler.running) <= 2 and 1 <= sum(chunk.room + len(chunk.token_ids) for chunk in chunks) <= 8
+        if step == 1:
+            assert chunks[0].room == 7, "c waits for a place, not for tokens: drafts get all that is left"
+        for chunk in chunks:
+            if chunk.completes:
+                chunk.sequence.request.append(5)
+        scheduler.count_accepted(chunks)
+        if step and arriving.request_id not in scheduler.running:
+            scheduler.resume(arriving)
 
 
 def test_a_pool_full_of_parked_pages_does_not_spin():

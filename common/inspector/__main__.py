@@ -4,13 +4,12 @@ With two stages, a process for each, and one page that sends both the same load.
 """
 
 import argparse
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.cli import build_engine, build_parser, check_address
@@ -21,8 +20,8 @@ from common.serving.background import free_port
 from common.serving.options import add_server_arguments, url_of
 from common.stages import ROOT, load_engine, load_stage_module, stage_folder
 
+from .document import read_recording, write_recording
 from .lessons import lesson_of
-from .recording import write_recording
 from .server import build_server, serve
 
 
@@ -43,9 +42,8 @@ def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
     # How the two processes of `watch A B` know of each other.
     page.add_argument("--beside", action="append", default=[], help=argparse.SUPPRESS)
     page.add_argument("--controlled-by", action="append", default=[], help=argparse.SUPPRESS)
-    page.add_argument("--lines", type=Path, help=argparse.SUPPRESS)
     known = {action.dest for action in parser._actions}
-    options = {name: value for name, value in lesson_of(stage.name).options.items() if name in known}
+    options = {name: value for name, value in lesson_of(stage.name)["options"].items() if name in known}
     parser.set_defaults(**options)
     args = parser.parse_args(["--serve", *arguments])
     if "token_budget" in options and args.token_budget < (args.max_running or 0):
@@ -53,8 +51,8 @@ def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def watch(stage: Path, args: argparse.Namespace, keep: Callable[[list[str]], None]) -> None:
-    """Serve one stage until it is told to stop; then `keep` gets what was recorded, if anything."""
+def watch(stage: Path, args: argparse.Namespace) -> None:
+    """Serve one stage until it is told to stop; then write what was recorded, if anything."""
     if args.tensor_parallel > 1:
         raise InvalidInput("watch shows one process: leave out --tensor-parallel")
     args.host = check_address(args.host, args.port)
@@ -69,8 +67,10 @@ def watch(stage: Path, args: argparse.Namespace, keep: Callable[[list[str]], Non
     finally:
         if hasattr(engine, "close"):
             engine.close()
-        if server is not None and server.recording is not None:
-            keep(server.recording.lines)
+        if server is not None and server.tape is not None:
+            write_recording(args.record, [server.tape.lines])
+            if not (args.beside or args.controlled_by):
+                print(f"recorded in {args.record}")
 
 
 def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
@@ -83,24 +83,25 @@ def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", threads)
     os.environ.setdefault("NUMBA_NUM_THREADS", threads)
     with tempfile.TemporaryDirectory() as folder:
-        lines = Path(folder) / "lines.json"
+        recordings = Path(folder) / "first.html", Path(folder) / "second.html"
         command = [sys.executable, "-m", "common.inspector", str(second), *arguments, "--no-browser"]
         command += ["--port", str(other_port), "--controlled-by", page_origin, "--allow-origin", page_origin]
         command += ["--steps-per-second", str(args.steps_per_second or 0)]
-        command += ["--record", os.devnull, "--lines", str(lines)] if args.record else []
+        if args.record:
+            command += ["--record", str(recordings[1])]
+            args.record, both = recordings[0], args.record
         args.steps_per_second = args.steps_per_second or 0.0
         args.beside = [url_of(args.host, other_port)]
-        recorded: list[list[str]] = []
         other = subprocess.Popen(command, cwd=ROOT, start_new_session=True)  # Ctrl-C is for us, and we tell it
         try:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # while we load our model, too
-            watch(first, args, recorded.append)
+            watch(first, args)
         finally:
             other.terminate()
             other.wait()
-            if recorded:
-                write_recording(args.record, [*recorded, json.loads(lines.read_text())])
-                print(f"recorded in {args.record}")
+            if all(path.exists() for path in recordings):
+                write_recording(both, [stream for path in recordings for stream in read_recording(path)])
+                print(f"recorded in {both}")
 
 
 def main(arguments: list[str]) -> None:
@@ -112,17 +113,8 @@ def main(arguments: list[str]) -> None:
     stages = [stage_folder(name) for name in names]
     if len(stages) == 2:
         watch_beside(*stages, arguments)
-        return
-    args = parse(stages[0], arguments)
-
-    def keep(recorded: list[str]) -> None:
-        if args.lines:
-            args.lines.write_text(json.dumps(recorded))
-        else:
-            write_recording(args.record, [recorded])
-            print(f"recorded in {args.record}")
-
-    watch(stages[0], args, keep)
+    else:
+        watch(stages[0], parse(stages[0], arguments))
 
 
 if __name__ == "__main__":

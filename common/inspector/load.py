@@ -15,9 +15,10 @@ from common.request import check_prompt_length
 from common.sampling import SamplingParams
 from common.serving.errors import EngineDead, QueueFull
 
+from .lessons import LONG
+
 TOPICS = (facts.exchange, exercises.lists, terms.exchange, stories.request)
 EVERY_LONG = 6  # with long prompts, this many requests make one that is long
-LONG_TOKENS = 700
 MOST_CLIENTS = 64
 MOST_TITLES = 5000
 BACK_OFF_SECONDS = 0.5  # from a refusal to the next try
@@ -70,9 +71,6 @@ class Clients:
             task.add_done_callback(self._readers.discard)
         return [stream.request.request_id for stream in streams]
 
-    def close(self) -> None:
-        self.resize(0)
-
     async def _token_ids(self, prompt: str, chat: bool, system: str) -> str | list[int]:
         tokenizer = self.thread.tokenizer
         if not chat or tokenizer is None or tokenizer.chat_template is None:
@@ -89,7 +87,7 @@ class Clients:
             rng = Random(number)
             prompt, answer = TOPICS[number % len(TOPICS)](rng)
             if self.long_prompts and number % EVERY_LONG == EVERY_LONG - 1:
-                prompt = "Read this. " + "A cat sleeps on the wall. " * (LONG_TOKENS // 7) + "Thank you."
+                prompt = LONG
             params = SamplingParams(max_tokens=min(400, max(16, len(answer) // 3)), temperature=0.0)
             try:
                 stream = await self.thread.submit(await self._token_ids(prompt, True, self.system), params)

@@ -15,7 +15,6 @@ class Pace:
     def __init__(self):
         self.paused = False
         self.steps_per_second: float | None = None
-        self.refusals = 0  # ever: how often a step had to wait
         self._asked = 0  # steps that have been asked for one by one
         self._due = 0.0  # when the next step may begin, on the clock of `time.monotonic`
         self._changed = threading.Condition()
@@ -48,7 +47,6 @@ class Pace:
             if wait > 0:
                 self._changed.wait(min(wait, PATIENCE_SECONDS))
                 if self._wait() > 0:
-                    self.refusals += 1
                     return False
             if self._asked:
                 self._asked -= 1

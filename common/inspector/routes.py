@@ -1,13 +1,15 @@
 """What the page asks of the server: itself, the stream of updates, and what its controls do."""
 
+import ipaddress
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Depends, HTTPException
+from fastapi import APIRouter, Body, Depends, HTTPException, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,8 +19,7 @@ from common.serving.errors import EngineDead
 
 from . import books
 from .document import document
-from .feed import updates
-from .guard import Guard
+from .feed import Page
 from .load import MOST_CLIENTS, Clients
 from .watched import Watched
 
@@ -51,12 +52,33 @@ class Speed(Strict):
     steps_per_second: float | None = Field(None, ge=0, le=1000)
 
 
-class Abort(Strict):
-    request_id: str
+class Guard:
+    """Keep out every other page that is open in the same browser, which sends requests to 127.0.0.1 for any of them.
+
+    names: of this server, beside localhost and addresses. A foreign name that has been made to lead here (DNS
+    rebinding) would make a foreign page look like our own. origins: of pages that may control it, beside its own.
+    """
+
+    def __init__(self, names: Collection[str], origins: Collection[str] = ()):
+        self.names, self.origins = {"localhost", *names}, set(origins)
+
+    async def check(self, http: Request) -> None:
+        """Raise HTTPException 403 for a host that is not ours, or a change that another page asks for."""
+        host = http.headers.get("host", "")
+        name = urlsplit(f"//{host}").hostname or ""
+        if name not in self.names and not is_address(name):
+            raise HTTPException(403, "this is not the name of this server: use the address that it printed")
+        own = f"{http.url.scheme}://{host}"
+        if http.method != "GET" and http.headers.get("origin", "") not in {own, *self.origins}:
+            raise HTTPException(403, "only the server's own page may control it")
 
 
-class Kill(Strict):
-    worker: int
+def is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def router(
@@ -77,30 +99,30 @@ def router(
 
     @routes.get("/events")
     async def events():
+        return StreamingResponse(stream(), media_type="text/event-stream", headers=STREAM_HEADERS)
+
+    async def stream() -> AsyncIterator[str]:
         told = {name: value for name, value in hello.items() if name != "folder"}
-        return StreamingResponse(stream(told), media_type="text/event-stream", headers=STREAM_HEADERS)
-
-    async def stream(told: dict[str, Any]) -> AsyncIterator[str]:
         yield event(json.dumps(told | controls()))
-        async for update in updates(watched.feed.open()):
-            if engine_thread.error is not None:  # the server stops, and waits for streams to end
-                yield event(json.dumps({"ended": str(engine_thread.error)}))
-                return
-            yield event(update) if update is not None else ": nothing new\n\n"
+        watched.feed.open(page := Page())
+        try:
+            async for update in page.updates():
+                if engine_thread.error is not None:  # the server stops, and waits for streams to end
+                    yield event(json.dumps({"ended": str(engine_thread.error)}))
+                    return
+                yield event(update) if update is not None else ": nothing new\n\n"
+        finally:
+            watched.feed.close(page)
 
+    @routes.get("/controls")
     def controls() -> dict[str, Any]:
-        pace = watched.pace
         return {
-            "paused": pace.paused,
-            "steps_per_second": pace.steps_per_second or 0,
+            "paused": watched.pace.paused,
+            "steps_per_second": watched.pace.steps_per_second or 0,
             "clients": clients.count,
             "long_prompts": clients.long_prompts,
             "killable": sorted(books.killable(watched)),
         }
-
-    @routes.get("/controls")
-    async def read_controls():
-        return controls()
 
     @routes.post("/send")
     async def send(body: Prompt):
@@ -132,15 +154,15 @@ def router(
         return controls()
 
     @routes.post("/abort")
-    async def abort(body: Abort):
-        if body.request_id not in watched.requests:
+    async def abort(request_id: Annotated[str, Body(embed=True)]):
+        if request_id not in watched.requests:
             raise HTTPException(404, "this request has ended")
-        watched.abort_soon(body.request_id)
+        watched.abort_soon(request_id)
         return controls()
 
     @routes.post("/kill")
-    async def kill(body: Kill):
-        process = books.killable(watched).get(body.worker)
+    async def kill(worker: Annotated[int, Body(embed=True)]):
+        process = books.killable(watched).get(worker)
         if process is None:
             raise HTTPException(404, "this worker is not a process of this machine that is up")
         os.kill(process, signal.SIGKILL)

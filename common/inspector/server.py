@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import json
 import signal
 import sys
 import webbrowser
@@ -15,11 +16,10 @@ from common.engine import BaseEngine
 from common.serving.options import url_of
 
 from . import books
-from .guard import Guard
+from .feed import Tape
 from .lessons import lesson_of
 from .load import Clients, Titles
-from .recording import Recording
-from .routes import router
+from .routes import Guard, router
 from .watched import Watched
 
 OPEN_AFTER_SECONDS = 0.5
@@ -27,42 +27,36 @@ PACE = 10.0  # steps a second at the beginning: a newcomer sees each of them
 
 
 def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
-    """Return the stage's server, with the page under /watch; its `recording` has begun with it if one is wanted."""
+    """Return the stage's server, with the page under /watch, and a `tape` if `args` ask for a recording."""
     titles, lesson = Titles(), lesson_of(stage.name)
     watched = Watched(engine, titles)
-    server = server_of(stage).build_server(watched, args)
+    module = server_module(stage)
+    if not hasattr(module, "build_server"):
+        module = importlib.import_module("common.serving.server")
+    server = module.build_server(watched, args)
     if books.can_pause(engine):
         watched.pace.limit(PACE if args.steps_per_second is None else args.steps_per_second or None)
-    thread, app = server.engine_thread, server.config.app
-    hello = watched.view.hello() | {"name": stage.name, "folder": str(stage), "lesson": lesson.as_json()}
-    clients = Clients(thread, titles, lesson.system)
+    app = server.config.app
+    hello = watched.view.hello() | {"name": stage.name, "lesson": lesson}
+    clients = Clients(server.engine_thread, titles, lesson["system"])
     guard = Guard({args.host}, args.controlled_by)
     boot = {"engines": [{"url": ""}, *({"url": url} for url in args.beside)], "key": bool(args.api_key)}
-    app.include_router(router(watched, thread, clients, guard, hello, boot))
-    server.watched, server.recording = watched, None
-    if args.record:
-        server.recording = Recording(watched.feed, {name: hello[name] for name in hello if name != "folder"})
-    app.router.lifespan_context = with_inspector(app.router.lifespan_context, clients, server.recording)
+    app.include_router(router(watched, server.engine_thread, clients, guard, hello | {"folder": str(stage)}, boot))
+    app.router.lifespan_context = hanging_up(app.router.lifespan_context, clients)
+    server.watched, server.tape = watched, Tape(json.dumps(hello)) if args.record else None
+    if server.tape:
+        watched.feed.open(server.tape)
     return server
 
 
-def server_of(stage: Path):
-    module = server_module(stage)
-    return module if hasattr(module, "build_server") else importlib.import_module("common.serving.server")
-
-
-def with_inspector(lifespan, clients: Clients, recording: Recording | None):
-    """Wrap the application's lifespan: the recording runs in it, and the load's clients hang up before the engine."""
+def hanging_up(lifespan, clients: Clients):
+    """Wrap the application's lifespan: at its end the load's clients hang up before the engine."""
 
     @asynccontextmanager
     async def wrapped(app):
         async with lifespan(app) as state:
-            if recording is not None:
-                recording.start()
             yield state
-            clients.close()
-            if recording is not None:
-                recording.stop()
+            clients.resize(0)
 
     return wrapped
 

@@ -1,7 +1,8 @@
-"""Where the time of a step goes: attention, the rest of the model, drafting, sampling; what remains is bookkeeping.
+"""What no book keeps, read by listening in: what was drafted, and where the time of a step goes.
 
-Functions are replaced on one engine while its steps are timed: the engine that is read is the engine that runs. The
-page shows these parts, and the benchmark of stage 05 compares them.
+The time is that of attention, the rest of the model, drafting and sampling; what remains is bookkeeping. Functions are
+replaced on one engine while its steps are timed: the engine that is read is the engine that runs. The page shows these
+parts, and the benchmark of stage 05 compares them.
 """
 
 import time
@@ -14,7 +15,7 @@ from typing import Any
 from common.engine import BaseEngine
 from common.transfers import synchronize
 
-from .books import DRAFT_METHOD
+from .books import CHUNK_DRAFT, DRAFT_METHOD
 
 
 @contextmanager
@@ -93,3 +94,42 @@ class StepClock:
     def now(self) -> float:
         synchronize(self.engine.device)
         return time.perf_counter()
+
+
+class Probes:
+    """Listen to one engine between `attach` and `detach`: the time of a step's parts, and its draft tokens.
+
+    Times are told on a CPU only: a GPU runs behind Python.
+    """
+
+    def __init__(self, engine: BaseEngine):
+        self.engine, self.clock = engine, StepClock(engine)
+        self.chunks: list[Any] = []  # of the last step, with their drafts
+        self._replaced = ExitStack()
+
+    def attach(self) -> None:
+        if drafter := getattr(self.engine, "drafter", None):
+            self._replaced.enter_context(replaced(drafter, DRAFT_METHOD, self._overheard))
+        if self.engine.device.type == "cpu" and not hasattr(self.engine, "handles"):
+            self._replaced.enter_context(self.clock.running())
+
+    def detach(self) -> None:
+        self._replaced.close()
+        self.chunks = []
+
+    def take(self, seconds: float) -> dict[str, Any]:
+        """Return what was heard since the last call, in a step that took this long; milliseconds for each part."""
+        found: dict[str, Any] = {}
+        if parts := self.clock.take(seconds):
+            found["parts"] = {name: round(1e3 * spent, 2) for name, spent in parts.items()}
+        drafts = [(chunk.sequence.request.request_id, getattr(chunk, CHUNK_DRAFT)) for chunk in self.chunks]
+        drafted = [[name, list(draft.token_ids), draft.accepted] for name, draft in drafts if draft.token_ids]
+        self.chunks = []
+        return found | ({"drafts": drafted} if drafted else {})
+
+    def _overheard(self, method: Callable) -> Callable:
+        def wrapper(chunks):
+            method(chunks)
+            self.chunks = list(chunks)
+
+        return wrapper

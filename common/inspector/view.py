@@ -53,7 +53,6 @@ class View:
         self.extras: dict[int, dict[str, Any]] = {}  # by step: what probes have heard
         self._numbers: dict[str, int] = {}
         self._next = 0
-        self._words: dict[int, str] = {}
 
     def hello(self) -> dict[str, Any]:
         engine = self.engine
@@ -105,13 +104,13 @@ class View:
             step = {"i": record.index, "s": self._since(record.start), "e": self._since(record.end), "works": works}
             if record.counters:
                 step["counters"] = record.counters
-            extra = dict(self.extras.get(record.index, ()))
-            if "drafts" in extra:
-                self._learn_words(known, [token_id for _, ids, _ in extra["drafts"] for token_id in ids], words)
-                extra["drafts"] = [[self.number(name), ids, accepted] for name, ids, accepted in extra["drafts"]]
-            if "preempted" in extra:
-                extra["preempted"] = [self.number(request_id) for request_id in extra["preempted"]]
-            found.append(step | extra)
+            step |= self.extras.get(record.index, {})
+            if drafts := step.get("drafts"):
+                self._learn_words(known, [token_id for _, ids, _ in drafts for token_id in ids], words)
+                step["drafts"] = [[self.number(name), ids, accepted] for name, ids, accepted in drafts]
+            if preempted := step.get("preempted"):
+                step["preempted"] = [self.number(request_id) for request_id in preempted]
+            found.append(step)
         return found
 
     def _request(self, known: Known, request: Request, words: dict[int, str]) -> dict[str, Any] | None:
@@ -157,15 +156,13 @@ class View:
         if self.engine.tokenizer is None:
             return
         for token_id in set(token_ids) - known.words:
-            if token_id not in self._words:
-                self._words[token_id] = self.engine.tokenizer.decode([token_id])
-            words[token_id] = self._words[token_id]
+            words[token_id] = self.engine.tokenizer.decode([token_id])
             known.words.add(token_id)
 
     def _memory(self, known: Known) -> dict[str, Any]:
-        memory, news = books.memory(self.engine), {}
+        memory = books.memory(self.engine)
         pages = {self.number(name): table for name, table in memory.pop("pages", {}).items()}
-        news["pages"] = {number: table for number, table in pages.items() if known.pages.get(number) != table}
+        news = {"pages": {number: table for number, table in pages.items() if known.pages.get(number) != table}}
         known.pages = pages
         for name, value in memory.items():
             if isinstance(value, dict):

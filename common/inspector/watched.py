@@ -14,7 +14,7 @@ from common.request import Request
 from . import books
 from .feed import Feed
 from .pace import Pace
-from .probes import Probes
+from .step_clock import Probes
 from .view import Known, View
 
 MOST_LOOKS = 15  # a second
@@ -112,16 +112,17 @@ class Watched:
 
     def _look(self) -> None:
         """Tell the pages what is new, unless they were told a moment ago."""
-        start, newcomers = time.perf_counter(), self.feed.newcomers()
+        start, readers = time.perf_counter(), self.feed.readers
+        newcomers = [reader for reader in readers if reader.is_new]
         if start < self._next_look and self._engine.has_unfinished and not newcomers:
             return
-        if others := self.feed.all_but(newcomers):
+        if others := readers.difference(newcomers):
             update = self.view.update(self._known, self._ended)
             told = update["running"], update["waiting"], update["memory"], update.get("pages")
             if update["steps"] or update["requests"] or told != self._told:
                 self.feed.publish(json.dumps(update), others)
             self._told = told
-        if newcomers:
+        if newcomers:  # they are told everything
             self._known = Known()
             self.feed.publish(json.dumps(self.view.update(self._known, self._recent)), newcomers)
         self._ended.clear()

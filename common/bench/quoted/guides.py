@@ -1,7 +1,5 @@
-"""Figures of the documents beside the lessons: README.md, GPU.md, the model card, the server's and the inspector's."""
+"""Figures of the documents beside the lessons: README.md, GPU.md, the model card and the server's."""
 
-import random
-import statistics
 from itertools import pairwise
 
 import torch
@@ -172,42 +170,6 @@ def model_card() -> list[Passage]:
     ]
 
 
-def inspector() -> list[Passage]:
-    cost, smooth = (read(f"common/inspector/results/{MACHINE}-{name}.json") for name in ("cost", "smoothness"))
-    runs = cost["tokens_per_s"]
-    lost = [100 * (1 - page / none) for page, none in zip(runs["page"], runs["none"], strict=True)]
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(lost, k=len(lost))) for _ in range(10_000))
-    return [
-        Quote(
-            "with {} clients of stage 05 ([results](results/cpu-amd-epyc-2-cores-cost.json)): the median of {} pairs "
-            "loses {:.1f} percent of its throughput to an open page, with a 90 percent interval (bootstrap) of {:.1f} "
-            "to {:.1f} percent",
-            cost["clients"],
-            len(lost),
-            statistics.median(lost),
-            medians[500],
-            medians[9_500],
-        ),
-        Claim("of stage 05", cost["stage"] == "05"),
-        Quote(
-            "throughput itself varies by {:,.0f} percent between the slowest and the fastest of {} runs",
-            100 * (max(runs["none"]) / min(runs["none"]) - 1),
-            len(runs["none"]),
-        ),
-        Quote("with {:,.0f} frames a second", smooth["frames_per_s"]),
-        Claim("a hundred requests, ten thousand steps", (smooth["requests"], smooth["steps"]) == (100, 10_000)),
-        Quote("{:,} frames, one of them late", smooth["frames"]),
-        Claim("one of them late", smooth["late"], 1, 1),
-        Given("limits in watched.py", "at most 15 times a second", "at most 0.4 percent"),
-        Once(
-            "measured before the limit was lowered", "With 1 percent, 20 pairs as below had a median loss of 8 percent"
-        ),
-        Given("a test holds it", "smaller than 2 MB"),
-        Given("the format's version", "version 1"),
-    ]
-
-
 def gpu() -> list[Passage]:
     """Return what GPU.md quotes: nothing has been measured on a GPU, so it is arithmetic."""
     model, requests, context = config("configs/Qwen3-0.6B"), 256, 558
@@ -260,6 +222,5 @@ DOCUMENTS = {
     "common/README.md": shared_files,
     "common/serving/README.md": serving,
     "common/checkpoints/README.md": model_card,
-    "common/inspector/README.md": inspector,
     "08_disaggregated/kv_transport.py": stage_08.transports,
 }

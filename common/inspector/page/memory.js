@@ -7,59 +7,38 @@ import { drawSlots } from "inspector/memory_slots";
 import { drawTokens } from "inspector/memory_tokens";
 import { Tree } from "inspector/memory_tree";
 
-const DRAWINGS = {
-  nothing: drawTokens,
-  buffers: drawTokens,
-  slots: drawSlots,
-  pages: drawPages,
-  tree: drawPages,
-  drafts: drawPages,
-  fleet: drawFleet,
-};
+const DRAWINGS = { nothing: drawTokens, buffers: drawTokens, slots: drawSlots, fleet: drawFleet };
 
 export class Memory {
   constructor(store, clock, selection) {
-    this.store = store;
-    this.clock = clock;
-    this.selection = selection;
+    Object.assign(this, { store, clock, selection });
+    const { kind } = store.hello;
+    this.drawing = DRAWINGS[kind] ?? drawPages;
     this.sums = el("p", { class: "sums" });
     this.canvas = el("canvas", { class: "memory", role: "img" });
     this.surface = el("div", { class: "surface" }, this.canvas);
-    this.tree = ["tree", "drafts"].includes(store.hello.kind) ? new Tree(store, clock, selection) : null;
+    this.tree = ["tree", "drafts"].includes(kind) ? new Tree(store, clock, selection) : null;
     this.element = el("div", { class: "memory-body" }, this.sums, this.surface, this.tree?.element);
-    this.layout = null;
+    this.layout = null; // of the last drawing: {sums, at(x, y): {words, owner}, what that is}
   }
 
   draw() {
-    const time = this.clock.of(this.store);
-    const moment = this.store.at(time);
+    const { store, clock, selection } = this;
+    const time = clock.of(store);
+    const moment = store.at(time);
     const [width, height] = room(this.surface);
     if (!moment || width < 60 || height < 40) return;
     const context = surface(this.canvas, width, height);
-    const scene = {
-      context,
-      width,
-      height,
-      store: this.store,
-      moment,
-      time,
-      speed: this.clock.speed,
-      selection: this.selection,
-    };
-    this.layout = DRAWINGS[this.store.hello.kind](scene);
+    this.layout = this.drawing({ context, width, height, store, moment, time, speed: clock.speed, selection });
     say(this.sums, this.layout.sums);
     if (this.canvas.getAttribute("aria-label") !== this.layout.sums)
       this.canvas.setAttribute("aria-label", this.layout.sums);
   }
 
   listen(tell) {
-    this.canvas.addEventListener("pointermove", (event) => tell(this.under(event)?.words ?? ""));
+    const under = (event) => this.layout?.at?.(...point(event));
+    this.canvas.addEventListener("pointermove", (event) => tell(under(event)?.words ?? ""));
     this.canvas.addEventListener("pointerleave", () => tell(""));
-    this.canvas.addEventListener("click", (event) => this.selection.toggle(this.under(event)?.owner ?? null));
-  }
-
-  // What lies under the pointer: {words, owner: a request's number or undefined}, or nothing.
-  under(event) {
-    return this.layout?.at?.(...point(event));
+    this.canvas.addEventListener("click", (event) => this.selection.toggle(under(event)?.owner ?? null));
   }
 }

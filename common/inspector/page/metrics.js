@@ -26,7 +26,6 @@ export function figuresAt(store, time, speed) {
     if (request.finished !== null && request.finished <= time && request.perToken !== null)
       perToken.push(1000 * request.perToken);
   }
-  const capacity = stats.kv_tokens_capacity;
   return {
     rate: recent / (RATE_SECONDS * speed),
     running: moment.running.length,
@@ -34,13 +33,17 @@ export function figuresAt(store, time, speed) {
     ttft: percentiles(first),
     itl: percentiles(gapsOf(ranges)),
     tpot: percentiles(perToken),
-    memory: capacity ? (100 * stats.kv_tokens_reserved) / capacity : null,
-    hits: stats.prefix_tokens_asked ? (100 * stats.prefix_tokens_hit) / stats.prefix_tokens_asked : null,
-    accepted: stats.draft_tokens ? (100 * stats.accepted_tokens) / stats.draft_tokens : null,
+    memory: share(stats.kv_tokens_reserved, stats.kv_tokens_capacity),
+    filled: share(stats.kv_tokens_used, stats.kv_tokens_reserved),
+    hits: share(stats.prefix_tokens_hit, stats.prefix_tokens_asked),
+    accepted: share(stats.accepted_tokens, stats.draft_tokens),
     preemptions: stats.preemptions ?? null,
     handed: stats.handoff_bytes ?? null,
   };
 }
+
+// Percent, or null where there is no whole.
+const share = (part, whole) => (whole ? (100 * part) / whole : null);
 
 // Output tokens, and the seconds that they took, since the engine last had no request: at most a minute. It stays when
 // all have ended, so that two engines that got the same load compare, whichever ended first.
@@ -76,8 +79,7 @@ function endOfWork(store, time) {
 
 // Milliseconds between the chunks of these ranges of tokens.
 function gapsOf(ranges) {
-  const whole = ranges.reduce((sum, { from, to }) => sum + to - from, 0);
-  const every = Math.ceil(whole / MOST_GAPS);
+  const every = Math.ceil(ranges.reduce((sum, { from, to }) => sum + to - from, 0) / MOST_GAPS);
   const gaps = [];
   for (const { tokens, from, to } of ranges) {
     for (let at = from; at < to; at += every) {

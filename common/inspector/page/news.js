@@ -17,27 +17,23 @@ export function newest(store, time, speed) {
   }
   const lost = lossWords(store, moment, since);
   if (lost) return { text: lost, isLoss: true };
-  const recent = [...store.requests.values()].filter(
-    (request) => request.columns.length && startedAt(store, request) > since && startedAt(store, request) <= time,
+  const started = (request) => store.step(request.columns[0])?.s ?? -1;
+  const hit = [...store.requests.values()].findLast(
+    (request) => request.cached && started(request) > since && started(request) <= time,
   );
-  const hit = recent.findLast((request) => request.cached);
   if (!hit) return NOTHING;
   const found = `${count(hit.cached)} of its ${count(hit.promptTokens)} prompt tokens`;
   return { text: `${hit.letter} found ${found} in the tree: they were not run.`, isLoss: false };
 }
 
-function startedAt(store, request) {
-  return store.step(request.columns[0])?.s ?? -1;
-}
-
 function preemption(store, step) {
   const held = (number) => store.at(step.s - 1e-4)?.memory.pages.get(number)?.length ?? 0;
   const each = step.preempted.map((number) => `${store.request(number).letter} (${held(number)} pages)`);
-  const verb =
+  const are =
     each.length > 1
       ? "were preempted: they give their pages back and run"
       : "was preempted: it gives its pages back and runs";
-  return `Step ${count(step.i)}: no page was free. The youngest, ${each.join(" and ")}, ${verb} again later.`;
+  return `Step ${count(step.i)}: no page was free. The youngest, ${each.join(" and ")}, ${are} again later.`;
 }
 
 function lossWords(store, moment, since) {

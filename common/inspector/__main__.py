@@ -4,25 +4,39 @@ With two stages, a process for each, and one page that sends both the same load.
 """
 
 import argparse
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import webbrowser
 from collections.abc import Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from threading import Timer
 
-from common.cli import build_engine, build_parser, check_address
+from common.cli import build_engine, build_parser, check_address, server_module
+from common.engine import BaseEngine
 from common.errors import InvalidInput, out_of_memory
 from common.loader.device import choose_device
 from common.process import freeze_loaded_objects, run_on_temporary_thread
 from common.serving.background import free_port
 from common.serving.options import add_server_arguments, url_of
+from common.serving.server import build_server as build_plain_server
 from common.stages import ROOT, load_engine, load_stage_module, stage_folder
 
+from . import books
 from .document import read_recording, write_recording
+from .feed import Tape
 from .lessons import lesson_of
-from .server import build_server, serve
+from .load import Clients
+from .routes import guard, router
+from .watched import Watched
+
+OPEN_AFTER_SECONDS = 0.5
+PACE = 10.0  # steps a second at the beginning: a newcomer sees each of them
 
 
 def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
@@ -49,6 +63,59 @@ def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
     if "token_budget" in options and args.token_budget < (args.max_running or 0):
         args.token_budget = None  # the lesson's is too small for a token of each: as without the inspector
     return args
+
+
+def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
+    """Return the stage's server, with the page under /watch, and a `tape` if `args` ask for a recording.
+
+    Stages 01 and 02 get the server of the later ones around their loop.
+    """
+    lesson, watched = lesson_of(stage.name), Watched(engine)
+    module = server_module(stage)
+    server = getattr(module, "build_server", build_plain_server)(watched, args)
+    if books.can_pause(engine):
+        watched.pace.limit(PACE if args.steps_per_second is None else args.steps_per_second or None)
+    app = server.config.app
+    hello = watched.view.hello() | {"name": stage.name, "lesson": lesson}
+    clients = Clients(server.engine_thread, watched.view, lesson["system"])
+    check = guard(args.host, args.controlled_by)
+    boot = {"engines": [{"url": ""}, *({"url": url} for url in args.beside)], "key": bool(args.api_key)}
+    app.include_router(router(watched, server.engine_thread, clients, check, hello | {"folder": str(stage)}, boot))
+    app.router.lifespan_context = hanging_up(app.router.lifespan_context, clients)
+    server.watched, server.tape = watched, Tape(json.dumps(hello)) if args.record else None
+    if server.tape:
+        watched.feed.open(server.tape)
+    return server
+
+
+def hanging_up(lifespan, clients: Clients):
+    """Wrap the application's lifespan: at its end the load's clients hang up before the engine."""
+
+    @asynccontextmanager
+    async def wrapped(app):
+        async with lifespan(app) as state:
+            yield state
+            clients.resize(0)
+
+    return wrapped
+
+
+def serve(server, args: argparse.Namespace) -> None:
+    """Serve until SIGTERM or Ctrl-C, as the stage's own `serve` does, and open the page."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    server.engine_thread.on_failure = partial(setattr, server, "should_exit", True)
+    listener = server.config.bind_socket()
+    listener.listen(server.config.backlog)
+    url = f"{url_of(args.host, listener.getsockname()[1])}/watch"
+    if not args.controlled_by:  # otherwise another process's page shows it
+        print(f"watch it on {url} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
+    if args.browser:
+        opener = Timer(OPEN_AFTER_SECONDS, webbrowser.open, [url])
+        opener.daemon = True
+        opener.start()
+    server.run(sockets=[listener])
+    if server.engine_thread.failure is not None:
+        sys.exit(f"error: {server.engine_thread.error}, and the server has stopped")
 
 
 def watch(stage: Path, args: argparse.Namespace) -> None:

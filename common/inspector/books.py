@@ -37,8 +37,6 @@ def sizes(engine: BaseEngine) -> dict[str, Any]:
     if kind == "fleet":
         found["workers"] = [{"number": h.number, "role": h.role} for h in engine.handles]
         return found
-    if kind != "nothing" and kind != "buffers":
-        found |= {"max_running": engine.scheduler.max_running, "token_budget": engine.scheduler.token_budget}
     if kind == "slots":
         found["slots"] = engine.scheduler.max_running
     elif kind in ("pages", "tree", "drafts"):

@@ -10,17 +10,17 @@ try:
 except ImportError:  # before Python 3.11
     import tomli as tomllib
 
-DESK = SYSTEM_PROMPTS[8]  # rules of a help desk, some 60 tokens long
-FILLER = "The weather is mild. A cat sleeps on the wall. A boat passes the harbour. " * 40
-LONG = FILLER + "What is the capital of Italy?"
+LONG = (
+    "The weather is mild. A cat sleeps on the wall. A boat passes the harbour. " * 40 + "What is the capital of Italy?"
+)
+TEXTS = {"{long}": LONG, "{desk}": SYSTEM_PROMPTS[8]}  # rules of a help desk, some 60 tokens long
 PRESET = {"max_tokens": 128, "count": 1, "chat": True, "system": "", "temperature": 0.0}
 LESSON = {"look": "", "question": "", "system": "", "options": {}}
 
 
 def filled(fields: dict[str, Any]) -> dict[str, Any]:
     """Return what the file says, with the long texts put into it."""
-    texts = {"{desk}": DESK, "{long}": LONG}
-    return {name: texts.get(value, value) if isinstance(value, str) else value for name, value in fields.items()}
+    return {name: TEXTS.get(value, value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
 FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))

@@ -6,7 +6,6 @@ requests to the engine's thread, and read their answers to the end.
 
 import asyncio
 import itertools
-from collections import OrderedDict
 from random import Random
 
 from common.checkpoints.corpus import exercises, facts, stories, terms
@@ -16,21 +15,12 @@ from common.sampling import SamplingParams
 from common.serving.errors import EngineDead, QueueFull
 
 from .lessons import LONG
+from .view import View
 
 TOPICS = (facts.exchange, exercises.lists, terms.exchange, stories.request)
 EVERY_LONG = 6  # with long prompts, this many requests make one that is long
 MOST_CLIENTS = 64
-MOST_TITLES = 5000
 BACK_OFF_SECONDS = 0.5  # from a refusal to the next try
-
-
-class Titles(OrderedDict[tuple[int, ...], str]):
-    """What to show of a prompt, by its token ids: the question, without the chat template around it."""
-
-    def __setitem__(self, token_ids: tuple[int, ...], title: str) -> None:
-        super().__setitem__(token_ids, title)
-        if len(self) > MOST_TITLES:
-            self.popitem(last=False)
 
 
 def chat_tokens(tokenizer, prompt: str, system: str = "") -> list[int]:
@@ -43,8 +33,8 @@ def chat_tokens(tokenizer, prompt: str, system: str = "") -> list[int]:
 class Clients:
     """All that a page sends to an EngineThread. system: every question of the load begins with it."""
 
-    def __init__(self, engine_thread, titles: Titles, system: str = ""):
-        self.thread, self.titles, self.system = engine_thread, titles, system
+    def __init__(self, engine_thread, view: View, system: str = ""):
+        self.thread, self.view, self.system = engine_thread, view, system
         self.long_prompts = False
         self._clients: list[asyncio.Task] = []
         self._readers: set[asyncio.Task] = set()  # of single requests: a task without a reference may be collected
@@ -77,7 +67,7 @@ class Clients:
             return prompt
         check_prompt_length(len(prompt), tokenizer, self.thread.engine.config)
         token_ids = await self.thread.beside(chat_tokens, tokenizer, prompt, system)
-        self.titles[tuple(token_ids)] = prompt
+        self.view.entitle(token_ids, prompt)
         return token_ids
 
     async def _client(self) -> None:

@@ -4,7 +4,7 @@ import ipaddress
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -52,25 +52,24 @@ class Speed(Strict):
     steps_per_second: float | None = Field(None, ge=0, le=1000)
 
 
-class Guard:
-    """Keep out every other page that is open in the same browser, which sends requests to 127.0.0.1 for any of them.
+def guard(own_name: str, origins: Collection[str] = ()) -> Callable:
+    """Return what keeps out every other page of the same browser, which sends requests to 127.0.0.1 for any of them.
 
-    names: of this server, beside localhost and addresses. A foreign name that has been made to lead here (DNS
+    own_name: of this server, beside localhost and addresses. A foreign name that has been made to lead here (DNS
     rebinding) would make a foreign page look like our own. origins: of pages that may control it, beside its own.
     """
 
-    def __init__(self, names: Collection[str], origins: Collection[str] = ()):
-        self.names, self.origins = {"localhost", *names}, set(origins)
-
-    async def check(self, http: Request) -> None:
+    async def check(http: Request) -> None:
         """Raise HTTPException 403 for a host that is not ours, or a change that another page asks for."""
         host = http.headers.get("host", "")
         name = urlsplit(f"//{host}").hostname or ""
-        if name not in self.names and not is_address(name):
+        if name not in ("localhost", own_name) and not is_address(name):
             raise HTTPException(403, "this is not the name of this server: use the address that it printed")
         own = f"{http.url.scheme}://{host}"
-        if http.method != "GET" and http.headers.get("origin", "") not in {own, *self.origins}:
+        if http.method != "GET" and http.headers.get("origin", "") not in (own, *origins):
             raise HTTPException(403, "only the server's own page may control it")
+
+    return check
 
 
 def is_address(name: str) -> bool:
@@ -81,11 +80,9 @@ def is_address(name: str) -> bool:
     return True
 
 
-def router(
-    watched: Watched, engine_thread, clients: Clients, guard: Guard, hello: dict[str, Any], boot: dict[str, Any]
-) -> APIRouter:
-    """hello: with which each stream of updates begins. boot: what the page begins with: document.py."""
-    routes = APIRouter(prefix="/watch", dependencies=[Depends(guard.check)])
+def router(watched: Watched, engine_thread, clients: Clients, check: Callable, hello: dict, boot: dict) -> APIRouter:
+    """check: a guard. hello: with which a stream of updates begins. boot: with what the page begins: document.py."""
+    routes = APIRouter(prefix="/watch", dependencies=[Depends(check)])
     connect = [engine["url"] for engine in boot["engines"] if engine["url"]]
 
     @routes.get("")
@@ -150,7 +147,7 @@ def router(
         if body.steps_per_second is not None:
             watched.pace.limit(body.steps_per_second or None)
         if body.do is not None:
-            {"pause": watched.pace.pause, "resume": watched.pace.resume, "step": watched.pace.one}[body.do]()
+            watched.pace.ask(body.do)
         return controls()
 
     @routes.post("/abort")

@@ -15,12 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from random import Random
-from typing import Any
 
 from PIL import Image
 
-from common.checkpoints.corpus import facts, terms
 from common.errors import InvalidInput
 from common.loader import Loaded, load_model
 from common.sampling import SamplingParams
@@ -29,8 +26,8 @@ from common.stages import load_engine, stage_folder
 
 from .document import read_recording, write_recording
 from .feed import Tape
-from .lessons import FILE, PRESET, PRESETS, filled, lesson_of
-from .load import Titles, chat_tokens
+from .lessons import FILE, TEXTS, lesson_of
+from .load import chat_tokens
 from .watched import Watched
 
 SCENES = FILE["scenes"]
@@ -42,34 +39,21 @@ WHY_NOT = "needs a browser: apt install chromium, pip install playwright (common
 QUIET = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync"
 
 
-def arrivals(number: str, scene: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
-    """Return what is sent in a scene, as presets, by the step before which it arrives."""
-    found = [(at, PRESETS[name]) for at, name in scene.get("presets", [])]
-    for at, hero, tokens in scene.get("stories", []):
-        prompt = f"Tell me a story about {hero} that lasts four days."
-        found.append((at, PRESET | {"prompt": prompt, "max_tokens": tokens}))
-    rng, asked = Random(number), filled(scene.get("questions", {"count": 0}))
-    for place in range(asked["count"]):
-        prompt, answer = rng.choice((facts.exchange, terms.exchange))(rng)
-        fields = {"prompt": prompt, "max_tokens": min(asked["max_tokens"], max(12, len(answer) // 4))}
-        found.append((asked["first"] + place * asked["every"], PRESET | fields | {"system": asked.get("system", "")}))
-    return sorted(found, key=lambda pair: pair[0])
-
-
 def play(number: str, loaded: Loaded) -> list[str]:
     """Return the lines of a recording of a stage's scene: its hello, and its updates."""
     scene, stage = SCENES[number], stage_folder(number)
-    lesson, titles = lesson_of(stage.name), Titles()
-    watched = Watched(load_engine(number)(loaded, **lesson["options"] | scene.get("options", {})), titles)
+    lesson = lesson_of(stage.name)
+    watched = Watched(load_engine(number)(loaded, **lesson["options"] | scene.get("options", {})))
     tape = Tape(json.dumps(watched.view.hello() | {"name": stage.name, "lesson": lesson}))
     watched.feed.open(tape)
-    coming, steps = arrivals(number, scene), 0
+    system, coming, steps = TEXTS.get(scene.get("system"), ""), list(scene["requests"]), 0
     while steps < scene["steps"] and (coming or watched.has_unfinished):
         while coming and coming[0][0] <= steps:
-            _, preset = coming.pop(0)
-            token_ids = chat_tokens(watched.tokenizer, preset["prompt"], preset["system"])
-            titles[tuple(token_ids)] = preset["prompt"]
-            watched.add(token_ids, SamplingParams(max_tokens=preset["max_tokens"]))
+            _, tokens, prompt = coming.pop(0)
+            prompt = TEXTS.get(prompt, prompt)
+            token_ids = chat_tokens(watched.tokenizer, prompt, system)
+            watched.view.entitle(token_ids, prompt)
+            watched.add(token_ids, SamplingParams(max_tokens=tokens))
         watched.look_soon()  # a recording is played slowly, and each step of it has a moment of its own
         watched.step()
         steps = max(steps + 1, watched.trace.steps) if number == "08" else steps + 1

@@ -9,24 +9,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from common.engine import BaseEngine
 from common.transfers import synchronize
 
 from .books import CHUNK_DRAFT, DRAFT_METHOD
-
-
-@contextmanager
-def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """While the block runs, an attribute of this object is what `wrap` makes of it."""
-    original = vars(owner).get(name)  # None: the attribute is its class's
-    setattr(owner, name, wrap(getattr(owner, name)))
-    try:
-        yield
-    finally:
-        delattr(owner, name) if original is None else setattr(owner, name, original)
 
 
 class TimedModel:
@@ -57,17 +46,19 @@ class StepClock:
         """Time the engine's parts while the block runs; then it is as it was."""
         engine, model = self.engine, TimedModel(self.engine.model, self)
 
-        def timed_when_bound(bind: Callable) -> Callable:
-            return lambda batch: self.timed("attention", bind(batch))
-
         with ExitStack() as stack:
+
+            def replace(owner: Any, name: str, new: Any) -> None:
+                stack.enter_context(patch.object(owner, name, new))
+
             if drafter := getattr(engine, "drafter", None):
-                stack.enter_context(replaced(drafter, DRAFT_METHOD, partial(self.timed, "drafting")))
+                replace(drafter, DRAFT_METHOD, self.timed("drafting", getattr(drafter, DRAFT_METHOD)))
             if cache := getattr(engine, "cache", None):
-                stack.enter_context(replaced(cache, "bind", timed_when_bound))
-            stack.enter_context(replaced(engine, "model", lambda _: model))
-            stack.enter_context(replaced(engine, "run", partial(self.timed, "sampling", since=lambda: model.ended)))
-            stack.enter_context(replaced(engine, "append_tokens", partial(self.timed, "sampling")))
+                bind = cache.bind
+                replace(cache, "bind", lambda batch: self.timed("attention", bind(batch)))
+            replace(engine, "model", model)
+            replace(engine, "run", self.timed("sampling", engine.run, since=lambda: model.ended))
+            replace(engine, "append_tokens", self.timed("sampling", engine.append_tokens))
             yield
 
     def take(self, total: float) -> dict[str, float]:
@@ -109,7 +100,8 @@ class Probes:
 
     def attach(self) -> None:
         if drafter := getattr(self.engine, "drafter", None):
-            self._replaced.enter_context(replaced(drafter, DRAFT_METHOD, self._overheard))
+            overheard = self._overheard(getattr(drafter, DRAFT_METHOD))
+            self._replaced.enter_context(patch.object(drafter, DRAFT_METHOD, overheard))
         if self.engine.device.type == "cpu" and not hasattr(self.engine, "handles"):
             self._replaced.enter_context(self.clock.running())
 

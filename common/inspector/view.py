@@ -15,6 +15,7 @@ A request comes whole the first time and afterwards with what is new; `text` is 
 `memory` is books.memory with numbers for ids, without `pages`, which come only for requests whose table has changed.
 """
 
+import itertools
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from . import books
 VERSION = 1
 MOST_PROMPT = 2000  # characters of a prompt that a page is told
 MOST_STEPS = 1000  # steps of the past that a page is told when it opens
-MOST_NUMBERS = 20_000  # requests whose numbers are kept
+MOST_KEPT = 20_000  # requests whose numbers are kept, and titles
 EVERY_TREE_TEXT = 4000  # nodes; a larger tree is told without its texts
 
 
@@ -45,14 +46,15 @@ class Known:
 
 
 class View:
-    """Reads one engine, between two steps and on its thread. titles: what to show in place of a prompt, by its ids."""
+    """Reads one engine, between two steps and on its thread."""
 
-    def __init__(self, engine: BaseEngine, titles: dict[tuple[int, ...], str]):
-        self.engine, self.titles = engine, titles
+    def __init__(self, engine: BaseEngine):
+        self.engine = engine
         self.origin, self.began = time.perf_counter(), time.time()
         self.extras: dict[int, dict[str, Any]] = {}  # by step: what probes have heard
         self._numbers: dict[str, int] = {}
-        self._next = 0
+        self._next = itertools.count()
+        self._titles: dict[tuple[int, ...], str] = {}
 
     def hello(self) -> dict[str, Any]:
         engine = self.engine
@@ -66,12 +68,13 @@ class View:
             "can_pause": books.can_pause(engine),
         }
 
+    def entitle(self, token_ids: list[int], title: str) -> None:
+        """Show a question in place of the prompt with these ids, which has the chat template around it."""
+        keep(self._titles, tuple(token_ids), title)
+
     def number(self, request_id: str) -> int:
         if request_id not in self._numbers:
-            self._numbers[request_id] = self._next
-            self._next += 1
-            if len(self._numbers) > MOST_NUMBERS:
-                del self._numbers[next(iter(self._numbers))]
+            keep(self._numbers, request_id, next(self._next))
         return self._numbers[request_id]
 
     def update(self, known: Known, ended: Iterable[Request] = ()) -> dict[str, Any]:
@@ -145,7 +148,7 @@ class View:
 
     def _prompt(self, request: Request) -> str:
         tokenizer, ids = self.engine.tokenizer, request.prompt_token_ids
-        if title := self.titles.get(tuple(ids)):
+        if title := self._titles.get(tuple(ids)):
             return title
         if tokenizer is None:
             return f"{len(ids)} token ids"
@@ -181,3 +184,10 @@ class View:
                 texts[page] = self.engine.tokenizer.decode(token_ids, skip_special_tokens=True)
         known.texts = tokens
         return texts
+
+
+def keep(kept: dict, key: Any, value: Any) -> None:
+    """Put an entry into a dict that forgets the oldest ones."""
+    kept[key] = value
+    if len(kept) > MOST_KEPT:
+        del kept[next(iter(kept))]

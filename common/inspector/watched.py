@@ -26,10 +26,10 @@ IDLE_SECONDS = 0.1  # an idle engine looks up this often, so that a page that op
 class Watched:
     """Looks at its engine between two steps, at most MOST_LOOKS times a second, and only while `feed` has readers."""
 
-    def __init__(self, engine: BaseEngine, titles: dict[tuple[int, ...], str] | None = None):
+    def __init__(self, engine: BaseEngine):
         self._engine = engine
         self.pace, self.feed = Pace(), Feed()
-        self.view, self.probes = View(engine, {} if titles is None else titles), Probes(engine)
+        self.view, self.probes = View(engine), Probes(engine)
         self._watching = False
         self._known = Known()
         self._ended: list[Request] = []  # since the last look

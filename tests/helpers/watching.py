@@ -3,62 +3,52 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from common.inspector.__main__ import parse
-from common.inspector.server import build_server
+from common.inspector.__main__ import build_server, parse
 from common.serving.background import running
 from common.stages import load_engine, stage_folder
 from tests.helpers.serving_stage_03 import wait_until
 
 STORE = "inspector.stores[0]"
 PHONE = {"width": 390, "height": 844}
-MOST_LOOKS = 1200  # a minute: other work may keep this machine busy
 OUTSIDE = """[...document.querySelectorAll('body, body *')].filter((one) => {
   const { left, right, width } = one.getBoundingClientRect();
   return width && !one.closest('.surface, .cards, .tree') && (left < 0 || right > innerWidth + 1);
 }).map((one) => one.outerHTML.slice(0, 60))"""
 
 
-class Watching:
-    """One server, and what is in it. `engine` belongs to its thread: look at it only while that is stopped or idle."""
-
-    def __init__(self, url: str, server):
-        self.url, self.server, self.page_url = url, server, f"{url}/watch"
-        self.thread, self.watched = server.engine_thread, server.watched
-        self.engine = self.watched._engine
-
-    def take(self, steps: int) -> None:
-        """Stop the engine, and let it take this many steps."""
-        self.watched.pace.pause()
-        before = self.engine.trace.steps
-        for _ in range(steps):
-            self.watched.pace.one()
-        wait_until(lambda: self.engine.trace.steps == before + steps)
-
-
 @contextmanager
-def watching(stage: str, loaded, *options: str, **engine_options) -> Iterator[Watching]:
+def watching(stage: str, loaded, *options: str, **engine_options) -> Iterator:
+    """Yield a stage's server, with its `url`, its page's `page_url`, and its `engine`, which belongs to its thread."""
     folder = stage_folder(stage)
     args = parse(folder, ["--port", "0", "--no-browser", "--steps-per-second", "0", *options])
     engine = load_engine(stage)(loaded, **engine_options)
     server = build_server(engine, folder, args)
     try:
         with running(server) as url:
+            server.url, server.page_url, server.engine = url, f"{url}/watch", engine
             try:
-                yield Watching(url, server)
+                yield server
             finally:
-                server.watched.pace.resume()
+                server.watched.pace.ask("resume")
                 server.engine_thread.deadline = 0  # no test waits for what it has left open
     finally:
         if hasattr(engine, "close"):
             engine.close()
 
 
+def take(server, steps: int) -> None:
+    """Let a stopped engine take this many steps."""
+    before = server.engine.trace.steps
+    for _ in range(steps):
+        server.watched.pace.ask("step")
+    wait_until(lambda: server.engine.trace.steps == before + steps)
+
+
 class Page:
     """The page as a user has it, and the errors that it must not have."""
 
     def __init__(self, chromium, url: str, **options):
-        self.context = chromium.new_context(viewport={"width": 1280, "height": 800}, **options)
-        self.page = self.context.new_page()
+        self.page = chromium.new_page(viewport={"width": 1280, "height": 800}, **options)
         self.page.set_default_timeout(30_000)
         self.errors: list[str] = []
         self.asked: list[str] = []  # URLs
@@ -75,8 +65,8 @@ class Page:
             self.errors.append(told.text)
 
     def has(self, expression: str) -> None:
-        """Wait until a JavaScript expression is true. Asked again and again: the page's policy forbids `eval` to it."""
-        for _ in range(MOST_LOOKS):
+        """Wait for a minute until a JavaScript expression is true. The page's policy forbids `eval` to it."""
+        for _ in range(1200):
             if self.page.evaluate(f"Boolean({expression})"):
                 return
             self.page.wait_for_timeout(50)
@@ -101,5 +91,7 @@ class Page:
         assert self.evaluate(OUTSIDE) == [] and self.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
 
     def close(self) -> None:
-        self.context.close()
-        assert self.errors == []
+        """Close the page, which may have asked its own server only, or nothing but a file."""
+        home = self.page.url.removesuffix("/watch")
+        self.page.close()
+        assert self.errors == [] and all(url.startswith((home, "data:", "http://127.0.0.1")) for url in self.asked)

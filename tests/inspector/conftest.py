@@ -5,7 +5,7 @@ from contextlib import ExitStack
 import pytest
 
 from common.errors import InvalidInput
-from common.inspector.screenshots import chromium as chromium_of_this_machine
+from common.inspector import screenshots
 from tests.helpers.watching import STORE, Page
 
 
@@ -13,7 +13,7 @@ from tests.helpers.watching import STORE, Page
 def chromium():
     with ExitStack() as stack:
         try:
-            found = stack.enter_context(chromium_of_this_machine())
+            found = stack.enter_context(screenshots.chromium())
         except InvalidInput as error:
             pytest.skip(str(error))
         yield found
@@ -21,17 +21,12 @@ def chromium():
 
 @pytest.fixture
 def page_of(chromium):
-    """Opens pages, and after the test sees to it that they had no errors and asked only their own server."""
-    opened = []
+    """Opens pages, and closes them after the test."""
+    with ExitStack() as stack:
 
-    def open_page(server, locked: bool = False) -> Page:
-        opened.append(page := Page(chromium, server.page_url))
-        if not locked:
-            page.has(f"inspector.views[0] && {STORE}.moments.length")
-        return page
+        def open_page(url: str, ready: str = f"inspector.views[0] && {STORE}.moments.length", **options) -> Page:
+            stack.callback((page := Page(chromium, url, **options)).close)
+            page.has(ready)
+            return page
 
-    yield open_page
-    for page in opened:
-        asked = page.url.removesuffix("/watch"), "data:"
-        page.close()
-        assert all(url.startswith(asked) for url in page.asked), page.asked
+        yield open_page

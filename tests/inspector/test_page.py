@@ -12,12 +12,11 @@ from common.inspector import books
 from common.inspector.document import read_recording
 from common.inspector.load import chat_tokens
 from common.inspector.screenshots import SCENES
-from common.inspector.view import VERSION
 from common.sampling import SamplingParams
 from common.serving.background import free_port
 from common.stages import ROOT, load_engine, stage_folder
 from tests.helpers.serving_stage_03 import wait_until
-from tests.helpers.watching import STORE, Page, watching
+from tests.helpers.watching import STORE, Page, take, watching
 
 pytestmark = pytest.mark.browser
 NEWEST = f"{STORE}.moments.at(-1)"
@@ -29,7 +28,7 @@ HEAD = 46  # of the timeline, above its first row
 
 def test_an_engine_is_stopped_stepped_and_looked_into(loaded, page_of):
     with watching("05", loaded, kv_memory="6M") as server:
-        page = page_of(server)
+        page = page_of(server.page_url)
         page.keyboard.press(" ")
         page.has("document.querySelector('.controls').classList.contains('paused')")
         page.click("text=Send: Twelve stories at once")
@@ -80,7 +79,7 @@ def test_an_engine_is_stopped_stepped_and_looked_into(loaded, page_of):
 def test_the_past_is_gone_through_by_drag_wheel_and_keyboard(loaded, page_of):
     """Also of an answer that was written between two looks."""
     with watching("05", loaded) as server:
-        page, timeline = page_of(server), f"{VIEW}.timeline"
+        page, timeline = page_of(server.page_url), f"{VIEW}.timeline"
         page.keyboard.press("s")
         page.keyboard.press("Control+A")
         for key in ("Count from 1 to 30.", "40", "0", "1"):
@@ -89,7 +88,7 @@ def test_the_past_is_gone_through_by_drag_wheel_and_keyboard(loaded, page_of):
         page.keyboard.press("Enter")
         page.has("document.querySelector('.card[data-state=length], .card[data-state=stop]')")
         assert page.evaluate(f"{REQUESTS}.map((one) => one.prompt)") == ["Count from 1 to 30."]
-        wait_until(lambda: server.thread.stats["unfinished"] == 0)
+        wait_until(lambda: server.engine_thread.stats["unfinished"] == 0)
         steps = server.engine.trace.steps
         page.has(f"{STORE}.columns === {steps}")
         whole = page.text_content(".card .answer")
@@ -123,12 +122,12 @@ def test_the_past_is_gone_through_by_drag_wheel_and_keyboard(loaded, page_of):
 @pytest.mark.parametrize("stage", ["05", "06"])
 def test_the_map_and_the_marks_are_the_engines_books(loaded, page_of, stage):
     with watching(stage, loaded, kv_memory="6M") as server:
-        page = page_of(server)
-        server.watched.pace.pause()  # until all are there: those that come late would find room
+        page = page_of(server.page_url)
+        server.watched.pace.ask("pause")  # until all are there: those that come late would find room
         for hero in ("a fox", "an owl", "a fox", "a robot", "a king", "a lion"):
             page.send(STORY.replace("a fox", hero), 300)
-        wait_until(lambda: server.thread.stats["unfinished"] == 6)
-        server.take(200)
+        wait_until(lambda: server.engine_thread.stats["unfinished"] == 6)
+        take(server, 200)
         scheduler = server.engine.scheduler
         tables = {name: sequence.page_table.pages for name, sequence in scheduler.running.items()}
         number = {name: int(name.removeprefix("request-")) for name in tables}
@@ -151,7 +150,7 @@ def test_the_map_and_the_marks_are_the_engines_books(loaded, page_of, stage):
 
 def test_draft_tokens_are_those_that_the_engine_counts(loaded, page_of):
     with watching("07", loaded, kv_memory="24M", num_draft_tokens=4) as server:
-        page = page_of(server)
+        page = page_of(server.page_url)
         page.send(STORY, 60)
         page.has("document.querySelector('.card[data-state=length]')")
         stats = server.engine.stats()
@@ -162,26 +161,33 @@ def test_draft_tokens_are_those_that_the_engine_counts(loaded, page_of):
         assert page.query_selector(".token.draft") and page.query_selector(".pair s")
 
 
-@pytest.mark.parametrize("stage", ["03", "05"])
-def test_a_phone_that_comes_late_sees_all_and_the_last_page_leaves_nothing(loaded, page_of, stage):
-    with watching(stage, loaded) as server:
-        before = server.engine.model, vars(server.engine).get("run")
-        early = page_of(server)
+def test_a_phone_that_comes_late_sees_all(loaded, page_of):
+    with watching("03", loaded) as server:
+        early = page_of(server.page_url)
         markup = "<img src=x onerror=\"document.title='taken'\">"
         early.send("Count from 1 to 30.", 40, times=3)
         early.send(markup, 8)
         told = f"{REQUESTS}.map((one) => [one.letter, one.prompt, one.text, one.finish])"
         early.has(f"{told}.filter(([, , , finish]) => finish).length === 4")
-        late = page_of(server)
+        late = page_of(server.page_url)
         late.fits_a_phone()
         assert late.evaluate(told) == early.evaluate(told)
-        for page in (early, late):
-            page.drawn()
-            assert page.evaluate(f"{VIEW}.timeline.drawn.decode") > 0
-            assert markup in page.locator(".card .prompt").all_text_contents() and not page.query_selector("main img")
-            assert "taken" not in page.title() and "runs alone" not in page.text_content(".sums")
-            assert all(text.strip() for text in page.locator(".card .words").all_text_contents())
-            page.page.close()
+        assert late.evaluate(f"{VIEW}.timeline.drawn.decode") > 0
+        assert markup in late.locator(".card .prompt").all_text_contents() and not late.query_selector("main img")
+        assert "taken" not in late.title() and "runs alone" not in late.text_content(".sums")
+        assert all(text.strip() for text in late.locator(".card .words").all_text_contents())
+
+
+def test_the_last_page_that_closes_leaves_nothing_behind(loaded, chromium):
+    with watching("05", loaded) as server:
+        before = server.engine.model, vars(server.engine).get("run")
+        pages = [Page(chromium, server.page_url) for _ in range(2)]
+        for page in pages:
+            page.has(f"inspector.views[0] && {STORE}.moments.length")
+        pages[0].send("What is 2+2?", 32)
+        for page in pages:
+            page.has("document.querySelector('.card[data-state=stop]')?.textContent.includes('4')")
+            page.close()
         wait_until(lambda: not server.watched.feed.readers and not server.watched._watching)
         assert (server.engine.model, vars(server.engine).get("run")) == before
         assert not server.watched._ended and not server.watched._known.requests
@@ -189,7 +195,7 @@ def test_a_phone_that_comes_late_sees_all_and_the_last_page_leaves_nothing(loade
 
 def test_a_server_with_a_key_asks_for_it_and_refuses_in_sentences(loaded, page_of):
     with watching("05", loaded, "--api-key", "secret", kv_memory="1M") as server:
-        page = page_of(server, locked=True)
+        page = page_of(server.page_url, 'document.querySelector("input[type=password]")')
         for key in ("wrong", "secret"):
             page.has("document.querySelector('input[type=password]')?.value === ''")
             page.fill("input[type=password]", key)
@@ -208,7 +214,7 @@ def test_a_killed_workers_stream_goes_on(loaded, page_of):
     ids = chat_tokens(loaded.tokenizer, prompt)
     [expected] = load_engine("06")(loaded, kv_memory="8M").generate([ids], SamplingParams(max_tokens=tokens))
     with watching("08", loaded, workers="ray", kv_memory="16M", num_draft_tokens=0) as server:
-        page = page_of(server)
+        page = page_of(server.page_url)
         assert page.is_hidden("text=Pause"), "workers have loops of their own"
         page.send(prompt, tokens)
         page.has(f"{STORE}.requests.get(0)?.tokens.length > 10")
@@ -222,58 +228,52 @@ def test_a_killed_workers_stream_goes_on(loaded, page_of):
         page.fits_a_phone()
 
 
-def test_two_engines_get_the_same_load_and_are_recorded_together(chromium, tmp_path):
+def test_two_engines_get_the_same_load_and_are_recorded_together(page_of, tmp_path):
     port, recording = free_port(), tmp_path / "both.html"
     command = [sys.executable, "-m", "common.inspector", "03", "04", "--port", str(port), "--no-browser"]
-    command += ["--record", str(recording)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    all_of = "inspector.stores.map((store) => [...store.requests.values()])"
+    answers = f"{all_of}.map((all) => all.map((one) => [one.prompt, one.text]))"
+    with subprocess.Popen(
+        [*command, "--record", str(recording)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert f"http://127.0.0.1:{port}/watch" in process.stdout.readline()
-            page = Page(chromium, f"http://127.0.0.1:{port}/watch")
-            page.has("inspector.stores.filter((store) => store?.moments.length).length === 2")
-            assert page.evaluate("inspector.stores.map((store) => store.hello.kind)") == ["buffers", "slots"]
+            both = "inspector.stores.filter((store) => store?.moments.length).length === 2"
+            page = page_of(f"http://127.0.0.1:{port}/watch", both)
             page.send("Explain KV cache in one sentence.", 24, times=6)
-            all_of = "inspector.stores.map((store) => [...store.requests.values()])"
             page.has(f"{all_of}.every((all) => all.filter((one) => one.finish).length === 6)")
-            third, fourth = page.evaluate(f"{all_of}.map((all) => all.map((one) => [one.prompt, one.text]))")
+            third, fourth = page.evaluate(answers)
             assert third == fourth
             most = "inspector.stores.map((store) => Math.max(...store.steps.map((step) => step.works.length)))"
             assert page.evaluate(most) == [1, 6]
             page.fits_a_phone()
-            burst = f"{all_of}.map((all) => all.reduce((sum, one) => sum + one.tokens.length, 0))"
+            burst = page.evaluate(f"{all_of}.map((all) => all.reduce((sum, one) => sum + one.tokens.length, 0))")
             tiles = page.locator(
                 ".tile:first-child dd"
             ).all_text_contents()  # of the burst, and not of the last seconds
-            assert all(f"{tokens} in " in tile for tile, tokens in zip(tiles, page.evaluate(burst), strict=True)), tiles
-            page.close()
+            assert all(f"{tokens} in " in tile for tile, tokens in zip(tiles, burst, strict=True)), tiles
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate(timeout=60)
     assert process.returncode == 0
-    page = Page(chromium, recording.as_uri(), offline=True)
-    page.has("inspector.views.length === 2 && document.querySelectorAll('.engine').length === 2")
+    page = page_of(recording.as_uri(), "inspector.views.length === 2", offline=True)
     page.evaluate("inspector.clock.show(1e12)")
     page.drawn()
-    assert page.evaluate(f"{all_of}.map((all) => all.map((one) => [one.prompt, one.text]))") == [third, fourth]
-    page.close()
+    assert page.evaluate(answers) == [third, fourth]
 
 
 @pytest.mark.parametrize("stage", SCENES)
-def test_a_lessons_recording_plays(chromium, stage):
+def test_a_lessons_recording_plays(page_of, stage):
     """To its last moment, without a network, and without an error in any panel."""
-    folder = stage_folder(stage)
-    lesson = (folder / "README.md").read_text(encoding="utf-8")
+    results = stage_folder(stage) / "results"
+    lesson = (results.parent / "README.md").read_text(encoding="utf-8")
     assert "(results/watch.png)" in lesson and "(results/watch.html)" in lesson and f"course.py watch {stage}" in lesson
-    [lines] = read_recording(folder / "results" / "watch.html")
-    hello, *updates = map(json.loads, lines)
-    assert hello["version"] == VERSION and hello["name"] == folder.name
-    page = Page(chromium, (folder / "results" / "watch.html").as_uri(), offline=True)
-    page.has("document.querySelector('.player')")
+    [[_, *updates]] = read_recording(results / "watch.html")
+    updates = [json.loads(update) for update in updates]
+    page = page_of((results / "watch.html").as_uri(), "document.querySelector('.player')", offline=True)
     page.evaluate("inspector.clock.show(1e12)")
     page.drawn()
     requests = {row["n"] for update in updates for row in update["requests"]}
     assert page.evaluate(f"[{STORE}.columns, {STORE}.requests.size]") == [updates[-1]["stats"]["steps"], len(requests)]
     assert page.query_selector(".card") and page.text_content(".sums")
-    assert all(url.startswith(("file:", "data:")) for url in page.asked)
     page.fits_a_phone()
-    page.close()

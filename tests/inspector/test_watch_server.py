@@ -1,6 +1,5 @@
 """The page's server over HTTP, without a browser: which page may control the engine, and what the controls do."""
 
-import json
 import re
 import signal
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from common.inspector.document import document
 from common.serving.background import free_port
 from common.stages import ROOT
 from tests.helpers.serving_stage_03 import wait_until
@@ -56,7 +56,7 @@ def test_the_page_may_change_things(server):
     assert post("load", {"clients": 2}).json()["clients"] == 2
     wait_until(lambda: server.watched.trace.steps > 3)
     assert post("load", {"clients": 0}).json()["clients"] == 0
-    wait_until(lambda: server.thread.stats["unfinished"] == 0)
+    wait_until(lambda: server.engine_thread.stats["unfinished"] == 0)
     assert post("load", {"clients": 1000}).status_code == 422
     assert post("kill", {"worker": 0}).status_code == 404
     assert post("speed", {"do": "pause"}).json()["paused"]
@@ -74,16 +74,7 @@ def test_the_document_loads_nothing_and_says_so(server):
     assert re.findall(r'(?:src|href)="(?!data:)', page.text) == []
     [policy] = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', page.text)
     assert "default-src 'none'" in policy and policy.endswith("connect-src 'self'")
-
-
-def test_an_idle_engine_looks_up_for_a_page_that_opens(server):
-    with httpx.stream("GET", f"{server.page_url}/events", headers=KEY, timeout=30) as stream:
-        lines = stream.iter_lines()
-        hello = json.loads(next(lines).removeprefix("data: "))
-        assert hello["version"] == 1 and hello["kind"] == "pages" and "folder" not in hello
-        next(lines)
-        assert "memory" in json.loads(next(lines).removeprefix("data: "))
-    wait_until(lambda: not server.watched.feed.readers)
+    assert "</script><script>alert" not in document({"recording": "</script><script>alert(1)</script>"})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

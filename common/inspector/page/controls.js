@@ -1,6 +1,6 @@
 // Doing: send a prompt, a load of clients, stop and step the engine, end a worker. All engines shown get the same.
 
-import { button, choices, el, say } from "inspector/dom";
+import { button, el, say } from "inspector/dom";
 
 const SPEEDS = [0, 50, 20, 10, 4, 2, 1]; // steps a second; 0 is as many as the engine can
 const CLIENTS = 32;
@@ -14,10 +14,7 @@ export class Controls {
     this.most = number("most output tokens", { min: 1, max: 4000 });
     this.heat = number("temperature", { min: 0, max: 2, step: 0.1 });
     this.times = number("how many times", { min: 1, max: 64 });
-    const presets = choices(
-      this.lesson.presets.map((_, at) => at),
-      (at) => this.lesson.presets[at].name,
-    );
+    const presets = this.lesson.presets.map(({ name }, value) => el("option", { value }, name));
     this.presets = el("select", { "aria-label": "preset", onchange: () => this.choose() }, ...presets);
     const load = { type: "range", min: 0, max: CLIENTS, "aria-label": "clients", oninput: () => this.load() };
     this.slider = el("input", load);
@@ -26,7 +23,7 @@ export class Controls {
     this.pause = button("Pause", () => this.toggle(), { title: "space" });
     const step = button("One step", () => this.all("speed", { do: "step" }), { title: "." });
     const setSpeed = () => this.all("speed", { steps_per_second: Number(this.rate.value) });
-    const speeds = choices(SPEEDS, (speed) => (speed ? `${speed} a second` : "full speed"));
+    const speeds = SPEEDS.map((value) => el("option", { value }, value ? `${value} a second` : "full speed"));
     this.rate = el("select", { "aria-label": "steps per second", onchange: setSpeed }, ...speeds);
     this.killers = group();
     const send = el("button", { class: "primary", type: "submit" }, "Send");

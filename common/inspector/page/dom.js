@@ -17,8 +17,6 @@ export function el(tag, attributes = {}, ...children) {
 export const button = (words, onclick, attributes = {}) =>
   el("button", { type: "button", onclick, ...attributes }, words);
 
-export const choices = (values, words) => values.map((value, at) => el("option", { value }, words(value, at)));
-
 // Changes text only where it differs: a screen reader and a selection are left in peace.
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;

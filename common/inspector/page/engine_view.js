@@ -2,8 +2,7 @@
 
 import { el, say } from "inspector/dom";
 import { Legend, marksOf, pagesOf } from "inspector/legend";
-import { Memory } from "inspector/memory";
-import { newest } from "inspector/news";
+import { Memory, newest } from "inspector/memory";
 import { Numbers } from "inspector/numbers";
 import { Text } from "inspector/text";
 import { Timeline } from "inspector/timeline";

@@ -1,6 +1,6 @@
 // What the marks mean: drawn by the functions that draw them, and only those that this stage has.
 
-import { el, frame, surface, unit } from "inspector/dom";
+import { el, frame, surface } from "inspector/dom";
 import { PHASES, colour, inks, mark } from "inspector/marks";
 
 const MARKS = {
@@ -52,14 +52,9 @@ export class Legend {
     this.items = items.map((item) => [el("canvas", { "aria-hidden": "true" }), ...item]);
     const rows = this.items.map(([canvas, words]) => el("li", {}, canvas, words));
     this.element = el("ul", { class: "legend", "aria-label": "marks", hidden: !rows.length }, ...rows);
-    this.look = "";
   }
 
-  // Again only when the theme or the size of type has changed.
   draw() {
-    const look = `${inks().paper} ${unit()}`;
-    if (this.look === look) return;
-    this.look = look;
     for (const [canvas, , draw, width, height] of this.items) draw(surface(canvas, width, height));
   }
 }

@@ -48,11 +48,8 @@ function header() {
     resized();
   };
   const size = button("Larger", enlarge, { title: "larger type, for a projector" });
-  const lesson = el(
-    "a",
-    { href: "/watch/lesson", target: "_blank", rel: "noopener", hidden: clock.recorded },
-    "Lesson",
-  );
+  const link = { href: "/watch/lesson", target: "_blank", hidden: clock.recorded };
+  const lesson = el("a", link, "Lesson");
   const group = el("span", { class: "group" }, page.state, lesson, size, theme);
   const top = el("header", { class: "top" }, page.heading, page.about, group);
   document.body.append(top, page.look, page.controls, page.engines);

@@ -21,7 +21,9 @@ export function drawPages({ context, width, height, store, moment, time, speed, 
     const mine = owners.get(page);
     if (mine) {
       context.globalAlpha = mine.every((one) => selection.dims(one.request.n)) ? 0.25 : 1;
-      if (cell < TINY) drawTiny(context, x, y, side, mine[0], pageSize);
+      const [{ request, filled }] = mine;
+      context.fillStyle = colour(request.hue);
+      if (cell < TINY) context.fillRect(x, y, Math.max(1, (side * filled) / pageSize), side);
       else drawOwned(context, x, y, side, mine, pageSize, cached.has(page), selection);
       context.globalAlpha = 1;
     } else if (cached.has(page)) mark(context, "cached", soft, x, y, side, side);
@@ -45,13 +47,12 @@ export function drawPages({ context, width, height, store, moment, time, speed, 
     if (x >= columns * cell || page >= pages) return null;
     const text = moment.memory.texts.get(page);
     const state = cached.has(page) ? "cached, no request uses it" : "free";
-    const part = ({ request: { letter }, place, filled }) =>
-      `${letter}’s page ${place + 1}, ${filled} of ${pageSize} tokens`;
-    const words = owners.get(page)?.map(part).join("; ") ?? state;
-    return {
-      words: `page ${page}: ${words}${text ? ` “${text.slice(0, 60)}”` : ""}`,
-      owner: owners.get(page)?.[0].request.n,
-    };
+    const mine = owners.get(page) ?? [];
+    const parts = mine.map(
+      (one) => `${one.request.letter}’s page ${one.place + 1}, ${one.filled} of ${pageSize} tokens`,
+    );
+    const words = `page ${page}: ${parts.join("; ") || state}${text ? ` “${text.slice(0, 60)}”` : ""}`;
+    return { words, owner: mine[0]?.request.n };
   };
   const sums = `${used}${kept}, ${count(pages - owners.size - idle)} free. ${one}${drawn}`;
   return { cell, columns, owners, cached, at, sums };
@@ -85,11 +86,6 @@ function givenUp(store, time, seconds) {
   return lost;
 }
 
-function drawTiny(context, x, y, side, { request, filled }, pageSize) {
-  context.fillStyle = colour(request.hue);
-  context.fillRect(x, y, Math.max(1, (side * filled) / pageSize), side);
-}
-
 function drawOwned(context, x, y, side, mine, pageSize, isInTree, selection) {
   const { on, ink } = inks();
   const band = side / mine.length;
@@ -109,14 +105,7 @@ function drawOwned(context, x, y, side, mine, pageSize, isInTree, selection) {
   if (side < 12) return;
   if (isInTree) {
     context.fillStyle = on;
-    context.beginPath();
-    for (const [dx, dy] of [
-      [6, 1],
-      [1, 1],
-      [1, 6],
-    ])
-      context.lineTo(x + side - dx, y + dy);
-    context.fill();
+    context.fill(new Path2D(`M${x + side - 6} ${y + 1}h5v5z`));
   }
   const isChosen = mine.some((one) => one.request.n === selection.number);
   const text = isChosen ? String(place + 1) : mine.length > 1 ? `×${mine.length}` : request.letter;

@@ -97,16 +97,14 @@ function percentiles(values) {
   return { p50: at(0.5), p99: at(0.99) };
 }
 
-// Where the time of the last steps went: milliseconds of a step for each part, on average.
-export function partsAt(store, time, steps = 60) {
-  const sums = {};
-  let counted = 0;
+// Where the time of the last steps went: milliseconds of a step for each part, on average; null if nothing is known.
+export function partsAt(store, time, most = 60) {
   const end = store.columnAt(time);
-  for (let column = Math.max(store.first, end - steps); column < end; column++) {
-    const { parts } = store.step(column);
-    if (!parts) continue;
-    counted += 1;
-    for (const [name, spent] of Object.entries(parts)) sums[name] = (sums[name] ?? 0) + spent;
-  }
-  return counted ? Object.entries(sums).map(([name, sum]) => [name, sum / counted]) : null;
+  const steps = store.steps
+    .slice(Math.max(0, end - store.first - most), end - store.first)
+    .filter((step) => step.parts);
+  const sums = {};
+  for (const { parts } of steps)
+    for (const [name, spent] of Object.entries(parts)) sums[name] = (sums[name] ?? 0) + spent / steps.length;
+  return steps.length ? sums : null;
 }

@@ -6,15 +6,14 @@ import { WINDOW_SECONDS, figuresAt, partsAt, stretchAt } from "inspector/metrics
 
 const SPREAD = ": median and 99th percentile of the last busy minute";
 const POOLS = ["pages", "tree", "drafts"];
-const percent = (value) => `${value < 10 ? value.toFixed(1) : Math.round(value)} %`;
+const percent = (value) => `${value && value < 10 ? value.toFixed(1) : Math.round(value)} %`;
 const times = { show: ({ p50 }) => milliseconds(p50), beside: (_, { p99 }) => `p99 ${milliseconds(p99)}` };
 const FIGURES = {
   rate: {
     name: "tokens per second",
     title: "since the engine was last idle, at most a minute; the line: of two seconds",
     show: count,
-    beside: ({ stretch }) =>
-      stretch.seconds ? `${count(stretch.tokens)} in ${milliseconds(1000 * stretch.seconds)}` : "",
+    beside: ({ tokens, seconds }) => (seconds ? `${count(tokens)} in ${milliseconds(1000 * seconds)}` : ""),
   },
   running: { name: "running", show: count, beside: ({ waiting }) => `${count(waiting)} waiting` },
   memory: {
@@ -46,7 +45,9 @@ export class Numbers {
       .filter((key) => FIGURES[key].kinds?.includes(store.hello.kind) ?? true)
       .map((key) => this.tile(key));
     this.grid = el("dl", { class: "tiles" }, ...this.tiles.map((tile) => tile.element));
-    this.parts = el("div", { class: "parts" });
+    this.partsTitle = el("span", { class: "parts-title" });
+    this.bars = Object.keys(SHADES).map((name) => [name, el("span", { class: "part" })]);
+    this.parts = el("div", { class: "parts" }, this.partsTitle, ...this.bars.map(([, bar]) => bar));
     this.element = el("div", { class: "numbers" }, this.parts, this.grid);
   }
 
@@ -54,14 +55,8 @@ export class Numbers {
     const { name, title } = FIGURES[key];
     const [value, spread] = [el("span", { class: "value" }, "–"), el("span", { class: "spread" })];
     const canvas = el("canvas", { "aria-hidden": "true" });
-    const figures = el("dd", {}, value, spread);
-    const element = el(
-      "div",
-      { class: "tile", title },
-      el("dt", {}, name),
-      figures,
-      el("div", { class: "spark" }, canvas),
-    );
+    const figures = [el("dt", {}, name), el("dd", {}, value, spread)];
+    const element = el("div", { class: "tile", title }, ...figures, el("div", { class: "spark" }, canvas));
     return { key, value, spread, canvas, element };
   }
 
@@ -69,18 +64,16 @@ export class Numbers {
     const time = this.clock.of(this.store);
     const figures = figuresAt(this.store, time, this.clock.speed);
     if (!figures) return;
-    const stretch = stretchAt(this.store, time);
-    Object.assign(figures, { stretch, rate: stretch.tokens / (stretch.seconds || 1) });
+    const { tokens, seconds } = stretchAt(this.store, time);
+    Object.assign(figures, { tokens, seconds, rate: tokens / (seconds || 1) });
     const points = this.line(time);
     for (const { key, value, spread, canvas } of this.tiles) {
       const { show, beside } = FIGURES[key];
       const now = figures[key];
       say(value, now === null ? "–" : show(now));
       say(spread, now === null || !beside ? "" : beside(figures, now));
-      spark(
-        canvas,
-        points.map((one) => one?.[key]?.p50 ?? one?.[key] ?? null),
-      );
+      const values = points.map((one) => one?.[key]?.p50 ?? one?.[key] ?? null);
+      spark(canvas, values);
     }
     this.drawParts(time);
   }
@@ -106,23 +99,16 @@ export class Numbers {
     const parts = partsAt(this.store, time);
     this.parts.hidden = !parts;
     if (!parts) return;
-    const whole = parts.reduce((sum, [, spent]) => sum + spent, 0);
-    const order = Object.keys(SHADES);
-    parts.sort(([a], [b]) => order.indexOf(a) - order.indexOf(b));
-    if (this.parts.childElementCount !== parts.length + 1)
-      this.parts.replaceChildren(
-        el("span", { class: "parts-title" }),
-        ...parts.map(() => el("span", { class: "part" })),
-      );
-    const [title, ...bars] = this.parts.children;
-    say(title, `a step takes ${milliseconds(whole)}:`);
-    parts.forEach(([name, spent], at) => {
-      const [share, shade, { paper, ink }] = [spent / whole, SHADES[name], inks()];
-      const style = { flexGrow: String(Math.max(0.02, share)), background: tint(ink, shade) };
-      Object.assign(bars[at].style, style, { color: shade > 0.4 ? paper : ink });
-      bars[at].title = `${name}: ${milliseconds(spent)}, ${Math.round(100 * share)} %`;
-      say(bars[at], share > 0.17 ? `${name} ${Math.round(100 * share)} %` : "");
-    });
+    const whole = Object.values(parts).reduce((sum, spent) => sum + spent, 0);
+    say(this.partsTitle, `a step takes ${milliseconds(whole)}:`);
+    for (const [name, bar] of this.bars) {
+      const [share, shade] = [(parts[name] ?? 0) / whole, SHADES[name]];
+      const style = { flexGrow: String(Math.max(0.02, share)), background: tint(inks().ink, shade) };
+      Object.assign(bar.style, style, { color: shade > 0.4 ? inks().paper : inks().ink });
+      bar.hidden = !parts[name];
+      bar.title = `${name}: ${milliseconds(whole * share)}, ${Math.round(100 * share)} %`;
+      say(bar, share > 0.17 ? `${name} ${Math.round(100 * share)} %` : "");
+    }
   }
 }
 

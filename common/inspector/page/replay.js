@@ -1,7 +1,7 @@
 // A recording: the updates of one engine or two, packed into the page. All of them are read at once; then the clock
 // runs through them, and any moment can be shown.
 
-import { button, choices, el, say } from "inspector/dom";
+import { button, el, say } from "inspector/dom";
 import { Store } from "inspector/store";
 
 const SPEEDS = [1, 0.5, 0.25, 0.1, 0.05];
@@ -25,7 +25,7 @@ export class Player {
     const seek = { oninput: () => this.seek(), "aria-label": "moment of the recording" };
     this.range = el("input", { type: "range", min: 0, max: 1000, value: 0, class: "wide", ...seek });
     this.where = el("output", { class: "where" });
-    const speeds = choices(SPEEDS, (speed) => (speed === 1 ? "as it was" : `${speed} × speed`));
+    const speeds = SPEEDS.map((value) => el("option", { value }, value === 1 ? "as it was" : `${value} × speed`));
     this.speed = el(
       "select",
       { "aria-label": "speed", onchange: () => this.setSpeed(Number(this.speed.value)) },

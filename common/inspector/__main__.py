@@ -12,7 +12,6 @@ import sys
 import tempfile
 import webbrowser
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from threading import Timer
@@ -81,23 +80,17 @@ def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
     check = guard(args.host, args.controlled_by)
     boot = {"engines": [{"url": ""}, *({"url": url} for url in args.beside)], "key": bool(args.api_key)}
     app.include_router(router(watched, server.engine_thread, clients, check, hello | {"folder": str(stage)}, boot))
-    app.router.lifespan_context = hanging_up(app.router.lifespan_context, clients)
+    server.shutdown = partial(shutdown, server.shutdown, clients)
     server.watched, server.tape = watched, Tape(json.dumps(hello)) if args.record else None
     if server.tape:
         watched.feed.open(server.tape)
     return server
 
 
-def hanging_up(lifespan, clients: Clients):
-    """Wrap the application's lifespan: at its end the load's clients hang up before the engine."""
-
-    @asynccontextmanager
-    async def wrapped(app):
-        async with lifespan(app) as state:
-            yield state
-            clients.resize(0)
-
-    return wrapped
+async def shutdown(server_shutdown, clients: Clients, **sockets) -> None:
+    """Shut a server down, whose own clients hang up first."""
+    clients.resize(0)
+    await server_shutdown(**sockets)
 
 
 def serve(server, args: argparse.Namespace) -> None:

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Body, Depends, HTTPException, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import InvalidInput
 from common.sampling import SamplingParams
@@ -25,31 +24,6 @@ from .watched import Watched
 
 STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 PAGE_HEADERS = {"Cache-Control": "no-store", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class Prompt(Strict):
-    prompt: str
-    max_tokens: int = Field(128, ge=1)
-    temperature: float = 0.0
-    count: int = Field(1, ge=1, le=MOST_CLIENTS)
-    chat: bool = True
-    system: str = ""
-
-
-class Load(Strict):
-    clients: int = Field(ge=0, le=MOST_CLIENTS)
-    long_prompts: bool = False
-
-
-class Speed(Strict):
-    """pause, resume, or one step. steps_per_second: 0 for as many as the engine can; None leaves it as it is."""
-
-    do: Literal["pause", "resume", "step"] | None = None
-    steps_per_second: float | None = Field(None, ge=0, le=1000)
 
 
 def guard(own_name: str, origins: Collection[str] = ()) -> Callable:
@@ -122,32 +96,46 @@ def router(watched: Watched, engine_thread, clients: Clients, check: Callable, h
         }
 
     @routes.post("/send")
-    async def send(body: Prompt):
-        if not body.prompt.strip():  # the chat template would make tokens of it
+    async def send(
+        prompt: Annotated[str, Body()],
+        max_tokens: Annotated[int, Body(ge=1)] = 128,
+        temperature: Annotated[float, Body()] = 0.0,
+        count: Annotated[int, Body(ge=1, le=MOST_CLIENTS)] = 1,
+        chat: Annotated[bool, Body()] = True,
+        system: Annotated[str, Body()] = "",
+    ):
+        if not prompt.strip():  # the chat template would make tokens of it
             raise HTTPException(400, "the prompt is empty: write one, or choose a preset")
         try:
-            params = SamplingParams(max_tokens=body.max_tokens, temperature=body.temperature)
-            ids = await clients.send(body.prompt, params, count=body.count, chat=body.chat, system=body.system)
+            params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+            ids = await clients.send(prompt, params, count=count, chat=chat, system=system)
         except InvalidInput as error:
             raise HTTPException(400, str(error)) from error
         return {"request_ids": ids}
 
     @routes.post("/load")
-    async def load(body: Load):
+    async def load(
+        clients_wanted: Annotated[int, Body(alias="clients", ge=0, le=MOST_CLIENTS)],
+        long_prompts: Annotated[bool, Body()] = False,
+    ):
         if engine_thread.error is not None:
             raise EngineDead(str(engine_thread.error))
-        clients.long_prompts = body.long_prompts
-        clients.resize(body.clients)
+        clients.long_prompts = long_prompts
+        clients.resize(clients_wanted)
         return controls()
 
     @routes.post("/speed")
-    async def speed(body: Speed):
+    async def speed(
+        do: Annotated[Literal["pause", "resume", "step"] | None, Body()] = None,
+        steps_per_second: Annotated[float | None, Body(ge=0, le=1000)] = None,
+    ):
+        """steps_per_second: 0 for as many as the engine can; None leaves it as it is."""
         if not books.can_pause(watched):
             raise HTTPException(409, "the workers of this stage have loops of their own: they cannot be stopped here")
-        if body.steps_per_second is not None:
-            watched.pace.limit(body.steps_per_second or None)
-        if body.do is not None:
-            watched.pace.ask(body.do)
+        if steps_per_second is not None:
+            watched.pace.limit(steps_per_second or None)
+        if do is not None:
+            watched.pace.ask(do)
         return controls()
 
     @routes.post("/abort")

@@ -77,7 +77,6 @@ def test_an_engine_is_stopped_stepped_and_looked_into(loaded, page_of):
 
 
 def test_the_past_is_gone_through_by_drag_wheel_and_keyboard(loaded, page_of):
-    """Also of an answer that was written between two looks."""
     with watching("05", loaded) as server:
         page, timeline = page_of(server.page_url), f"{VIEW}.timeline"
         page.keyboard.press("s")
@@ -161,32 +160,25 @@ def test_draft_tokens_are_those_that_the_engine_counts(loaded, page_of):
         assert page.query_selector(".token.draft") and page.query_selector(".pair s")
 
 
-def test_a_phone_that_comes_late_sees_all(loaded, page_of):
+def test_a_phone_that_comes_late_sees_all_and_the_last_page_leaves_nothing(loaded, chromium):
     with watching("03", loaded) as server:
-        early = page_of(server.page_url)
+        before = server.engine.model, vars(server.engine).get("run")
+        pages = early, late = [Page(chromium, server.page_url) for _ in range(2)]
         markup = "<img src=x onerror=\"document.title='taken'\">"
+        told = f"{REQUESTS}.map((one) => [one.letter, one.prompt, one.text, one.finish])"
+        early.has(f"{VIEW} && {STORE}.moments.length")
         early.send("Count from 1 to 30.", 40, times=3)
         early.send(markup, 8)
-        told = f"{REQUESTS}.map((one) => [one.letter, one.prompt, one.text, one.finish])"
         early.has(f"{told}.filter(([, , , finish]) => finish).length === 4")
-        late = page_of(server.page_url)
+        late.reload()
+        late.has(f"{VIEW} && {STORE}.moments.length")
         late.fits_a_phone()
         assert late.evaluate(told) == early.evaluate(told)
         assert late.evaluate(f"{VIEW}.timeline.drawn.decode") > 0
         assert markup in late.locator(".card .prompt").all_text_contents() and not late.query_selector("main img")
         assert "taken" not in late.title() and "runs alone" not in late.text_content(".sums")
         assert all(text.strip() for text in late.locator(".card .words").all_text_contents())
-
-
-def test_the_last_page_that_closes_leaves_nothing_behind(loaded, chromium):
-    with watching("05", loaded) as server:
-        before = server.engine.model, vars(server.engine).get("run")
-        pages = [Page(chromium, server.page_url) for _ in range(2)]
         for page in pages:
-            page.has(f"inspector.views[0] && {STORE}.moments.length")
-        pages[0].send("What is 2+2?", 32)
-        for page in pages:
-            page.has("document.querySelector('.card[data-state=stop]')?.textContent.includes('4')")
             page.close()
         wait_until(lambda: not server.watched.feed.readers and not server.watched._watching)
         assert (server.engine.model, vars(server.engine).get("run")) == before

@@ -44,19 +44,17 @@ export class Text {
     const cards = shown.map((request) => this.cards.get(request.n) ?? this.make(request));
     shown.forEach((request, at) => this.fill(cards[at], request, moment, time));
     const elements = shown.length ? cards.map((card) => card.element) : [this.empty];
-    // Only where it differs: what has the focus keeps it.
-    if (
-      elements.length !== this.element.children.length ||
-      elements.some((one, at) => one !== this.element.children[at])
-    )
-      this.element.replaceChildren(...elements);
+    const before = [...this.element.children];
+    const isSame = elements.length === before.length && elements.every((one, at) => one === before[at]);
+    if (!isSame) this.element.replaceChildren(...elements); // otherwise what has the focus keeps it
   }
 
   // The chosen one, then those that run, those that wait, and those that have just ended.
   choose(moment, time) {
+    const order = [...moment.running, ...moment.waiting];
     const rank = ({ n, finished }) => {
       if (n === this.selection.number) return -1;
-      const place = [...moment.running, ...moment.waiting].indexOf(n);
+      const place = order.indexOf(n);
       return place >= 0 ? place : 1e6 + time - (finished ?? time);
     };
     const all = [...this.store.requests.values()].filter(({ arrived }) => arrived !== null && arrived <= time);

@@ -1,7 +1,7 @@
 """Updates on their way from the engine's thread to those that read them: pages that are open, and a recording."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 
 MOST_BEHIND = 150  # updates that wait for one page: ten seconds
 MOST_RECORDED = 200 << 20  # bytes of updates, before they are compressed: then a recording ends
@@ -22,6 +22,7 @@ class Page:
 
     def tell(self, update: str) -> None:
         """Put an update into the queue, from the engine's thread. A loop that has ended reads no more."""
+        self.is_new = False
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._put, update)
 
@@ -47,25 +48,7 @@ class Tape:
         self.is_new, self.lines, self._bytes = True, [hello], 0
 
     def tell(self, update: str) -> None:
+        self.is_new = False
         if self._bytes < MOST_RECORDED:
             self.lines.append(update)
             self._bytes += len(update)
-
-
-class Feed:
-    """Those that read. They come and go on the event loop; `publish` is for the engine's thread."""
-
-    def __init__(self):
-        self.readers: frozenset[Page | Tape] = frozenset()  # replaced as a whole, never changed: two threads read it
-
-    def open(self, reader: Page | Tape) -> None:
-        self.readers |= {reader}
-
-    def close(self, reader: Page | Tape) -> None:
-        self.readers -= {reader}
-
-    @staticmethod
-    def publish(update: str, readers: Iterable[Page | Tape]) -> None:
-        for reader in readers:
-            reader.is_new = False
-            reader.tell(update)

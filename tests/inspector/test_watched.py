@@ -18,7 +18,7 @@ PROMPTS = ["The capital of France is", "Count from 1 to 30.", "What is 2+2?"]
 
 def watched_engine(stage: str, loaded, **options) -> Watched:
     watched = Watched(load_engine(stage)(loaded, **OPTIONS.get(stage, {}), **options))
-    watched.feed.open(Tape(""))
+    watched.open(Tape(""))
     return watched
 
 
@@ -28,7 +28,7 @@ def updates(watched: Watched) -> list[dict]:
         watched.step()
     watched.look_soon()
     watched.step()
-    [tape] = watched.feed.readers
+    [tape] = watched.readers
     return [json.loads(line) for line in tape.lines[1:]]
 
 
@@ -92,17 +92,12 @@ def test_a_request_is_aborted_once_before_the_next_step(loaded):
 
 def test_the_pace_permits_what_was_asked_for():
     pace = Pace()
-    assert pace.permit()
-    pace.ask("pause")
-    assert not pace.permit()
-    pace.ask("step")
-    pace.ask("step")
+    for _ in range(2):
+        pace.ask("step")
     assert [pace.permit() for _ in range(3)] == [True, True, False]
     pace.ask("resume")
     pace.limit(0.001)
     assert [pace.permit(), pace.permit()] == [True, False]
-    pace.limit(None)
-    assert pace.permit()
 
 
 def test_a_page_that_does_not_keep_up_is_dropped():

@@ -22,8 +22,9 @@ const MEMORY_WORDS = {
 
 // The request that is followed everywhere: chosen with a click in any panel.
 class Selection {
+  number = null;
+
   constructor(changed) {
-    this.number = null;
     this.changed = changed;
   }
 

@@ -85,13 +85,13 @@ function connect() {
           begin: () => controls.begin(),
         });
         controls ??= startControls(connections, hello);
-        state("live");
+        stateWords = "live";
       },
       update: (update) => {
         stores[at].apply(update);
         redraw();
       },
-      state,
+      state: (words) => (stateWords = words),
       refused: () => askForKey(connections),
     });
     return connection;
@@ -103,10 +103,8 @@ function connect() {
 function startControls(connections, hello) {
   const made = new Controls(connections, hello);
   page.controls.replaceChildren(made.element);
-  setInterval(async () => {
-    const answer = await connections[0].ask("controls").catch(() => null); // the stream says what is wrong with it
-    if (answer) made.show(answer);
-  }, CONTROLS_MILLISECONDS);
+  const ask = () => connections[0].ask("controls").then((answer) => made.show(answer));
+  setInterval(() => ask().catch(() => null), CONTROLS_MILLISECONDS); // the stream says what is wrong with the server
   return made;
 }
 
@@ -123,11 +121,6 @@ function askForKey(connections) {
   const watch = el("button", { class: "primary", type: "submit" }, "Watch");
   const label = el("label", {}, "This server asks for its API key: ", key);
   page.controls.replaceChildren(el("form", { class: "controls", onsubmit }, label, watch));
-}
-
-function state(words) {
-  stateWords = words;
-  redraw();
 }
 
 const KEYS = {

@@ -32,8 +32,7 @@ export class Memory {
     const context = surface(this.canvas, width, height);
     this.layout = this.drawing({ context, width, height, store, moment, time, speed: clock.speed, selection });
     say(this.sums, this.layout.sums);
-    if (this.canvas.getAttribute("aria-label") !== this.layout.sums)
-      this.canvas.setAttribute("aria-label", this.layout.sums);
+    this.canvas.setAttribute("aria-label", this.layout.sums);
   }
 
   listen(tell) {

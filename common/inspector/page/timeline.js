@@ -81,9 +81,8 @@ export class Timeline {
     const ran = this.store.step(edge - 1)?.works.length ?? 0;
     const step = `step ${count(edge)} of ${count(this.store.columns)}`;
     const words = `${step}: it ran ${count(ran)} ${ran === 1 ? "request" : "requests"}, ${count(waiting.length)} wait`;
-    const told = { "aria-valuetext": words, "aria-valuenow": edge, "aria-valuemax": this.store.columns };
-    if (this.canvas.getAttribute("aria-valuetext") === words) return;
-    for (const [name, value] of Object.entries(told)) this.canvas.setAttribute(name, value);
+    const told = { valuetext: words, valuenow: edge, valuemax: this.store.columns };
+    for (const [name, value] of Object.entries(told)) this.canvas.setAttribute(`aria-${name}`, value);
   }
 
   // The requests that are alive in the columns in view, in order of arrival. Where they do not all fit, the last ones.

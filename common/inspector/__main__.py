@@ -83,7 +83,7 @@ def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
     server.shutdown = partial(shutdown, server.shutdown, clients)
     server.watched, server.tape = watched, Tape(json.dumps(hello)) if args.record else None
     if server.tape:
-        watched.open(server.tape)
+        watched.open_reader(server.tape)
     return server
 
 

@@ -75,7 +75,7 @@ def router(watched: Watched, engine_thread, clients: Clients, check: Callable, h
     async def stream() -> AsyncIterator[str]:
         told = {name: value for name, value in hello.items() if name != "folder"}
         yield event(json.dumps(told | controls()))
-        watched.open(page := Page())
+        watched.open_reader(page := Page())
         try:
             async for update in page.updates():
                 if engine_thread.error is not None:  # the server stops, and waits for streams to end
@@ -83,7 +83,7 @@ def router(watched: Watched, engine_thread, clients: Clients, check: Callable, h
                     return
                 yield event(update) if update is not None else ": nothing new\n\n"
         finally:
-            watched.close(page)
+            watched.close_reader(page)
 
     @routes.get("/controls")
     def controls() -> dict[str, Any]:

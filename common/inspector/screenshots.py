@@ -45,7 +45,7 @@ def play(number: str, loaded: Loaded) -> list[str]:
     lesson = lesson_of(stage.name)
     watched = Watched(load_engine(number)(loaded, **lesson["options"] | scene.get("options", {})))
     tape = Tape(json.dumps(watched.view.hello() | {"name": stage.name, "lesson": lesson}))
-    watched.open(tape)
+    watched.open_reader(tape)
     system, coming, steps = TEXTS.get(scene.get("system"), ""), list(scene["requests"]), 0
     while steps < scene["steps"] and (coming or watched.has_unfinished):
         while coming and coming[0][0] <= steps:

@@ -61,11 +61,11 @@ class Watched:
             self._look()
         return changed
 
-    def open(self, reader: Page | Tape) -> None:
-        """Tell this reader everything from now on, until `close`. Both are called on the event loop."""
+    def open_reader(self, reader: Page | Tape) -> None:
+        """Tell this reader everything from now on, until `close_reader`. Both are called on the event loop."""
         self.readers |= {reader}
 
-    def close(self, reader: Page | Tape) -> None:
+    def close_reader(self, reader: Page | Tape) -> None:
         self.readers -= {reader}
 
     def look_soon(self) -> None:

@@ -1,9 +1,13 @@
 """A server with the inspector in this process, and a real browser for its page."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
+import pytest
+
+from common.errors import InvalidInput
 from common.inspector.__main__ import build_server, parse
+from common.inspector.screenshots import chromium
 from common.serving.background import running
 from common.stages import load_engine, stage_folder
 from tests.helpers.serving_stage_03 import wait_until
@@ -42,6 +46,17 @@ def take(server, steps: int) -> None:
     for _ in range(steps):
         server.watched.pace.ask("step")
     wait_until(lambda: server.engine.trace.steps == before + steps)
+
+
+@contextmanager
+def browser() -> Iterator:
+    """Yield a Chromium. Where there is none, skip the test by name."""
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(chromium())
+        except InvalidInput as error:
+            pytest.skip(str(error))
+        yield found
 
 
 class Page:

@@ -1,22 +1,16 @@
-"""One browser for all tests of a file, and pages in it. Without a browser, tests that need one are skipped by name."""
+"""One browser for all tests of a file, and pages in it."""
 
 from contextlib import ExitStack
 
 import pytest
 
-from common.errors import InvalidInput
-from common.inspector import screenshots
-from tests.helpers.watching import STORE, Page
+from tests.helpers.watching import STORE, Page, browser
 
 
 @pytest.fixture(scope="module")
 def chromium():
-    with ExitStack() as stack:
-        try:
-            found = stack.enter_context(screenshots.chromium())
-        except InvalidInput as error:
-            pytest.skip(str(error))
-        yield found
+    with browser() as chromium:
+        yield chromium
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ PROMPTS = ["The capital of France is", "Count from 1 to 30.", "What is 2+2?"]
 
 def watched_engine(stage: str, loaded, **options) -> Watched:
     watched = Watched(load_engine(stage)(loaded, **OPTIONS.get(stage, {}), **options))
-    watched.open(Tape(""))
+    watched.open_reader(Tape(""))
     return watched
 
 

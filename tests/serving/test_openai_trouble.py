@@ -4,7 +4,6 @@ import asyncio
 import copy
 import json
 import random
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import httpx
@@ -15,7 +14,7 @@ from common.sampling import SamplingParams
 from common.serving.openai_api.routes import Service
 from common.stages import load_engine
 from tests.helpers.serving_openai import CHAT, ENDLESS, openai_server
-from tests.helpers.serving_stage_03 import SteppingEngine, wait_until
+from tests.helpers.serving_stage_03 import wait_until
 
 # ---- What is refused, and how ----
 
@@ -171,23 +170,6 @@ def test_a_disconnected_client_ends_its_requests(service, options):
     service.hang_up_after(ENDLESS | options)
     wait_until(service.idle)
     assert service.thread.stats["steps"] - steps < 1000, "it went on to the end"
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread must raise
-def test_when_the_engine_fails_a_stream_ends_with_an_error(loaded):
-    engine = SteppingEngine(loaded)
-    with openai_server("03", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
-        answering = pool.submit(service.post, **ENDLESS, stream=True)
-        wait_until(lambda: len(engine.requests) == 1)
-        engine.allow(3)
-        wait_until(lambda: len(engine.trace) == 3)
-        engine.failure = RuntimeError("out of memory, say")
-        engine.allow()
-        *_, event, done, _ = answering.result().text.split("\n\n")
-        error = json.loads(event.removeprefix("data: "))["error"]
-        assert error["type"] == "server_error" and done == "data: [DONE]"
-        assert "out of memory, say" in error["message"]
-        assert service.get("/health").status_code == 503
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread must raise

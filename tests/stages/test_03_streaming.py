@@ -65,20 +65,6 @@ def test_stop_strings_that_span_tokens(service, expect, keep):
         check_answers(service, expect, **params)
 
 
-def test_many_clients_get_their_own_text(service, expect, prompts):
-    bodies = [
-        {"prompt": prompts[i % len(prompts)], "max_tokens": 4 + i % 3, "temperature": i % 2, "seed": i}
-        for i in range(20)
-    ]
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        streams = pool.map(lambda body: service.stream(**body), bodies[::2])
-        answers = pool.map(lambda body: service.post(**body).json(), bodies[1::2])
-        streams, answers = list(streams), list(answers)
-    assert ["".join(event["text"] for event in events) for events in streams] == [expect(**b).text for b in bodies[::2]]
-    assert [answer["text"] for answer in answers] == [expect(**body).text for body in bodies[1::2]]
-    assert len({events[0]["id"] for events in streams} | {answer["id"] for answer in answers}) == len(bodies)
-
-
 def test_text_arrives_while_the_engine_computes(loaded):
     engine = SteppingEngine(loaded)
     with serving(engine) as service, ThreadPoolExecutor() as pool:

@@ -15,11 +15,6 @@ def make_request(name: str, token_ids: list[int], max_tokens: int = 8) -> Reques
     return Request(name, token_ids, SamplingParams(max_tokens=max_tokens), None, frozenset(), max_tokens)
 
 
-def chunk_room(chunk) -> int:
-    """Return for how many draft tokens a chunk has room; before stage 07, none."""
-    return getattr(chunk, "room", 0)
-
-
 class SchedulerMachine(RuleBasedStateMachine):
     """Any order of arrivals, steps and aborts; after each, the books balance.
 
@@ -70,7 +65,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def assert_paid(self, chunks: list) -> None:
         """Assert that a step spends its budget, or where the decodes take more an eighth beside them, and one token."""
-        tokens, budget = [len(chunk.token_ids) + chunk_room(chunk) for chunk in chunks], self.scheduler.token_budget
+        budget = self.scheduler.token_budget
+        tokens = [len(chunk.token_ids) + getattr(chunk, "room", 0) for chunk in chunks]  # and draft tokens, from 07 on
         assert sum(tokens) <= budget
         price = self.scheduler.price
         paid = sum(price(chunk.start, count) for chunk, count in zip(chunks, tokens, strict=True))

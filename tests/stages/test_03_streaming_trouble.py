@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from common.stages import stage_folder
-from tests.helpers.serving_stage_03 import SteppingEngine, graceful_module, serving, wait_until
+from tests.helpers.serving_stage_03 import SteppingEngine, engine_module, graceful_module, serving, wait_until
 
 STORY = "Once upon a time, there was"
 LONG = {"prompt": STORY, "max_tokens": 100, "ignore_eos": True}
@@ -79,7 +79,28 @@ def test_a_client_that_leaves_makes_room(engine):
         wait_until(lambda: service.post(**SHORT).status_code == 200)
 
 
-# ---- An engine that fails ----
+# ---- An engine that is idle or unavailable, or fails ----
+
+
+def test_an_idle_engine_is_stepped_if_it_asks_for_it_and_says_if_it_is_unavailable(loaded):
+    class Restless(engine_module.Engine):
+        idle_seconds = 0.01
+        idle_steps = 0
+
+        def step(self):
+            self.idle_steps += not self.has_unfinished
+            return super().step()
+
+    engine = Restless(loaded)
+    with serving(engine) as service:
+        wait_until(lambda: engine.idle_steps >= 5)
+        engine.unavailable = "no decode worker is alive"
+        answer = httpx.get(f"{service.url}/health")
+        assert (answer.status_code, answer.json()) == (503, {"error": engine.unavailable})
+        engine.unavailable = ""
+        assert service.post(**SHORT).status_code == httpx.get(f"{service.url}/health").status_code == 200
+        steps = engine.idle_steps
+        wait_until(lambda: engine.idle_steps >= steps + 5)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -16,7 +16,7 @@ def draw(panel: Panel, png: Path, caption: str, remark: str) -> str:
     charts = list(dict.fromkeys(column.chart for column in panel.columns if column.chart))
     across = min(len(charts), 2 if len(charts) <= 2 * FEW else 3) or 1
     down = -(-len(charts) // across) or 1
-    height = CHART_INCHES * down if charts else ROW_INCHES * len(panel.rows) + 0.2 * len(panel.lines)
+    height = CHART_INCHES * down if charts else ROW_INCHES * len(panel.rows)
     keys = {each.label: each.tint for each in panel.columns if not (each.is_median and charts)}
     keys = {label: tint for label, tint in keys.items() if len(keys) > 1 and tint != plots.REFERENCE}
     beside = 2 if max(map(len, keys), default=0) > 16 else 4
@@ -52,15 +52,11 @@ def draw_ratios(axes, panel: Panel, columns: list[Column]) -> None:
                 axes.hlines(at, figure["min"], figure["max"], column.tint, linewidth=1.2, alpha=0.3)
                 inside = plots.PAPER if figure["doubt"] else column.tint
                 axes.plot(figure["median"], at, "o", color=column.tint, markerfacecolor=inside, markersize=4)
-    for i, (value, tint, text) in enumerate(panel.lines):
-        axes.axvline(value, color=tint, **DASHED)
-        style = {"color": tint, "fontsize": SMALL, "va": "bottom", "ha": "right" if value > 1 else "left"}
-        axes.text(value, -0.6 - 0.4 * i, f" {plots.short(value)}× {text} ", **style)
     axes.axvline(1, color=plots.EDGE, linewidth=1, zorder=0)
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
     plots.logarithmic(axes, "x", (1, 1.5, 2, 3, 5, 7))
-    axes.set_ylim(len(panel.rows) - 0.5, -0.6 - 0.4 * len(panel.lines))
+    axes.set_ylim(len(panel.rows) - 0.5, -0.6)
     axes.set_yticks(range(len(panel.rows)), [f"{name}\n{better}" for name, better in panel.rows])
     axes.tick_params(labelsize=SMALL)
 
@@ -77,14 +73,12 @@ def draw_bar(axes, at: float, figure: dict[str, Any], tint: str, height: float) 
 
 
 def draw_stairs(axes, panel: Panel, columns: list[Column]) -> None:
-    """Draw a tread for each stage, and risers between them; dashed: the most there can be."""
+    """Draw a tread for each stage, and risers between them."""
     edges = [place - 0.5 for place in range(len(panel.rows) + 1)]
     for column in columns:
         medians = [figure["median"] for figure in column.figures]
         style = {"linewidth": 5, "alpha": 0.3, "zorder": 1} if column.is_median else {"linewidth": 2}
         axes.plot(edges, [*medians, medians[-1]], drawstyle="steps-post", color=column.tint, label="_", **style)
-        if column.bound:
-            axes.axhline(column.bound, color=column.tint, **DASHED)
         for place, figure in enumerate(column.figures):
             axes.vlines(place, figure["min"], figure["max"], column.tint, linewidth=1.2)
             text = figure.get("step", "")

@@ -14,7 +14,7 @@ from common.loader.config import read_config
 from common.loader.device import DTYPES
 from common.model import ModelConfig
 
-from ..cost_model import decode_bytes, step_floor, step_flops
+from ..cost_model import decode_bytes, step_flops
 
 Sides = Mapping[str, Mapping[str, Any]]
 
@@ -98,12 +98,3 @@ PREDICTIONS: dict[str, Callable[[dict, Sides, ModelConfig, torch.dtype], Predict
     "06": prefix_cache,
     "08": disaggregated,
 }
-
-
-def most_tokens_per_second(entry: Mapping[str, Any], machine: Mapping[str, Any], clients: int) -> float | None:
-    """Return what a machine cannot exceed with one token a request and step, by its copy and product rates alone."""
-    config = config_of(machine, entry["sizes"])
-    rates = [machine.get(key) for key in ("copy_bytes_per_second", "matmul_flops_per_second")]
-    if config is None or None in rates:
-        return None
-    return clients / step_floor(config, clients, 0, DTYPES[machine["dtype"]], *rates)

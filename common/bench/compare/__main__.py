@@ -84,7 +84,7 @@ def shown(group: Group, out: Path) -> dict[str, Any]:
     device = "GPU" if facts["device"] == "cuda" else facts["device"].upper()
     weights = ", random weights" if facts["load_format"] == "dummy" else ""
     title = f"{device}: {SETS.get(size_set, size_set)}, {facts['model']} model{weights}"
-    drifts = [f"{one.label} {one.drift - 1:.0%}" for one in group.members if (one.drift or 1) > LEAST_DRIFT]
+    drifts = [f"{one.label} {one.drift - 1:.0%}" for one in group.members if one.drift > LEAST_DRIFT]
     remark = f"{title}. Drift: {'; '.join(drifts)}" if drifts and not group.is_class else title
     panels = []
     for panel in group.panels():
@@ -120,7 +120,7 @@ def lead(group: Group) -> str:
 
 def drift_of(results: Results) -> list[str]:
     """Say by how much a machine's speed changed while it was measured, and around which figures, if it did."""
-    if (results.drift or 1) <= LEAST_DRIFT:
+    if results.drift <= LEAST_DRIFT:
         return []
     touched = [
         f"{'all stages under one load' if name == COURSE else story(name)} by {drift(entry) - 1:.0%} "
@@ -159,8 +159,7 @@ def rate(per_second: float | None) -> str:
 
 def behind(results: Results) -> str:
     """Return what a machine's file says of every benchmark, but for the figures of each side, as JSON."""
-    hidden = ("figures", "file")
-    kept = {name: {key: entry[key] for key in entry if key not in hidden} for name, entry in results.entries.items()}
+    kept = {name: {key: entry[key] for key in entry if key != "figures"} for name, entry in results.entries.items()}
     return json.dumps(kept, indent=1)
 
 

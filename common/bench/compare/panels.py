@@ -131,7 +131,7 @@ class Group:
                 factor = rate / (statistics.median(rates) if many else rates[0])
                 if abs(math.log(factor)) > math.log(CLEAR):
                     found.append(f"{name} {factor:.1f} times the {'median' if many else 'other'}")
-        if results.drift and results.drift > CLEAR:
+        if results.drift > CLEAR:
             found.append(f"busy: its own speed changed by {results.drift - 1:.0%} meanwhile")
         return found
 
@@ -142,8 +142,8 @@ def story(name: str) -> str:
 
 
 def drift(entry: Mapping[str, Any]) -> float:
-    """Return by how much the machine's speed changed between the sides of a repeat; 1 where nothing is recorded."""
-    return entry["drift"]["max"] if entry["drift"] else 1.0
+    """Return by how much the machine's speed changed between the sides of a repeat."""
+    return entry["drift"]["max"]
 
 
 # ---- Stage against stage ----

@@ -8,7 +8,6 @@ from .panels import FEW, Column, Panel
 
 CHART_INCHES, ROW_INCHES = 1.7, 0.45  # height of a chart, and of a row of ratios
 SMALL = 8  # points: digits and legends
-DASHED = {"linestyle": (0, (3, 2)), "linewidth": 1.2, "zorder": 4}
 
 
 def draw(panel: Panel, png: Path, caption: str, remark: str) -> str:
@@ -62,11 +61,9 @@ def draw_ratios(axes, panel: Panel, columns: list[Column]) -> None:
 
 
 def draw_bar(axes, at: float, figure: dict[str, Any], tint: str, height: float) -> None:
-    """Draw a bar from 1, faint if it is noise, a line from least to most, dashed the prediction, and the digits."""
+    """Draw a bar from 1, faint if it is noise, a line from least to most, and the digits."""
     axes.barh(at, figure["median"] - 1, 0.85 * height, left=1, color=tint, alpha=0.35 if figure["doubt"] else 1)
     axes.hlines(at, figure["min"], figure["max"], plots.TEXT, linewidth=1.2)
-    if figure.get("predicted"):
-        axes.vlines(figure["predicted"].value, at - height / 2, at + height / 2, plots.PREDICTION, **DASHED)
     text = f"{plots.short(figure['median'])}×{' ?' * bool(figure['doubt'])}"  # in a column where nothing crosses it
     style = {"va": "center", "fontsize": SMALL, "color": tint}
     axes.annotate(text, (1, at), (3, 0), ("axes fraction", "data"), "offset points", **style)

@@ -4,8 +4,8 @@
     stairs     each stage's throughput over the first stage's, under one load, for one client and for many
     absolute   throughput, time to first token and time per output token of every stage
 
-A figure is {"median", "min", "max"}, and where there is one: "doubt", why it is noise; "predicted", by arithmetic;
-"step", the factor of a step; "more", what else its table says.
+A figure is {"median", "min", "max"}, and where there is one: "doubt", why it is noise; "step", the factor of a step;
+"more", what else its table says.
 """
 
 import math
@@ -20,7 +20,6 @@ from common.errors import counted
 from .. import plots
 from ..harness import spread
 from ..plots import short
-from .expected import predicted_ratio
 from .sources import COURSE, SPREAD, Results
 
 # What a stage adds, and what its headline shows to be better, in a few words; the entry's title says it exactly.
@@ -87,13 +86,11 @@ class Panel(NamedTuple):
         return rows if len(self.columns) <= FEW else list(zip(*rows, strict=True))
 
     def notes(self) -> Iterator[str]:
-        """Say why figures are noise, and from what others are predicted."""
+        """Say why figures are noise."""
         for column in self.columns:
             for (row, _), figure in zip(self.rows, column.figures, strict=True):
                 if figure and figure.get("doubt"):
                     yield f"? {row}, {column.label}: {figure['doubt']}."
-                if figure and figure.get("predicted"):
-                    yield f"{row}, {column.label}: {figure['predicted'].why}."
 
 
 class Group:
@@ -160,7 +157,6 @@ def gains(group: Group) -> Panel:
             if entry and not group.is_class:
                 sides = " → ".join(short(side["median"]) for side in entry["sides"].values())
                 figure |= {"more": f"{sides} {entry['unit']}"}
-                figure |= {"predicted": predicted_ratio(name, entry, results.machine)}
             figures.append(figure)
         tint = group.tints[results.label] if len(group.members) > 1 else None
         columns.append(Column(results.label, tint, figures))
@@ -171,7 +167,7 @@ def gains(group: Group) -> Panel:
         "Each stage against the one before it, under the load that its lesson is about: above 1 is better. "
         "Stage 01 has none before it: its row is how much dearer a token becomes in a long sequence. "
     )
-    text += "Upright: the median of the class." if group.is_class else "Dashed: what arithmetic predicts."
+    text += "Upright: the median of the class." if group.is_class else ""
     return Panel("gains", "What each stage makes better", text, rows, columns, names)
 
 

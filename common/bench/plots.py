@@ -28,6 +28,7 @@ COLORS = {
 }
 REFERENCE = "#7d7d7d"  # transformers
 PREDICTION = "#555555"
+GUESS = "#c2459a"  # pink: no stage has it
 TEXT = "#222222"
 WIDTH_INCHES, DPI = 10.0, 160  # 1600 pixels, and 12 point type is still legible at half of them
 LINE = 140  # characters of small print that fit beside each other
@@ -84,6 +85,7 @@ def page(
         cells = mosaic or [[f"{row} {column}" for column in range(columns)] for row in range(rows)]
         panels = list(figure.subplot_mosaic(cells, width_ratios=widths).values())
         yield panels
+        mark_guesses(panels, document)
         figure.suptitle(message, x=0.012, ha="left", fontsize=15, fontweight="bold")
         below = document if isinstance(document, str) else footer(document)
         small = "\n".join(textwrap.fill(line, LINE) for line in f"{remark}\n{below}".strip().splitlines())
@@ -273,3 +275,28 @@ def apart(centers: Sequence[float], heights: Sequence[float]) -> list[float]:
                 places[low] -= overlap / 2
                 places[high] += overlap / 2
     return places
+
+
+def mark_guesses(panels: Sequence, document: dict[str, Any] | str) -> None:
+    """Draw the guesses of `predict` over what was measured, as diamonds in the panels whose titles they have.
+
+    Each is a mark with "panel", "x", "y" and "name"; names are shown where a panel has guesses about several figures.
+    """
+    questions = [] if isinstance(document, str) else document.get("questions", [])
+    marks = [mark for question in questions for mark in question["marks"]]
+    for panel in panels:
+        if here := [mark for mark in marks if mark["panel"] == panel.get_title("left")]:
+            least, most = panel.get_ylim()
+            heights = [mark["y"] for mark in here]
+            if panel.get_yscale() == "log":  # which has no place for 0 but its edge
+                least = min([least, *(0.9 * height for height in heights if height > 0)])
+            panel.set_ylim(least, max(most, 1.08 * max(heights)))
+            style = {"marker": "D", "s": 60, "color": GUESS, "edgecolor": "white", "zorder": 6, "clip_on": False}
+            shown = panel.scatter(
+                [mark["x"] for mark in here], [max(height, least) for height in heights], label="your guess", **style
+            )
+            panel.legend(handles=[shown], frameon=False, fontsize=10.5)
+            if len({mark["name"] for mark in here}) > 1:
+                for mark in here:
+                    above = {"xytext": (-8, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
+                    panel.annotate(mark["name"], (mark["x"], max(mark["y"], least)), color=GUESS, fontsize=10, **above)

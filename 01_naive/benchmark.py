@@ -26,6 +26,7 @@ from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.offline import engine_writer, measure_writing, transformers_writer
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
+from common.bench.tables import Rows, by_size, ratio
 from common.model import ModelConfig
 
 SIZES = {
@@ -49,24 +50,18 @@ def measure_transformers(settings: Settings, sizes: dict) -> Figures:
 
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    naive, reference = measured["01_naive"], measured["transformers"]
+    naive = measured["01_naive"]
     calibration = sizes["lengths"].index(sizes["calibration_length"])
     flops_per_ms = step_flops(config, sizes["calibration_length"]) / naive["ms_per_token"][calibration]
     steps = [step_flops(config, sizes["prompt"] + i) / flops_per_ms for i in range(max(sizes["answers"]))]
     return {
         "predicted_ms_per_token": [step_flops(config, length) / flops_per_ms for length in sizes["lengths"]],
         "predicted_seconds": [sum(steps[:n]) / 1e3 for n in sizes["answers"]],
-        "calibrated_gflops_per_second": flops_per_ms / 1e6,
-        "growth_from_first_to_last_length": naive["ms_per_token"][-1] / naive["ms_per_token"][0],
-        "transformers_seconds_over_ours": reference["seconds"][-1] / naive["seconds"][-1],
     }
 
 
 def headline(sizes: dict, side: Figures) -> dict[str, float]:
     return {f"at {sizes['lengths'][at]} tokens": side["ms_per_token"][at] for at in (0, -1)}
-
-
-HEADLINE = Headline("one more token", "ms", ("01_naive",), headline, more_is_better=None)
 
 
 def draw(document: dict, png: Path) -> None:
@@ -86,6 +81,19 @@ def draw(document: dict, png: Path) -> None:
         plots.axes(answer, x_label, "seconds", "A whole answer")
 
 
+def report(document: dict) -> dict[str, Rows]:
+    sizes, sides, predicted = document["sizes"], document["sides"], document["figures"]
+
+    def columns(name: str) -> dict[str, Figures]:
+        ours, theirs = (sides[side][name] for side in ("01_naive", "transformers"))
+        return {"stage 01": ours, "predicted": predicted[f"predicted_{name}"], "transformers": theirs}
+
+    return {
+        "token": by_size("tokens so far", sizes["lengths"], columns("ms_per_token"), unit="ms", only=(64, 512, 2048)),
+        "answer": by_size("tokens written", sizes["answers"], columns("seconds"), unit="s", only=(128, 256, 512)),
+    }
+
+
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
@@ -93,8 +101,17 @@ BENCHMARK = Benchmark(
     sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
     derive=derive,
     draw=draw,
-    headline=HEADLINE,
+    headline=Headline("one more token", "ms", ("01_naive",), headline, more_is_better=None),
     seconds={"full": 350, "quick": 14},
+    report=report,
+    claims={
+        "From 256 to 512 tokens the time grows nearly fourfold": ratio(
+            ("01_naive", "seconds", 5), ("01_naive", "seconds", 3), 3.3, 4
+        ),
+        "transformers takes over one and a half times as long": ratio(
+            ("transformers", "seconds", 5), ("01_naive", "seconds", 5), 1.5
+        ),
+    },
 )
 
 if __name__ == "__main__":

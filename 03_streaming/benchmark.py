@@ -31,10 +31,13 @@ from common.bench.load import generate_load, running_server
 from common.bench.metrics import LoadResult, percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
+from common.bench.tables import Rows, by_size, ratio
 from common.bench.workloads import Job, corpus_jobs
 from common.loader import load_tokenizer
 from common.model import ModelConfig
 
+BEFORE, NOW = "02_kv_cache", "03_streaming"
+FIRST, LAST, RATE = "alone_first_text_seconds", "alone_whole_answer_seconds", "output_tokens_per_second"
 SIZES = {
     "answers": [8, 16, 32, 64, 128, 256],  # one client
     "requests_per_answer": 5,
@@ -47,11 +50,11 @@ TINY = {"answers": [2, 4], "requests_per_answer": 1, "clients": [1, 2], "least_r
 
 
 def measure_kv_cache(settings: Settings, sizes: dict) -> Figures:
-    return measure("02_kv_cache", settings, sizes, stream=False)
+    return measure(BEFORE, settings, sizes, stream=False)
 
 
 def measure_streaming(settings: Settings, sizes: dict) -> Figures:
-    return measure("03_streaming", settings, sizes, "--max-queue", "128", stream=True)
+    return measure(NOW, settings, sizes, "--max-queue", "128", stream=True)
 
 
 def measure(stage: str, settings: Settings, sizes: dict, *options: str, stream: bool) -> Figures:
@@ -71,111 +74,94 @@ def measure(stage: str, settings: Settings, sizes: dict, *options: str, stream: 
         for clients in sizes["clients"]:
             count = max(sizes["least_requests"], 2 * clients)
             sweep.append(load(corpus_jobs(tokenizer, count, most_tokens=sizes["most_tokens"]), clients))
+    latencies = [percentiles(result.values("e2el")) for result in sweep]
     return {
         "peak_flops_per_second": peak,
-        "alone_first_text_seconds": [percentiles(result.values("ttft"))["p50"] for result in alone],
-        "alone_whole_answer_seconds": [percentiles(result.values("e2el"))["p50"] for result in alone],
-        **sweep_figures(sweep, stream),
+        FIRST: [percentiles(result.values("ttft"))["p50"] for result in alone],
+        LAST: [percentiles(result.values("e2el"))["p50"] for result in alone],
+        "e2el_mean_seconds": [latency["mean"] for latency in latencies],
+        "e2el_p50_seconds": [latency["p50"] for latency in latencies],
+        RATE: [result.throughput for result in sweep],
+        "processed_tokens_per_second": [result.processed_per_second for result in sweep],
     }
 
 
-def sweep_figures(sweep: list[LoadResult], stream: bool) -> Figures:
-    """Return a value for each number of clients. An unstreamed answer is one chunk and has no inter-token latency."""
-    latencies = [percentiles(result.values("e2el"), (10, 50, 90)) for result in sweep]
-    figures: Figures = {f"e2el_{name}_seconds": [latency[name] for latency in latencies] for name in latencies[0]}
-    figures["ttft_p50_seconds"] = [percentiles(result.values("ttft"))["p50"] for result in sweep]
-    if stream:
-        gaps = [percentiles(result.values("itl")) for result in sweep]
-        figures |= {f"itl_{name}_ms": [1e3 * gap[name] for gap in gaps] for name in ("p50", "p99")}
-    figures["output_tokens_per_second"] = [result.throughput for result in sweep]
-    figures["processed_tokens_per_second"] = [result.processed_per_second for result in sweep]
-    return figures
-
-
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    figures: Figures = {}
-    for stage, side in measured.items():
-        percent_per_token = 100 * 2 * parameters(config) / side["peak_flops_per_second"]
-        rates = side["processed_tokens_per_second"]
-        figures[f"utilisation_percent_{stage}"] = [percent_per_token * rate for rate in rates]
-    streaming = measured["03_streaming"]
+    streaming = measured[NOW]
+    flops, processed = 2 * parameters(config), streaming["processed_tokens_per_second"]
     in_the_queue = [clients / sizes["clients"][0] for clients in sizes["clients"]]
-    figures["predicted_e2el_seconds"] = [n * streaming["e2el_mean_seconds"][0] for n in in_the_queue]
-    waits = [measured[stage]["alone_first_text_seconds"][-1] for stage in ("02_kv_cache", "03_streaming")]
-    figures["first_text_speedup_at_longest_answer"] = waits[0] / waits[1]
-    return figures
-
-
-HEADLINE = Headline(
-    "first text, one client",
-    "s",
-    ("02_kv_cache", "03_streaming"),
-    lambda sizes, side: side["alone_first_text_seconds"][-1],
-    more_is_better=False,
-)
+    return {
+        "utilisation_percent_03_streaming": [
+            100 * flops * rate / streaming["peak_flops_per_second"] for rate in processed
+        ],
+        "predicted_e2el_seconds": [n * streaming["e2el_mean_seconds"][0] for n in in_the_queue],
+    }
 
 
 def draw(document: dict, png: Path) -> None:
-    draw_first_text(document, png)
-    draw_sweep(document, png.with_stem(f"{png.stem}-sweep"))
-
-
-def draw_first_text(document: dict, png: Path) -> None:
-    sizes, before, now = document["sizes"], document["sides"]["02_kv_cache"], document["sides"]["03_streaming"]
-    wait = 1e3 * now["alone_first_text_seconds"]["median"][-1]
-    message = f"Streaming shows its first text after {wait:.0f} ms, until clients have to queue"
-    remark = "Over HTTP on one machine, client and server on the same cores. Right: medians over all requests."
-    with plots.page(png, document, message, columns=2, remark=remark) as (alone, queue):
-        answers, whole = sizes["answers"], now["alone_whole_answer_seconds"]
-        plots.line(alone, answers, before["alone_first_text_seconds"], "02_kv_cache", "stage 02")
-        plots.line(alone, answers, whole, "03_streaming", "stage 03,\nlast text", dashed=True)
-        plots.line(alone, answers, now["alone_first_text_seconds"], "03_streaming", "stage 03,\nfirst text")
-        plots.axes(alone, "tokens of the answer", "seconds since the request", "One client")
-        plots.doubling(queue, sizes["clients"])
-        plots.logarithmic(queue)
-        plots.line(queue, sizes["clients"], before["ttft_p50_seconds"], "02_kv_cache", "stage 02")
-        plots.line(queue, sizes["clients"], now["ttft_p50_seconds"], "03_streaming", "stage 03")
-        plots.axes(queue, "clients at once", "seconds until the first text", "Many clients")
-
-
-def draw_sweep(document: dict, png: Path) -> None:
-    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
-    clients, now = sizes["clients"], document["sides"]["03_streaming"]
-    message = "One request at a time: more clients wait longer, and the machine does no more"
+    sizes, sides, clients = document["sizes"], document["sides"], document["sizes"]["clients"]
+    now, tint = sides[NOW], plots.color("03")
+    message = "One client sees text at once; many wait in a queue, and the machine does no more"
     remark = (
-        "Total latency: median over requests, bands from the 10th to the 90th percentile; predicted: clients x latency "
-        "with one client.\nUtilisation: 2 FLOPs for each parameter and token; the peak is that of one large matrix "
-        "product on this machine."
+        "Over HTTP on one machine, client and server on the same cores. Latency: medians over all requests.\n"
+        "Predicted: the number of clients times the mean latency of one."
     )
-    with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as panels:
-        latency, gap, throughput, utilisation = panels
-        for panel in panels:
-            plots.doubling(panel, clients)
+    panels = [["alone", "latency"], ["alone", "throughput"]]
+    with plots.page(png, document, message, mosaic=panels, height=6.4, remark=remark) as (alone, latency, throughput):
+        answers, first = sizes["answers"], now[FIRST]
+        plots.line(alone, answers, sides[BEFORE][FIRST], BEFORE, "stage 02")
+        plots.line(alone, answers, now[LAST], NOW, "stage 03,\nlast text", dashed=True)
+        plots.line(alone, answers, first, NOW, "_first text")  # whose label would lie on the axis
+        plots.note(alone, answers[-1], first["max"][-1], "stage 03, first text", above=5, align="right", tint=tint)
+        plots.doubling(latency, clients)
+        plots.doubling(throughput, clients)
         plots.logarithmic(latency)
-        for stage, label in (("02_kv_cache", "stage 02"), ("03_streaming", "stage 03")):
-            low, middle, high = (sides[stage][f"e2el_{name}_seconds"]["median"] for name in ("p10", "p50", "p90"))
-            plots.line(latency, clients, {"median": middle, "min": low, "max": high}, stage, label)
-            plots.line(throughput, clients, sides[stage]["output_tokens_per_second"], stage, label)
-            plots.line(utilisation, clients, figures[f"utilisation_percent_{stage}"], stage, label)
-        plots.predicted(latency, clients, figures["predicted_e2el_seconds"], "predicted")
-        plots.line(gap, clients, now["itl_p99_ms"], "03_streaming", "stage 03, p99", dashed=True)
-        plots.line(gap, clients, now["itl_p50_ms"], "03_streaming", "stage 03, p50")
-        plots.axes(latency, "clients at once", "seconds", "Total latency")
-        plots.axes(gap, "clients at once", "milliseconds", "Inter-token latency")
-        plots.axes(throughput, "clients at once", "output tokens per second", "Throughput")
-        plots.axes(utilisation, "clients at once", "percent of peak FLOP/s", "Utilisation")
-        plots.note(gap, clients[0], 0, "stage 02: none, answers come whole", above=6, tint=plots.color("02"))
+        for stage, label in ((BEFORE, "stage 02"), (NOW, "stage 03")):
+            plots.line(latency, clients, sides[stage]["e2el_p50_seconds"], stage, label)
+            plots.line(throughput, clients, sides[stage][RATE], stage, label)
+        plots.predicted(latency, clients, document["figures"]["predicted_e2el_seconds"], "predicted")
+        plots.axes(alone, "tokens of the answer", "seconds since the request", "One client")
+        plots.axes(latency, "clients at once", "seconds", "Many clients: latency of each")
+        plots.axes(throughput, "clients at once", "tokens per second", "Many clients: throughput of all")
+
+
+def report(document: dict) -> dict[str, Rows]:
+    sizes, before, now = document["sizes"], document["sides"][BEFORE], document["sides"][NOW]
+    alone = {"stage 02, all text": before[FIRST], "stage 03, first text": now[FIRST], "stage 03, last text": now[LAST]}
+    many = {
+        "stage 02, tokens/s": before[RATE],
+        "stage 03, tokens/s": now[RATE],
+        "stage 03, % of peak FLOP/s": document["figures"]["utilisation_percent_03_streaming"],
+        "stage 02, latency in s": before["e2el_p50_seconds"],
+        "stage 03, latency in s": now["e2el_p50_seconds"],
+    }
+    return {
+        "one client": by_size("tokens written", sizes["answers"], alone, unit="ms", scale=1e3, only=(8, 64, 256)),
+        "many clients": by_size("clients", sizes["clients"], many, only=(1, 8, 64)),
+    }
 
 
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
-    sides={"02_kv_cache": measure_kv_cache, "03_streaming": measure_streaming},
+    sides={BEFORE: measure_kv_cache, NOW: measure_streaming},
     sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
     derive=derive,
     draw=draw,
-    headline=HEADLINE,
+    headline=Headline(
+        "first text, one client", "s", (BEFORE, NOW), lambda sizes, side: side[FIRST][-1], more_is_better=False
+    ),
     seconds={"full": 480, "quick": 44},
+    report=report,
+    claims={
+        "the first text of a long answer arrives dozens of times sooner": ratio(
+            (BEFORE, FIRST, -1), (NOW, FIRST, -1), 30
+        ),
+        "the last text of a long answer comes about a third later": ratio(
+            (NOW, LAST, -1), (BEFORE, LAST, -1), 1.25, 1.45
+        ),
+        "throughput does not grow with the clients": ratio((NOW, RATE, -1), (NOW, RATE, 0), 0, 1.1),
+    },
 )
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from common.bench.metrics import percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.steps import decoding
+from common.bench.tables import Rows, by_size, ratio
 from common.bench.timing import free_memory
 from common.bench.workloads import corpus_jobs, mixed_length_jobs, random_prompt
 from common.engine import BaseEngine
@@ -38,6 +39,8 @@ from common.model import ModelConfig
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
 
+BEFORE, NOW = "03_streaming", "04_continuous_batching"
+RATE, DONE = "output_tokens_per_second", "mixed_finished_seconds"
 SIZES = {
     "clients": [1, 4, 8, 16, 32, 64],
     "least_requests": 24,  # at each number of clients, or more if each client has
@@ -92,7 +95,7 @@ TINY = {
 
 
 def measure_streaming(settings: Settings, sizes: dict) -> Figures:
-    return sweep(engine_of("03_streaming", settings.load(sizes["context_length"])), sizes)
+    return sweep(engine_of(BEFORE, settings.load(sizes["context_length"])), sizes)
 
 
 def measure_continuous(settings: Settings, sizes: dict) -> Figures:
@@ -111,7 +114,7 @@ def measure_continuous(settings: Settings, sizes: dict) -> Figures:
 
 
 def measure_static(settings: Settings, sizes: dict) -> Figures:
-    static_batching = load_stage_module("04_continuous_batching", "static_batching")
+    static_batching = load_stage_module(NOW, "static_batching")
     loaded = settings.load(sizes["context_length"])
     return mixed(static_batching.StaticEngine(loaded, max_running=sizes["group"]), sizes)
 
@@ -119,7 +122,7 @@ def measure_static(settings: Settings, sizes: dict) -> Figures:
 def slots(loaded: Loaded, count: int, token_budget: int) -> BaseEngine:
     """Return this stage's engine, with memory for `count` slots."""
     memory = count * loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
-    return engine_of("04_continuous_batching", loaded, max_running=count, token_budget=token_budget, kv_memory=memory)
+    return engine_of(NOW, loaded, max_running=count, token_budget=token_budget, kv_memory=memory)
 
 
 def sweep(engine: BaseEngine, sizes: dict) -> Figures:
@@ -132,12 +135,9 @@ def sweep(engine: BaseEngine, sizes: dict) -> Figures:
         jobs = corpus_jobs(engine.tokenizer, count, most_tokens=sizes["most_tokens"])
         engine.trace.clear()
         result = engine_load(engine, jobs, concurrency=clients)
-        latency, gap = percentiles(result.values("e2el"), (10, 50, 90)), percentiles(result.values("itl"))
         point = {
-            **{f"e2el_{name}_seconds": latency[name] for name in ("p10", "p50", "p90")},
-            **{f"itl_{name}_ms": 1e3 * gap[name] for name in ("p50", "p99")},
-            "ttft_p50_seconds": percentiles(result.values("ttft"))["p50"],
-            "output_tokens_per_second": result.throughput,
+            "itl_p50_ms": 1e3 * percentiles(result.values("itl"))["p50"],
+            RATE: result.throughput,
             "requests_per_step": sum(len(step.works) for step in engine.trace) / len(engine.trace),
             "rows_per_output_token": sum(step.tokens for step in engine.trace) / sum(job.max_tokens for job in jobs),
         }
@@ -163,9 +163,8 @@ def mixed(engine: BaseEngine, sizes: dict) -> Figures:
     works = [work for step in engine.trace for work in step.works]
     padding = sum(work.tokens for work in works if work.phase == "padding")
     return {
-        "mixed_tokens_per_second": result.throughput,
         "mixed_padding_percent": 100 * padding / sum(work.tokens for work in works),
-        "mixed_finished_seconds": sorted(record.end - record.start for record in result.records),
+        DONE: sorted(record.end - record.start for record in result.records),
     }
 
 
@@ -187,27 +186,11 @@ def arrivals(loaded: Loaded, budget: int, sizes: dict) -> tuple[list[float], lis
 
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    before, now, static = (measured[side] for side in ("03_streaming", "04_continuous_batching", "static"))
-    clients, at = sizes["clients"], sizes["clients"].index(sizes["compared_clients"])
-    alone = 1e3 / now["output_tokens_per_second"][0]  # milliseconds for a token of a single client, prompts included
+    clients, now = sizes["clients"], measured[NOW]
+    alone = 1e3 / now[RATE][0]  # milliseconds for a token of a single client, prompts included
     rows = now["rows_per_output_token"]  # its own, and its share of the prompt
     steps = [alone + (n - 1) * now["prefill_ms_per_token"] * each for n, each in zip(clients, rows, strict=True)]
-    rates = [side["output_tokens_per_second"] for side in (before, now)]
-    return {
-        "predicted_tokens_per_second": [1e3 * n / step for n, step in zip(clients, steps, strict=True)],
-        f"throughput_ratio_at_{clients[at]}": rates[1][at] / rates[0][at],
-        "throughput_ratio_at_1": rates[1][0] / rates[0][0],
-        f"itl_p50_at_{clients[at]}_over_1": now["itl_p50_ms"][at] / now["itl_p50_ms"][0],
-        "continuous_over_static": now["mixed_tokens_per_second"] / static["mixed_tokens_per_second"],
-    }
-
-
-HEADLINE = Headline(
-    "{compared_clients} clients",
-    "output tokens/s",
-    ("03_streaming", "04_continuous_batching"),
-    lambda sizes, side: side["output_tokens_per_second"][sizes["clients"].index(sizes["compared_clients"])],
-)
+    return {"predicted_tokens_per_second": [1e3 * n / step for n, step in zip(clients, steps, strict=True)]}
 
 
 def draw(document: dict, png: Path) -> None:
@@ -218,35 +201,26 @@ def draw(document: dict, png: Path) -> None:
 def draw_sweep(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     clients, at = sizes["clients"], sizes["compared_clients"]
-    ratio = figures[f"throughput_ratio_at_{at}"]["median"]
-    message = f"Sharing steps, {at} clients get {ratio:.1f} times as many tokens a second"
+    before, now = (sides[side][RATE]["median"][clients.index(at)] for side in (BEFORE, NOW))
+    message = f"Sharing steps, {at} clients get {now / before:.1f} times as many tokens a second"
     remark = (
         "Predicted: each further request adds to a step what its token and its share of its prompt cost in a prefill."
-        "\nTotal latency: median over requests, bands from the 10th to the 90th percentile."
     )
-    with plots.page(png, document, message, rows=2, columns=2, height=8, remark=remark) as panels:
-        throughput, gap, latency, occupancy = panels
-        for panel in panels:
-            plots.doubling(panel, clients)
-        plots.logarithmic(latency)
+    with plots.page(png, document, message, columns=2, remark=remark) as (throughput, gap):
+        plots.doubling(throughput, clients)
+        plots.doubling(gap, clients)
         plots.predicted(throughput, clients, figures["predicted_tokens_per_second"], "predicted")
-        for stage, label in (("03_streaming", "stage 03"), ("04_continuous_batching", "stage 04")):
-            low, middle, high = (sides[stage][f"e2el_{name}_seconds"]["median"] for name in ("p10", "p50", "p90"))
-            plots.line(latency, clients, {"median": middle, "min": low, "max": high}, stage, label)
-            plots.line(throughput, clients, sides[stage]["output_tokens_per_second"], stage, label)
+        for stage, label in ((BEFORE, "stage 03"), (NOW, "stage 04")):
+            plots.line(throughput, clients, sides[stage][RATE], stage, label)
             plots.line(gap, clients, sides[stage]["itl_p50_ms"], stage, label)
-            plots.line(occupancy, clients, sides[stage]["requests_per_step"], stage, label)
         plots.axes(throughput, "clients at once", "output tokens per second", "Throughput of all together")
-        plots.axes(gap, "clients at once", "milliseconds", "Inter-token latency of each, median")
-        plots.axes(latency, "clients at once", "seconds", "Total latency")
-        plots.axes(occupancy, "clients at once", "requests", "Requests in a step, mean")
+        plots.axes(gap, "clients at once", "ms between two tokens, median", "The price: a longer gap for each")
 
 
 def draw_batching(document: dict, png: Path) -> None:
-    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
-    now, static = sides["04_continuous_batching"], sides["static"]
-    ratio = figures["continuous_over_static"]["median"]
-    message = f"No request waits for the slowest: {ratio:.1f} times the throughput of static batches"
+    sizes, sides = document["sizes"], document["sides"]
+    now, static = sides[NOW], sides["static"]
+    message = "No request waits for the longest answer, nor for the longest prompt"
     remark = (
         f"Left: {sizes['mixed']} requests at once, prompts of 16 to 256 and outputs of 16 to 128 tokens, at most "
         f"{sizes['group']} in a step.\nRight: {sizes['decoding']} requests decode while one prompt arrives; "
@@ -254,31 +228,67 @@ def draw_batching(document: dict, png: Path) -> None:
     )
     with plots.page(png, document, message, columns=2, remark=remark) as (finished, gap):
         counts = list(range(1, sizes["mixed"] + 1))
-        plots.steps(finished, static["mixed_finished_seconds"], counts, "static", "static")
-        plots.steps(finished, now["mixed_finished_seconds"], counts, "04_continuous_batching", "continuous")
+        plots.steps(finished, static[DONE], counts, "static", "static")
+        plots.steps(finished, now[DONE], counts, NOW, "continuous")
         plots.axes(finished, "seconds", "requests finished", "The same model, two ways to batch")
         plots.doubling(gap, sizes["arriving"])
         *pieces, whole = sizes["budgets"]
         plots.line(gap, sizes["arriving"], now[f"longest_gap_ms_budget_{whole}"], "static", "in one piece")
         for i, budget in enumerate(pieces):
             figure = now[f"longest_gap_ms_budget_{budget}"]
-            plots.line(gap, sizes["arriving"], figure, "04_continuous_batching", f"budget {budget}", dashed=i > 0)
+            plots.line(gap, sizes["arriving"], figure, NOW, f"budget {budget}", dashed=i > 0)
         plots.axes(gap, "tokens of the arriving prompt", "milliseconds", "Longest gap of the others")
+
+
+def report(document: dict) -> dict[str, Rows]:
+    sizes, figures = document["sizes"], document["figures"]
+    before, now = (document["sides"][side] for side in (BEFORE, NOW))
+    columns = {
+        "stage 03, tokens/s": before[RATE],
+        "stage 04, tokens/s": now[RATE],
+        "predicted, tokens/s": figures["predicted_tokens_per_second"],
+        "requests in a step": now["requests_per_step"],
+        "gap between tokens, ms": now["itl_p50_ms"],
+    }
+    by_budget = {
+        column: {"median": [now[f"{name}_ms_budget_{budget}"]["median"][-1] for budget in sizes["budgets"]]}
+        for column, name in (("longest gap of the others", "longest_gap"), ("the prompt's first token", "ttft"))
+    }
+    return {
+        "clients": by_size("clients", sizes["clients"], columns, only=(1, 8, 32, 64)),
+        "budgets": by_size("token budget", sizes["budgets"], by_budget, unit="ms"),
+    }
 
 
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={
-        "03_streaming": measure_streaming,
-        "04_continuous_batching": measure_continuous,
+        BEFORE: measure_streaming,
+        NOW: measure_continuous,
         "static": measure_static,
     },
     sizes={"full": SIZES, "quick": QUICK, "gpu": GPU, "tiny": TINY},
     derive=derive,
     draw=draw,
-    headline=HEADLINE,
+    headline=Headline(
+        "{compared_clients} clients",
+        "output tokens/s",
+        (BEFORE, NOW),
+        lambda sizes, side: side[RATE][sizes["clients"].index(sizes["compared_clients"])],
+    ),
     seconds={"full": 330, "quick": 34, "gpu": 75},
+    report=report,
+    claims={
+        "With 32 clients stage 04 gives over three times stage 03's throughput": ratio(
+            (NOW, RATE, 4), (BEFORE, RATE, 4), 3
+        ),
+        "With one client, about a fifth of the throughput is lost": ratio((NOW, RATE, 0), (BEFORE, RATE, 0), 0.75, 0.9),
+        "over one and a half times the throughput of static batches": ratio(("static", DONE, -1), (NOW, DONE, -1), 1.5),
+        "far less in pieces": ratio(
+            (NOW, "longest_gap_ms_budget_256", -1), (NOW, "longest_gap_ms_budget_4096", -1), 0, 0.2
+        ),
+    },
 )
 
 if __name__ == "__main__":

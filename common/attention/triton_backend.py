@@ -23,12 +23,12 @@ class Tile(NamedTuple):
     stages: int = 3
 
 
-# `python -m common.bench.gpu --only kernels` times them all on a GPU, and keeps the best.
+# `python -m common.bench.gpu --only kernels` times them all; the table in tuned.json says which one a GPU gets.
 TILES = (Tile(), Tile(64, 2, 3), Tile(128, 4, 3), Tile(64, 4, 5))
 
 
 def tuned_tile(device: torch.device, dtype: torch.dtype, head_dim: int) -> Tile:
-    """Return the best tile measured on this GPU, or the default."""
+    """Return the tile that the table has for this GPU, or the default."""
     return Tile(*tuned(device).get(tile_key(dtype, head_dim), ()))
 
 

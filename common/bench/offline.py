@@ -19,7 +19,6 @@ from .settings import Settings
 from .workloads import Job, random_prompt
 
 Write = Callable[[list[int], int], list[float]]
-WAIT = 5.0  # seconds for a result of transformers' manager, before asking whether its thread still lives
 
 
 def engine_writer(settings: Settings, stage: str) -> Write:
@@ -122,42 +121,3 @@ def transformers_static_batches(settings: Settings, jobs: Sequence[Job], group: 
     for first in range(0, len(jobs), group):
         run(jobs[first : first + group])
     return sum(job.max_tokens for job in jobs) / (time.perf_counter() - start)
-
-
-def transformers_continuous_batches(settings: Settings, jobs: Sequence[Job], memory: dict) -> float:
-    """Return the seconds of transformers' own continuous batching for all jobs, from the first one to the last token.
-
-    The library as it comes: its manager, which `generate_batch` wraps, chooses pages, tokens in a step, graphs and
-    attention by itself. It is used directly because each answer has its own length here, and `generate_batch` takes one
-    for all. Its own warm-up is not counted, nor that of a few requests before. memory: limits for the manager.
-    """
-    from transformers import ContinuousBatchingConfig, GenerationConfig
-
-    model, _ = transformers_model(settings)
-    config = GenerationConfig(do_sample=True, top_k=0, top_p=1.0, eos_token_id=-1, pad_token_id=0, **jobs[0].sampling)
-    served = model.continuous_batching_context_manager(
-        generation_config=config, continuous_batching_config=ContinuousBatchingConfig(**memory)
-    )
-    with torch.no_grad(), served as manager:
-        answer_all(manager, [Job(random_prompt(len(job.prompt), 1000, "warm-up"), 16) for job in jobs[:4]])
-        start = time.perf_counter()
-        answer_all(manager, jobs)
-        return time.perf_counter() - start
-
-
-def answer_all(manager, jobs: Sequence[Job]) -> None:
-    """Return when all jobs are answered. Raise RuntimeError if its thread ends, or an answer is too short."""
-    wanted = {manager.add_request(job.prompt, max_new_tokens=job.max_tokens, eos_token_id=-1): job for job in jobs}
-    if None in wanted:
-        raise RuntimeError("it takes no requests")
-    while wanted:
-        result = manager.get_result(timeout=WAIT)
-        if result is None:
-            if not manager.is_running():
-                raise RuntimeError("its generation thread has ended before the last answer")
-        elif result.error is not None:
-            raise RuntimeError(f"a request failed: {result.error}")
-        elif result.is_finished():
-            job = wanted.pop(result.request_id, None)
-            if job is not None and len(result.generated_tokens) != job.max_tokens:
-                raise RuntimeError(f"an answer has {len(result.generated_tokens)} tokens, not {job.max_tokens}")

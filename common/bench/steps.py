@@ -1,16 +1,13 @@
 """Steps of an engine in which requests only decode: how long they take, and what takes it."""
 
 import statistics
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 
 from common.engine import BaseEngine
 from common.inspector.step_clock import StepClock
 from common.request import Request
 from common.sampling import SamplingParams
-from common.transfers import synchronize
 
 from .workloads import random_prompt
 
@@ -35,18 +32,6 @@ def decoding(
     finally:
         for request in added:
             engine.abort(request.request_id)
-
-
-def time_steps(engine: BaseEngine, steps: int) -> list[float]:
-    """Return the seconds of each of `steps` steps, from return to return; the last ends when the device is done."""
-    synchronize(engine.device)
-    moments = [time.perf_counter()]
-    for _ in range(steps):
-        engine.step()
-        moments.append(time.perf_counter())
-    synchronize(engine.device)
-    moments[-1] = time.perf_counter()
-    return [after - before for before, after in pairwise(moments)]
 
 
 def step_profile(engine: BaseEngine, requests: int, context: int, steps: int = 20) -> dict[str, float]:

@@ -10,17 +10,47 @@ A text names a table between the markers of Ned Batchelder's cog, and has it up 
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from cogapp import Cog
-
 from common.stages import ROOT
+
+from .plots import short
 
 MACHINE = "cpu-amd-epyc-2-cores"  # which all committed figures come from
 Rows = Sequence[Sequence[Any]]  # the header first
+Figure = tuple[str, str, int]  # side, name, place among the sizes
+
+
+def by_size(
+    name: str,
+    sizes: Sequence[int],
+    figures: Mapping[str, Mapping],
+    *,
+    unit: str = "",
+    scale: float = 1,
+    only: Sequence[int] = (),
+) -> Rows:
+    """Return a row for each size, or for each in `only`, and a column for the medians of each figure times `scale`.
+
+    name: what a size is. figures: by the header of the column. unit: of all of them.
+    """
+    places = [sizes.index(size) for size in only or sizes]
+    rows = [[f"{sizes[at]:,}", *(short(scale * figure["median"][at]) for figure in figures.values())] for at in places]
+    return [[name, *(f"{column}, {unit}" if unit else column for column in figures)], *rows]
+
+
+def ratio(top: Figure, bottom: Figure, least: float, most: float = inf) -> Callable[[dict], bool]:
+    """Return the claim that one side's figure over another's lies between two bounds in every repeat."""
+
+    def holds(document: dict) -> bool:
+        each = ([values[at] for values in document["sides"][side][name]["values"]] for side, name, at in (top, bottom))
+        return all(least <= one / other <= most for one, other in zip(*each, strict=True))
+
+    return holds
 
 
 def committed(module: str) -> dict[str, Any]:
@@ -49,6 +79,8 @@ def texts() -> list[Path]:
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Run cog on every text; return its exit status."""
+    from cogapp import Cog  # which a machine that only measures need not have
+
     prologue = "from common.bench.tables import table"
     command = ["cog", "-P", "--verbosity=1", "-p", prologue, *(arguments or ["-r"])]  # -r would override --check
     return max((Cog().main([*command, str(text)]) for text in texts()), default=0)

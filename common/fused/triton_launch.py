@@ -1,4 +1,4 @@
-"""Where Triton's kernels can be launched, and how: what a GPU was measured to be best with."""
+"""Where Triton's kernels can be launched, and how: the table of what each GPU was measured to be best with."""
 
 import json
 import os
@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-# {GPU: {"bfloat16 128": [64, 4, 3], "dependent launch": true}}: tiles by type and head dimension.
+# {GPU: {"bfloat16 128": [64, 4, 3], "dependent launch": true}}: tiles by type and head dimension. GPU.md says when a
+# line is worth adding. A tile changes in which order sums are added: so the table is part of what is measured.
 TUNED = Path(__file__).parents[1] / "attention" / "tuned.json"
 DEPENDENT = "dependent launch"
-dependent: dict[torch.device, bool] = {}  # as kept for a device, from the first launch there on
+dependent: dict[torch.device, bool] = {}  # as the table has it for a device, from the first launch there on
 
 
 def tuned(device: torch.device) -> dict[str, Any]:
-    """Return what has been measured and kept for this GPU."""
+    """Return what the table has for this GPU."""
     if device.type != "cuda" or not TUNED.exists():
         return {}
     return json.loads(TUNED.read_text()).get(torch.cuda.get_device_name(device), {})
@@ -26,7 +27,7 @@ def launch_options(device: torch.device) -> dict[str, bool]:
 
     With programmatic dependent launch (compute capability 9.0 and above) a kernel is launched while the one before it
     still runs, and waits in `follow_previous`: that saves the microsecond or so between two kernels. It is used where
-    `common.bench.gpu.tiles` has found on this GPU that it gives the same numbers sooner.
+    the table says that it pays; that it changes no token is a test's to say (tests/gpu/test_kernel_bench.py).
     """
     if device not in dependent:
         dependent[device] = tuned(device).get(DEPENDENT, False)

@@ -10,10 +10,7 @@ already keeps busy, all of the client's time. A chunk costs each of them some 50
 """
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-
-import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -23,12 +20,11 @@ from common.bench.client import Target
 from common.bench.engine_load import engine_load
 from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.load import generate_load, running_server
-from common.bench.metrics import LoadResult
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
+from common.bench.tables import Rows
 from common.bench.workloads import Job, corpus_jobs
 from common.loader import load_tokenizer
-from common.model import ModelConfig
 from common.stages import load_engine
 
 STAGE = "06_prefix_cache"
@@ -45,7 +41,8 @@ def jobs_of(settings: Settings, sizes: dict, seed: int) -> list[Job]:
 def measure_engine(settings: Settings, sizes: dict) -> Figures:
     engine = load_engine(STAGE)(settings.load())
     engine_load(engine, jobs_of(settings, sizes, 0), concurrency=sizes["clients"])  # warm-up
-    return summary(engine_load(engine, jobs_of(settings, sizes, 1), concurrency=sizes["clients"]))
+    result = engine_load(engine, jobs_of(settings, sizes, 1), concurrency=sizes["clients"])
+    return {"tokens_per_second": result.throughput}
 
 
 def measure_server(settings: Settings, sizes: dict) -> Figures:
@@ -53,36 +50,28 @@ def measure_server(settings: Settings, sizes: dict) -> Figures:
         for seed in (0, 1):  # the first is a warm-up
             jobs = jobs_of(settings, sizes, seed)
             result = generate_load(url, jobs, Target("bundled"), concurrency=sizes["clients"]).checked()
-    return summary(result) | {"client_processor_percent": 100 * result.client_seconds / result.seconds}
-
-
-def summary(result: LoadResult) -> Figures:
-    return {"tokens_per_second": result.throughput, "chunks": sum(len(record.chunks) for record in result.records)}
-
-
-def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    engine, server = measured["engine"], measured["server"]
-    return {"percent_that_arrives": 100 * server["tokens_per_second"] / engine["tokens_per_second"]}
-
-
-HEADLINE = Headline(
-    "{clients} clients", "output tokens/s", ("engine", "server"), lambda sizes, side: side["tokens_per_second"]
-)
+    client_percent = 100 * result.client_seconds / result.seconds
+    return {"tokens_per_second": result.throughput, "client_processor_percent": client_percent}
 
 
 def draw(document: dict, png: Path) -> None:
-    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
-    share = figures["percent_that_arrives"]["median"]
+    engine, server = (document["sides"][side]["tokens_per_second"] for side in ("engine", "server"))
+    share = 100 * server["median"] / engine["median"]
     message = f"{share:.0f} percent of what the engine generates reaches its clients"
-    remark = (
-        f"Stage 06, {sizes['clients']} clients at once; server and clients share the machine's cores.\n"
-        "The percentage is the median of those of the repeats."
-    )
-    with plots.page(png, document, message, columns=1, remark=remark) as (panel,):
-        names = ["engine", "server"]
-        rates = [sides[name]["tokens_per_second"] for name in names]
-        plots.bars(panel, ["06", "06"], rates, ["the engine alone", "over HTTP, streamed"])
-        plots.axes(panel, "", "output tokens per second", "Throughput")
+    clients = document["sizes"]["clients"]
+    remark = f"Stage 06, {clients} clients at once; server and clients share the machine's cores."
+    with plots.page(png, document, message, height=4.2, remark=remark) as (panel,):
+        plots.bars(panel, ["06", "06"], [engine, server], ["the engine alone", "over HTTP, streamed"])
+        plots.axes(panel, "", "output tokens per second")
+
+
+def report(document: dict) -> dict[str, Rows]:
+    rows = [["", "output tokens/s", "from least to most", "ms for a token"]]
+    for side, label in (("engine", "the engine alone"), ("server", "over HTTP, streamed")):
+        rate = document["sides"][side]["tokens_per_second"]
+        reach = f"{plots.short(rate['min'])} to {plots.short(rate['max'])}"
+        rows.append([label, plots.short(rate["median"]), reach, plots.short(1e3 / rate["median"])])
+    return {"throughput": rows}
 
 
 BENCHMARK = Benchmark(
@@ -90,10 +79,21 @@ BENCHMARK = Benchmark(
     description=__doc__,
     sides={"engine": measure_engine, "server": measure_server},
     sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
-    derive=derive,
+    derive=lambda config, dtype, sizes, measured: {},
     draw=draw,
-    headline=HEADLINE,
+    headline=Headline(
+        "{clients} clients", "output tokens/s", ("engine", "server"), lambda sizes, side: side["tokens_per_second"]
+    ),
     seconds={"full": 150, "quick": 50},
+    report=report,
+    claims={
+        "About half of what the engine generates reaches its clients": lambda document: (
+            document["headline"]["ratio"]["min"] >= 0.44 and document["headline"]["ratio"]["max"] <= 0.56
+        ),
+        "The clients themselves take about a quarter of a core": lambda document: (
+            20 <= document["sides"]["server"]["client_processor_percent"]["median"] <= 30
+        ),
+    },
 )
 
 if __name__ == "__main__":

@@ -6,6 +6,9 @@ import queue
 import socket
 import struct
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,41 +16,29 @@ from common.distributed import channel
 from common.distributed.channel import Door, connect, hang_up, limit_reads, on_thread, receive_into, send_from
 
 
-def accept(door, seconds=20.0):
-    """Run `door.accept` on a thread; the list gets its result or its exception."""
-    result = []
-
-    def run():
-        try:
-            result.append(door.accept(seconds))
-        except BaseException as error:
-            result.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, result
+@contextmanager
+def knock(door: Door, before=lambda: None):
+    """Give both ends of a connection through a door. before: what happens while it is open, and nobody has come."""
+    with ThreadPoolExecutor(1) as pool:
+        accepting = pool.submit(door.accept, 60.0)
+        before()
+        with connect(door.address, door.key) as here, accepting.result() as there:
+            yield here, there
 
 
 @pytest.fixture
 def ends():
-    """The two ends of a connection."""
-    door = Door("127.0.0.1")
-    thread, result = accept(door)
-    with connect(door.address, door.key) as here:
-        thread.join()
-        with result[0] as there:
-            yield here, there
+    with knock(Door("127.0.0.1")) as ends:
+        yield ends
 
 
 def test_messages_go_both_ways():
     door = Door("127.0.0.1")
-    thread, result = accept(door)
-    with connect(door.address, door.key) as here:
-        thread.join()
-        with result[0] as there:
-            here.send({"a": [1, 2]})
-            there.send("b" * 10**6)
-            assert there.recv() == {"a": [1, 2]} and len(here.recv()) == 10**6
+    with knock(door) as (here, there):
+        here.send({"a": [1, 2]})
+        there.send("b" * 10**6)
+        assert there.recv() == {"a": [1, 2]} and len(here.recv()) == 10**6
+    assert door.address[0] == "127.0.0.1"
     with pytest.raises(OSError):
         connect(door.address, door.key)  # the door is closed behind the first one
 
@@ -89,14 +80,34 @@ def test_the_end_of_the_block_ends_a_thread_that_waits_for_a_silent_peer(ends, w
         there.recv()
 
 
-def test_a_peer_with_the_wrong_key_is_refused():
-    door = Door("127.0.0.1")
-    thread, result = accept(door)
-    with pytest.raises(OSError):
-        connect(door.address, bytes(32))
-    with connect(door.address, door.key):
-        thread.join()
-        result[0].close()
+# ---- Strangers ----
+
+
+@pytest.mark.parametrize("trouble", ["another key", "silent peers", "errors of accept"])
+def test_nothing_keeps_out_the_peer_with_the_key(monkeypatch, trouble):
+    """Once, a single EMFILE ended the loop for good, without a message."""
+    monkeypatch.setattr(channel, "MOST_HANDSHAKES", 4)
+    door, failures = Door("127.0.0.1"), [OSError(errno.EMFILE, "too many open files")] * 3
+    listener = door.listener
+
+    def accept():
+        if trouble == "errors of accept" and failures:
+            raise failures.pop()
+        return listener.accept()
+
+    def before():
+        if trouble == "another key":
+            with pytest.raises(OSError):
+                connect(door.address, bytes(32))
+        if trouble == "silent peers":
+            for _ in range(3):
+                stack.enter_context(socket.create_connection(door.address))
+
+    door.listener = Mock(wraps=listener, accept=accept)
+    with ExitStack() as stack, knock(door, before) as (here, there):
+        here.send("in")
+        assert there.recv() == "in"
+    assert not failures or trouble != "errors of accept"
 
 
 def test_a_listener_without_the_key_is_refused():
@@ -117,18 +128,6 @@ def test_a_listener_without_the_key_is_refused():
             connect(stranger.getsockname(), bytes(32))
 
 
-def test_silent_peers_do_not_keep_out_the_one_with_the_key(monkeypatch):
-    monkeypatch.setattr(channel, "MOST_HANDSHAKES", 4)
-    door = Door("127.0.0.1")
-    thread, result = accept(door, 60.0)
-    strangers = [socket.create_connection(door.address) for _ in range(3)]
-    with connect(door.address, door.key):
-        thread.join()
-        result[0].close()
-    for stranger in strangers:
-        stranger.close()
-
-
 def test_connecting_to_a_silent_listener_fails_after_the_deadline(monkeypatch):
     monkeypatch.setattr(channel, "HANDSHAKE_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(OSError):
@@ -138,34 +137,3 @@ def test_connecting_to_a_silent_listener_fails_after_the_deadline(monkeypatch):
 def test_accept_fails_and_closes_if_no_peer_comes():
     with pytest.raises(TimeoutError, match="no peer with the key"):
         Door("127.0.0.1").accept(0.3)
-
-
-def test_an_error_of_accept_does_not_end_its_loop(monkeypatch):
-    """Once, a single EMFILE ended the loop for good, without a message."""
-    door = Door("127.0.0.1")
-    failures = [OSError(errno.EMFILE, "too many open files")] * 3
-
-    class Listener:
-        def __init__(self, listener):
-            self.listener = listener
-
-        def accept(self):
-            if failures:
-                raise failures.pop()
-            return self.listener.accept()
-
-        def __getattr__(self, name):
-            return getattr(self.listener, name)
-
-    door.listener = Listener(door.listener)
-    thread, result = accept(door)
-    with connect(door.address, door.key):
-        thread.join()
-        result[0].close()
-    assert not failures
-
-
-def test_it_listens_on_its_host_only():
-    door = Door("127.0.0.1")
-    assert door.address[0] == "127.0.0.1"
-    door.close()

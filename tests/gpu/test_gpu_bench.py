@@ -1,6 +1,7 @@
-"""The command for a machine with a GPU, end to end with tiny sizes: every part, what it says, and its options."""
+"""The command for a machine with a GPU, end to end with tiny sizes; and the budget of a step."""
 
-import json
+import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,161 +10,88 @@ import torch
 from common.bench import suite
 from common.bench.documents import read_json
 from common.bench.gpu import __main__ as command
-from common.bench.gpu import kernels, throughput
-from common.bench.gpu.__main__ import ALL_SECONDS, parts, run
-from common.bench.gpu.suites import run_pytest
+from common.bench.gpu import tests as gpu_tests
+from common.bench.gpu.budget import part_of, parts_of, step_budget
+from common.bench.gpu.tests import run_pytest
+from common.loader import find_checkpoint
+from common.loader.config import read_config
 from tests.helpers.measured_here import measure_here, shrink_products
 
-# Of the benchmarks of stages one: test_predict.py measures the sides of each, and test_bench.py draws them.
-LEFT_OUT = ("04_continuous_batching", "07_speculative")
-ALL = parts()
-NAMES = [part.name for part in ALL if part.name not in LEFT_OUT]
+ROOT = Path(__file__).parents[2]
+PARTS = ("tests", "kernels", "budget")  # of the benchmarks of stages, their own tests measure the sides
+H200 = 4.2e12, 790e12
 
 
-@pytest.fixture(scope="module", autouse=True)
-def parts_here():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "MODULES", [name for name in command.MODULES if not name.startswith(LEFT_OUT)])
-        shrink_products(patch)
-        yield
+def test_the_command_measures_tells_and_packs(tmp_path, monkeypatch, capfd):
+    def said(arguments):
+        return f"{len(arguments)} passed"
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, parts_here) -> Path:
-    """These parts have been measured, with tiny sizes, on one thread: on a busy machine several wait for each other."""
-    out, threads = tmp_path_factory.mktemp("gpu-bench"), torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suite, "run_process", measure_here)
-        patch.setattr("torch.cuda.is_available", lambda: False)
-        patch.setattr(kernels, "run_pytest", lambda arguments: {"passed": len(arguments), "skipped": 0, "failures": []})
-        try:
-            assert run(["--out", str(out)]) == 0
-        finally:
-            torch.set_num_threads(threads)
-    return out
-
-
-def document(folder: Path, name: str) -> dict:
-    [path] = folder.glob(f"*-tiny-{name}.json")
-    return read_json(path)
-
-
-def sides(folder: Path, name: str) -> dict:
-    """By side and figure the value of the only repeat."""
-    measured = document(folder, name)["sides"]
-    return {side: {key: figure["values"][0] for key, figure in each.items()} for side, each in measured.items()}
-
-
-# ---- The parts ----
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_part_leaves_a_document_and_a_plot(folder, name):
-    found = document(folder, name)
-    assert found["benchmark"] == name and found["sides"] and found["figures"] and found["seconds"] > 0
-    assert {"device", "torch", "commit", "date"} <= found["hardware"].keys()
-    assert str(suite.ROOT) not in json.dumps(found)
-    [png] = folder.glob(f"*-tiny-{name}.png")
-    assert png.read_bytes().startswith(b"\x89PNG") and png.stat().st_size > 10_000
-
-
-def test_the_results_file_has_every_part(folder):
-    [path] = folder.glob("*-tiny.json")
-    summary = read_json(path)
-    assert sorted(summary["benchmarks"]) == sorted(NAMES) and not summary.get("failed")
-    assert {entry["document"] for entry in summary["benchmarks"].values()} <= {path.name for path in folder.iterdir()}
-
-
-def test_the_contract_part_compares_tokens_and_logits(folder):
-    sizes, measured = document(folder, "contract")["sizes"], sides(folder, "contract")
-    assert measured["contract"] == {"passed": [1], "skipped": [0]}
-    errors = measured["bfloat16"]["relative_error_bundled"]
-    assert len(errors) == len(sizes["stages"]) and all(0 < error <= sizes["most"] for error in errors)
-
-
-def test_throughput_serves_the_workload_of_nano_vllm(folder):
-    jobs = throughput.workload(throughput.SIZES)  # which checks the totals
-    assert len(jobs) == 256 and jobs[0].prompt[:3] == [6311, 6890, 663]
-    with pytest.raises(ValueError, match="142827"):
-        throughput.workload(throughput.SIZES | {"totals": [1, 2]})
-    side = sides(folder, "throughput")["neither"]
-    assert side["tokens_per_second"] == pytest.approx(throughput.TINY["totals"][1] / side["seconds"], rel=1e-4)
-    assert document(folder, "throughput")["figures"]["floor_seconds"]["median"] > 0
-
-
-def test_what_needs_a_gpu_is_named(folder):
-    missing = document(folder, "throughput")["missing"]
-    assert missing.keys() - {"transformers"} == {"graphs and overlap", "graphs"}
-    assert "graphs were asked for, but" in missing["graphs"]
-    assert ("transformers" in sides(folder, "throughput")) != ("transformers" in missing)
-
-
-def test_decode_stands_beside_its_floor(folder):
-    found, measured = document(folder, "decode"), sides(folder, "decode")
-    assert measured.keys() == {"neither", "03_streaming", "larger model"}
-    floor = found["figures"]["floor_ms"]["median"]
-    assert 0 < floor[0] < floor[1]
-    ratios = [step / least for step, least in zip(measured["neither"]["step_ms"], floor, strict=True)]
-    assert found["figures"]["over_floor"]["median"] == pytest.approx(ratios, rel=1e-3)
-
-
-def test_kernels_are_tested_and_timed(folder):
-    measured = sides(folder, "kernels")
-    assert measured["tests"]["passed"] >= 4 + len(kernels.TINY["select"]), "every file with tests for a GPU"
-    assert {"add_norm", "block", "decode attention"} <= {row["operation"] for row in measured["times"]["rows"]}
-
-
-def test_pytest_is_counted_in_a_process_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer than these tests
-    text = "import pytest\ndef test_a(): pass\ndef test_b(): assert 1 == 2\ndef test_c(): pytest.skip('no GPU')\n"
-    (tmp_path / "test_sample.py").write_text(text)
-    alone = ["-c", "/dev/null", "--rootdir", str(tmp_path)]
-    counts = run_pytest([str(tmp_path), *alone])
-    assert counts == {"passed": 1, "skipped": 1, "failures": ["test_b: assert 1 == 2"]}
-    with pytest.raises(ValueError, match="found no test"):
-        run_pytest([str(tmp_path), *alone, "-k", "nothing"])
-
-
-# ---- The command line ----
-
-
-def test_what_is_complete_is_not_measured_again(folder, monkeypatch, capfd):
-    monkeypatch.setattr(suite, "run_process", lambda *_: ({}, "it was measured"))
+    monkeypatch.setattr(suite, "run_process", measure_here)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    before = document(folder, "decode")
-    assert run(["--out", str(folder)]) == 0 and capfd.readouterr().err.count("complete already") == len(NAMES)
-    assert run(["--out", str(folder), "--only", "decode", "--again"]) == 1
-    assert "decode failed: it was measured" in capfd.readouterr().err
-    assert document(folder, "decode") == before, "a failure leaves what was there"
+    monkeypatch.setattr(gpu_tests, "run_pytest", said)
+    shrink_products(monkeypatch)
+    out = tmp_path / "results"
+    assert command.run(["--out", str(out), "--only", ",".join(PARTS)]) == 0
+    [summary] = out.glob("*-tiny.json")
+    assert sorted(read_json(summary)["benchmarks"]) == sorted(PARTS) and not read_json(summary).get("failed")
+    documents = {name: read_json(next(out.glob(f"*-tiny-{name}.json"))) for name in PARTS}
+    assert not any(str(ROOT) in str(document) for document in documents.values())
+    assert documents["budget"]["missing"].keys() == {"graphs and overlap", "launched early", "graphs"}
+    assert "graphs were asked for, but" in documents["budget"]["missing"]["graphs"]
+    tables = (out / "tables.txt").read_text()
+    assert tables.strip() in capfd.readouterr().err
+    for told in ("marked gpu", "06_prefix_cache", "block", "triton [64, 4, 3]", "times the floor", "host", "prompts"):
+        assert f"\n{told}" in tables or f"  {told}" in tables or f": {told}" in tables, told
+    with zipfile.ZipFile(tmp_path / "results.zip") as archive:
+        assert {"results/tables.txt", f"results/{summary.name}"} < set(archive.namelist())
 
 
-def test_plots_are_drawn_again(folder, monkeypatch):
-    [png] = folder.glob("*-tiny-decode.png")
-    png.unlink()
-    assert run(["--out", str(folder), "--only", "decode", "--plot-only"]) == 0 and png.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--only", "sweeep"], "there is no benchmark 'sweeep'; use kernels, contract"),
-        (["--sizes", "gpu"], "needs a CUDA device"),
-    ],
-)
-def test_a_wrong_command_line_is_answered_in_a_sentence(tmp_path, capsys, monkeypatch, arguments, says):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert run(["--out", str(tmp_path), *arguments]) == 1
-    assert says in capsys.readouterr().err
-
-
-def test_with_a_gpu_its_sizes_are_the_default(tmp_path, monkeypatch):
+def test_with_a_gpu_its_sizes_are_the_default_and_all_parts_fit(monkeypatch):
     asked = {}
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(command, "main", lambda *_, **defaults: asked.update(defaults) or 0)
-    assert run(["--out", str(tmp_path)]) == 0
-    assert asked == {"sizes": "gpu", "together": True, "minutes": ALL_SECONDS / 60}
+    assert command.run([]) == 0
+    assert asked == {"sizes": "gpu", "together": True, "minutes": command.ALL_SECONDS / 60}
+    assert sum(part.seconds["gpu"] for part in command.parts()) <= command.ALL_SECONDS
 
 
-def test_all_parts_fit_into_the_time_of_all():
-    assert sum(part.seconds["gpu"] for part in ALL) <= ALL_SECONDS
+def test_pytest_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer than these tests
+    text = "import pytest\ndef test_a(): pass\ndef test_b(): assert 1 == 2\ndef test_c(): pytest.skip('no GPU')\n"
+    (tmp_path / "test_sample.py").write_text(text)
+    alone = [str(tmp_path), "-rf", "-c", "/dev/null", "--rootdir", str(tmp_path)]
+    assert run_pytest([*alone, "-k", "not test_b"]).startswith("1 passed, 1 skipped, 1 deselected")
+    for options, says in (([], "FAILED .*::test_b - assert 1 == 2; 1 failed, 1 pa"), (["-k", "nothing"], "deselected")):
+        with pytest.raises(ValueError, match=says):
+            run_pytest([*alone, *options])
+
+
+# ---- The budget ----
+
+
+def test_the_lines_are_what_arithmetic_says():
+    """Qwen3-0.6B: 28 layers of 8 K/V heads of 128, 151,936 tokens; worked out by hand."""
+    config = read_config(find_checkpoint("Qwen3-0.6B", with_weights=False))
+    lines = step_budget(config, torch.bfloat16, 256, 1000, *H200)
+    assert lines["attention"] == pytest.approx(256 * 1000 * 2 * 28 * 8 * 128 * 2 / 4.2e12)
+    assert lines["sampler"] == pytest.approx(256 * 151_936 * 2 / 4.2e12)
+    assert lines["logits"] == pytest.approx(2 * 256 * 1024 * 151_936 / 790e12), "256 requests: arithmetic, not bytes"
+    alone = step_budget(config, torch.bfloat16, 1, 1000, *H200)
+    assert alone["logits"] == pytest.approx((1024 + 1) * 151_936 * 2 / 4.2e12), "one request: the weights' bytes"
+    assert alone["small kernels"] == pytest.approx(28 * 4 * 2e-6), "no launch is shorter than the smallest kernel"
+    told = step_budget(config, torch.bfloat16, 256, 558, *H200)
+    shown = ", ".join(f"{part} {1e3 * told[part]:.2f}" for part in ("products", "small kernels", "logits", "sampler"))
+    guide = " ".join((ROOT / "GPU.md").read_text(encoding="utf-8").split())
+    assert f"attention {1e3 * told['attention']:.2f} ms, {shown}. Python may take {1e3 * told['host']:.0f} ms" in guide
+
+
+def test_kernels_are_known_by_their_names_and_the_longest_product_is_that_of_the_logits():
+    names = ["decode_kernel", "add_norm_kernel", "draw_kernel", "nvjet_tst_128x64", "ampere_bf16_s16816gemm_bf16_128"]
+    assert [part_of(name) for name in names] == ["attention", "small kernels", "sampler", "products", "products"]
+    assert part_of("Memcpy DtoD (Device -> Device)") == "other"
+    moments = [0, 3, 8, 17, 18, 21, 26, 35, 36]  # two steps, one kernel after another
+    kernels = list(
+        zip(2 * ["gemm", "decode_kernel", "gemm", "gemm"], *zip(*pairwise(moments), strict=True), strict=True)
+    )
+    assert parts_of(kernels, 2) == {"busy": 18.0, "products": 4.0, "attention": 5.0, "logits": 9.0}
+    assert parts_of([("a", 0, 2), ("b", 1, 3), ("c", 5, 6), ("d", 5.5, 5.7)], 1)["busy"] == 4, "overlap counts once"

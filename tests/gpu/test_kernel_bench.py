@@ -1,16 +1,21 @@
-"""The benchmark of kernels runs wherever Triton's interpreter does, and its variants compute the same."""
+"""Kernels are timed beside what computes the same, and engines take what the table has for their GPU."""
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 
-from common.bench.gpu.kernels import TINY, line, measure_rows
+from common.attention.triton_backend import Tile, create
+from common.bench.gpu.kernels import TINY, attention_case, block_case, times_of
+from common.bench.settings import engine_of
 from common.bench.timing import median_seconds
+from common.fused import triton_launch
+from common.loader import load_model
 from common.model import ModelConfig
+from common.sampling import SamplingParams
 from tests.helpers.triton_marks import devices, needs_triton
 
+CUDA = torch.device("cuda")
 QWEN3 = ModelConfig(
     vocab_size=97, hidden_size=48, intermediate_size=72, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=20,
     context_length=64, qk_norm=True,
@@ -20,86 +25,72 @@ LLAMA = replace(QWEN3, qk_norm=False, num_heads=3, num_kv_heads=3)
 
 @needs_triton
 @devices
-def test_every_variant_is_measured(device):
-    found = measure_rows(QWEN3, torch.device(device), torch.float32, TINY)
-    assert json.loads(json.dumps(found)) == found and found["copy_bytes_per_second"] > 0
-    shown = found["rows"]
-    operations = ["add_norm", "norm_rotate", "norm_rotate, write", "silu_mul", "block"]
-    expected = [(name, tokens) for tokens in TINY["tokens"] for name in operations] + [("decode attention", 2)]
-    assert [(row["operation"], row["tokens"]) for row in shown] == expected
-    for row in shown:
-        wanted = {"torch", "triton"} if row["operation"] == "decode attention" else {"eager", "compiled", "triton"}
-        assert {name.split(",")[0] for name in row["us"]} >= wanted
-        assert row["floor_us"] > 0 and all(value > 0 for value in (*row["us"].values(), *row["first_call_s"].values()))
-        assert all(f"{name} {value:.1f} (" in line(row) for name, value in row["us"].items())
-    assert "flash" in shown[-1]["missing"], "it takes no float32"
-
-
-@needs_triton
-@devices
 @pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
 @torch.inference_mode()
 def test_variants_compute_the_same(config, device):
-    from common.bench.gpu.kernel_cases import attention_case, layers_of, model_cases
-
-    def outcome(case, name, arguments):
-        """What the variant returns, and what it writes to; of a block, the sum that it leaves to the next."""
-        arguments = [x.clone() if isinstance(x, torch.Tensor) else x for x in arguments]
-        result = case.variants[name](*arguments)
-        if case.operation == "add_norm":
-            return result if name == "eager" else (arguments[1], result)
-        if case.operation == "block":
-            return result[:1] if name == "eager" else (arguments[2] + result,)
-        return (*(result if isinstance(result, tuple) else (result.flatten(1),)), *arguments[1:])
-
     device = torch.device(device)
-    cases = list(model_cases(layers_of(config, device, torch.float32), 3))
-    for case in [*cases, attention_case(config, 3, 20, device, torch.float32)]:
-        arguments = case.arguments(0)
-        if case.operation == "block":
-            arguments[2].zero_()  # the plain block takes the sum as x, the fused one in two parts
-        names = [name for name in case.variants if name not in ("compiled", "products alone")]
-        first, *others = (outcome(case, name, arguments) for name in names)
-        assert others
-        for other in others:
-            for actual, expected in zip(other, first, strict=True):
-                torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-5)
+    block = block_case(config, 3, device, torch.float32)
+    layer, x, residual = block.arguments()
+    residual.zero_()  # the plain block takes the sum as x, the fused one in two parts
+    expected = block.variants["eager"](layer, x, residual)[0]
+    total = residual.clone()
+    actual = block.variants["triton"](layer, x, total)
+    torch.testing.assert_close(actual + total, expected, atol=2e-5, rtol=1e-5)
+    attention = attention_case(config, 3, 20, device, torch.float32)
+    arguments = attention.arguments()
+    expected = attention.variants.pop("torch")(*arguments)
+    assert len(attention.variants) >= 4 and "flash" in attention.missing, "it takes no float32"
+    for variant in attention.variants.values():
+        torch.testing.assert_close(variant(*arguments), expected, atol=2e-5, rtol=1e-5)
 
 
 @needs_triton
-@devices
-def test_a_variant_that_fails_is_left_out_and_says_why(device, monkeypatch):
-    from common.bench.gpu import kernel_cases
+def test_a_variant_that_fails_is_left_out_and_says_why():
+    def broken(*arguments):
+        raise RuntimeError("out of resource: shared memory. Reduce block sizes")
 
-    def broken(gate_up):
-        raise RuntimeError("no such instruction. Try another GPU")
-
-    monkeypatch.setattr(kernel_cases, "silu_mul", broken)
-    sizes = TINY | {"tokens": [1], "requests": [], "copy_bytes": 64}
-    rows = measure_rows(QWEN3, torch.device(device), torch.float32, sizes)["rows"]
-    [row] = (row for row in rows if row["operation"] == "silu_mul")
-    assert row["us"].keys() == {"eager", "compiled"} and row["missing"] == {"triton": "no such instruction"}
-    assert line(row).endswith("no triton: no such instruction")
-
-
-def test_a_median_is_of_turns_of_all_inputs():
-    calls = []
-    seconds = median_seconds(calls.append, torch.device("cpu"), [(1,), (2,)], repeats=3)
-    assert calls == [1, 2] * 4 and 0 < seconds < 1
+    case = attention_case(LLAMA, 1, 20, torch.device("cpu"), torch.float32)
+    variants = {"torch": case.variants["torch"], "triton": broken}
+    found = times_of(case._replace(variants=variants), torch.device("cpu"), TINY)
+    assert found["us"].keys() == {"torch"} and found["missing"]["triton"] == "out of resource: shared memory"
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("graph", [True, False])
 def test_a_gpu_is_timed_by_its_own_clock(graph):
-    device = torch.device("cuda")
-    matrix = torch.randn(4096, 4096, device=device)
+    matrix = torch.randn(4096, 4096, device=CUDA)
     small, large = (
-        median_seconds(torch.mm, device, [(matrix[:rows], matrix)], graph=graph, repeats=3) for rows in (64, 4096)
+        median_seconds(torch.mm, CUDA, [(matrix[:rows], matrix)], graph=graph, repeats=3) for rows in (64, 4096)
     )
     assert 0 < small < large, "Python is back long before the GPU has ended"
 
 
-def test_where_triton_cannot_run_one_sentence_says_so(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(ValueError, match="the kernels cannot be measured here: "):
-        measure_rows(QWEN3, torch.device("cpu"), torch.float32, TINY)
+@needs_triton
+def test_engines_take_what_the_table_has_for_their_gpu(tmp_path, monkeypatch):
+    table = tmp_path / "tuned.json"
+    monkeypatch.setattr(triton_launch, "TUNED", table)
+    monkeypatch.setattr(triton_launch, "dependent", {})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    first, second = (torch.device("cuda", number) for number in range(2))
+    assert create(first, torch.bfloat16, 128).tile == Tile(), "there is no table"
+    table.write_text('{"GPU 1": {"bfloat16 128": [128, 4, 3], "bfloat16 64": [64, 2, 3], "dependent launch": true}}')
+    cases = [(second, torch.bfloat16, 128), (second, torch.bfloat16, 64), (second, torch.float16, 128)]
+    cases += [(first, torch.bfloat16, 128), (torch.device("cpu"), torch.float32, 64)]
+    chosen = [create(*case).tile for case in cases]
+    assert chosen == [Tile(128, 4, 3), Tile(64, 2, 3), Tile(), Tile(), Tile()]
+    options = [triton_launch.launch_options(device) for device in (first, second, torch.device("cpu"))]
+    assert options == [{}, {"DEPENDENT": True, "launch_pdl": True}, {}]
+
+
+@pytest.mark.gpu
+def test_steps_launched_early_give_the_same_numbers(monkeypatch):
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("needs compute capability 9.0: dependent launch")
+    loaded, found = load_model(device="cuda", dtype="bfloat16"), []
+    params = SamplingParams(max_tokens=20, ignore_eos=True, logprobs=5)
+    for early in (False, True):
+        monkeypatch.setattr(triton_launch, "dependent", {loaded.model.cos.device: early})
+        engine = engine_of("05", loaded, kv_memory="1G")  # with graphs, which keep how a kernel was launched
+        answers = engine.generate([[5 + i] * (1 + 100 * i) for i in range(5)], params)
+        found.append([(answer.token_ids, answer.logprobs) for answer in answers])
+    assert found[0] == found[1]

@@ -1,49 +1,21 @@
-"""gpu.ipynb has no output, and runs from its first cell to its last."""
+"""gpu.ipynb has no output, runs from its first cell to its last, and its commands exist and parse."""
 
-import contextlib
-import io
 import json
-import runpy
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from common import cli
-from common.bench import suite
-from common.bench.hardware import ROOT
-from common.errors import InvalidInput
-from tests.helpers.measured_here import shrink_products
+from common.bench import commands
+from common.bench.gpu.__main__ import run
 
+ROOT = Path(__file__).parents[2]
 CELLS = json.loads((ROOT / "gpu.ipynb").read_text(encoding="utf-8"))["cells"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
-COMPLETE = ["budget-Qwen3-0.6B-256", "budget-Qwen3-0.6B-1", "budget-Qwen3-8B-1"]
-REFUSED = ["kernels", "contract", "demo-05", "demo-06", "demo-07", "all", "picture"]
-
-
-class Here:
-    """Stand in for subprocess.Popen: run a command of the course in this process, which has imported what it needs."""
-
-    def __init__(self, command: list[str], **options):
-        assert command[0] == sys.executable
-        assert options == {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
-            patch.setattr(sys, "stderr", output)
-            is_module = command[1] == "-m"
-            patch.setattr(sys, "argv", command[2 if is_module else 1 :])
-            run = runpy.run_module if is_module else runpy.run_path
-            try:
-                run(sys.argv[0] if is_module else str(ROOT / sys.argv[0]), run_name="__main__")
-                self.status = 0
-            except SystemExit as ended:  # with a status, or with a sentence
-                self.status = ended.code if isinstance(ended.code, int) else print(ended.code) or 1
-        self.stdout = io.StringIO(output.getvalue())
-
-    def wait(self) -> int:
-        return self.status
 
 
 def test_the_notebook_is_committed_without_output():
@@ -51,22 +23,23 @@ def test_the_notebook_is_committed_without_output():
     assert not any(cell["outputs"] or cell["execution_count"] for cell in CODE) and len(CODE) > 5
 
 
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # by runpy: they have been imported, as they should be
-def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
-    """Without a GPU. What takes long is refused, behind its command's own parsing of the options: nothing is measured,
-    and no engine is built, so those commands end with 1."""
+@pytest.mark.parametrize("gpu", [None, "NVIDIA H200"])
+def test_the_notebook_runs(gpu, tmp_path, monkeypatch, capsys):
+    """Its commands are only parsed: those of the GPU by their own parser, which then measures nothing."""
+    parsed, course = [], tmp_path / "course"  # beside the notebook, as where it has cloned it
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
+    monkeypatch.setattr(commands, "measure", lambda args: parsed.append(args) or 0)
 
-    def no_engine(*_):
-        raise InvalidInput("no engine is built here")
+    def started(command, **options):
+        assert command[0] == sys.executable
+        gpu_command = command[1:3] == ["-m", "common.bench.gpu"]
+        status = run(command[3:]) if gpu_command else int(not (ROOT / command[1]).exists())
+        return SimpleNamespace(stdout=["said\n"], wait=lambda: status)
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(suite, "run_process", lambda *_: ({}, "nothing is measured here"))
-    monkeypatch.setattr(cli, "build_engine", no_engine)
-    shrink_products(monkeypatch)
     shown = []
     display = SimpleNamespace(Image=lambda filename: filename.name, display=shown.append)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
-    course = tmp_path / "course"  # beside the notebook, as where it has cloned it
     (course / "gpu-results").mkdir(parents=True)
     (course / "gpu-results/a.png").touch()
     for name in ("course.py", "requirements.txt"):
@@ -75,17 +48,14 @@ def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
     first, *others = ("".join(cell["source"]) for cell in CODE)
     names: dict = {}
     exec(first, names)
-    names["subprocess"] = SimpleNamespace(**vars(subprocess) | {"Popen": Here})
+    names["subprocess"] = SimpleNamespace(**vars(subprocess) | {"Popen": started})
     for cell in others:
         exec(cell, names)
-    assert names["statuses"] == dict.fromkeys(COMPLETE, 0) | dict.fromkeys(REFUSED, 1)
-    said = capsys.readouterr().out
-    assert said.count("nothing is measured here") >= 4 and said.count("error: no engine is built here") == 3
-    assert said.count("[kernels: exit status 1]") == said.count("[budget-Qwen3-8B-1: exit status 0]") == 1
-    assert "attention" in said and shown == ["a.png"]
+    assert set(names["statuses"].values()) == {0} and shown == ["a.png"]
+    assert [args.only for args in parsed] == ["tests", "kernels", "budget", *["budget"] * bool(gpu), None]
+    assert {args.sizes for args in parsed} == {"gpu" if gpu else "tiny"}
+    assert "[demo-07: exit status 0]" in capsys.readouterr().out
     with zipfile.ZipFile(course / "gpu-results.zip") as archive:
-        files = archive.namelist()
+        assert {f"gpu-results/{name}.txt" for name in names["statuses"]} < set(archive.namelist())
         words = archive.read("gpu-results/PULL_REQUEST.md").decode()
-        assert b"attention" in archive.read("gpu-results/budget-Qwen3-8B-1.txt")
-    assert {f"gpu-results/{name}.txt" for name in names["statuses"]} < set(files)
-    assert words.startswith("Results on a CPU") and words.count("| complete |") == 3 < words.count("| exit status 1 |")
+    assert words.startswith(f"Results on {gpu or 'a CPU'}") and words.count("| complete |") == len(names["statuses"])

@@ -5,11 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.helpers.triton_marks import needs_triton
 
 PROOFS = Path(__file__).parents[1] / "proofs"
+LOAD = "LDG.E.128 R4, desc[UR4][R2.64]"
 
 
 @needs_triton
@@ -23,52 +25,46 @@ def test_the_proofs_hold():
 
 
 @needs_triton
-def test_a_kernel_that_spills_or_does_not_fit_is_found(monkeypatch):
+def test_a_kernel_that_spills_does_not_fit_or_touches_memory_too_early_is_found(monkeypatch):
     monkeypatch.syspath_prepend(PROOFS)
-    from kernel_needs import Needs, Place, faults
+    from kernel_needs import Compiled, faults, too_early
 
-    place, known = Place("sm_90", "bfloat16", 128, "decode_kernel"), Needs(128, 0, 40_000)
-    assert not list(faults({place: known._replace(registers=255)}, {place: known}))
-    [said] = faults({place: known._replace(stack=8)}, {place: known})
-    assert "decode_kernel: the stack takes 8 bytes, and took 0" in said
-    [said] = faults({place: known._replace(shared=240_000)}, {place: known})
-    assert "240000 bytes of shared memory, and a block may have 232448" in said
-    [said] = faults({place: known}, {place._replace(kernel="another"): known})
-    assert "not in triton-" in said
+    def said(kernel="decode_kernel", stack=8, shared=40_000, dtype="bfloat16"):
+        return "; ".join(faults(Compiled(kernel, 128, stack, shared, b""), 90, dtype))
+
+    assert said() == said("prefill_kernel", stack=300, dtype="float32") == ""
+    assert "the stack takes 300 bytes, and may take 128" in said(stack=300)
+    assert "the stack takes 8 bytes, and may take 0" in said("add_norm_kernel")
+    assert "240000 bytes of shared memory, and a block may have 232448" in said(shared=240_000)
+    start = ["LDC R1, c[0x0][0x37c]", "S2R R0, SR_TID.X"]
+    assert too_early([*start, "ACQBULK", LOAD, "EXIT"]) is None
+    assert "does not wait" in too_early([*start, LOAD, "EXIT"])
+    assert "LDG.E.128" in too_early([*start, LOAD, "ACQBULK", "EXIT"])
+    assert "lead past" in too_early([*start, "BRA 0x90", "ACQBULK", LOAD, "EXIT"])
 
 
-@needs_triton
-def test_a_kernel_that_touches_memory_too_early_is_found(monkeypatch):
+@pytest.mark.parametrize(
+    ("line", "noted"),
+    [
+        ("x[torch.tensor([0, 1])]", "mixes devices step aten.index.Tensor"),
+        ("x.sum().item()", "waits step aten._local_scalar_dense.default"),
+        ("x.tolist()", "waits step tolist"),
+        ("x.cpu()", "waits step cpu"),
+        ("x.to('cpu')", "waits step to the host"),
+        ("torch.zeros(2).to('cuda', non_blocking=True)", "waits step to the device"),
+        ("x + 1", None),
+    ],
+)
+def test_mixing_devices_and_waiting_are_found(line, noted, tmp_path, monkeypatch):
+    """A step that does so, in place of a stage's."""
     monkeypatch.syspath_prepend(PROOFS)
-    from dependent_launch import fault
-
-    start, load = ["LDC R1, c[0x0][0x37c]", "S2R R0, SR_TID.X"], "LDG.E.128 R4, desc[UR4][R2.64]"
-    assert fault([*start, "ACQBULK", load, "EXIT"]) is None
-    assert "does not wait" in fault([*start, load, "EXIT"])
-    assert "LDG.E.128" in fault([*start, load, "ACQBULK", "EXIT"])
-    assert "lead past" in fault([*start, "BRA 0x90", "ACQBULK", load, "EXIT"])
-
-
-def test_mixing_devices_and_waiting_are_found(tmp_path, monkeypatch):
-    """A step that does both, in place of a stage's."""
-    monkeypatch.syspath_prepend(PROOFS)
-    monkeypatch.syspath_prepend(tmp_path)
     import device_waits
 
     monkeypatch.setattr(device_waits, "ROOT", tmp_path)
-    (tmp_path / "mixing.py").write_text(
-        "import torch\n"
-        "def step(x):\n"
-        "    x[torch.tensor([0, 1])]\n"
-        "    return x.sum().item(), x.to('cpu'), torch.zeros(2).to('cuda', non_blocking=True), x + 1\n"
-    )
-    from mixing import step
-
+    (tmp_path / "step.py").write_text(f"def step(x):\n    {line}\n")
+    names = {"torch": torch}
+    exec(compile((tmp_path / "step.py").read_text(), tmp_path / "step.py", "exec"), names)
+    device_waits.noted.clear()
     with device_waits.Factories():
-        step(torch.zeros(3, device="cuda"))
-    assert [" ".join(each).split(" mixing.py")[0] for each in device_waits.noted] == [
-        "mixes devices step aten.index.Tensor",
-        "waits step aten._local_scalar_dense.default",
-        "waits step to the host",
-        "waits step to the device",
-    ]
+        names["step"](torch.zeros(3, device="cuda"))
+    assert [" ".join(each).split(" step.py")[0] for each in device_waits.noted] == [noted] * (noted is not None)

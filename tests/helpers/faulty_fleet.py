@@ -16,13 +16,33 @@ Event = fleet_module.Event
 
 
 class SlowTransport(kv_transport.LocalTransport):
-    """Pages have arrived when they are looked at for the second time, a turn later."""
+    """Pages have arrived when they are looked at for the second time, a turn later. Until then they are written to."""
 
-    def receive(self, *arguments):
-        transfer = super().receive(*arguments)
+    def __init__(self, scheduler):
+        super().__init__()
+        self.scheduler, self.arriving = scheduler, {}
+        self.broken = False  # whether no page ever arrives
+
+    def receive(self, ticket, skip, pages, on_done):
+        transfer = super().receive(ticket, skip, pages, on_done)
         done, looks = transfer.done, iter([False])
-        transfer.done = lambda: next(looks, True) and done()
+        transfer.filled &= not self.broken
+        transfer.done = lambda: next(looks, True) and self.end(transfer) and done()
+        transfer.cancel = lambda: self.end(transfer)
+        self.arriving[transfer] = pages
         return transfer
+
+    def end(self, transfer) -> bool:
+        self.check()
+        self.arriving.pop(transfer, None)
+        return True
+
+    def check(self) -> None:
+        """Raise AssertionError if a page is free, or another request may find it cached, that is still written to."""
+        allocator = self.scheduler.allocator
+        free = {*allocator.free, *(node.page for node in allocator.tree.unused)}
+        for pages in self.arriving.values():
+            assert free.isdisjoint(pages), "free, and being written to"
 
 
 class FaultyFleet(fleet_module.LocalFleet):
@@ -30,7 +50,7 @@ class FaultyFleet(fleet_module.LocalFleet):
 
     def __init__(self, makers):
         super().__init__(makers)
-        self.workers = [worker_module.Worker(worker.engine, SlowTransport()) for worker in self.workers]
+        self.workers = [self.begin(worker.engine) for worker in self.workers]
         self.mail = [[] for _ in makers]
         self.reports = [deque([event.news]) for event in self.greetings]  # or a Hello, or a Lost
         self.greeted = [False] * len(makers)  # whether the router has heard of the present life
@@ -38,6 +58,14 @@ class FaultyFleet(fleet_module.LocalFleet):
         self.dead: set[int] = set()
         self.at_once = True  # every call of `events` delivers everything, and gives each worker a turn
         self.heartbeats = False  # in each turn
+
+    def begin(self, engine) -> worker_module.Worker:
+        return worker_module.Worker(engine, SlowTransport(engine.scheduler))
+
+    def check(self):
+        super().check()
+        for worker in self.workers:
+            worker.transport.check()
 
     def send(self, number, mail):
         if self.greeted[number]:  # otherwise it is for an earlier life
@@ -77,7 +105,7 @@ class FaultyFleet(fleet_module.LocalFleet):
         self.mail[number].clear()
         self.reports[number].clear()
         self.workers[number].transport.clear()
-        self.workers[number] = worker_module.Worker(self.makers[number](), SlowTransport())
+        self.workers[number] = self.begin(self.makers[number]())
         self.greeted[number] = False
         self.reports[number].append(messages.Lost("killed"))
         self.dead.add(number)
@@ -126,6 +154,7 @@ class WorkerWithoutModel(BaseEngine):
 
     def check(self):
         self.scheduler.check()
+        assert len(self.scheduler.running) + len(self.scheduler.reserved) <= self.scheduler.max_running
 
     def read_ahead(self, sequence):
         """It has no draft model."""

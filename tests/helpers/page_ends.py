@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -28,13 +29,15 @@ def zero_pools(dtype=torch.float32, shapes=SHAPES) -> list[torch.Tensor]:
 
 
 @contextmanager
-def transport(pools: list[torch.Tensor]) -> Iterator[TcpTransport]:
-    transport = TcpTransport()
+def transport(pools: list[torch.Tensor], kind: Callable[[], Any] = TcpTransport) -> Iterator[Any]:
+    """Give a transport of this kind with these pools; see to it that no thread of it is left."""
+    transport = kind()
     transport.register(pools)
     try:
         yield transport
     finally:
-        transport.close()
+        if kind is TcpTransport:
+            transport.close()
         eventually(lambda: not threads("page fetcher") and not threads("page server"))
 
 
@@ -71,6 +74,14 @@ def never_stall(monkeypatch) -> None:
 def fetched(transfer) -> bool:
     transfer.wait(PATIENCE_SECONDS)
     return transfer.done()
+
+
+def assert_arrived(sender, receiver, source: list[int], places: list[int]) -> None:
+    """Raise AssertionError unless these pages hold what was sent, and all others zeros."""
+    others = [page for page in range(50) if page not in places]
+    for sent, got in zip(sender.pools, receiver.pools, strict=True):
+        assert torch.equal(sent[:, source], got[:, places].to(sent.device))
+        assert not got[:, others].any()
 
 
 def eventually(condition: Callable[[], object]) -> None:

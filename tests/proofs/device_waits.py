@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -23,7 +24,6 @@ from common import sampling
 from common.acceleration import accelerate, graphs
 from common.attention.torch_backend import TorchAttention
 from common.loader import Loaded, load_model
-from common.model import Transformer
 from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
 from tests.helpers.graph_stand_in import LateTorch
@@ -50,15 +50,12 @@ noted: Counter[tuple[str, str, str]] = Counter()  # kind, function, and the line
 
 def note(kind: str, what: object = "") -> None:
     """Note it with the function of the course that does it, and the lines of the course that led there."""
-    frames = [f for f, _ in traceback.walk_stack(None) if f.f_code.co_filename.startswith(str(ROOT))]
-    frames = [f for f in frames if f.f_code.co_filename not in (__file__,)]
-    lines = (f"{Path(f.f_code.co_filename).relative_to(ROOT)}:{f.f_lineno}" for f in frames[:3])
-    noted[kind, qualified_name(frames[0]), f"{what} {' < '.join(lines)}".strip()] += 1
-
-
-def qualified_name(frame) -> str:
-    code, owner = frame.f_code, frame.f_locals.get("self")
-    return f"{type(owner).__name__}.{code.co_name}" if owner is not None else code.co_name
+    frames = [frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_filename.startswith(str(ROOT))]
+    frames = [frame for frame in frames if frame.f_code.co_filename != __file__]
+    owner, name = frames[0].f_locals.get("self"), frames[0].f_code.co_name
+    lines = (f"{Path(frame.f_code.co_filename).relative_to(ROOT)}:{frame.f_lineno}" for frame in frames[:3])
+    function = f"{type(owner).__name__}.{name}" if owner is not None else name
+    noted[kind, function, f"{what} {' < '.join(lines)}".strip()] += 1
 
 
 class OnDevice(torch.Tensor):
@@ -107,23 +104,19 @@ class Factories(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        pinned = kwargs.pop("pin_memory", False)
+        pinned = kwargs.pop("pin_memory", False) or function is torch.Tensor.pin_memory
         if function is torch.Tensor.to:
             return self.move(*args, **kwargs)
-        if function is torch.Tensor.pin_memory:
-            args[0].pinned = True
-            return args[0]
         if function is torch.Tensor.copy_ and type(args[0]) is torch.Tensor and isinstance(args[1], OnDevice):
             if not kwargs.get("non_blocking"):
                 note("waits", "copy_")
             return args[0].copy_(args[1].inner)
-        target = torch.device(kwargs["device"]) if kwargs.get("device") is not None else CPU
-        if target.type == "cuda":
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cuda":
             if function is torch.tensor:
                 note("waits", "torch.tensor")
             result = function(*args, **kwargs | {"device": CPU})
             return result if isinstance(result, OnDevice) else OnDevice(result)
-        result = function(*args, **kwargs)
+        result = args[0] if function is torch.Tensor.pin_memory else function(*args, **kwargs)
         if pinned:
             result.pinned = True
         return result
@@ -144,53 +137,40 @@ class Factories(TorchFunctionMode):
         return tensor.type(dtype) if dtype != tensor.dtype else tensor
 
 
-class Event:
-    """In place of torch.cuda.Event."""
-
-    def record(self, stream: object = None) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        note("waits", "synchronize")
-
-
 @cache
 def on_device(name: str | None) -> Loaded:
-    """A bundled checkpoint, cut to LAYERS, whose parameters and tables say they are on CUDA."""
+    """Return a bundled checkpoint, cut to LAYERS, whose parameters and tables say they are on CUDA."""
     loaded = load_model(name, device="cpu", dtype="float32", fused=False)
     model, config = loaded.model, replace(loaded.config, num_layers=LAYERS)
     model.blocks, model.config = model.blocks[:LAYERS], config
-    put_on_device(model)
-    return replace(loaded, config=config, device=CUDA)
-
-
-def put_on_device(model: Transformer) -> None:
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
-            for name, tensor in list(tensors.items()):
-                if tensor is not None:
-                    del tensors[name]
-                    vars(module)[name] = OnDevice(tensor.data)
+            for key in [key for key, tensor in tensors.items() if tensor is not None]:
+                vars(module)[key] = OnDevice(tensors.pop(key).data)
+    return replace(loaded, config=config, device=CUDA)
 
 
 @contextmanager
 def as_if_on_cuda(stage: str, capturable: bool, with_graphs: bool) -> Iterator[None]:
+    """Make engines of a stage on `on_device`, with a backend that a graph can hold if it is `capturable`."""
     backend = LateTorch if capturable else TorchAttention
-    choose = {"choose_attention": lambda *_: (backend(CUDA, torch.float32), "attention=torch")}
-    modules = [load_stage_module(stage, name) for name in ("engine", "drafter")[: 2 if stage > "06" else 1]]
+    event = SimpleNamespace(record=lambda stream: None, synchronize=lambda: note("waits", "synchronize"))
+    replaced = [
+        (torch.cuda, "Event", lambda: event),
+        (torch.cuda, "device", lambda device: nullcontext()),
+        (torch.cuda, "current_stream", lambda device: None),
+        (torch.cuda, "mem_get_info", lambda device: (0, 0)),
+        (sampling, "has_kernels", lambda device: False),
+        (graphs, "Capture", lambda: lambda function: function() or function),
+        (accelerate, "why_no_graphs", lambda *_: None if with_graphs else "no"),
+    ]
+    for module in [load_stage_module(stage, name) for name in ("engine", "drafter")[: 2 if stage > "06" else 1]]:
+        replaced.append((module, "load_once", lambda name, *_: on_device(name)))
+        replaced.append((module, "choose_attention", lambda *_: (backend(CUDA, torch.float32), "attention=torch")))
     with ExitStack() as stack:
-        for module in modules:
-            if hasattr(module, "load_once"):
-                stack.enter_context(patch.object(module, "load_once", lambda name, *_: on_device(name)))
-            if hasattr(module, "choose_attention"):
-                stack.enter_context(patch.dict(vars(module), choose))
-        stack.enter_context(patch.object(torch.cuda, "Event", Event))
-        stack.enter_context(patch.object(torch.cuda, "device", lambda device: nullcontext()))
-        stack.enter_context(patch.object(torch.cuda, "current_stream", lambda device: None))
-        stack.enter_context(patch.object(torch.cuda, "mem_get_info", lambda device: (0, 0)))
-        stack.enter_context(patch.object(sampling, "has_kernels", lambda device: False))
-        stack.enter_context(patch.object(graphs, "Capture", lambda: lambda function: function() or function))
-        stack.enter_context(patch.object(accelerate, "why_no_graphs", lambda *_: None if with_graphs else "no"))
+        for owner, name, value in replaced:
+            if hasattr(owner, name):
+                stack.enter_context(patch.object(owner, name, value))
         stack.enter_context(Factories())
         yield
 
@@ -213,32 +193,32 @@ def run(stage: str, capturable: bool, with_graphs: bool, overlap: bool, kind: st
 
 
 def cases(short: bool) -> Iterator[tuple]:
-    """In short, all kinds run in one loop of each way to sample; other loops, which sample with the same code, run one.
+    """Yield the arguments of `run`.
 
-    Stage 05 is left out then: its attention and graphs are those of 06.
+    In short, all kinds run in one loop of each way to sample; other loops, which sample with the same code, run one.
+    Stage 05 is left out then: its attention and graphs are those of 06. Steps of 08 are those of 07, and pages travel
+    beside them: those of the draft model, too.
     """
+    speculative = {"draft": "auto", "num_draft_tokens": 2}
     for kind in KINDS:
         every = not short or kind == "filters and logprobs"
-        plain = [("04", False), ("04", True), ("05", False), ("06", False)]  # stages, and whether steps overlap
-        for stage, overlap in plain if every else ():
-            if not short or stage != "05":
+        if every:
+            for stage, overlap in (("04", False), ("04", True), ("06", False), *[("05", False)][short:]):
                 yield stage, False, False, overlap, kind, {}
+            yield "07", True, not short, False, kind, speculative | {"draft": "lookup"}
         for stage in ("05", "06")[short:]:
             for with_graphs in (False, True) if every else (True,):
                 yield stage, True, with_graphs, True, kind, {}
-        for draft in ("lookup", "auto") if every else ("auto",):
-            yield "07", True, not short, False, kind, {"draft": draft, "num_draft_tokens": 2}
-    # Its steps are those of 07, and pages travel beside them: those of the draft model, too.
-    yield "08", True, not short, False, "filters and logprobs", {"draft": "auto", "num_draft_tokens": 2}
+        yield "07", True, not short, False, kind, speculative
+    yield "08", True, not short, False, "filters and logprobs", speculative
 
 
 def prove(short: bool) -> Iterator[str]:
-    """The proof; what is wrong, one sentence each."""
-    count = 0
-    for case in cases(short):
-        stage, capturable, with_graphs, overlap, kind, options = case
-        count += 1
-        for (what, function, lines), times in run(*case).items():
+    """Yield what is wrong, one sentence each."""
+    ways = list(cases(short))
+    for way in ways:
+        stage, _, with_graphs, overlap, kind, _ = way
+        for (what, function, lines), times in run(*way).items():
             if what != "waits" or function not in WANTED[stage]:
                 yield f"stage {stage}, {kind}, graphs={with_graphs}, overlap={overlap}: {what} {times} times: {lines}"
-    print(f"{count} engines of stages 04 to 08 ran on tensors that say they are on {CUDA}")
+    print(f"{len(ways)} engines of stages 04 to 08 ran on tensors that say they are on {CUDA}")

@@ -1,23 +1,26 @@
-"""Every kernel compiles for real GPUs, fits into their shared memory, and spills no more than the table says.
+"""Every kernel compiles for real GPUs, fits and hardly spills, and waits if it is launched early.
 
-What one layer of a step launches is compiled, with the shapes of the bundled configs. What each
-kernel needs is compared with `triton-<version>.csv`, which `--write` makes: one row for each GPU, type, head dimension
-and kernel, the most over all models. A stack that has grown means that a kernel spills where it did not, or spills
-more. Another version of Triton allocates registers otherwise, so for a version without a table only the limits count.
+What one layer of a step launches is compiled, with the shapes of the bundled configs. A kernel's stack is what its
+registers did not hold. Only attention, whose tiles fill the registers, may have one: a few numbers in each thread, and
+more in float32, which is not what a GPU serves in.
+
+With programmatic dependent launch the order of memory accesses is the kernels' own duty: before the instruction that
+waits for the kernel ahead (griddepcontrol.wait, ACQBULK in the GPU's own language) nothing may be read that this one
+writes, nor written that it reads. CUDA promises that behind it all of that kernel has ended and can be seen. So what is
+to be proven is in the machine code: the wait stands before every access to global memory, and no branch leads past it.
 """
 
-import csv
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator, Sequence
 from itertools import product
-from pathlib import Path
-from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
-import triton
-from pretended_gpu import Compiled, pretended_gpu
+from pretended_gpu import Compiled, instructions, pretended_gpu
 
 from common.attention import PagedBatch
 from common.attention.triton_backend import TILES, Tile, TritonAttention
+from common.fused import triton_launch
 from common.fused.triton_kernels import Rotation, add_norm, silu_mul
 from common.loader import find_checkpoint
 from common.loader.config import read_config
@@ -25,62 +28,36 @@ from common.loader.device import DTYPES
 from common.model import ModelConfig
 from common.sampling_kernels import draw_plain
 
-# Shared memory that one block may have, in bytes (CUDA programming guide, table of compute capabilities).
-SHARED = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-ARCHS = (75, 80, 89, 90, 100, 120)  # T4, A100, L4 and RTX 4090, H100 and H200, B200, RTX 5090
+# Shared memory that one block may have, in bytes (CUDA programming guide, table of compute capabilities): on a T4, an
+# A100, an L4 or RTX 4090, an H100 or H200, a B200, an RTX 5090.
+SHARED = {75: 64 << 10, 80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 MODELS = ("Qwen3-0.6B", "target", "Qwen3-8B", "Qwen2.5-14B", "TinyLlama-1.1B", "draft")
-DTYPES_FIRST = ("bfloat16", "float16", "float32")  # what is used most comes first
 SHORT = (("bfloat16", "Qwen3-0.6B", 90), ("bfloat16", "Qwen3-0.6B", 89), ("float16", "Qwen3-0.6B", 75))
-TABLE = Path(__file__).with_name(f"triton-{triton.__version__}.csv")
+ALL = tuple(product(("bfloat16", "float16", "float32"), MODELS, SHARED))
+MOST_STACK = {"decode_kernel": 128, "prefill_kernel": 128}  # bytes of a thread; of other kernels none
+IN_FLOAT32 = 3  # times as many
 QUERIES, LENGTHS = [1, 1, 33], [600, 40, 300]  # two requests decode and one runs a prompt: each kernel is launched
-
-
-class Place(NamedTuple):
-    """What a row of the table is about."""
-
-    gpu: str  # sm_90 is compute capability 9.0
-    dtype: str
-    head_dim: int
-    kernel: str
-
-
-class Needs(NamedTuple):
-    """registers of a thread, bytes of its stack, bytes of a block's shared memory."""
-
-    registers: int
-    stack: int
-    shared: int
-
-
-def compile_all(short: bool) -> Iterator[dict[Place, Needs]]:
-    """Config by config what each place has needed until then, the most over all models; `short` takes a few."""
-    found: dict[Place, Needs] = {}
-    for dtype, name, arch in SHORT if short else product(DTYPES_FIRST, MODELS, ARCHS):
-        config = read_config(find_checkpoint(name, with_weights=False))
-        for one in compiled(arch, DTYPES[dtype], config):
-            place = Place(f"sm_{arch}", dtype, config.head_dim, one.kernel)
-            needs = Needs(one.registers, one.stack, one.shared)
-            found[place] = Needs(*map(max, needs, found.get(place, needs)))
-        yield found
+WAIT = "ACQBULK"
+GLOBAL = re.compile(r"(LD|ST|LDG|STG|LDGSTS|ATOM|ATOMG|RED|REDG|UTMA\w*|UBLK\w*|UBLKCP)(\.|\s)")
+BRANCH = re.compile(r"(BRA|BRX|JMP|JMX|CALL|RET|EXIT|BSYNC|WARPSYNC)(\.|\s|$)")
+DEPENDENT = {"add_norm_kernel", "norm_rotate_kernel", "silu_mul_kernel", "decode_kernel", "combine_kernel"}
 
 
 def compiled(arch: int, dtype: torch.dtype, config: ModelConfig) -> list[Compiled]:
-    """What a step of this model launches on that GPU; decode also with the other tiles that a GPU may prefer."""
+    """Return what a step of this model launches on that GPU; decode also with the other tiles that a GPU may prefer."""
     with pretended_gpu(arch) as rows:
         launch_elementwise(config, dtype)
         if arch >= 80:  # below, attention is torch's: see common.attention
             launch_attention(config, dtype, Tile())
-    if arch >= 80 and dtype.itemsize == 2:
-        for tile in TILES[1:]:
-            with pretended_gpu(arch) as more:
-                launch_attention(config, dtype, tile)
-            rows += [one._replace(kernel=f"decode_kernel {tile.block_n} {tile.warps} {tile.stages}")
-                     for one in more if one.kernel == "decode_kernel"]  # fmt: skip
+    for tile in TILES[1:] if arch >= 80 and dtype.itemsize == 2 else ():
+        with pretended_gpu(arch) as more:
+            launch_attention(config, dtype, tile)
+        rows += [one for one in more if one.kernel == "decode_kernel"]
     return rows
 
 
 def launch_elementwise(config: ModelConfig, dtype: torch.dtype) -> None:
-    """What one layer of a step launches beside products and attention, and the sampler."""
+    """Launch what one layer of a step has beside products and attention, and the sampler."""
     H, H_kv, D, hidden = config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size
     N = sum(QUERIES)
     _, positions, slots = torch.zeros(3, N, dtype=torch.int64)  # as a stage's Batch makes them: rows of one tensor
@@ -98,7 +75,7 @@ def launch_elementwise(config: ModelConfig, dtype: torch.dtype) -> None:
 
 
 def launch_attention(config: ModelConfig, dtype: torch.dtype, tile: Tile) -> None:
-    """The write to pages, decode and prefill of one layer."""
+    """Launch the write to pages, decode and prefill of one layer."""
     H, H_kv, D, page_size = config.num_heads, config.num_kv_heads, config.head_dim, 16
     heads = torch.zeros(sum(QUERIES), H + 2 * H_kv, D, dtype=dtype)
     q, k, v = heads.split([H, H_kv, H_kv], dim=1)
@@ -109,41 +86,50 @@ def launch_attention(config: ModelConfig, dtype: torch.dtype, tile: Tile) -> Non
     attention.attend(q, pages, pages, attention.prepare(batch))
 
 
-def faults(found: dict[Place, Needs], known: dict[Place, Needs]) -> Iterator[str]:
-    """Yield what must not be, one sentence each. known: the committed table, {} where there is none."""
-    for place, needs in found.items():
-        where, most = " ".join(map(str, place)), SHARED[int(place.gpu.removeprefix("sm_"))]
-        if needs.shared > most:
-            yield f"{where}: {needs.shared} bytes of shared memory, and a block may have {most}"
-        if known and place not in known:
-            yield f"{where}: it is not in {TABLE.name}; make that again with --all --write"
-        elif known and needs.stack > known[place].stack:
-            yield f"{where}: the stack takes {needs.stack} bytes, and took {known[place].stack}: it spills"
+def prove(short: bool) -> Iterator[str]:
+    """Yield what is wrong, one sentence each. Unless `short`, print what each kernel needs, as lines of CSV."""
+    count, cases = 0, SHORT if short else ALL
+    for dtype, name, arch in cases:
+        for one in compiled(arch, DTYPES[dtype], read_config(find_checkpoint(name, with_weights=False))):
+            where, count = f"sm_{arch},{dtype},{name},{one.kernel}", count + 1
+            if not short:
+                print(f"{where},{one.registers} registers,{one.stack} bytes of stack,{one.shared} of shared memory")
+            yield from (f"{where}: {fault}" for fault in faults(one, arch, dtype))
+    print(f"{count} kernels compiled, on {', '.join(sorted({f'sm_{arch}' for _, _, arch in cases}))}")
 
 
-def read_table() -> dict[Place, Needs]:
-    """Return the committed table of this version of Triton; {} if there is none."""
-    if not TABLE.exists():
-        return {}
-    with TABLE.open(newline="") as file:
-        rows = [row for row in csv.reader(file)][1:]
-    return {Place(gpu, dtype, int(D), kernel): Needs(*map(int, needs)) for gpu, dtype, D, kernel, *needs in rows}
+def faults(one: Compiled, arch: int, dtype: str) -> Iterator[str]:
+    """Yield what must not be."""
+    if one.shared > SHARED[arch]:
+        yield f"{one.shared} bytes of shared memory, and a block may have {SHARED[arch]}"
+    most = MOST_STACK.get(one.kernel, 0) * (IN_FLOAT32 if dtype == "float32" else 1)
+    if one.stack > most:
+        yield f"it spills: the stack takes {one.stack} bytes, and may take {most}"
 
 
-def write_table(found: dict[Place, Needs]) -> None:
-    with TABLE.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow((*Place._fields, *Needs._fields))
-        writer.writerows((*place, *needs) for place, needs in sorted(found.items(), key=lambda item: item[0]))
+def prove_waits(short: bool) -> Iterator[str]:
+    """Yield which kernels, launched early, may touch memory too early, or do not fit."""
+    config, archs = read_config(find_checkpoint("Qwen3-0.6B", with_weights=False)), (90,) if short else (90, 100, 120)
+    for arch in archs:
+        with patch.dict(triton_launch.dependent, {torch.device("cpu"): True}), pretended_gpu(arch) as launched:
+            launch_elementwise(config, torch.bfloat16)
+            launch_attention(config, torch.bfloat16, Tile())
+        early = [one for one in launched if one.kernel in DEPENDENT]
+        for one in early:
+            reasons = [*faults(one, arch, "bfloat16"), too_early(instructions(one.cubin))]
+            yield from (f"sm_{arch} {one.kernel}: {reason}" for reason in reasons if reason)
+        if missing := DEPENDENT - {one.kernel for one in early}:
+            yield f"sm_{arch}: not launched early: {', '.join(sorted(missing))}"
+    print(f"{len(DEPENDENT)} kernels wait before they touch memory, on {', '.join(f'sm_{arch}' for arch in archs)}")
 
 
-def prove(short: bool, write: bool = False) -> Iterable[str]:
-    """The proof; what is wrong, one sentence each."""
-    known, found = read_table(), {}
-    for found in compile_all(short):
-        if write:  # an interrupted run leaves a table of what it has compiled
-            known |= found
-            write_table(known)
-    said = f"compared with {TABLE.name}" if known else f"no table for triton {triton.__version__}, so spills unchecked"
-    print(f"{len(found)} kernels compiled ({said}), on {', '.join(sorted({place.gpu for place in found}))}")
-    return faults(found, known)
+def too_early(code: Sequence[str]) -> str | None:
+    """Return why these instructions may touch memory too early; None if they wait first."""
+    if WAIT not in code:
+        return "it does not wait for the kernel before it"
+    for line in code[: code.index(WAIT)]:
+        if GLOBAL.match(line):
+            return f"{line!r} comes before it waits"
+        if BRANCH.match(line):
+            return f"{line!r} may lead past the place where it waits"
+    return None

@@ -28,7 +28,6 @@ from common.stages import load_engine
 RUNS = (("05", True), ("06", True), ("06", False), ("07", True))  # stages, with graphs and without
 OPTIONS = {"max_running": 40, "token_budget": 256, "kv_memory": "8M", "attention": "triton"}
 SPECULATIVE = {"draft": "lookup", "num_draft_tokens": 2}
-REQUESTS = {True: 30, False: 400}  # by whether the proof is the short one
 
 
 class FreshZeros:
@@ -43,14 +42,17 @@ class FreshZeros:
 @contextmanager
 def as_if_on_a_gpu() -> Iterator[None]:
     """The engine on CPU tensors as it would be on CUDA; kernels write nothing, so their results are zeros."""
+    replaced = [
+        (attention, "why_not_triton", lambda device: None),
+        (fused, "why_not_triton", lambda device: None),
+        (accelerate, "why_no_graphs", lambda *_: None),
+        (graphs, "Capture", lambda: lambda function: function() or function),
+        (sampling, "has_kernels", lambda device: True),
+        *((module, "torch", FreshZeros()) for module in (triton_backend, triton_kernels, rotation, sampling_kernels)),
+    ]
     with ExitStack() as stack:
-        for module in (attention, fused):
-            stack.enter_context(patch.object(module, "why_not_triton", lambda device: None))
-        stack.enter_context(patch.object(accelerate, "why_no_graphs", lambda *_: None))
-        stack.enter_context(patch.object(graphs, "Capture", lambda: lambda function: function() or function))
-        stack.enter_context(patch.object(sampling, "has_kernels", lambda device: True))
-        for module in (triton_backend, triton_kernels, rotation, sampling_kernels):
-            stack.enter_context(patch.object(module, "torch", FreshZeros()))
+        for owner, name, value in replaced:
+            stack.enter_context(patch.object(owner, name, value))
         yield
 
 
@@ -85,7 +87,7 @@ def compiled_late(stage: str, with_graphs: bool, requests: int) -> tuple[int, in
 def prove(short: bool) -> Iterator[str]:
     """The proof; what is wrong, one sentence each."""
     for stage, with_graphs in RUNS[short:]:  # kernels and graphs of 05 are those of 06
-        at_start, steps, late = compiled_late(stage, with_graphs, REQUESTS[short])
+        at_start, steps, late = compiled_late(stage, with_graphs, 30 if short else 400)
         mode = "with graphs" if with_graphs else "without graphs"
         print(f"stage {stage} {mode}: {at_start} kernels compiled at the start, {len(late)} in {steps} steps")
         if late:

@@ -11,9 +11,10 @@ import itertools
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import triton
@@ -21,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+numbers = itertools.count()  # of devices: nothing has been compiled for the next one
 
 
 class Compiled(NamedTuple):
@@ -30,58 +32,17 @@ class Compiled(NamedTuple):
     registers: int  # of a thread
     stack: int  # bytes of a thread's local memory: what registers did not hold
     shared: int  # bytes of a block's shared memory
-    cubin: bytes = b""  # what the GPU would run
-
-
-class PretendedGPU:
-    """Takes the place of Triton's driver, its utilities and its launcher. arch: 90 is compute capability 9.0."""
-
-    numbers = itertools.count()
-
-    def __init__(self, arch: int):
-        self.arch, self.number = arch, next(self.numbers)  # nothing has been compiled for this device before
-        self.compiled: list[Compiled] = []  # in the order of their first launches
-        self.utils = self
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.arch, 32)
-
-    def get_current_device(self) -> int:
-        return self.number
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": 2**30}  # what is too much for a real one is found by its figure
-
-    def launcher_cls(self, source: object, metadata: object) -> Callable[..., None]:
-        return lambda *arguments: None
-
-    def load_binary(self, name: str, cubin: bytes, shared: int, device: int) -> tuple[object, int, int, int, int]:
-        """Called once for each variant of a kernel, before its first launch."""
-        registers, stack = registers_and_stack(cubin)
-        self.compiled.append(Compiled(name, registers, stack, shared, cubin))
-        return object(), 0, registers, stack, 1024  # the last: threads that a block may have
-
-    def unload_module(self, module: object) -> None:
-        pass
-
-
-def registers_and_stack(cubin: bytes) -> tuple[int, int]:
-    """A thread's registers, and the bytes of its stack."""
-    numbers = dict(re.findall(r"(REG|STACK):(\d+)", shown_by("cuobjdump", cubin, "--dump-resource-usage")))
-    return int(numbers["REG"]), int(numbers["STACK"])
+    cubin: bytes  # what the GPU would run
 
 
 def instructions(cubin: bytes) -> list[str]:
-    """The kernel's instructions in the GPU's own language, in the order of their addresses, without predicates."""
+    """Return the kernel's instructions in the GPU's own language, in the order of their addresses, unpredicated."""
     lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][^;]*);", shown_by("nvdisasm", cubin))
     return [line.strip() for line in lines]
 
 
 def shown_by(tool: str, cubin: bytes, *options: str) -> str:
-    """What a tool of Triton's wheel prints about a cubin."""
+    """Return what a tool of Triton's wheel prints about a cubin."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -90,10 +51,33 @@ def shown_by(tool: str, cubin: bytes, *options: str) -> str:
 
 @contextmanager
 def pretended_gpu(arch: int) -> Iterator[list[Compiled]]:
-    """Compile launches for that architecture, and run none; yield the list of what has been compiled."""
-    gpu, before = PretendedGPU(arch), driver._active
+    """Compile launches for that architecture, and run none; yield the list of what has been compiled.
+
+    arch: 90 is compute capability 9.0. Kernels come in the order of their first launches.
+    """
+    compiled, number, before = [], next(numbers), driver._active
+
+    def load_binary(name: str, cubin: bytes, shared: int, device: int) -> tuple[object, int, int, int, int]:
+        """Stand in for the loader, which is called once for each variant of a kernel, before its first launch."""
+        usage = dict(re.findall(r"(REG|STACK):(\d+)", shown_by("cuobjdump", cubin, "--dump-resource-usage")))
+        registers, stack = int(usage["REG"]), int(usage["STACK"])
+        compiled.append(Compiled(name, registers, stack, shared, cubin))
+        return object(), 0, registers, stack, 1024  # the last: threads that a block may have
+
+    gpu = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", arch, 32),
+        get_current_device=lambda: number,
+        get_current_stream=lambda device: 0,
+        get_device_properties=lambda device: {
+            "max_shared_mem": 2**30
+        },  # too much for a real one is found by its figure
+        launcher_cls=lambda source, metadata: lambda *arguments: None,
+        load_binary=load_binary,
+        unload_module=lambda module: None,
+    )
+    gpu.utils = gpu
     driver.set_active(gpu)
     try:
-        yield gpu.compiled
+        yield compiled
     finally:
         driver.set_active(before)

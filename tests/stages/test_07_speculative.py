@@ -1,4 +1,4 @@
-"""What stage 07 promises beyond the contract: whatever the draft, the output is the target's."""
+"""What stage 07 promises beyond the contract: whatever the draft, the output is the target's, and drafts pay."""
 
 import random
 from dataclasses import replace
@@ -11,97 +11,50 @@ from hypothesis.stateful import rule
 
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
-from tests.helpers.engine_options import GREEDY, endless
-from tests.helpers.scheduler_machine import SchedulerMachine, make_request
+from tests.helpers.engine_options import endless
+from tests.helpers.scheduler_machine import SchedulerMachine
 
-drafter_module, engine_module, scheduler_module, speculation_module, verification_module = (
-    load_stage_module("07", name) for name in ("drafter", "engine", "scheduler", "speculation", "verification")
+adaptive_module, drafter_module, engine_module, pass_times_module, scheduler_module, speculation_module = (
+    load_stage_module("07", name)
+    for name in ("adaptive_speculation", "drafter", "engine", "pass_times", "scheduler", "speculation")
 )
-Engine, Draft, Row = engine_module.Engine, verification_module.Draft, verification_module.Row
-PAGE_BYTES = 16 * (8192 + 1024)  # K and V of 16 tokens, of the bundled target and of its draft, in float32
+Engine = engine_module.Engine
 
 
-# ---- Tokens, whatever the draft ----
-
-DRAFTERS = [{"num_draft_tokens": k, "draft": draft} for draft in ("draft", "lookup") for k in (1, 4, 8)]
-each_drafter = pytest.mark.parametrize("options", DRAFTERS, ids=lambda o: f"{o['draft']} {o['num_draft_tokens']}")
+# ---- Answers, whatever the draft ----
 
 
-@each_drafter
-def test_greedy_tokens_are_those_of_transformers(loaded, prompts, expected, options):
-    engine = Engine(loaded, **options)
-    assert [request.token_ids for request in engine.generate(prompts, GREEDY)] == expected
+@pytest.fixture(scope="module")
+def undrafted(loaded, prompts) -> list:
+    """Requests that end in every way, with seeds, penalties and logprobs, answered without draft tokens."""
+    plain, story = Engine(loaded, num_draft_tokens=0), prompts[-1]
+    [full] = plain.generate([story], endless(60))
+    kinds = [(prompts[i], SamplingParams(max_tokens=n)) for i, n in ((0, 2), (3, 5), (7, 40), (-2, 40))]
+    kinds += [(story, endless(60, stop=full.text[30:37])), (story, endless(60, stop_token_ids=[full.token_ids[11]]))]
+    kinds += [(story, endless(60, stop=[full.text[20:23]], include_stop_str_in_output=True))]
+    kinds += [(prompts[0], endless(20, temperature=1.0, seed=1, logprobs=2))]
+    kinds += [(prompts[1], endless(20, repetition_penalty=1.4, logprobs=0))]
+    kinds += [(prompts[2], endless(20, temperature=0.8, top_p=0.9, seed=3, frequency_penalty=0.7, logprobs=5))]
+    return plain.generate(*zip(*kinds, strict=True))
+
+
+@pytest.mark.parametrize("k", [1, 4, 8])
+@pytest.mark.parametrize("draft", ["draft", "lookup"])
+def test_answers_are_those_without_draft_tokens(loaded, undrafted, draft, k):
+    """They end where they would, by stop strings, ids or the end of the text, also in the middle of an accepted run."""
+    engine = Engine(loaded, draft=draft, num_draft_tokens=k)
+    answers = engine.generate([one.prompt_token_ids for one in undrafted], [one.params for one in undrafted])
+    for ours, theirs in zip(answers, undrafted, strict=True):
+        for name in ("token_ids", "text", "finish_reason", "stop_reason"):
+            assert getattr(ours, name) == getattr(theirs, name)
+        for mine, other in zip(ours.logprobs, theirs.logprobs, strict=True):
+            assert (mine is None) == (other is None)
+            if mine is not None:
+                assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
+                assert [value for _, value in mine.top] == pytest.approx([value for _, value in other.top], abs=1e-4)
     stats = engine.stats()
     assert 0 < stats["accepted_tokens"] < stats["draft_tokens"] and stats["drafts"] <= stats["draft_tokens"]
     engine.check()
-
-
-@pytest.fixture(scope="module")
-def endings(loaded, prompts) -> tuple[list, list[SamplingParams], list]:
-    """Prompts, parameters that end answers in every way, and the answers without draft tokens."""
-    plain, chosen = Engine(loaded, num_draft_tokens=0), [prompts[i] for i in (0, 3, 7, -1, -1, -1, -2)]
-    [full] = plain.generate([prompts[-1]], endless(60))
-    each = [SamplingParams(max_tokens=n) for n in (2, 5, 40)]
-    each += [endless(60, stop=full.text[30:37]), endless(60, stop_token_ids=[full.token_ids[11]])]
-    each += [endless(60, stop=[full.text[20:23]], include_stop_str_in_output=True), SamplingParams(max_tokens=40)]
-    return chosen, each, plain.generate(chosen, each)
-
-
-@each_drafter
-def test_ends_in_the_middle_of_an_accepted_run(loaded, endings, options):
-    """Stop strings, stop ids, the end of the sequence and max_tokens end where they end without draft tokens."""
-    chosen, each, ended = endings
-    for with_drafts, without in zip(Engine(loaded, **options).generate(chosen, each), ended, strict=True):
-        assert with_drafts.token_ids == without.token_ids and with_drafts.text == without.text
-        for name in ("finish_reason", "stop_reason"):
-            assert getattr(with_drafts, name) == getattr(without, name)
-
-
-SAMPLINGS = [
-    endless(20, temperature=1.0, seed=1, logprobs=2),
-    endless(20, repetition_penalty=1.4, logprobs=0),
-    endless(20, temperature=0.8, top_p=0.9, seed=3, frequency_penalty=0.7, logprobs=5),
-]
-
-
-@pytest.fixture(scope="module")
-def sampled(loaded, prompts) -> list:
-    """Answers without draft tokens."""
-    return Engine(loaded, num_draft_tokens=0).generate(prompts[:3], SAMPLINGS)
-
-
-@each_drafter
-def test_seeds_penalties_and_logprobs(loaded, prompts, sampled, options):
-    answers = Engine(loaded, **options).generate(prompts[:3], SAMPLINGS)
-    for with_drafts, without in zip(answers, sampled, strict=True):
-        assert with_drafts.token_ids == without.token_ids
-        for ours, theirs in zip(with_drafts.logprobs, without.logprobs, strict=True):
-            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
-            assert [value for _, value in ours.top] == pytest.approx([value for _, value in theirs.top], abs=1e-4)
-
-
-def test_a_pool_that_is_too_small_changes_no_token(loaded, prompts):
-    """Preempted, evicted, hit again, in both models' pools; and the same backwards, with the last prompts cached."""
-    short, params = [prompt[:60] for prompt in prompts[:12]] * 2, endless(40)
-    roomy = Engine(loaded, num_draft_tokens=0).generate(short, params)
-    engine = Engine(loaded, kv_memory=30 * PAGE_BYTES, num_draft_tokens=4)
-    for order in (1, -1):
-        completions = engine.generate(short[::order], params)
-        assert [completion.token_ids for completion in completions] == [one.token_ids for one in roomy][::order]
-        engine.check()
-    assert engine.stats()["preemptions"] > 0 and engine.stats()["prefix_tokens_hit"] > 0
-
-
-def test_one_pass_for_different_numbers_of_draft_tokens_and_a_prompt(loaded, prompts):
-    engine = Engine(loaded, num_draft_tokens=4)
-    requests = [engine.add(prompts[0], endless(40)), engine.add(prompts[1], endless(3))]
-    engine.step()
-    requests.append(engine.add(prompts[2], endless(4)))
-    engine.step()
-    works = [(work.phase, work.tokens) for work in engine.trace[-1].works]
-    assert works == [("decode", 1 + 4), ("decode", 1 + 1), ("prefill", len(prompts[2]))]  # one is enough for the second
-    for request in requests:
-        engine.abort(request.request_id)
 
 
 # ---- Drafters ----
@@ -118,6 +71,19 @@ def test_lookup_finds_the_last_occurrence_of_the_longest_run(tokens, shortest, m
                 wanted = ends[-1]
                 break
         assert index.find(text) == wanted
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(loaded):
+    with pytest.raises(ValueError, match="another vocabulary"):
+        drafter_module.load_draft_model("draft", replace(loaded, config=replace(loaded.config, vocab_size=99)))
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Engine(loaded, draft="./nowhere")
+    assert drafter_module.load_draft_model("auto", replace(loaded, name="another")) is None, "it has no draft model"
+    with pytest.raises(ValueError, match="from 0 to 8"):
+        Engine(loaded, num_draft_tokens=9)
+
+
+# ---- The scheduler, without a model, but with memories that are written and read ----
 
 
 class Recorder(drafter_module.DraftModel):
@@ -202,62 +168,58 @@ TestSpeculation = SpeculationMachine.TestCase
 TestSpeculation.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_draft_tokens_leave_something_of_every_step_to_prompts():
-    """Two requests decode, with draft tokens that would fill the budget, and a prompt arrives."""
-    scheduler = scheduler_module.Scheduler(4, 8, 100, 4, speculation_module.Speculation(3))
-    requests = [make_request(name, [1, 2], max_tokens=90) for name in "ab"]
-    for request in requests:
-        scheduler.add(request)
-    late = make_request("late", [3] * 12)
-    for step in range(12):
-        chunks = scheduler.schedule()
-        rooms = [chunk.room for chunk in chunks]
-        assert sum(len(chunk.token_ids) + chunk.room for chunk in chunks) <= 8
-        for chunk in chunks:
-            if chunk.completes:
-                chunk.sequence.request.append(5)
-        scheduler.count_accepted(chunks)
-        if step == 1:
-            assert rooms == [3, 3], "without prompts, draft tokens get all that is left"
-            scheduler.add(late)
-        if step > 1 and not late.token_ids:
-            assert late.request_id in {chunk.sequence.request.request_id for chunk in chunks}
-    assert late.token_ids
+# ---- How many tokens are drafted ----
 
 
-def test_the_draft_reads_a_cached_beginning_once(loaded):
-    """What it has read for one request is there for the next, like the target's."""
-    engine, read = Engine(loaded, num_draft_tokens=2), []
-    model = engine.drafter.model
-    handle = model.register_forward_pre_hook(lambda module, inputs: read.append(len(inputs[0])))
-    try:
-        for expected in (200, 200 - 192 + 16):
-            read.clear()
-            engine.generate([[11 + i % 97 for i in range(200)]], endless(4))
-            assert read[0] <= expected + 1
-    finally:
-        handle.remove()
+def costs(per_pass: float, per_token: float, draft: float = 0.0):
+    """Return times of passes of both models, by which draft tokens pay or not, whatever this machine is."""
+    target = adaptive_module.PassTimes({1: per_pass + per_token, 1000: per_pass + 1000 * per_token})
+    return adaptive_module.Costs(target, adaptive_module.PassTimes({1: draft, 1000: draft}))
 
 
-def test_a_draft_model_of_another_vocabulary_is_refused(loaded):
-    with pytest.raises(ValueError, match="another vocabulary"):
-        drafter_module.load_draft_model("draft", replace(loaded, config=replace(loaded.config, vocab_size=99)))
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        Engine(loaded, draft="./nowhere")
-    assert drafter_module.load_draft_model("auto", replace(loaded, name="another")) is None, "it has no draft model"
-    with pytest.raises(ValueError, match="from 0 to 8"):
-        Engine(loaded, num_draft_tokens=9)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.floats(0.01, 1), st.floats(0, 0.5), st.floats(0, 0.5))
+def test_no_equal_number_for_all_is_better(rates, per_pass, per_token, draft):
+    """Tokens a second with the chosen numbers, against none, and for equal requests, nearly, against every number."""
+
+    def tokens_per_second(counts):
+        return sum(rate**i for rate, k in zip(rates, counts, strict=True) for i in range(k + 1)) / price.step(counts)
+
+    price = costs(per_pass, per_token, draft)
+    chosen = tokens_per_second(adaptive_module.best_counts(rates, price))
+    assert chosen >= tokens_per_second([0] * len(rates)) * (1 - 1e-6)
+    others = range(1, 9) if len(set(rates)) == 1 else []
+    little = adaptive_module.LEAST_GAIN**2  # no gain that is so small has to be taken
+    assert all(chosen * little >= tokens_per_second([k] * len(rates)) * (1 - 1e-6) for k in others)
 
 
-# ---- Steps ----
+def test_what_was_learned_is_forgotten():
+    """So what has slowed steps down, or was never accepted, is tried again."""
+
+    class SimpleSequence:
+        """Stands for a sequence of which nothing has been seen."""
+
+    adaptive = adaptive_module.AdaptiveSpeculation(costs(1.0, 0.02, draft=0.05))
+    fresh = [SimpleSequence() for _ in range(2)]
+    usual = adaptive.counts(fresh)
+    for _ in range(60):
+        adaptive.record_step_time(3 * adaptive.costs.step(usual), usual)
+    assert usual[0] > 0 and adaptive.counts(fresh) == [0, 0], "steps with draft tokens take three times as long"
+    for _ in range(3000):
+        adaptive.record_step_time(adaptive.costs.step([0, 0]), [0, 0])
+    assert adaptive.counts(fresh) == usual
+    acceptance = adaptive_module.Acceptance()
+    for _ in range(50):
+        acceptance.learn(4, 0)
+    assert acceptance.rate(0.7) < 0.25
+    for _ in range(500):
+        acceptance.learn(0, 0)
+    assert acceptance.rate(0.7) == pytest.approx(0.7, abs=0.02)
 
 
 def test_a_bad_drafter_is_not_asked_for_long(loaded, prompts, monkeypatch):
-    """Where draft tokens would pay if they were right: the times are given, and not those of this machine."""
-    module = load_stage_module("07", "adaptive_speculation")
-    costs = module.Costs(module.PassTimes({1: 1.0, 1000: 20.0}), module.PassTimes({1: 0.05, 1000: 0.05}))
-    monkeypatch.setattr(engine_module, "measured_costs", lambda *_: costs)
-    monkeypatch.setattr(module.AdaptiveSpeculation, "record_step_time", lambda *_: None)
+    """Where draft tokens would pay if they were right."""
+    monkeypatch.setattr(engine_module, "measured_costs", lambda *_: costs(1.0, 0.02, draft=0.05))
+    monkeypatch.setattr(adaptive_module.AdaptiveSpeculation, "record_step_time", lambda *_: None)
     engine = Engine(loaded)
     engine.drafter._draft_one = lambda chunks, hidden: [chunk.draft.token_ids.append(5) for chunk in chunks]
     engine.generate(prompts[:4], endless(60))
@@ -265,13 +227,15 @@ def test_a_bad_drafter_is_not_asked_for_long(loaded, prompts, monkeypatch):
     assert sum(drafted[:10]) > 0 and sum(drafted[30:]) < sum(drafted[:10])
 
 
-def test_what_was_accepted_arrives_in_one_step(loaded, prompts):
-    engine, steps = Engine(loaded, num_draft_tokens=4), 0
-    request = engine.add(prompts[-1], GREEDY)
-    while engine.has_unfinished:
-        before = len(request.token_ids)
-        engine.step()
-        record, gained = engine.trace[-1], len(request.token_ids) - before
-        assert gained == (record.counters["accepted"] + 1 if not request.finished else gained) and gained >= 1
-        steps += 1
-    assert steps < len(request.token_ids)
+@pytest.mark.parametrize(
+    ("per_token", "largest"), [(1e-6, 512), (0.101 / 64, 64), (0.101 / 11, 16), (0.101 / 8, 8), (0.1, 2), (1.0, 2)]
+)
+def test_long_passes_are_not_measured(monkeypatch, per_token, largest):
+    """The others lie on the line through the two longest measured ones, which are not neighbours like 10 and 11."""
+    model = torch.nn.Module()
+    monkeypatch.setattr(pass_times_module, "decode_pass", lambda model, cache, size: lambda: size)
+    monkeypatch.setattr(pass_times_module, "timed", lambda run: per_token * run())
+    times = pass_times_module.pass_times(model, None)
+    assert times.sizes[-1] == largest and times.sizes[-1] > 1.3 * times.sizes[-2]
+    assert times(1000) == pytest.approx(1000 * per_token)
+    assert pass_times_module.pass_times(model, None) is times, "measured once"

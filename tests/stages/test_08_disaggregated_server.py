@@ -23,8 +23,6 @@ from tests.helpers.faulty_fleet import FaultyFleet
 from tests.helpers.serving_openai import openai_server
 from tests.helpers.serving_stage_03 import wait_until
 
-engine_module = load_stage_module("08", "engine")
-
 
 @pytest.mark.parametrize(
     ("path", "stream"), [("/v1/completions", False), ("/v1/completions", True), ("/generate", False)]
@@ -103,10 +101,11 @@ def test_the_readmes_command_serves_on(tmp_path):
     command = [sys.executable, str(ROOT / "course.py"), "serve", "08", "--port", str(port), "--decode", "2"]
     environment = os.environ | PATIENCE | {"COURSE_NO_VENV": "1"}
     body = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
-    with open(tmp_path / "log", "w+") as log:
+    path = tmp_path / "log"
+    with path.open("w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         try:
-            assert wait_until_healthy(server, url), (tmp_path / "log").read_text()
+            assert wait_until_healthy(server, url), path.read_text()
             start, killed, missing = time.monotonic(), None, False
             while (
                 time.monotonic() - start < SECONDS
@@ -117,24 +116,22 @@ def test_the_readmes_command_serves_on(tmp_path):
                 answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
                 assert answer.status_code == 200 and "Paris" in answer.json()["choices"][0]["text"], answer.text
                 if killed is None and time.monotonic() - start > 1:
-                    said = (tmp_path / "log").read_text()
-                    killed = int(re.search(r"worker 0 \(prefill\) is up, process (\d+)", said)[1])
+                    killed = int(re.search(r"worker 0 \(prefill\) is up, process (\d+)", path.read_text())[1])
                     os.kill(killed, signal.SIGKILL)
                 elif killed is not None and not missing:
                     health = httpx.get(f"{url}/health")
                     missing = health.status_code == 503 and "no prefill worker is up" in health.text
-                assert server.poll() is None and time.monotonic() - start < 300, (tmp_path / "log").read_text()
+                assert server.poll() is None and time.monotonic() - start < 300, path.read_text()
                 time.sleep(0.2)
-            assert httpx.get(f"{url}/health").json()["decode_workers_up"] == 2
             figures = figures_of(url)
             assert figures["workers_lost_total"] == 1 and figures["handoffs_total"] > 10
             assert figures["prefill_workers_up"] == 1 and figures["decode_workers_up"] == 2
             assert figures["handoff_bytes_total"] > 10**6 and figures["handoff_seconds_total"] > 0
-            said = (tmp_path / "log").read_text()
+            said = path.read_text()
             assert said.count("worker 0 (prefill) is up") == 2 and said.count("worker 0 (prefill) is lost") == 1, said
             assert sum("ray::" in command for command in processes_of(server.pid)) >= 1
             os.killpg(server.pid, signal.SIGTERM)  # as systemd does: Ray's head ends at once, and answers nothing more
-            assert server.wait(30) == 0, (tmp_path / "log").read_text()
+            assert server.wait(30) == 0, path.read_text()
         finally:
             os.killpg(server.pid, signal.SIGKILL) if server.poll() is None else None
             server.wait()

@@ -1,207 +1,181 @@
-"""Are the kernels right on this device, and how long does each take, beside the operations that it replaces?
+"""How long do the Triton kernels take on this device, beside the operations that they replace, and with which tile?
 
-Method. All tests that are marked as needing a GPU, in one process: a kernel's time means nothing while its result is
-wrong, and tests that fail make the part fail. Then each operation between the matrix products, a whole block without
-attention, and attention in decode: plain PyTorch, torch.compile and the course's Triton kernels, medians of replayed
-CUDA graphs, where the gaps between kernels are the GPU's own; "launched" is the same from Python, call by call. The
-floor is the bytes to move over the bandwidth of a copy, but not less than the smallest kernel takes. The seconds of a
-variant's first call are kept as well: torch.compile compiles again in every row, Triton has its kernels from the first
-number of tokens on, and both are faster with a cache on disk.
+Method. Medians of replayed CUDA graphs, where the gaps between kernels are the GPU's own (`median_seconds`). A block
+without attention, in plain PyTorch, by torch.compile, and with the course's kernels; and attention in decode, with the
+other backends and with every tile of the kernel. The floor is the bytes to move over the bandwidth of a copy. The
+seconds of a variant's first call are told as well: torch.compile compiles again in every row, Triton has its kernels
+from the first row on.
 
-Expectation. What happens between matrix products is little arithmetic on many bytes, so a kernel that does it in one
-pass takes what a copy of its bytes takes; but none is faster than the smallest kernel there is, some 2 us. An operation
-whose inputs fit into the GPU's cache can beat the floor; what a block computes for many tokens takes longer, and
-"products alone" says how long.
+Expectation. A kernel that does in one pass what happens between matrix products takes what a copy of its bytes takes.
+What a block computes for many tokens takes longer than its bytes, and "products alone" says how long.
 """
 
-import re
-import sys
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 
-from common.bench import plots
+from common.attention import Attention, PagedBatch, choose_attention
+from common.attention.triton_backend import TILES, TritonAttention
 from common.bench.ceilings import copy_bytes_per_second
-from common.bench.hardware import ROOT
 from common.bench.harness import Benchmark, Figures
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
-from common.bench.timing import REPEATS, median_seconds
+from common.bench.timing import inputs_beyond_cache, median_seconds
+from common.fused import fuse, fused_block
 from common.fused.triton_launch import why_not_triton
-from common.loader.config import first_sentence
+from common.loader import find_checkpoint
+from common.loader.config import first_sentence, read_config
+from common.loader.weights import empty_model, randomize_weights
 from common.model import ModelConfig
 from common.transfers import synchronize
 
-from .suites import run_pytest
-from .tiles import tune
-
-if TYPE_CHECKING:
-    from .kernel_cases import Case  # needs Triton; a machine without it gets one sentence
-
 SIZES = {
-    "model": "Qwen3-8B",
-    "select": ["-m", "gpu"],
-    "tokens": [1, 256],  # in a step; few, since every row compiles something
+    "models": ["Qwen3-8B", "TinyLlama-1.1B"],  # head dimensions of 128 and 64
+    "tokens": [1, 256],  # in a block; few, since every row compiles something
     "requests": [1, 64, 256],  # of attention in decode
     "context": 1024,
-    "copy_bytes": 2**30,
     "compiler": "inductor",  # the backend of torch.compile
-    "times": REPEATS,
+    "repeats": 30,
 }
-TINY = {
-    "model": None,
-    "select": ["-m", "not gpu", "-k", "test_the_choice_says_why"],  # without a GPU those that need one are skipped
-    "tokens": [2],
-    "requests": [2],
-    "context": 20,
-    "copy_bytes": 2**20,
-    "compiler": "eager",
-    "times": 1,
-}
-MARKERS = {"eager": "o", "compiled": "s", "triton": "D"}
-TINTS = {"eager": plots.COLORS["01"], "compiled": plots.COLORS["04"], "triton": plots.COLORS["06"]}
+TINY = {"models": ["target"], "tokens": [2], "requests": [2], "context": 20, "compiler": "eager", "repeats": 1}
+PAGE_SIZES = {"torch": 16, "flash": 256}  # torch's flash attention takes no smaller one
 
 
-def measure_tests(settings: Settings, sizes: dict) -> Figures:
-    # Only files with such tests: others may import packages that a GPU machine does not have.
-    paths = sorted((ROOT / "tests").rglob("test_*.py"))
-    files = [str(path) for path in paths if re.search(r"mark\.gpu|triton_marks", path.read_text(encoding="utf-8"))]
-    counts = run_pytest([*files, *sizes["select"]])
-    if counts["failures"]:
-        raise ValueError(f"{len(counts['failures'])} tests of the kernels fail: {'; '.join(counts['failures'])}")
-    return {key: counts[key] for key in ("passed", "skipped")}
+class Case(NamedTuple):
+    """One row: functions that do the same, and take the same arguments. "compiled" is still to pass torch.compile."""
+
+    operation: str
+    tokens: int  # in the step
+    nbytes: int  # what every variant has to move: weights, and what goes in and comes out, once
+    arguments: Callable[[], tuple]  # the next of the inputs that take turns
+    variants: dict[str, Callable]
+    missing: dict[str, str]  # variants that cannot run, and why
 
 
-def measure_times(settings: Settings, sizes: dict) -> Figures:
-    """Time all operations; on a GPU, tune the decode kernel first."""
+def measure(settings: Settings, sizes: dict) -> Figures:
+    """Return the bandwidth, and a row for each operation and number of tokens. ValueError where Triton cannot run."""
     device, dtype = settings.place()
-    if device.type == "cuda":
-        tune(device, dtype)
-    return measure_rows(settings.config(), device, dtype, sizes)
+    if (reason := why_not_triton(device)) is not None:
+        raise ValueError(f"the kernels cannot be measured here: {reason}")
+    bandwidth, rows = copy_bytes_per_second(device), []
+    for name in [settings.model] if settings.model else sizes["models"]:
+        config = read_config(find_checkpoint(name, with_weights=False))
+        blocks = (block_case(config, N, device, dtype) for N in sizes["tokens"])
+        attention = (attention_case(config, B, sizes["context"], device, dtype) for B in sizes["requests"])
+        for case in itertools.chain(blocks, attention):
+            row = {"model": Path(name).name, "operation": case.operation, "tokens": case.tokens, "bytes": case.nbytes}
+            rows.append(row | {"floor_us": 1e6 * case.nbytes / bandwidth} | times_of(case, device, sizes))
+    return {"copy_bytes_per_second": bandwidth, "rows": rows}
 
 
 @torch.inference_mode()
-def measure_rows(config: ModelConfig, device: torch.device, dtype: torch.dtype, sizes: dict) -> Figures:
-    """Return the bandwidth, and a row for each operation and number of tokens; print each as soon as it is measured.
-
-    Raise ValueError where Triton cannot run.
-    """
-    if (reason := why_not_triton(device)) is not None:
-        raise ValueError(f"the kernels cannot be measured here: {reason}")
-    bandwidth = copy_bytes_per_second(device, sizes["copy_bytes"], sizes["times"])
-    smallest = 1e6 * median_seconds(torch.zeros(1, device=device).add_, device, [(1.0,)], repeats=sizes["times"])
-    print(f"{'operation':18} tokens floor | variant, in us (times the floor)", file=sys.stderr)
-    rows = []
-    for case in all_cases(config, device, dtype, sizes):
-        floor = max(1e6 * case.nbytes / bandwidth, smallest)
-        microseconds, first_calls, failed = times_of(case, device, sizes)
-        row = {
-            "operation": case.operation,
-            "tokens": case.tokens,
-            "bytes": case.nbytes,
-            "floor_us": floor,
-            "us": microseconds,
-            "over_floor": {name: value / floor for name, value in microseconds.items()},
-            "first_call_s": first_calls,
-            "missing": case.missing | failed,
-        }
-        print(line(row), file=sys.stderr, flush=True)
-        rows.append(row)
-    return {"copy_bytes_per_second": bandwidth, "smallest_kernel_us": smallest, "rows": rows}
-
-
-def all_cases(config: ModelConfig, device: torch.device, dtype: torch.dtype, sizes: dict) -> Iterator["Case"]:
-    from .kernel_cases import attention_case, layers_of, model_cases
-
-    layers = layers_of(config, device, dtype)
-    for tokens in sizes["tokens"]:
-        yield from model_cases(layers, tokens)
-    del layers
-    for requests in sizes["requests"]:
-        yield attention_case(config, requests, sizes["context"], device, dtype)
-
-
-def times_of(case: "Case", device: torch.device, sizes: dict) -> tuple[dict, dict, dict]:
+def times_of(case: Case, device: torch.device, sizes: dict) -> dict[str, dict]:
     """Return by variant microseconds of a call, seconds of the first one, and for those that fail the reason."""
-    inputs = case.inputs(device)
-    microseconds, first_calls, failed = {}, {}, {}
+    inputs = [case.arguments() for _ in range(inputs_beyond_cache(case.nbytes, device))]
+    times, first_calls, missing = {}, {}, dict(case.missing)
     for name, function in case.variants.items():
         if name == "compiled":
             torch.compiler.reset()  # it gives up compiling a function for more than a few shapes
             function = torch.compile(function, fullgraph=True, dynamic=False, backend=sizes["compiler"])
         try:
-            first_calls[name] = seconds_of_one(function, inputs[0], device)
+            start = time.perf_counter()
+            function(*inputs[0])
+            synchronize(device)
+            first_calls[name] = time.perf_counter() - start
             # A variant that compiled again for the next input, or gave up, would not be what its name says.
             with torch.compiler.set_stance("fail_on_recompile"):
-                for graph in (True, False) if case.launched else (True,):
-                    seconds = median_seconds(function, device, inputs, graph=graph, repeats=sizes["times"])
-                    microseconds[name if graph else f"{name}, launched"] = 1e6 * seconds
-        except RuntimeError as error:  # a long benchmark does not end because a compiler or a library refuses a case
-            failed[name] = first_sentence(error)
-    return microseconds, first_calls, failed
+                times[name] = 1e6 * median_seconds(function, device, inputs, repeats=sizes["repeats"])
+        except Exception as error:  # neither Triton nor torch.compile has a common class for what it refuses
+            missing[name] = first_sentence(error)
+    return {"us": times, "first_call_s": first_calls, "missing": missing}
 
 
-def seconds_of_one(function: Callable, arguments: tuple, device: torch.device) -> float:
-    start = time.perf_counter()
-    function(*arguments)
-    synchronize(device)
-    return time.perf_counter() - start
+def block_case(config: ModelConfig, N: int, device: torch.device, dtype: torch.dtype) -> Case:
+    """Return a case: all that happens to N tokens in a layer but attention.
+
+    A compiler leaves out results that are not used, so q, k and v are returned as well.
+    """
+    model = empty_model(replace(config, num_layers=2, vocab_size=16), device, dtype)
+    randomize_weights(model)
+    for block in model.blocks:
+        block.attention.layer = 0  # torch.compile would compile each number for itself
+    blocks, kernels = itertools.cycle(model.blocks), fuse(model).kernels
+    positions = torch.randint(config.context_length, (N,), device=device)
+    cos, sin = (table[positions].unsqueeze(1).to(dtype) for table in (model.cos, model.sin))  # plain: once a step
+
+    def arguments() -> tuple:
+        return next(blocks), *torch.randn(2, N, config.hidden_size, device=device, dtype=dtype)
+
+    def products(block, x, residual):
+        block.attention.output(block.attention.qkv(x)[:, : config.num_heads * config.head_dim])
+        return block.mlp.down(block.mlp.gate_up(x)[:, : config.intermediate_size])
+
+    def plain(block, x, residual):
+        kept = []
+        return block(x, cos, sin, lambda layer, *qkv: kept.append(qkv) or qkv[0]), kept
+
+    def fused(block, x, residual):
+        return fused_block(kernels, block, x, residual, positions, model.cos, model.sin, lambda layer, q, k, v: q)
+
+    nbytes = sum(parameter.nbytes for parameter in model.blocks[0].parameters())
+    nbytes += 2 * N * config.hidden_size * dtype.itemsize
+    variants = {"products alone": products, "eager": plain, "compiled": plain, "triton": fused}
+    return Case("block", N, nbytes, arguments, variants, {})
 
 
-def line(row: dict) -> str:
-    """Return a row of the table: each variant's time, and in parentheses how many times the floor that is."""
-    times = (f"{name} {value:.1f} ({row['over_floor'][name]:.1f})" for name, value in row["us"].items())
-    missing = (f"no {name}: {reason}" for name, reason in row["missing"].items())
-    start = f"{row['operation']:18} {row['tokens']:5} {row['floor_us']:9.1f}"
-    return " | ".join([start, *times, *missing])
+def attention_case(config: ModelConfig, B: int, context: int, device: torch.device, dtype: torch.dtype) -> Case:
+    """Return a case: one token of each of B requests looks at `context` tokens."""
+    H, H_kv, D = config.num_heads, config.num_kv_heads, config.head_dim
+    room = -(-context // 256) * 256  # tokens in the pages of each request, whatever the size of a page
+
+    def arguments() -> tuple:
+        return tuple(
+            torch.randn(shape, device=device, dtype=dtype) for shape in ((B, H, D), *2 * [(B * room, H_kv, D)])
+        )
+
+    def decode(backend: Attention, page_size: int = 16) -> Callable:
+        order = torch.randperm(B * room // page_size, generator=torch.Generator().manual_seed(0))  # pages lie anywhere
+        tables = order.view(B, -1)[:, : -(-context // page_size)].tolist()
+        slots = torch.zeros(B, dtype=torch.int64, device=device)  # nothing is written
+        plan = backend.prepare(PagedBatch.pack([1] * B, [context] * B, tables, slots, page_size))
+        return lambda q, k, v: backend.attend(q, k.unflatten(0, (-1, page_size)), v.unflatten(0, (-1, page_size)), plan)
+
+    variants, missing = {}, {}
+    for name, page_size in PAGE_SIZES.items():
+        try:
+            variants[name] = decode(choose_attention(name, device, dtype, D, page_size)[0], page_size)
+        except ValueError as error:
+            missing[name] = str(error)
+    variants |= {f"triton {list(tile)}": decode(TritonAttention(dtype, tile)) for tile in TILES}
+    nbytes = (2 * context * H_kv + 2 * H) * D * B * dtype.itemsize
+    return Case(f"attention, D={D}", B, nbytes, arguments, variants, missing)
 
 
-def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    """Return how many times the floor the fused kernels take, at best and at worst."""
-    rows = [row for row in measured["times"]["rows"] if "triton" in row["us"] and row["operation"] != "block"]
-    ratios = [row["us"]["triton"] / row["floor_us"] for row in rows]
-    return {"least_over_floor": min(ratios), "most_over_floor": max(ratios)}
-
-
-def draw(document: dict, png: Path) -> None:
-    """Draw operations between the products side by side; for each number of tokens a panel."""
-    sides, figures = document["sides"], document["figures"]
-    [rows] = sides["times"]["rows"]["values"]
-    rows = [row for row in rows if row["us"].keys() & TINTS.keys()]
-    least, most = (plots.short(figures[f"{name}_over_floor"]["median"]) for name in ("least", "most"))
-    remark = (
-        f"{document['settings']['model']}, what happens in a layer between the matrix products, and a whole block "
-        "without attention. Replayed CUDA graphs,\nmedians. Dashed: the bytes at the bandwidth of a large copy, or the "
-        f"smallest kernel. Tests of the kernels on this device: {sides['tests']['passed']['median']} passed, "
-        f"{sides['tests']['skipped']['median']} skipped."
-    )
-    message = f"Fused kernels take {least} to {most} times as long as their bytes"
-    counts = sorted({row["tokens"] for row in rows})
-    with plots.page(png, document, message, columns=len(counts), height=5.2, remark=remark) as panels:
-        for panel, tokens in zip(panels, counts, strict=True):
-            here = [row for row in rows if row["tokens"] == tokens]
-            places = list(range(len(here)))
-            plots.predicted(panel, places, {"median": [row["floor_us"] for row in here]}, "bytes")
-            for variant, tint in TINTS.items():
-                found = [(place, row["us"][variant]) for place, row in enumerate(here) if variant in row["us"]]
-                if found:  # a compiler may have refused all of them
-                    panel.plot(*zip(*found, strict=True), MARKERS[variant], color=tint, label=variant, markersize=8)
-            panel.set_xticks(places, [row["operation"].replace("_", "\n").replace(", ", "\n") for row in here])
-            panel.tick_params(axis="x", labelsize=10)
-            plots.logarithmic(panel)
-            plots.axes(panel, "", "microseconds", f"{tokens} token{'s' * (tokens > 1)} in the step")
+def report(document: dict) -> dict[str, list]:
+    """Return a line for each row and variant."""
+    lines = [("operation", "tokens", "variant", "microseconds", "times the floor", "first call, s")]
+    for row in document["sides"]["times"]["rows"]["values"][0]:
+        for name, us in row["us"].items():
+            figures = f"{us:.1f}", f"{us / row['floor_us']:.1f}", f"{row['first_call_s'][name]:.2f}"
+            lines.append((f"{row['model']}: {row['operation']}", row["tokens"], name, *figures))
+        lines += [
+            (f"{row['model']}: {row['operation']}", row["tokens"], *why, "", "") for why in row["missing"].items()
+        ]
+    return {"kernels": lines}
 
 
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
-    sides={"tests": measure_tests, "times": measure_times},
+    sides={"times": measure},
     sizes={"full": SIZES, "tiny": TINY},
-    derive=derive,
-    draw=draw,
+    derive=lambda config, dtype, sizes, measured: {},
+    report=report,
     seconds={"gpu": 75},
 )
 

@@ -34,6 +34,7 @@ from common.bench.settings import Settings
 from common.bench.steps import PARTS, step_profile
 from common.bench.workloads import mixed_length_jobs
 from common.engine import BaseEngine
+from common.errors import counted
 from common.loader import Loaded
 from common.model import ModelConfig
 from common.stages import load_engine
@@ -187,7 +188,7 @@ def draw_memory(document: dict, png: Path) -> None:
     message = f"In the same memory, pages give {ratio:.1f} times the throughput of slots"
     remark = (
         f"{sizes['requests']} requests at once, prompts of 16 to 256 and outputs of 16 to 128 tokens, in the memory of "
-        f"{sizes['slots']} slots.\ntransformers: generate on static batches of {sizes['group']}, with all the memory "
+        f"{counted(sizes['slots'], 'slot')}.\ntransformers: generate on static batches of {sizes['group']}, with all the memory "
         "it wants. Predicted: half of the last page."
     )
     labels = {BEFORE: "stage 04\nslots", NOW: "stage 05\npages", PEER: "trans-\nformers"}

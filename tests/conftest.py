@@ -151,21 +151,16 @@ class AskedOnce(Reference):
     """Computes each answer once: the tests of all stages ask for the same."""
 
     def __init__(self, device: torch.device):
-        super().__init__(None, device)
-        self.logits: dict[tuple[int, ...], torch.Tensor] = {}
-        self.texts: dict[tuple, list[int]] = {}
+        super().__init__(device=device)
+        generate, next_logits = super().generate, super().next_logits
+        self._tokens = cache(lambda prompt, most, options: generate(list(prompt), most, **dict(options)))
+        self._logits = cache(lambda token_ids: next_logits(list(token_ids)))
 
     def generate(self, prompt, max_tokens, **options):
-        key = (*prompt, max_tokens, *options.items())
-        if key not in self.texts:
-            self.texts[key] = super().generate(prompt, max_tokens, **options)
-        return list(self.texts[key])
+        return list(self._tokens(tuple(prompt), max_tokens, tuple(options.items())))
 
     def next_logits(self, token_ids):
-        key = tuple(token_ids)
-        if key not in self.logits:
-            self.logits[key] = super().next_logits(token_ids)
-        return self.logits[key].clone()
+        return self._logits(tuple(token_ids)).clone()
 
 
 @pytest.fixture(scope="session")

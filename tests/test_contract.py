@@ -46,16 +46,6 @@ def test_a_prompt_alone_and_as_text_gives_the_same(engine, loaded, prompts, expe
     assert len(again) >= 2
 
 
-def test_requests_that_join_late_change_nothing(engine, prompts, expected):
-    requests = []
-    for prompt in prompts[:6]:
-        requests.append(engine.add(prompt, GREEDY))
-        for _ in range(3):
-            engine.step()
-    drain(engine)
-    assert [request.token_ids for request in requests] == expected[:6]
-
-
 def test_a_long_prompt(engine, reference, prompts):
     prompt = (sum(prompts, []) * 2)[:1100]
     assert engine.generate([prompt], endless(3))[0].token_ids == reference.generate(prompt, 3, ignore_eos=True)
@@ -111,24 +101,12 @@ def test_stop_strings_end_inside_tokens(engine, loaded):
         assert kept.text == cut.text + stop
 
 
-def test_the_earliest_stop_string_wins(engine):
-    [full] = engine.generate([STORY], endless())
-    late, early = full.text[20:30], full.text[12:18]
-    [cut] = engine.generate([STORY], endless(stop=[late, early]))
-    assert (cut.text, cut.stop_reason) == (full.text[: full.text.index(early)], early)
-
-
 def test_stop_token_ids(engine):
     [full] = engine.generate([STORY], endless())
     stop = full.token_ids[9]
     [cut] = engine.generate([STORY], endless(stop_token_ids=[stop]))
     assert cut.token_ids == full.token_ids[: full.token_ids.index(stop) + 1]
     assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
-
-
-def test_characters_of_several_tokens_come_out_whole(engine, loaded, prompts):
-    [completion] = engine.generate([loaded.tokenizer("Text: café 🐢🚀 Łódź\nCopy:")["input_ids"]], GREEDY)
-    assert completion.text == loaded.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
 
 
 # ---- Sampling ----

@@ -6,16 +6,14 @@ The defaults of an engine never run short of memory, and no prompt of the contra
 an unmodified copy of stage 04 would pass as stage 05, and a preemption that raises would never be called.
 """
 
+import random
+
 import pytest
 
-from common.sampling import SamplingParams
-from tests.helpers.engine_options import GREEDY
+from common.stages import load_engine
+from tests.helpers.engine_options import GREEDY, endless, pool
 
 PAGE = 16  # tokens
-
-
-def endless(max_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
 @pytest.mark.claim(2)
@@ -32,20 +30,50 @@ def test_requests_share_steps(engine, prompts):
     assert max(len(step.works) for step in engine.trace) == 8
 
 
-@pytest.mark.claim(5)
-def test_memory_that_runs_short(engine_class, loaded, prompts):
-    """Twelve requests that all grow, in memory for four: some must be preempted, and no token shows it.
+@pytest.fixture(scope="module")
+def growing(loaded, prompts) -> list:
+    """Twelve completions of four pages each, every other one sampled with a seed.
 
-    They grow by four pages each, so that it does not depend on how soon draft tokens let one of them end.
+    They are so long that it does not depend on how soon draft tokens let one of them end.
     """
-    short = [prompt[:40] for prompt in prompts[:12]]
-    engine = engine_class(loaded, kv_memory=24 * PAGE * loaded.config.kv_bytes_per_token(loaded.dtype))
-    tight, roomy = (one.generate(short, endless(64)) for one in (engine, engine_class(loaded, kv_memory="256M")))
-    assert [completion.token_ids for completion in tight] == [completion.token_ids for completion in roomy]
+    each = [endless(64, temperature=float(i % 2), seed=i) for i in range(12)]
+    return load_engine("02")(loaded).generate([prompt[:40] for prompt in prompts[:12]], each)
+
+
+@pytest.mark.claim(5)
+@pytest.mark.parametrize("page_size", [1, 7, 16])
+def test_memory_that_runs_short(engine_class, loaded, growing, page_size):
+    """Twelve requests that all grow, in memory for four: some must be preempted, and no token or character shows it.
+
+    The second time, what is kept in a cache is hit, evicted and hit again.
+    """
+    engine = engine_class(loaded, **pool(24 * PAGE // page_size, page_size))
+    for _ in range(2 if page_size == PAGE else 1):
+        completions = engine.generate([one.prompt_token_ids for one in growing], [one.params for one in growing])
+        assert [completion.token_ids for completion in completions] == [one.token_ids for one in growing]
+        assert [completion.text for completion in completions] == [one.text for one in growing]
+        engine.check()
     stats = engine.stats()
     assert stats["preemptions"] > 0, "memory for four of twelve requests, and none was preempted"
     assert stats["kv_tokens_used"] == stats["kv_tokens_reserved"] == 0
+
+
+@pytest.mark.claim(5)
+def test_aborts_while_memory_runs_short(engine_class, loaded, prompts):
+    engine, rng = engine_class(loaded, **pool(12, 8)), random.Random(2)
+    for _ in range(80):
+        action = rng.random()
+        if action < 0.5:
+            engine.add(rng.choice(prompts[:6])[:20], endless(40))
+        elif action < 0.7 and engine.requests:
+            engine.abort(rng.choice(list(engine.requests)))
+        engine.step()
+        engine.check()
+    for request_id in list(engine.requests):
+        engine.abort(request_id)
     engine.check()
+    stats = engine.stats()
+    assert stats["preemptions"] > 0 and stats["kv_tokens_used"] == stats["kv_tokens_reserved"] == 0
 
 
 @pytest.mark.claim(5)

@@ -20,6 +20,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from common.bench import plots
+from common.bench.compare.panels import SPREAD, story
 from common.bench.engine_load import engine_load
 from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.run import run_benchmark
@@ -34,6 +36,7 @@ QUICK = {"clients": [1, 32], "jobs": [3, 32], "most_tokens": 16, "warm_up_tokens
 TINY = {"clients": [1, 2], "jobs": [1, 2], "most_tokens": 4, "warm_up_tokens": 2, "compared_clients": 2}
 OPTIONS = {"08_disaggregated": {"workers": "ray"}}
 METRICS = ("ttft", "tpot")
+PANELS = {"tokens_per_second": "Output tokens a second", "ttft_ms": "Milliseconds to the first token"}
 
 
 def measure(stage: str) -> Callable[[Settings, dict], Figures]:
@@ -72,13 +75,16 @@ HEADLINE = Headline(
 
 
 def draw(document: dict, png: Path) -> None:
-    """Draw the whole course in one picture: this document's load, and the gains in the lessons' documents beside it."""
-    from common.bench.compare.figures import compose_group
-    from common.bench.compare.pictures import whole_course
-    from common.bench.compare.sources import lessons_beside, of_documents
-
-    path = png.with_suffix(".json")
-    whole_course(compose_group([of_documents([*lessons_beside(path), path])]), png)
+    """Draw what the most clients get, stage by stage: tokens a second, and how long they wait for the first one."""
+    clients, sides = document["sizes"]["compared_clients"], document["sides"]
+    at, message = document["sizes"]["clients"].index(clients), f"{clients} clients: tokens a second, stage by stage"
+    remark = "All stages under one load, without HTTP; medians over requests. In 08 one process prefills, one decodes."
+    with plots.page(png, document, message, columns=2, remark=remark) as panels:
+        for panel, (metric, title) in zip(panels, PANELS.items(), strict=True):
+            figures = [{key: side[metric][key][at] for key in SPREAD} for side in sides.values()]
+            plots.bars(panel, list(sides), figures, list(map(story, sides)), lying=True)
+            panel.set_title(title)
+        panels[1].set_yticks([])
 
 
 BENCHMARK = Benchmark(

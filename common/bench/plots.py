@@ -4,13 +4,16 @@
         plots.line(left, lengths, naive["ms_per_token"], "01_naive", "stage 01")
         plots.axes(left, "tokens in the sequence", "milliseconds per token")
 
-matplotlib is imported by `page` alone, so that a machine without it can measure.
+The file is a PNG; `svg` returns the same drawing for a page, light and dark. matplotlib is imported where something
+is drawn, so that a machine without it can measure.
 """
 
 import io
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +32,22 @@ COLORS = {
 REFERENCE = "#7d7d7d"  # transformers
 PREDICTION = "#555555"
 GUESS = "#c2459a"  # pink: no stage has it
-TEXT = "#222222"
+TEXT, SMALL_PRINT, EDGE, GRID, PAPER = "#222222", "#666666", "#888888", "#e4e4e4", "#ffffff"
+DARK = {  # for each colour, the one that stands for it on a dark page
+    TEXT: "#e9ebee", SMALL_PRINT: "#a6aeb8", PREDICTION: "#b4bbc5", GRID: "#2f343b", PAPER: "#191c20",
+    "#c8354b": "#f0697c", "#00788a": "#35b3c5", "#b97a00": "#e0a93a", "#2f5fa8": "#78a6ee", "#4f8a2c": "#85c25f",
+    "#7b4a9e": "#b98adb", "#e0591b": "#ff8a55", "#2b2b38": "#c9ccd6",
+}  # fmt: skip
 WIDTH_INCHES, DPI = 10.0, 160  # 1600 pixels, and 12 point type is still legible at half of them
-LINE = 140  # characters of small print that fit beside each other
 STYLE = {
     "font.size": 12,
+    "figure.titlesize": 15,
+    "figure.titleweight": "bold",
+    "figure.labelsize": 8.5,
+    "text.parse_math": False,  # a file's name may have dollar signs
     "text.color": TEXT,
     "axes.labelcolor": TEXT,
-    "axes.edgecolor": "#888888",
+    "axes.edgecolor": EDGE,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -47,13 +58,15 @@ STYLE = {
     "axes.titlepad": 10,
     "axes.ymargin": 0.08,
     "axes.titleweight": "bold",
-    "grid.color": "#e4e4e4",
+    "grid.color": GRID,
     "xtick.color": TEXT,
     "ytick.color": TEXT,
     "ytick.left": False,
     "lines.linewidth": 2.4,
     "lines.markersize": 5.5,
 }
+NARROW_INCHES = 5.2  # a phone shows it whole, with its type as large as on paper
+NARROW = {"font.size": 9, "axes.titlesize": 9, "figure.titlesize": 12, "figure.labelsize": 6.5}
 
 
 @contextmanager
@@ -67,29 +80,30 @@ def page(
     height: float = 4.8,
     remark: str = "",
     mosaic: list[list[str]] | None = None,
-    widths: Sequence[float] | None = None,
+    narrow: bool = False,
 ) -> Iterator[list]:
     """Give the panels of one picture, row by row; when the block ends they are labelled and written to `png`.
 
     document: the results, whose footer says on what they were measured; or the footer itself.
     message: what the picture says, as its title. remark: what a reader must know to believe it, above the footer.
     mosaic: in place of rows and columns, the names of the panels where they lie; a panel may take several places.
-    widths: of the mosaic's columns, in proportion.
+    narrow: half as wide, for a page that is read on phones, too.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")
+    width, line_length = (NARROW_INCHES, 95) if narrow else (WIDTH_INCHES, 140)  # characters of small print
+    with matplotlib.rc_context(STYLE | (NARROW if narrow else {})):
+        figure = Figure(figsize=(width, height), dpi=DPI * WIDTH_INCHES / width, layout="constrained")
         figure.get_layout_engine().set(wspace=0.06, hspace=0.08, w_pad=0.1, h_pad=0.1)
         cells = mosaic or [[f"{row} {column}" for column in range(columns)] for row in range(rows)]
-        panels = list(figure.subplot_mosaic(cells, width_ratios=widths).values())
+        panels = list(figure.subplot_mosaic(cells).values())
         yield panels
-        mark_guesses(panels, document)
-        figure.suptitle(message, x=0.012, ha="left", fontsize=15, fontweight="bold")
+        mark_guesses(figure, document)
+        figure.suptitle(message, x=0.012, ha="left")
         below = document if isinstance(document, str) else footer(document)
-        small = "\n".join(textwrap.fill(line, LINE) for line in f"{remark}\n{below}".strip().splitlines())
-        figure.supxlabel(small, x=0.012, ha="left", fontsize=8.5, color="#666666")
+        small = "\n".join(textwrap.fill(text, line_length) for text in f"{remark}\n{below}".lstrip().split("\n"))
+        figure.supxlabel(small, x=0.012, ha="left", color=SMALL_PRINT)
         figure.draw_without_rendering()  # the labels keep apart by where the lines end on the page
         for panel in panels:
             label_ends(panel)
@@ -108,12 +122,30 @@ def save(figure, png: Path) -> None:
     write_atomically(png, packed.getvalue())
 
 
+def svg(figure, name: str) -> str:
+    """Return a drawn figure as an SVG element, light or dark as the page's `color-scheme` is; name: for screen readers.
+
+    Title and small print are left out: on a page they are its own text.
+    """
+    import matplotlib
+
+    for text in figure.texts:
+        text.set(visible=False, in_layout=False)
+    drawn = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
+        figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
+    element = re.sub(r'<g id="[^"]*"', "<g", drawn.getvalue().partition("<svg")[2])  # every picture has the same ones
+    for light, dark in DARK.items():  # a browser that does not know `light-dark` keeps the light one
+        element = re.sub(rf"((?:fill|stroke): ){light}", rf"\g<0>; \1light-dark({light}, {dark})", element)
+    return f'<svg role="img" aria-label="{escape(name)}"{element}'
+
+
 def footer(document: dict[str, Any]) -> str:
     """Return on what, with what and when it was measured, in two lines."""
     machine, settings = document["hardware"], document["settings"]
     weights = ", random weights" if settings["load_format"] == "dummy" else ""
     repeats = len(document["order"])
-    spread = f" Medians of {repeats} repeats, bands from least to most." if repeats > 1 else ""
+    spread = f" Medians of {repeats} repeats, from least to most around them." if repeats > 1 else ""
     measured = [f"torch {machine['torch']}", f"transformers {machine['transformers']}", machine["date"]]
     if machine["commit"]:
         measured.append(f"commit {machine['commit']}{' with changes' * machine['uncommitted_changes']}")
@@ -138,7 +170,7 @@ def line(panel, x: Sequence[float], figure: dict[str, Any], side: str, label: st
     if not is_stage:
         style["markerfacecolor"] = "white"
     panel.plot(x, figure["median"], color=color(side), label=label, **style)
-    band(panel, x, figure["min"], figure["max"], side)
+    panel.fill_between(x, figure["min"], figure["max"], color=color(side), alpha=0.18, linewidth=0)
     if "reference" in figure:  # the figure is a learner's (learner.py)
         panel.plot(x, figure["reference"]["median"], ":", color=TEXT, linewidth=1.5, label="reference")
 
@@ -149,39 +181,31 @@ def steps(panel, figure: dict[str, Any], counts: Sequence[int], side: str, label
     panel.fill_betweenx(counts, figure["min"], figure["max"], color=color(side), alpha=0.18, linewidth=0)
 
 
-def band(panel, x: Sequence[float], low: Sequence[float], high: Sequence[float], side: str) -> None:
-    panel.fill_between(x, low, high, color=color(side), alpha=0.18, linewidth=0)
-
-
 def predicted(panel, x: Sequence[float], figure: dict[str, Any], label: str) -> None:
     """Draw what arithmetic says: dashed, thin and without marks, since nothing was measured."""
     style = {"color": PREDICTION, "linestyle": (0, (4, 3)), "linewidth": 1.3}
-    panel.plot(
-        x, figure["median"], label=label, zorder=4, **style
-    )  # on top: where it holds, it covers what it predicts
+    panel.plot(x, figure["median"], label=label, zorder=4, **style)  # where it holds, it covers what it predicts
 
 
-def bars(panel, sides: Sequence[str], figures: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
-    """Draw one bar for each side, its value on top, a thin line from least to most."""
-    medians = [figure["median"] for figure in figures]
-    reach = [[figure["median"] - figure["min"] for figure in figures]]
-    reach += [[figure["max"] - figure["median"] for figure in figures]]
-    panel.bar(labels, medians, width=0.6, color=[color(side) for side in sides])
-    panel.errorbar(labels, medians, yerr=reach, fmt="none", ecolor=TEXT, elinewidth=1.2)
+def bars(panel, sides: Sequence[str], figures: Sequence[dict], labels: Sequence[str], *, lying: bool = False) -> None:
+    """Draw one bar for each side, its value at its end, a thin line from least to most. lying: from top to bottom."""
+    figure = {key: [each[key] for each in figures] for key in ("median", "min", "max")}
+    draw_bars(panel, labels, figure, 0.6, list(map(color, sides)), lying=lying)
     for place, figure in enumerate(figures):
-        note(panel, place, figure["max"], short(figure["median"]), above=4, align="center")
         if "reference" in figure:  # the figure is a learner's (learner.py)
             height = figure["reference"]["median"]
             panel.plot([place - 0.3, place + 0.45], [height] * 2, ":", color=TEXT, linewidth=1.5, label="reference")
-    panel.margins(y=0.12)
+    if lying:
+        panel.set(xticks=[], xmargin=0.2, ymargin=0.02)
+        panel.grid(visible=False)
+        panel.spines["bottom"].set_visible(False)
+        panel.invert_yaxis()
+    else:
+        panel.margins(y=0.12)
 
 
 def grouped_bars(
-    panel,
-    groups: Sequence[Any],
-    figures: dict[str, dict[str, Any]],
-    tints: dict[str, str],
-    texts: dict[str, Sequence[str]],
+    panel, groups: Sequence, figures: dict[str, dict], tints: dict[str, str], texts: dict[str, Sequence[str]]
 ) -> None:
     """Draw in each group a bar for each label of `figures`, in its tint, with a thin line from least to most.
 
@@ -190,18 +214,24 @@ def grouped_bars(
     width = 0.84 / len(figures)
     for number, (label, figure) in enumerate(figures.items()):
         places = [group + (number - (len(figures) - 1) / 2) * width for group in range(len(groups))]
-        panel.bar(places, figure["median"], 0.92 * width, color=tints[label], label=label)
-        panel.vlines(places, figure["min"], figure["max"], TEXT, linewidth=1.2)
-        above = texts.get(label) or [short(median) for median in figure["median"]]
-        for place, most, text in zip(places, figure["max"], above, strict=True):
-            note(panel, place, most, text, above=3, align="center", size=9)
+        draw_bars(panel, places, figure, 0.92 * width, tints[label], texts.get(label), label=label, size=9)
     panel.set_xticks(range(len(groups)), [str(group) for group in groups])
     panel.margins(y=0.16)
 
 
+def draw_bars(panel, places, figure, width, tint, texts=None, *, lying=False, label="_", size=11) -> None:
+    """Draw bars with a thin line from least to most, and beyond it a text, by default the value."""
+    each = list(zip(figure["median"], figure["min"], figure["max"], strict=True))
+    reach = [[median - least for median, least, _ in each], [most - median for median, _, most in each]]
+    draw, direction = (panel.barh, "xerr") if lying else (panel.bar, "yerr")
+    style = {"color": tint, "label": label, "ecolor": TEXT, "error_kw": {"elinewidth": 1.2}, direction: reach}
+    bars = draw(places, figure["median"], width, **style)
+    panel.bar_label(bars, texts or [short(median) for median, _, _ in each], padding=4, fontsize=size)
+
+
 def floor_line(panel, count: int, height: float, text: str) -> None:
     """Draw across `count` bars, dashed, what arithmetic says is the least, or the most; named at its end."""
-    panel.plot([-0.4, count - 0.6], [height] * 2, "--", color=PREDICTION, linewidth=1.3, label=text, zorder=4)
+    predicted(panel, [-0.4, count - 0.6], {"median": [height] * 2}, text)
 
 
 def short(value: float) -> str:
@@ -210,20 +240,17 @@ def short(value: float) -> str:
 
 
 def stack(panel, labels: Sequence[str], heights: dict[str, Sequence[float]], tints: dict[str, str]) -> None:
-    """Draw one bar for each label, made of parts from bottom to top; medians. The last bar names them."""
+    """Draw one bar for each label, made of parts from bottom to top; medians."""
     base = [0.0] * len(labels)
     for part, values in heights.items():
-        panel.bar(labels, values, width=0.6, bottom=base, color=tints[part], label=f"_{part}")
+        panel.bar(labels, values, width=0.6, bottom=base, color=tints[part], label=part)
         base = [low + value for low, value in zip(base, values, strict=True)]
-    handles = [panel.containers[i] for i in range(len(heights))][::-1]
-    panel.legend(handles, list(heights)[::-1], loc="upper left", frameon=False, fontsize=10.5)
+    panel.legend(reverse=True, loc="upper left", frameon=False, fontsize=10.5)
 
 
 def axes(panel, x_label: str, y_label: str, title: str = "") -> None:
     """Set names and units; the y axis begins at 0, because a ratio is read off heights."""
-    panel.set_xlabel(x_label)
-    panel.set_ylabel(y_label)
-    panel.set_title(title)
+    panel.set(xlabel=x_label, ylabel=y_label, title=title)
     if panel.get_yscale() == "linear":
         panel.set_ylim(bottom=0)
 
@@ -235,21 +262,20 @@ def doubling(panel, values: Sequence[float]) -> None:
     panel.set_xticks([], minor=True)
 
 
-def logarithmic(panel) -> None:
-    """Make the y axis logarithmic, with ticks that are plain numbers: 1, 3, 10, 30 ..."""
+def logarithmic(panel, which: str = "y", subs: Sequence[float] = (1, 3)) -> None:
+    """Make an axis logarithmic, with ticks that are plain numbers: 1, 3, 10, 30 ..."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    panel.set_yscale("log")
-    panel.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
-    panel.yaxis.set_minor_locator(NullLocator())
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.set(**{f"{which}scale": "log"})
+    axis = panel.xaxis if which == "x" else panel.yaxis
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
 
 
-def note(
-    panel, x: float, y: float, text: str, *, above: float = 0, align: str = "left", tint: str = TEXT, size: float = 11
-) -> None:
-    """Write text at a point of the data, `above` points above it, of `size` points."""
-    style = {"ha": align, "va": "bottom", "color": tint, "fontsize": size}
+def note(panel, x: float, y: float, text: str, *, above: float = 0, align: str = "left", tint: str = TEXT) -> None:
+    """Write text at a point of the data, `above` points above it."""
+    style = {"ha": align, "va": "bottom", "color": tint, "fontsize": 11}
     panel.annotate(text, (x, y), (0, above), textcoords="offset points", **style)
 
 
@@ -257,7 +283,7 @@ def label_ends(panel) -> None:
     """Write each line's label beside its last point, and move labels apart that would overlap."""
     lines = [line for line in panel.get_lines() if not line.get_label().startswith("_")]
     ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in lines]
-    heights = [panel.transData.transform(end)[1] * 72 / DPI for end in ends]  # points
+    heights = [panel.transData.transform(end)[1] * 72 / panel.figure.dpi for end in ends]  # points
     places = apart(heights, [15.0 * (line.get_label().count("\n") + 1) for line in lines])
     for line, end, height, place in zip(lines, ends, heights, places, strict=True):
         style = {"va": "center", "color": line.get_color(), "fontsize": 11}
@@ -277,26 +303,26 @@ def apart(centers: Sequence[float], heights: Sequence[float]) -> list[float]:
     return places
 
 
-def mark_guesses(panels: Sequence, document: dict[str, Any] | str) -> None:
+def mark_guesses(figure, document: dict[str, Any] | str) -> None:
     """Draw the guesses of `predict` over what was measured, as diamonds in the panels whose titles they have.
 
     Each is a mark with "panel", "x", "y" and "name"; names are shown where a panel has guesses about several figures.
     """
     questions = [] if isinstance(document, str) else document.get("questions", [])
     marks = [mark for question in questions for mark in question["marks"]]
-    for panel in panels:
-        if here := [mark for mark in marks if mark["panel"] == panel.get_title("left")]:
-            least, most = panel.get_ylim()
-            heights = [mark["y"] for mark in here]
-            if panel.get_yscale() == "log":  # which has no place for 0 but its edge
-                least = min([least, *(0.9 * height for height in heights if height > 0)])
-            panel.set_ylim(least, max(most, 1.08 * max(heights)))
-            style = {"marker": "D", "s": 60, "color": GUESS, "edgecolor": "white", "zorder": 6, "clip_on": False}
-            shown = panel.scatter(
-                [mark["x"] for mark in here], [max(height, least) for height in heights], label="your guess", **style
-            )
-            panel.legend(handles=[shown], frameon=False, fontsize=10.5)
-            if len({mark["name"] for mark in here}) > 1:
-                for mark in here:
-                    above = {"xytext": (-8, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
-                    panel.annotate(mark["name"], (mark["x"], max(mark["y"], least)), color=GUESS, fontsize=10, **above)
+    shown: list = []
+    for panel in figure.axes:
+        if not (here := [mark for mark in marks if mark["panel"] == panel.get_title("left")]):
+            continue
+        least, most = panel.get_ylim()
+        for mark in here:
+            height = mark["y"] if mark["y"] or panel.get_yscale() == "linear" else least  # a logarithmic axis has no 0
+            style = {"color": GUESS, "markeredgecolor": "white", "markersize": 8, "zorder": 6, "clip_on": False}
+            shown = panel.plot(mark["x"], height, "D", label="_guess", **style)
+            least, most = min(least, height), max(most, 1.05 * height)
+            if len({each["name"] for each in here}) > 1:
+                style = {"textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 10}
+                panel.annotate(mark["name"], (mark["x"], height), (-8, 0), color=GUESS, **style)
+        panel.set_ylim(least, most)
+    if shown:
+        figure.legend(shown, ["your guess"], loc="lower right", frameon=False)

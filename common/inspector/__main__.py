@@ -10,20 +10,32 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import webbrowser
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from threading import Timer
 
-from common.cli import build_engine, build_parser, check_address
+from common.cli import build_engine, build_parser, check_address, server_module
+from common.engine import BaseEngine
 from common.errors import InvalidInput, out_of_memory
 from common.loader.device import choose_device
 from common.process import freeze_loaded_objects, run_on_temporary_thread
 from common.serving.background import free_port
 from common.serving.options import add_server_arguments, url_of
+from common.serving.server import build_server as build_plain_server
 from common.stages import ROOT, load_engine, load_stage_module, stage_folder
 
+from . import books
+from .document import read_recording, write_recording
+from .feed import Tape
 from .lessons import lesson_of
-from .recording import write_recording
-from .server import build_server, serve
+from .load import Clients
+from .routes import guard, router
+from .watched import Watched
+
+OPEN_AFTER_SECONDS = 0.5
+PACE = 10.0  # steps a second at the beginning: a newcomer sees each of them
 
 
 def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
@@ -43,9 +55,8 @@ def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
     # How the two processes of `watch A B` know of each other.
     page.add_argument("--beside", action="append", default=[], help=argparse.SUPPRESS)
     page.add_argument("--controlled-by", action="append", default=[], help=argparse.SUPPRESS)
-    page.add_argument("--lines", type=Path, help=argparse.SUPPRESS)
     known = {action.dest for action in parser._actions}
-    options = {name: value for name, value in lesson_of(stage.name).options.items() if name in known}
+    options = {name: value for name, value in lesson_of(stage.name)["options"].items() if name in known}
     parser.set_defaults(**options)
     args = parser.parse_args(["--serve", *arguments])
     if "token_budget" in options and args.token_budget < (args.max_running or 0):
@@ -53,8 +64,55 @@ def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
     return args
 
 
-def watch(stage: Path, args: argparse.Namespace, keep: Callable[[list[str]], None]) -> None:
-    """Serve one stage until it is told to stop; then `keep` gets what was recorded, if anything."""
+def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
+    """Return the stage's server, with the page under /watch, and a `tape` if `args` ask for a recording.
+
+    Stages 01 and 02 get the server of the later ones around their loop.
+    """
+    lesson, watched = lesson_of(stage.name), Watched(engine)
+    module = server_module(stage)
+    server = getattr(module, "build_server", build_plain_server)(watched, args)
+    if books.can_pause(engine):
+        watched.pace.limit(PACE if args.steps_per_second is None else args.steps_per_second or None)
+    app = server.config.app
+    hello = watched.view.hello() | {"name": stage.name, "lesson": lesson}
+    clients = Clients(server.engine_thread, watched.view, lesson["system"])
+    check = guard(args.host, args.controlled_by)
+    boot = {"engines": [{"url": ""}, *({"url": url} for url in args.beside)], "key": bool(args.api_key)}
+    app.include_router(router(watched, server.engine_thread, clients, check, hello | {"folder": str(stage)}, boot))
+    server.shutdown = partial(shutdown, server.shutdown, clients)
+    server.watched, server.tape = watched, Tape(json.dumps(hello)) if args.record else None
+    if server.tape:
+        watched.open_reader(server.tape)
+    return server
+
+
+async def shutdown(server_shutdown, clients: Clients, **sockets) -> None:
+    """Shut a server down, whose own clients hang up first."""
+    clients.resize(0)
+    await server_shutdown(**sockets)
+
+
+def serve(server, args: argparse.Namespace) -> None:
+    """Serve until SIGTERM or Ctrl-C, as the stage's own `serve` does, and open the page."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    server.engine_thread.on_failure = partial(setattr, server, "should_exit", True)
+    listener = server.config.bind_socket()
+    listener.listen(server.config.backlog)
+    url = f"{url_of(args.host, listener.getsockname()[1])}/watch"
+    if not args.controlled_by:  # otherwise another process's page shows it
+        print(f"watch it on {url} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
+    if args.browser:
+        opener = Timer(OPEN_AFTER_SECONDS, webbrowser.open, [url])
+        opener.daemon = True
+        opener.start()
+    server.run(sockets=[listener])
+    if server.engine_thread.failure is not None:
+        sys.exit(f"error: {server.engine_thread.error}, and the server has stopped")
+
+
+def watch(stage: Path, args: argparse.Namespace) -> None:
+    """Serve one stage until it is told to stop; then write what was recorded, if anything."""
     if args.tensor_parallel > 1:
         raise InvalidInput("watch shows one process: leave out --tensor-parallel")
     args.host = check_address(args.host, args.port)
@@ -69,8 +127,10 @@ def watch(stage: Path, args: argparse.Namespace, keep: Callable[[list[str]], Non
     finally:
         if hasattr(engine, "close"):
             engine.close()
-        if server is not None and server.recording is not None:
-            keep(server.recording.lines)
+        if server is not None and server.tape is not None:
+            write_recording(args.record, [server.tape.lines])
+            if not (args.beside or args.controlled_by):
+                print(f"recorded in {args.record}")
 
 
 def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
@@ -83,24 +143,25 @@ def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", threads)
     os.environ.setdefault("NUMBA_NUM_THREADS", threads)
     with tempfile.TemporaryDirectory() as folder:
-        lines = Path(folder) / "lines.json"
+        recordings = Path(folder) / "first.html", Path(folder) / "second.html"
         command = [sys.executable, "-m", "common.inspector", str(second), *arguments, "--no-browser"]
         command += ["--port", str(other_port), "--controlled-by", page_origin, "--allow-origin", page_origin]
         command += ["--steps-per-second", str(args.steps_per_second or 0)]
-        command += ["--record", os.devnull, "--lines", str(lines)] if args.record else []
+        if args.record:
+            command += ["--record", str(recordings[1])]
+            args.record, both = recordings[0], args.record
         args.steps_per_second = args.steps_per_second or 0.0
         args.beside = [url_of(args.host, other_port)]
-        recorded: list[list[str]] = []
         other = subprocess.Popen(command, cwd=ROOT, start_new_session=True)  # Ctrl-C is for us, and we tell it
         try:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # while we load our model, too
-            watch(first, args, recorded.append)
+            watch(first, args)
         finally:
             other.terminate()
             other.wait()
-            if recorded:
-                write_recording(args.record, [*recorded, json.loads(lines.read_text())])
-                print(f"recorded in {args.record}")
+            if all(path.exists() for path in recordings):
+                write_recording(both, [stream for path in recordings for stream in read_recording(path)])
+                print(f"recorded in {both}")
 
 
 def main(arguments: list[str]) -> None:
@@ -112,17 +173,8 @@ def main(arguments: list[str]) -> None:
     stages = [stage_folder(name) for name in names]
     if len(stages) == 2:
         watch_beside(*stages, arguments)
-        return
-    args = parse(stages[0], arguments)
-
-    def keep(recorded: list[str]) -> None:
-        if args.lines:
-            args.lines.write_text(json.dumps(recorded))
-        else:
-            write_recording(args.record, [recorded])
-            print(f"recorded in {args.record}")
-
-    watch(stages[0], args, keep)
+    else:
+        watch(stages[0], parse(stages[0], arguments))
 
 
 if __name__ == "__main__":

@@ -37,8 +37,6 @@ def sizes(engine: BaseEngine) -> dict[str, Any]:
     if kind == "fleet":
         found["workers"] = [{"number": h.number, "role": h.role} for h in engine.handles]
         return found
-    if kind != "nothing" and kind != "buffers":
-        found |= {"max_running": engine.scheduler.max_running, "token_budget": engine.scheduler.token_budget}
     if kind == "slots":
         found["slots"] = engine.scheduler.max_running
     elif kind in ("pages", "tree", "drafts"):
@@ -77,31 +75,24 @@ def memory(engine: BaseEngine) -> dict[str, Any]:
     found["pages"] = {name: list(sequence.page_table.pages) for name, sequence in running.items()}
     if kind != "pages":
         found["shared"] = {name: len(sequence.page_table.path) for name, sequence in running.items()}
-        found["tree"] = tree_nodes(engine.scheduler.allocator.tree)
+        tree = nodes(engine.scheduler.allocator.tree)
+        found["tree"] = [[node.page, node.parent.page, node.references] for node in tree]  # at the root, -1
     if kind == "drafts":
         found["drafted"] = {name: getattr(sequence, DRAFT_COMPUTED) for name, sequence in running.items()}
     return found
 
 
-def tree_nodes(tree) -> list[list[int]]:
-    """[page, parent's page or -1, requests that use it] for each cached page, parents first."""
-    nodes, todo = [], list(tree.root.children.values())
-    while todo:
-        node = todo.pop()
-        nodes.append([node.page, node.parent.page, node.references])
-        todo += node.children.values()
-    return nodes
+def nodes(tree) -> list[Any]:
+    """Return the nodes of the tree of cached pages, parents first."""
+    found = list(tree.root.children.values())
+    for node in found:
+        found += node.children.values()
+    return found
 
 
 def page_tokens(engine: BaseEngine) -> dict[int, tuple[int, ...]]:
     """Return the tokens of each page that is in the tree."""
-    tree = getattr(getattr(getattr(engine, "scheduler", None), "allocator", None), "tree", None)
-    found, todo = {}, [] if tree is None else list(tree.root.children.values())
-    while todo:
-        node = todo.pop()
-        found[node.page] = node.tokens
-        todo += node.children.values()
-    return found
+    return {node.page: node.tokens for node in nodes(engine.scheduler.allocator.tree)}
 
 
 def fleet(router) -> dict[str, Any]:

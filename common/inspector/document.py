@@ -1,13 +1,14 @@
-"""The page as one HTML document that loads nothing: styles and modules are inside it.
+"""The page as one HTML document that loads nothing: styles, modules and, in a recording, its updates are inside it.
 
 A server sends the same document that a recording is, so there is one way in which the page can work. Modules import
 each other by bare names such as "inspector/store"; an import map says where each is, as a data: URL. The Content
-Security Policy allows these scripts (they carry a nonce), no other, and no HTML made from text (trusted types).
+Security Policy lets the document load nothing and send nothing, except to the servers that it watches.
 """
 
+import base64
 import json
 import re
-import secrets
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from urllib.parse import quote
 
 PAGE = Path(__file__).resolve().parent / "page"
 PLAIN = " !\"$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # stand for themselves in a data: URL, beside letters and digits
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; connect-src 'self' {connect}"
+)
 
 
 def document(boot: dict[str, Any], connect: Sequence[str] = (), page: Path = PAGE) -> str:
@@ -22,12 +27,11 @@ def document(boot: dict[str, Any], connect: Sequence[str] = (), page: Path = PAG
 
     page: the folder of index.html, style.css and the modules; the folder around it gives them their name.
     """
-    nonce = secrets.token_urlsafe(16)
+    modules = {f"{page.parent.name}/{path.stem}": path for path in sorted(page.glob("*.js"))}
     parts = {
-        "NONCE": nonce,
-        "POLICY": policy(nonce, connect),
+        "POLICY": POLICY.format(connect=" ".join(connect)).strip(),
         "STYLE": (page / "style.css").read_text(encoding="utf-8"),
-        "IMPORTS": in_script({"imports": {name_of(path): module(path) for path in modules(page)}}),
+        "IMPORTS": in_script({"imports": {name: module(name, path) for name, path in modules.items()}}),
         "BOOT": in_script(boot),
     }
     html = (page / "index.html").read_text(encoding="utf-8")
@@ -36,40 +40,27 @@ def document(boot: dict[str, Any], connect: Sequence[str] = (), page: Path = PAG
     return html
 
 
-def modules(page: Path = PAGE) -> list[Path]:
-    return sorted(page.glob("*.js"))
-
-
-def name_of(path: Path) -> str:
-    """Return what other modules import it by, such as "inspector/store"."""
-    return f"{path.parent.parent.name}/{path.stem}"
-
-
-def boot_of(html: str) -> dict[str, Any]:
-    """Return what a document's main.js begins with."""
-    return json.loads(re.search(r'<script id="boot" type="application/json">(.*?)</script>', html, re.DOTALL)[1])
-
-
-def module(path: Path) -> str:
+def module(name: str, path: Path) -> str:
     """Return a module as a URL; the last line is the name by which a browser's debugger shows it."""
-    code = path.read_text(encoding="utf-8") + f"\n//# sourceURL={name_of(path)}.js\n"
+    code = path.read_text(encoding="utf-8") + f"\n//# sourceURL={name}.js\n"
     return "data:text/javascript," + quote(code, safe=PLAIN)
-
-
-def policy(nonce: str, connect: Sequence[str]) -> str:
-    allowed = {
-        "default-src": "'none'",
-        "script-src": f"'nonce-{nonce}'",
-        "style-src": f"'nonce-{nonce}'",
-        "connect-src": " ".join(["'self'", *connect]),
-        "img-src": "data:",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-        "require-trusted-types-for": "'script'",
-    }
-    return "; ".join(f"{name} {value}" for name, value in allowed.items())
 
 
 def in_script(value: Any) -> str:
     """JSON that can stand in a <script> element: no text in it can end the element."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def write_recording(path: Path, streams: list[list[str]]) -> None:
+    """Write a file that replays what one engine told, or two side by side. Each stream is JSON, line by line."""
+    whole = ",".join(f"[{','.join(lines)}]" for lines in streams)
+    packed = base64.b64encode(zlib.compress(f"[{whole}]".encode(), 9)).decode()
+    path.write_text(document({"recording": packed}), encoding="utf-8")
+
+
+def read_recording(path: Path) -> list[list[str]]:
+    """Return the streams of a file that `write_recording` wrote: for each engine its hello and its updates, as JSON."""
+    html = path.read_text(encoding="utf-8")
+    boot = json.loads(re.search(r'<script id="boot" type="application/json">(.*?)</script>', html, re.DOTALL)[1])
+    streams = json.loads(zlib.decompress(base64.b64decode(boot["recording"])))
+    return [[json.dumps(line) for line in stream] for stream in streams]

@@ -1,74 +1,54 @@
-"""Updates on their way from the engine's thread to the pages that are open.
-
-Each reader has a queue of its own on the event loop. One that does not keep up is dropped: it connects again and is
-told everything once more, instead of seeing what happened minutes ago.
-"""
+"""Updates on their way from the engine's thread to those that read them: pages that are open, and a recording."""
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 
-MOST_BEHIND = 150  # updates that wait for one reader: ten seconds
-QUIET_SECONDS = 1.0  # with nothing new, a reader is told that the stream lives
-
-
-class Reader:
-    """One open page, or a recording. `put` is called on the event loop."""
-
-    def __init__(self, feed: "Feed"):
-        self.feed = feed
-        self.loop = asyncio.get_running_loop()
-        self.queue: asyncio.Queue[str] = asyncio.Queue()
-        self.dropped = False
-
-    def put(self, update: str) -> None:
-        if self.queue.qsize() >= MOST_BEHIND:
-            self.dropped = True
-        else:
-            self.queue.put_nowait(update)
+MOST_BEHIND = 150  # updates that wait for one page: ten seconds
+MOST_RECORDED = 200 << 20  # bytes of updates, before they are compressed: then a recording ends
+QUIET_SECONDS = 1.0  # with nothing new, a page is told that the stream lives
 
 
-class Feed:
-    """`readers` and `newcomers` are for the engine's thread; `open` and `close` are for the event loop."""
+class Page:
+    """An open page: a queue on the event loop. One that does not keep up is dropped.
+
+    It connects again and is told everything once more, instead of seeing what happened minutes ago.
+    """
 
     def __init__(self):
-        self._readers: set[Reader] = set()  # replaced as a whole, never changed: two threads read it
-        self._new: deque[Reader] = deque()
+        self.is_new = True  # has been told nothing yet
+        self.dropped = False
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[str] = asyncio.Queue()
 
-    @property
-    def readers(self) -> int:
-        return len(self._readers)
+    def tell(self, update: str) -> None:
+        """Put an update into the queue, from the engine's thread. A loop that has ended reads no more."""
+        self.is_new = False
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._put, update)
 
-    def open(self) -> Reader:
-        reader = Reader(self)
-        self._new.append(reader)
-        self._readers = self._readers | {reader}
-        return reader
+    def _put(self, update: str) -> None:
+        if self._queue.qsize() >= MOST_BEHIND:
+            self.dropped = True
+        else:
+            self._queue.put_nowait(update)
 
-    def close(self, reader: Reader) -> None:
-        self._readers = self._readers - {reader}
-
-    def newcomers(self) -> list[Reader]:
-        """Return those that have been told nothing yet. They are told with `welcome`."""
-        return [self._new.popleft() for _ in range(len(self._new))]
-
-    def publish(self, update: str, readers: Iterable[Reader]) -> None:
-        """Send an update to these readers, from the engine's thread. A loop that has ended has no readers any more."""
-        for reader in readers:
-            if not reader.loop.is_closed():
-                reader.loop.call_soon_threadsafe(reader.put, update)
-
-    def all_but(self, newcomers: Iterable[Reader]) -> set[Reader]:
-        return self._readers.difference(newcomers)
-
-
-async def updates(reader: Reader) -> AsyncIterator[str | None]:
-    """Yield each update for one reader, and None after each second without one; end when the reader is too slow."""
-    try:
-        while not reader.dropped:
+    async def updates(self) -> AsyncIterator[str | None]:
+        """Yield each update, and None after each second without one; end when the page is too slow."""
+        while not self.dropped:
             try:
-                yield await asyncio.wait_for(reader.queue.get(), QUIET_SECONDS)
+                yield await asyncio.wait_for(self._queue.get(), QUIET_SECONDS)
             except asyncio.TimeoutError:  # noqa: UP041 (another class than TimeoutError on Python 3.10)
                 yield None
-    finally:
-        reader.feed.close(reader)
+
+
+class Tape:
+    """A recording: it keeps the line with which the stream begins, and every update."""
+
+    def __init__(self, hello: str):
+        self.is_new, self.lines, self._bytes = True, [hello], 0
+
+    def tell(self, update: str) -> None:
+        self.is_new = False
+        if self._bytes < MOST_RECORDED:
+            self.lines.append(update)
+            self._bytes += len(update)

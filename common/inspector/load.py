@@ -6,7 +6,6 @@ requests to the engine's thread, and read their answers to the end.
 
 import asyncio
 import itertools
-from collections import OrderedDict
 from random import Random
 
 from common.checkpoints.corpus import exercises, facts, stories, terms
@@ -15,21 +14,13 @@ from common.request import check_prompt_length
 from common.sampling import SamplingParams
 from common.serving.errors import EngineDead, QueueFull
 
+from .lessons import LONG
+from .view import View
+
 TOPICS = (facts.exchange, exercises.lists, terms.exchange, stories.request)
 EVERY_LONG = 6  # with long prompts, this many requests make one that is long
-LONG_TOKENS = 700
 MOST_CLIENTS = 64
-MOST_TITLES = 5000
 BACK_OFF_SECONDS = 0.5  # from a refusal to the next try
-
-
-class Titles(OrderedDict[tuple[int, ...], str]):
-    """What to show of a prompt, by its token ids: the question, without the chat template around it."""
-
-    def __setitem__(self, token_ids: tuple[int, ...], title: str) -> None:
-        super().__setitem__(token_ids, title)
-        if len(self) > MOST_TITLES:
-            self.popitem(last=False)
 
 
 def chat_tokens(tokenizer, prompt: str, system: str = "") -> list[int]:
@@ -42,8 +33,8 @@ def chat_tokens(tokenizer, prompt: str, system: str = "") -> list[int]:
 class Clients:
     """All that a page sends to an EngineThread. system: every question of the load begins with it."""
 
-    def __init__(self, engine_thread, titles: Titles, system: str = ""):
-        self.thread, self.titles, self.system = engine_thread, titles, system
+    def __init__(self, engine_thread, view: View, system: str = ""):
+        self.thread, self.view, self.system = engine_thread, view, system
         self.long_prompts = False
         self._clients: list[asyncio.Task] = []
         self._readers: set[asyncio.Task] = set()  # of single requests: a task without a reference may be collected
@@ -70,16 +61,13 @@ class Clients:
             task.add_done_callback(self._readers.discard)
         return [stream.request.request_id for stream in streams]
 
-    def close(self) -> None:
-        self.resize(0)
-
     async def _token_ids(self, prompt: str, chat: bool, system: str) -> str | list[int]:
         tokenizer = self.thread.tokenizer
         if not chat or tokenizer is None or tokenizer.chat_template is None:
             return prompt
         check_prompt_length(len(prompt), tokenizer, self.thread.engine.config)
         token_ids = await self.thread.beside(chat_tokens, tokenizer, prompt, system)
-        self.titles[tuple(token_ids)] = prompt
+        self.view.entitle(token_ids, prompt)
         return token_ids
 
     async def _client(self) -> None:
@@ -89,7 +77,7 @@ class Clients:
             rng = Random(number)
             prompt, answer = TOPICS[number % len(TOPICS)](rng)
             if self.long_prompts and number % EVERY_LONG == EVERY_LONG - 1:
-                prompt = "Read this. " + "A cat sleeps on the wall. " * (LONG_TOKENS // 7) + "Thank you."
+                prompt = LONG
             params = SamplingParams(max_tokens=min(400, max(16, len(answer) // 3)), temperature=0.0)
             try:
                 stream = await self.thread.submit(await self._token_ids(prompt, True, self.system), params)

@@ -9,31 +9,21 @@ PATIENCE_SECONDS = 0.05  # the engine's thread looks for commands this often, ho
 class Pace:
     """Says before each step whether the engine may take it. All methods may be called from any thread.
 
-    paused: no step is taken but those asked for with `one`. steps_per_second: None for as many as the engine can.
+    paused: no step is taken but those that are asked for. steps_per_second: None for as many as the engine can.
     """
 
     def __init__(self):
         self.paused = False
         self.steps_per_second: float | None = None
-        self.refusals = 0  # ever: how often a step had to wait
         self._asked = 0  # steps that have been asked for one by one
         self._due = 0.0  # when the next step may begin, on the clock of `time.monotonic`
         self._changed = threading.Condition()
 
-    def pause(self) -> None:
+    def ask(self, do: str) -> None:
+        """Do "pause", "resume", or "step": pause, and let one step through."""
         with self._changed:
-            self.paused, self._asked = True, 0
-
-    def resume(self) -> None:
-        with self._changed:
-            self.paused = False
-            self._changed.notify_all()
-
-    def one(self) -> None:
-        """Pause, and let one step through."""
-        with self._changed:
-            self.paused = True
-            self._asked += 1
+            self.paused = do != "resume"
+            self._asked = self._asked + 1 if do == "step" else 0
             self._changed.notify_all()
 
     def limit(self, steps_per_second: float | None) -> None:
@@ -44,11 +34,9 @@ class Pace:
     def permit(self) -> bool:
         """Return whether a step may begin now. Wait for that, but only as long as commands may wait."""
         with self._changed:
-            wait = self._wait()
-            if wait > 0:
+            if (wait := self._wait()) > 0:
                 self._changed.wait(min(wait, PATIENCE_SECONDS))
                 if self._wait() > 0:
-                    self.refusals += 1
                     return False
             if self._asked:
                 self._asked -= 1

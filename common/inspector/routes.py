@@ -1,15 +1,16 @@
 """What the page asks of the server: itself, the stream of updates, and what its controls do."""
 
+import ipaddress
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Depends, HTTPException
+from fastapi import APIRouter, Body, Depends, HTTPException, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
 
 from common.errors import InvalidInput
 from common.sampling import SamplingParams
@@ -17,8 +18,7 @@ from common.serving.errors import EngineDead
 
 from . import books
 from .document import document
-from .feed import updates
-from .guard import Guard
+from .feed import Page
 from .load import MOST_CLIENTS, Clients
 from .watched import Watched
 
@@ -26,44 +26,37 @@ STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 PAGE_HEADERS = {"Cache-Control": "no-store", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
 
 
-class Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+def guard(own_name: str, origins: Collection[str] = ()) -> Callable:
+    """Return what keeps out every other page of the same browser, which sends requests to 127.0.0.1 for any of them.
+
+    own_name: of this server, beside localhost and addresses. A foreign name that has been made to lead here (DNS
+    rebinding) would make a foreign page look like our own. origins: of pages that may control it, beside its own.
+    """
+
+    async def check(http: Request) -> None:
+        """Raise HTTPException 403 for a host that is not ours, or a change that another page asks for."""
+        host = http.headers.get("host", "")
+        name = urlsplit(f"//{host}").hostname or ""
+        if name not in ("localhost", own_name) and not is_address(name):
+            raise HTTPException(403, "this is not the name of this server: use the address that it printed")
+        own = f"{http.url.scheme}://{host}"
+        if http.method != "GET" and http.headers.get("origin", "") not in (own, *origins):
+            raise HTTPException(403, "only the server's own page may control it")
+
+    return check
 
 
-class Prompt(Strict):
-    prompt: str
-    max_tokens: int = Field(128, ge=1)
-    temperature: float = 0.0
-    count: int = Field(1, ge=1, le=MOST_CLIENTS)
-    chat: bool = True
-    system: str = ""
+def is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
-class Load(Strict):
-    clients: int = Field(ge=0, le=MOST_CLIENTS)
-    long_prompts: bool = False
-
-
-class Speed(Strict):
-    """pause, resume, or one step. steps_per_second: 0 for as many as the engine can; None leaves it as it is."""
-
-    do: Literal["pause", "resume", "step"] | None = None
-    steps_per_second: float | None = Field(None, ge=0, le=1000)
-
-
-class Abort(Strict):
-    request_id: str
-
-
-class Kill(Strict):
-    worker: int
-
-
-def router(
-    watched: Watched, engine_thread, clients: Clients, guard: Guard, hello: dict[str, Any], boot: dict[str, Any]
-) -> APIRouter:
-    """hello: with which each stream of updates begins. boot: what the page begins with: document.py."""
-    routes = APIRouter(prefix="/watch", dependencies=[Depends(guard.check)])
+def router(watched: Watched, engine_thread, clients: Clients, check: Callable, hello: dict, boot: dict) -> APIRouter:
+    """check: a guard. hello: with which a stream of updates begins. boot: with what the page begins: document.py."""
+    routes = APIRouter(prefix="/watch", dependencies=[Depends(check)])
     connect = [engine["url"] for engine in boot["engines"] if engine["url"]]
 
     @routes.get("")
@@ -77,70 +70,84 @@ def router(
 
     @routes.get("/events")
     async def events():
+        return StreamingResponse(stream(), media_type="text/event-stream", headers=STREAM_HEADERS)
+
+    async def stream() -> AsyncIterator[str]:
         told = {name: value for name, value in hello.items() if name != "folder"}
-        return StreamingResponse(stream(told), media_type="text/event-stream", headers=STREAM_HEADERS)
-
-    async def stream(told: dict[str, Any]) -> AsyncIterator[str]:
         yield event(json.dumps(told | controls()))
-        async for update in updates(watched.feed.open()):
-            if engine_thread.error is not None:  # the server stops, and waits for streams to end
-                yield event(json.dumps({"ended": str(engine_thread.error)}))
-                return
-            yield event(update) if update is not None else ": nothing new\n\n"
+        watched.open_reader(page := Page())
+        try:
+            async for update in page.updates():
+                if engine_thread.error is not None:  # the server stops, and waits for streams to end
+                    yield event(json.dumps({"ended": str(engine_thread.error)}))
+                    return
+                yield event(update) if update is not None else ": nothing new\n\n"
+        finally:
+            watched.close_reader(page)
 
+    @routes.get("/controls")
     def controls() -> dict[str, Any]:
-        pace = watched.pace
         return {
-            "paused": pace.paused,
-            "steps_per_second": pace.steps_per_second or 0,
+            "paused": watched.pace.paused,
+            "steps_per_second": watched.pace.steps_per_second or 0,
             "clients": clients.count,
             "long_prompts": clients.long_prompts,
             "killable": sorted(books.killable(watched)),
         }
 
-    @routes.get("/controls")
-    async def read_controls():
-        return controls()
-
     @routes.post("/send")
-    async def send(body: Prompt):
-        if not body.prompt.strip():  # the chat template would make tokens of it
+    async def send(
+        prompt: Annotated[str, Body()],
+        max_tokens: Annotated[int, Body(ge=1)] = 128,
+        temperature: Annotated[float, Body()] = 0.0,
+        count: Annotated[int, Body(ge=1, le=MOST_CLIENTS)] = 1,
+        chat: Annotated[bool, Body()] = True,
+        system: Annotated[str, Body()] = "",
+    ):
+        if not prompt.strip():  # the chat template would make tokens of it
             raise HTTPException(400, "the prompt is empty: write one, or choose a preset")
         try:
-            params = SamplingParams(max_tokens=body.max_tokens, temperature=body.temperature)
-            ids = await clients.send(body.prompt, params, count=body.count, chat=body.chat, system=body.system)
+            params = SamplingParams(max_tokens=max_tokens, temperature=temperature)
+            ids = await clients.send(prompt, params, count=count, chat=chat, system=system)
         except InvalidInput as error:
             raise HTTPException(400, str(error)) from error
         return {"request_ids": ids}
 
     @routes.post("/load")
-    async def load(body: Load):
+    async def load(
+        clients_wanted: Annotated[int, Body(alias="clients", ge=0, le=MOST_CLIENTS)],
+        long_prompts: Annotated[bool, Body()] = False,
+    ):
         if engine_thread.error is not None:
             raise EngineDead(str(engine_thread.error))
-        clients.long_prompts = body.long_prompts
-        clients.resize(body.clients)
+        clients.long_prompts = long_prompts
+        clients.resize(clients_wanted)
         return controls()
 
     @routes.post("/speed")
-    async def speed(body: Speed):
+    async def speed(
+        do: Annotated[Literal["pause", "resume", "step"] | None, Body()] = None,
+        steps_per_second: Annotated[float | None, Body(ge=0, le=1000)] = None,
+    ):
+        """steps_per_second: 0 for as many as the engine can; None leaves it as it is."""
         if not books.can_pause(watched):
             raise HTTPException(409, "the workers of this stage have loops of their own: they cannot be stopped here")
-        if body.steps_per_second is not None:
-            watched.pace.limit(body.steps_per_second or None)
-        if body.do is not None:
-            {"pause": watched.pace.pause, "resume": watched.pace.resume, "step": watched.pace.one}[body.do]()
+        if steps_per_second is not None:
+            watched.pace.limit(steps_per_second or None)
+        if do is not None:
+            watched.pace.ask(do)
         return controls()
 
     @routes.post("/abort")
-    async def abort(body: Abort):
-        if body.request_id not in watched.requests:
+    async def abort(request_id: Annotated[str, Body(embed=True)]):
+        if request_id not in watched.requests:
             raise HTTPException(404, "this request has ended")
-        watched.abort_soon(body.request_id)
+        watched.abort_soon(request_id)
         return controls()
 
     @routes.post("/kill")
-    async def kill(body: Kill):
-        process = books.killable(watched).get(body.worker)
+    async def kill(worker: Annotated[int, Body(embed=True)]):
+        process = books.killable(watched).get(worker)
         if process is None:
             raise HTTPException(404, "this worker is not a process of this machine that is up")
         os.kill(process, signal.SIGKILL)

@@ -1,47 +1,90 @@
-"""The recording and the picture of the page in each lesson: its scene is played, opened in Chromium, and photographed.
+"""The recording and the picture of the page in each lesson: a scene is played on the stage's engine, without a server,
+opened in Chromium, and photographed. The scenes are in lessons.toml.
 
     python3 -m common.inspector.screenshots [--stages 05 06]    writes results/watch.html and watch.png of each stage
     python3 -m common.inspector.screenshots --renew             the same recordings in the page as it is now
-    python3 -m common.inspector.screenshots --out DIR           elsewhere, with pictures at all widths, light and dark
+    python3 -m common.inspector.screenshots --out DIR           elsewhere, with pictures of a phone and in the dark, too
 
 README.md says how to get Chromium and Playwright.
 """
 
 import argparse
+import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 
 from PIL import Image
 
 from common.errors import InvalidInput
-from common.loader import load_model
-from common.stages import stage_folder
+from common.loader import Loaded, load_model
+from common.sampling import SamplingParams
+from common.setup.machine import browser
+from common.stages import load_engine, stage_folder
 
-from .browser import chromium
-from .recording import renew, write_recording
-from .scenes import SCENES, play
+from .document import read_recording, write_recording
+from .feed import Tape
+from .lessons import FILE, TEXTS, lesson_of
+from .load import chat_tokens
+from .watched import Watched
 
-# Width and height in pixels, and whether the type is large.
-SCREENS = {"laptop": (1280, 800, False), "projector": (1920, 1080, True), "phone": (390, 844, False)}
-THEMES = ("light", "dark")
-SHOW = {"01": 0.85, "06": 0.5, "08": 0.5}  # the moment of a recording, where it is not its end
+SCENES = FILE["scenes"]
+SCREENS = {"laptop": (1280, 800), "phone": (390, 844)}  # pixels
 COLOURS = 256  # of a picture: a third of the bytes, and no difference to the eye
 SETTLE_MILLISECONDS = 1500  # for all lines of the figures to be drawn
+WHY_NOT = "needs a browser: apt install chromium, pip install playwright (common/inspector/README.md)"
+# As root, in a container, on a machine without a network: nothing is looked up, nothing is updated.
+QUIET = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync"
 
 
-def photograph(browser, recording: Path, picture: Path, moment: float, screen: str = "laptop", theme: str = "light"):
-    """Open a recording, show this share of its time, and write a PNG of the page."""
-    width, height, is_large = SCREENS[screen]
-    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
+def play(number: str, loaded: Loaded) -> list[str]:
+    """Return the lines of a recording of a stage's scene: its hello, and its updates."""
+    scene, stage = SCENES[number], stage_folder(number)
+    lesson = lesson_of(stage.name)
+    watched = Watched(load_engine(number)(loaded, **lesson["options"] | scene.get("options", {})))
+    tape = Tape(json.dumps(watched.view.hello() | {"name": stage.name, "lesson": lesson}))
+    watched.open_reader(tape)
+    system, coming, steps = TEXTS.get(scene.get("system"), ""), list(scene["requests"]), 0
+    while steps < scene["steps"] and (coming or watched.has_unfinished):
+        while coming and coming[0][0] <= steps:
+            _, tokens, prompt = coming.pop(0)
+            prompt = TEXTS.get(prompt, prompt)
+            token_ids = chat_tokens(watched.tokenizer, prompt, system)
+            watched.view.entitle(token_ids, prompt)
+            watched.add(token_ids, SamplingParams(max_tokens=tokens))
+        watched.look_soon()  # a recording is played slowly, and each step of it has a moment of its own
+        watched.step()
+        steps = max(steps + 1, watched.trace.steps) if number == "08" else steps + 1
+    return tape.lines
+
+
+@contextmanager
+def chromium() -> Iterator:
+    """Yield a Playwright browser. Raise InvalidInput if there is no Chromium or no Playwright."""
+    if (path := browser()) is None:
+        raise InvalidInput(WHY_NOT)
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError as error:
+        raise InvalidInput(WHY_NOT) from error
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=path, args=QUIET.split())
+        yield launched
+        launched.close()
+
+
+def photograph(chromium, recording: Path, picture: Path, step: int | None, screen: str, theme: str) -> None:
+    """Open a recording, show the moment at which this step has ended, or the last, and write a PNG of the page."""
+    width, height = SCREENS[screen]
+    page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
     page.goto(recording.resolve().as_uri())
     page.wait_for_selector(".player")
-    if is_large:
-        page.click("text=Larger")
     page.evaluate(
-        "(share) => { const { clock } = inspector; clock.running = false;"
-        " clock.show(clock.oldest + share * (clock.newest - clock.oldest)); }",
-        moment,
+        "(step) => { const { clock, stores: [store] } = inspector; clock.running = false;"
+        " clock.show(step === null ? clock.newest : store.hello.began + store.endOf(step)); }",
+        step,
     )
     page.wait_for_timeout(SETTLE_MILLISECONDS)
     image = Image.open(BytesIO(page.screenshot(full_page=True)))
@@ -58,19 +101,19 @@ def main() -> None:
     loaded = None if args.renew else load_model(device="cpu", dtype="float32")
     with chromium() as browser:
         for stage in args.stages:
-            folder = stage_folder(stage)
-            out = args.out or folder / "results"
+            results = stage_folder(stage) / "results"
+            out, name = (args.out, f"{stage}-watch") if args.out else (results, "watch")
             out.mkdir(parents=True, exist_ok=True)
-            recording = out / (f"{folder.name}.html" if args.out else "watch.html")
+            recording, looks = out / f"{name}.html", [("laptop", "light")]
             if args.renew:
-                renew(recording)
+                write_recording(recording, read_recording(results / "watch.html"))
             else:
                 write_recording(recording, [play(stage, loaded)])
-            looks = [(screen, theme) for screen in SCREENS for theme in THEMES] if args.out else [("laptop", "light")]
-            for screen, theme in looks:
-                name = f"{recording.stem}-{screen}-{theme}" if args.out else recording.stem
-                picture = out / f"{name}.png"
-                photograph(browser, recording, picture, SHOW.get(stage, 1.0), screen, theme)
+            if args.out:
+                looks = [(screen, theme) for screen in SCREENS for theme in ("light", "dark")]
+            for look in looks:
+                picture = out / (f"{'-'.join([name, *look])}.png" if args.out else f"{name}.png")
+                photograph(browser, recording, picture, SCENES[stage].get("picture"), *look)
                 print(picture, flush=True)
 
 

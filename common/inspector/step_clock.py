@@ -1,31 +1,21 @@
-"""Where the time of a step goes: attention, the rest of the model, drafting, sampling; what remains is bookkeeping.
+"""What no book keeps, read by listening in: what was drafted, and where the time of a step goes.
 
-Functions are replaced on one engine while its steps are timed: the engine that is read is the engine that runs. The
-page shows these parts, and the benchmark of stage 05 compares them.
+The time is that of attention, the rest of the model, drafting and sampling; what remains is bookkeeping. Functions are
+replaced on one engine while its steps are timed: the engine that is read is the engine that runs. The page shows these
+parts, and the benchmark of stage 05 compares them.
 """
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from common.engine import BaseEngine
 from common.transfers import synchronize
 
-from .books import DRAFT_METHOD
-
-
-@contextmanager
-def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """While the block runs, an attribute of this object is what `wrap` makes of it."""
-    original = vars(owner).get(name)  # None: the attribute is its class's
-    setattr(owner, name, wrap(getattr(owner, name)))
-    try:
-        yield
-    finally:
-        delattr(owner, name) if original is None else setattr(owner, name, original)
+from .books import CHUNK_DRAFT, DRAFT_METHOD
 
 
 class TimedModel:
@@ -56,17 +46,19 @@ class StepClock:
         """Time the engine's parts while the block runs; then it is as it was."""
         engine, model = self.engine, TimedModel(self.engine.model, self)
 
-        def timed_when_bound(bind: Callable) -> Callable:
-            return lambda batch: self.timed("attention", bind(batch))
-
         with ExitStack() as stack:
+
+            def replace(owner: Any, name: str, new: Any) -> None:
+                stack.enter_context(patch.object(owner, name, new))
+
             if drafter := getattr(engine, "drafter", None):
-                stack.enter_context(replaced(drafter, DRAFT_METHOD, partial(self.timed, "drafting")))
+                replace(drafter, DRAFT_METHOD, self.timed("drafting", getattr(drafter, DRAFT_METHOD)))
             if cache := getattr(engine, "cache", None):
-                stack.enter_context(replaced(cache, "bind", timed_when_bound))
-            stack.enter_context(replaced(engine, "model", lambda _: model))
-            stack.enter_context(replaced(engine, "run", partial(self.timed, "sampling", since=lambda: model.ended)))
-            stack.enter_context(replaced(engine, "append_tokens", partial(self.timed, "sampling")))
+                bind = cache.bind
+                replace(cache, "bind", lambda batch: self.timed("attention", bind(batch)))
+            replace(engine, "model", model)
+            replace(engine, "run", self.timed("sampling", engine.run, since=lambda: model.ended))
+            replace(engine, "append_tokens", self.timed("sampling", engine.append_tokens))
             yield
 
     def take(self, total: float) -> dict[str, float]:
@@ -93,3 +85,43 @@ class StepClock:
     def now(self) -> float:
         synchronize(self.engine.device)
         return time.perf_counter()
+
+
+class Probes:
+    """Listen to one engine between `attach` and `detach`: the time of a step's parts, and its draft tokens.
+
+    Times are told on a CPU only: a GPU runs behind Python.
+    """
+
+    def __init__(self, engine: BaseEngine):
+        self.engine, self.clock = engine, StepClock(engine)
+        self.chunks: list[Any] = []  # of the last step, with their drafts
+        self._replaced = ExitStack()
+
+    def attach(self) -> None:
+        if drafter := getattr(self.engine, "drafter", None):
+            overheard = self._overheard(getattr(drafter, DRAFT_METHOD))
+            self._replaced.enter_context(patch.object(drafter, DRAFT_METHOD, overheard))
+        if self.engine.device.type == "cpu" and not hasattr(self.engine, "handles"):
+            self._replaced.enter_context(self.clock.running())
+
+    def detach(self) -> None:
+        self._replaced.close()
+        self.chunks = []
+
+    def take(self, seconds: float) -> dict[str, Any]:
+        """Return what was heard since the last call, in a step that took this long; milliseconds for each part."""
+        found: dict[str, Any] = {}
+        if parts := self.clock.take(seconds):
+            found["parts"] = {name: round(1e3 * spent, 2) for name, spent in parts.items()}
+        drafts = [(chunk.sequence.request.request_id, getattr(chunk, CHUNK_DRAFT)) for chunk in self.chunks]
+        drafted = [[name, list(draft.token_ids), draft.accepted] for name, draft in drafts if draft.token_ids]
+        self.chunks = []
+        return found | ({"drafts": drafted} if drafted else {})
+
+    def _overheard(self, method: Callable) -> Callable:
+        def wrapper(chunks):
+            method(chunks)
+            self.chunks = list(chunks)
+
+        return wrapper

@@ -15,6 +15,7 @@ A request comes whole the first time and afterwards with what is new; `text` is 
 `memory` is books.memory with numbers for ids, without `pages`, which come only for requests whose table has changed.
 """
 
+import itertools
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from . import books
 VERSION = 1
 MOST_PROMPT = 2000  # characters of a prompt that a page is told
 MOST_STEPS = 1000  # steps of the past that a page is told when it opens
-MOST_NUMBERS = 20_000  # requests whose numbers are kept
+MOST_KEPT = 20_000  # requests whose numbers are kept, and titles
 EVERY_TREE_TEXT = 4000  # nodes; a larger tree is told without its texts
 
 
@@ -45,15 +46,15 @@ class Known:
 
 
 class View:
-    """Reads one engine, between two steps and on its thread. titles: what to show in place of a prompt, by its ids."""
+    """Reads one engine, between two steps and on its thread."""
 
-    def __init__(self, engine: BaseEngine, titles: dict[tuple[int, ...], str]):
-        self.engine, self.titles = engine, titles
+    def __init__(self, engine: BaseEngine):
+        self.engine = engine
         self.origin, self.began = time.perf_counter(), time.time()
         self.extras: dict[int, dict[str, Any]] = {}  # by step: what probes have heard
         self._numbers: dict[str, int] = {}
-        self._next = 0
-        self._words: dict[int, str] = {}
+        self._next = itertools.count()
+        self._titles: dict[tuple[int, ...], str] = {}
 
     def hello(self) -> dict[str, Any]:
         engine = self.engine
@@ -67,12 +68,13 @@ class View:
             "can_pause": books.can_pause(engine),
         }
 
+    def entitle(self, token_ids: list[int], title: str) -> None:
+        """Show a question in place of the prompt with these ids, which has the chat template around it."""
+        keep(self._titles, tuple(token_ids), title)
+
     def number(self, request_id: str) -> int:
         if request_id not in self._numbers:
-            self._numbers[request_id] = self._next
-            self._next += 1
-            if len(self._numbers) > MOST_NUMBERS:
-                del self._numbers[next(iter(self._numbers))]
+            keep(self._numbers, request_id, next(self._next))
         return self._numbers[request_id]
 
     def update(self, known: Known, ended: Iterable[Request] = ()) -> dict[str, Any]:
@@ -105,13 +107,13 @@ class View:
             step = {"i": record.index, "s": self._since(record.start), "e": self._since(record.end), "works": works}
             if record.counters:
                 step["counters"] = record.counters
-            extra = dict(self.extras.get(record.index, ()))
-            if "drafts" in extra:
-                self._learn_words(known, [token_id for _, ids, _ in extra["drafts"] for token_id in ids], words)
-                extra["drafts"] = [[self.number(name), ids, accepted] for name, ids, accepted in extra["drafts"]]
-            if "preempted" in extra:
-                extra["preempted"] = [self.number(request_id) for request_id in extra["preempted"]]
-            found.append(step | extra)
+            step |= self.extras.get(record.index, {})
+            if drafts := step.get("drafts"):
+                self._learn_words(known, [token_id for _, ids, _ in drafts for token_id in ids], words)
+                step["drafts"] = [[self.number(name), ids, accepted] for name, ids, accepted in drafts]
+            if preempted := step.get("preempted"):
+                step["preempted"] = [self.number(request_id) for request_id in preempted]
+            found.append(step)
         return found
 
     def _request(self, known: Known, request: Request, words: dict[int, str]) -> dict[str, Any] | None:
@@ -146,7 +148,7 @@ class View:
 
     def _prompt(self, request: Request) -> str:
         tokenizer, ids = self.engine.tokenizer, request.prompt_token_ids
-        if title := self.titles.get(tuple(ids)):
+        if title := self._titles.get(tuple(ids)):
             return title
         if tokenizer is None:
             return f"{len(ids)} token ids"
@@ -157,15 +159,13 @@ class View:
         if self.engine.tokenizer is None:
             return
         for token_id in set(token_ids) - known.words:
-            if token_id not in self._words:
-                self._words[token_id] = self.engine.tokenizer.decode([token_id])
-            words[token_id] = self._words[token_id]
+            words[token_id] = self.engine.tokenizer.decode([token_id])
             known.words.add(token_id)
 
     def _memory(self, known: Known) -> dict[str, Any]:
-        memory, news = books.memory(self.engine), {}
+        memory = books.memory(self.engine)
         pages = {self.number(name): table for name, table in memory.pop("pages", {}).items()}
-        news["pages"] = {number: table for number, table in pages.items() if known.pages.get(number) != table}
+        news = {"pages": {number: table for number, table in pages.items() if known.pages.get(number) != table}}
         known.pages = pages
         for name, value in memory.items():
             if isinstance(value, dict):
@@ -184,3 +184,10 @@ class View:
                 texts[page] = self.engine.tokenizer.decode(token_ids, skip_special_tokens=True)
         known.texts = tokens
         return texts
+
+
+def keep(kept: dict, key: Any, value: Any) -> None:
+    """Put an entry into a dict that forgets the oldest ones."""
+    kept[key] = value
+    if len(kept) > MOST_KEPT:
+        del kept[next(iter(kept))]

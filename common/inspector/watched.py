@@ -6,15 +6,16 @@ It takes over `step` and `abort`; everything else is the engine's own.
 import json
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from common.engine import BaseEngine
 from common.request import Request
 
 from . import books
-from .feed import Feed
+from .feed import Page, Tape
 from .pace import Pace
-from .probes import Probes
+from .step_clock import Probes
 from .view import Known, View
 
 MOST_LOOKS = 15  # a second
@@ -24,12 +25,13 @@ IDLE_SECONDS = 0.1  # an idle engine looks up this often, so that a page that op
 
 
 class Watched:
-    """Looks at its engine between two steps, at most MOST_LOOKS times a second, and only while `feed` has readers."""
+    """Looks at its engine between two steps, at most MOST_LOOKS times a second, and only while there are `readers`."""
 
-    def __init__(self, engine: BaseEngine, titles: dict[tuple[int, ...], str] | None = None):
+    def __init__(self, engine: BaseEngine):
         self._engine = engine
-        self.pace, self.feed = Pace(), Feed()
-        self.view, self.probes = View(engine, {} if titles is None else titles), Probes(engine)
+        self.pace = Pace()
+        self.readers: frozenset[Page | Tape] = frozenset()  # replaced as a whole, never changed: two threads read it
+        self.view, self.probes = View(engine), Probes(engine)
         self._watching = False
         self._known = Known()
         self._ended: list[Request] = []  # since the last look
@@ -47,7 +49,7 @@ class Watched:
 
     def step(self) -> list[Request]:
         """Run one step of the engine, if its pace permits one now, and look at what has changed."""
-        if bool(self.feed.readers) != self._watching:
+        if bool(self.readers) != self._watching:
             self._start_or_stop()
         changed = self._aborted()
         if not self._engine.has_unfinished or self.pace.permit():
@@ -58,6 +60,13 @@ class Watched:
         if self._watching:
             self._look()
         return changed
+
+    def open_reader(self, reader: Page | Tape) -> None:
+        """Tell this reader everything from now on, until `close_reader`. Both are called on the event loop."""
+        self.readers |= {reader}
+
+    def close_reader(self, reader: Page | Tape) -> None:
+        self.readers -= {reader}
 
     def look_soon(self) -> None:
         """Look after the next step, even if the pages were told a moment ago. From the engine's thread."""
@@ -112,18 +121,25 @@ class Watched:
 
     def _look(self) -> None:
         """Tell the pages what is new, unless they were told a moment ago."""
-        start, newcomers = time.perf_counter(), self.feed.newcomers()
+        start, readers = time.perf_counter(), self.readers
+        newcomers = [reader for reader in readers if reader.is_new]
         if start < self._next_look and self._engine.has_unfinished and not newcomers:
             return
-        if others := self.feed.all_but(newcomers):
+        if others := readers.difference(newcomers):
             update = self.view.update(self._known, self._ended)
             told = update["running"], update["waiting"], update["memory"], update.get("pages")
             if update["steps"] or update["requests"] or told != self._told:
-                self.feed.publish(json.dumps(update), others)
+                self._tell(update, others)
             self._told = told
-        if newcomers:
+        if newcomers:  # they are told everything
             self._known = Known()
-            self.feed.publish(json.dumps(self.view.update(self._known, self._recent)), newcomers)
+            self._tell(self.view.update(self._known, self._recent), newcomers)
         self._ended.clear()
         self.view.extras.clear()
         self._next_look = start + max(1 / MOST_LOOKS, (time.perf_counter() - start) / MOST_SHARE)
+
+    @staticmethod
+    def _tell(update: dict[str, Any], readers: Iterable[Page | Tape]) -> None:
+        line = json.dumps(update)
+        for reader in readers:
+            reader.tell(line)

@@ -1,4 +1,4 @@
-"""`compare`: what is refused, what may share an axis, which machine is odd and why; the page's data, no browser."""
+"""`compare`: what is refused, what may share an axis, which machine is odd and why; the page, in a real browser."""
 
 import json
 import re
@@ -7,11 +7,12 @@ import pytest
 
 from common.bench.compare import __main__ as command
 from common.bench.compare import sources
-from common.bench.compare.classroom import odd_ones
-from common.bench.compare.figures import compose
+from common.bench.compare.panels import Group, odd_ones
 from common.bench.compare.sources import collect
 from common.bench.suite import write_json
-from tests.helpers.results_files import SLOWEST, STAGES, results, write_results
+from common.stages import stage_folders
+from tests.helpers.results_files import SLOWEST, results, write_results
+from tests.helpers.watching import Page, browser
 
 
 @pytest.fixture(autouse=True)
@@ -22,16 +23,20 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "stage_folders", lambda: [])
 
 
-def group_of(*paths) -> dict:
+def group_of(*paths) -> Group:
     found, refused = collect(paths)
-    assert refused == []
-    [group] = compose(found, refused)["groups"]
-    return group
+    assert refused == [] and len({each.group for each in found}) == 1
+    return Group(found)
 
 
-def panel(group: dict, kind: str) -> dict:
-    [found] = [panel for panel in group["panels"] if panel["kind"] == kind]
-    return found
+def columns(group: Group, kind: str) -> dict:
+    """Return a panel's figures by column."""
+    [panel] = [panel for panel in group.panels() if panel.kind == kind]
+    return {f"{column.chart} {column.label}".strip(): column.figures for column in panel.columns}
+
+
+def medians(figures: list) -> list[float]:
+    return [figure["median"] for figure in figures]
 
 
 # ---- What may be compared ----
@@ -52,11 +57,8 @@ def panel(group: dict, kind: str) -> dict:
 )
 def test_a_file_that_cannot_be_compared_is_left_out_with_a_sentence(tmp_path, text, sentence):
     (tmp_path / "old.json").write_text(text)
-    good = write_results(tmp_path / "good.json")
-    found, refused = collect([tmp_path / "old.json", good])
-    assert [each.label for each in found] == ["good"]
-    [said] = refused
-    assert re.search(f"old.json.*{sentence}", said)
+    found, [said] = collect([tmp_path / "old.json", write_results(tmp_path / "good.json")])
+    assert [each.label for each in found] == ["good"] and re.search(f"old.json.*{sentence}", said)
 
 
 def test_a_missing_file_and_nothing_measured_are_said(tmp_path, capsys):
@@ -66,12 +68,12 @@ def test_a_missing_file_and_nothing_measured_are_said(tmp_path, capsys):
 
 @pytest.mark.parametrize("fewer", [False, True])
 def test_the_same_measurements_twice_are_one_machine(tmp_path, fewer):
-    paths = [write_results(tmp_path / name) for name in ("anna.json", "copy.json")]
+    write_results(tmp_path / "anna.json")
+    some = results()
     if fewer:  # as in a results file beside the documents of all stages
-        some = json.loads(paths[1].read_text())
         del some["benchmarks"]["bench"]
-        paths[1].write_text(json.dumps(some))
-    found, [said] = collect(paths)
+    (tmp_path / "copy.json").write_text(json.dumps(some))
+    found, [said] = collect([tmp_path])
     assert [each.label for each in found] == ["anna"] and "copy.json holds the same measurements" in said
 
 
@@ -81,7 +83,6 @@ def test_the_same_measurements_twice_are_one_machine(tmp_path, fewer):
         ("02_kv_cache", "compared_answer", 96, "compared_answer is 96, and 192 in a"),
         ("04_continuous_batching", "slots", 4, "slots is 4, and missing in a"),
         ("04_continuous_batching", "objectives", {"longest_gap": 0.05}, None),
-        ("04_continuous_batching", "read_bytes", [], None),
     ],
 )
 def test_entries_of_other_work_are_left_out_and_the_rest_compared(tmp_path, benchmark, field, value, said):
@@ -91,180 +92,162 @@ def test_entries_of_other_work_are_left_out_and_the_rest_compared(tmp_path, benc
     changed["benchmarks"][benchmark]["sizes"][field] = value
     paths[2].write_text(json.dumps(changed))
     found, refused = collect(paths)
-    left_out = f"{paths[2]}: {benchmark} is left out, which measured other work: {said}"
-    assert refused == ([left_out] if said else [])
+    assert refused == ([f"{paths[2]}: {benchmark} is left out, which measured other work: {said}"] if said else [])
     assert (benchmark in found[2].entries) == (said is None) and len(found[2].entries) == 3 - (said is not None)
 
 
-def test_cpu_and_gpu_quick_and_full_never_share_an_axis(tmp_path):
-    gpu = {"device": "cuda", "gpu": "NVIDIA H200", "dtype": "bfloat16"}
-    paths = [write_results(tmp_path / "laptop.json"), write_results(tmp_path / "big.json", gain=2.0, **gpu)]
-    (tmp_path / "full.json").write_text(json.dumps(results(gain=3.0, size_set="full")))
-    groups = compose(*collect([*paths, tmp_path / "full.json"]))["groups"]
-    assert [group["title"].partition(",")[0] for group in groups] == [
-        "CPU: the quick benchmark", "GPU: the quick benchmark", "CPU: the whole benchmark",
-    ]  # fmt: skip
-    assert [[machine["label"] for machine in group["machines"]] for group in groups] == [["laptop"], ["big"], ["full"]]
-
-
-def test_a_folder_stands_for_its_results_files(tmp_path):
-    write_results(tmp_path / "class" / "anna.json")
-    write_results(tmp_path / "class" / "ben.json", gain=3.0)
-    (tmp_path / "class" / "ben.partial.json").write_text("{}")
-    write_json(tmp_path / "class" / "document.json", {"benchmark": "02_kv_cache"})
-    found, refused = collect([tmp_path / "class"])
-    assert [each.label for each in found] == ["anna", "ben"] and refused == []
-
-
-def test_files_named_after_their_hardware_are_called_as_it_is(tmp_path):
-    first = write_results(tmp_path / "a" / "cpu-amd-epyc-2-cores-quick.json")
-    second = write_results(tmp_path / "b" / "cpu-amd-epyc-2-cores-quick.json", gain=3.0)
-    assert [each.label for each in collect([first, second])[0]] == [
-        "AMD EPYC, 2 CPU cores (1)",
-        "AMD EPYC, 2 CPU cores (2)",
-    ]
-
-
-def test_without_files_this_machines_stand_beside_the_committed_ones(tmp_path):
+def test_a_folder_stands_for_its_results_files_and_none_for_what_is_measured_here_and_committed(tmp_path):
     write_results(tmp_path / "results" / "mine.json")
-    write_results(tmp_path / "committed" / "theirs.json", gain=3.0)
+    write_results(tmp_path / "committed" / "a" / "cpu-amd-epyc-2-cores-quick.json", gain=2.0)
+    write_results(tmp_path / "committed" / "cpu-amd-epyc-2-cores-quick.json", gain=3.0)
+    (tmp_path / "committed" / "mine.partial.json").write_text("{}")
+    write_json(tmp_path / "committed" / "document.json", {"benchmark": "02_kv_cache"})
     found, refused = collect([])
-    assert {each.label: each.here for each in found} == {"mine": True, "theirs": False} and refused == []
+    assert sorted(each.label for each in found) == ["AMD EPYC, 2 CPU cores", "mine"] and refused == []
+    found, _ = collect([tmp_path / "committed", tmp_path / "committed" / "a"])
+    assert [each.label for each in found] == ["AMD EPYC, 2 CPU cores (1)", "AMD EPYC, 2 CPU cores (2)"]
 
 
-def test_a_document_of_the_same_name_from_another_machine_is_not_taken(tmp_path):
-    document = {"benchmark": "bench", "headline": {"sides": "of another run"}, "sides": {"01_naive": {}}}
-    write_json(tmp_path / "whole.json", document)
+def test_cpu_and_gpu_quick_and_full_never_share_an_axis(tmp_path):
+    write_results(tmp_path / "laptop.json")
+    write_results(tmp_path / "big.json", gain=2.0, device="cuda", gpu="NVIDIA H200", dtype="bfloat16")
+    (tmp_path / "full.json").write_text(json.dumps(results(gain=3.0, size_set="full")))
+    assert len({each.group for each in collect([tmp_path])[0]}) == 3
+
+
+def test_the_documents_of_all_stages_are_the_committed_results_of_a_machine(monkeypatch):
+    monkeypatch.undo()
+    committed = [len(results.entries) for results in sources.committed_documents() if results.course]
+    assert len(stage_folders()) + 1 in committed
+
+
+def test_figures_come_from_the_document_beside_unless_it_is_another_machines(tmp_path):
     changed = results(size_set="full")
-    changed["benchmarks"]["bench"] |= {"document": "whole.json"}
-    del changed["benchmarks"]["bench"]["figures"]
+    course = changed["benchmarks"]["bench"]
+    document = {"benchmark": "bench", "headline": {"sides": "of another run"}, "sides": course.pop("figures")}
+    course["document"] = "whole.json"
     write_json(tmp_path / "mine.json", changed)
-    group = group_of(tmp_path / "mine.json")
-    assert [panel["kind"] for panel in group["panels"]] == ["gains"], "the load's figures are not at hand"
-    write_json(tmp_path / "whole.json", document | {"headline": changed["benchmarks"]["bench"]})
-    entry = json.loads((tmp_path / "mine.json").read_text())["benchmarks"]["bench"]
-    assert sources.figures_of(entry, tmp_path / "mine.json") == {"01_naive": {}}
+    for headline, kinds in ((document["headline"], ["gains"]), (course, ["gains", "stairs", "absolute"])):
+        write_json(tmp_path / "whole.json", document | {"headline": headline})
+        assert [panel.kind for panel in group_of(tmp_path / "mine.json").panels()] == kinds
 
 
 # ---- What is drawn ----
 
 
-def test_ratios_come_first_with_spread_predictions_and_noise(tmp_path):
+def test_figures_of_one_machine_have_spread_predictions_noise_and_bounds(tmp_path):
     group = group_of(write_results(tmp_path / "a.json", gain=4.0, doubt="the machine drifted"))
-    assert [panel["kind"] for panel in group["panels"]] == ["gains", "stairs", "absolute"]
-    cache, batching = panel(group, "gains")["rows"]
-    [value] = cache["values"]
-    assert (value["min"], value["median"], value["max"]) == pytest.approx((3.8, 4.0, 4.2))
-    assert value["doubt"] == "the machine drifted" and batching["values"][0]["doubt"] is None
-    assert batching["values"][0]["predicted"]["value"] == 16 and value["predicted"]["value"] > 0
-    assert [side["name"] for side in value["sides"]] == STAGES[:2]
-
-
-def test_the_staircase_is_relative_to_the_first_stage(tmp_path):
-    alone, together = panel(group_of(write_results(tmp_path / "a.json")), "stairs")["multiples"][0]["series"]
-    assert [value["median"] for value in alone["values"]] == [1, 2, 2] and alone["clients"] == 1
-    assert [value["median"] for value in together["values"]] == [1, 2.5, 10] and together["clients"] == 32
-
-
-def test_absolute_figures_have_the_bound_that_the_machines_rates_set(tmp_path):
-    charts = panel(group_of(write_results(tmp_path / "a.json")), "absolute")["charts"]
-    assert [chart["title"].partition(",")[0] for chart in charts[:3]] == [
-        "Throughput", "Time to first token", "Time per output token",
-    ]  # fmt: skip
-    [series] = charts[3]["series"]
-    assert [value["median"] for value in series["values"]] == [SLOWEST, 2.5 * SLOWEST, 10 * SLOWEST]
-    assert series["bound"] > 10 * SLOWEST and charts[4]["series"][0]["bound"] is None
+    cache, batching = columns(group, "gains")["a"]
+    assert (cache["min"], cache["median"], cache["max"]) == pytest.approx((3.8, 4.0, 4.2))
+    assert cache["doubt"] == "the machine drifted" and batching["doubt"] is None
+    assert batching["predicted"].value == 16 and cache["predicted"].value > 0
+    assert {name: medians(figures) for name, figures in columns(group, "stairs").items()} == {
+        "a 1 client": [1, 2, 2], "a 32 clients": [1, 2.5, 10],
+    }  # fmt: skip
+    assert medians(columns(group, "absolute")["Output tokens/s, 32 clients a"]) == [
+        SLOWEST,
+        2.5 * SLOWEST,
+        10 * SLOWEST,
+    ]
+    bounds = [column.bound for column in group.panels()[-1].columns]
+    assert bounds[1] > 10 * SLOWEST and bounds[2:] == [None] * 4
 
 
 def test_machine_against_machine_is_predicted_by_their_rates(tmp_path):
     slow = write_results(tmp_path / "one.json", cpu_cores=1, copy_bytes_per_second=1e10, matmul_flops_per_second=5e10)
-    fast = write_results(tmp_path / "two.json", batching=10.0)
-    found = panel(group_of(slow, fast), "machines")
-    assert [row["values"][0]["median"] for row in found["rows"]] == pytest.approx([1, 1, 2])
-    assert [line["value"] for line in found["lines"]] == [2, 2] and "over one" in found["text"]
-    doubts = [row["values"][0]["doubt"] for row in found["rows"]]
-    assert "drifted by 10%" in doubts[0] and doubts[2] is None, "the first ratio claims nothing, the last claims 2"
-
-
-def test_every_panel_says_hardware_versions_commit_and_spread(tmp_path):
-    group = group_of(*(write_results(tmp_path / f"{name}.json", gain=len(name)) for name in ("a", "bb")))
-    for each in group["panels"]:
-        assert "a: AMD EPYC, 2 CPU cores, float32; bb: AMD" in each["caption"]
-        assert "torch 2.13.0; commit 0123456789" in each["caption"]
-        assert "medians of 2 repeats" in each["caption"]
-    followed = group["entries"][0]["02_kv_cache"]
-    assert followed["file"] == "a.json" and followed["json"]["ratio"]["median"] == pytest.approx(1.0)
-
-
-def test_the_lead_counts_the_machines_whose_figure_of_this_stage_was_compared(tmp_path):
-    paths = [write_results(tmp_path / f"{name}.json", gain=1 + i) for i, name in enumerate("abcde")]
-    lead = "Stage 04 gives 32 clients {} of stage 01{}."
-    assert compose(*collect(paths))["lead"] == lead.format(
-        "10 times the tokens per second", ", in the median of 5 machines"
+    group = group_of(slow, write_results(tmp_path / "two.json", batching=10.0))
+    found = columns(group, "machines")["two"]
+    assert medians(found) == pytest.approx([1, 1, 2])
+    assert "drifted by 10%" in found[0]["doubt"] and found[2]["doubt"] is None, "the first claims nothing, the last 2"
+    panel = group.panels()[2]
+    assert [value for value, *_ in panel.lines] == [2, 2] and "over one" in panel.text
+    assert (
+        command.lead(group) == "Stage 04 gives 32 clients 10 and 20 times the tokens per second of stage 01 (one; two)."
     )
-    both = lead.format("10 and 10 times the tokens per second", " (a; b)")
-    assert compose(*collect(paths[:2]))["lead"] == both
-    changed = json.loads(paths[1].read_text())
-    changed["benchmarks"]["04_continuous_batching"]["sizes"]["slots"] = 4
-    paths[1].write_text(json.dumps(changed))
-    assert compose(*collect(paths[:2]))["lead"] == lead.format("10 times the tokens per second", " (a)")
+    said = command.caption(group.members, ["bench"])
+    assert said.startswith("one: AMD EPYC, 1 CPU core, float32; two: AMD") and "medians of 2 repeats" in said
+    assert "torch 2.13.0; commit 0123456789" in said
 
 
-def test_drift_is_said_at_the_top_with_the_figures_that_it_touches(tmp_path):
-    write_results(tmp_path / "steady.json", gain=3.0)
-    busy = json.loads(write_results(tmp_path / "busy.json", drift=1.5).read_text())
+def test_drift_is_said_with_the_figures_that_it_touches(tmp_path):
+    busy = results(drift=1.5)
     busy["benchmarks"]["02_kv_cache"]["drift"] = busy["benchmarks"]["bench"]["drift"] = {"max": 1.0}
-    (tmp_path / "busy.json").write_text(json.dumps(busy))
-    page = compose(*collect([tmp_path]))
-    [said] = page["drifted"]
+    write_json(tmp_path / "busy.json", busy)
     touched = "04 continuous batching by 50% (which measured 5 times)"
-    assert said == f"busy: its own speed changed by 50% while it was measured: around {touched}."
-    assert page["groups"][0]["remark"].endswith(". Drift: busy 50%"), "on the pictures"
+    said = f"busy: its own speed changed by 50% while it was measured: around {touched}."
+    assert command.drift_of(collect([tmp_path])[0][0]) == [said]
+    group = group_of(write_results(tmp_path / "busier.json", drift=3.0))
+    marked = [figure.get("step") for figure in columns(group, "stairs")["busier 32 clients"]]
+    assert marked == [None, "", "4×"], "a step of 2.5 times is no more than the drift"
 
 
-# ---- A class ----
-
-
-def test_the_odd_one_has_what_differs_about_it(tmp_path):
+def test_the_odd_one_of_a_class_has_what_differs_about_it(tmp_path):
     paths = [write_results(tmp_path / f"s{i}.json", gain=4 + i / 20) for i in range(5)]
     facts = {"cpu_cores": 1, "dtype": "bfloat16", "copy_bytes_per_second": 5e9}
     group = group_of(*paths, write_results(tmp_path / "odd.json", gain=1.2, drift=2.0, **facts))
-    [odd] = group["odd"]
-    assert group["machines"][odd["machine"]]["label"] == "odd" and group["is_class"]
-    assert odd["far"] == ["02 KV cache: 1.2 times, 0.3 of the median"]
-    assert odd["differs"] == [
+    assert group.odd == {5: ["02 KV cache: 1.2 times, 0.3 of the median"]} and group.is_class
+    assert group.differences(group.members[5]) == [
         "1 core (others: 2 cores)", "bfloat16 (others: float32)", "memory bandwidth 0.2 times the median",
         "busy: its own speed changed by 100% meanwhile",
     ]  # fmt: skip
-    assert panel(group, "gains")["rows"][0]["median"] == pytest.approx(4.075)
-    assert panel(group, "stairs")["median"][1] == [1, 2.5, 10]
-
-
-def test_a_class_that_agrees_has_no_odd_ones():
-    assert odd_ones({0: 4.0, 1: 4.2, 2: 3.9, 3: 4.1})[1] == {}
-    median, odd = odd_ones({0: 4.0, 1: 4.2, 2: 3.9, 3: 4.1, 4: 40.0})
-    assert median == 4.1 and odd == {4: pytest.approx(40 / 4.1)}
-
-
-def test_three_machines_are_no_class(tmp_path):
-    group = group_of(*(write_results(tmp_path / f"{i}.json", gain=1.0 + 3 * i) for i in range(3)))
-    assert group["odd"] == [] and not group["is_class"] and panel(group, "gains")["rows"][0]["median"] is None
+    assert medians(columns(group, "gains")["median of the class"]) == pytest.approx([4.075, 5])
+    assert medians(columns(group, "stairs")["median, 32 clients"]) == [1, 2.5, 10]
+    assert "in the median of 6 machines" in command.lead(group)
+    few = group_of(paths[0], paths[1], write_results(tmp_path / "odd.json", gain=1.2))
+    assert few.odd == {} and "median of the class" not in columns(few, "gains")
+    assert odd_ones({0: 4.0, 1: 4.2, 2: 3.9, 3: 4.1}) == {}
+    assert odd_ones({0: 4.0, 1: 4.2, 2: 3.9, 3: 4.1, 4: 40.0}) == {4: pytest.approx(40 / 4.1)}
 
 
 # ---- The files ----
 
 
-def test_page_and_pictures_are_written_and_load_nothing(tmp_path, capsys):
-    paths = [write_results(tmp_path / f"{i}.json", gain=1.0 + i) for i in range(2)]
-    (tmp_path / "bad.json").write_text("</script><script>alert(1)</script>")
-    assert command.main([*map(str, paths), str(tmp_path / "bad.json"), "--out", str(tmp_path / "out")]) == 0
-    printed = capsys.readouterr()
-    html, *pictures = printed.out.split()
-    assert [name.rpartition("-")[2] for name in pictures] == ["gains.png", "stairs.png", "machines.png"]
-    assert "left out" in printed.err and "bad.json cannot be read" in printed.err
-    text = (tmp_path / "out" / "index.html").read_text()
-    assert html.endswith("index.html") and not re.search(r'(src|href)="(?!data:)', text) and "alert(1)" not in text
-    assert all((tmp_path / "out" / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
-    assert command.main([str(paths[0]), "--out", str(tmp_path / "out")]) == 0
-    assert "is kept in" in capsys.readouterr().err and (tmp_path / "out/earlier-1/index.html").read_text() == text
-    assert len([*(tmp_path / "out").glob("*.png")]) == 2, "one machine: none that compares machines is left from before"
+def test_an_earlier_comparison_is_kept_and_nothing_of_it_is_left(tmp_path, capsys):
+    paths = [str(write_results(tmp_path / f"{i}.json", gain=1.0 + i)) for i in range(2)]
+    out = tmp_path / "out"
+    assert command.main([*paths, "--out", str(out)]) == 0
+    html, *pictures = capsys.readouterr().out.split()
+    assert [name.rpartition("-")[2] for name in pictures] == [f"{kind}.png" for kind in command.KINDS]
+    text = (out / "index.html").read_text()
+    assert command.main([paths[0], "--out", str(out)]) == 0 and "is kept in" in capsys.readouterr().err
+    assert (out / "earlier-1" / "index.html").read_text() == text
+    assert len([*out.glob("*.png")]) == 3, "one machine: none that compares machines is left from before"
+
+
+@pytest.mark.browser
+def test_the_page_fits_is_light_or_dark_asks_for_nothing_and_leads_to_the_json(tmp_path):
+    """A class of twelve with an odd one, and a GPU, on a phone and on a desk."""
+    for i in range(12):
+        odd = {"gain": 1.5, "drift": 1.9, "doubt": "the machine drifted by 90%", "cpu_cores": 1} if i == 0 else {}
+        write_results(tmp_path / f"student {i}.json", **{"gain": 4 + i / 50} | odd)
+    write_results(tmp_path / "gpu.json", device="cuda", gpu="NVIDIA H200", dtype="bfloat16")
+    (tmp_path / "<b>old.json").write_text("{}")
+    assert command.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    ink = {"light": "rgb(34, 34, 34)", "dark": "rgb(233, 235, 238)"}
+    with browser() as chromium:
+        for width, scheme, other in ((390, "dark", "light"), (1280, "light", "dark")):
+            page = Page(chromium, (tmp_path / "out" / "index.html").as_uri(), color_scheme=scheme)
+            page.on("console", lambda message, errors=page.errors: errors.append(message.text))
+            page.set_viewport_size({"width": width, "height": 900})
+            page.reload()
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            assert page.evaluate("[...document.querySelectorAll('h2')].map((one) => one.textContent.slice(0, 3))") == [
+                "GPU", "CPU",
+            ]  # fmt: skip
+            drawn = page.evaluate(
+                "[...document.querySelectorAll('[data-kind]:has(svg)')].map((one) => one.dataset.kind)"
+            )
+            assert drawn == [kind for kind in command.KINDS if kind != "machines"] + list(command.KINDS)
+            for expected in (scheme, other):
+                assert page.evaluate("getComputedStyle(document.querySelector('svg text')).fill") == ink[expected]
+                page.select_option("select", other)
+            alerts = page.text_content(".alert >> nth=0") + page.text_content(".alert >> nth=1")
+            assert "student 0: its own speed changed by 90%" in alerts and "<b>old.json is no results file" in alerts
+            assert page.text_content("[data-kind=gains] tr:has-text('student 0') td >> nth=0").startswith("1.5 ?")
+            assert "student 0 02 KV cache" in (said := page.text_content(".odd")) and "1 core (others: 2 cores)" in said
+            page.click("[data-kind=gains] a >> text=student 0")
+            page.click(":target summary")
+            behind = page.text_content(":target pre")
+            assert '"commit": "0123456789"' in behind and '"doubt": "the machine drifted by 90%"' in behind
+            page.close()
+            assert all(url.startswith(("file:", "data:")) for url in page.asked), page.asked

@@ -47,11 +47,11 @@ def test_a_class_without_a_terminal_gets_table_plot_and_file(number, tmp_path, c
         monkeypatch.setattr(suite, "run_process", measure_here)
     drawn, mark_guesses = {}, plots.mark_guesses
 
-    def spy(panels, document):
-        for panel in panels:
+    def spy(figure, document):
+        for panel in figure.axes:
             points = [pair for line in panel.get_lines() for pair in line.get_xydata().tolist()]
             drawn[panel.get_title("left")] = points + [[i, bar.get_height()] for i, bar in enumerate(panel.patches)]
-        mark_guesses(panels, document)
+        mark_guesses(figure, document)
 
     monkeypatch.setattr(plots, "mark_guesses", spy)
     monkeypatch.setattr(sys, "stdin", io.StringIO("must not be read\n"))

@@ -1,5 +1,6 @@
 """What the state machines of stages 04 to 07 share: a scheduler without a model, under arrivals, steps and aborts."""
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -14,15 +15,10 @@ def make_request(name: str, token_ids: list[int], max_tokens: int = 8) -> Reques
     return Request(name, token_ids, SamplingParams(max_tokens=max_tokens), None, frozenset(), max_tokens)
 
 
-def chunk_room(chunk) -> int:
-    """Return for how many draft tokens a chunk has room; before stage 07, none."""
-    return getattr(chunk, "room", 0)
-
-
 class SchedulerMachine(RuleBasedStateMachine):
     """Any order of arrivals, steps and aborts; after each, the books balance.
 
-    A stage passes its scheduler, has a rule that calls `submit`, and extends what it changes of a step.
+    A stage passes its scheduler, and extends what it changes of a step. Prompts have two tokens: many begin alike.
     """
 
     def __init__(self, scheduler):
@@ -34,6 +30,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(price=st.builds(ChunkPrice, st.sampled_from([0.0, 0.05, 1.0]), st.sampled_from([0.0, 0.5])))
     def set_price(self, price):
         self.scheduler.price = price
+
+    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=14), output=st.integers(1, 9))
+    def add(self, prompt, output):
+        self.submit(prompt, output)
 
     def submit(self, token_ids: list[int], max_tokens: int) -> None:
         request = make_request(f"{self.count:04}", token_ids, max_tokens)
@@ -65,7 +65,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def assert_paid(self, chunks: list) -> None:
         """Assert that a step spends its budget, or where the decodes take more an eighth beside them, and one token."""
-        tokens, budget = [len(chunk.token_ids) + chunk_room(chunk) for chunk in chunks], self.scheduler.token_budget
+        budget = self.scheduler.token_budget
+        tokens = [len(chunk.token_ids) + getattr(chunk, "room", 0) for chunk in chunks]  # and draft tokens, from 07 on
         assert sum(tokens) <= budget
         price = self.scheduler.price
         paid = sum(price(chunk.start, count) for chunk, count in zip(chunks, tokens, strict=True))
@@ -99,3 +100,47 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             self.step()
         assert not self.open, "a request starves"
+
+
+class PagedMachine(SchedulerMachine):
+    """A pool that is always too small, and a memory that is written and read.
+
+    K and V of a token depend on all tokens up to it. So the memory holds, for each place, the text up to there: what is
+    read must be what was written for exactly this beginning.
+    """
+
+    def __init__(self, scheduler):
+        super().__init__(scheduler)
+        self.allocator = scheduler.allocator
+        self.memory: dict[int, tuple[int, ...]] = {}  # by slot
+
+    def submit(self, token_ids, max_tokens):
+        if len(token_ids) + max_tokens > self.allocator.num_pages * self.allocator.page_size:
+            with pytest.raises(ValueError, match=f"and the cache has {self.allocator.num_pages}"):
+                super().submit(token_ids, max_tokens)
+        else:
+            super().submit(token_ids, max_tokens)
+
+    def schedule(self):
+        chunks = super().schedule()
+        late = [chunk.phase != "decode" for chunk in chunks]
+        assert late == sorted(late), "decodes come first"
+        return chunks
+
+    def run(self, chunks):
+        for chunk in chunks:
+            sequence, start = chunk.sequence, chunk.start
+            assert len(chunk.token_ids) >= 1
+            for position, slot in enumerate(sequence.page_table.slot_mapping(start, sequence.computed), start):
+                self.memory[slot] = tuple(sequence.request.all_token_ids[: position + 1])
+        for chunk in chunks:  # everything is written before anything is read, as in a layer of the model
+            tokens, end = chunk.sequence.request.all_token_ids, chunk.sequence.computed
+            for position, slot in enumerate(chunk.sequence.page_table.slot_mapping(0, end)):
+                assert self.memory[slot] == tuple(tokens[: position + 1]), "another request's K and V"
+        for request in [chunk.sequence.request for chunk in chunks if chunk.completes]:
+            request.append(len(request.token_ids) % 2)
+
+    def teardown(self):
+        super().teardown()
+        available = getattr(self.allocator, "available", len(self.allocator.free))  # in a tree, too, from 06 on
+        assert available == self.allocator.num_pages, "without requests, every page is available"

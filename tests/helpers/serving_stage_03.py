@@ -62,8 +62,8 @@ class CountingThread(thread_module.EngineThread):
 class Service:
     """A running server with everything that a test may want to look at."""
 
-    def __init__(self, url: str, server, thread: CountingThread):
-        self.url, self.server, self.thread = url, server, thread
+    def __init__(self, url: str, server):
+        self.url, self.server, self.thread = url, server, server.engine_thread
 
     def post(self, **body) -> httpx.Response:
         return httpx.post(f"{self.url}/generate", json=body, timeout=60)
@@ -76,24 +76,32 @@ class Service:
         with httpx.stream("POST", f"{self.url}/generate", json=body | {"stream": True}, timeout=60) as response:
             assert response.status_code == 200, response.read()
             assert response.headers["content-type"].startswith("text/event-stream")
-            lines = response.iter_lines()
+            proxies = response.headers["cache-control"], response.headers["x-accel-buffering"]
+            assert proxies == ("no-cache", "no"), "they must pass events on"
+            lines, ended = response.iter_lines(), False
             for line in lines:
                 assert line.startswith("data: ")
                 assert next(lines) == "", "an event ends with an empty line"
                 if line == "data: [DONE]":
-                    assert list(lines) == []
+                    assert ended and list(lines) == []
                     return
-                yield json.loads(line.removeprefix("data: "))
+                event = json.loads(line.removeprefix("data: "))
+                assert not ended, "only the last event has a finish_reason"
+                if not (ended := event["finish_reason"] is not None):
+                    assert event.keys() == {"id", "text", "token_ids", "finish_reason"}
+                    assert event["text"] and event["token_ids"], "an event without news"
+                yield event
         raise AssertionError("the stream ended without [DONE]")
 
     def connect(self) -> socket.socket:
         host, port = self.url.removeprefix("http://").split(":")
         return socket.create_connection((host, int(port)), timeout=60)
 
-    def ask(self, **body) -> socket.socket:
+    def ask(self, path: str = "/generate", **body) -> socket.socket:
         """Send a request; the test reads the answer, or hangs up."""
         client, data = self.connect(), json.dumps(body).encode()
-        client.sendall(b"POST /generate HTTP/1.1\r\nHost: test\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data))
+        head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(data)}\r\n\r\n"
+        client.sendall(head.encode() + data)
         return client
 
     def wait_for_requests(self, count: int) -> None:
@@ -101,13 +109,17 @@ class Service:
         wait_until(lambda: self.thread.submitted == count)
 
 
-@contextmanager
-def serving(engine, max_queue: int = 64) -> Iterator[Service]:
+def serving(engine, max_queue: int = 64):
+    """A running server of stage 03's own application."""
     thread = CountingThread(engine, max_queue)
-    server = graceful_module.Server(server_module.create_app(thread), thread, "127.0.0.1", 0)
+    return run_server(graceful_module.Server(server_module.create_app(thread), thread, "127.0.0.1", 0), engine)
+
+
+@contextmanager
+def run_server(server, engine, kind: type[Service] = Service) -> Iterator[Service]:
     with running(server) as url:
         try:
-            yield Service(url, server, thread)
+            yield kind(url, server)
         except BaseException:
             if isinstance(engine, SteppingEngine):
                 engine.allow()  # a test that has failed must not wait for its open requests as well

@@ -1,36 +1,34 @@
 """Which of two lists of token ids is wrong where, in words: a bare comparison of numbers says nothing to a learner."""
 
 from functools import lru_cache
-from itertools import zip_longest
 
 from tokenizers import Tokenizer
 
 from common.errors import counted
+from common.learn.milestones.pictures import first_difference
 from common.loader import find_checkpoint
 
 
 def wrong_token(found: object, wanted: object) -> list[str] | None:
     """Describe the first wrong token of token ids `[n]`, or of those of several requests; None for anything else."""
     if are_ids(found) and are_ids(wanted):
-        return ["the token ids differ", *first_difference(found, wanted)]
+        return ["the token ids differ", *first_wrong(found, wanted)]
     if not all(isinstance(each, list) and all(map(are_ids, each)) for each in (found, wanted)):
         return None
     if len(found) != len(wanted):
         return [f"these are the token ids of {counted(len(found), 'request')}, not of {len(wanted)}"]
-    number = next((i for i, (mine, right) in enumerate(zip(found, wanted, strict=True)) if mine != right), None)
-    if number is None:
+    if (number := first_difference(found, wanted)) is None:
         return None
-    return [f"the token ids of request {number} (of 0 to {len(found) - 1}) differ"] + first_difference(
-        found[number], wanted[number]
-    )
+    said = f"the token ids of request {number} (of 0 to {len(found) - 1}) differ"
+    return [said, *first_wrong(found[number], wanted[number])]
 
 
 def are_ids(value: object) -> bool:
     return isinstance(value, list) and all(type(each) is int for each in value)
 
 
-def first_difference(found: list[int], wanted: list[int]) -> list[str]:
-    place = next((i for i, pair in enumerate(zip_longest(found, wanted)) if pair[0] != pair[1]), len(found))
+def first_wrong(found: list[int], wanted: list[int]) -> list[str]:
+    place = first_difference(found, wanted) or 0
     so_far = f"{counted(place, 'token')} right: {text(found[:place])!r}"
     words = [f"{text([ids[place]])!r} ({ids[place]})" if place < len(ids) else "the end" for ids in (found, wanted)]
     return [so_far, f"then comes {words[0]}, and should come {words[1]}"]

@@ -1,5 +1,7 @@
 """One browser for all tests of a file, and pages in it."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from tests.helpers.watching import STORE, Page, browser
@@ -13,17 +15,12 @@ def chromium():
 
 @pytest.fixture
 def page_of(chromium):
-    """Opens pages, and after the test sees to it that they had no errors and asked only their own server."""
-    opened = []
+    """Opens pages, and closes them after the test."""
+    with ExitStack() as stack:
 
-    def open_page(server, locked: bool = False) -> Page:
-        page = Page(chromium, server.page_url)
-        opened.append((page, server))
-        if not locked:
-            page.has(f"inspector.views[0] && {STORE}.moments.length")
-        return page
+        def open_page(url: str, ready: str = f"inspector.views[0] && {STORE}.moments.length", **options) -> Page:
+            stack.callback((page := Page(chromium, url, **options)).close)
+            page.has(ready)
+            return page
 
-    yield open_page
-    for page, server in opened:
-        page.close()
-        assert all(url.startswith((server.url, "data:")) for url in page.asked), page.asked
+        yield open_page

@@ -1,219 +1,263 @@
 """The page in a real browser, on the real server with the real model: what it shows is what the engine has done."""
 
 import json
+import re
+import signal
+import subprocess
+import sys
 
 import pytest
 
+from common.inspector import books
+from common.inspector.document import read_recording
+from common.inspector.load import chat_tokens
+from common.inspector.screenshots import SCENES
+from common.sampling import SamplingParams
+from common.serving.background import free_port
+from common.stages import ROOT, load_engine, stage_folder
 from tests.helpers.serving_stage_03 import wait_until
-from tests.helpers.watching import NEWEST, STORE, Page, watching
+from tests.helpers.watching import STORE, Page, take, watching
 
 pytestmark = pytest.mark.browser
-VISIBLE = "words.textContent && words.checkVisibility({ contentVisibilityAuto: true })"
-PAINTED = f"[...document.querySelectorAll('.card .words')].map((words) => Boolean({VISIBLE}))"
+NEWEST = f"{STORE}.moments.at(-1)"
+REQUESTS = f"[...{STORE}.requests.values()]"
+VIEW = "inspector.views[0]"
+STORY = "Tell me a story about a fox that lasts four days."
+HEAD = 46  # of the timeline, above its first row
 
 
-def test_send_a_prompt_and_read_its_answer(loaded, page_of):
+def test_an_engine_is_stopped_stepped_and_looked_into(loaded, page_of):
+    with watching("05", loaded, kv_memory="6M") as server:
+        page = page_of(server.page_url)
+        page.keyboard.press(" ")
+        page.has("document.querySelector('.controls').classList.contains('paused')")
+        page.click("text=Send: Twelve stories at once")
+        page.has(f"{NEWEST}.waiting.length === 12")
+        assert server.engine.trace.steps == 0
+        assert len(set(page.evaluate(f"{REQUESTS}.map((one) => one.hue)"))) == 12, "each has a colour of its own"
+        for steps in (1, 2):
+            page.click("text=One step")
+            page.has(f"{STORE}.columns === {steps}")
+            assert server.engine.trace.steps == steps
+        page.drawn()
+
+        def followed(request: int) -> None:
+            page.has(f"{VIEW}.selection.number === {request} && document.querySelectorAll('.card.dim').length === 11")
+            page.has(f"document.querySelector('.card.chosen').dataset.request === '{request}'")
+
+        row = page.evaluate(f"{VIEW}.timeline.rowHeight")
+        page.click(".card[data-request='1'] .name")
+        followed(1)
+        page.click("canvas.timeline", position={"x": 10, "y": HEAD + row / 2})
+        followed(0)
+        layout = f"{VIEW}.memory.layout"
+        cell, columns = page.evaluate(f"[{layout}.cell, {layout}.columns]")
+        mine = page.evaluate(f"[...{layout}.owners].find(([, mine]) => mine[0].request.n === 1)[0]")
+        page.click("canvas.memory", position={"x": (mine % columns + 0.5) * cell, "y": (mine // columns + 0.5) * cell})
+        followed(1)
+        page.keyboard.press("Escape")
+        page.has("document.querySelector('.card.chosen, .card.dim') === null")
+
+        column, record = page.evaluate(f"{VIEW}.timeline.x(0)"), server.engine.trace[-2]
+        page.locator("canvas.timeline").hover(position={"x": column + 2, "y": HEAD + row / 2})
+        words = page.text_content(".under")
+        assert "step 0, " in words and f"{record.tokens} tokens of {len(record.works)} requests" in words
+        assert f"A: prefill: the prompt, {record.works[0].tokens} tokens" in words
+
+        told = page.locator("body").aria_snapshot()  # what a screen reader has: no control and no drawing is nameless
+        controls = re.findall(r"- (?:button|textbox|slider|combobox|spinbutton|checkbox|link|img)\b.*", told)
+        assert len(controls) > 15 and [one for one in controls if '"' not in one] == []
+        assert "pages in use" in page.get_by_role("img").first.get_attribute("aria-label")
+
+        page.click(".card[data-request='0'] button.quiet")
+        page.has("document.querySelector('.card[data-request=\"0\"]')?.dataset.state === 'abort'")
+        page.click("text=Resume")
+        page.has("document.querySelector('.news.loss')?.textContent.includes('preempted')")
+        assert server.engine.scheduler.preemptions > 0
+
+
+def test_the_past_is_gone_through_by_drag_wheel_and_keyboard(loaded, page_of):
     with watching("05", loaded) as server:
-        page = page_of(server)
-        page.send("What is 2+2?", 32)
-        page.has("document.querySelector('.card[data-state=stop]')")
-        assert "4" in page.text_content(".card .answer")
-        assert page.text_content(".card .prompt") == "What is 2+2?"
-        assert "05 Paged attention" in page.title()
-
-
-@pytest.mark.parametrize(
-    ("prompt", "said"),
-    [
-        ("Tell me a story.", "the cache has 8"),
-        ("word " * 100_000, "500000 characters, too many"),  # refused before it is tokenized
-        (" ", "the prompt is empty: write one"),
-    ],
-    ids=["beyond the cache", "far beyond the context", "empty"],
-)
-def test_a_prompt_that_cannot_run_is_answered_with_the_servers_sentence(loaded, page_of, prompt, said):
-    with watching("05", loaded, kv_memory="1M") as server:
-        page = page_of(server)
-        page.send(prompt, 2000)
-        page.has(f"document.querySelector('.note').textContent.includes('{said}')")
-        assert not server.engine.requests and server.engine.trace.steps == 0
-
-
-def test_twenty_requests_join_and_leave_with_the_marks_that_the_trace_has(loaded, page_of):
-    with watching("04", loaded, max_running=8) as server:
-        page = page_of(server)
-        page.set_viewport_size({"width": 1280, "height": 1000})  # all rows are in view
-        body = {"prompt": "Count from 1 to 30.", "max_tokens": 6, "count": 20, "chat": True}
-        headers = {"Content-Type": "application/json"}
-        page.evaluate(
-            "([body, headers]) => fetch('/watch/send', {method: 'POST', body: JSON.stringify(body), headers})",
-            [body, headers],
-        )
-        page.has(f"[...{STORE}.requests.values()].filter((one) => one.finish).length === 20")
-        page.has(f"{STORE}.columns === {STORE}.at(1e9).stats.steps")
-        works = [(work.request_id, work.phase) for record in server.engine.trace for work in record.works]
-        seen = page.evaluate(
-            f"[...{STORE}.requests.values()].flatMap((one) => one.works.map((work) => [one.id, work.phase]))"
-        )
-        assert sorted(map(tuple, seen)) == sorted(works)
-        for phase in ("prefill", "decode"):
-            page.has(f"inspector.views[0].timeline.drawn.{phase} === {sum(one == phase for _, one in works)}")
-
-
-def compact(value) -> str:
-    return json.dumps(value, separators=(",", ":"))
+        page, timeline = page_of(server.page_url), f"{VIEW}.timeline"
+        page.keyboard.press("s")
+        page.keyboard.press("Control+A")
+        for key in ("Count from 1 to 30.", "40", "0", "1"):
+            page.keyboard.type(key)
+            page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.has("document.querySelector('.card[data-state=length], .card[data-state=stop]')")
+        assert page.evaluate(f"{REQUESTS}.map((one) => one.prompt)") == ["Count from 1 to 30."]
+        wait_until(lambda: server.engine_thread.stats["unfinished"] == 0)
+        steps = server.engine.trace.steps
+        page.has(f"{STORE}.columns === {steps}")
+        whole = page.text_content(".card .answer")
+        page.focus("canvas.timeline")
+        for _ in range(20):
+            page.keyboard.press("ArrowLeft")
+        page.has("document.querySelector('.card[data-state=running]')")
+        part = page.text_content(".card .answer")
+        assert whole.startswith(part) and len(part) < len(whole)
+        assert page.get_attribute("canvas.timeline", "aria-valuenow") == str(steps - 20)
+        page.keyboard.press("ArrowDown")
+        page.has("document.querySelector('.card.chosen')")
+        page.keyboard.press("End")
+        page.has("inspector.clock.live")
+        page.drawn()
+        box, width = page.locator("canvas.timeline").bounding_box(), page.evaluate(f"{timeline}.width")
+        x, y = box["x"] + 300, box["y"] + 120
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(x + 10 * width, y, steps=5)
+        page.mouse.up()
+        page.has(f"!inspector.clock.live && {timeline}.edge === {steps - 10}")
+        page.has("document.querySelector('.live').textContent.startsWith('past')")
+        page.mouse.wheel(0, -100)
+        page.has(f"{timeline}.width > {width}")
+        page.keyboard.press("Escape")
+        page.keyboard.press("l")
+        page.has(f"inspector.clock.live && {timeline}.edge === {steps}")
 
 
 @pytest.mark.parametrize("stage", ["05", "06"])
-def test_the_page_map_is_the_allocators_books(loaded, page_of, stage):
+def test_the_map_and_the_marks_are_the_engines_books(loaded, page_of, stage):
     with watching(stage, loaded, kv_memory="6M") as server:
-        page = page_of(server)
-        stories = "a fox", "an owl", "a fox", "a robot", "a king", "a lion"
-        server.watched.pace.pause()  # until all are there: those that come late would find room
-        for story in stories:
-            page.send(f"Tell me a story about {story} that lasts four days.", 300)
-        wait_until(lambda: server.thread.stats["unfinished"] == len(stories))
-        server.watched.pace.resume()
-        server.paused_after(200)
-        page.has(f"{STORE}.columns === {server.engine.trace.steps}")
+        page = page_of(server.page_url)
+        server.watched.pace.ask("pause")  # until all are there: those that come late would find room
+        for hero in ("a fox", "an owl", "a fox", "a robot", "a king", "a lion"):
+            page.send(STORY.replace("a fox", hero), 300)
+        wait_until(lambda: server.engine_thread.stats["unfinished"] == 6)
+        take(server, 200)
         scheduler = server.engine.scheduler
-        letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
         tables = {name: sequence.page_table.pages for name, sequence in scheduler.running.items()}
         number = {name: int(name.removeprefix("request-")) for name in tables}
-        expected = sorted((page, letters[number[name]]) for name, table in tables.items() for page in table)
-        owners = "[...inspector.views[0].memory.layout.owners]"
-        shown = f"{owners}.flatMap(([page, mine]) => mine.map((one) => [page, one.request.letter]))"
-        # Not until then is it drawn: the number of pages alone may be that of a step before.
-        in_order = f"({shown}).sort(([a, x], [b, y]) => a - b || (x < y ? -1 : 1))"
-        page.has(f"inspector.views[0].memory.layout && JSON.stringify({in_order}) === {compact(compact(expected))}")
-        assert expected
-        used = len({page for page, _ in expected})
-        assert f"{used} of 48 pages in use" in page.text_content(".sums")
-        assert f"{len(scheduler.allocator.free)} free" in page.text_content(".sums")
-        assert (
-            scheduler.preemptions == page.evaluate(f"{STORE}.steps.flatMap((step) => step.preempted ?? []).length") > 0
-        )
+        expected = sorted([held, number[name]] for name, table in tables.items() for held in table)
+        shown = f"[...{VIEW}.memory.layout.owners].flatMap(([page, mine]) => mine.map((one) => [page, one.request.n]))"
+        in_order = f"({shown}).sort(([a, x], [b, y]) => a - b || x - y)"
+        compact = json.dumps(json.dumps(expected, separators=(",", ":")))
+        page.has(f"{STORE}.columns === 200 && JSON.stringify({in_order}) === {compact}")
+        assert f"{len({held for held, _ in expected})} of 48 pages in use" in page.text_content(".sums")
+        preempted = page.evaluate(f"{STORE}.steps.flatMap((step) => step.preempted ?? []).length")
+        assert scheduler.preemptions == preempted > 0
+        works = f"{REQUESTS}.flatMap((one) => one.works.map((work) => [one.id, work.tokens]))"
+        ran = [[work.request_id, work.tokens] for record in server.engine.trace for work in record.works]
+        assert sorted(page.evaluate(works)) == sorted(ran)
         if stage == "06":
-            cached = page.evaluate("[...inspector.views[0].memory.layout.cached.keys()]")
-            assert sorted(cached) == sorted(node.page for node in nodes(scheduler.allocator.tree))
+            assert page.query_selector(".branch .badge")
+            cached = page.evaluate(f"[...{VIEW}.memory.layout.cached]")
+            assert sorted(cached) == sorted(node.page for node in books.nodes(scheduler.allocator.tree))
 
 
-def nodes(tree) -> list:
-    found = list(tree.root.children.values())
-    for node in found:
-        found += node.children.values()
-    return found
-
-
-def test_rejected_draft_tokens_are_those_that_the_engine_counts(loaded, page_of):
-    with watching("07", loaded, kv_memory="24M", num_draft_tokens=4) as server:
-        page = page_of(server)
-        page.send("Tell me a story about a fox that lasts three days.", 60)
-        page.has("document.querySelector('.card[data-state=length]')")
-        stats = server.engine.stats()
-        page.has(f"{STORE}.columns === {stats['steps']}")
-        for what, counted in (
-            ("accepted", stats["accepted_tokens"]),
-            ("rejected", stats["draft_tokens"] - stats["accepted_tokens"]),
-        ):
-            works = f"[...{STORE}.requests.values()].flatMap((one) => one.works)"
-            assert page.evaluate(f"{works}.reduce((sum, work) => sum + work.{what}, 0)") == counted > 0
-        drafted = page.evaluate(f"{STORE}.request(0).tokens.filter((token) => token.from === 'draft').length")
-        assert stats["accepted_tokens"] - 4 <= drafted <= stats["accepted_tokens"]  # the end may cut some off
-        assert page.query_selector(".token.draft") and page.query_selector(".pair s")
-
-
-def test_text_never_becomes_html(loaded, page_of):
-    with watching("05", loaded) as server:
-        page = page_of(server)
-        for prompt in ("<script>document.title = 'taken'</script>", "<img src=x onerror=\"document.title='taken'\">"):
-            page.send(prompt, 8)
-            prompts = "[...document.querySelectorAll('.card .prompt')]"
-            page.has(f"{prompts}.some((one) => one.textContent === {json.dumps(prompt)})")
-        assert page.evaluate("document.querySelectorAll('main script, main img').length") == 0
-        assert "taken" not in page.title()
-        attempt = "try { document.body.innerHTML = '<b>x</b>'; return ''; } catch (error) { return error.name; }"
-        refused = page.evaluate(f"(() => {{ {attempt} }})()")
-        assert refused == "TypeError"
-
-
-def test_two_pages_at_once_and_a_closed_one_leaves_nothing_behind(loaded, chromium):
-    with watching("05", loaded) as server:
+def test_a_phone_that_comes_late_sees_all_and_the_last_page_leaves_nothing(loaded, chromium):
+    with watching("03", loaded) as server:
         before = server.engine.model, vars(server.engine).get("run")
-        one, two = Page(chromium, server.page_url), Page(chromium, server.page_url)
-        for page in (one, two):
-            page.has(f"inspector.views[0] && {STORE}.moments.length")
-        one.send("What is 2+2?", 32)
-        texts = []
-        for page in (one, two):
-            page.has("document.querySelector('.card[data-state=stop]')")
-            texts.append(page.text_content(".card .answer"))
-        assert texts[0] == texts[1] and texts[0]
-        assert server.watched.feed.readers == 2 and server.watched._watching
-        one.close()
-        two.close()
-        wait_until(lambda: not server.watched.feed.readers and not server.watched._watching)
-        assert (server.engine.model, vars(server.engine).get("run")) == before
-        assert not server.watched._ended and not server.watched._known.requests
-        assert not server.watched.feed.newcomers()
-
-
-def test_requests_that_run_together_have_colours_of_their_own(loaded, page_of):
-    """Also on a page that opened when others had ended already."""
-    with watching("05", loaded) as server:
-        page = page_of(server)
-        page.send("What is 2+2?", 8, times=3)
-        page.has(f"[...{STORE}.requests.values()].filter((one) => one.finish).length === 3")
-        page.keyboard.press("Escape")
-        server.watched.pace.pause()
-        late = page_of(server)
-        late.send("Count from 1 to 30.", 40, times=8)
-        late.has(f"{NEWEST}.waiting.length === 8")
-        hues = late.evaluate(f"{NEWEST}.waiting.map((number) => {STORE}.request(number).hue)")
-        assert len(set(hues)) == 8
-
-
-def test_a_page_that_opens_late_is_told_what_has_been(loaded, page_of):
-    with watching("05", loaded) as server:
-        server.thread.engine.pace.pause()
-        early = page_of(server)
-        early.send("Count from 1 to 30.", 40)
-        early.has(f"{STORE}.requests.size === 1")
-        for _ in range(5):
-            early.click("text=One step")
-        early.has(f"{STORE}.columns === 5")
-        late = page_of(server)
-        late.has(f"{STORE}.columns === 5")
-        words = f"[{STORE}.request(0).text, {STORE}.request(0).works.map((work) => work.phase)]"
-        assert late.evaluate(words) == early.evaluate(words)
-
-
-@pytest.mark.parametrize("stage", ["03", "05"])
-def test_a_page_that_a_phone_opens_after_a_burst_is_whole(loaded, page_of, stage):
-    """It is told of the requests that ended before it was opened, and all of it is within the window's width."""
-    with watching(stage, loaded) as server:
-        early = page_of(server)
+        pages = early, late = [Page(chromium, server.page_url) for _ in range(2)]
+        markup = "<img src=x onerror=\"document.title='taken'\">"
+        told = f"{REQUESTS}.map((one) => [one.letter, one.prompt, one.text, one.finish])"
+        early.has(f"{VIEW} && {STORE}.moments.length")
         early.send("Count from 1 to 30.", 40, times=3)
-        told = f"[...{STORE}.requests.values()].map((one) => [one.letter, one.prompt, one.text, one.finish])"
-        early.has(f"{told}.filter(([, , , finish]) => finish).length === 3")
-        late = page_of(server)
+        early.send(markup, 8)
+        early.has(f"{told}.filter(([, , , finish]) => finish).length === 4")
+        late.reload()
+        late.has(f"{VIEW} && {STORE}.moments.length")
         late.fits_a_phone()
         assert late.evaluate(told) == early.evaluate(told)
-        for page in (early, late):
-            page.drawn()
-            assert page.evaluate("inspector.views[0].timeline.drawn.decode") > 0
-            assert page.evaluate(PAINTED) == [True] * 3, "below the window, too: a picture of the page shows it"
-            assert "runs alone" not in page.text_content(".sums")
+        assert late.evaluate(f"{VIEW}.timeline.drawn.decode") > 0
+        assert markup in late.locator(".card .prompt").all_text_contents() and not late.query_selector("main img")
+        assert "taken" not in late.title() and "runs alone" not in late.text_content(".sums")
+        assert all(text.strip() for text in late.locator(".card .words").all_text_contents())
+        for page in pages:
+            page.close()
+        wait_until(lambda: not server.watched.readers and not server.watched._watching)
+        assert (server.engine.model, vars(server.engine).get("run")) == before
+        assert not server.watched._ended and not server.watched._known.requests
 
 
-def test_a_server_with_a_key_asks_for_it(loaded, page_of):
-    with watching("05", loaded, "--api-key", "secret") as server:
-        page = page_of(server, locked=True)
-        page.fill("input[type=password]", "wrong")
-        page.click("button.primary")
-        page.has("document.querySelector('input[type=password]')?.value === ''")  # asked for again
-        page.fill("input[type=password]", "secret")
-        page.click("button.primary")
+def test_a_server_with_a_key_asks_for_it_and_refuses_in_sentences(loaded, page_of):
+    with watching("05", loaded, "--api-key", "secret", kv_memory="1M") as server:
+        page = page_of(server.page_url, 'document.querySelector("input[type=password]")')
+        for key in ("wrong", "secret"):
+            page.has("document.querySelector('input[type=password]')?.value === ''")
+            page.fill("input[type=password]", key)
+            page.click("button.primary")
         page.has(f"globalThis.inspector?.views[0] && {STORE}?.moments.length")
-        page.send("What is 2+2?", 32)
-        page.has("document.querySelector('.card[data-state=stop]')")
+        refused = {"Tell me a story.": "the cache has 8", "word " * 100_000: "500000 characters, too many"}
+        for prompt, said in (refused | {" ": "the prompt is empty: write one"}).items():
+            page.send(prompt, 2000)
+            page.has(f"document.querySelector('.note').textContent.includes('{said}')")
+        assert not server.engine.requests and server.engine.trace.steps == 0
+
+
+def test_a_killed_workers_stream_goes_on(loaded, page_of):
+    pytest.importorskip("ray", reason="needs the package ray")
+    prompt, tokens = STORY.replace("four", "nine"), 500
+    ids = chat_tokens(loaded.tokenizer, prompt)
+    [expected] = load_engine("06")(loaded, kv_memory="8M").generate([ids], SamplingParams(max_tokens=tokens))
+    with watching("08", loaded, workers="ray", kv_memory="16M", num_draft_tokens=0) as server:
+        page = page_of(server.page_url)
+        assert page.is_hidden("text=Pause"), "workers have loops of their own"
+        page.send(prompt, tokens)
+        page.has(f"{STORE}.requests.get(0)?.tokens.length > 10")
+        page.click("text=Kill worker 1")
+        page.has("document.querySelector('.card[data-state=length], .card[data-state=stop]')")
+        assert page.evaluate(f"{STORE}.requests.get(0).text") == expected.text
+        page.has(f"{NEWEST}.stats.workers_lost === 1")
+        assert page.evaluate(f"{STORE}.requests.get(0).works.some((work) => work.phase === 'again')")
+        wait_until(lambda: all(handle.up for handle in server.engine.handles), seconds=120)
+        page.has(f"{NEWEST}.memory.workers.every((worker) => worker.up)")
+        page.fits_a_phone()
+
+
+def test_two_engines_get_the_same_load_and_are_recorded_together(page_of, tmp_path):
+    port, recording = free_port(), tmp_path / "both.html"
+    command = [sys.executable, "-m", "common.inspector", "03", "04", "--port", str(port), "--no-browser"]
+    all_of = "inspector.stores.map((store) => [...store.requests.values()])"
+    answers = f"{all_of}.map((all) => all.map((one) => [one.prompt, one.text]))"
+    with subprocess.Popen(
+        [*command, "--record", str(recording)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert f"http://127.0.0.1:{port}/watch" in process.stdout.readline()
+            both = "inspector.stores.filter((store) => store?.moments.length).length === 2"
+            page = page_of(f"http://127.0.0.1:{port}/watch", both)
+            page.send("Explain KV cache in one sentence.", 24, times=6)
+            page.has(f"{all_of}.every((all) => all.filter((one) => one.finish).length === 6)")
+            third, fourth = page.evaluate(answers)
+            assert third == fourth
+            most = "inspector.stores.map((store) => Math.max(...store.steps.map((step) => step.works.length)))"
+            assert page.evaluate(most) == [1, 6]
+            page.fits_a_phone()
+            burst = page.evaluate(f"{all_of}.map((all) => all.reduce((sum, one) => sum + one.tokens.length, 0))")
+            tiles = page.locator(
+                ".tile:first-child dd"
+            ).all_text_contents()  # of the burst, and not of the last seconds
+            assert all(f"{tokens} in " in tile for tile, tokens in zip(tiles, burst, strict=True)), tiles
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+    assert process.returncode == 0
+    page = page_of(recording.as_uri(), "inspector.views.length === 2", offline=True)
+    page.evaluate("inspector.clock.show(1e12)")
+    page.drawn()
+    assert page.evaluate(answers) == [third, fourth]
+
+
+@pytest.mark.parametrize("stage", SCENES)
+def test_a_lessons_recording_plays(page_of, stage):
+    """To its last moment, without a network, and without an error in any panel."""
+    results = stage_folder(stage) / "results"
+    lesson = (results.parent / "README.md").read_text(encoding="utf-8")
+    assert "(results/watch.png)" in lesson and "(results/watch.html)" in lesson and f"course.py watch {stage}" in lesson
+    [[_, *updates]] = read_recording(results / "watch.html")
+    updates = [json.loads(update) for update in updates]
+    page = page_of((results / "watch.html").as_uri(), "document.querySelector('.player')", offline=True)
+    page.evaluate("inspector.clock.show(1e12)")
+    page.drawn()
+    requests = {row["n"] for update in updates for row in update["requests"]}
+    assert page.evaluate(f"[{STORE}.columns, {STORE}.requests.size]") == [updates[-1]["stats"]["steps"], len(requests)]
+    assert page.query_selector(".card") and page.text_content(".sums")
+    if stage == "07":
+        sums = "reduce(([a, b], { accepted, draftTokens }) => [a + accepted, b + (draftTokens?.length ?? 0)], [0, 0])"
+        told = page.evaluate(f"{REQUESTS}.flatMap((one) => one.works).{sums}")
+        assert told == [updates[-1]["stats"]["accepted_tokens"], updates[-1]["stats"]["draft_tokens"]]
+        assert page.query_selector(".token.draft") and page.query_selector(".pair s")
+    page.fits_a_phone()

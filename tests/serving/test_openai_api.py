@@ -1,6 +1,5 @@
 """OpenAI's own client against the server: texts and shapes of answers, whole and streamed."""
 
-import httpx
 import openai
 import pytest
 import torch
@@ -64,31 +63,21 @@ def test_completions_are_those_of_the_engine(service, expect, prompts):
         assert answer.usage.total_tokens == sum(tokens)
 
 
-def test_max_tokens_defaults_to_sixteen(service):
-    assert complete(service, extra_body={"ignore_eos": True}).usage.completion_tokens == 16
-
-
 def test_several_prompts_and_choices(service, expect, prompts):
-    several = [prompts[1], prompts[5]]
-    answer = complete(service, several, max_tokens=8, n=2)
-    expected = [expect(prompt, max_tokens=8).text for prompt in several]
-    assert [choice.text for choice in answer.choices] == [text for text in expected for _ in range(2)]
-    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    assert answer.usage.prompt_tokens == sum(map(len, several)), "a prompt counts once, however many choices it has"
-    texts = ["Once upon a time", PROMPT]
-    assert [c.text for c in complete(service, texts, max_tokens=5).choices] == [
-        expect(text, max_tokens=5).text for text in texts
-    ]
+    for several in ([prompts[1], prompts[5]], ["Once upon a time", PROMPT]):
+        expected = [expect(prompt, max_tokens=8) for prompt in several]
+        answer = complete(service, several, max_tokens=8, n=2)
+        assert [choice.text for choice in answer.choices] == [one.text for one in expected for _ in range(2)]
+        assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+        lengths = [len(one.prompt_token_ids) for one in expected]
+        assert answer.usage.prompt_tokens == sum(lengths), "a prompt counts once, however many choices it has"
 
 
 def test_a_seed_repeats_the_choices_of_a_call_and_they_differ(service):
     options = {"temperature": 1.0, "seed": 5, "n": 3, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
-    first, second = (
-        [choice.text for choice in complete(service, "Once upon a time", **options).choices] for _ in range(2)
-    )
+    first, second = ([choice.text for choice in complete(service, **options).choices] for _ in range(2))
     assert first == second and len(set(first)) == 3
-    options["seed"] = -5
-    assert complete(service, "Once upon a time", **options).choices
+    assert complete(service, **options | {"seed": -5}).choices
 
 
 def test_streamed_text_is_the_unstreamed_text(service, prompts):
@@ -107,15 +96,17 @@ def test_streamed_text_is_the_unstreamed_text(service, prompts):
 
 
 def test_usage_comes_last_if_requested(service):
-    options = {"stream": True, "max_tokens": 6, "extra_body": {"ignore_eos": True}}
-    *chunks, last = complete(service, stream_options={"include_usage": True}, **options)
-    assert all(chunk.choices and chunk.usage is None for chunk in chunks)
-    assert "usage" in chunks[0].model_fields_set, "null, and not left out"
-    assert last.choices == [] and last.usage.completion_tokens == 6
-    both = {"include_usage": True, "continuous_usage_stats": True}
-    *chunks, last = complete(service, stream_options=both, **options)
-    counts = [chunk.usage.completion_tokens for chunk in chunks]
-    assert counts == sorted(counts) and counts[-1] == last.usage.completion_tokens == 6 and counts[0] < 6
+    """And after each chunk with continuous_usage_stats. 16 tokens are the default of OpenAI's API."""
+    for each in (False, True):
+        asked = {"include_usage": True, "continuous_usage_stats": each}
+        *chunks, last = complete(service, stream=True, stream_options=asked, extra_body={"ignore_eos": True})
+        assert last.choices == [] and last.usage.completion_tokens == 16 and all(chunk.choices for chunk in chunks)
+        assert "usage" in chunks[0].model_fields_set, "null, and not left out"
+        counts = [chunk.usage and chunk.usage.completion_tokens for chunk in chunks]
+        if each:
+            assert counts == sorted(counts) and counts[0] < counts[-1] == 16
+        else:
+            assert counts == [None] * len(chunks)
 
 
 def test_stop_reasons(service, expect):
@@ -220,18 +211,16 @@ def test_prompt_logprobs_as_evaluation_harnesses_request_them(service, reference
 
 
 def test_echo(service, loaded, expect, prompts):
-    expected = expect(PROMPT, max_tokens=4).text
-    assert complete(service, max_tokens=4, echo=True).choices[0].text == PROMPT + expected
-    assert complete(service, max_tokens=0, echo=True).choices[0].text == PROMPT
-    chunks = complete(service, max_tokens=4, echo=True, stream=True, n=2)
-    texts = ["", ""]
-    for chunk in chunks:
-        texts[chunk.choices[0].index] += chunk.choices[0].text
-    assert texts == [PROMPT + expected] * 2
-    [chunk] = complete(service, max_tokens=0, echo=True, stream=True)
-    assert chunk.choices[0].text == PROMPT
     ids = prompts[2][:9]
-    assert complete(service, ids, max_tokens=0, echo=True).choices[0].text == loaded.tokenizer.decode(ids)
+    for prompt, text in ((PROMPT, PROMPT), (ids, loaded.tokenizer.decode(ids))):
+        for max_tokens in (0, 4):
+            expected = text + (expect(prompt, max_tokens=4).text if max_tokens else "")
+            whole = complete(service, prompt, max_tokens=max_tokens, echo=True, n=2)
+            assert [choice.text for choice in whole.choices] == [expected] * 2
+            texts = ["", ""]
+            for chunk in complete(service, prompt, max_tokens=max_tokens, echo=True, stream=True, n=2):
+                texts[chunk.choices[0].index] += chunk.choices[0].text
+            assert texts == [expected] * 2
 
 
 # ---- What vLLM adds ----
@@ -239,15 +228,15 @@ def test_echo(service, loaded, expect, prompts):
 
 def test_tokenize_and_back(service, loaded):
     text = "Łódź has a café 🐢."
-    answer = httpx.post(f"{service.url}/tokenize", json={"prompt": text}).json()
+    answer = service.post("/tokenize", prompt=text).json()
     assert answer["tokens"] == loaded.tokenizer(text)["input_ids"] and answer["count"] == len(answer["tokens"])
     assert answer["max_model_len"] == loaded.config.context_length
-    assert httpx.post(f"{service.url}/detokenize", json={"tokens": answer["tokens"]}).json() == {"prompt": text}
-    answer = httpx.post(f"{service.url}/tokenize", json={"messages": QUESTION, "return_token_strs": True}).json()
+    assert service.post("/detokenize", tokens=answer["tokens"]).json() == {"prompt": text}
+    answer = service.post("/tokenize", messages=QUESTION, return_token_strs=True).json()
     assert answer["tokens"] == chat_ids(loaded, QUESTION) and len(answer["token_strs"]) == answer["count"]
-    info = httpx.get(f"{service.url}/tokenizer_info").json()
+    info = service.get("/tokenizer_info").json()
     assert info["chat_template"] == loaded.tokenizer.chat_template and info["eos_token"] == loaded.tokenizer.eos_token
-    assert httpx.get(f"{service.url}/version").json()["version"]
+    assert service.get("/version").json()["version"]
 
 
 def test_cached_tokens_are_reported(loaded):

@@ -8,7 +8,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
-import httpx
 import pytest
 from pydantic import ValidationError
 
@@ -19,20 +18,8 @@ from common.serving.openai_api.bodies import ChatBody, CompletionBody
 from common.serving.openai_api.slices import sliced_json, sliced_logprobs
 from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine
-from tests.helpers.serving_openai import openai_server
+from tests.helpers.serving_openai import CHAT, PROMPT, openai_server
 from tests.helpers.serving_stage_03 import SteppingEngine, wait_until
-
-PROMPT = "Once upon a time"
-
-
-@pytest.fixture
-def engine(loaded):
-    return load_engine("06")(loaded)
-
-
-def post(service, path="/v1/completions", **body) -> httpx.Response:
-    return httpx.post(f"{service.url}{path}", json=body, timeout=120)
-
 
 # ---- Calls for many answers ----
 
@@ -40,7 +27,7 @@ def post(service, path="/v1/completions", **body) -> httpx.Response:
 @pytest.mark.parametrize("many", [{"prompt": [PROMPT] * 32}, {"prompt": PROMPT, "n": 32}], ids=["prompts", "choices"])
 def test_the_answers_of_one_call_are_computed_together(loaded, engine, many):
     with openai_server("06", loaded, engine=engine) as service:
-        answer = post(service, max_tokens=2, ignore_eos=True, **many)
+        answer = service.post(max_tokens=2, ignore_eos=True, **many)
         assert len(answer.json()["choices"]) == 32
     assert [len(step.works) for step in engine.trace] == [32, 32]
 
@@ -49,9 +36,9 @@ def test_the_answers_of_one_call_are_computed_together(loaded, engine, many):
 def test_a_call_is_queued_whole_or_refused(loaded, engine, last):
     with openai_server("06", loaded, "--max-queue", "3", engine=engine) as service:
         for _ in range(3):  # a refused call keeps no place in the queue
-            answer = post(service, prompt=[[5], [6], last], max_tokens=200, ignore_eos=True)
+            answer = service.post(prompt=[[5], [6], last], max_tokens=200, ignore_eos=True)
             assert answer.status_code == 400
-        assert post(service, prompt=[[5], [6], [7]], max_tokens=1).status_code == 200
+        assert service.post(prompt=[[5], [6], [7]], max_tokens=1).status_code == 200
         wait_until(service.idle)
     assert engine.trace.steps == 1, "a part of a refused call was computed"
 
@@ -59,54 +46,39 @@ def test_a_call_is_queued_whole_or_refused(loaded, engine, last):
 # ---- Long texts, and long lists ----
 
 
-def test_prompts_are_tokenized_beside_the_engine(loaded, engine):
-    threads = set()
-
-    class Watched(type(loaded.tokenizer)):
-        def __call__(self, *arguments, **options):
-            threads.add(threading.current_thread().name)
-            return super().__call__(*arguments, **options)
-
-    engine.tokenizer = copy.deepcopy(loaded.tokenizer)
-    engine.tokenizer.__class__ = Watched
-    with openai_server("06", loaded, engine=engine) as service:
-        messages = [{"role": "user", "content": "Hi"}]
-        assert post(service, prompt=[PROMPT, "a"], max_tokens=1).status_code == 200
-        assert post(service, prompt=PROMPT, max_tokens=0, echo=True, logprobs=1).status_code == 200
-        assert post(service, "/v1/chat/completions", messages=messages, max_tokens=1).status_code == 200
-        assert post(service, "/generate", prompt=PROMPT, max_tokens=1).status_code == 200
-        assert post(service, "/tokenize", prompt=PROMPT).status_code == 200
-    assert len(threads) == 1 and threads.pop().startswith("tokenizer")
-
-
 @pytest.mark.parametrize("stage", ["03", "06"])
 def test_the_engine_and_its_tokenizer_belong_to_one_thread(loaded, monkeypatch, stage):
-    """An engine in the middle of a step, and a tokenizer that is in use, must not be asked by another thread."""
+    """An engine in the middle of a step, and a tokenizer that is in use, must not be asked by another thread.
+
+    Prompts are tokenized by another tokenizer, on one thread beside the engine's.
+    """
     engine, kind, users = load_engine(stage)(loaded), type(loaded.tokenizer), set()
 
-    def watched(function, belongs=lambda *_: True):
+    def watched(function, name=""):
         def call(*arguments, **options):
-            if belongs(*arguments):
-                users.add((function.__name__, threading.current_thread().name))
+            of_engine = name or arguments[0] is engine.tokenizer
+            thread = threading.current_thread().name.partition("_")[0]
+            users.add(("engine" if of_engine else "tokenizer", name or function.__name__, thread))
             return function(*arguments, **options)
 
         return call
 
     for name in ("add", "step", "abort", "stats"):
-        monkeypatch.setattr(engine, name, watched(getattr(engine, name)))
+        monkeypatch.setattr(engine, name, watched(getattr(engine, name), name))
     for name in ("__call__", "decode", "apply_chat_template"):
-        monkeypatch.setattr(kind, name, watched(getattr(kind, name), lambda own, *_: own is engine.tokenizer))
+        monkeypatch.setattr(kind, name, watched(getattr(kind, name)))
     with openai_server(stage, loaded, engine=engine) as service:
         users.clear()  # building a server asks the engine, too
-        options = {"model": service.name, "max_tokens": 4, "logprobs": 1}
-        service.client.completions.create(prompt=PROMPT, **options)
-        chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
-        assert httpx.post(f"{service.url}/v1/chat/completions", json=chat, timeout=60).status_code == 200
-        assert httpx.post(f"{service.url}/tokenize", json={"prompt": "a text"}).status_code == 200
-        assert all(httpx.get(f"{service.url}/{path}").status_code == 200 for path in ("metrics", "health"))
+        assert service.post(prompt=[PROMPT, "a"], max_tokens=4, logprobs=1).status_code == 200
+        assert service.post(prompt=PROMPT, max_tokens=0, echo=True, logprobs=1).status_code == 200
+        assert service.post("/v1/chat/completions", **CHAT).status_code == 200
+        assert service.post("/generate", prompt=PROMPT, max_tokens=1).status_code == 200
+        assert service.post("/tokenize", prompt="a text").status_code == 200
+        assert all(service.get(path).status_code == 200 for path in ("/metrics", "/health"))
         asked = set(users)
-    assert {("step", "engine"), ("stats", "engine")} <= asked
-    assert {thread for _, thread in asked} == {"engine"}, asked
+    assert {("engine", "step", "engine"), ("engine", "stats", "engine")} <= asked
+    assert {thread for owner, _, thread in asked if owner == "engine"} == {"engine"}, asked
+    assert {thread for _, name, thread in asked if name == "__call__"} == {"tokenizer"}, asked
 
 
 def test_a_text_that_cannot_fit_is_not_tokenized(loaded, engine):
@@ -117,7 +89,7 @@ def test_a_text_that_cannot_fit_is_not_tokenized(loaded, engine):
         with mock.patch.object(type(tokenizer), "__call__", side_effect=AssertionError("it was tokenized")):
             for path in ("/v1/completions", "/generate", "/tokenize", "/v1/chat/completions"):
                 body = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
-                answer = post(service, path, **body)
+                answer = service.post(path, **body)
                 assert answer.status_code == 400 and f"{len(text)} characters" in answer.text, path
 
 
@@ -148,9 +120,9 @@ def test_a_prompt_is_scored_in_pieces_between_steps(loaded, engine):
     sizes = []
     engine.model = Watched(engine.model, sizes)
     with openai_server("06", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
-        streaming = pool.submit(post, service, prompt=PROMPT, max_tokens=300, ignore_eos=True, stream=True)
+        streaming = pool.submit(service.post, prompt=PROMPT, max_tokens=300, ignore_eos=True, stream=True)
         wait_until(lambda: engine.trace.steps > 5)
-        answer = post(service, **LONG_ECHO)
+        answer = service.post(**LONG_ECHO)
         assert streaming.result().status_code == 200
     assert len(answer.json()["choices"][0]["logprobs"]["tokens"]) == 1000
     pieces = [place for place, size in enumerate(sizes) if size > 20]
@@ -174,13 +146,13 @@ def test_prompts_to_be_scored_count_against_the_queue(loaded):
     engine = SteppingEngine(loaded)
     with openai_server("03", loaded, "--max-queue", "2", engine=engine) as service, ThreadPoolExecutor() as pool:
         both = LONG_ECHO | {"prompt": PROMPT, "max_tokens": 1}
-        assert post(service, **both, n=2).status_code == 400, "three requests, of which one scores"
-        scoring = pool.submit(post, service, **both)
+        assert service.post(**both, n=2).status_code == 400, "three requests, of which one scores"
+        scoring = pool.submit(service.post, **both)
         wait_until(lambda: engine.requests)
-        assert post(service, **LONG_ECHO).status_code == 429
+        assert service.post(**LONG_ECHO).status_code == 429
         engine.allow()
         assert scoring.result().status_code == 200
-        assert post(service, **LONG_ECHO).status_code == 200
+        assert service.post(**LONG_ECHO).status_code == 200
 
 
 def test_scoring_stops_when_the_client_disconnects(loaded, engine):
@@ -193,7 +165,7 @@ def test_scoring_stops_when_the_client_disconnects(loaded, engine):
 def test_a_shutdown_waits_for_scoring_no_longer_than_its_grace(loaded, engine):
     with mock.patch("common.serving.scoring.scores", endless_scores), ThreadPoolExecutor() as pool:
         with openai_server("06", loaded, engine=engine) as service:
-            scoring = pool.submit(post, service, **LONG_ECHO)
+            scoring = pool.submit(service.post, **LONG_ECHO)
             wait_until(lambda: service.thread.stats["unfinished"])
             service.thread.deadline = 0
         assert scoring.result().status_code == 503

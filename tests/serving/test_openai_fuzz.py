@@ -3,20 +3,10 @@
 import json
 
 import httpx
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.serving_openai import openai_server
 from tests.helpers.serving_stage_03 import wait_until
-
-
-@pytest.fixture(scope="module")
-def service(loaded):
-    with openai_server("06", loaded) as service:
-        yield service
-        wait_until(service.idle)
-
 
 scraps = st.one_of(
     st.none(), st.booleans(), st.integers(-2, 30), st.floats(), st.text(max_size=5), st.just([]), st.just({}),
@@ -24,45 +14,37 @@ scraps = st.one_of(
 )  # fmt: skip
 
 
-def fields(service, path: str) -> list[str]:
-    """Return the names of a body's fields from the application's own OpenAPI description."""
+def bodies(service, path: str):
+    """Return a strategy for bodies: some sense in the fields that are needed, and scraps in any that there are."""
     schema = service.app.openapi()
     name = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    return [*schema["components"]["schemas"][name.rsplit("/", 1)[1]]["properties"], "tools", "anything"]
+    fields = [*schema["components"]["schemas"][name.rsplit("/", 1)[1]]["properties"], "tools", "anything"]
+    needed = {name: SENSIBLE[name] | scraps for name in fields if name in SENSIBLE}
+    return st.fixed_dictionaries(needed, optional={name: scraps for name in fields if name not in SENSIBLE})
+
+
+messages = st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "x"]), "content": scraps | st.just("Hi")})
+SENSIBLE = {
+    "prompt": st.sampled_from(["a", [5, 6], ["a", "b"], [[7]]]),
+    "messages": st.lists(messages, max_size=2),
+    "max_tokens": st.integers(0, 3),
+    "tokens": st.lists(st.integers(0, 4100), max_size=4),
+}
 
 
 def test_no_body_makes_the_server_fail(service, pytestconfig):
-    tries = pytestconfig.getoption("--fuzz")
     paths = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
-    sensible = {
-        "prompt": st.sampled_from(["a", [5, 6], ["a", "b"], [[7]]]),
-        "messages": st.lists(
-            st.fixed_dictionaries(
-                {"role": st.sampled_from(["user", "system", "x"]), "content": scraps | st.just("Hi")}
-            ),
-            max_size=2,
-        ),
-        "max_tokens": st.integers(0, 3),
-        "tokens": st.lists(st.integers(0, 4100), max_size=4),
-    }
-    bodies = st.sampled_from(paths).flatmap(
-        lambda path: st.tuples(
-            st.just(path),
-            st.fixed_dictionaries(
-                {name: sensible[name] | scraps for name in fields(service, path) if name in sensible and name != "x"},
-                optional={name: scraps for name in fields(service, path) if name not in sensible},
-            ),
-        )
-    )
+    cases = st.sampled_from(paths).flatmap(lambda path: st.tuples(st.just(path), bodies(service, path)))
+    tries, health = pytestconfig.getoption("--fuzz"), list(HealthCheck)
     with httpx.Client(base_url=service.url, timeout=60) as http:
 
-        @settings(max_examples=tries, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-        @given(bodies)
+        @settings(max_examples=tries, deadline=None, derandomize=True, suppress_health_check=health)
+        @given(cases)
         def no_failure(case):
             path, body = case
             if path == "/v1/chat/completions" and not isinstance(body.get("max_tokens"), int):
                 body["max_tokens"] = 2  # None is the whole context, which takes its time
-            answer = http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+            answer = http.post(path, content=json.dumps(body))
             assert answer.status_code in (200, 400, 404), (answer.status_code, answer.text)
             if answer.status_code != 200:
                 assert answer.json()["error"]["message"]

@@ -4,20 +4,17 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
 from common.sampling import SamplingParams
 from common.serving import metrics
 from common.stages import ROOT, load_engine
-from tests.helpers.serving_openai import openai_server
+from tests.helpers.serving_openai import ENDLESS, openai_server
 from tests.helpers.serving_stage_03 import SteppingEngine, wait_until
 
-ENDLESS = {"prompt": "Once upon a time", "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
 
-
-def post(service, **body) -> None:
-    assert httpx.post(f"{service.url}/v1/completions", json=body, timeout=60).status_code == 200
+def exposition(service) -> str:
+    return service.get("/metrics").text
 
 
 metrics_of_completed_requests = (
@@ -31,10 +28,10 @@ def test_metrics(loaded):
     with openai_server("06", loaded) as service:
         prompt = list(range(100, 140))
         for _ in range(2):
-            post(service, prompt=prompt, max_tokens=5, ignore_eos=True, temperature=0)
+            service.post(prompt=prompt, max_tokens=5, ignore_eos=True, temperature=0)
         service.hang_up_after(ENDLESS)
         wait_until(service.idle)
-        text = httpx.get(f"{service.url}/metrics").text
+        text = exposition(service)
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
 
     def value(name: str, labels: str = "") -> float:
@@ -59,16 +56,12 @@ def test_metrics(loaded):
 
 def test_speculation_is_counted(loaded):
     with openai_server("07", loaded, engine=load_engine("07")(loaded, num_draft_tokens=3)) as service:
-        post(service, prompt="Once upon a time", max_tokens=40, ignore_eos=True, temperature=0)
-        text = httpx.get(f"{service.url}/metrics").text
-    names = (
-        "spec_decode_num_drafts_total",
-        "spec_decode_num_draft_tokens_total",
-        "spec_decode_num_accepted_tokens_total",
-    )
+        service.post(prompt="Once upon a time", max_tokens=40, ignore_eos=True, temperature=0)
+        text = exposition(service)
     found = re.findall(r'^vllm:(\w+)\{model_name="bundled"\} (\S+)$', text, re.MULTILINE)
     values = {name: float(value) for name, value in found}
-    drafts, drafted, accepted = (values[name] for name in names)
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+    drafts, drafted, accepted = (values[f"spec_decode_num_{name}_total"] for name in names)
     assert 0 < drafts <= drafted and 0 < accepted <= drafted
     # A pass emits the accepted tokens and one more, as one chunk; the first token has no gap before it.
     assert values["inter_token_latency_seconds_count"] == values["generation_tokens_total"] - accepted - 1
@@ -79,13 +72,16 @@ def test_the_dashboard_queries_only_existing_metrics(loaded):
     asked = set(re.findall(r"vllm:(\w+)", dashboard))
     counted = {f"{name.removeprefix('vllm:')}_total" for name, _ in metrics.COUNTED.values()}
     with openai_server("06", loaded) as service:
-        post(service, prompt="a", max_tokens=2)
-        measured = set(re.findall(r"^vllm:(\w+)", httpx.get(f"{service.url}/metrics").text, re.MULTILINE))
+        service.post(prompt="a", max_tokens=2)
+        measured = set(re.findall(r"^vllm:(\w+)", exposition(service), re.MULTILINE))
     assert asked <= measured | counted, asked - measured - counted
 
 
 def test_waiting_requests_cost_a_step_nothing(loaded):
-    """Metrics look at a request when it arrives, runs and ends, and never walk all open requests in between."""
+    """Metrics look at a request when it arrives, runs and ends, and never walk all open requests in between.
+
+    They count the tokens of a prompt when it has been run to its end: here in its second step.
+    """
 
     class Unseen(dict):
         def _refuse(self, *_):
@@ -93,12 +89,15 @@ def test_waiting_requests_cost_a_step_nothing(loaded):
 
         __iter__ = items = values = keys = _refuse
 
-    engine = load_engine("06")(loaded, max_running=1)
+    engine = load_engine("06")(loaded, max_running=1, token_budget=64)
     measured = metrics.Measured(engine, "bundled")
     for number in range(20):
-        measured.add([5 + number], SamplingParams(max_tokens=2, ignore_eos=True))
+        measured.add([5 + number] * 100, SamplingParams(max_tokens=2, ignore_eos=True))
     engine.requests = Unseen(engine.requests)
-    ended = sum(request.finished for _ in range(40) for request in measured.step())
+    for tokens in (0, 100):
+        measured.step()
+        assert f'vllm:prompt_tokens_total{{model_name="bundled"}} {tokens}.0'.encode() in measured.exposition()
+    ended = sum(request.finished for _ in range(58) for request in measured.step())
     assert ended == 20 and not engine.has_unfinished
     assert b'vllm:generation_tokens_total{model_name="bundled"} 40.0' in measured.exposition()
 
@@ -106,25 +105,14 @@ def test_waiting_requests_cost_a_step_nothing(loaded):
 def test_arrival_is_when_the_server_receives_the_request(loaded):
     engine = SteppingEngine(loaded)
     with openai_server("03", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
-        first = pool.submit(post, service, prompt="a", max_tokens=2, ignore_eos=True)
+        first = pool.submit(service.post, prompt="a", max_tokens=2, ignore_eos=True)
         wait_until(lambda: engine.requests)
         engine.allow(1)
         wait_until(lambda: engine.trace.steps == 1)  # and the thread is in its second step, which waits
-        second = pool.submit(post, service, prompt="b", max_tokens=1)
+        second = pool.submit(service.post, prompt="b", max_tokens=1)
         wait_until(lambda: len(service.thread._open) == 2)
         time.sleep(0.5)
         engine.allow()
         first.result(), second.result()
-        text = httpx.get(f"{service.url}/metrics").text
+        text = exposition(service)
     assert float(re.search(r"time_to_first_token_seconds_sum\{.+\} (\S+)", text)[1]) > 0.5
-
-
-def test_prompt_tokens_count_when_they_have_been_prefilled(loaded):
-    engine = load_engine("06")(loaded, token_budget=64)
-    measured = metrics.Measured(engine, "bundled")
-    measured.add([5] * 100, SamplingParams(max_tokens=2, ignore_eos=True))
-    measured.step()
-    assert b'vllm:prompt_tokens_total{model_name="bundled"} 0.0' in measured.exposition()
-    measured.step()
-    assert b'vllm:prompt_tokens_total{model_name="bundled"} 100.0' in measured.exposition()
-    measured.step()

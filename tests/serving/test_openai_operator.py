@@ -1,30 +1,16 @@
 """What the operator sees and sets: logged refusals, log levels, and a checkpoint's sampling defaults."""
 
-import argparse
 import logging
 from dataclasses import replace
 
-import httpx
 import pytest
 
 from common.errors import SHORT
 from common.loader.config import read_sampling_defaults
 from common.serving.openai_api.bodies import ChatBody, CompletionBody
-from common.serving.options import add_server_arguments
-from tests.helpers.serving_openai import openai_server
+from tests.helpers.serving_openai import CHAT, openai_server
 
 LONG = "x" * 50_000
-CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
-
-
-@pytest.fixture(scope="module")
-def service(loaded):
-    with openai_server("06", loaded) as service:
-        yield service
-
-
-def post(service, path="/v1/completions", **body) -> httpx.Response:
-    return httpx.post(f"{service.url}{path}", json=body, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -46,19 +32,23 @@ def post(service, path="/v1/completions", **body) -> httpx.Response:
     ids=lambda value: str(value)[:30],
 )
 def test_errors_quote_at_most_100_characters_of_a_value(service, path, body):
-    answer = post(service, path, **body)
+    answer = service.post(path, **body)
     assert answer.status_code in (200, 400, 404)
     assert "x" * (SHORT + 1) not in answer.text
 
 
 def test_a_refused_request_is_logged_with_its_reason(loaded, caplog):
+    """And every request, by uvicorn, with `--log-level info` alone."""
+    with openai_server("03", loaded):
+        assert not logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO)
     with openai_server("03", loaded, "--log-level", "info") as service:
+        assert logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO)
         logging.getLogger("uvicorn.error").addHandler(caplog.handler)  # uvicorn's own lead to stderr alone
         refused = [
-            post(service, prompt="a", temperature=-1),
-            post(service, "/generate", prompt="a", temperature=-1),
-            post(service, model="other", prompt="a"),
-            httpx.get(f"{service.url}/nothing"),
+            service.post(prompt="a", temperature=-1),
+            service.post("/generate", prompt="a", temperature=-1),
+            service.post(model="other", prompt="a"),
+            service.get("/nothing"),
         ]
         lines = [(record.levelname, record.getMessage()) for record in caplog.records if ": 4" in record.getMessage()]
         logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
@@ -70,13 +60,6 @@ def test_a_refused_request_is_logged_with_its_reason(loaded, caplog):
     ]
     assert lines[2][1].startswith("POST /v1/completions: 404, the model 'other' does not exist")
     assert lines[3] == ("INFO", "GET /nothing: 404, Not Found")
-
-
-@pytest.mark.parametrize("level", ["warning", "info"])
-def test_log_level_is_passed_to_uvicorn(loaded, level):
-    with openai_server("03", loaded, "--log-level", level) as service:
-        assert logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO) == (level == "info")
-        assert service.app is not None
 
 
 def test_sampling_defaults_come_from_generation_config(tmp_path):
@@ -96,14 +79,7 @@ def test_sampling_defaults_come_from_generation_config(tmp_path):
 def test_generation_config_can_be_turned_off(loaded, options, greedy):
     with openai_server("03", replace(loaded, sampling_defaults={"top_k": 1}), *options) as service:
         texts = {
-            post(service, prompt="Once upon a time", max_tokens=8, temperature=5, seed=i).json()["choices"][0]["text"]
+            service.post(prompt="Once upon a time", max_tokens=8, temperature=5, seed=i).json()["choices"][0]["text"]
             for i in range(4)
         }
     assert (len(texts) == 1) == greedy
-
-
-def test_server_options_and_their_defaults():
-    parser = argparse.ArgumentParser()
-    add_server_arguments(parser)
-    args = parser.parse_args([])
-    assert (args.generation_config, args.log_level, args.max_queue) == (True, "warning", 1024)

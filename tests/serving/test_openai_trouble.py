@@ -4,7 +4,6 @@ import asyncio
 import copy
 import json
 import random
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import httpx
@@ -14,27 +13,11 @@ import pytest
 from common.sampling import SamplingParams
 from common.serving.openai_api.routes import Service
 from common.stages import load_engine
-from tests.helpers.serving_openai import openai_server
-from tests.helpers.serving_stage_03 import SteppingEngine, wait_until
-
-PROMPT = "Once upon a time"
-ENDLESS = {"prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def service(loaded):
-    with openai_server("06", loaded) as service:
-        yield service
-        wait_until(service.idle)
-
-
-def post(service, path="/v1/completions", **body) -> httpx.Response:
-    return httpx.post(f"{service.url}{path}", json=body, timeout=60)
-
+from tests.helpers.serving_openai import CHAT, ENDLESS, openai_server
+from tests.helpers.serving_stage_03 import wait_until
 
 # ---- What is refused, and how ----
 
-CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 REFUSED = [
     ({}, "prompt", "required"),
     ({"prompt": ""}, "prompt", "empty"),
@@ -78,7 +61,7 @@ REFUSED = [
 @pytest.mark.parametrize(("body", "param", "says"), REFUSED, ids=lambda value: str(value)[:40])
 def test_bad_requests_say_what_is_wrong(service, body, param, says):
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    answer = httpx.post(f"{service.url}{path}", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    answer = httpx.post(f"{service.url}{path}", content=json.dumps(body))
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["type"] == "invalid_request_error", answer.text
     assert says in error["message"] and error["param"] == param, error
@@ -111,25 +94,18 @@ def test_a_body_is_json_whatever_it_is_declared_as_unless_it_comes_from_a_web_pa
 
 def test_fields_that_change_nothing_are_ignored(service):
     harmless = {"user": "me", "metadata": {"a": "b"}, "best_of": 1, "logit_bias": {}, "suffix": None, "n": None}
-    assert post(service, prompt="a", max_tokens=1, **harmless).status_code == 200
+    assert service.post(prompt="a", max_tokens=1, **harmless).status_code == 200
     messages = [{"role": "user", "content": "Hi", "name": "me"}, {"role": "assistant", "content": "Yes?"}]
     body = {"messages": messages, "max_tokens": 1, "tools": [], "response_format": {"type": "text"}}
-    assert post(service, "/v1/chat/completions", **body).status_code == 200
+    assert service.post("/v1/chat/completions", **body).status_code == 200
 
 
 def test_a_model_without_a_chat_template(loaded):
     bare = copy.deepcopy(loaded.tokenizer)
     bare.chat_template = None
     with openai_server("03", replace(loaded, tokenizer=bare)) as service:
-        answer = post(service, "/v1/chat/completions", **CHAT)
+        answer = service.post("/v1/chat/completions", **CHAT)
         assert answer.status_code == 400 and "no chat template" in answer.json()["error"]["message"]
-
-
-def test_unknown_paths_and_methods(service):
-    for path, status in (("/v1/nothing", 404), ("/nothing", 404), ("/v1/completions", 405)):
-        answer = httpx.get(f"{service.url}{path}")
-        assert answer.status_code == status
-        assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
 
 
 # ---- Limits ----
@@ -137,18 +113,13 @@ def test_unknown_paths_and_methods(service):
 
 def test_api_key(loaded):
     with openai_server("03", loaded, "--api-key", "secret") as service:
-        for headers in (
-            {},
-            {"Authorization": "secret"},
-            {"Authorization": "Bearer wrong"},
-            {"Authorization": "Bearer secret2"},
-        ):
+        for key in ({}, *({"Authorization": value} for value in ("secret", "Bearer wrong", "Bearer secret2"))):
             for path in ("/v1/models", "/tokenizer_info", "/nothing"):
-                answer = httpx.get(f"{service.url}{path}", headers=headers)
+                answer = service.get(path, **key)
                 assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
-            answer = httpx.post(f"{service.url}/generate", headers=headers)
+            answer = httpx.post(f"{service.url}/generate", headers=key)
             assert answer.status_code == 401 and answer.json()["error"].startswith("the API key is missing or wrong")
-        assert httpx.get(f"{service.url}/health").status_code == 200
+        assert service.get("/health").status_code == 200
         client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="secret", max_retries=0)
         assert client.completions.create(model="bundled", prompt="a", max_tokens=1).choices
         with pytest.raises(openai.AuthenticationError):
@@ -159,31 +130,27 @@ def test_bodies_have_a_limit(loaded):
     with openai_server("03", loaded, "--max-body", "1000") as service:
         for path in ("/v1/completions", "/generate"):
             pieces = iter([b'{"prompt": "', b"a" * 2000, b'"}'])  # sent in chunks, without a length
-            headers = {"Content-Type": "application/json"}
-            refused = [
-                post(service, path, prompt="a" * 2000),
-                httpx.post(f"{service.url}{path}", content=pieces, headers=headers),
-            ]
+            refused = [service.post(path, prompt="a" * 2000), httpx.post(f"{service.url}{path}", content=pieces)]
             assert [answer.status_code for answer in refused] == [413, 413]
             assert refused[0].json() == refused[1].json(), "one shape for each path"
             assert isinstance(refused[0].json()["error"], str) == (path == "/generate")
-            assert post(service, path, prompt="a", max_tokens=1).status_code == 200
+            assert service.post(path, prompt="a", max_tokens=1).status_code == 200
 
 
 def test_only_allowed_web_pages_can_read_answers(loaded, service):
     question = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
-    assert "access-control-allow-origin" not in httpx.get(f"{service.url}/v1/models", headers=question).headers
+    assert "access-control-allow-origin" not in service.get("/v1/models", **question).headers
     with openai_server("03", loaded, "--allow-origin", "https://example.org", "--api-key", "secret") as open_service:
         answer = httpx.options(f"{open_service.url}/v1/completions", headers=question)
         assert answer.headers["access-control-allow-origin"] == "https://example.org"
-        refused = httpx.get(f"{open_service.url}/v1/models", headers=question)
+        refused = open_service.get("/v1/models", **question)
         assert refused.status_code == 401 and "access-control-allow-origin" in refused.headers
 
 
 def test_a_full_queue(loaded):
     with openai_server("03", loaded, "--max-queue", "2") as service:
         with httpx.stream("POST", f"{service.url}/v1/completions", json=ENDLESS | {"stream": True}):
-            answer = post(service, prompt=["a", "b"], max_tokens=2000)
+            answer = service.post(prompt=["a", "b"], max_tokens=2000)
             assert answer.status_code == 429 and answer.headers["retry-after"]
             assert answer.json()["error"]["type"] == "rate_limit_error"
             assert service.thread.stats["unfinished"] <= 1, "half of it was taken"
@@ -206,56 +173,31 @@ def test_a_disconnected_client_ends_its_requests(service, options):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread must raise
-def test_when_the_engine_fails_a_stream_ends_with_an_error(loaded):
-    engine = SteppingEngine(loaded)
-    with openai_server("03", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
-        answering = pool.submit(post, service, **ENDLESS, stream=True)
-        wait_until(lambda: len(engine.requests) == 1)
-        engine.allow(3)
-        wait_until(lambda: len(engine.trace) == 3)
-        engine.failure = RuntimeError("out of memory, say")
-        engine.allow()
-        *_, event, done, _ = answering.result().text.split("\n\n")
-        error = json.loads(event.removeprefix("data: "))["error"]
-        assert error["type"] == "server_error" and done == "data: [DONE]"
-        assert "out of memory, say" in error["message"]
-        assert httpx.get(f"{service.url}/health").status_code == 503
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread must raise
 def test_a_fault_in_the_code_is_no_mistake_of_the_client(loaded, monkeypatch, capfd):
     """A ValueError that is no InvalidInput: 500 and a traceback from a route, and the end of an engine that raises."""
     monkeypatch.setattr(Service, "model_card", lambda self: int("no card"))
     monkeypatch.setattr("common.serving.server.completion_json", lambda request: int("no answer"))
     engine = load_engine("04")(loaded)
     with openai_server("04", loaded, engine=engine) as service:
-        answers = [httpx.get(f"{service.url}/v1/models"), post(service, "/generate", prompt="a")]
+        answers = [service.get("/v1/models"), service.post("/generate", prompt="a")]
         assert [answer.status_code for answer in answers] == [500, 500]
         monkeypatch.setattr(engine, "accept", lambda request: [].remove(request))
         for path in ("/v1/completions", "/generate"):
-            answer = post(service, path, prompt="a")
+            answer = service.post(path, prompt="a")
             assert answer.status_code == 503 and "the engine failed: ValueError(" in answer.text
     logged = capfd.readouterr().err  # after the last line of the server's log
     assert logged.count("Traceback") == 2 and "'no card'" in logged and "'no answer'" in logged
 
 
 def test_two_hundred_clients_half_of_which_disconnect(loaded, prompts):
-    engine = load_engine("06")(loaded, max_running=64)
-    chosen = [prompt[:40] for prompt in prompts]
-    expected = [
-        done.text for done in load_engine("06")(loaded).generate(chosen, SamplingParams(max_tokens=24, ignore_eos=True))
-    ]
+    engine, chosen = load_engine("06")(loaded, max_running=64), [prompt[:40] for prompt in prompts]
+    params = {"max_tokens": 24, "ignore_eos": True, "temperature": 0}
+    expected = [done.text for done in load_engine("06")(loaded).generate(chosen, SamplingParams(**params))]
 
     async def client(http, number: int) -> str | None:
-        rng = random.Random(number)
-        body = {
-            "prompt": chosen[number % len(chosen)],
-            "max_tokens": 24,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-        }
-        text, leaves = "", number % 2
+        rng, leaves = random.Random(number), number % 2
+        body = {"prompt": chosen[number % len(chosen)], "stream": True, **params}
+        text = ""
         async with http.stream("POST", "/v1/completions", json=body) as response:
             if leaves and rng.random() < 0.3:
                 return None

@@ -1,28 +1,18 @@
-"""What stage 04 promises beyond the contract: which requests share a step, and that none starves."""
+"""What stage 04 promises beyond the contract and its milestones: a fair scheduler, and slots that keep nothing."""
 
 import random
-from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import rule
 
 from common.bench.engine_load import engine_load
 from common.bench.workloads import Job, mixed_length_jobs
-from common.serving.background import running
-from common.serving.engine_thread import EngineThread
-from common.serving.graceful import Server
-from common.serving.server import create_app
 from common.stages import load_stage_module
-from tests.helpers.engine_options import GREEDY, MAX_TOKENS, endless
+from tests.helpers.engine_options import GREEDY, endless
 from tests.helpers.scheduler_machine import SchedulerMachine
 
-engine_module, scheduler_module, attention_module, static_module = (
-    load_stage_module("04", name) for name in ("engine", "scheduler", "slot_attention", "static_batching")
-)
-Engine, Scheduler = engine_module.Engine, scheduler_module.Scheduler
+Engine, Scheduler = load_stage_module("04", "engine").Engine, load_stage_module("04", "scheduler").Scheduler
+StaticEngine = load_stage_module("04", "static_batching").StaticEngine
 
 
 def phases(engine) -> list[dict[str, tuple[str, int]]]:
@@ -35,10 +25,6 @@ def phases(engine) -> list[dict[str, tuple[str, int]]]:
 class ContinuousBatchingMachine(SchedulerMachine):
     def __init__(self):
         super().__init__(Scheduler(max_running=3, token_budget=5))
-
-    @rule(prompt=st.integers(1, 14), output=st.integers(1, 4))
-    def add(self, prompt, output):
-        self.submit([7] * prompt, output)
 
     def schedule(self):
         decoding = {name for name, sequence in self.scheduler.running.items() if sequence.remaining == 1}
@@ -60,32 +46,16 @@ TestScheduler = ContinuousBatchingMachine.TestCase
 TestScheduler.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
+def test_impossible_options_are_refused(loaded):
+    for options, says in (
         ({"max_running": 0}, "max_running must be at least 1"),
         ({"max_running": 8, "token_budget": 7}, "token_budget is 7: it must be at least max_running, 8"),
-    ],
-)
-def test_impossible_options_are_refused(loaded, options, says):
-    with pytest.raises(ValueError, match=says):
-        Engine(loaded, **options)
+    ):
+        with pytest.raises(ValueError, match=says):
+            Engine(loaded, **options)
 
 
 # ---- Steps ----
-
-
-def test_requests_join_while_others_decode_and_leave_when_they_end(loaded, prompts):
-    engine = Engine(loaded, max_running=2)
-    enough = [prompt[:20] for prompt in prompts if len(prompt) >= 20]
-    long, short, third = (engine.add(prompt, endless(n)) for prompt, n in zip(enough, (12, 3, 5), strict=False))
-    while engine.has_unfinished:
-        engine.step()
-    steps = phases(engine)
-    assert [third.request_id in step for step in steps] == [False] * 3 + [True] * 5 + [False] * 4
-    assert all(long.request_id in step for step in steps), "no request waits for the newcomer's prompt"
-    assert steps[3] == {long.request_id: ("decode", 1), third.request_id: ("prefill", 20)}
-    assert short.timings.finished < third.timings.tokens[0] < long.timings.finished
 
 
 def test_a_long_prompt_goes_in_pieces_between_the_tokens_of_others(loaded, prompts, reference):
@@ -136,14 +106,14 @@ def test_a_slot_keeps_nothing_of_its_last_owner(loaded, prompts, expected):
 
 @pytest.mark.parametrize("size", [1, 3, 16])
 def test_static_batches_give_the_same_tokens(loaded, prompts, expected, size):
-    engine = static_module.StaticEngine(loaded, max_running=size)
+    engine = StaticEngine(loaded, max_running=size)
     completions = engine.generate(prompts[:7], GREEDY)
     assert [completion.token_ids for completion in completions] == expected[:7]
     assert engine.group == []
 
 
 def test_a_static_group_waits_for_its_slowest(loaded, prompts):
-    engine = static_module.StaticEngine(loaded, max_running=2)
+    engine = StaticEngine(loaded, max_running=2)
     requests = [engine.add((prompt * 10)[:10], endless(n)) for prompt, n in zip(prompts, (9, 2, 1), strict=False)]
     while engine.has_unfinished:
         engine.step()
@@ -152,7 +122,7 @@ def test_a_static_group_waits_for_its_slowest(loaded, prompts):
     assert works == [("prefill", 10), ("decode", 1), *[("padding", 1)] * 7]
 
 
-# ---- Load and server ----
+# ---- The load of benchmarks ----
 
 
 def test_the_closed_loop_keeps_four_requests_under_way(loaded):
@@ -169,23 +139,6 @@ def test_the_reference_workload_is_that_of_the_peers():
     jobs = mixed_length_jobs()
     assert [len(job.prompt) for job in jobs[:4]] == [232, 163, 151, 94] and jobs[0].prompt[:3] == [1579, 3106, 3648]
     assert [job.max_tokens for job in jobs[:3]] == [96, 28, 122] and sum(job.max_tokens for job in jobs) == 4543
-
-
-def test_clients_of_one_server_share_its_steps(loaded, prompts, expected):
-    engine = Engine(loaded, max_running=16)
-    thread = EngineThread(engine, max_queue=64)
-
-    def ask(url, i):
-        body = {"prompt": prompts[i], "max_tokens": MAX_TOKENS, "stream": True}
-        with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as response:
-            lines = [line for line in response.iter_lines() if line.startswith("data: {")]
-        return [token for line in lines for token in httpx.Response(200, content=line[6:]).json()["token_ids"]]
-
-    with running(Server(create_app(thread), thread, "127.0.0.1", 0)) as url, ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda i: ask(url, i), range(16)))
-    assert answers == expected[:16]
-    assert max(len(step.works) for step in engine.trace) >= 8
-    assert not engine.has_unfinished
 
 
 # ---- Memory ----

@@ -9,19 +9,29 @@ cannot be compared is left out with a sentence; an earlier comparison is kept in
 """
 
 import argparse
+import json
+import statistics
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
-from common.inspector.document import document
+import jinja2  # Flask needs it, and so does torch
+
+from common.errors import counted
 from common.terminal import note, run_to_end
 
 from ..documents import write_atomically
-from .figures import compose
-from .pictures import KINDS, draw_group
-from .sources import HERE, collect
+from ..hardware import slugify
+from ..plots import place, short
+from .drawing import draw
+from .panels import COURSE, FEW, Group, drift, over_first, story
+from .sources import HERE, Results, collect
 
-PAGE = Path(__file__).resolve().parent / "page"
+LEAST_DRIFT = 1.1  # slowest over fastest of the reference product, from which on it is said at the top
+SETS = {"quick": "the quick benchmark", "full": "the whole benchmark", "gpu": "the GPU benchmark"}
+KINDS = ("gains", "stairs", "machines", "absolute")  # of panels
+TEMPLATE = Path(__file__).with_name("page.html")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,21 +43,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=HERE / "compare", metavar="DIR", help="default: results/compare")
     args = parser.parse_args(arguments)
     found, refused = collect(args.files)
-    for sentence in refused:
-        note(f"left out: {sentence}")
+    drifted = [sentence for results in found for sentence in drift_of(results)]
+    for sentence in [f"left out: {each}" for each in refused] + [f"drift: {each}" for each in drifted]:
+        note(sentence)
     if not found:
         return 1
-    page = compose(found, refused)
-    for sentence in page["drifted"]:
-        note(f"drift: {sentence}")
     try:
         if earlier := keep_earlier(args.out):
             note(f"the comparison that was there is kept in {earlier}")
-        written = write(page, args.out)
+        keys = dict.fromkeys(results.group for results in found)
+        groups = [shown(Group([each for each in found if each.group == key]), args.out) for key in keys]
+        environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        template = environment.from_string(
+            TEMPLATE.read_text(encoding="utf-8"),
+            {"short": short, "place": place, "slug": slugify, "rate": rate, "behind": behind, "here": HERE},
+        )
+        page = args.out / "index.html"
+        write_atomically(page, template.render(groups=groups, drifted=drifted, refused=refused))
     except OSError as error:
         note(f"error: {error}")
         return 1
-    print(*written, sep="\n")
+    print(page, *(panel["png"] for group in groups for panel in group["panels"]), sep="\n")
     return 0
 
 
@@ -62,10 +78,90 @@ def keep_earlier(out: Path) -> Path | None:
     return folder
 
 
-def write(page: dict, out: Path) -> list[Path]:
-    html = out / "index.html"
-    write_atomically(html, document(page, page=PAGE))
-    return [html, *(png for group in page["groups"] for png in draw_group(group, out))]
+def shown(group: Group, out: Path) -> dict[str, Any]:
+    """Draw the panels of a group; return what the page shows of it."""
+    facts, size_set = group.members[0].machine, group.members[0].size_set
+    device = "GPU" if facts["device"] == "cuda" else facts["device"].upper()
+    weights = ", random weights" if facts["load_format"] == "dummy" else ""
+    title = f"{device}: {SETS.get(size_set, size_set)}, {facts['model']} model{weights}"
+    drifts = [f"{one.label} {one.drift - 1:.0%}" for one in group.members if (one.drift or 1) > LEAST_DRIFT]
+    remark = f"{title}. Drift: {'; '.join(drifts)}" if drifts and not group.is_class else title
+    panels = []
+    for panel in group.panels():
+        png, text = out / f"{slugify(title)}-{panel.kind}.png", caption(group.members, panel.names)
+        panels.append({"png": png, "caption": text, "svg": draw(panel, png, text, remark), "panel": panel})
+    machines = [
+        {"results": each, "facts": each.machine, "far": group.odd.get(place), "differs": group.differences(each)}
+        for place, each in enumerate(group.members)
+    ]
+    return {"title": title, "lead": lead(group), "panels": panels, "machines": machines, "group": group}
+
+
+# ---- What is said in words ----
+
+
+def lead(group: Group) -> str:
+    """Return how far the staircase leads with the most clients: the median of a class; fewer machines are named."""
+    if not group.with_course:
+        return "Each stage against the one before it."
+    clients = group.with_course[0].ends[-1][1]
+    each = [[figure["median"] for figure in over_first(results)[-1][1]] for results in group.with_course]
+    medians = list(map(statistics.median, zip(*each, strict=True)))
+    best = medians.index(max(medians))
+    factors, where = " and ".join(short(one[best]) for one in each), ""
+    if group.is_class:
+        factors, where = short(medians[best]), f", in the median of {len(each)} machines"
+    elif len(each) > 1:
+        where = f" ({'; '.join(results.label for results in group.with_course)})"
+    first, *_ = names = [name[:2] for name in group.with_course[0].course]
+    load = counted(clients, "client")
+    return f"Stage {names[best]} gives {load} {factors} times the tokens per second of stage {first}{where}."
+
+
+def drift_of(results: Results) -> list[str]:
+    """Say by how much a machine's speed changed while it was measured, and around which figures, if it did."""
+    if (results.drift or 1) <= LEAST_DRIFT:
+        return []
+    touched = [
+        f"{'all stages under one load' if name == COURSE else story(name)} by {drift(entry) - 1:.0%} "
+        f"(which measured {short(entry['ratio']['median'])} times)"
+        for name, entry in sorted(results.entries.items())
+        if drift(entry) > LEAST_DRIFT
+    ]
+    around = f": around {', '.join(touched)}" if touched else ", and around no figure by more than 10%"
+    return [f"{results.label}: its own speed changed by {results.drift - 1:.0%} while it was measured{around}."]
+
+
+def caption(group: Sequence[Results], names: Sequence[str]) -> str:
+    """Return two lines of small print: hardware and dtype; versions, commits and what the spread is."""
+    shown = [results for results in group if any(name in results.entries for name in names)]
+    entries = [results.entries[name] for results in shown for name in names if name in results.entries]
+    hardware = "; ".join(named_hardware(results) for results in shown)
+    where = hardware if len(shown) <= FEW else f"{len(shown)} machines, each of them described on the page"
+    versions = ", ".join(sorted({f"torch {each.machine['torch']}" for each in shown}))
+    commits = ", ".join(sorted({str(entry["commit"]) for entry in entries}))
+    least, most = (choose(len(entry["order"]) for entry in entries) for choose in (min, max))
+    times = str(least) if least == most else f"{least} to {most}"
+    spread = "one run each, so no spread" if most == 1 else f"medians of {times} repeats, lines from least to most"
+    return f"{where}.\n{versions}; commit {commits}; {spread}."
+
+
+def named_hardware(results: Results) -> str:
+    """Return the label, with the hardware unless it says that already, and the dtype."""
+    hardware = place(results.machine)
+    label = results.label if results.label.startswith(hardware) else f"{results.label}: {hardware}"
+    return f"{label}, {results.machine['dtype']}"
+
+
+def rate(per_second: float | None) -> str:
+    return f"{per_second / 1e9:,.0f}" if per_second else "?"
+
+
+def behind(results: Results) -> str:
+    """Return what a machine's file says of every benchmark, but for the figures of each side, as JSON."""
+    hidden = ("figures", "file")
+    kept = {name: {key: entry[key] for key in entry if key not in hidden} for name, entry in results.entries.items()}
+    return json.dumps(kept, indent=1)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ measured with other sizes than the rest of their group.
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,11 @@ class Results:
     size_set: str
     drift: float | None
     entries: Mapping[str, Mapping[str, Any]]
-    here: bool = False
 
     @property
     def group(self) -> tuple[str, ...]:
         """Return what results must have in common to share an axis."""
-        return tuple(str(self.machine[key]) for key in ("device", "model", "load_format")) + (self.size_set,)
+        return (*(str(self.machine[key]) for key in ("device", "model", "load_format")), self.size_set)
 
     @property
     def course(self) -> Mapping[str, Any]:
@@ -73,11 +72,11 @@ def collect(paths: Sequence[Path]) -> tuple[list[Results], list[str]]:
     if not paths:
         found = committed_documents()
         paths = [folder for folder in (HERE, COMMITTED) if folder.is_dir()]
-    named = [path for path in paths if not path.is_dir()]
     inside = [path for folder in paths if folder.is_dir() for path in results_files(folder)]
-    if not named + inside + found:
+    files = [path for path in paths if not path.is_dir()] + inside
+    if not files and not found:
         refused.append("there are no results yet: `python3 course.py bench --quick` measures this machine")
-    for path in named + inside:
+    for path in files:
         try:
             found.append(read_results(path))
         except ValueError as error:
@@ -103,19 +102,17 @@ def read_results(path: Path) -> Results:
         entries = {
             name: dict(entry) | {"figures": figures_of(entry, path), "file": path}
             for name, entry in found["benchmarks"].items()
-            if check_entry(entry)
+            if has_headline(entry)
         }
-        here = path.resolve().parent == HERE
-        results = Results(path.stem, path, found["machine"], found["size_set"], float(found["drift"]), entries, here)
+        results = Results(path.stem, path, found["machine"], found["size_set"], float(found["drift"]), entries)
         _ = results.group, place(results.machine), [results.machine[fact] for fact in FACTS]
-        for stage in results.course:
-            _ = [results.at_load(stage, "tokens_per_second", at) for at, _ in results.ends]
+        _ = [results.at_load(stage, "tokens_per_second", at) for stage in results.course for at, _ in results.ends]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): {MEASURE_AGAIN}") from error
     return results
 
 
-def check_entry(entry: Mapping[str, Any]) -> bool:
+def has_headline(entry: Mapping[str, Any]) -> bool:
     """Return whether the entry has a headline. Raise KeyError, TypeError or ValueError if it is damaged."""
     if "ratio" not in entry:
         return False
@@ -137,48 +134,28 @@ def figures_of(entry: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     return {}
 
 
-# ---- Documents of single benchmarks, which are committed with the stages ----
-
-
 def committed_documents() -> list[Results]:
-    """Return what is committed for each machine, from the documents of all stages."""
-    folders = [*(folder / "results" for folder in stage_folders()), COMMITTED]
-    names = sorted({path.name for folder in folders for path in folder.glob("*.json")})
-    return [results for name in names if (results := of_documents([folder / name for folder in folders]))]
-
-
-def lessons_beside(path: Path) -> list[Path]:
-    """Return the documents of the stages that `bench` has written along with that of the whole course."""
-    if path.parent == COMMITTED:
-        return [folder / "results" / path.name for folder in stage_folders()]
-    machine = path.name.removesuffix(f"-{COURSE}.json")
-    return [path.with_name(f"{machine}-{folder.name}.json") for folder in stage_folders()]
-
-
-def of_documents(paths: Iterable[Path]) -> Results | None:
-    """Return one machine's results from its documents; None without any.
-
-    Leave out documents with another size set or other settings than those of the last one.
-    """
-    documents = [(path, document) for path in paths if is_document(document := read_json(path))]
-    if not documents:
-        return None
-    path, last = documents[-1]
-    kind = last.get("size_set", "full"), last["settings"]
-    documents = [pair for pair in documents if (pair[1].get("size_set", "full"), pair[1]["settings"]) == kind]
-    entries = {document["benchmark"]: entry for path, document in documents if (entry := entry_of(document, path))}
-    machine = max((document["hardware"] for _, document in documents), key=lambda facts: facts["date"])
-    drifts = [entry["drift"]["max"] if entry["drift"] else None for entry in entries.values()]
-    drift = max(drifts) if drifts and None not in drifts else None
-    return Results(path.stem, path, machine | last["settings"], kind[0], drift, entries) if entries else None
-
-
-def entry_of(document: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
-    """Return the entry that a results file has for a document; None if the benchmark has no headline."""
-    facts, headline = document["hardware"], document.get("headline", {})
-    measured = {"sizes": document["sizes"], "order": document["order"], "figures": document["sides"], "file": path}
-    measured |= {"commit": facts["commit"], "date": facts["date"]}
-    return headline | measured if "ratio" in headline else None
+    """Return what is committed for each machine, size set and settings, from the documents of all stages."""
+    found: dict[str, list[tuple[Path, dict]]] = defaultdict(list)
+    for folder in [*(stage / "results" for stage in stage_folders()), COMMITTED]:
+        for path in sorted(folder.glob("*.json")):
+            if is_document(document := read_json(path)) and "ratio" in document.get("headline", {}):
+                found[dumped([path.name, document.get("size_set"), document["settings"]])].append((path, document))
+    results = []
+    for documents in found.values():
+        path, last = documents[-1]
+        entries = {
+            each["benchmark"]: each["headline"]
+            | {"sizes": each["sizes"], "order": each["order"], "figures": each["sides"], "file": path}
+            | {key: each["hardware"][key] for key in ("commit", "date")}
+            for path, each in documents
+        }
+        machine = max((each["hardware"] for _, each in documents), key=lambda facts: facts["date"])
+        drifts = [entry["drift"]["max"] if entry["drift"] else None for entry in entries.values()]
+        drift = None if None in drifts else max(drifts)
+        size_set = last.get("size_set", "full")
+        results.append(Results(path.stem, path, machine | last["settings"], size_set, drift, entries))
+    return results
 
 
 # ---- What may be compared ----
@@ -188,7 +165,7 @@ def without_copies(found: Sequence[Results], refused: list[str]) -> list[Results
     """Keep one of several results with the same measurements, or with fewer of the same."""
     kept: list[tuple[Results, set[tuple[str, str]]]] = []
     for results in found:
-        measured = {(name, json.dumps(entry["sides"], sort_keys=True)) for name, entry in results.entries.items()}
+        measured = {(name, dumped(entry["sides"])) for name, entry in results.entries.items()}
         same = [other for other, others in kept if measured <= others]
         if not measured:
             refused.append(f"{results.path} holds no headline yet: finish it with `course.py bench`")
@@ -202,30 +179,31 @@ def without_copies(found: Sequence[Results], refused: list[str]) -> list[Results
 def with_labels(found: Sequence[Results]) -> list[Results]:
     """Name results as their files are, but by their hardware where `bench` has named the file after it."""
     labels = [place(each.machine) if each.label.startswith(slug(each.machine)) else each.label for each in found]
-    times, counts = Counter(labels), Counter()
-    named = []
+    times, counts, named = Counter(labels), Counter(), []
     for results, label in zip(found, labels, strict=True):
         counts[label] += 1
-        number = f" ({counts[label]})" if times[label] > 1 else ""
-        named.append(replace(results, label=label + number))
+        named.append(replace(results, label=f"{label} ({counts[label]})" if times[label] > 1 else label))
     return named
 
 
 def keep_comparable(found: Sequence[Results], refused: list[str]) -> list[Results]:
-    """Keep, in each group and for each benchmark, entries of the same sizes: those that most of the group have."""
+    """Keep, in each group and for each benchmark, entries of the same work: what most of the group have measured."""
     kept = []
     for results in found:
-        group = [each for each in found if each.group == results.group]
-        entries = {}
+        group, entries = [each for each in found if each.group == results.group], {}
         for name, entry in results.entries.items():
-            others = {each.label: work_of(each.entries[name]) for each in group if name in each.entries}
-            usual = Counter(map(dumped, others.values())).most_common(1)[0][0]
-            if dumped(others[results.label]) == usual:
+            works = {each.label: work_of(each.entries[name]) for each in group if name in each.entries}
+            mine, each = works[results.label], list(works.values())
+            other = max(works, key=lambda label: each.count(works[label]))  # of several the first
+            if mine == works[other]:
                 entries[name] = entry
-            else:
-                other = next(label for label, work in others.items() if dumped(work) == usual)
-                differs = "; ".join(differing(others[results.label], others[other], other))
-                refused.append(f"{results.path}: {name} is left out, which measured other work: {differs}")
+                continue
+            differs = [
+                f"{size} is {shown(mine, size)}, and {shown(works[other], size)} in {other}"
+                for size in dict.fromkeys([*mine, *works[other]])
+                if mine.get(size) != works[other].get(size)
+            ]
+            refused.append(f"{results.path}: {name} is left out, which measured other work: {'; '.join(differs)}")
         if entries:
             kept.append(replace(results, entries=entries))
     return kept
@@ -233,18 +211,13 @@ def keep_comparable(found: Sequence[Results], refused: list[str]) -> list[Result
 
 def work_of(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return what entries must have in common to be compared: the sizes of the work, and what was measured with it."""
-    return {name: size for name, size in entry["sizes"].items() if name not in NOTED} | {
-        "sides": sorted(entry["sides"])
-    }
+    sizes = {name: size for name, size in entry["sizes"].items() if name not in NOTED}
+    return sizes | {"sides": sorted(entry["sides"])}
+
+
+def shown(work: Mapping[str, Any], size: str) -> str:
+    return shortened(work[size]) if size in work else "missing"
 
 
 def dumped(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
-
-
-def differing(mine: Mapping[str, Any], theirs: Mapping[str, Any], other: str) -> Iterable[str]:
-    """Say of each size that differs what it is here and in the other's file."""
-    for name in dict.fromkeys([*mine, *theirs]):
-        if mine.get(name) != theirs.get(name):
-            values = (shortened(work[name]) if name in work else "missing" for work in (mine, theirs))
-            yield "{} is {}, and {} in {}".format(name, *values, other)

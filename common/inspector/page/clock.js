@@ -3,30 +3,23 @@
 const ROUNDING = 1e-6; // seconds
 
 export class Clock {
-  constructor(stores, recorded) {
+  constructor(stores, recorded, changed) {
     this.stores = stores; // grows as engines connect
     this.recorded = recorded;
+    this.changed = changed;
     this.live = true; // follows the newest
     this.shown = 0;
     this.speed = 1; // engine's seconds in one of the reader's: what is shown for a while is shown as long at any speed
     this.running = recorded; // a recording plays by itself
-    this.listeners = new Set();
-  }
-
-  // Those that have connected.
-  get known() {
-    return this.stores.filter(Boolean);
   }
 
   get newest() {
-    return Math.max(0, ...this.known.map((store) => store.hello.began + store.now));
+    return Math.max(0, ...this.stores.filter(Boolean).map((store) => store.hello.began + store.now));
   }
 
   get oldest() {
-    const begins = this.known
-      .filter((store) => store.moments.length)
-      .map((store) => store.hello.began + store.moments[0].t);
-    return begins.length ? Math.min(...begins) : 0;
+    const known = this.stores.filter((store) => store?.moments.length);
+    return known.length ? Math.min(...known.map((store) => store.hello.began + store.moments[0].t)) : 0;
   }
 
   // The moment shown, on one engine's own clock. Since 1970 a number counts microseconds at best: what has just been is
@@ -49,12 +42,8 @@ export class Clock {
   // A recording goes on by `seconds` real seconds.
   tick(seconds) {
     if (!this.recorded || !this.running) return;
-    const next = (this.live ? this.oldest : this.shown) + seconds * this.speed;
+    const next = this.shown + seconds * this.speed;
     if (next >= this.newest) this.running = false;
     this.show(next);
-  }
-
-  changed() {
-    for (const listener of this.listeners) listener();
   }
 }

@@ -9,7 +9,6 @@ export class Connection {
     this.url = url;
     this.told = told;
     this.key = "";
-    this.closed = false;
   }
 
   get headers() {
@@ -17,7 +16,7 @@ export class Connection {
   }
 
   async run() {
-    while (!this.closed) {
+    for (;;) {
       try {
         const response = await fetch(`${this.url}/watch/events`, { headers: this.headers });
         if (response.status === 401) return this.told.refused();
@@ -41,8 +40,7 @@ export class Connection {
       if (done) return;
       const events = (rest + value).split("\n\n");
       rest = events.pop();
-      for (const event of events) {
-        if (!event.startsWith("data: ")) continue;
+      for (const event of events.filter((one) => one.startsWith("data: "))) {
         const message = JSON.parse(event.slice(6));
         if (isFirst) this.told.hello(message);
         else if ("ended" in message) this.told.state(message.ended);
@@ -52,21 +50,14 @@ export class Connection {
     }
   }
 
-  // The answer, or an Error with the server's own sentence.
-  async post(path, body) {
+  // The answer, or an Error with the server's own sentence. Without a body it is a GET.
+  async ask(path, body) {
     const headers = { ...this.headers, "Content-Type": "application/json" };
-    const response = await fetch(`${this.url}/watch/${path}`, { method: "POST", headers, body: JSON.stringify(body) });
-    return answer(response);
+    const change = body ? { method: "POST", body: JSON.stringify(body) } : {};
+    const response = await fetch(`${this.url}/watch/${path}`, { headers, ...change });
+    const content = await response.json().catch(() => ({}));
+    if (response.ok) return content;
+    const { error, detail } = content;
+    throw new Error(error?.message ?? error ?? detail?.[0]?.msg ?? detail ?? `the server answered ${response.status}`);
   }
-
-  async controls() {
-    return answer(await fetch(`${this.url}/watch/controls`, { headers: this.headers }));
-  }
-}
-
-async function answer(response) {
-  const content = await response.json().catch(() => ({}));
-  if (response.ok) return content;
-  const { error, detail } = content;
-  throw new Error(error?.message ?? error ?? detail?.[0]?.msg ?? detail ?? `the server answered ${response.status}`);
 }

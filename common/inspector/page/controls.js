@@ -1,66 +1,42 @@
 // Doing: send a prompt, a load of clients, stop and step the engine, end a worker. All engines shown get the same.
 
-import { el, say } from "inspector/dom";
+import { button, el, say } from "inspector/dom";
 
 const SPEEDS = [0, 50, 20, 10, 4, 2, 1]; // steps a second; 0 is as many as the engine can
 const CLIENTS = 32;
 
 export class Controls {
-  constructor(connections, lesson, hello) {
+  constructor(connections, hello) {
     this.connections = connections;
-    this.lesson = lesson;
+    this.lesson = hello.lesson;
     this.note = el("output", { class: "note", role: "status" });
     this.prompt = el("textarea", { rows: 1, "aria-label": "prompt", spellcheck: "false", class: "prompt-field" });
     this.most = number("most output tokens", { min: 1, max: 4000 });
     this.heat = number("temperature", { min: 0, max: 2, step: 0.1 });
     this.times = number("how many times", { min: 1, max: 64 });
-    this.presets = el("select", { "aria-label": "preset", onchange: () => this.choose() });
-    lesson.presets.forEach((preset, at) => this.presets.append(el("option", { value: at }, preset.name)));
-    this.slider = el("input", {
-      type: "range",
-      min: 0,
-      max: CLIENTS,
-      value: hello.clients,
-      "aria-label": "clients",
-      oninput: () => this.load(),
-    });
-    this.clients = el("b", {}, String(hello.clients));
-    this.long = el("input", { type: "checkbox", checked: hello.long_prompts, onchange: () => this.load() });
-    this.pause = el("button", { onclick: () => this.toggle(), title: "space" }, "Pause");
-    this.step = el("button", { onclick: () => this.speed({ do: "step" }), title: "." }, "One step");
-    this.rate = el("select", {
-      "aria-label": "steps per second",
-      onchange: () => this.speed({ steps_per_second: Number(this.rate.value) }),
-    });
-    for (const speed of SPEEDS)
-      this.rate.append(el("option", { value: speed }, speed ? `${speed} a second` : "full speed"));
-    this.killers = el("span", { class: "group killers" });
+    const presets = this.lesson.presets.map(({ name }, value) => el("option", { value }, name));
+    this.presets = el("select", { "aria-label": "preset", onchange: () => this.choose() }, ...presets);
+    const load = { type: "range", min: 0, max: CLIENTS, "aria-label": "clients", oninput: () => this.load() };
+    this.slider = el("input", load);
+    this.clients = el("b", {});
+    this.long = el("input", { type: "checkbox", onchange: () => this.load() });
+    this.pause = button("Pause", () => this.toggle(), { title: "space" });
+    const step = button("One step", () => this.all("speed", { do: "step" }), { title: "." });
+    const setSpeed = () => this.all("speed", { steps_per_second: Number(this.rate.value) });
+    const speeds = SPEEDS.map((value) => el("option", { value }, value ? `${value} a second` : "full speed"));
+    this.rate = el("select", { "aria-label": "steps per second", onchange: setSpeed }, ...speeds);
+    this.killers = group();
+    const send = el("button", { class: "primary", type: "submit" }, "Send");
+    const fields = [label("at most ", this.most), label("temperature ", this.heat), label("times ", this.times)];
     this.element = el(
       "form",
       { class: "controls", onsubmit: (event) => this.send(event) },
-      el(
-        "span",
-        { class: "group" },
-        this.presets,
-        this.prompt,
-        label("at most", this.most),
-        label("temperature", this.heat),
-        label("times", this.times),
-        el("button", { class: "primary", type: "submit" }, "Send"),
-      ),
-      el(
-        "span",
-        { class: "group" },
-        label("load", this.slider),
-        this.clients,
-        " clients",
-        label("long prompts", this.long, true),
-      ),
-      hello.can_pause ? el("span", { class: "group" }, this.pause, this.step, this.rate) : null,
+      group(this.presets, this.prompt, ...fields, send),
+      group(label("load ", this.slider), this.clients, " clients", label(this.long, " long prompts")),
+      hello.can_pause ? group(this.pause, step, this.rate) : null,
       this.killers,
       this.note,
     );
-    this.element.querySelectorAll("button:not(.primary)").forEach((button) => button.setAttribute("type", "button"));
     this.show(hello);
     this.choose();
   }
@@ -93,20 +69,12 @@ export class Controls {
   }
 
   toggle() {
-    return this.speed({ do: this.paused ? "resume" : "pause" });
-  }
-
-  speed(body) {
-    return this.all("speed", body);
-  }
-
-  abort(connection, id) {
-    return this.all("abort", { request_id: id }, [connection]);
+    return this.all("speed", { do: this.paused ? "resume" : "pause" });
   }
 
   async all(path, body, connections = this.connections) {
     try {
-      const answers = await Promise.all(connections.map((connection) => connection.post(path, body)));
+      const answers = await Promise.all(connections.map((connection) => connection.ask(path, body)));
       say(this.note, "");
       if ("paused" in answers[0]) this.show(answers[0]);
     } catch (error) {
@@ -123,25 +91,13 @@ export class Controls {
     if (document.activeElement !== this.slider) this.slider.value = clients;
     say(this.clients, String(clients));
     this.long.checked = long;
-    const wanted = killable.join();
-    if (this.killers.dataset.workers === wanted) return;
-    this.killers.dataset.workers = wanted;
-    this.killers.replaceChildren(
-      ...killable.map((worker) =>
-        el(
-          "button",
-          { type: "button", class: "danger", onclick: () => this.all("kill", { worker }) },
-          `Kill worker ${worker}`,
-        ),
-      ),
-    );
+    if (this.killers.dataset.workers === killable.join()) return;
+    this.killers.dataset.workers = killable.join();
+    const kill = (worker) => button(`Kill worker ${worker}`, () => this.all("kill", { worker }), { class: "danger" });
+    this.killers.replaceChildren(...killable.map(kill));
   }
 }
 
-function number(name, bounds) {
-  return el("input", { type: "number", "aria-label": name, class: "short", ...bounds });
-}
-
-function label(text, input, behind = false) {
-  return behind ? el("label", {}, input, " ", text) : el("label", {}, text, " ", input);
-}
+const group = (...children) => el("span", { class: "group" }, ...children);
+const label = (...children) => el("label", {}, ...children);
+const number = (name, bounds) => el("input", { type: "number", "aria-label": name, class: "short", ...bounds });

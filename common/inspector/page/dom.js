@@ -1,20 +1,21 @@
-// Elements from data. Text only ever becomes text: no function here, or anywhere on the page, takes HTML.
+// Elements from data, and words and sizes for drawings. Text only ever becomes text: nothing on the page takes HTML.
+
+const PROPERTIES = ["value", "checked", "hidden"]; // set on the element: what a user changes is no attribute
 
 export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else if (name in ATTRIBUTES_THAT_ARE_PROPERTIES) element[name] = value;
+    else if (PROPERTIES.includes(name)) element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
   return element;
 }
 
-const ATTRIBUTES_THAT_ARE_PROPERTIES = { value: 1, checked: 1, disabled: 1, hidden: 1 };
-
-export const FONT = "system-ui, sans-serif"; // of all drawings
+export const button = (words, onclick, attributes = {}) =>
+  el("button", { type: "button", onclick, ...attributes }, words);
 
 // Changes text only where it differs: a screen reader and a selection are left in peace.
 export function say(element, text) {
@@ -30,8 +31,8 @@ export function forgetUnit() {
 
 // The size of an element's inside, in units.
 export function room(element) {
-  const box = element.getBoundingClientRect();
-  return [Math.floor(box.width / unit()), Math.floor(box.height / unit())];
+  const { width, height } = element.getBoundingClientRect();
+  return [Math.floor(width / unit()), Math.floor(height / unit())];
 }
 
 // Where a pointer is on a drawing, in units.
@@ -42,15 +43,39 @@ export function surface(canvas, width, height) {
   const scale = unit() * (window.devicePixelRatio || 1);
   const [columns, rows] = [Math.round(width * scale), Math.round(height * scale)];
   if (canvas.width !== columns || canvas.height !== rows) {
-    canvas.width = columns;
-    canvas.height = rows;
-    canvas.style.width = `${width * unit()}px`;
-    canvas.style.height = `${height * unit()}px`;
+    Object.assign(canvas, { width: columns, height: rows });
+    Object.assign(canvas.style, { width: `${width * unit()}px`, height: `${height * unit()}px` });
   }
   const context = canvas.getContext("2d");
   context.setTransform(scale, 0, 0, scale, 0, 0);
   context.clearRect(0, 0, width, height);
   return context;
+}
+
+// Words on a drawing. Returns their width.
+export function write(context, words, x, y, colour, { size = 12, bold = false, align = "left" } = {}) {
+  context.font = `${bold ? "600 " : ""}${size}px system-ui, sans-serif`;
+  context.fillStyle = colour;
+  context.textAlign = align;
+  context.fillText(words, x, y);
+  return context.measureText(words).width;
+}
+
+// A thin frame just inside a rectangle.
+export function frame(context, colour, x, y, width, height, dash = []) {
+  context.strokeStyle = colour;
+  context.lineWidth = 1;
+  context.setLineDash(dash);
+  context.strokeRect(x + 0.5, y + 0.5, Math.max(1, width - 1), Math.max(1, height - 1));
+  context.setLineDash([]);
+}
+
+// The largest squares, `least` to `most` wide, with which this many fit; where they do not, the first ones are shown.
+export function squares(width, height, number, least, most) {
+  let size = Math.max(least, Math.min(most, Math.floor(Math.sqrt((width * height) / number)) + 1));
+  while (size > least && Math.ceil(number / Math.floor(width / size)) * size > height) size -= 1;
+  const columns = Math.max(1, Math.floor(width / size));
+  return { size, columns, shown: Math.min(number, columns * Math.max(1, Math.floor(height / size))) };
 }
 
 export const count = (number) => Math.round(number).toLocaleString("en");
@@ -64,9 +89,6 @@ export function milliseconds(value) {
 export function bytes(value) {
   const units = ["B", "KB", "MB", "GB"];
   let unit = 0;
-  while (value >= 1000 && unit < units.length - 1) {
-    value /= 1000;
-    unit += 1;
-  }
+  for (; value >= 1000 && unit < units.length - 1; unit++) value /= 1000;
   return `${value < 10 && unit ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
 }

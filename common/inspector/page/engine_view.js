@@ -1,97 +1,14 @@
 // All panels of one engine: Time, Memory, Text, Numbers.
 
 import { el, say } from "inspector/dom";
-import { Legend, PageLegend } from "inspector/legend";
-import { Memory } from "inspector/memory";
-import { newest } from "inspector/news";
+import { Legend, marksOf, pagesOf } from "inspector/legend";
+import { Memory, newest } from "inspector/memory";
 import { Numbers } from "inspector/numbers";
-import { Selection } from "inspector/selection";
 import { Text } from "inspector/text";
 import { Timeline } from "inspector/timeline";
 import { listen } from "inspector/timeline_input";
 
-const SLOW_MILLISECONDS = 150; // between two drawings of a panel that is made of elements: no one reads faster
-
-export class EngineView {
-  // abort, begin: as in Text. options: shared by all engines of the page.
-  constructor(store, clock, { abort, begin, options, redraw, named }) {
-    this.store = store;
-    this.clock = clock;
-    const kind = store.hello.kind;
-    this.selection = new Selection(redraw);
-    this.timeline = new Timeline(store, clock, this.selection);
-    this.memory = new Memory(store, clock, this.selection);
-    this.numbers = new Numbers(store, clock);
-    this.text = new Text(store, clock, this.selection, { abort, begin, options });
-    this.legend = new Legend(kind);
-    this.pageLegend = ["pages", "tree", "drafts"].includes(kind) ? new PageLegend(kind) : null;
-    this.news = el("p", { class: "news", role: "status" });
-    this.under = el("p", { class: "under", "aria-live": "off" });
-    const tell = (words) => say(this.under, words);
-    listen(this.timeline, { redraw, tell });
-    this.memory.listen(tell);
-    this.element = el(
-      "section",
-      { class: "engine", "data-kind": kind, "aria-label": store.hello.name },
-      named
-        ? el(
-            "h2",
-            { class: "engine-name" },
-            title(store.hello),
-            el("span", { class: "soft" }, ` ${store.hello.lesson.look}`),
-          )
-        : null,
-      panel(
-        "Time",
-        "a row for each request, a column for each step",
-        "time",
-        this.legend.element,
-        this.timeline.element,
-        this.under,
-      ),
-      panel("Memory", MEMORY_WORDS[kind], "space", this.pageLegend?.element, this.memory.element, this.news),
-      panel(
-        "Text",
-        kind === "drafts" ? DRAFT_WORDS : "what each request has been told",
-        "text",
-        options.element?.(),
-        this.text.element,
-      ),
-      panel("Numbers", "now, and before as a line", "figures", null, this.numbers.element),
-    );
-    const resized = new ResizeObserver(redraw); // a sentence below a drawing may take its place
-    for (const { element } of [this.timeline, this.memory])
-      resized.observe(element.querySelector("canvas").parentElement);
-    this.canvases = 0; // the version that they show
-    this.slow = [this.text, this.numbers, this.memory.tree, { draw: () => this.tellNews() }]
-      .filter(Boolean)
-      .map((panel) => ({ panel, version: 0, drawn: 0 }));
-  }
-
-  // version: of all that can be seen, counted by the page. Canvases are drawn in each frame in which it is another one.
-  // Of the panels made of elements a frame draws one at most, so that no frame is long.
-  draw(now, version) {
-    if (this.canvases !== version) {
-      this.canvases = version;
-      this.timeline.draw();
-      this.memory.draw();
-      this.legend.draw();
-      this.pageLegend?.draw();
-    }
-    const due = this.slow.filter((one) => one.version !== version && now - one.drawn >= SLOW_MILLISECONDS);
-    const next = due.sort((a, b) => a.drawn - b.drawn)[0];
-    if (!next) return;
-    const isAll = next.panel.draw() !== false; // false: it goes on in its next turn
-    Object.assign(next, { version: isAll ? version : 0, drawn: now });
-  }
-
-  tellNews() {
-    const words = newest(this.store, this.clock.of(this.store), this.clock.speed);
-    say(this.news, words.text);
-    this.news.classList.toggle("loss", words.isLoss);
-  }
-}
-
+const SLOW_MILLISECONDS = 150; // between two drawings of panels that are made of elements: no one reads faster
 const DRAFT_WORDS = "tinted: accepted draft tokens; struck out: rejected ones";
 const MEMORY_WORDS = {
   nothing: "what is kept from one step to the next",
@@ -103,6 +20,80 @@ const MEMORY_WORDS = {
   fleet: "a square is a page; each worker has its own",
 };
 
+// The request that is followed everywhere: chosen with a click in any panel.
+class Selection {
+  number = null;
+
+  constructor(changed) {
+    this.changed = changed;
+  }
+
+  select(number) {
+    this.number = number;
+    this.changed();
+  }
+
+  toggle(number) {
+    this.select(number === this.number ? null : number);
+  }
+
+  // Whether a request steps back because another one is followed.
+  dims(number) {
+    return this.number !== null && this.number !== number;
+  }
+}
+
+export class EngineView {
+  // does: {abort, begin}, as in Text. named: whether there are two, so that each needs its name.
+  constructor(store, clock, redraw, does, named) {
+    const { kind, name, lesson } = store.hello;
+    this.store = store;
+    this.clock = clock;
+    this.selection = new Selection(redraw);
+    this.timeline = new Timeline(store, clock, this.selection);
+    this.memory = new Memory(store, clock, this.selection);
+    this.numbers = new Numbers(store, clock);
+    this.text = new Text(store, clock, this.selection, redraw, does);
+    this.legends = [new Legend(marksOf(kind)), new Legend(pagesOf(kind))];
+    this.news = el("p", { class: "news", role: "status" });
+    this.under = el("p", { class: "under", "aria-live": "off" });
+    const tell = (words) => say(this.under, words);
+    listen(this.timeline, { redraw, tell });
+    this.memory.listen(tell);
+    const about = el("span", { class: "soft" }, ` ${lesson.look}`);
+    const [marks, pages] = this.legends.map((legend) => legend.element);
+    const rows = "a row for each request, a column for each step";
+    const told = kind === "drafts" ? DRAFT_WORDS : "what each request has been told";
+    this.element = el(
+      "section",
+      { class: "engine", "data-kind": kind, "aria-label": name },
+      named ? el("h2", { class: "engine-name" }, title(store.hello), about) : null,
+      panel("Time", rows, "time", marks, this.timeline.element, this.under),
+      panel("Memory", MEMORY_WORDS[kind], "space", pages, this.memory.element, this.news),
+      panel("Text", told, "text", this.text.boxes, this.text.element),
+      panel("Numbers", "now, and before as a line", "figures", null, this.numbers.element),
+    );
+    const resized = new ResizeObserver(redraw); // a sentence below a drawing may take its place
+    for (const surface of this.element.querySelectorAll(".surface")) resized.observe(surface);
+    this.drawn = { canvases: 0, elements: 0, at: 0 }; // versions, and when
+  }
+
+  // version: of all that can be seen, counted by the page. Canvases are drawn in each frame in which it is another one.
+  draw(now, version) {
+    const { drawn } = this;
+    if (drawn.canvases !== version) {
+      drawn.canvases = version;
+      for (const one of [this.timeline, this.memory, ...this.legends]) one.draw();
+    }
+    if (drawn.elements === version || now - drawn.at < SLOW_MILLISECONDS) return;
+    this.drawn = { canvases: version, elements: version, at: now };
+    for (const one of [this.text, this.numbers, this.memory.tree]) one?.draw();
+    const { text, isLoss } = newest(this.store, this.clock.of(this.store), this.clock.speed);
+    say(this.news, text);
+    this.news.classList.toggle("loss", isLoss);
+  }
+}
+
 export function title(hello) {
   const number = /^\d+/.exec(hello.name)?.[0];
   return number ? `${number} ${hello.lesson.title}` : hello.name;
@@ -110,10 +101,5 @@ export function title(hello) {
 
 function panel(name, words, place, legend, ...content) {
   const heading = el("h3", {}, name, el("span", { class: "soft" }, ` ${words}`));
-  return el(
-    "div",
-    { class: `panel ${place}`, "data-panel": name.toLowerCase() },
-    el("div", { class: "panel-head" }, heading, legend),
-    ...content,
-  );
+  return el("div", { class: `panel ${place}` }, el("div", { class: "panel-head" }, heading, legend), ...content);
 }

@@ -3,7 +3,7 @@
 import { Clock } from "inspector/clock";
 import { Connection } from "inspector/connection";
 import { Controls } from "inspector/controls";
-import { el, forgetUnit, say } from "inspector/dom";
+import { button, el, forgetUnit, say } from "inspector/dom";
 import { EngineView, title } from "inspector/engine_view";
 import { setTheme } from "inspector/marks";
 import { Player, unpack } from "inspector/replay";
@@ -14,113 +14,65 @@ const CONTROLS_MILLISECONDS = 2000; // another page may have changed them; worke
 const boot = JSON.parse(document.getElementById("boot").textContent);
 const stores = [];
 const views = [];
-const clock = new Clock(stores, "recording" in boot);
-const options = { boxes: false, element: boxesSwitch };
+let version = 1; // of all that can be seen
+const redraw = () => (version += 1);
+const clock = new Clock(stores, "recording" in boot, redraw);
 const page = {
   heading: el("h1", {}, "Inside an inference server"),
   about: el("span", { class: "about soft" }),
-  state: el(
-    "button",
-    { class: "live", type: "button", title: "follow the newest step", onclick: () => clock.follow() },
-    "connecting",
-  ),
+  state: button("connecting", () => clock.follow(), { class: "live", title: "follow the newest step" }),
   look: el("p", { class: "look" }),
   controls: el("div", { class: "bar" }),
   engines: el("main", {}),
 };
-let version = 1; // of all that can be seen
-window.inspector = { stores, views, clock }; // for a debugger, and for tests that count
+window.inspector = { stores, views, clock }; // for a debugger, and for tests
+let stateWords = "connecting";
 let controls = null;
-
-function redraw() {
-  version += 1;
-}
+let player = null;
 
 function resized() {
   forgetUnit();
   redraw();
 }
 
-function header() {
-  const theme = el(
-    "button",
-    { type: "button", title: "light or dark", onclick: () => chooseTheme(themeNow() === "dark" ? "light" : "dark") },
-    "Light / dark",
-  );
-  const size = el(
-    "button",
-    {
-      type: "button",
-      title: "larger type, for a projector",
-      onclick: () => {
-        document.documentElement.classList.toggle("large");
-        resized();
-      },
-    },
-    "Larger",
-  );
-  const lesson = clock.recorded
-    ? null
-    : el("a", { href: "/watch/lesson", target: "_blank", rel: "noopener" }, "Lesson");
-  document.body.append(
-    el(
-      "header",
-      { class: "top" },
-      page.heading,
-      page.about,
-      el("span", { class: "group" }, page.state, lesson, size, theme),
-    ),
-    page.look,
-    page.controls,
-    page.engines,
-  );
-}
-
-const themeNow = () => document.documentElement.dataset.theme;
-
 function chooseTheme(name) {
-  document.documentElement.dataset.theme = name;
   setTheme(name);
   redraw();
 }
 
-function boxesSwitch() {
-  const box = el("input", {
-    type: "checkbox",
-    checked: options.boxes,
-    class: "boxes-switch",
-    onchange: () => {
-      options.boxes = box.checked;
-      for (const other of document.querySelectorAll(".boxes-switch")) other.checked = box.checked;
-      redraw();
-    },
-  });
-  return el("label", { class: "legend" }, box, " tokens as boxes");
+function header() {
+  const { dataset, classList } = document.documentElement;
+  const theme = button("Light / dark", () => chooseTheme(dataset.theme === "dark" ? "light" : "dark"));
+  const enlarge = () => {
+    classList.toggle("large");
+    resized();
+  };
+  const size = button("Larger", enlarge, { title: "larger type, for a projector" });
+  const link = { href: "/watch/lesson", target: "_blank", hidden: clock.recorded };
+  const lesson = el("a", link, "Lesson");
+  const group = el("span", { class: "group" }, page.state, lesson, size, theme);
+  const top = el("header", { class: "top" }, page.heading, page.about, group);
+  document.body.append(top, page.look, page.controls, page.engines);
 }
 
-function introduce(hellos) {
-  document.title = `${hellos.map(title).join(" and ")} – inside the engine`;
-  say(page.heading, hellos.map(title).join(" and "));
+function introduce() {
+  const hellos = stores.filter(Boolean).map((store) => store.hello);
+  const names = hellos.map(title).join(" and ");
+  document.title = `${names} – inside the engine`;
+  say(page.heading, names);
   say(page.about, `${hellos[0].model} model on ${hellos[0].device}${clock.recorded ? ", a recording" : ""}`);
-  const [{ lesson }] = hellos;
-  if (hellos.length === 1) page.look.replaceChildren(el("span", {}, lesson.look), " ", el("em", {}, lesson.question));
-  else page.look.replaceChildren(el("em", {}, lesson.question));
+  const { look, question } = hellos[0].lesson;
+  page.look.replaceChildren(hellos.length === 1 ? `${look} ` : "", el("em", {}, question));
   page.engines.dataset.engines = String(hellos.length);
 }
 
+// does: {abort, begin}, as in Text.
 function addView(at, store, does) {
-  const view = new EngineView(store, clock, {
-    ...does,
-    options,
-    redraw,
-    named: (boot.engines?.length ?? stores.length) > 1,
-  });
-  // What lesson 07 shows is told by boxes: whether a token comes from the target or the drafter.
-  if (store.hello.kind === "drafts") options.boxes = true;
+  stores[at] = store;
+  introduce();
   views[at]?.element.remove();
-  views[at] = view;
-  page.engines.append(...views.filter(Boolean).map((one) => one.element));
-  for (const box of document.querySelectorAll(".boxes-switch")) box.checked = options.boxes;
+  views[at] = new EngineView(store, clock, redraw, does, (boot.engines ?? stores).length > 1);
+  page.engines.append(...views.filter(Boolean).map((view) => view.element));
   redraw();
 }
 
@@ -128,17 +80,18 @@ function connect() {
   const connections = boot.engines.map(({ url }, at) => {
     const connection = new Connection(url, {
       hello: (hello) => {
-        stores[at] = new Store(hello);
-        introduce(stores.filter(Boolean).map((store) => store.hello));
-        addView(at, stores[at], { abort: (id) => controls.abort(connection, id), begin: () => controls.begin() });
+        addView(at, new Store(hello), {
+          abort: (id) => controls.all("abort", { request_id: id }, [connection]),
+          begin: () => controls.begin(),
+        });
         controls ??= startControls(connections, hello);
-        state("live");
+        stateWords = "live";
       },
       update: (update) => {
         stores[at].apply(update);
         redraw();
       },
-      state,
+      state: (words) => (stateWords = words),
       refused: () => askForKey(connections),
     });
     return connection;
@@ -148,57 +101,42 @@ function connect() {
 }
 
 function startControls(connections, hello) {
-  const made = new Controls(connections, hello.lesson, hello);
+  const made = new Controls(connections, hello);
   page.controls.replaceChildren(made.element);
-  setInterval(async () => {
-    const answer = await connections[0].controls().catch(() => null); // the stream says what is wrong with the server
-    if (answer) made.show(answer);
-  }, CONTROLS_MILLISECONDS);
+  const ask = () => connections[0].ask("controls").then((answer) => made.show(answer));
+  setInterval(() => ask().catch(() => null), CONTROLS_MILLISECONDS); // the stream says what is wrong with the server
   return made;
 }
 
 function askForKey(connections) {
   const key = el("input", { type: "password", "aria-label": "API key", autocomplete: "off" });
-  const form = el(
-    "form",
-    {
-      class: "controls",
-      onsubmit: (event) => {
-        event.preventDefault();
-        page.controls.replaceChildren();
-        for (const connection of connections) {
-          connection.key = key.value;
-          connection.run();
-        }
-      },
-    },
-    el("label", {}, "This server asks for its API key: ", key),
-    el("button", { class: "primary", type: "submit" }, "Watch"),
-  );
-  page.controls.replaceChildren(form);
-}
-
-function state(words) {
-  page.state.dataset.words = words;
-  redraw();
-}
-
-function listenToKeys() {
-  document.addEventListener("keydown", (event) => {
-    if (event.target.closest("input, textarea, select, button, a") || event.ctrlKey || event.metaKey || event.altKey)
-      return;
-    const keys = {
-      " ": () => (clock.recorded ? page.player.toggle() : controls?.toggle()),
-      ".": () => controls?.speed({ do: "step" }),
-      l: () => clock.follow(),
-      s: () => controls?.prompt.focus(),
-      b: () => document.querySelector(".boxes-switch")?.click(),
-      Escape: () => views.forEach((view) => view.selection.select(null)),
-    };
-    if (!(event.key in keys)) return;
+  const onsubmit = (event) => {
     event.preventDefault();
-    keys[event.key]();
-  });
+    page.controls.replaceChildren();
+    for (const connection of connections) {
+      connection.key = key.value;
+      connection.run();
+    }
+  };
+  const watch = el("button", { class: "primary", type: "submit" }, "Watch");
+  const label = el("label", {}, "This server asks for its API key: ", key);
+  page.controls.replaceChildren(el("form", { class: "controls", onsubmit }, label, watch));
+}
+
+const KEYS = {
+  " ": () => (player ?? controls)?.toggle(),
+  ".": () => controls?.all("speed", { do: "step" }),
+  l: () => clock.follow(),
+  s: () => controls?.prompt.focus(),
+  b: () => document.querySelector(".boxes-switch")?.click(),
+  Escape: () => views.forEach((view) => view.selection.select(null)),
+};
+
+function pressed(event) {
+  const isElsewhere = event.target.closest("input, textarea, select, button, a");
+  if (isElsewhere || event.ctrlKey || event.metaKey || event.altKey || !(event.key in KEYS)) return;
+  event.preventDefault();
+  KEYS[event.key]();
 }
 
 let before = performance.now();
@@ -207,25 +145,20 @@ function frame(now) {
   clock.tick((now - before) / 1000);
   before = now;
   for (const view of views) view?.draw(now, version);
-  say(page.state, clock.recorded ? "recording" : clock.live ? (page.state.dataset.words ?? "") : "past: back to live");
+  player?.draw();
+  say(page.state, clock.recorded ? "recording" : clock.live ? stateWords : "past: back to live");
   page.state.classList.toggle("past", !clock.live && !clock.recorded);
   requestAnimationFrame(frame);
 }
 
-async function start() {
-  header();
-  chooseTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-  clock.listeners.add(redraw);
-  new ResizeObserver(resized).observe(document.body);
-  listenToKeys();
-  if (clock.recorded) {
-    stores.push(...(await unpack(boot.recording)));
-    introduce(stores.map((store) => store.hello));
-    stores.forEach((store, at) => addView(at, store, { abort: null, begin: null }));
-    page.player = new Player(clock);
-    page.controls.replaceChildren(page.player.element);
-  } else connect();
-  requestAnimationFrame(frame);
-}
-
-start();
+header();
+chooseTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+new ResizeObserver(resized).observe(document.body);
+document.addEventListener("keydown", pressed);
+if (clock.recorded) {
+  stores.push(...(await unpack(boot.recording)));
+  stores.forEach((store, at) => addView(at, store, {}));
+  player = new Player(clock);
+  page.controls.replaceChildren(player.element);
+} else connect();
+requestAnimationFrame(frame);

@@ -1,166 +1,121 @@
 // Stage 08: a block of squares for each worker, a square a page, and between them the pages that are on their way.
 // The router knows how many pages each request has on a worker, not which: squares are counted here, not placed.
 
-import { FONT, count } from "inspector/dom";
+import { count, frame, squares, write } from "inspector/dom";
 import { colour, inks, mark } from "inspector/marks";
 
-const TITLE = 26;
-const LANE = 78;
+const TITLE = 24;
+const LANE = 62;
+const TRAVELLER = 78; // units that the pages of one request have in the lane
 const ARRIVED_SECONDS = 1.5; // of the reader's: how long pages that have arrived are still shown on their way
 const PREFILL = 1; // places in a flight: [phase, prefill worker, decode worker]
 const DECODE = 2;
 
-export function drawFleet({ context, width, height, store, moment, time, speed, selection }) {
+export function drawFleet(scene) {
+  const { height, store, moment } = scene;
   const { workers, flights } = moment.memory;
   const roles = store.hello.sizes.workers;
-  const prefill = roles.filter((worker) => worker.role === "prefill");
-  const decode = roles.filter((worker) => worker.role !== "prefill");
-  const block = Math.floor((height - LANE) / (roles.length || 1));
-  const scene = { context, width, store, workers, flights, time, speed, selection, maps: [] };
-  const lane = prefill.length * block;
-  prefill.forEach((worker, at) => drawWorker(scene, worker, PREFILL, at * block, block));
-  drawLane(scene, lane);
-  decode.forEach((worker, at) => drawWorker(scene, worker, DECODE, lane + LANE + at * block, block));
-  const up = workers.filter((worker) => worker.up).length;
-  const stats = moment.stats;
-  const moved = stats.handoffs ? `${count(stats.handoffs)} prompts handed over` : "no prompt handed over yet";
-  const lost = stats.workers_lost
-    ? `, ${count(stats.workers_lost)} workers lost, ${count(stats.requests_resumed)} requests begun again`
-    : "";
-  const at = (x, y) => ownerAt(scene, x, y);
-  return { at, sums: `${up} of ${workers.length} workers up, ${moved}${lost}.` };
-}
-
-function pagesOf(scene, number, size) {
-  const request = scene.store.request(number);
-  return Math.max(1, Math.ceil((request.promptTokens + request.tokensAt(scene.time)) / (size || 16)));
-}
-
-function drawWorker(scene, role, place, y, height) {
-  const { context, width, workers, flights } = scene;
-  const worker = workers[role.number];
-  const { ink, soft, line, alert } = inks();
-  context.font = `600 13px ${FONT}`;
-  context.fillStyle = worker.up ? ink : alert;
-  context.textAlign = "left";
-  const name = `worker ${role.number}: ${role.role === "prefill" ? "runs prompts" : "writes answers"}`;
-  context.fillText(worker.up ? name : `${name} – down, a new process starts`, 0, y + 17);
-  context.strokeStyle = worker.up ? line : alert;
-  context.lineWidth = worker.up ? 1 : 2;
-  context.strokeRect(1, y + TITLE - 2, width - 2, height - TITLE - 4);
-  if (!worker.up) {
-    mark(context, "preempted", "", 0, y + TITLE, width, height - TITLE - 8);
-    return;
+  const block = Math.floor((height - LANE) / roles.length);
+  const maps = [];
+  let y = 0;
+  for (const place of [PREFILL, DECODE]) {
+    if (place === DECODE) drawLane(scene, flights, y);
+    if (place === DECODE) y += LANE;
+    for (const role of roles.filter((worker) => (worker.role === "prefill") === (place === PREFILL))) {
+      maps.push(drawWorker(scene, role, place, y, block));
+      y += block;
+    }
   }
-  const held = [...flights].filter(
-    ([, flight]) => flight[place] === role.number || (place === PREFILL && flight[DECODE] === role.number),
-  );
+  const { handoffs, workers_lost: lost, requests_resumed: resumed } = moment.stats;
+  const moved = handoffs ? `${count(handoffs)} prompts handed over` : "no prompt handed over yet";
+  const gone = lost ? `, ${count(lost)} workers lost, ${count(resumed)} requests begun again` : "";
+  const at = (x, y) => {
+    const cell = maps.map((find) => find(x, y)).find(Boolean);
+    return cell ? { words: `${store.request(cell.number).letter}’s page ${cell.page + 1}`, owner: cell.number } : null;
+  };
+  return { at, sums: `${workers.filter((one) => one.up).length} of ${workers.length} workers up, ${moved}${gone}.` };
+}
+
+function pagesOf({ store, time }, number, size) {
+  const request = store.request(number);
+  return Math.max(1, Math.ceil((request.promptTokens + request.tokensAt(time)) / (size || 16)));
+}
+
+// Returns what finds the page at a point.
+function drawWorker(scene, { number: self, role }, place, y, height) {
+  const { context, width, moment, store, selection } = scene;
+  const worker = moment.memory.workers[self];
+  const { ink, soft, line, alert } = inks();
+  const name = `worker ${self}: ${role === "prefill" ? "runs prompts" : "writes answers"}`;
+  const [top, tall] = [y + TITLE, height - TITLE - 6];
+  if (!worker.up) {
+    write(context, `${name} – down, a new process starts`, 0, y + 17, alert, { size: 13, bold: true });
+    frame(context, alert, 0, top, width, tall);
+    mark(context, "preempted", "", 0, top, width, tall);
+    return () => null;
+  }
+  const beside = width - write(context, name, 0, y + 17, ink, { size: 13, bold: true }) - 10;
   const cells = [];
-  for (const [number, [phase]] of held) {
+  for (const [number, flight] of moment.memory.flights) {
+    const [phase] = flight;
+    if (flight[place] !== self && !(place === PREFILL && flight[DECODE] === self)) continue;
     const texture = phase === "transfer" && place === DECODE ? "rejected" : phase === "prefill" ? "prefill" : "decode";
     for (let page = 0; page < pagesOf(scene, number, worker.page_size); page++) cells.push({ number, texture, page });
   }
-  const { size, columns, each } = squares(width - 12, height - TITLE - 14, worker.pages);
-  const used = `${count(worker.pages - worker.free)} of ${count(worker.pages)} pages`;
-  const more = ` in use, ${count(worker.cached)} cached${each > 1 ? `; a square is ${each}` : ""}`;
-  const beside = width - context.measureText(name).width - 10; // the name
-  context.font = `12px ${FONT}`;
-  context.fillStyle = soft;
-  context.textAlign = "right";
-  const fitting = [used + more, used].find((words) => context.measureText(words).width <= beside) ?? "";
-  context.fillText(fitting, width, y + 17);
-  context.textAlign = "left";
-  const [left, top] = [6, y + TITLE + 4];
+  const { size, columns, shown } = squares(width, tall, worker.pages, 4, 40);
+  const each = Math.ceil(worker.pages / shown); // where squares of 4 units do not fit, a square is several pages
+  const used = `${count(worker.pages - worker.free)} of ${count(worker.pages)} pages in use`;
+  const more = `, ${count(worker.cached)} cached${each > 1 ? `; a square is ${each}` : ""}`;
+  const isWide = beside > 7 * (used + more).length;
+  write(context, isWide ? used + more : used.replace("in use", ""), width, y + 17, soft, { align: "right" });
+  const side = size - (size > 8 ? 2 : 1);
   for (let at = 0; at * each < worker.pages; at++) {
-    const [cellX, cellY] = [left + (at % columns) * size, top + Math.floor(at / columns) * size];
-    const isCached = at * each < cells.length + worker.cached;
-    drawCell(scene, cells[at * each], isCached, cellX, cellY, size - (size > 8 ? 2 : 1));
+    const [cellX, cellY, cell] = [(at % columns) * size, top + Math.floor(at / columns) * size, cells[at * each]];
+    if (cell) {
+      const { hue, letter } = store.request(cell.number);
+      context.globalAlpha = selection.dims(cell.number) ? 0.3 : 1;
+      mark(context, cell.texture, colour(hue), cellX, cellY, side, side);
+      const [font, ground] = [Math.min(14, side * 0.62), cell.texture === "decode" ? inks().on : ink];
+      const middle = [cellX + side / 2, cellY + side / 2 + font * 0.36];
+      if (side >= 12) write(context, letter, ...middle, ground, { size: font, bold: true, align: "center" });
+      context.globalAlpha = 1;
+    } else if (at * each < cells.length + worker.cached) mark(context, "cached", soft, cellX, cellY, side, side);
+    else frame(context, line, cellX, cellY, side, side);
   }
-  scene.maps.push({ left, top, size, columns, each, cells });
-}
-
-// The largest squares that fit; where squares of 4 units do not, a square is several pages.
-function squares(width, height, pages) {
-  let size = Math.max(4, Math.floor(Math.sqrt((width * height) / pages)) + 1);
-  while (size > 4 && Math.ceil(pages / Math.floor(width / size)) * size > height) size -= 1;
-  const columns = Math.floor(width / size);
-  return { size, columns, each: Math.max(1, Math.ceil(pages / (columns * Math.max(1, Math.floor(height / size))))) };
-}
-
-function ownerAt({ maps, store }, x, y) {
-  for (const { left, top, size, columns, each, cells } of maps) {
-    const [column, row] = [Math.floor((x - left) / size), Math.floor((y - top) / size)];
-    const cell = column >= 0 && column < columns && row >= 0 ? cells[(row * columns + column) * each] : null;
-    if (cell) return { words: `${store.request(cell.number).letter}’s page ${cell.page + 1}`, owner: cell.number };
-  }
-  return null;
-}
-
-function drawCell({ context, store, selection }, cell, isCached, x, y, side) {
-  const { line, soft, on, ink } = inks();
-  if (!cell) {
-    if (isCached) mark(context, "cached", soft, x, y, side, side);
-    else {
-      context.strokeStyle = line;
-      context.strokeRect(x + 0.5, y + 0.5, side - 1, side - 1);
-    }
-    return;
-  }
-  context.globalAlpha = selection.dims(cell.number) ? 0.3 : 1;
-  mark(context, cell.texture, colour(store.request(cell.number).hue), x, y, side, side);
-  if (side >= 12) {
-    context.font = `600 ${Math.min(12, side * 0.6)}px ${FONT}`;
-    context.textAlign = "center";
-    context.fillStyle = cell.texture === "decode" ? on : ink;
-    context.fillText(store.request(cell.number).letter, x + side / 2, y + side / 2 + 4);
-    context.textAlign = "left";
-  }
-  context.globalAlpha = 1;
+  return (x, y) => {
+    const [column, row] = [Math.floor(x / size), Math.floor((y - top) / size)];
+    return column < columns && row >= 0 && y < top + tall ? cells[(row * columns + column) * each] : null;
+  };
 }
 
 // What travels now, and what waits for room on the other side.
-function drawLane(scene, y) {
-  const { context, width, store, flights } = scene;
+function drawLane(scene, flights, y) {
+  const { context, width, store } = scene;
   const { soft, line } = inks();
-  context.font = `12px ${FONT}`;
-  context.fillStyle = soft;
-  context.fillText("pages on their", 0, y + 16);
-  context.fillText("way ↓", 0, y + 32);
-  context.strokeStyle = line;
-  context.setLineDash([2, 4]);
-  context.beginPath();
-  context.moveTo(0, y + LANE - 6);
-  context.lineTo(width, y + LANE - 6);
-  context.stroke();
-  context.setLineDash([]);
-  const moving = [...flights]
-    .map(([number, [phase]]) => [number, phase])
-    .filter(([, phase]) => phase === "ready" || phase === "transfer");
-  const known = moving.map(([number]) => number);
-  for (const number of arrivals(scene)) if (!known.includes(number)) moving.push([number, "arrived"]);
-  moving.slice(0, Math.floor((width - 108) / 72)).forEach(([number, phase], at) => {
-    const x = 108 + at * 72;
-    const hex = colour(store.request(number).hue);
+  write(context, "pages on", 0, y + 18, soft);
+  write(context, "their way ↓", 0, y + 33, soft);
+  context.fillStyle = line;
+  context.fillRect(0, y + LANE - 6, width, 1);
+  const moving = new Map(arrivals(scene).map((number) => [number, "arrived"]));
+  for (const [number, [phase]] of flights) if (phase === "ready" || phase === "transfer") moving.set(number, phase);
+  const fitting = Math.floor((width - TRAVELLER) / TRAVELLER);
+  [...moving].slice(0, fitting).forEach(([number, phase], at) => {
+    const x = (at + 1) * TRAVELLER + 8;
+    const { hue, letter } = store.request(number);
     const pages = pagesOf(scene, number, 16);
-    for (let page = 0; page < Math.min(pages, 12); page++) {
-      const [cellX, cellY] = [x + (page % 4) * 11, y + 6 + Math.floor(page / 4) * 11];
-      mark(context, phase === "ready" ? "prefill" : "decode", hex, cellX, cellY, 10, 10);
+    for (let page = 0; page < Math.min(pages, 10); page++) {
+      const [cellX, cellY] = [x + (page % 5) * 13, y + 3 + Math.floor(page / 5) * 13];
+      mark(context, phase === "ready" ? "prefill" : "decode", colour(hue), cellX, cellY, 12, 12);
     }
-    context.fillStyle = hex;
-    context.font = `600 12px ${FONT}`;
-    context.fillText(`${store.request(number).letter}: ${pages}`, x, y + 54);
-    context.fillStyle = soft;
-    context.font = `11px ${FONT}`;
-    context.fillText({ ready: "wait", transfer: "travel", arrived: "arrived" }[phase], x, y + 68);
+    const words = { ready: "wait", transfer: "travel", arrived: "arrived" }[phase];
+    const wide = write(context, `${letter} `, x, y + 47, colour(hue), { size: 13, bold: true });
+    write(context, words, x + wide, y + 47, soft);
   });
 }
 
 // The requests whose pages arrived a moment ago: their first decode step there has just been.
 function arrivals({ store, time, speed }) {
-  const found = [];
-  for (const request of store.requests.values()) {
-    const times = request.handoffs.map((place) => request.works[place].t);
-    if (times.some((t) => t <= time && t > time - ARRIVED_SECONDS * speed)) found.push(request.n);
-  }
-  return found;
+  const isNew = (t) => t <= time && t > time - ARRIVED_SECONDS * speed;
+  const all = [...store.requests.values()];
+  return all.filter((one) => one.handoffs.some((place) => isNew(one.works[place].t))).map((one) => one.n);
 }

@@ -6,12 +6,12 @@ import { colour, inks } from "inspector/marks";
 const MOST_ROWS = 40;
 const MOST_TEXT = 90; // characters
 const MOST_SQUARES = 24;
+const MOST_BADGES = 6;
+const SQUARE = 9; // pixels, with the gap behind it
 
 export class Tree {
   constructor(store, clock, selection) {
-    this.store = store;
-    this.clock = clock;
-    this.selection = selection;
+    Object.assign(this, { store, clock, selection });
     this.element = el("div", { class: "tree", role: "tree", "aria-label": "tree of cached pages" });
     this.drawn = null;
     this.closed = new Set(); // first pages of the runs that were closed by hand
@@ -20,126 +20,89 @@ export class Tree {
   draw() {
     const moment = this.store.at(this.clock.of(this.store));
     if (!moment) return;
-    const users = this.users(moment);
-    const signature = JSON.stringify([inks().paper, moment.memory.tree, [...users], [...this.closed]]);
+    const { tree, pages, shared } = moment.memory;
+    this.users = new Map(tree.map(([page]) => [page, []])); // page -> numbers of the requests that use it now
+    for (const [number, table] of pages)
+      for (const page of table.slice(0, shared.get(number) ?? 0)) this.users.get(page)?.push(number);
+    const signature = JSON.stringify([inks().paper, tree, [...this.users], [...this.closed]]);
     if (signature === this.drawn) return;
     this.drawn = signature;
-    const children = new Map();
-    for (const [page, parent] of moment.memory.tree) {
-      if (!children.has(parent)) children.set(parent, []);
-      children.get(parent).push(page);
-    }
+    this.children = new Map([[-1, []], ...tree.map(([page]) => [page, []])]);
+    for (const [page, parent] of tree) this.children.get(parent).push(page);
     const rows = [];
-    this.collect(rows, children, users, moment.memory.texts, -1, 0);
+    this.collect(rows, moment.memory.texts, -1, 0);
     const focused = this.element.contains(document.activeElement) ? document.activeElement.dataset.page : null;
     this.element.replaceChildren(...rows.slice(0, MOST_ROWS));
-    if (focused) rows.find((row) => row.dataset.page === focused)?.focus();
-    if (rows.length > MOST_ROWS)
-      this.element.append(el("p", { class: "soft" }, `and ${rows.length - MOST_ROWS} more rows`));
-    if (!rows.length)
-      this.element.append(
-        el("p", { class: "soft" }, "The tree is empty. A full page of a running request goes into it."),
-      );
+    rows.find((row) => row.dataset.page === focused)?.focus();
+    const empty = "The tree is empty. A full page of a running request goes into it.";
+    const more = rows.length > MOST_ROWS ? "and more rows" : rows.length ? "" : empty;
+    if (more) this.element.append(el("p", { class: "soft" }, more));
   }
 
-  // page -> numbers of the requests that use it now
-  users(moment) {
-    const users = new Map();
-    for (const [number, table] of moment.memory.pages) {
-      for (const page of table.slice(0, moment.memory.shared.get(number) ?? 0)) {
-        if (users.has(page)) users.get(page).push(number);
-        else users.set(page, [number]);
-      }
-    }
-    return users;
-  }
-
-  collect(rows, children, users, texts, parent, depth) {
-    const runs = (children.get(parent) ?? []).map((page) => this.run(children, users, page));
+  collect(rows, texts, parent, depth) {
+    const runs = this.children.get(parent).map((page) => this.run(page));
     // What is used first, then what is long: the most interesting is in view.
-    runs.sort((a, b) => b.users.length - a.users.length || b.weight - a.weight);
+    runs.sort((a, b) => b.users.length - a.users.length || b.pages.length - a.pages.length);
     for (const run of runs) {
       if (rows.length > MOST_ROWS) return;
-      const isFork = (children.get(run.pages.at(-1)) ?? []).length > 0;
+      const isFork = this.children.get(run.pages.at(-1)).length > 0;
       const isClosed = this.closed.has(run.pages[0]);
       rows.push(this.row(run, texts, depth, isFork, isClosed));
-      if (isFork && !isClosed) this.collect(rows, children, users, texts, run.pages.at(-1), depth + 1);
+      if (isFork && !isClosed) this.collect(rows, texts, run.pages.at(-1), depth + 1);
     }
   }
 
   // From this page on, as long as there is one child with the same users.
-  run(children, users, page) {
+  run(page) {
+    const users = this.users.get(page);
     const pages = [page];
-    const mine = users.get(page) ?? [];
     for (;;) {
-      const behind = children.get(pages.at(-1)) ?? [];
-      if (behind.length !== 1 || (users.get(behind[0]) ?? []).join() !== mine.join()) break;
+      const behind = this.children.get(pages.at(-1));
+      if (behind.length !== 1 || this.users.get(behind[0]).join() !== users.join()) return { pages, users };
       pages.push(behind[0]);
     }
-    return { pages, users: mine, weight: pages.length };
   }
 
-  row(run, texts, depth, isFork, isClosed) {
-    const text = run.pages
-      .map((page) => texts.get(page) ?? "")
-      .join("")
-      .replace(/\s+/g, " ")
-      .trim();
-    const canvas = el("canvas", {
-      width: 2 * Math.min(MOST_SQUARES, run.pages.length) * 9,
-      height: 18,
-      class: "squares",
-    });
-    this.squares(canvas, run);
+  row({ pages, users }, texts, depth, isFork, isClosed) {
+    const text = pages.map((page) => texts.get(page) ?? "").join("");
+    const words = text.replace(/\s+/g, " ").trim();
     const toggle = () => {
-      if (isClosed) this.closed.delete(run.pages[0]);
-      else this.closed.add(run.pages[0]);
-      this.drawn = null;
+      if (!this.closed.delete(pages[0])) this.closed.add(pages[0]);
       this.selection.changed();
     };
-    const name = `${run.pages.length} ${run.pages.length === 1 ? "page" : "pages"}`;
-    const badges = run.users.slice(0, 6).map((number) => badge(this.store.request(number)));
-    const more = run.users.length > 6 ? el("span", { class: "soft" }, `+${run.users.length - 6}`) : null;
+    const branch = { class: "branch", title: words, role: "treeitem", "data-page": pages[0], "aria-level": depth + 1 };
+    const fork = isFork ? { "aria-expanded": String(!isClosed), onclick: toggle } : {};
+    const more = users.length > MOST_BADGES ? el("span", { class: "soft" }, `+${users.length - MOST_BADGES}`) : null;
     const row = el(
       isFork ? "button" : "div",
-      {
-        class: "branch",
-        title: text,
-        role: "treeitem",
-        "data-page": run.pages[0],
-        "aria-level": depth + 1,
-        "aria-expanded": isFork ? String(!isClosed) : null,
-        onclick: isFork ? toggle : null,
-      },
+      { ...branch, ...fork },
       el("span", { class: "twist" }, isFork ? (isClosed ? "▸" : "▾") : ""),
-      canvas,
-      el("span", { class: "count" }, name),
-      ...badges,
+      this.squares(pages, users),
+      el("span", { class: "count" }, `${pages.length} ${pages.length === 1 ? "page" : "pages"}`),
+      ...users.slice(0, MOST_BADGES).map((number) => badge(this.store.request(number))),
       more,
-      el("span", { class: "soft clip" }, text.slice(0, MOST_TEXT)),
+      el("span", { class: "soft clip" }, words.slice(0, MOST_TEXT)),
     );
     row.style.paddingInlineStart = `${depth * 18}px`;
     return row;
   }
 
-  squares(canvas, run) {
-    const shown = Math.min(MOST_SQUARES, run.pages.length);
-    canvas.style.width = `${shown * 9}px`;
+  squares(pages, users) {
+    const shown = Math.min(MOST_SQUARES, pages.length);
+    const canvas = el("canvas", { width: 2 * shown * SQUARE, height: 2 * SQUARE, class: "squares" });
+    canvas.style.width = `${shown * SQUARE}px`;
     const context = canvas.getContext("2d");
-    context.scale(2, 1.5);
-    for (let at = 0; at < shown; at++) {
-      const hexes = run.users.length
-        ? run.users.slice(0, 3).map((number) => colour(this.store.request(number).hue))
-        : [];
+    context.scale(2, 2);
+    const hexes = users.slice(0, 3).map((number) => colour(this.store.request(number).hue));
+    context.strokeStyle = inks().soft;
+    for (let x = 0; x < shown * SQUARE; x += SQUARE) {
       hexes.forEach((hex, band) => {
         context.fillStyle = hex;
-        context.fillRect(at * 9, 1 + (band * 9) / hexes.length, 8, 9 / hexes.length);
+        context.fillRect(x, (band * 8) / hexes.length, 8, 8 / hexes.length);
       });
-      if (!hexes.length) {
-        context.strokeStyle = inks().soft;
-        context.strokeRect(at * 9 + 0.5, 1.5, 7, 8);
-      }
+      if (!hexes.length) context.strokeRect(x + 0.5, 0.5, 7, 7);
     }
+    return canvas;
   }
 }
 

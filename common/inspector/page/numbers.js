@@ -2,39 +2,41 @@
 
 import { bytes, count, el, milliseconds, room, say, surface } from "inspector/dom";
 import { inks, tint } from "inspector/marks";
-import { WINDOW_SECONDS, figuresAt, partsAt, stretchAt } from "inspector/metrics";
 
+const SPREAD = ": median and 99th percentile of the last busy minute";
+const POOLS = ["pages", "tree", "drafts"];
+const percent = (value) => `${value && value < 10 ? value.toFixed(1) : Math.round(value)} %`;
+const times = { show: ({ p50 }) => milliseconds(p50), beside: (_, { p99 }) => `p99 ${milliseconds(p99)}` };
 const FIGURES = {
   rate: {
     name: "tokens per second",
     title: "since the engine was last idle, at most a minute; the line: of two seconds",
     show: count,
-    beside: ({ stretch: { tokens, seconds } }) =>
-      seconds ? `${count(tokens)} in ${milliseconds(1000 * seconds)}` : "",
+    beside: ({ tokens, seconds }) => (seconds ? `${count(tokens)} in ${milliseconds(1000 * seconds)}` : ""),
   },
-  running: { name: "running", show: count, beside: (figures) => `${count(figures.waiting)} waiting` },
+  running: { name: "running", show: count, beside: ({ waiting }) => `${count(waiting)} waiting` },
   memory: {
-    name: "K/V memory",
-    title: "share of the K/V memory that requests have taken",
-    show: (value) => `${Math.round(value)} %`,
+    name: "K/V memory taken",
+    title: "share of the K/V memory that requests have taken, and how much of that holds tokens",
+    show: percent,
+    beside: ({ filled }) => (filled ? `${percent(filled)} of it filled` : ""),
+    kinds: ["slots", "fleet", ...POOLS],
   },
-  ttft: { name: "first token (TTFT)", spread: true, title: "from arrival to the first token" },
-  itl: { name: "next token (ITL)", spread: true, title: "the gap between two chunks" },
-  tpot: { name: "per token (TPOT)", spread: true, title: "mean of each request that ended" },
-  hits: { name: "prefix hit rate", show: (value) => `${Math.round(value)} %`, kinds: ["tree", "drafts", "fleet"] },
-  accepted: { name: "draft acceptance", show: (value) => `${Math.round(value)} %`, kinds: ["drafts", "fleet"] },
-  preemptions: { name: "preemptions", show: count, kinds: ["pages", "tree", "drafts"] },
-  handed: {
-    name: "handed over",
-    title: "keys and values that travelled between workers",
-    show: bytes,
-    kinds: ["fleet"],
-  },
+  ttft: { name: "first token (TTFT)", title: `from arrival to the first token${SPREAD}`, ...times },
+  itl: { name: "next token (ITL)", title: `the gap between two chunks${SPREAD}`, ...times },
+  tpot: { name: "per token (TPOT)", title: `mean of each request that ended${SPREAD}`, ...times },
+  hits: { name: "prefix hit rate", show: percent, kinds: ["tree", "drafts", "fleet"] },
+  accepted: { name: "draft acceptance", show: percent, kinds: ["drafts", "fleet"] },
+  preemptions: { name: "preemptions", show: count, kinds: POOLS },
+  handed: { name: "handed over", title: "keys and values that travelled", show: bytes, kinds: ["fleet"] },
 };
-const SPREAD = ": median and 99th percentile of the last busy minute";
+const RATE_SECONDS = 2;
+const WINDOW_SECONDS = 60;
+const MOST_GAPS = 4000; // of a minute that percentiles are taken from, evenly spaced: a busy engine makes 100,000
+const IDLE_SECONDS = 0.25; // a client that asks its next question may leave an engine empty for less
+const ONE_CHUNK_SECONDS = 2e-4; // tokens of one step come as one chunk: no client sees a gap between them
 const EVERY_SECONDS = 0.5; // of the reader’s, between two points of a line
 const LEAST_SECONDS = 10; // that a line is wide
-const MOST_NEW_POINTS = 8;
 const SHADES = { model: 0.75, attention: 0.5, sampling: 0.34, drafting: 0.22, bookkeeping: 0.1 };
 
 export class Numbers {
@@ -43,68 +45,55 @@ export class Numbers {
     this.clock = clock;
     this.kept = new Map(); // time on a grid of EVERY_SECONDS -> figures, at this speed of the clock
     this.speed = clock.speed;
-    this.tiles = new Map();
-    this.grid = el("dl", { class: "tiles" });
-    for (const [key, figure] of Object.entries(FIGURES)) {
-      if (!figure.kinds || figure.kinds.includes(store.hello.kind)) this.grid.append(this.tile(key, figure));
-    }
-    this.parts = el("div", { class: "parts" });
+    this.tiles = Object.keys(FIGURES)
+      .filter((key) => FIGURES[key].kinds?.includes(store.hello.kind) ?? true)
+      .map((key) => this.tile(key));
+    this.grid = el("dl", { class: "tiles" }, ...this.tiles.map((tile) => tile.element));
+    this.partsTitle = el("span", { class: "parts-title" });
+    this.bars = Object.keys(SHADES).map((name) => [name, el("span", { class: "part" })]);
+    this.parts = el("div", { class: "parts" }, this.partsTitle, ...this.bars.map(([, bar]) => bar));
     this.element = el("div", { class: "numbers" }, this.parts, this.grid);
   }
 
-  tile(key, figure) {
-    const value = el("span", { class: "value" }, "–");
-    const spread = el("span", { class: "spread" });
-    const canvas = el("canvas", { class: "spark", "aria-hidden": "true" });
-    this.tiles.set(key, { figure, value, spread, canvas });
-    return el(
-      "div",
-      { class: "tile", title: figure.spread ? figure.title + SPREAD : figure.title },
-      el("dt", {}, figure.name),
-      el("dd", {}, value, spread),
-      canvas,
-    );
+  tile(key) {
+    const { name, title } = FIGURES[key];
+    const [value, spread] = [el("span", { class: "value" }, "–"), el("span", { class: "spread" })];
+    const canvas = el("canvas", { "aria-hidden": "true" });
+    const figures = [el("dt", {}, name), el("dd", {}, value, spread)];
+    const element = el("div", { class: "tile", title }, ...figures, el("div", { class: "spark" }, canvas));
+    return { key, value, spread, canvas, element };
   }
 
   draw() {
     const time = this.clock.of(this.store);
     const figures = figuresAt(this.store, time, this.clock.speed);
-    if (!figures) return true;
-    const stretch = stretchAt(this.store, time);
-    Object.assign(figures, { stretch, rate: stretch.tokens / (stretch.seconds || 1) });
-    const line = this.line(time);
-    const wide = room(this.grid.firstElementChild)[0] - 16;
-    for (const [key, { figure, value, spread, canvas }] of this.tiles) {
+    if (!figures) return;
+    const { tokens, seconds } = stretchAt(this.store, time);
+    Object.assign(figures, { tokens, seconds, rate: tokens / (seconds || 1) });
+    const points = this.line(time);
+    for (const { key, value, spread, canvas } of this.tiles) {
+      const { show, beside } = FIGURES[key];
       const now = figures[key];
-      say(value, now === null ? "–" : figure.spread ? milliseconds(now.p50) : figure.show(now));
-      if (figure.spread) say(spread, now === null ? "" : `p99 ${milliseconds(now.p99)}`);
-      if (figure.beside) say(spread, figure.beside(figures));
-      spark(
-        canvas,
-        wide,
-        line.map((one) => (figure.spread ? one?.[key]?.p50 : one?.[key]) ?? null),
-      );
+      say(value, now === null ? "–" : show(now));
+      say(spread, now === null || !beside ? "" : beside(figures, now));
+      const values = points.map((one) => one?.[key]?.p50 ?? one?.[key] ?? null);
+      spark(canvas, values);
     }
     this.drawParts(time);
-    return !this.owes;
   }
 
-  // The last minute, or what there is of it. Each point is computed once, when its time has come; a few in one drawing.
+  // The last minute, or what there is of it. Each point is computed once, when its time has come.
   line(time) {
-    const points = [];
     const { speed } = this.clock;
     if (this.speed !== speed) this.kept.clear();
     this.speed = speed;
     const every = EVERY_SECONDS * speed;
     const last = Math.floor(time / every);
     const seconds = Math.min(WINDOW_SECONDS * speed, Math.max(LEAST_SECONDS * speed, time - this.store.moments[0].t));
-    let budget = MOST_NEW_POINTS;
-    this.owes = false;
+    const points = [];
     for (let at = last; at >= last - seconds / every; at--) {
-      if (at >= 0 && !this.kept.has(at) && at * every <= this.store.now) {
-        if (budget-- > 0) this.kept.set(at, figuresAt(this.store, at * every, speed));
-        else this.owes = true; // the next drawing goes on
-      }
+      if (at >= 0 && !this.kept.has(at) && at * every <= this.store.now)
+        this.kept.set(at, figuresAt(this.store, at * every, speed));
       points.unshift(this.kept.get(at) ?? null);
     }
     return points;
@@ -112,56 +101,140 @@ export class Numbers {
 
   drawParts(time) {
     const parts = partsAt(this.store, time);
-    if (!parts) {
-      this.parts.hidden = true;
-      return;
+    this.parts.hidden = !parts;
+    if (!parts) return;
+    const whole = Object.values(parts).reduce((sum, spent) => sum + spent, 0);
+    say(this.partsTitle, `a step takes ${milliseconds(whole)}:`);
+    for (const [name, bar] of this.bars) {
+      const [share, shade] = [(parts[name] ?? 0) / whole, SHADES[name]];
+      const style = { flexGrow: String(Math.max(0.02, share)), background: tint(inks().ink, shade) };
+      Object.assign(bar.style, style, { color: shade > 0.4 ? inks().paper : inks().ink });
+      bar.hidden = !parts[name];
+      bar.title = `${name}: ${milliseconds(whole * share)}, ${Math.round(100 * share)} %`;
+      say(bar, share > 0.17 ? `${name} ${Math.round(100 * share)} %` : "");
     }
-    this.parts.hidden = false;
-    const whole = parts.reduce((sum, [, spent]) => sum + spent, 0);
-    const order = Object.keys(SHADES);
-    parts.sort(([a], [b]) => order.indexOf(a) - order.indexOf(b));
-    if (this.parts.childElementCount !== parts.length + 1) {
-      const rows = parts.map(([name]) => el("span", { class: "part", "data-part": name }));
-      this.parts.replaceChildren(el("span", { class: "parts-title" }), ...rows);
-    }
-    say(this.parts.firstChild, `a step takes ${milliseconds(whole)}:`);
-    parts.forEach(([name, spent], at) => {
-      const part = this.parts.children[at + 1];
-      const share = spent / whole;
-      part.style.flexGrow = String(Math.max(0.02, share));
-      part.style.background = tint(inks().ink, SHADES[name] ?? 0.2);
-      part.style.color = (SHADES[name] ?? 0) > 0.4 ? inks().paper : inks().ink;
-      part.title = `${name}: ${milliseconds(spent)}, ${Math.round(100 * share)} %`;
-      say(part, share > 0.17 ? `${name} ${Math.round(100 * share)} %` : "");
-    });
   }
 }
 
-// A line from left to right, its own smallest value at least 0 at the bottom and its largest at the top.
-function spark(canvas, width, points) {
-  if (width < 20) return;
-  const height = 15;
+// A line from left to right, from 0 at the bottom to its own largest value at the top.
+function spark(canvas, points) {
+  const [width, height] = room(canvas.parentElement);
+  if (width < 20 || height < 8) return;
   const context = surface(canvas, width, height);
-  const most = Math.max(1e-9, ...points.map((value) => value ?? 0));
   const { soft, line } = inks();
-  context.strokeStyle = line;
-  context.beginPath();
-  context.moveTo(0, height - 0.5);
-  context.lineTo(width, height - 0.5);
-  context.stroke();
+  context.fillStyle = line;
+  context.fillRect(0, height - 1, width, 1);
+  const most = Math.max(1e-9, ...points);
   context.strokeStyle = soft;
   context.lineWidth = 1.4;
   context.beginPath();
-  let isDown = false;
   points.forEach((value, at) => {
-    if (value === null) {
-      isDown = false;
-      return;
-    }
+    if (value === null) return;
     const [x, y] = [(at / (points.length - 1)) * width, height - 1.5 - (value / most) * (height - 3)];
-    if (isDown) context.lineTo(x, y);
-    else context.moveTo(x, y);
-    isDown = true;
+    if (points[at - 1] === null || !at) context.moveTo(x, y);
+    else context.lineTo(x, y);
   });
   context.stroke();
+}
+
+// At one moment: a value for each figure, null where there is nothing to tell yet. speed: of the clock.
+function figuresAt(store, time, speed) {
+  const moment = store.at(time);
+  if (!moment) return null;
+  const { stats } = moment;
+  const [first, perToken, ranges] = [[], [], []];
+  const since = endOfWork(store, time) - WINDOW_SECONDS;
+  let recent = 0;
+  for (const request of store.requests.values()) {
+    if (request.arrived === null || (request.finished !== null && request.finished < since)) continue;
+    const { tokens } = request;
+    const [from, to] = [since, time].map((moment) => request.tokensAt(moment));
+    if (from === to) continue;
+    ranges.push({ tokens, from: Math.max(1, from), to });
+    recent += to - request.tokensAt(time - RATE_SECONDS * speed);
+    if (!from) first.push(1000 * request.firstToken);
+    if (request.finished !== null && request.finished <= time && request.perToken !== null)
+      perToken.push(1000 * request.perToken);
+  }
+  return {
+    rate: recent / (RATE_SECONDS * speed),
+    running: moment.running.length,
+    waiting: moment.waiting.length,
+    ttft: percentiles(first),
+    itl: percentiles(gapsOf(ranges)),
+    tpot: percentiles(perToken),
+    memory: share(stats.kv_tokens_reserved, stats.kv_tokens_capacity),
+    filled: share(stats.kv_tokens_used, stats.kv_tokens_reserved),
+    hits: share(stats.prefix_tokens_hit, stats.prefix_tokens_asked),
+    accepted: share(stats.accepted_tokens, stats.draft_tokens),
+    preemptions: stats.preemptions ?? null,
+    handed: stats.handoff_bytes ?? null,
+  };
+}
+
+// Percent, or null where there is no whole.
+const share = (part, whole) => (whole ? (100 * part) / whole : null);
+
+// Output tokens, and the seconds that they took, since the engine last had no request: at most a minute. It stays when
+// all have ended, so that two engines that got the same load compare, whichever ended first.
+function stretchAt(store, time) {
+  const until = endOfWork(store, time);
+  const spans = [];
+  let since = until;
+  let known = until - WINDOW_SECONDS;
+  for (const request of store.requests.values()) {
+    // What has no arrival ended before the page was opened, and its tokens are not known.
+    if (request.arrived === null) known = Math.max(known, store.step(request.columns.at(-1))?.e ?? 0);
+    else if (request.arrived <= time) {
+      const end = Math.min(request.finished ?? time, time);
+      if (end > known) spans.push({ request, end });
+    }
+  }
+  for (const { request, end } of spans.sort((a, b) => b.end - a.end)) {
+    if (end < since - IDLE_SECONDS) break;
+    since = Math.min(since, request.arrived);
+  }
+  since = Math.max(since, known);
+  const tokens = spans.reduce((sum, { request }) => sum + request.tokensAt(until) - request.tokensAt(since), 0);
+  return { tokens, seconds: Math.max(0, until - since) };
+}
+
+// The last moment, up to this one, at which there was a request.
+function endOfWork(store, time) {
+  let end = 0;
+  for (const { arrived, finished } of store.requests.values())
+    if (arrived !== null && arrived <= time) end = Math.max(end, Math.min(finished ?? time, time));
+  return end;
+}
+
+// Milliseconds between the chunks of these ranges of tokens.
+function gapsOf(ranges) {
+  const every = Math.ceil(ranges.reduce((sum, { from, to }) => sum + to - from, 0) / MOST_GAPS);
+  const gaps = [];
+  for (const { tokens, from, to } of ranges) {
+    for (let at = from; at < to; at += every) {
+      const gap = tokens[at].t - tokens[at - 1].t;
+      if (gap > ONE_CHUNK_SECONDS) gaps.push(1000 * gap);
+    }
+  }
+  return gaps;
+}
+
+function percentiles(values) {
+  if (!values.length) return null;
+  const sorted = Float64Array.from(values).sort();
+  const at = (share) => sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
+  return { p50: at(0.5), p99: at(0.99) };
+}
+
+// Where the time of the last steps went: milliseconds of a step for each part, on average; null if nothing is known.
+function partsAt(store, time, most = 60) {
+  const end = store.columnAt(time);
+  const steps = store.steps
+    .slice(Math.max(0, end - store.first - most), end - store.first)
+    .filter((step) => step.parts);
+  const sums = {};
+  for (const { parts } of steps)
+    for (const [name, spent] of Object.entries(parts)) sums[name] = (sums[name] ?? 0) + spent / steps.length;
+  return steps.length ? sums : null;
 }

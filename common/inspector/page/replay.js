@@ -1,8 +1,11 @@
 // A recording: the updates of one engine or two, packed into the page. All of them are read at once; then the clock
 // runs through them, and any moment can be shown.
 
-import { el, say } from "inspector/dom";
+import { button, el, say } from "inspector/dom";
 import { Store } from "inspector/store";
+
+const SPEEDS = [1, 0.5, 0.25, 0.1, 0.05];
+const WATCHED_SECONDS = 15;
 
 export async function unpack(text) {
   const packed = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
@@ -15,51 +18,36 @@ export async function unpack(text) {
   });
 }
 
-const SPEEDS = [1, 0.5, 0.25, 0.1, 0.05];
-const WATCHED_SECONDS = 15;
-
 export class Player {
   constructor(clock) {
     this.clock = clock;
-    this.play = el("button", { type: "button", class: "primary", onclick: () => this.toggle() }, "Pause");
-    this.range = el("input", {
-      type: "range",
-      min: 0,
-      max: 1000,
-      value: 0,
-      class: "wide",
-      "aria-label": "moment of the recording",
-      oninput: () => this.seek(),
-    });
+    this.play = button("Pause", () => this.toggle(), { class: "primary" });
+    const seek = { oninput: () => this.seek(), "aria-label": "moment of the recording" };
+    this.range = el("input", { type: "range", min: 0, max: 1000, value: 0, class: "wide", ...seek });
     this.where = el("output", { class: "where" });
-    this.speed = el("select", {
-      "aria-label": "speed",
-      onchange: () => {
-        clock.speed = Number(this.speed.value);
-        clock.changed();
-      },
-    });
-    for (const speed of SPEEDS)
-      this.speed.append(el("option", { value: speed }, speed === 1 ? "as it was" : `${speed} × speed`));
-    this.element = el(
-      "form",
-      { class: "controls player" },
-      el("span", { class: "group" }, this.play, this.speed),
-      this.range,
-      this.where,
+    const speeds = SPEEDS.map((value) => el("option", { value }, value === 1 ? "as it was" : `${value} × speed`));
+    this.speed = el(
+      "select",
+      { "aria-label": "speed", onchange: () => this.setSpeed(Number(this.speed.value)) },
+      ...speeds,
     );
-    // So slowly that it can be watched, if it is short: a fast machine takes a hundred steps in a second.
-    clock.speed = SPEEDS.find((speed) => clock.newest - clock.oldest >= WATCHED_SECONDS * speed) ?? SPEEDS.at(-1);
-    this.speed.value = String(clock.speed);
-    clock.listeners.add(() => this.show());
+    const group = el("span", { class: "group" }, this.play, this.speed);
+    this.element = el("form", { class: "controls player" }, group, this.range, this.where);
     clock.show(clock.oldest);
+    // So slowly that it can be watched, if it is short: a fast machine takes a hundred steps in a second.
+    this.setSpeed(SPEEDS.find((speed) => clock.newest - clock.oldest >= WATCHED_SECONDS * speed) ?? SPEEDS.at(-1));
+  }
+
+  setSpeed(speed) {
+    this.clock.speed = speed;
+    this.speed.value = String(speed);
+    this.clock.changed();
   }
 
   toggle() {
     const { clock } = this;
     if (!clock.running && clock.shown >= clock.newest) clock.show(clock.oldest);
     clock.running = !clock.running;
-    this.show();
   }
 
   seek() {
@@ -68,7 +56,7 @@ export class Player {
     clock.show(clock.oldest + (Number(this.range.value) / 1000) * (clock.newest - clock.oldest));
   }
 
-  show() {
+  draw() {
     const { clock } = this;
     const [at, whole] = [clock.shown - clock.oldest, clock.newest - clock.oldest];
     this.range.value = Math.round((1000 * at) / (whole || 1));

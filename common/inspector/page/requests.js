@@ -1,7 +1,17 @@
 // One request as it becomes known: its prompt, its text and tokens with their times, and what each step did for it.
 
 import { letter } from "inspector/marks";
-import { upTo } from "inspector/search";
+
+// The number of entries of an ascending list whose key is not above this value.
+export function upTo(list, value, key) {
+  let [low, high] = [0, list.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (key(list[middle]) <= value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
 
 export class Request {
   // hue: which of the page's colours it has.
@@ -19,23 +29,15 @@ export class Request {
     this.tokens = []; // {id, t, from: "model" or "draft"}
     this.lengths = []; // [time, length of the text then]
     this.columns = []; // steps that did something for it, ascending
-    this.works = []; // for each of them {phase, tokens, accepted, rejected, draftTokens, worker}
+    this.works = []; // for each of them {phase, tokens, accepted, draftTokens, worker, t}
     this.preemptions = []; // columns
     this.handoffs = []; // places in `works` where another worker goes on
-    this.decoding = false; // since it was last admitted
-    this.begun = false; // has ever been run
   }
 
   take(row, now) {
     if ("prompt" in row) {
-      this.id = row.id;
-      this.prompt = row.prompt;
-      this.promptTokens = row.prompt_tokens;
-      this.maxTokens = row.max_tokens;
-      this.arrived = row.arrived;
-      this.text = "";
-      this.tokens = [];
-      this.lengths = [];
+      const { id, prompt, prompt_tokens: promptTokens, max_tokens: maxTokens, arrived } = row;
+      Object.assign(this, { id, prompt, promptTokens, maxTokens, arrived, text: "", tokens: [], lengths: [] });
     }
     for (const [id, t] of row.tokens ?? []) this.tokens.push({ id, t, from: "model" });
     if (row.text) {
@@ -43,25 +45,18 @@ export class Request {
       this.lengths.push([this.tokens.at(-1)?.t ?? now, this.text.length]);
     }
     if (row.cached) this.cached = row.cached;
-    if (row.finish) {
-      this.finish = row.finish;
-      this.finished = row.finished;
-    }
+    if (row.finish) Object.assign(this, { finish: row.finish, finished: row.finished });
   }
 
   takeWork(step, phase, tokens) {
     let kind = phase === "recompute" ? "again" : phase;
     // What is run like a prompt after it has been run before is run again: after a preemption, or on another worker.
     if (phase === "prefill" && this.rerun) kind = "again";
-    if (phase === "decode") this.decoding = this.begun = true;
-    if (phase !== "decode" && this.decoding) this.decoding = false;
-    if (kind === "prefill") this.begun = true;
     // What another worker runs like a prompt has not travelled: it is run again.
     if (kind === "decode" && this.works.length && this.works.at(-1).worker !== step.worker)
       this.handoffs.push(this.works.length);
     this.columns.push(step.column);
-    const none = { accepted: 0, rejected: 0, draftTokens: null };
-    this.works.push({ phase: kind, tokens, ...none, worker: step.worker, t: step.e });
+    this.works.push({ phase: kind, tokens, accepted: 0, draftTokens: null, worker: step.worker, t: step.e });
   }
 
   get rerun() {
@@ -69,17 +64,11 @@ export class Request {
     return last !== undefined && (this.preemptions.at(-1) > this.columns.at(-1) || last.phase !== "prefill");
   }
 
-  takePreemption(step) {
-    this.preemptions.push(step.column);
-  }
-
   // The step's tokens come after the draft tokens that were accepted: draftTokens[0 .. accepted) are output tokens.
   takeDraft(step, draftTokens, accepted) {
     const work = this.works.at(-1);
     if (!work || this.columns.at(-1) !== step.column) return;
-    work.accepted = accepted;
-    work.rejected = draftTokens.length - accepted;
-    work.draftTokens = draftTokens;
+    Object.assign(work, { accepted, draftTokens });
     const mine = this.tokens.filter((token) => token.t >= step.s && token.t <= step.e + 1e-4);
     for (const token of mine.slice(0, accepted)) token.from = "draft";
     if (mine.length) mine[0].drafted = { draftTokens, accepted };

@@ -2,10 +2,9 @@
 // moment of the past: `at(time)` finds it. Nothing here draws.
 
 import { COLOURS } from "inspector/marks";
-import { Request } from "inspector/requests";
-import { upTo } from "inspector/search";
+import { Request, upTo } from "inspector/requests";
 
-export const VERSION = 1;
+const VERSION = 1;
 const MOST_STEPS = 20000;
 const MOST_MOMENTS = 12000;
 const MOST_REQUESTS = 4000;
@@ -20,7 +19,6 @@ export class Store {
     this.requests = new Map();
     this.moments = []; // where everything was: {t, column, running, waiting, stats, memory}
     this.words = new Map();
-    this.longestStep = 0;
     this.newestStep = -1;
     this.hue = -1; // the last one given
   }
@@ -53,7 +51,7 @@ export class Store {
 
   apply(update) {
     this.now = update.now;
-    for (const [id, text] of Object.entries(update.words ?? {})) this.words.set(Number(id), text);
+    for (const [id, text] of byNumber(update.words)) this.words.set(id, text);
     for (const row of update.requests) this.request(row.n).take(row, update.now);
     for (const step of update.steps) this.takeStep(step);
     this.takeMoment(update);
@@ -71,22 +69,20 @@ export class Store {
       step.tokens += tokens;
       this.request(number).takeWork(step, phase, tokens);
     }
-    for (const [number, draftTokens, accepted] of step.drafts ?? [])
-      this.request(number).takeDraft(step, draftTokens, accepted);
-    for (const number of step.preempted ?? []) this.request(number).takePreemption(step);
+    for (const [number, ids, accepted] of step.drafts ?? []) this.request(number).takeDraft(step, ids, accepted);
+    for (const number of step.preempted ?? []) this.request(number).preemptions.push(step.column);
   }
 
-  takeMoment(update) {
+  takeMoment({ now: t, running, waiting, stats, memory: told, pages, texts }) {
     const before = this.moments.at(-1)?.memory;
-    const memory = { ...update.memory };
+    const memory = { ...told };
     for (const name of ["computed", "room", "slot", "shared", "drafted", "flights"])
-      memory[name] = byNumber(memory[name]);
-    memory.pages = keepOwned(before?.pages, update.pages, memory.computed);
+      memory[name] = byNumber(told[name]);
+    // Page tables are told when they change, and gone when their owner holds nothing.
+    const tables = [...(before?.pages ?? []), ...byNumber(pages)];
+    memory.pages = new Map(tables.filter(([owner]) => memory.computed.has(owner)));
     memory.tree ??= before?.tree ?? [];
-    memory.texts = update.texts
-      ? new Map([...(before?.texts ?? []), ...byNumber(update.texts)])
-      : (before?.texts ?? new Map());
-    const { now: t, running, waiting, stats } = update;
+    memory.texts = texts ? new Map([...(before?.texts ?? []), ...byNumber(texts)]) : (before?.texts ?? new Map());
     this.moments.push({ t, column: this.columns, running, waiting, stats, memory });
   }
 
@@ -122,10 +118,3 @@ export class Store {
 }
 
 const byNumber = (object) => new Map(Object.entries(object ?? {}).map(([key, value]) => [Number(key), value]));
-
-// Page tables: told when they change, gone when their owner holds nothing.
-function keepOwned(before, changed, computed) {
-  const pages = new Map([...(before ?? []), ...byNumber(changed)]);
-  for (const owner of pages.keys()) if (!computed.has(owner)) pages.delete(owner);
-  return pages;
-}

@@ -1,7 +1,7 @@
 // Text: each answer as it grows. On demand a box for each token; in stage 07 the boxes say whether it comes from the
 // target or the drafter, and under them stand the draft tokens that were rejected.
 
-import { count, el, milliseconds, say } from "inspector/dom";
+import { button, count, el, milliseconds, say } from "inspector/dom";
 import { badge } from "inspector/memory_tree";
 import { colour } from "inspector/marks";
 
@@ -20,18 +20,18 @@ const STATES = {
 };
 
 export class Text {
-  // abort: takes a request's id. begin: sends the lesson's first preset. Both are null where nothing can be sent.
-  constructor(store, clock, selection, { abort, begin, options }) {
-    this.store = store;
-    this.clock = clock;
-    this.selection = selection;
-    this.abort = abort;
-    this.options = options;
+  // abort: takes a request's id. begin: sends the lesson's first preset. A recording has neither.
+  constructor(store, clock, selection, redraw, { abort, begin }) {
+    Object.assign(this, { store, clock, selection, abort });
     this.cards = new Map();
     this.element = el("div", { class: "cards", role: "list", "aria-label": "answers" });
+    // What lesson 07 shows is told by boxes: whether a token comes from the target or the drafter.
+    const checked = store.hello.kind === "drafts";
+    this.box = el("input", { type: "checkbox", checked, class: "boxes-switch", onchange: redraw });
+    this.boxes = el("label", { class: "legend" }, this.box, " tokens as boxes");
     const { name } = store.hello.lesson.presets[0];
-    const start = el("button", { type: "button", class: "primary", onclick: begin }, `Send: ${name}`);
-    this.empty = el("p", { class: "soft" }, "No request yet. ", begin ? start : null);
+    const start = begin ? button(`Send: ${name}`, begin, { class: "primary" }) : null;
+    this.empty = el("p", { class: "soft" }, "No request yet. ", start);
   }
 
   draw() {
@@ -39,64 +39,41 @@ export class Text {
     const moment = this.store.at(time);
     if (!moment) return;
     const shown = this.choose(moment, time);
-    for (const [number, card] of this.cards) {
-      if (!shown.some((request) => request.n === number)) {
-        card.element.remove();
-        this.cards.delete(number);
-      }
-    }
-    shown.forEach((request, at) => {
-      const card = this.cards.get(request.n) ?? this.make(request);
-      if (this.element.children[at] !== card.element)
-        this.element.insertBefore(card.element, this.element.children[at] ?? null);
-      this.fill(card, request, moment, time);
-    });
-    if (!shown.length) this.element.replaceChildren(this.empty);
-    else this.empty.remove();
+    for (const number of this.cards.keys())
+      if (!shown.some((request) => request.n === number)) this.cards.delete(number);
+    const cards = shown.map((request) => this.cards.get(request.n) ?? this.make(request));
+    shown.forEach((request, at) => this.fill(cards[at], request, moment, time));
+    const elements = shown.length ? cards.map((card) => card.element) : [this.empty];
+    const before = [...this.element.children];
+    const isSame = elements.length === before.length && elements.every((one, at) => one === before[at]);
+    if (!isSame) this.element.replaceChildren(...elements); // otherwise what has the focus keeps it
   }
 
   // The chosen one, then those that run, those that wait, and those that have just ended.
   choose(moment, time) {
-    const all = [...this.store.requests.values()].filter(
-      (request) => request.arrived !== null && request.arrived <= time,
-    );
-    const rank = (request) => {
-      if (request.n === this.selection.number) return -1;
-      const place = moment.running.indexOf(request.n);
-      if (place >= 0) return place;
-      const queued = moment.waiting.indexOf(request.n);
-      if (queued >= 0) return 1000 + queued;
-      return 1e6 + time - (request.finished ?? time);
+    const order = [...moment.running, ...moment.waiting];
+    const rank = ({ n, finished }) => {
+      if (n === this.selection.number) return -1;
+      const place = order.indexOf(n);
+      return place >= 0 ? place : 1e6 + time - (finished ?? time);
     };
+    const all = [...this.store.requests.values()].filter(({ arrived }) => arrived !== null && arrived <= time);
     return all.sort((a, b) => rank(a) - rank(b)).slice(0, MOST_CARDS);
   }
 
   make(request) {
-    const card = {
-      prompt: el("span", { class: "prompt" }),
-      state: el("span", { class: "state" }),
-      answer: el("p", { class: "answer" }, el("span", { class: "words" })),
-      stop: el(
-        "button",
-        { class: "quiet", title: `abort ${request.letter}`, onclick: () => this.abort(request.id) },
-        "Abort",
-      ),
-      drawn: "",
-    };
-    const pick = () => this.selection.toggle(request.n);
-    const name = el(
-      "button",
-      { class: "name", title: `follow ${request.letter} everywhere`, onclick: pick },
-      badge(request),
-    );
-    card.element = el(
-      "article",
-      { class: "card", role: "listitem", "data-request": request.n },
-      el("header", {}, name, card.prompt, card.state, this.abort ? card.stop : null),
-      card.answer,
-    );
-    card.element.style.setProperty("--of", colour(request.hue));
-    this.cards.set(request.n, card);
+    const { n, id, letter } = request;
+    const [prompt, state] = ["prompt", "state"].map((name) => el("span", { class: name }));
+    const words = el("span", { class: "words" });
+    const answer = el("p", { class: "answer" }, words);
+    const pick = { class: "name", title: `follow ${letter} everywhere` };
+    const name = button("", () => this.selection.toggle(n), pick);
+    name.append(badge(request));
+    const stop = button("Abort", () => this.abort(id), { class: "quiet", title: `abort ${letter}` });
+    const header = el("header", {}, name, prompt, state, this.abort ? stop : null);
+    const element = el("article", { class: "card", role: "listitem", "data-request": n }, header, answer);
+    const card = { element, prompt, state, answer, words, stop, drawn: "" };
+    this.cards.set(n, card);
     return card;
   }
 
@@ -104,28 +81,27 @@ export class Text {
     const state = request.stateAt(moment, time, this.store.columnAt(time));
     const tokens = request.tokensAt(time);
     const isChosen = this.selection.number === request.n;
-    const ends = ["stop", "length", "abort", "error"].includes(state);
-    card.element.classList.toggle("chosen", isChosen);
-    card.element.classList.toggle("dim", this.selection.dims(request.n));
-    card.element.dataset.state = state;
-    card.element.style.setProperty("--of", colour(request.hue));
-    card.element.querySelector(".badge").style.setProperty("--of", colour(request.hue));
-    card.stop.hidden = ends;
+    const { element, answer, words } = card;
+    element.classList.toggle("chosen", isChosen);
+    element.classList.toggle("dim", this.selection.dims(request.n));
+    element.dataset.state = state;
+    for (const one of [element, element.querySelector(".badge")]) one.style.setProperty("--of", colour(request.hue));
+    card.stop.hidden = ["stop", "length", "abort", "error"].includes(state);
     say(card.prompt, request.prompt);
     say(card.state, this.stateWords(request, state, tokens));
-    const wantsBoxes = this.options.boxes;
-    const key = `${wantsBoxes} ${isChosen} ${tokens} ${request.text.length} ${state}`;
+    const isBoxes = this.box.checked;
+    const key = `${isBoxes} ${isChosen} ${tokens} ${request.text.length} ${state}`;
     if (card.drawn === key) return;
     card.drawn = key;
-    const [words] = card.answer.children;
-    if (wantsBoxes)
-      words.replaceChildren(...this.boxes(request, isChosen ? 0 : Math.max(0, tokens - MOST_BOXES), tokens));
-    else {
-      const text = request.textAt(time);
+    answer.hidden = !tokens;
+    answer.classList.toggle("boxes", isBoxes);
+    if (isBoxes) {
+      const from = isChosen ? 0 : Math.max(0, tokens - MOST_BOXES);
+      words.replaceChildren(from ? "… " : "", ...request.tokens.slice(from, tokens).map((token) => this.token(token)));
+    } else {
+      const text = request.textAt(time).replace(/\n\n+/g, "\n"); // an empty line would be half of a small card
       words.textContent = isChosen || text.length <= MOST_CHARACTERS ? text : `… ${text.slice(-MOST_CHARACTERS)}`;
     }
-    card.answer.hidden = !tokens;
-    card.answer.classList.toggle("boxes", wantsBoxes);
   }
 
   stateWords(request, state, tokens) {
@@ -137,21 +113,14 @@ export class Text {
     return parts.join(" · ");
   }
 
-  boxes(request, from, to) {
-    const boxes = request.tokens.slice(from, to).map((token) => {
-      const box = el("span", { class: `token ${token.from}` }, this.word(token.id));
-      if (token.from === "draft") box.title = "a draft token that the model accepted";
-      const wrong = token.drafted?.draftTokens.slice(token.drafted.accepted) ?? [];
-      if (!wrong.length) return box;
-      const words = wrong.map((id) => this.word(id)).join("");
-      return el(
-        "span",
-        { class: "pair" },
-        box,
-        el("s", { title: `“${words}”: a draft token that the model rejected` }, words),
-      );
-    });
-    return from ? ["… ", ...boxes] : boxes;
+  token({ id, from, drafted }) {
+    const title = from === "draft" ? "a draft token that the model accepted" : null;
+    const box = el("span", { class: `token ${from}`, title }, this.word(id));
+    const wrong = drafted?.draftTokens.slice(drafted.accepted) ?? [];
+    if (!wrong.length) return box;
+    const words = wrong.map((one) => this.word(one)).join("");
+    const rejected = el("s", { title: `“${words}”: a draft token that the model rejected` }, words);
+    return el("span", { class: "pair" }, box, rejected);
   }
 
   word(id) {

@@ -1,30 +1,23 @@
 // Time: a row for each request, a column for each step. Drawn on a canvas, only what is in view.
 
-import { FONT, count, el, milliseconds, room, surface } from "inspector/dom";
-import { inks, tint } from "inspector/marks";
-import { drawRow } from "inspector/timeline_row";
+import { count, el, frame, milliseconds, room, surface, write } from "inspector/dom";
+import { colour, inks, mark, tint } from "inspector/marks";
 
 const GUTTER = { least: 100, most: 150 }; // for names, left of the columns
 const HEAD = 46; // for the steps' durations, above the rows
 const ROW = { least: 13, most: 26 };
-const TALL = 110; // a row where its cells are as high as the tokens that they ran: stages 01 to 03
+const TALL = 150; // a row where its cells are as high as the tokens that they ran: stages 01 to 03
+const SAME = 8; // characters: prompts that begin alike for longer are told without them
 export const ZOOM = { least: 1.5, most: 40 };
 
 export class Timeline {
   constructor(store, clock, selection) {
-    this.store = store;
-    this.clock = clock;
-    this.selection = selection;
+    Object.assign(this, { store, clock, selection });
     // Arrow keys move it through time: to a screen reader it is a slider that says what there is at that moment.
-    this.canvas = el("canvas", {
-      class: "timeline",
-      tabindex: 0,
-      role: "slider",
-      "aria-label": "Time, in steps",
-      "aria-valuemin": 0,
-    });
+    const slider = { tabindex: 0, role: "slider", "aria-label": "Time, in steps", "aria-valuemin": 0 };
+    this.canvas = el("canvas", { class: "timeline", ...slider });
     this.element = el("div", { class: "surface" }, this.canvas);
-    this.width = 12; // pixels of a column
+    this.width = 12; // units of a column
     this.zoomed = false; // by hand; until then columns get narrower as there are more
     this.held = false; // by a pointer that drags: the columns stay under it
     this.scroll = 0; // rows that are out of view below
@@ -39,10 +32,6 @@ export class Timeline {
   // The column behind the last one in view: the newest, or the one at the moment shown.
   get edge() {
     return this.store.columnAt(this.clock.of(this.store));
-  }
-
-  get visible() {
-    return Math.max(1, Math.floor((this.size.width - this.gutter) / this.width));
   }
 
   columnAt(x) {
@@ -62,26 +51,26 @@ export class Timeline {
     const [width, height] = room(this.element);
     this.size = { width, height };
     this.gutter = Math.min(GUTTER.most, Math.max(GUTTER.least, Math.round(0.3 * width)));
-    if (this.size.width < this.gutter + 50 || this.size.height < HEAD + 20) return;
-    const context = (this.context = surface(this.canvas, this.size.width, this.size.height));
+    const wide = width - this.gutter;
+    if (wide < 50 || height < HEAD + 20) return;
+    const context = (this.context = surface(this.canvas, width, height));
     const edge = this.edge;
+    const { ink } = inks();
     if (!this.zoomed && !this.held)
-      this.width = Math.min(
-        14,
-        Math.max(4, Math.floor((this.size.width - this.gutter - 8) / Math.max(1, edge - this.store.first))),
-      );
+      this.width = Math.min(14, Math.max(4, Math.floor((wide - 8) / Math.max(1, edge - this.store.first))));
     // A young timeline grows from the left; a full one runs out of it.
-    this.start = Math.max(this.store.first, edge - this.visible);
+    this.start = Math.max(this.store.first, edge - Math.max(1, Math.floor(wide / this.width)));
     this.drawn = {};
-    this.placeRows(edge);
+    this.placeRows();
     this.mostTokens = this.isTall ? this.most(edge, (step) => step.tokens) : 1;
     this.drawHead(edge);
-    for (let at = 0; at < this.rows.length; at++) drawRow(this, this.rows[at], HEAD + at * this.rowHeight, edge);
-    this.drawHover();
-    const { ink } = inks();
+    this.rows.forEach((request, at) => drawRow(this, request, HEAD + at * this.rowHeight, edge));
+    const { column } = this.hover ?? { column: null };
+    if (column !== null && column >= this.start)
+      frame(context, ink, this.x(column) - 1, HEAD - 12, Math.max(3, this.width + 1), height);
     context.fillStyle = ink;
     context.globalAlpha = 0.5;
-    context.fillRect(this.x(edge), HEAD - 4, 1, this.size.height); // now
+    context.fillRect(this.x(edge), HEAD - 4, 1, height); // now
     context.globalAlpha = 1;
     this.sayMoment(edge);
   }
@@ -92,71 +81,55 @@ export class Timeline {
     const ran = this.store.step(edge - 1)?.works.length ?? 0;
     const step = `step ${count(edge)} of ${count(this.store.columns)}`;
     const words = `${step}: it ran ${count(ran)} ${ran === 1 ? "request" : "requests"}, ${count(waiting.length)} wait`;
-    if (this.canvas.getAttribute("aria-valuetext") === words) return;
-    this.canvas.setAttribute("aria-valuetext", words);
-    this.canvas.setAttribute("aria-valuenow", edge);
-    this.canvas.setAttribute("aria-valuemax", this.store.columns);
+    const told = { valuetext: words, valuenow: edge, valuemax: this.store.columns };
+    for (const [name, value] of Object.entries(told)) this.canvas.setAttribute(`aria-${name}`, value);
   }
 
   // The requests that are alive in the columns in view, in order of arrival. Where they do not all fit, the last ones.
-  placeRows(edge) {
+  placeRows() {
     const time = this.clock.of(this.store);
     const begin = this.store.step(this.start)?.s ?? time;
-    const alive = [...this.store.requests.values()].filter((request) => {
-      if (request.arrived === null) return request.columns.length && request.columns.at(-1) >= this.start;
-      return request.arrived <= time && (request.finished === null || request.finished >= begin);
+    this.alive = [...this.store.requests.values()].filter(({ arrived, finished, columns }) => {
+      if (arrived === null) return columns.at(-1) >= this.start;
+      return arrived <= time && (finished === null || finished >= begin);
     });
     const space = this.size.height - HEAD;
-    this.rowHeight = Math.max(
-      ROW.least,
-      Math.min(this.isTall ? TALL : ROW.most, Math.floor(space / Math.max(1, alive.length))),
-    );
+    const most = this.isTall ? TALL : ROW.most;
+    this.rowHeight = Math.max(ROW.least, Math.min(most, Math.floor(space / Math.max(1, this.alive.length))));
     const fitting = Math.floor(space / this.rowHeight);
-    this.hidden = Math.max(0, alive.length - fitting);
+    this.hidden = Math.max(0, this.alive.length - fitting);
     this.scroll = Math.min(Math.max(0, this.scroll), this.hidden);
-    const last = alive.length - this.scroll;
-    this.rows = alive.slice(Math.max(0, last - fitting), last);
-    this.alive = alive;
+    const last = this.alive.length - this.scroll;
+    this.rows = this.alive.slice(Math.max(0, last - fitting), last);
   }
 
   drawHead(edge) {
-    const context = this.context;
+    const { context, start, gutter, width } = this;
     const { soft, line, ink, alert } = inks();
-    const lanes = this.store.hello.sizes.workers?.length ?? 1; // each worker's steps stand on a line of their own
-    const lane = (HEAD - 12) / lanes;
+    const small = { size: 11 };
+    const workers = this.store.hello.sizes.workers ?? [null];
+    const lane = (HEAD - 12) / workers.length; // each worker's steps stand on a line of their own
     const longest = this.most(edge, (step) => step.e - step.s);
-    context.font = `11px ${FONT}`;
-    context.fillStyle = soft;
-    context.textAlign = "left";
-    const names =
-      lanes > 1 ? this.store.hello.sizes.workers.map(({ number }) => `steps of worker ${number}`) : ["time of a step"];
-    names.slice(0, 3).forEach((name, at) => context.fillText(name, 0, lanes > 1 ? (at + 1) * lane - 2 : 14));
-    if (lanes === 1) context.fillText(`up to ${milliseconds(1000 * longest)}`, 0, 28);
-    const how = this.gutter < GUTTER.most ? "" : ": scroll"; // a narrow gutter has no room for it
-    if (this.hidden) context.fillText(`${this.rows.length} of ${this.alive.length} rows${how}`, 0, HEAD - 4);
+    const steps = this.isFleet
+      ? workers.map(({ number }) => `steps of worker ${number}`)
+      : ["time of a step", `up to ${milliseconds(1000 * longest)}`];
+    const tall = this.isFleet ? lane : 15;
+    steps.slice(0, 3).forEach((words, at) => write(context, words, 0, (at + 1) * tall - 2, soft, small));
+    const how = gutter < GUTTER.most ? "" : ": scroll"; // a narrow gutter has no room for it
+    if (this.hidden) write(context, `${this.rows.length} of ${this.alive.length} rows${how}`, 0, HEAD - 4, soft, small);
     context.fillStyle = line;
-    for (let at = 1; at <= lanes; at++) context.fillRect(this.gutter, at * lane, this.size.width - this.gutter, 1);
-    for (let column = this.start; column < edge; column++) {
+    workers.forEach((_, at) => context.fillRect(gutter, (at + 1) * lane, this.size.width - gutter, 1));
+    const every = [10, 20, 50, 100, 200, 500].find((every) => every * width > 70) ?? 1000; // between two numbers
+    for (let column = start; column < edge; column++) {
       const step = this.store.step(column);
       const height = Math.max(1, ((step.e - step.s) / longest) * (lane - 4));
       const x = this.x(column);
       context.fillStyle = tint(ink, 0.5);
-      context.fillRect(x, (step.worker + 1) * lane - height, Math.max(1, this.width - 1), height);
-      if (step.preempted?.length) {
-        context.fillStyle = alert;
-        context.fillRect(x, HEAD - 11, Math.max(2, this.width - 1), 3);
-      }
-      if (column % this.every === 0) {
-        context.fillStyle = soft;
-        context.fillText(count(column), x, HEAD - 1);
-      }
+      context.fillRect(x, (step.worker + 1) * lane - height, Math.max(1, width - 1), height);
+      context.fillStyle = alert;
+      if (step.preempted?.length) context.fillRect(x, HEAD - 11, Math.max(2, width - 1), 3);
+      if (column % every === 0) write(context, count(column), x, HEAD - 1, soft, small);
     }
-  }
-
-  // Columns between two numbers on the axis.
-  get every() {
-    for (const every of [10, 20, 50, 100, 200, 500]) if (every * this.width > 70) return every;
-    return 1000;
   }
 
   // The largest of a figure of the steps in view.
@@ -165,12 +138,113 @@ export class Timeline {
     for (let column = this.start; column < edge; column++) most = Math.max(most, figure(this.store.step(column)));
     return most;
   }
+}
 
-  drawHover() {
-    if (!this.hover || this.hover.column === null || this.hover.column < this.start) return;
-    const { ink } = inks();
-    this.context.strokeStyle = ink;
-    this.context.lineWidth = 1;
-    this.context.strokeRect(this.x(this.hover.column) - 0.5, HEAD - 12, Math.max(2, this.width), this.size.height);
+// One row: a request's letter and prompt, and a mark for each step that did something for it.
+function drawRow(timeline, request, y, edge) {
+  const { context, rowHeight, gutter, selection } = timeline;
+  const height = rowHeight - (rowHeight > 14 ? 4 : 2);
+  const hex = colour(request.hue);
+  const { ink, soft, faint, on } = inks();
+  context.fillStyle = faint;
+  if (selection.number === request.n) context.fillRect(0, y, timeline.size.width, rowHeight);
+  context.globalAlpha = selection.dims(request.n) ? 0.3 : 1;
+  const badge = Math.min(18, rowHeight - 2);
+  const wide = badge * (request.letter.length > 1 ? 1.4 : 1);
+  context.fillStyle = hex;
+  context.fillRect(0, y + 1, wide, badge);
+  const centred = { size: Math.min(12, badge - 1), bold: true, align: "center" };
+  write(context, request.letter, wide / 2, y + 1 + badge / 2 + 4.2, on, centred);
+  context.save();
+  context.beginPath();
+  context.rect(0, y, gutter - 8, rowHeight);
+  context.clip();
+  const size = Math.min(12, rowHeight - 1);
+  write(context, name(timeline, request), 29, y + badge / 2 + 5, request.finished === null ? ink : soft, { size });
+  context.restore();
+  const top = y + (rowHeight - height) / 2;
+  drawWaiting(timeline, request, hex, top, height, edge);
+  drawCells(timeline, request, hex, top, height, edge);
+  context.globalAlpha = 1;
+}
+
+// Its prompt, without what another row's begins with, too: "Tell me a story about" tells no two apart.
+function name({ rows }, { prompt }) {
+  const same = Math.max(0, ...rows.map((other) => (other.prompt === prompt ? 0 : common(prompt, other.prompt))));
+  const words = prompt.lastIndexOf(" ", same) + 1;
+  return words > SAME ? `… ${prompt.slice(words)}` : prompt;
+}
+
+// The number of characters with which both begin.
+function common(one, other) {
+  let same = 0;
+  while (same < 60 && same < one.length && one[same] === other[same]) same += 1;
+  return same;
+}
+
+// Narrow columns of the same kind become one rectangle: a thousand steps are a few.
+function drawCells(timeline, request, hex, y, height, edge) {
+  const { columns, works } = request;
+  const gap = timeline.width > 5 ? 1 : 0;
+  const joins = (at) =>
+    columns[at] < edge && columns[at] === columns[at - 1] + 1 && works[at].phase === works[at - 1].phase;
+  for (let from = request.place(timeline.start), to; columns[from] < edge; from = to) {
+    to = from + 1;
+    if (!gap && !works[from].draftTokens) while (joins(to) && !works[to].draftTokens) to += 1;
+    const width = (columns[to - 1] - columns[from] + 1) * timeline.width - gap;
+    drawCell(timeline, request, from, hex, timeline.x(columns[from]), y, width, height);
   }
+  for (const column of request.preemptions.filter((one) => one >= timeline.start && one < edge))
+    mark(timeline.context, "preempted", hex, timeline.x(column), y, Math.max(9, timeline.width), height);
+}
+
+function drawCell(timeline, request, place, hex, x, y, width, height) {
+  const { context, drawn, isTall } = timeline;
+  const { phase, tokens, draftTokens, accepted } = request.works[place];
+  drawn[phase] = (drawn[phase] ?? 0) + 1;
+  if (draftTokens) {
+    const slice = height / (1 + draftTokens.length);
+    draftTokens.forEach((_, at) => {
+      const top = y + height - (at + 2) * slice;
+      mark(context, at < accepted ? "accepted" : "rejected", hex, x, top, width, slice - (slice > 3 ? 0.5 : 0));
+    });
+    mark(context, "decode", hex, x, y + height - slice, width, slice);
+    return;
+  }
+  if (place === 0 && request.cached) {
+    const share = (height * request.cached) / (request.cached + tokens);
+    mark(context, "cached", hex, x, y, width, share);
+    mark(context, phase, hex, x, y + share, width, height - share);
+  } else if (isTall) {
+    // One request at a time: as high as the tokens that were run, from the bottom up.
+    const tall = Math.max(4, 0.12 * height, (height * tokens) / timeline.mostTokens);
+    mark(context, phase, hex, x, y + height - tall, width, tall);
+  } else {
+    const inset = phase === "decode" ? height * 0.16 : 0;
+    mark(context, phase, hex, x, y + inset, width, height - 2 * inset);
+  }
+  if (width < 26 || tokens < 2 || height < 12 || isTall) return;
+  const { paper, ink } = inks();
+  const wide = 6 * String(tokens).length + 4;
+  context.fillStyle = paper;
+  context.fillRect(x + (width - wide) / 2, y + height / 2 - 6, wide, 12);
+  write(context, tokens, x + width / 2, y + height / 2 + 4, ink, { size: 10, align: "center" });
+}
+
+// A line through the steps that did nothing for it, from its arrival to its end: grey while it waits, in its colour
+// while another worker has it, dashed while its pages travel.
+function drawWaiting(timeline, request, hex, y, height, edge) {
+  const { context, store, isTall, isFleet } = timeline;
+  const { columns, arrived, finished, handoffs } = request;
+  if (arrived === null) return;
+  const end = finished === null ? edge : store.columnAt(finished);
+  const begin = Math.min(columns[0] ?? end, end);
+  const [top, tall] = isTall ? [y + height - 8, 8] : [y, height]; // a tall row's line lies at its bottom
+  const line = (phase, first, last) => {
+    const [from, to] = [Math.max(timeline.start, first), Math.min(edge, last)];
+    if (to > from) mark(context, phase, hex, timeline.x(from), top, (to - from) * timeline.width, tall);
+  };
+  line("waiting", store.columnAt(arrived), begin);
+  if (!isTall) line(isFleet ? "elsewhere" : "waiting", begin, end);
+  for (const place of handoffs) line("travel", columns[place - 1] + 1, columns[place]);
 }

@@ -20,53 +20,59 @@ export function listen(timeline, { redraw, tell }) {
     redraw();
   }
 
-  canvas.addEventListener("pointerdown", (event) => {
-    drag = { x: point(event)[0], edge: timeline.edge, moved: false };
-    timeline.held = true;
-    canvas.setPointerCapture(event.pointerId);
-  });
-  canvas.addEventListener("pointermove", (event) => {
-    const [x, y] = point(event);
-    if (drag) {
-      const columns = Math.round((drag.x - x) / timeline.width);
-      drag.moved ||= Math.abs(x - drag.x) > 4;
-      if (drag.moved) moveTo(drag.edge + columns);
-      return;
-    }
-    timeline.hover = { column: timeline.columnAt(x), request: timeline.rowAt(y) };
-    canvas.style.cursor = x < timeline.gutter && timeline.hover.request ? "pointer" : "grab";
-    tell(describe(timeline));
+  function hover(place) {
+    timeline.hover = place;
+    tell(place ? describe(timeline) : "");
     redraw();
-  });
-  canvas.addEventListener("pointerup", (event) => {
-    if (drag && !drag.moved) selection.toggle(timeline.rowAt(point(event)[1])?.n ?? null);
-  });
-  canvas.addEventListener("lostpointercapture", () => {
-    drag = null;
-    timeline.held = false;
-    redraw();
-  });
-  canvas.addEventListener("pointerleave", () => {
-    timeline.hover = null;
-    tell("");
-    redraw();
-  });
-  canvas.addEventListener(
-    "wheel",
-    (event) => {
-      event.preventDefault();
-      if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
-        moveTo(timeline.edge + Math.sign(event.deltaX || event.deltaY) * Math.ceil(30 / timeline.width));
-      } else if (timeline.hidden && point(event)[0] < timeline.gutter) {
-        timeline.scroll -= Math.sign(event.deltaY);
-        redraw();
-      } else zoom(event.deltaY < 0 ? 1.15 : 1 / 1.15);
+  }
+
+  const pointer = {
+    pointerdown(event) {
+      drag = { x: point(event)[0], edge: timeline.edge, moved: false };
+      timeline.held = true;
+      canvas.setPointerCapture(event.pointerId);
     },
-    { passive: false },
-  );
+    pointermove(event) {
+      const [x, y] = point(event);
+      if (drag) {
+        drag.moved ||= Math.abs(x - drag.x) > 4;
+        if (drag.moved) moveTo(drag.edge + Math.round((drag.x - x) / timeline.width));
+        return;
+      }
+      const request = timeline.rowAt(y);
+      canvas.style.cursor = x < timeline.gutter && request ? "pointer" : "grab";
+      hover({ column: timeline.columnAt(x), request });
+    },
+    pointerup(event) {
+      if (drag && !drag.moved) selection.toggle(timeline.rowAt(point(event)[1])?.n ?? null);
+    },
+    lostpointercapture() {
+      drag = null;
+      timeline.held = false;
+      redraw();
+    },
+    pointerleave: () => hover(null),
+    wheel(event) {
+      event.preventDefault();
+      const { deltaX, deltaY } = event;
+      if (event.shiftKey || Math.abs(deltaX) > Math.abs(deltaY)) {
+        moveTo(timeline.edge + Math.sign(deltaX || deltaY) * Math.ceil(30 / timeline.width));
+      } else if (timeline.hidden && point(event)[0] < timeline.gutter) {
+        timeline.scroll -= Math.sign(deltaY);
+        redraw();
+      } else zoom(deltaY < 0 ? 1.15 : 1 / 1.15);
+    },
+    keydown(event) {
+      if (!(event.key in keys)) return;
+      event.preventDefault();
+      keys[event.key](event.shiftKey ? 20 : 1);
+      const request = selection.number === null ? null : store.request(selection.number);
+      hover({ column: Math.max(store.first, timeline.edge - 1), request });
+    },
+  };
   const keys = {
-    ArrowLeft: (event) => moveTo(timeline.edge - (event.shiftKey ? 20 : 1)),
-    ArrowRight: (event) => moveTo(timeline.edge + (event.shiftKey ? 20 : 1)),
+    ArrowLeft: (steps) => moveTo(timeline.edge - steps),
+    ArrowRight: (steps) => moveTo(timeline.edge + steps),
     Home: () => moveTo(store.first + 1),
     End: () => moveTo(store.columns),
     "+": () => zoom(1.25),
@@ -74,14 +80,7 @@ export function listen(timeline, { redraw, tell }) {
     ArrowUp: () => pick(timeline, -1),
     ArrowDown: () => pick(timeline, 1),
   };
-  canvas.addEventListener("keydown", (event) => {
-    if (!(event.key in keys)) return;
-    event.preventDefault();
-    keys[event.key](event);
-    const request = selection.number === null ? null : store.request(selection.number);
-    timeline.hover = { column: Math.max(store.first, timeline.edge - 1), request };
-    tell(describe(timeline));
-  });
+  for (const [name, listener] of Object.entries(pointer)) canvas.addEventListener(name, listener, { passive: false });
 }
 
 // The next request or the one before, with its row in view.
@@ -95,22 +94,20 @@ function pick(timeline, by) {
 }
 
 // What is under the pointer, in words and numbers.
-export function describe(timeline) {
-  const { column, request } = timeline.hover ?? {};
-  const step = column === null || column === undefined ? null : timeline.store.step(column);
+function describe({ hover: { column, request }, store }) {
+  const step = column === null ? null : store.step(column);
   const parts = [];
   if (request) parts.push(`${request.letter}: ${request.promptTokens} prompt tokens`);
-  if (step) {
-    const whole = `${count(step.tokens)} tokens of ${step.works.length} requests`;
-    parts.push(`step ${count(step.i)}, ${milliseconds(1000 * (step.e - step.s))}, ${whole}`);
-    if (timeline.store.hello.kind === "fleet") parts.push(`worker ${step.worker}`);
-    const place = request ? request.place(column) : -1;
-    if (request && request.columns[place] === column) {
-      const work = request.works[place];
-      parts.push(`${request.letter}: ${PHASES[work.phase]}, ${count(work.tokens)} tokens`);
-      if (work.draftTokens) parts.push(`${work.accepted} of ${work.draftTokens.length} draft tokens accepted`);
-    }
-    if (request?.preemptions.includes(column)) parts.push(`${request.letter} is preempted`);
+  if (!step) return parts.join();
+  const whole = `${count(step.tokens)} tokens of ${step.works.length} requests`;
+  parts.push(`step ${count(step.i)}, ${milliseconds(1000 * (step.e - step.s))}, ${whole}`);
+  if (store.hello.kind === "fleet") parts.push(`worker ${step.worker}`);
+  const place = request?.place(column);
+  if (request?.columns[place] === column) {
+    const { phase, tokens, draftTokens, accepted } = request.works[place];
+    parts.push(`${request.letter}: ${PHASES[phase]}, ${count(tokens)} tokens`);
+    if (draftTokens) parts.push(`${accepted} of ${draftTokens.length} draft tokens accepted`);
   }
+  if (request?.preemptions.includes(column)) parts.push(`${request.letter} is preempted`);
   return parts.join(" · ");
 }

@@ -188,8 +188,9 @@ def draw_memory(document: dict, png: Path) -> None:
     message = f"In the same memory, pages give {ratio:.1f} times the throughput of slots"
     remark = (
         f"{sizes['requests']} requests at once, prompts of 16 to 256 and outputs of 16 to 128 tokens, in the memory of "
-        f"{counted(sizes['slots'], 'slot')}.\ntransformers: generate on static batches of {sizes['group']}, with all the memory "
-        "it wants. Predicted: half of the last page."
+        f"{counted(sizes['slots'], 'slot')}.\n"
+        f"transformers: generate on static batches of {sizes['group']}, with all the memory it wants. Predicted: half "
+        "of the last page."
     )
     labels = {BEFORE: "stage 04\nslots", NOW: "stage 05\npages", PEER: "trans-\nformers"}
     with plots.page(png, document, message, columns=3, remark=remark) as (throughput, running, wasted):

@@ -26,7 +26,7 @@ from common.errors import counted, shortened
 from common.stages import stage_folder, stage_folders
 from common.terminal import note, run_to_end
 
-from .questions import WIDTH, Question, read_questions, table
+from .questions import WIDTH, Question, read_questions, result, table
 
 SETTINGS = Settings(device="cpu", dtype="float32")
 PATIENCE = 10  # times the planned seconds, after which a process hangs
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
     if document is None:
         return 1
     document["benchmark"] = f"predict {stage.name}"
-    document["questions"] = [question.result(document, guesses.get(question.name)) for question in questions]
+    document["questions"] = [result(question, document, guesses.get(question["name"])) for question in questions]
     path = args.out / f"{slug(document['hardware'])}-predict-{stage.name[:2]}.json"
     write_json(path, document)
     print(f"\n{table(document)}\n", flush=True)
@@ -84,7 +84,7 @@ def parse_options(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Na
     """Parse the command line: an option for each question, with its text as help."""
     stage = Path(benchmark.file).parent
     questions, command = read_questions(stage, benchmark.sizes_of("predict")), f"course.py predict {stage.name[:2]}"
-    example = [f"--{one.name} {','.join(['1.5'] * one.count)}" for one in questions]
+    example = [f"--{one['name']} {','.join('1.5' for _ in one['at'])}" for one in questions]
     parser = argparse.ArgumentParser(
         command,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -95,8 +95,8 @@ def parse_options(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Na
         f"a class: python3 {command} {' '.join(example)}",
     )
     for one in questions:
-        help = f"{one.ask} Unit: {one.unit}{places(one)}.".replace("%", "%%")
-        parser.add_argument(f"--{one.name}", metavar=",".join(["N"] * one.count), help=help)
+        help = f"{one['ask']} Unit: {one['unit']}{places(one)}."
+        parser.add_argument(f"--{one['name']}", metavar=",".join("N" for _ in one["at"]), help=help)
     parser.add_argument("--sizes", choices=["predict", "tiny"], default="predict", help="tiny: for tests")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for PNG and JSON (default: results)")
     return parser.parse_args(arguments)
@@ -110,11 +110,11 @@ def given_guesses(questions: Sequence[Question], args: argparse.Namespace) -> Gu
     """Return the guesses among the options. Exit with a sentence if one is not what was asked for."""
     guesses = {}
     for question in questions:
-        if (text := getattr(args, question.name)) is not None:
+        if (text := getattr(args, question["name"])) is not None:
             try:
-                guesses[question.name] = parse(text, question.count)
+                guesses[question["name"]] = parse(text, len(question["at"]))
             except ValueError as error:
-                sys.exit(f"--{question.name}: {error}.")
+                sys.exit(f"--{question['name']}: {error}.")
     return guesses
 
 
@@ -123,10 +123,10 @@ def ask_all(questions: Sequence[Question], given: Mapping[str, list[float]]) -> 
     print("Enter alone: no guess.")
     guesses = dict(given)
     for number, question in enumerate(questions, start=1):
-        print("\n" + indented(f"{number}. {question.ask}"))
-        print(indented(f"   Known: {question.known}"))
-        if question.name not in given and (guess := ask(question)) is not None:
-            guesses[question.name] = guess
+        print("\n" + indented(f"{number}. {question['ask']}"))
+        print(indented(f"   Known: {question['known']}"))
+        if question["name"] not in given and (guess := ask(question)) is not None:
+            guesses[question["name"]] = guess
     return guesses
 
 
@@ -134,21 +134,21 @@ def ask(question: Question) -> list[float] | None:
     """Ask until the answer is one, and return it; None for an empty answer, or at the end of the input."""
     while True:
         try:
-            text = input(f"   {question.unit}{places(question)}: ").strip()
+            text = input(f"   {question['unit']}{places(question)}: ").strip()
         except EOFError:
             print()
             return None
         if not text:
             return None
         try:
-            return parse(text, question.count)
+            return parse(text, len(question["at"]))
         except ValueError as error:
             print(indented(f"   {error}."))
 
 
 def places(question: Question) -> str:
     """Return what to say of the positions of a curve: ", at 16, 64 tokens in a page"."""
-    return f", at {', '.join(map(str, question.at))} {question.x}" if question.x else ""
+    return f", at {', '.join(map(str, question['at']))} {question['x']}" if question["x"] else ""
 
 
 def parse(text: str, count: int) -> list[float]:

@@ -18,7 +18,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,87 +34,19 @@ WIDTH = 100  # characters of a line of text
 ANSWERS = ("guess", "arithmetic", "measured")
 NOISE = "That is not expected: look for other programs that keep the cores busy, and measure again."
 
-
-@dataclass(frozen=True)
-class Question:
-    """A question whose answer is a number, or a curve; the fields are those of questions.toml."""
-
-    name: str
-    title: str
-    panel: str
-    ask: str
-    known: str
-    unit: str
-    at: list
-    measured: str
-    arithmetic: str | float
-    x: str = ""
-    less: str = NOISE
-    more: str = NOISE
-
-    @property
-    def count(self) -> int:
-        """Return how many numbers answer it."""
-        return len(self.at)
-
-    def operands(self, document: Mapping[str, Any], figure: str | float) -> tuple[list[float], list[float]]:
-        """Return the medians above and below the line of "A / B": their ratios are in the question's unit."""
-        if not isinstance(figure, str):
-            return [figure] * self.count, [1] * self.count
-        above, _, below = figure.partition(" / ")
-        top = listed(look_up(document, above))
-        top, first = (top[1:], top[0]) if below == "first" else (top, look_up(document, below) if below else 1)
-        bottom = listed(first) if isinstance(first, list) else [first] * len(top)
-        return top, [value / 100 for value in bottom] if below and self.unit == "percent" else bottom
-
-    def result(self, document: Mapping[str, Any], guess: Sequence[float] | None) -> dict[str, Any]:
-        """Return the question and its answers as JSON values; each answer is a list.
-
-        "marks": where in the panel the guess stands, as `plots.mark_guesses` takes it. What a ratio is guessed to be is
-        drawn over what it is a ratio to.
-        """
-        arithmetic, measured = (
-            [one / other for one, other in zip(*self.operands(document, figure), strict=True)]
-            for figure in (self.arithmetic, self.measured)
-        )
-        heights = zip(self.at, guess or (), self.operands(document, self.measured)[1], strict=False)
-        return asdict(self) | {
-            "guess": guess,
-            "arithmetic": arithmetic,
-            "measured": measured,
-            "why": self.why(arithmetic, measured, drift(document)),
-            "marks": [
-                {"panel": self.panel, "name": self.name, "x": x, "y": value * worth} for x, value, worth in heights
-            ],
-        }
-
-    def why(self, arithmetic: Sequence[float], measured: Sequence[float], drifted: float) -> str:
-        """Return how they compare where they differ most, and why, in a sentence or two; drifted: see `drift`."""
-        gap = widest_gap(arithmetic, measured)
-        if abs(gap) <= CLOSE:
-            return f"Arithmetic and measurement agree within {CLOSE:.0%}."
-        place = [*map(relative_gap, arithmetic, measured)].index(gap)
-        where = f"At {self.at[place]} {self.x} it is" if self.x else "It is"
-        values = f"{short(measured[place])} against {short(arithmetic[place])}"
-        which = f"{where} {'more' if gap > 0 else 'less'} than arithmetic says, {values}."
-        if abs(gap) <= 1 - 1 / drifted:
-            return f"{which} That says nothing: the machine's own speed changed by more."
-        return f"{which} {self.more if gap > 0 else self.less}"
+Question = dict[str, Any]  # as in questions.toml; once it is read, "at" is a list, of one place or of all of a curve
 
 
 def read_questions(stage: Path, sizes: Mapping[str, Any]) -> list[Question]:
     """Return the questions about a stage, with these sizes of its benchmark filled in."""
-
-    def fill(text: Any) -> Any:
-        if not isinstance(text, str):
-            return text
-        return re.sub(r"{([^}]*)}", lambda path: str(look_up(sizes, path[1])), " ".join(text.split()))
-
+    text = (stage / "questions.toml").read_text(encoding="utf-8")
+    filled = re.sub(r"{(.+?)}", lambda path: str(look_up(sizes, path[1])), text)
     questions = []
-    for found in tomllib.loads((stage / "questions.toml").read_text(encoding="utf-8"))["question"]:
-        at = listed(look_up(sizes, found["at"]) if isinstance(found["at"], str) else found["at"])
-        after_first = found["measured"].endswith("/ first")
-        questions.append(Question(**{key: fill(value) for key, value in found.items()} | {"at": at[after_first:]}))
+    for found in tomllib.loads(filled)["question"]:
+        texts = {key: " ".join(value.split()) for key, value in found.items() if isinstance(value, str)}
+        at = listed(look_up(sizes, found["at"]) if "at" in texts else found["at"])
+        at = at[1:] if texts["measured"].endswith(" / first") else at
+        questions.append({"x": "", "less": NOISE, "more": NOISE, **found, **texts, "at": at})
     return questions
 
 
@@ -129,6 +60,50 @@ def look_up(found: Any, path: str) -> Any:
 
 def listed(value: Any) -> list:
     return value if isinstance(value, list) else [value]
+
+
+def operands(question: Question, document: Mapping[str, Any], answer: str) -> tuple[list[float], list[float]]:
+    """Return the medians above and below the line of "A / B": their ratios are in the question's unit.
+
+    answer: "arithmetic" or "measured".
+    """
+    figure = question[answer]
+    if not isinstance(figure, str):
+        return [figure] * len(question["at"]), [1] * len(question["at"])
+    above, _, below = figure.partition(" / ")
+    top = listed(look_up(document, above))
+    if below == "first":
+        return top[1:], top[:1] * (len(top) - 1)
+    bottom = look_up(document, below) if below else [1] * len(top)
+    return top, [value / 100 if below and question["unit"] == "percent" else value for value in listed(bottom)]
+
+
+def result(question: Question, document: Mapping[str, Any], guess: Sequence[float] | None) -> dict[str, Any]:
+    """Return the question and its answers as JSON values; each answer is a list.
+
+    "marks": where in the panel the guess stands, as `plots.mark_guesses` takes it. What a ratio is guessed to be is
+    drawn over what it is a ratio to.
+    """
+    each = {name: operands(question, document, name) for name in ANSWERS[1:]}
+    answers = {name: [one / other for one, other in zip(*both, strict=True)] for name, both in each.items()}
+    heights = zip(question["at"], guess or (), each["measured"][1], strict=False)
+    marks = [{"panel": question["panel"], "name": question["name"], "x": x, "y": y * unit} for x, y, unit in heights]
+    reason = why(question, **answers, drifted=drift(document))
+    return question | answers | {"guess": guess, "why": reason, "marks": marks}
+
+
+def why(question: Question, arithmetic: Sequence[float], measured: Sequence[float], drifted: float) -> str:
+    """Return how they compare where they differ most, and why, in a sentence or two; drifted: see `drift`."""
+    gap = widest_gap(arithmetic, measured)
+    if abs(gap) <= CLOSE:
+        return f"Arithmetic and measurement agree within {CLOSE:.0%}."
+    place = [*map(relative_gap, arithmetic, measured)].index(gap)
+    where = f"At {question['at'][place]} {question['x']} it is" if question["x"] else "It is"
+    values = f"{short(measured[place])} against {short(arithmetic[place])}"
+    which = f"{where} {'more' if gap > 0 else 'less'} than arithmetic says, {values}."
+    if abs(gap) <= 1 - 1 / drifted:
+        return f"{which} That says nothing: the machine's own speed changed by more."
+    return f"{which} {question['more' if gap > 0 else 'less']}"
 
 
 def widest_gap(expected: Sequence[float], measured: Sequence[float]) -> float:
@@ -146,13 +121,11 @@ def drift(document: Mapping[str, Any]) -> float:
     return max(times) / min(times)
 
 
-# ---- What is printed ----
-
-
 def table(document: Mapping[str, Any]) -> str:
     """Return a line for each number; below, how steady the machine was, and why arithmetic and measurement differ."""
+    questions: Sequence[Question] = document["questions"]
     rows: list[tuple[str, Sequence[str]]] = [("", ANSWERS)]
-    for question in document["questions"]:
+    for question in questions:
         title, answers = f"{question['title']} ({question['unit']})", [question[name] for name in ANSWERS]
         cells = [[short(each[i]) if each else "-" for each in answers] for i in range(len(question["at"]))]
         if question["x"]:
@@ -162,18 +135,14 @@ def table(document: Mapping[str, Any]) -> str:
             rows.append((title, cells[0]))
     width = max(len(label) for label, _ in rows)
     lines = [f"{label:{width}}" + "".join(f"{cell:>13}" for cell in cells) for label, cells in rows]
-    reasons = [textwrap.fill(f"{one['title']}: {one['why']}", WIDTH) for one in document["questions"]]
-    said = [steadiness(drift(document)), how_close(document["questions"]), *reasons]
+    changed = drift(document) - 1
+    advice = " Close other programs, and measure again." if changed > STEADY else ""
+    reasons = [textwrap.fill(f"{one['title']}: {one['why']}", WIDTH) for one in questions]
+    said = [f"The machine's speed changed by {changed:.0%} meanwhile.{advice}", how_close(questions), *reasons]
     return "\n".join([*(line.rstrip() for line in lines), "", *said])
 
 
-def steadiness(drifted: float) -> str:
-    """Return by how much the speed of the machine changed, and what to do if that was too much."""
-    advice = " Close other programs, and measure again." if drifted > 1 + STEADY else ""
-    return f"The machine's speed changed by {drifted - 1:.0%} meanwhile.{advice}"
-
-
-def how_close(questions: Sequence[Mapping[str, Any]]) -> str:
+def how_close(questions: Sequence[Question]) -> str:
     """Return how many measurements arithmetic foretells, and how many the guess."""
 
     def count(name: str) -> int:

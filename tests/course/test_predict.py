@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import torch
 from common.bench import plots, suite
 from common.bench.compare.sources import results_files
 from common.learn import predict
-from common.learn.questions import Question, read_questions, table
+from common.learn.questions import Question, operands, read_questions, result, table
 from common.loader import find_checkpoint
 from common.loader.config import read_config
 from common.stages import ROOT, load_stage_module, stage_folder, stage_folders
@@ -56,16 +57,21 @@ def test_a_class_without_a_terminal_gets_table_plot_and_file(number, tmp_path, c
     monkeypatch.setattr(plots, "mark_guesses", spy)
     monkeypatch.setattr(sys, "stdin", io.StringIO("must not be read\n"))
     _, *others = questions = questions_of(number, "tiny")
-    options = [f"--{one.name}={','.join(['1.5'] * one.count)}" for one in others]
+    options = [f"--{one['name']}={','.join('1.5' for _ in one['at'])}" for one in others]
+    with pytest.raises(SystemExit):
+        predict.main([number, "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"python3 course.py predict {number} --" in told
+    assert all(f"--{one['name']} " in told and one["ask"] in told for one in questions_of(number))
     assert predict.main([number, "--sizes", "tiny", "--out", str(tmp_path), *options]) == 0
     printed = capsys.readouterr()
     [path] = tmp_path.glob(f"*-predict-{number}.json")
     document = json.loads(path.read_text())
-    assert [one["guess"] for one in document["questions"]] == [None, *([1.5] * one.count for one in others)]
-    assert [len(one["marks"]) for one in document["questions"]] == [0, *(one.count for one in others)]
+    assert [one["guess"] for one in document["questions"]] == [None, *([1.5] * len(one["at"]) for one in others)]
+    assert [len(one["marks"]) for one in document["questions"]] == [0, *(len(one["at"]) for one in others)]
     for question, found in zip(questions, document["questions"], strict=True):
-        assert len(found["arithmetic"]) == len(found["measured"]) == question.count and min(found["measured"]) >= 0
-        for mark in question.result(document, found["measured"])["marks"]:
+        assert len(found["arithmetic"]) == len(found["measured"]) == len(found["at"]) and min(found["measured"]) >= 0
+        for mark in result(question, document, found["measured"])["marks"]:
             assert any([mark["x"], mark["y"]] == pytest.approx(point, rel=1e-4) for point in drawn[mark["panel"]])
         assert found["title"] in printed.out
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG") and str(path) in printed.out
@@ -81,17 +87,19 @@ def test_a_side_that_fails_is_a_sentence(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def result(arithmetic: list, measured: list, guess: list | None = None, slowest: float = 1.1, x: str = "") -> dict:
+def answer_with(arithmetic: list, measured: list, guess: list | None = None, slowest=1.1, x="") -> dict:
     """Answer a question with these figures, on a machine whose speed changed."""
-    question = Question(
-        "", "Cost", "", "?", "", "times", [2, 8], "measured", "arithmetic", x, less="Low.", more="High."
-    )
+    question = {"title": "Cost", "name": "", "panel": "", "unit": "times", "at": [2, 8], "x": x}
+    question |= {"measured": "measured", "arithmetic": "arithmetic", "less": "Low.", "more": "High."}
     figures = {"arithmetic": arithmetic, "measured": measured, "reference_ms": [{"side": [1.0, slowest]}]}
-    return question.result(figures, guess)
+    return result(question, figures, guess)
 
 
 def test_the_table_has_a_row_for_each_number_and_says_why_they_differ():
-    questions = [result([12_000.0, 1.0], [11_900.0, 1.0], [3.0, 1.0]), result([1.0, 2.0], [0.5, 3.0], x="tokens")]
+    questions = [
+        answer_with([12_000.0, 1.0], [11_900.0, 1.0], [3.0, 1.0]),
+        answer_with([1.0, 2.0], [0.5, 3.0], x="tokens"),
+    ]
     rows, _, text = table({"questions": questions, "reference_ms": [{"a": [4.0, 6.0]}]}).partition("\n\n")
     assert [row.split() for row in rows.splitlines()] == [
         ["guess", "arithmetic", "measured"],
@@ -106,9 +114,9 @@ def test_the_table_has_a_row_for_each_number_and_says_why_they_differ():
         "Cost: Arithmetic and measurement agree within 10%.",
         "Cost: At 2 tokens it is less than arithmetic says, 0.5 against 1. Low.",
     ]
-    assert result([10, 1], [10, 2])["why"] == "It is more than arithmetic says, 2 against 1. High."
-    assert "agree" in result([0, 10], [0, 9])["why"]
-    assert result([10, 1], [10, 2], slowest=2)["why"].endswith("the machine's own speed changed by more.")
+    assert answer_with([10, 1], [10, 2])["why"] == "It is more than arithmetic says, 2 against 1. High."
+    assert "agree" in answer_with([0, 10], [0, 9])["why"]
+    assert answer_with([10, 1], [10, 2], slowest=2)["why"].endswith("the machine's own speed changed by more.")
 
 
 # ---- Arithmetic, by hand ----
@@ -127,92 +135,73 @@ def read(past: int) -> int:
     return 4 * (WEIGHTS + 256 * 4096) + 8192 * past
 
 
-ENGINES = ["stage_06", "draft_model", "lookup", "always_8"]
-PASSES = load_stage_module("07", "benchmark").PASSES
-SIDES = {  # made up
-    "01": {"01_naive": {"ms_per_token": [4.0, 10.0, 30.0, 70.0]}},
-    "02": {"01_naive": {"ms_per_token": [12.0, 80.0]}, "02_kv_cache": {"ms_per_token": [3.7, 4.0]}},
-    "03": {
-        "03_streaming": {
-            "alone_first_text_seconds": [0.01], "alone_whole_answer_seconds": [0.98], "e2el_mean_seconds": [0.5],
-            "processed_tokens_per_second": [], "peak_flops_per_second": 1.0,
-        }
-    },
-    "04": {
-        "04_continuous_batching": {
-            "output_tokens_per_second": [200.0], "itl_p50_ms": [4.0], "prefill_ms_per_token": 0.1,
-            "rows_per_output_token": [2.0] * 4,
-        }
-    },
-    "05": {
-        "04_continuous_batching": {"step_total_ms": [4.0, 10.0], "tokens_per_second": 1.0},
-        "05_paged_attention": {
-            "step_total_ms": [4.0, 9.0], "tokens_per_second": 1.0, "tokens_per_request": 172.0,
-            "gathering_step_total_ms": [1.0],
-        },
-        "transformers": {"tokens_per_second": 1.0},
-    },
-    "06": {
-        "05_paged_attention": {"ttft_ms": [1.0] * 3, "tokens_per_second": [1.0] * 3},
-        "06_prefix_cache": {"ttft_ms": [1.0] * 3, "tokens_per_second": [1.0] * 3, "alternating_ttft_ms": [1.0, 1.0]},
-    },
-    "07": {
-        "07_speculative": {
-            "curve_predicted": [1.0, 1.2, 1.3, 1.4, 1.5], "always_8_acceptance": [50.0] * 3,
-            "pass_ms": [3 + tokens / 10 for tokens in PASSES], "draft_pass_ms": [0.5] * len(PASSES),
-            **{f"{engine}_tokens_per_second": [1.0] for engine in ENGINES},
-            **{f"{engine}_copying_tokens_per_second": 1.0 for engine in ENGINES},
-        }
-    },
-    "08": {
-        side: {
-            "full_piece_ms": 44.0, "itl_p50_ms": [7.0, 8.0], "itl_p99_ms": [1.0] * 2, "tokens_per_second": [1.0] * 2,
-            "ttft_long_p50_ms": [1.0],
-        }
-        for side in ("07_speculative", "08_disaggregated")
-    },
-}  # fmt: skip
-EXPECTED = {
-    "01": {
-        "step": [flops(tokens) / flops(64) for tokens in (256, 512, 1024)],
-        "answer": [answer(tokens) / answer(64) for tokens in (128, 256)],
-    },
-    "02": {
-        "sooner": [(80 * answer(256) / flops(512)) / (4 * sum(map(read, range(32, 288))) / read(512))],
-        "step": [read(tokens) / read(64) for tokens in (512, 1024, 2048)],
-    },
-    "03": {"first": [98], "last": [100], "wait": [4, 8, 16], "throughput": [1, 1, 1]},
-    "04": {
-        "throughput": [n * 5 / (5 + 2 * (n - 1) * 0.1) for n in (4, 16, 32)],
-        "gap": [1.15, 1.75, 2.55],
-        "pieces": [100 * 29.5 / 107.1],
-    },
-    "05": {
-        "fit": [4096 / 179.5],
-        "waste": [100 * 7.5 / 179.5, 100 * 31.5 / 203.5, 100 * 127.5 / 299.5],
-        "throughput": [4096 / 179.5 * 4 / (4 + 5 * (4096 / 179.5 - 1) / 23)],
-    },
-    "06": {"sooner": [2, 4, 10], "random": [50], "in_turn": [0]},
-    "07": {
-        "speedup": [1.2, 1.3, 1.4, 1.5],
-        "batch": [5 * (3 + b / 10) / (3 + 9 * b / 10 + 8 * 0.5) for b in (1, 4, 16)],
-    },
-    "08": {"together": [5.5], "apart": [1], "first": [2]},
-}
+def by_hand(number: str, size: Mapping, before: Mapping, now: Mapping) -> dict[str, list[float]]:
+    """Return what arithmetic answers to the questions about a stage, from one repeat of its committed results."""
+    match number:
+        case "01":
+            return {
+                "step": [flops(length) / flops(64) for length in size["lengths"][1:]],
+                "answer": [answer(tokens) / answer(32) for tokens in size["answers"][1:]],
+            }
+        case "02":
+            without, cached = (side["ms_per_token"][size["lengths"].index(512)] for side in (before, now))
+            bytes_read = sum(map(read, range(32, 288)))
+            return {
+                "sooner": [without * answer(256) / flops(512) / (cached * bytes_read / read(512))],
+                "step": [read(length) / read(64) for length in size["lengths"][1:]],
+            }
+        case "03":
+            whole, first = (now[f"alone_{name}_seconds"][-1] for name in ("whole_answer", "first_text"))
+            return {"first": [whole / first], "last": [100], "wait": size["clients"][1:], "throughput": [1] * 6}
+        case "04":
+            token, alone, gap = (
+                now["prefill_ms_per_token"],
+                1e3 / now["output_tokens_per_second"][0],
+                now["itl_p50_ms"][0],
+            )
+            pairs = [
+                (n, (n - 1) * rows * token)
+                for n, rows in zip(size["clients"], now["rows_per_output_token"], strict=True)
+            ][1:]
+            return {
+                "throughput": [n * alone / (alone + added) for n, added in pairs],
+                "gap": [(gap + added) / gap for _, added in pairs],
+                "pieces": [100 * (gap + 255 * token) / (gap + 2055 * token)],
+            }
+        case "05":
+            tokens = now["tokens_per_request"]  # so few that all 64 requests have room
+            ratio = (64 / now["step_total_ms"][-1]) / (8 / before["step_total_ms"][1])
+            waste = [100 * lost / (tokens + lost) for lost in (0, 1.5, 3.5, 7.5, 31.5, 127.5)]
+            return {"fit": [64], "waste": waste, "throughput": [ratio]}
+        case "06":
+            return {"sooner": [1, 2, 10], "random": [50], "in_turn": [0]}
+        case "07":
+            passes = zip(load_stage_module("07", "benchmark").PASSES, now["pass_ms"], now["draft_pass_ms"], strict=True)
+            target, draft = zip(*((ms, drafting) for tokens, ms, drafting in passes if tokens in (1, 9)), strict=True)
+            gained = 1 + 8 * now["always_8_acceptance"][0] / 100
+            return {"speedup": now["curve_predicted"][1:], "batch": [gained * target[0] / (target[1] + 8 * draft[0])]}
+        case "08":
+            return {"together": [before["full_piece_ms"] / before["itl_p50_ms"][-1]], "apart": [1], "first": [2]}
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_arithmetic_is_what_the_lesson_does_by_hand_and_takes_under_a_minute_to_measure(number):
-    benchmark, sides = benchmark_of(number), SIDES[number]
-    sizes = benchmark.sizes_of("predict")
-    document = {"sides": sides, "figures": benchmark.derive(CONFIG, torch.float32, sizes, sides)}
-    found = {}
-    for question in questions_of(number):
-        top, bottom = question.operands(document, question.arithmetic)
-        found[question.name] = [one / other for one, other in zip(top, bottom, strict=True)]
-        assert "?" in question.ask and question.known.endswith(".") and len(top) == question.count
-    assert found == {name: pytest.approx(values) for name, values in EXPECTED[number].items()}
-    assert 0 < benchmark.seconds["predict"] <= 60
+def test_arithmetic_is_what_the_lesson_does_by_hand(number):
+    benchmark = benchmark_of(number)
+    document = json.loads((benchmark.results / "cpu-amd-epyc-2-cores.json").read_text())
+    sizes = document["sizes"]
+    sides = {
+        side: {name: figure["values"][0] for name, figure in figures.items()}
+        for side, figures in document["sides"].items()
+    }
+    before, now, *_ = [*sides.values()] * 2
+    found = {"sides": sides, "figures": benchmark.derive(CONFIG, torch.float32, sizes, sides)}
+    expected = by_hand(number, sizes, before, now)
+    for question in read_questions(stage_folder(number), sizes):
+        top, bottom = operands(question, found, "arithmetic")
+        ratios, wanted = [one / other for one, other in zip(top, bottom, strict=True)], expected.pop(question["name"])
+        assert ratios[: len(wanted)] == pytest.approx(wanted, rel=1e-4) and len(ratios) == len(question["at"])
+        assert "?" in question["ask"] and question["known"].endswith(".")
+    assert not expected and 0 < benchmark.seconds["predict"] <= 60
 
 
 # ---- Asking ----
@@ -256,15 +245,6 @@ def test_a_wrong_command_line_is_answered_in_a_sentence(arguments, sentence, tmp
         predict.main([arguments[0], *("=".join(arguments[i : i + 2]) for i in range(1, len(arguments), 2))])
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-def test_help_lists_the_questions_and_shows_how_to_answer_them(number, capsys):
-    with pytest.raises(SystemExit) as stop:
-        predict.main([number, "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert stop.value.code == 0 and f"python3 course.py predict {number} --" in text
-    assert all(f"--{one.name} " in text and one.ask in text for one in questions_of(number))
-
-
 # ---- Ctrl-C ----
 
 
@@ -283,23 +263,13 @@ def interrupt(process: subprocess.Popen) -> str:
     return output
 
 
-def has_torch(process: str) -> bool:
-    """Return whether it runs and has imported torch: it measures, then, or is about to."""
-    try:
-        return "libtorch" in Path(f"/proc/{process}/maps").read_text()
-    except OSError:
-        return False
-
-
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 def test_control_c_ends_what_measures_and_writes_nothing(tmp_path):
     process = start("02", "--sizes", "tiny", "--out", str(tmp_path))
     assert "3 processes to measure" in process.stderr.readline()
     children_of = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    children: list[str] = []
-    while not any(has_torch(child) for child in children):  # the line is printed before the side's process starts
+    while not (children := children_of.read_text().split()):  # the line is printed before the side's process starts
         assert process.poll() is None
-        children = children_of.read_text().split()
     assert interrupt(process) == "" and list(tmp_path.iterdir()) == []
     assert not any(os.path.exists(f"/proc/{child}") for child in children)
 

@@ -233,7 +233,7 @@ BENCHMARK = Benchmark(
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 420, "quick": 66, "predict": 45},
+    seconds={"full": 420, "quick": 66, "predict": 50},
     report=report,
     claims=CLAIMS,
 )

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import torch
 
 from common.bench import plots, suite
 from common.bench.compare.sources import results_files
+from common.bench.cost_model import decode_bytes, step_flops
 from common.learn import predict
 from common.learn.questions import Question, operands, read_questions, result, table
 from common.loader import find_checkpoint
@@ -26,7 +28,7 @@ from tests.helpers.measured_here import measure_here, shrink_products
 
 NUMBERS = [folder.name[:2] for folder in stage_folders()]
 CONFIG = read_config(find_checkpoint(None, with_weights=True))
-WEIGHTS = 8 * (256 * 8 * 64 + 256 * 256 + 3 * 256 * 688)  # of all layers; embedding and head have 256 x 4,096
+flops, read = partial(step_flops, CONFIG), partial(decode_bytes, CONFIG, dtype=torch.float32)
 
 
 def benchmark_of(number: str):
@@ -122,17 +124,9 @@ def test_the_table_has_a_row_for_each_number_and_says_why_they_differ():
 # ---- Arithmetic, by hand ----
 
 
-def flops(tokens: int) -> float:
-    """The formula of lesson 01, with all pairs of a token and one that it sees."""
-    return 2 * WEIGHTS * tokens + 4 * 8 * 256 * tokens * (tokens + 1) / 2 + 2 * 256 * 4096
-
-
 def answer(tokens: int) -> float:
+    """Count the operations of an answer without a cache, after a prompt of 32."""
     return sum(flops(32 + i) for i in range(tokens))
-
-
-def read(past: int) -> int:
-    return 4 * (WEIGHTS + 256 * 4096) + 8192 * past
 
 
 def by_hand(number: str, size: Mapping, before: Mapping, now: Mapping) -> dict[str, list[float]]:
@@ -154,15 +148,9 @@ def by_hand(number: str, size: Mapping, before: Mapping, now: Mapping) -> dict[s
             whole, first = (now[f"alone_{name}_seconds"][-1] for name in ("whole_answer", "first_text"))
             return {"first": [whole / first], "last": [100], "wait": size["clients"][1:], "throughput": [1] * 6}
         case "04":
-            token, alone, gap = (
-                now["prefill_ms_per_token"],
-                1e3 / now["output_tokens_per_second"][0],
-                now["itl_p50_ms"][0],
-            )
-            pairs = [
-                (n, (n - 1) * rows * token)
-                for n, rows in zip(size["clients"], now["rows_per_output_token"], strict=True)
-            ][1:]
+            token, gap = now["prefill_ms_per_token"], now["itl_p50_ms"][0]
+            alone, shares = 1e3 / now["output_tokens_per_second"][0], now["rows_per_output_token"]
+            pairs = [(n, (n - 1) * share * token) for n, share in zip(size["clients"], shares, strict=True)][1:]
             return {
                 "throughput": [n * alone / (alone + added) for n, added in pairs],
                 "gap": [(gap + added) / gap for _, added in pairs],

@@ -34,14 +34,20 @@ def by_definition(logits, temperatures, uniforms):
 
 @devices
 @pytest.mark.parametrize("vocab_size", [1, 16, 53])
+@pytest.mark.parametrize("kind", ["any", "equals", "blocks without weight"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_what_is_drawn_is_what_the_definition_draws(vocab_size, dtype, device):
+def test_what_is_drawn_is_what_the_definition_draws(vocab_size, kind, dtype, device):
+    """Of equal logits the lowest token is greedy, and one without weight is never drawn."""
     from common.sampling_kernels import draw_plain
 
     temperatures = [0.0, 1e-300, 0.1, 0.6, 1.0, 5.0] * 4
     torch.manual_seed(vocab_size)
     logits = (3 * torch.randn(len(temperatures), vocab_size)).to(device, dtype)
-    uniforms = [uniform(7, i) for i in range(len(temperatures))]
+    if kind == "equals":
+        logits = logits.round()
+    elif kind == "blocks without weight":
+        logits[:, 1:-1] = -math.inf
+    uniforms = [uniform(7, i) for i in range(len(temperatures) - 2)] + [0.0, 1 - 2**-53]
     assert draw_plain(logits, temperatures, uniforms).tolist() == by_definition(logits, temperatures, uniforms)
 
 
@@ -58,25 +64,6 @@ def test_shares_are_those_of_the_definition(device):
         copies = logits.expand(len(numbers), -1).contiguous().to(device)
         drawn = draw_plain(copies, [0.7] * len(numbers), numbers).tolist()
         assert drawn == [i + token for i in range(len(numbers))]
-
-
-@devices
-def test_a_token_without_weight_is_never_drawn(device):
-    from common.sampling_kernels import draw_plain
-
-    logits = torch.full((3, 50), -math.inf)
-    logits[0, 20] = logits[1, 3] = logits[1, 49] = logits[2, 0] = 1.0  # whole blocks have no weight
-    for number, expected in ((0.0, [20, 3, 0]), (0.499, [20, 3, 0]), (0.501, [20, 49, 0]), (1 - 2**-53, [20, 49, 0])):
-        assert draw_plain(logits.to(device), [1.0] * 3, [number] * 3).tolist() == expected
-
-
-@devices
-def test_of_equal_logits_the_lowest_token_is_greedy(device):
-    from common.sampling_kernels import draw_plain
-
-    logits = torch.zeros(2, 50)
-    logits[0, [18, 40]], logits[1, [33, 34]] = 2.0, 1.0
-    assert draw_plain(logits.to(device), [0.0, 0.0], [0.9, 0.9]).tolist() == [18, 33]
 
 
 @devices

@@ -122,12 +122,6 @@ def test_a_character_begun_in_the_prompt_costs_no_later_text(cut):
     assert "".join(said(SENTENCEPIECE, word + turtle[:cut], turtle[cut:] + word + turtle)) == " the🐢"
 
 
-@pytest.mark.parametrize("turtles", [1, 2, 3])
-def test_a_prompt_is_not_cut_inside_a_character(turtles):
-    prompt, rocket = byte_ids("🐢".encode()) * turtles, byte_ids("🚀".encode())
-    assert said(SENTENCEPIECE, prompt, rocket) == ["", "", "", "🚀", ""]
-
-
 def test_special_tokens_are_skipped_wherever_they_stand():
     tokenizer = BYTE_LEVEL
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -212,8 +206,3 @@ def test_the_cost_of_stop_strings_does_not_grow_with_their_length():
         assert search.find("a") is None
     assert search.held == 255
     assert time.perf_counter() - began < 20, "looking at all of them again takes minutes"
-
-
-def test_without_stop_strings_all_text_is_final():
-    search = StopSearch([])
-    assert search.find("anything") is None and search.held == 0

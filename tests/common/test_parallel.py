@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from common.loader import Loaded, load_model
 from common.loader import shard as shard_module
 from common.loader.shard import WHOLE, Shard, split_dimension
 from common.loader.weights import checkpoint_names
+from tests.helpers.small_models import causal_attend
 from tests.helpers.thread_ranks import Threads
 
 LLAMA = {
@@ -93,17 +93,12 @@ def test_errors_about_a_shards_tensors_give_the_shape_of_the_whole(tmp_path):
         load(tmp_path, Shard(0, 2))
 
 
-def causal(layer, q, k, v):
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
-
-
 @each_config
 @each_count
 @pytest.mark.parametrize("fused", [False, "auto"])
 def test_shards_together_compute_the_logits_of_the_whole(tmp_path, monkeypatch, whole, config, count, fused):
     ids, positions = torch.arange(9), torch.arange(9)
-    hidden = whole.model(ids, positions, causal)
+    hidden = whole.model(ids, positions, causal_attend)
     expected = whole.model.logits(hidden)
     threads = Threads(count)
     monkeypatch.setattr(shard_module, "dist", threads)
@@ -111,7 +106,7 @@ def test_shards_together_compute_the_logits_of_the_whole(tmp_path, monkeypatch, 
 
     def compute(rank):
         model = shards[rank].model
-        hidden = model(ids, positions, causal)
+        hidden = model(ids, positions, causal_attend)
         return model.logits(hidden), model.logits(hidden[[]])
 
     for logits, none in threads.run(compute):

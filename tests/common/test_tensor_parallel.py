@@ -14,8 +14,6 @@ import torch
 import torch.distributed as dist
 
 from common.cli import build_engine, build_parser, complete_prompt
-from common.loader import shard
-from common.memory import kv_bytes_left
 from common.parallel import ranks
 from common.parallel.engine import Follower, TensorParallelEngine
 from common.parallel.ranks import RankLost, Ranks
@@ -285,9 +283,3 @@ def test_all_ranks_end_with_the_first(sent, status):
     _, errors = main.communicate(timeout=30)
     assert main.returncode == status and time.monotonic() - start < 15
     assert len(errors.splitlines()) == 2 and "\nranks=2 (" in errors, errors
-
-
-def test_one_rank_starts_no_processes(loaded):
-    alone, engine = build_engine(ROOT / "02_kv_cache", load_engine("02"), parse("--device", "cpu"))
-    assert type(engine) is load_engine("02") and alone.shard == shard.WHOLE and alone.config == loaded.config
-    assert kv_bytes_left(alone, 256, 64) == 2**30

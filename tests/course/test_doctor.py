@@ -1,7 +1,6 @@
 """Doctor: every check is one line, which says what to do where something is missing."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -78,20 +77,6 @@ def test_a_check_says_what_is_missing_and_what_to_do(monkeypatch, check, answers
         monkeypatch.setenv(name, value)
     line = check()
     assert line.mark == mark and said in line.text
-
-
-def test_busy_programs_are_those_that_work_meanwhile(monkeypatch):
-    programs = [(7, "idle", 10), (8, "one", 30), (9, "two", 25), (10, "two", 25), (11, "other's", None)]
-    said = [
-        SimpleNamespace(pid=pid, info={"name": name, "cpu_percent": percent})
-        for pid, name, percent in [*programs, (os.getpid(), "me", 100)]
-    ]
-    monkeypatch.setattr(machine.psutil, "process_iter", lambda facts: said)
-    monkeypatch.setattr(machine.psutil, "cpu_percent", lambda seconds: 45.0)
-    monkeypatch.setattr(machine.psutil, "cpu_count", lambda: 4)
-    assert machine.busy_cores() == (1.8, ["two", "one"])
-    monkeypatch.setattr(machine, "psutil", None)
-    assert machine.busy_cores() is machine.free_memory() is None and "once .venv is there" in doctor.others().text
 
 
 def test_what_a_container_may_use_is_read_from_its_limits(monkeypatch, tmp_path):

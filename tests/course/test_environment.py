@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import course
-from common import terminal
 from common.setup import environment, kit
 
 UNREACHABLE = "http://127.0.0.1:9"  # port 9 discards; where nothing listens, a connection is refused at once
@@ -265,12 +264,3 @@ def test_a_failing_pip_shows_its_last_lines_and_the_advice():
     *before, reason, advice = stop.value.code.splitlines()
     assert (reason, advice) == ("ERROR: no space left", "What to do.")
     assert "line 39" in before and "line 20" not in before
-
-
-def test_a_log_gets_a_line_for_each_activity_and_now_and_then(capsys):
-    with terminal.StatusLine() as status:
-        for seconds, text in enumerate(["starting pip", "choosing 1", "downloading", "choosing 2"]):
-            status.say(seconds, text)
-        status.say(17, "choosing 3")
-    said = [line.split(maxsplit=2)[2] for line in capsys.readouterr().err.splitlines()]
-    assert said == ["starting pip", "choosing 1", "downloading", "choosing 3"]

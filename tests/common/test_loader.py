@@ -5,6 +5,7 @@ so that each can be wrong in one way.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,20 +22,8 @@ from common.loader.device import choose_device
 from common.loader.weights import checkpoint_names
 from common.model import Transformer
 from common.stages import ROOT
+from tests.helpers.small_models import LLAMA_FILE as CONFIG
 
-CONFIG = {
-    "model_type": "llama",
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "eos_token_id": 2,
-}
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
@@ -428,54 +417,43 @@ def test_an_unknown_name_is_refused(name, monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def tokenizer(tmp_path):
-    """A byte-level tokenizer without merges, saved beside the checkpoint; token 0 is its end of text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocab = {"<|end|>": 0} | {byte: 1 + i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>").save_pretrained(tmp_path)
+def tokenizer(tmp_path) -> Path:
+    """That of the bundled model, beside the checkpoint."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(CHECKPOINTS / "target" / name, tmp_path)
+    return tmp_path / "tokenizer.json"
 
 
-def test_the_tokenizer_comes_with_the_folder(tokenizer, tmp_path):
-    write_json(tmp_path / "config.json", CONFIG | {"vocab_size": 257, "eos_token_id": None})
-    loaded = load_model(tmp_path, device="cpu", load_format="dummy")
+def test_the_tokenizer_comes_with_the_folder(tokenizer, config):
+    loaded = load_model(config(vocab_size=4096, eos_token_id=None), device="cpu", load_format="dummy")
     text = "  Größe 12 = 東京\n"
-    ids = loaded.tokenizer.encode(text)
-    assert len(ids) == len(text.encode()) and loaded.tokenizer.decode(ids) == text
-    assert loaded.eos_token_ids == {0}  # no file names one, so it is the tokenizer's
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode(text)) == text
+    assert loaded.eos_token_ids == {loaded.tokenizer.eos_token_id}  # no file names one, so it is the tokenizer's
 
 
-def test_a_damaged_tokenizer_is_named(tokenizer, tmp_path):
-    write_json(tmp_path / "config.json", CONFIG)
-    (tmp_path / "tokenizer.json").write_text("{")
-    assert str(tmp_path) in refusal(ValueError, tmp_path, load_format="dummy")
+def test_a_damaged_tokenizer_is_named(tokenizer, config):
+    tokenizer.write_text("{")
+    assert str(tokenizer.parent) in refusal(ValueError, config(), load_format="dummy")
 
 
 # ---- Device and type ----
 
 
-def test_auto_is_cuda_in_bfloat16_or_else_the_cpu_in_float32(monkeypatch):
+@pytest.mark.parametrize(
+    ("has_gpu", "asked", "chosen", "reason"),
+    [
+        (True, (), ("cuda", torch.bfloat16), "device=cuda (NVIDIA H100), dtype=bfloat16 ("),
+        (False, (), ("cpu", torch.float32), "device=cpu (no CUDA device), dtype=float32 (exact and portable on CPU)"),
+        (True, ("cpu", "bfloat16"), ("cpu", torch.bfloat16), "device=cpu (as asked), dtype=bfloat16 (as asked)"),
+        (True, (torch.device("cpu"), torch.bfloat16), ("cpu", torch.bfloat16), "device=cpu (as asked), dtype=bfloat16"),
+    ],
+)
+def test_device_and_type_are_those_asked_for_or_the_best_here(has_gpu, asked, chosen, reason, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    device, dtype, reason = choose_device()
-    assert (device, dtype) == (torch.device("cuda"), torch.bfloat16)
-    assert reason.startswith("device=cuda (NVIDIA H100), dtype=bfloat16 (")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    device, dtype, reason = choose_device()
-    assert (device, dtype) == (torch.device("cpu"), torch.float32)
-    assert reason == "device=cpu (no CUDA device), dtype=float32 (exact and portable on CPU)"
-
-
-def test_a_requested_device_and_dtype_are_used():
-    for bfloat16 in ("bfloat16", torch.bfloat16):
-        expected = "device=cpu (as asked), dtype=bfloat16 (as asked)"
-        assert choose_device(torch.device("cpu"), bfloat16) == (torch.device("cpu"), torch.bfloat16, expected)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    device, dtype, said = choose_device(*asked)
+    assert (device.type, dtype) == chosen and said.startswith(reason)
 
 
 @pytest.mark.parametrize(

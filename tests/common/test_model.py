@@ -168,12 +168,3 @@ def test_a_sequence_does_not_depend_on_its_batch(family, load):
     positions = torch.cat([torch.arange(40)[span] for span in spans])
     mixed = run(model, token_ids, positions, RaggedAttend(now, attends))
     torch.testing.assert_close(mixed, torch.cat(expected), atol=1e-5, rtol=0)
-
-
-def test_logits_of_chosen_rows_are_the_rows_of_all_logits(load):
-    model = load(reference_model("mistral", options_of("mistral", "default")))
-    with torch.inference_mode():
-        hidden = model(random_tokens(12), torch.arange(12), CachedAttend())
-        assert hidden.shape == (12, 64)
-        rows = torch.tensor([3, 11])
-        torch.testing.assert_close(model.logits(hidden[rows]), model.logits(hidden)[rows], atol=1e-5, rtol=0)

@@ -14,21 +14,12 @@ from common.loader import Loaded, load_model
 from common.loader import shard as shard_module
 from common.loader.shard import WHOLE, Shard, split_dimension
 from common.loader.weights import checkpoint_names
-from tests.helpers.small_models import causal_attend
+from tests.helpers.small_models import LLAMA_FILE, causal_attend
 from tests.helpers.thread_ranks import Threads
 
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": True,
-    "eos_token_id": 2,
-}
+LLAMA = LLAMA_FILE | {
+    "vocab_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": True
+}  # fmt: skip
 CONFIGS = {
     "tied": LLAMA,
     "untied": LLAMA | {"tie_word_embeddings": False},

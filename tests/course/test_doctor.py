@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import course
 from common.setup import doctor, machine
 from common.setup.doctor import NEEDED, OK, OPTIONAL
+from tests.helpers.incomplete_stages import copy_door
 
 GB = 10**9
 PACE = {"said": "one step takes 6.0 ms", "device": "cpu", "cuda": None}
@@ -30,10 +30,7 @@ def fake(monkeypatch, **answers) -> None:
 
 def test_doctor_runs_before_anything_is_installed(tmp_path):
     """Through the door, in a course without .venv, on a Python without any package."""
-    shutil.copytree(course.ROOT / "common/setup", tmp_path / "common/setup")
-    for name in ("stages.py", "errors.py", "terminal.py"):
-        shutil.copy(course.ROOT / "common" / name, tmp_path / "common")
-    shutil.copy(course.__file__, tmp_path)
+    copy_door(tmp_path)
     (tmp_path / "requirements.txt").write_text("torch\n")
     command = [sys.executable, "-S", str(tmp_path / "course.py"), "doctor"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)

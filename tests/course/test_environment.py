@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import course
 from common.setup import environment, kit
+from tests.helpers.incomplete_stages import copy_door
 
 UNREACHABLE = "http://127.0.0.1:9"  # port 9 discards; where nothing listens, a connection is refused at once
 
@@ -195,11 +195,7 @@ def test_an_unknown_platform_is_answered_with_those_that_exist(tmp_path):
 
 def test_a_course_is_set_up_from_its_kit_while_no_index_can_be_reached(index, tmp_path, monkeypatch):
     """As a learner does it, through the door: without a kit, with others' kits, a damaged one, and a whole one."""
-    tree, kits = tmp_path / "course", tmp_path / "kits"
-    shutil.copytree(course.ROOT / "common" / "setup", tree / "common" / "setup")
-    shutil.copy(course.__file__, tree)
-    for name in ("stages.py", "errors.py", "terminal.py"):
-        shutil.copy(course.ROOT / "common" / name, tree / "common")
+    tree, kits = copy_door(tmp_path / "course"), tmp_path / "kits"
     (tree / "requirements.txt").write_text("beta\ngamma\n")
     (tree / "01_only").mkdir()
     (tree / "01_only/engine.py").touch()

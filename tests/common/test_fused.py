@@ -1,6 +1,7 @@
 """The fused kernels and packed products compute what common/model.py computes, whatever else is in the batch."""
 
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -27,12 +28,37 @@ dtypes = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch, request):
+def poisoned_memory(monkeypatch):
     poison(monkeypatch, numba_kernels, rotation, few_tokens)
-    if "device" in request.fixturenames:
+    if find_spec("triton"):
         from common.fused import triton_kernels
 
         poison(monkeypatch, triton_kernels)
+
+
+shapes_of_heads = pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 2, 64), (1, 1, 80), (7, 7, 96), (7, 7, 6), (16, 8, 128)]
+)
+normed_or_not = pytest.mark.parametrize("normed", [True, False], ids=["normed", "plain"])
+
+
+def rotation_case(kernels, dtype, by, normed, heads, kv_heads, head_dim, device="cpu"):
+    """Return a rotation, the product qkv of five tokens, and what the model's operations in type `by` make of it."""
+    config = replace(SMALL, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, context_length=40)
+    cos, sin = (table.to(device) for table in rope_table(config))
+    qkv = normal(5, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=device)
+    positions = torch.tensor([39, 0, 7, 7, 23], device=device)
+    weights = [normal(head_dim, dtype=dtype, device=device) for _ in range(2)] if normed else [None, None]
+    q, k, v = qkv.clone().view(5, -1, head_dim).to(by).split([heads, kv_heads, kv_heads], dim=1)
+    c, s = (table[positions].unsqueeze(1).to(by) for table in (cos, sin))
+    expected = []
+    for x, weight in zip((q, k), weights, strict=True):
+        expected.append(rotate(F.rms_norm(x, (head_dim,), weight.to(by), 1e-2) if normed else x, c, s))
+    return kernels.Rotation(positions, cos, sin, *weights, 1e-2, heads, kv_heads), qkv, [*expected, v]
+
+
+def normal(*shape, dtype, device="cpu", scale=1.0):
+    return (scale * torch.randn(*shape)).to(device, dtype)
 
 
 # ---- numba's kernels: every number that float32 holds, against float64 ----
@@ -53,7 +79,7 @@ def close(actual, expected, dtype, atol=1e-37):
 
 
 @cpu_dtypes
-@pytest.mark.parametrize("make", [nasty, lambda *shape, dtype: torch.randn(shape).to(dtype)], ids=["nasty", "normal"])
+@pytest.mark.parametrize("make", [nasty, normal], ids=["nasty", "normal"])
 @pytest.mark.parametrize("shape", [(1, 64), (3, 1024), (65, 100), (2, 7), (2, 1), (0, 64)], ids=str)
 def test_numbas_add_norm(dtype, make, shape):
     x, residual, weight = make(*shape, dtype=dtype), make(*shape, dtype=dtype), make(shape[1], dtype=dtype)
@@ -80,32 +106,16 @@ def test_numbas_silu_mul(dtype, shape):
 
 
 @cpu_dtypes
-@pytest.mark.parametrize("normed", [True, False], ids=["normed", "plain"])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (1, 1, 80), (7, 7, 6), (16, 8, 128)])
+@normed_or_not
+@shapes_of_heads
 def test_numbas_norm_rotate(dtype, normed, heads, kv_heads, head_dim):
-    config = replace(SMALL, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, context_length=40)
-    cos, sin = rope_table(config)
-    qkv = torch.randn(5, (heads + 2 * kv_heads) * head_dim).to(dtype)
-    positions = torch.tensor([39, 0, 7, 7, 23])
-    norms = [torch.randn(head_dim).to(dtype) for _ in range(2)] if normed else [None, None]
-    q, k, v = qkv.clone().view(5, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
-    c, s = (table[positions].unsqueeze(1).double() for table in (cos, sin))
-    expected = []
-    for x, weight in zip((q, k), norms, strict=True):
-        x = F.rms_norm(x.double(), (head_dim,), weight.double(), 1e-2) if normed else x.double()
-        expected.append(rotate(x, c, s))
-    heads_of = numba_kernels.Rotation(positions, cos, sin, *norms, 1e-2, heads, kv_heads)
-    tolerance = {"rtol": torch.finfo(dtype).eps, "atol": 1e-5}
-    for ours, theirs in zip(heads_of.heads(qkv), [*expected, v.double()], strict=True):
+    rotation, qkv, expected = rotation_case(numba_kernels, dtype, torch.float64, normed, heads, kv_heads, head_dim)
+    for ours, theirs in zip(rotation.heads(qkv), expected, strict=True):
         assert ours.dtype == dtype
-        torch.testing.assert_close(ours.double(), theirs, **tolerance)
+        torch.testing.assert_close(ours.double(), theirs, rtol=torch.finfo(dtype).eps, atol=1e-5)
 
 
 # ---- Triton's kernels: what the operations of the model give ----
-
-
-def normal(*shape, dtype, device, scale=1.0):
-    return (scale * torch.randn(*shape)).to(device, dtype)
 
 
 def assert_as_eager(actual, expected):
@@ -143,24 +153,14 @@ def test_tritons_add_norm(device, dtype, shape):
 @needs_triton
 @devices
 @dtypes
-@pytest.mark.parametrize("normed", [True, False], ids=["normed", "plain"])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (1, 1, 80), (7, 7, 96), (16, 8, 128)])
+@normed_or_not
+@shapes_of_heads
 def test_tritons_norm_rotate(device, dtype, normed, heads, kv_heads, head_dim):
     from common.attention.triton_backend import TritonAttention
-    from common.fused.triton_kernels import Rotation
+    from common.fused import triton_kernels
 
-    config = replace(SMALL, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, context_length=40)
-    cos, sin = (table.to(device) for table in rope_table(config))
-    qkv = normal(5, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=device)
-    positions = torch.tensor([39, 0, 7, 7, 23], device=device)
-    weights = [normal(head_dim, dtype=dtype, device=device) for _ in range(2)] if normed else [None, None]
-    q, k, v = qkv.clone().view(5, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
-    c, s = (table[positions].unsqueeze(1).to(dtype) for table in (cos, sin))
-    expected = []
-    for x, weight in zip((q, k), weights, strict=True):
-        expected.append(rotate(F.rms_norm(x, (head_dim,), weight, 1e-2) if normed else x, c, s))
-    rotation = Rotation(positions, cos, sin, *weights, 1e-2, heads, kv_heads)
-    for ours, theirs in zip(rotation.heads(qkv), [*expected, v], strict=True):
+    rotation, qkv, expected = rotation_case(triton_kernels, dtype, dtype, normed, heads, kv_heads, head_dim, device)
+    for ours, theirs in zip(rotation.heads(qkv), expected, strict=True):
         assert_as_eager(ours, theirs)
         assert ours.stride()[1:] == (head_dim, 1), "attention takes heads and dimensions as contiguous"
     k_pages, v_pages = torch.full((2, 3, 4, kv_heads, head_dim), 7.0, dtype=dtype, device=device)
@@ -168,9 +168,9 @@ def test_tritons_norm_rotate(device, dtype, normed, heads, kv_heads, head_dim):
     others = torch.tensor([2, 4, 5, 7, 8, 9, 10], device=device)
     ours = rotation.heads(qkv)
     TritonAttention(dtype).write(*ours[1:], k_pages, v_pages, slots)  # in the launch that rotates
-    for one, theirs in zip(ours, [*expected, v], strict=True):
+    for one, theirs in zip(ours, expected, strict=True):
         assert_as_eager(one, theirs)
-    for pages, theirs in ((k_pages, expected[1]), (v_pages, v)):
+    for pages, theirs in ((k_pages, expected[1]), (v_pages, expected[2])):
         assert_as_eager(pages.flatten(0, 1)[slots], theirs)
         assert (pages.flatten(0, 1)[others] == 7).all(), "a slot of another token was written"
     q, k, v = rotation.heads(qkv)

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from common import sampling
 from common.sampling import SamplingParams, apply_penalties, draw, probabilities, sample, uniform
 from common.sampling_params import ALLOWED
+from tests.helpers.triton_marks import devices as kernel_devices
+from tests.helpers.triton_marks import needs_triton
 
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 DETERMINISTIC = settings(derandomize=True, deadline=None)
@@ -312,3 +314,67 @@ def test_there_is_one_request_for_each_row_of_logits():
     assert sample(torch.zeros(0, 10), []) == []
     with pytest.raises(ValueError, match="one row for each of the 2 tokens, not 3"):
         sample(torch.zeros(3, 10), [Request(SamplingParams())] * 2)
+
+
+# ---- The kernels, which draw what the definition draws ----
+
+
+@pytest.fixture
+def draw_plain(monkeypatch):
+    from common import sampling_kernels
+
+    monkeypatch.setattr(sampling_kernels, "BLOCK", 16)  # tokens, so that a small vocabulary has several blocks
+    return sampling_kernels.draw_plain
+
+
+def by_definition(logits, temperatures, uniforms):
+    rows = [Request(SamplingParams(temperature=temperature)) for temperature in temperatures]
+    return draw(probabilities(logits, rows), uniforms).tolist()
+
+
+@needs_triton
+@kernel_devices
+@pytest.mark.parametrize("vocab_size", [1, 16, 53])
+@pytest.mark.parametrize("kind", ["any", "equals", "blocks without weight"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_what_is_drawn_is_what_the_definition_draws(draw_plain, vocab_size, kind, dtype, device):
+    """Of equal logits the lowest token is greedy, and one without weight is never drawn."""
+    temperatures = [0.0, 1e-300, 0.1, 0.6, 1.0, 5.0] * 4
+    torch.manual_seed(vocab_size)
+    logits = (3 * torch.randn(len(temperatures), vocab_size)).to(device, dtype)
+    if kind == "equals":
+        logits = logits.round()
+    elif kind == "blocks without weight":
+        logits[:, 1:-1] = -math.inf
+    uniforms = [uniform(7, i) for i in range(len(temperatures) - 2)] + [0.0, 1 - 2**-53]
+    assert draw_plain(logits, temperatures, uniforms).tolist() == by_definition(logits, temperatures, uniforms)
+
+
+@needs_triton
+@kernel_devices
+def test_shares_are_those_of_the_definition(draw_plain, device):
+    """Every border between two tokens: a number a little below it gives the one, a little above it the other."""
+    torch.manual_seed(0)
+    logits = torch.randn(1, 40)
+    borders = probabilities(logits, [Request(SamplingParams(temperature=0.7))])[0].cumsum(-1)[:-1].tolist()
+    for shift, token in ((-1e-5, 0), (1e-5, 1)):
+        numbers = [border + shift for border in borders]
+        copies = logits.expand(len(numbers), -1).contiguous().to(device)
+        drawn = draw_plain(copies, [0.7] * len(numbers), numbers).tolist()
+        assert drawn == [i + token for i in range(len(numbers))]
+
+
+@needs_triton
+@kernel_devices
+def test_no_neighbour_changes_a_token(draw_plain, device, monkeypatch):
+    """Rows that the kernels can draw stand beside rows that they cannot, and alone: the same bits, the same token."""
+    monkeypatch.setattr(sampling, "has_kernels", lambda device: True)
+    kinds = [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.2}, {"repetition_penalty": 1.5}, {"logit_bias": ((9, 2.0),)}]
+    kinds = [{"temperature": 0.8} | kind for kind in kinds] + [{"temperature": 0.0}, {"presence_penalty": 1.0}]
+    rows = [Request(SamplingParams(**kind), [1], [3, 9], seed) for seed, kind in enumerate(kinds)]
+    torch.manual_seed(1)
+    logits = (2 * torch.randn(len(rows), 53)).to(device, torch.bfloat16)
+    together = sample(logits, rows)
+    alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+    assert together == alone
+    assert sample(logits[:1].expand(5, -1).contiguous(), [rows[0]] * 5) == [together[0]] * 5

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from common.learn.blank import blank_stage, find_tasks, functions, listed
-from common.learn.stage_diff import definitions, read_sources
+from common.learn.blank import blank_stage, find_tasks, functions
+from common.learn.stage_diff import read_sources
 from common.learn.task_list import task_list
 from common.stages import stage_folders
 
@@ -37,16 +37,6 @@ def test_nothing_blank_is_called_when_a_file_is_imported(before, after):
         calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
         called = {ast.unparse(node.func).rpartition(".")[2] for node in calls if node.lineno not in inside}
         assert not called & names, f"{file} cannot be imported before these are written"
-
-
-@each_pair
-def test_what_is_given_would_be_a_task(before, after):
-    given, sources = listed(after, "given"), read_sources(after)
-    known = {code for text in read_sources(before).values() for code in definitions(text).values()}
-    codes = {name: code for text in sources.values() for name, code in definitions(text).items()}
-    new = [name for name, code in codes.items() if code not in known]
-    for name in given:
-        assert name in sources or any(one == name or one.startswith(f"{name}.") for one in new), name
 
 
 @each_pair

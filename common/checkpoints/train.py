@@ -33,7 +33,7 @@ from common.loader.weights import checkpoint_names
 from common.model import Transformer
 
 from .corpus import MIXES
-from .packing import Speakers, packed_rows
+from .packing import own_tokens, packed_rows
 from .recipes import PHASES, Phase
 from .tokenizer import FOLDER
 
@@ -87,7 +87,6 @@ class Training:
         self.config, self.phase = read_config(folder), PHASES[name][number - 1]
         self.work, self.snapshot_file = work, work / f"{name}-{number}.pt"
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.speakers = Speakers(self.tokenizer)
         self.mix = MIXES[self.phase.mix]
         self.teacher = None
         if self.phase.teacher:
@@ -149,7 +148,8 @@ class Training:
 
     def loss(self, rows: list[list[int]], teacher: Transformer | None = None) -> Tensor:
         batch = torch.tensor(rows)
-        own = torch.ones_like(batch, dtype=torch.bool) if self.phase.mix == "known" else self.speakers.own(batch)
+        everything = torch.ones_like(batch, dtype=torch.bool)
+        own = everything if self.phase.mix == "known" else own_tokens(self.tokenizer, batch)
         return loss_on(self.model, batch, own, teacher)
 
     def train(self, snapshot_every: int) -> None:

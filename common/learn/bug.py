@@ -174,11 +174,6 @@ def run_tests(tree: Path, arguments: list[str], python: str) -> Outcome:
         run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TEST_SECONDS)
     except subprocess.TimeoutExpired:
         return Outcome(1, f"{arguments[0]}, which does not end", "")
-    return outcome(run.returncode, run.stdout + run.stderr)
-
-
-def outcome(status: int, output: str) -> Outcome:
-    """Return what pytest says in its output."""
+    output = run.stdout + run.stderr
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
-    last = output.strip().splitlines()[-1:] or [""]
-    return Outcome(status, failed[1] if failed else "", last[0])
+    return Outcome(run.returncode, failed[1] if failed else "", output.strip().rpartition("\n")[2])

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 
 from common.checkpoints import train
 from common.checkpoints.corpus import chat
-from common.checkpoints.packing import Speakers, packed_rows
+from common.checkpoints.packing import own_tokens, packed_rows
 from common.checkpoints.recipes import PHASES
 from common.checkpoints.tokenizer import END_OF_TEXT, FOLDER
 
@@ -45,7 +45,7 @@ def test_only_the_assistant_and_plain_documents_count(tokenizer):
     plain, turns = "Rain falls.", ("Copy: harp orbit", "harp orbit", "Again: x", "x")
     text = f"{chat(*turns, system='Be kind.')}{END_OF_TEXT}{plain}{END_OF_TEXT}{chat('Hi', 'Hello!')}"
     ids = torch.tensor([tokenizer(text)["input_ids"]] * 2)
-    own = Speakers(tokenizer).own(ids)
+    own = own_tokens(tokenizer, ids)
     assert torch.equal(own[0], own[1])
     said = tokenizer.decode(ids[0][own[0]])
     for turn in ("harp orbit<|im_end|>", "x<|im_end|>", plain, "Hello!<|im_end|>"):

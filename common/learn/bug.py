@@ -21,7 +21,7 @@ from common.stages import stage_folder, stage_folders
 
 from .faults import FAULTS, Fault
 from .faults.reproduce import HEAD
-from .start import CONTRACT, ROOT, set_aside
+from .start import CONTRACT, ROOT, expect_free, set_aside
 
 LEFT_OUT = ["*.pyc", "*.png", "results", "work"]
 TEST_SECONDS = 900  # until a test that does not end counts as failed
@@ -51,8 +51,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
         return test_folder(fault, root)
     else:
         folder = place(fault, root)
-        if folder.exists() and not options.force:
-            sys.exit(f"my/{folder.name} is there already. `--force` begins again and keeps it beside the new one.")
+        expect_free(folder, options.force)
         set_aside(folder)
         make(fault, root, folder)
         print(instructions(fault, root, folder))

@@ -23,7 +23,7 @@ from .blank import Task, find_tasks
 from .milestones import Milestone, read_exercises, read_milestones
 from .milestones.runner import Outcome, Runner
 from .solve import is_left
-from .start import CONTRACT, ROOT, reference_of, stage_before
+from .start import CONTRACT, ROOT, own_folder, reference_of, stage_before
 from .task_list import words_of
 
 CONTRACT_SECONDS = 600  # it takes less than a tenth of that: more is an engine that hangs
@@ -43,11 +43,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         tasks, milestones = [], [pick_exercise(number, options.exercise)]
     else:
         tasks, milestones = find_tasks(stage_before(root, reference), reference), read_milestones(number)
-    given = (root / options.stage).resolve()
-    folder = given if given != reference.resolve() else root / "my" / reference.name
-    if not folder.is_dir():
-        start = f"start {number}{' --complete' * of_exercise}"
-        sys.exit(f"There is no my/{reference.name}: make it with `python3 course.py {start}`.")
+    folder = own_folder(root, options.stage, reference, " --complete" * of_exercise)
 
     def check() -> int:
         print(f"{folder.name}: {'an exercise' if of_exercise else f'{len(milestones)} milestones'}")

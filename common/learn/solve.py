@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from .blank import Function, Task, find_tasks, functions, lines_of, replaced, statements
-from .start import ROOT, reference_of, stage_before
+from .start import ROOT, own_folder, reference_of, stage_before
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
@@ -20,10 +20,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     options = parser.parse_args(arguments)
     stage = reference_of(root, options.stage)
     before = stage_before(root, stage)
-    given = root / options.stage
-    folder = given if given.parent != stage.parent else root / "my" / stage.name
-    if not folder.is_dir():
-        sys.exit(f"There is no my/{stage.name}: make it with `python3 course.py start {stage.name[:2]}`.")
+    folder = own_folder(root, options.stage, stage)
     tasks = find_tasks(before, stage)
     if bool(options.task) == options.all:
         sys.exit(f"`solve` needs one task, such as {tasks[0].name}, or --all.")

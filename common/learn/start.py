@@ -28,8 +28,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     stage = reference_of(root, options.stage)
     before = None if options.complete else stage_before(root, stage)
     folder = root / "my" / stage.name
-    if folder.exists() and not options.force:
-        sys.exit(f"my/{stage.name} is there already. `--force` begins again and keeps it beside the new one.")
+    expect_free(folder, options.force)
     if before is None:
         write_folder(folder, {path.name: path.read_text(encoding="utf-8") for path in stage.glob("*.py")})
         print(f"Made my/{stage.name}, complete. The exercises are at the end of {stage.name}/README.md.")
@@ -55,6 +54,15 @@ def reference_of(root: Path, name: str) -> Path:
     sys.exit(f"{name} has the name of no stage, so it is not clear which one it is.")
 
 
+def own_folder(root: Path, name: str, stage: Path, options: str = "") -> Path:
+    """Return the learner's folder: the one of this name, or my/STAGE for the reference's. Exit if it is not there."""
+    given = (root / name).resolve()
+    folder = given if given != stage.resolve() else root / "my" / stage.name
+    if not folder.is_dir():
+        sys.exit(f"There is no my/{stage.name}: make it with `python3 course.py start {stage.name[:2]}{options}`.")
+    return folder
+
+
 def stage_before(root: Path, stage: Path) -> Path:
     """Return the stage before this one. Exit if it is the first."""
     first, *others = stages = stage_folders(root)
@@ -72,6 +80,12 @@ def write_folder(folder: Path, files: dict[str, str]) -> None:
         (partial / name).write_text(text, encoding="utf-8")
     set_aside(folder)
     partial.rename(folder)
+
+
+def expect_free(folder: Path, force: bool) -> None:
+    """Exit if a folder of my/ exists, unless it may be set aside."""
+    if folder.exists() and not force:
+        sys.exit(f"my/{folder.name} is there already. `--force` begins again and keeps it beside the new one.")
 
 
 def set_aside(folder: Path) -> None:

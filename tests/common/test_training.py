@@ -8,8 +8,8 @@ from transformers import AutoTokenizer
 
 from common.checkpoints import train
 from common.checkpoints.corpus import chat
-from common.checkpoints.packing import Speakers, packed_rows
-from common.checkpoints.recipes import PHASES, bundled_config
+from common.checkpoints.packing import own_tokens, packed_rows
+from common.checkpoints.recipes import PHASES
 from common.checkpoints.tokenizer import END_OF_TEXT, FOLDER
 
 ROWS = ((1.0, 64),)
@@ -23,7 +23,9 @@ def tokenizer():
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Makes a Training of a tiny model, six steps long, whose snapshots go to `work`."""
-    monkeypatch.setitem(train.CONFIGS, "draft", bundled_config(layers=1, hidden=32, heads=1, kv_heads=1, mlp=32))
+    draft = train.read_config(FOLDER / "draft")
+    tiny = replace(draft, num_layers=1, hidden_size=32, num_heads=1, num_kv_heads=1, intermediate_size=32)
+    monkeypatch.setattr(train, "read_config", lambda folder: tiny)
     short = tuple(replace(phase, steps=6, warmup=1, tokens_per_step=128, row_lengths=ROWS) for phase in PHASES["draft"])
     monkeypatch.setitem(train.PHASES, "draft", short)
     monkeypatch.setattr(
@@ -42,7 +44,7 @@ def test_only_the_assistant_and_plain_documents_count(tokenizer):
     plain, turns = "Rain falls.", ("Copy: harp orbit", "harp orbit", "Again: x", "x")
     text = f"{chat(*turns, system='Be kind.')}{END_OF_TEXT}{plain}{END_OF_TEXT}{chat('Hi', 'Hello!')}"
     ids = torch.tensor([tokenizer(text)["input_ids"]] * 2)
-    own = Speakers(tokenizer).own(ids)
+    own = own_tokens(tokenizer, ids)
     assert torch.equal(own[0], own[1])
     said = tokenizer.decode(ids[0][own[0]])
     for turn in ("harp orbit<|im_end|>", "x<|im_end|>", plain, "Hello!<|im_end|>"):

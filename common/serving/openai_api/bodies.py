@@ -4,13 +4,14 @@ A field that would change the answer and is not supported is refused by name: th
 the answer has it. Fields that change nothing, such as `user`, are ignored.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from common.errors import shortened
 from common.sampling import SamplingParams
 from common.sampling_params import MOST_BIASES
+from common.serving.generate_api import PARAMETERS
 
 from .errors import BadRequest
 
@@ -73,7 +74,12 @@ class Body(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    def check(self) -> None:
+    # Of completions alone:
+    echoes: ClassVar[bool] = False  # whether each answer begins with its prompt
+    scores_prompts: ClassVar[bool] = False  # whether it has log-probabilities of the prompts' own tokens
+
+    @model_validator(mode="after")
+    def check(self):
         """Raise BadRequest for unknown and unsupported fields, and for fields that contradict each other."""
         for name, value in (self.model_extra or {}).items():
             if value is None or name in IGNORED or value in UNSUPPORTED.get(name, ()):
@@ -83,34 +89,19 @@ class Body(BaseModel):
             raise BadRequest(f"unknown field {shortened(name)}", name if len(name) < 80 else None)
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options need a stream: send stream: true with them", "stream_options")
+        return self
 
-    def sampling_params(self, defaults: dict[str, float], **overrides) -> SamplingParams:
+    def params(self, defaults: dict[str, float]) -> SamplingParams:
         """Return the parameters: the body's, then the defaults, then the API's own (temperature and top_p are 1)."""
-        given = {
-            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
-            "seed": None if self.seed is None else self.seed % 2**63,
-        }
-        for name in (
-            "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-            "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logit_bias", "min_tokens",
-        ):  # fmt: skip
-            given[name] = getattr(self, name)
-        given = {name: value for name, value in given.items() if value is not None}
-        return SamplingParams(**{"temperature": 1.0} | defaults | given | overrides)
+        given = {name: value for name, value in self if name in PARAMETERS and value is not None}
+        if self.seed is not None:
+            given["seed"] = self.seed % 2**63
+        given |= {"max_tokens": self.most_tokens, "logprobs": self.most_logprobs}
+        return SamplingParams(**{"temperature": 1.0} | defaults | given)
 
     @property
     def choices(self) -> int:
         return self.n or 1
-
-    @property
-    def echoes(self) -> bool:
-        """Return whether each answer begins with its prompt."""
-        return False
-
-    @property
-    def scores_prompts(self) -> bool:
-        """Return whether the answer has log-probabilities of the prompts' own tokens."""
-        return False
 
     @property
     def include_usage(self) -> bool:
@@ -128,12 +119,13 @@ class CompletionBody(Body):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
 
-    def check(self) -> None:
-        super().check()
+    @model_validator(mode="after")
+    def check_prompts(self):
         if self.prompt in ("", []) or (isinstance(self.prompt, list) and any(one in ("", []) for one in self.prompt)):
             raise BadRequest("the prompt is empty: give at least one token", "prompt")
         if self.max_tokens == 0 and not self.echo:
             raise BadRequest("max_tokens is 0, which generates nothing: give at least 1, or echo: true", "max_tokens")
+        return self
 
     @property
     def echoes(self) -> bool:
@@ -145,14 +137,18 @@ class CompletionBody(Body):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        if isinstance(self.prompt, list) and self.prompt and isinstance(self.prompt[0], (str, list)):
-            return list(self.prompt)
-        return [self.prompt]
+        return (
+            self.prompt if isinstance(self.prompt, list) and isinstance(self.prompt[0], (str, list)) else [self.prompt]
+        )
 
-    def params(self, defaults: dict[str, float]) -> SamplingParams:
-        most = 16 if self.max_tokens is None else self.max_tokens  # the API's default
-        # SamplingParams has no max_tokens of 0: for the prompt alone, no request goes to the engine.
-        return self.sampling_params(defaults, max_tokens=most or 1, logprobs=self.logprobs)
+    @property
+    def most_tokens(self) -> int:
+        # 16 is the API's default. SamplingParams has no 0: for the prompt alone, no request goes to the engine.
+        return 16 if self.max_tokens is None else self.max_tokens or 1
+
+    @property
+    def most_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class TextPart(BaseModel):
@@ -168,12 +164,14 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], FAIL_FAST] | None = None
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self):
         for name, value in (self.model_extra or {}).items():
             if value not in (None, []) and name not in IGNORED | {"refusal"}:
                 raise BadRequest(f"messages with {shortened(name)} are not supported: leave it out", "messages")
         if self.content is None and self.role != "assistant":
             raise BadRequest(f"a message of the role {self.role!r} has no content: give a text", "messages")
+        return self
 
     def plain(self) -> dict[str, str]:
         """Return the message as chat templates expect it: the content one text, the role "system" for developers."""
@@ -191,18 +189,19 @@ class ChatBody(Body):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # variables of the template, such as enable_thinking for Qwen3
 
-    def check(self) -> None:
-        super().check()
-        for message in self.messages:
-            message.check()
+    @model_validator(mode="after")
+    def check_logprobs(self):
         if self.top_logprobs and not self.logprobs:
             raise BadRequest("top_logprobs needs log-probabilities: send logprobs: true with it", "top_logprobs")
+        return self
 
-    def params(self, defaults: dict[str, float]) -> SamplingParams:
-        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self.sampling_params(
-            defaults, max_tokens=most, logprobs=(self.top_logprobs or 0) if self.logprobs else None
-        )
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def most_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class TokenizeBody(BaseModel):
@@ -216,6 +215,12 @@ class TokenizeBody(BaseModel):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def check(self):
+        if (self.prompt is None) == (self.messages is None):
+            raise BadRequest("give either a prompt or messages", "prompt")
+        return self
 
 
 class DetokenizeBody(BaseModel):

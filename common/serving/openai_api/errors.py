@@ -1,6 +1,6 @@
 """Errors in the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`.
 
-The course's own `/generate` has one shape, too, whatever refuses the request: `{"error": message}`.
+The course's own `/generate` and `/health` have one shape, too, whatever refuses the request: `{"error": message}`.
 """
 
 import json
@@ -10,11 +10,14 @@ from typing import Any
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from common.errors import InvalidInput
 from common.serving.errors import EngineDead, QueueFull, log_refusal
+
+ANSWERED = (InvalidInput, RequestValidationError, QueueFull, EngineDead, HTTPException)
+
+dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes one in each call
 
 
 class Json(Response):
@@ -23,7 +26,7 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+        return dump(content).encode()
 
 
 class BadRequest(InvalidInput):
@@ -41,7 +44,7 @@ def error_object(message: str, status: int, param: str | None = None, code: str 
 
 
 def error_response(http: Request, error: Exception) -> Response:
-    """Log and return the answer to an exception, in the shape of the path's API; raise an unknown exception again."""
+    """Log and return the answer to one of the exceptions ANSWERED, in the shape of the path's API."""
     status, param, code, headers = 400, None, None, None
     match error:
         case BadRequest():
@@ -54,12 +57,10 @@ def error_response(http: Request, error: Exception) -> Response:
             message, status = str(error), 503
         case HTTPException():
             message, status, headers = str(error.detail), error.status_code, error.headers
-        case InvalidInput():
-            message = str(error)
         case _:
-            raise error
+            message = str(error)
     log_refusal(http, status, message)
-    own = http.url.path == "/generate"
+    own = http.url.path in ("/generate", "/health")
     return Json({"error": message} if own else error_object(message, status, param, code), status, headers=headers)
 
 
@@ -67,6 +68,8 @@ def first_error(error: RequestValidationError) -> tuple[str, str | None]:
     """Return one sentence about what is wrong with the body, and the name of the field."""
     # Pydantic tries each type that a field may have. The deepest error belongs to the type that the client meant.
     found = max(error.errors(), key=lambda one: len(one["loc"]))
+    if isinstance(own := found.get("ctx", {}).get("error"), BadRequest):  # raised by a validator of bodies.py
+        return str(own), own.param
     if found["type"] == "json_invalid":
         return f"the body is not JSON: {found['ctx']['error']}", None
     # Among the fields, pydantic names the types that it has tried, such as "str" or "list[str]".
@@ -76,22 +79,3 @@ def first_error(error: RequestValidationError) -> tuple[str, str | None]:
     message = found["msg"][:1].lower() + found["msg"][1:]
     given = "" if found["type"] == "missing" else f", not {reprlib.repr(found['input'])}"
     return f"{'.'.join(part[:80] for part in place)}: {message}{given}", place[0][:80]
-
-
-class OpenAIRoute(APIRoute):
-    """A route that reads every body as JSON, as /generate does, and whose errors have the API's shape."""
-
-    def get_route_handler(self):
-        handler = super().get_route_handler()
-
-        async def handle(http: Request) -> Response:
-            # FastAPI parses JSON only if it is declared, and `curl -d` declares a form.
-            others = [(name, value) for name, value in http.scope["headers"] if name != b"content-type"]
-            headers = [*others, (b"content-type", b"application/json")]
-            http = Request(http.scope | {"headers": headers}, http.receive)
-            try:
-                return await handler(http)
-            except (InvalidInput, RequestValidationError, QueueFull, EngineDead, HTTPException) as error:
-                return error_response(http, error)
-
-        return handle

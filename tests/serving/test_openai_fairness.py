@@ -198,29 +198,18 @@ def test_scoring_uses_the_model_without_the_engines_wrappers(loaded):
     assert scoring.step() == [request] and len(request.logprobs) == 3
 
 
-def test_a_large_answer_is_written_in_slices():
+def test_a_large_answer_is_written_in_slices(monkeypatch):
     """Streams go on meanwhile: no slice takes longer than a few milliseconds of Python."""
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    pauses: list[float] = []
+    monkeypatch.setattr(asyncio, "sleep", pause)
     entries = [TokenLogprobs(-1.0, [(i, -1.0 - i) for i in range(20)])] * 1000
-    body = CompletionBody(prompt="a", logprobs=20)
     service = SimpleNamespace(name="m", token_text=lambda token_id: f" {token_id}")
     stream = SimpleNamespace(request=SimpleNamespace(stop_reason=None))
-    expected = CompletionAnswer(service, body, [], []).logprobs(0, [5] * 1000, entries)
-    pauses = 0
-
-    async def count():
-        nonlocal pauses
-        while True:
-            await asyncio.sleep(0)
-            pauses += 1
-
-    async def main():
-        counting = asyncio.create_task(count())
-        written = await CompletionAnswer(service, body, [], [stream]).choice(
-            0, Piece("text", [5] * 1000, entries, "length"), whole=True
-        )
-        counting.cancel()
-        return json.loads(written)
-
-    choice = asyncio.run(main())
-    assert choice["logprobs"] == expected and choice["text"] == "text"
-    assert pauses > 60, "1,000 tokens are 63 slices"
+    answer = CompletionAnswer(service, CompletionBody(prompt="a", logprobs=20), [], [stream])
+    choice = json.loads(asyncio.run(answer.choice(0, Piece("text", [5] * 1000, entries, "length"), whole=True)))
+    assert choice["logprobs"] == answer.logprobs(1, [5] * 1000, entries) and choice["text"] == "text"
+    assert len(pauses) >= 62 and min(pauses) > 0, "1,000 tokens are 63 slices"

@@ -6,7 +6,7 @@ the answer has it. Fields that change nothing, such as `user`, are ignored.
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from common.errors import shortened
 from common.sampling import SamplingParams
@@ -41,18 +41,14 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], FAIL_FAST]
 Prompts = Field(max_length=MOST_PROMPTS, fail_fast=True)
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
+class StreamOptions(BaseModel, strict=True, extra="forbid"):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None  # padding against eavesdroppers, which this server never adds
 
 
-class Body(BaseModel):
+class Body(BaseModel, strict=True, extra="allow"):
     """The fields that completions and chat completions share. None means the default."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     model: str | None = None
     max_tokens: int | None = None
@@ -137,9 +133,8 @@ class CompletionBody(Body):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        return (
-            self.prompt if isinstance(self.prompt, list) and isinstance(self.prompt[0], (str, list)) else [self.prompt]
-        )
+        several = isinstance(self.prompt, list) and isinstance(self.prompt[0], (str, list))
+        return self.prompt if several else [self.prompt]
 
     @property
     def most_tokens(self) -> int:
@@ -151,16 +146,12 @@ class CompletionBody(Body):
         return self.logprobs
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class TextPart(BaseModel, strict=True, extra="allow"):
     type: Literal["text"]
     text: str
 
 
-class Message(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class Message(BaseModel, strict=True, extra="allow"):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], FAIL_FAST] | None = None
 
@@ -204,10 +195,8 @@ class ChatBody(Body):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(BaseModel, strict=True):
     """`POST /tokenize`. Either a prompt, or messages for the chat template."""
-
-    model_config = ConfigDict(strict=True)
 
     model: str | None = None
     prompt: str | None = None
@@ -223,10 +212,8 @@ class TokenizeBody(BaseModel):
         return self
 
 
-class DetokenizeBody(BaseModel):
+class DetokenizeBody(BaseModel, strict=True):
     """`POST /detokenize`."""
-
-    model_config = ConfigDict(strict=True)
 
     model: str | None = None
     tokens: TokenIds

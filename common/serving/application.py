@@ -6,10 +6,10 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 
+from .errors import ANSWERED, error_response
 from .limits import BodyLimit, HeaderCheck
 from .metrics import Measured
 from .openai_api import routes
-from .openai_api.errors import ANSWERED, error_response
 
 
 def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) -> None:

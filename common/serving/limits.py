@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .openai_api.errors import error_response
+from .errors import error_response
 
 SMALL_BODY = 64 << 10  # bytes: a chat of some 20,000 tokens
 LARGE_PER_SECOND = 4 << 20  # bytes of bodies above that; parsing a mebibyte takes 5 to 20 ms

@@ -9,28 +9,18 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from common.sampling import TokenLogprobs
 from common.serving.engine_thread import Piece
+from common.serving.errors import dump
 
 from .bodies import Body
-from .errors import dump
 
 SLICE = 16  # tokens
 PAUSE = 0.002  # seconds, several times as long as a slice takes
 FAILED = ("error", "abort")  # finish reasons of an incomplete choice: the engine failed, or the server stops
 NOTHING = Piece("", [], [], "length")  # the one piece of a choice that generates nothing
-
-
-@dataclass
-class Echo:
-    """A prompt that its answers begin with."""
-
-    token_ids: list[int]
-    text: str
-    logprobs: list[TokenLogprobs | None]  # empty: not requested
 
 
 class Answer:
@@ -46,7 +36,7 @@ class Answer:
 
     def __init__(self, service, body: Body, scored: Sequence, streams: Sequence):
         self.service, self.body, self.scored, self.streams = service, body, scored, streams
-        self.echoes: list[Echo] = []  # one for each prompt, or none
+        self.echoes: list[Piece] = []  # for each prompt, what its choices begin with; or none
         self.begun: set[int] = set()  # choices that have been written, or their first chunk
         number = random.getrandbits(96)  # no secret: from the system it would be a wait for the interpreter lock
         self.head = {"id": f"{self.prefix}-{number:024x}", "created": int(time.time()), "model": service.name}
@@ -66,21 +56,17 @@ class Answer:
 
     async def choice(self, index: int, piece: Piece, whole: bool = False) -> str:
         """Return the JSON of a choice, or of a piece of it; the first one begins with the echo."""
-        text, token_ids, entries = piece.text, piece.token_ids, piece.logprobs
+        text, token_ids, entries, reason = piece.text, piece.token_ids, piece.logprobs, piece.finish_reason
         first = index not in self.begun
         self.begun.add(index)
         if self.echoes and first:
             echo = self.echoes[index // self.body.choices]
             text, token_ids, entries = echo.text + text, echo.token_ids + token_ids, echo.logprobs + entries
-        ended = self.streams and piece.finish_reason is not None
-        fields = {
-            "index": index,
-            **self.content(text, whole, first),
-            "finish_reason": piece.finish_reason,
-            "stop_reason": self.streams[index].request.stop_reason if ended else None,
-        }
+        stop_reason = self.streams[index].request.stop_reason if self.streams and reason is not None else None
+        fields = {"index": index, **self.content(text, whole, first), "finish_reason": reason}
         requested = self.body.most_logprobs is not None
-        return _with(fields, "logprobs", await self.sliced_logprobs(index, token_ids, entries) if requested else "null")
+        logprobs = await self.sliced_logprobs(index, token_ids, entries) if requested else "null"
+        return _with(fields | {"stop_reason": stop_reason}, "logprobs", logprobs)
 
     def json(self, kind: str, choices: Sequence[str], **fields: Any) -> str:
         """Return the JSON of an answer or a chunk, `kind` being one of the two names."""

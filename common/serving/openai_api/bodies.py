@@ -4,16 +4,15 @@ A field that would change the answer and is not supported is refused by name: th
 the answer has it. Fields that change nothing, such as `user`, are ignored.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from common.errors import shortened
 from common.sampling import SamplingParams
 from common.sampling_params import MOST_BIASES
+from common.serving.errors import BadRequest
 from common.serving.generate_api import PARAMETERS
-
-from .errors import BadRequest
 
 MOST_CHOICES = 128  # the field n, as in OpenAI's API
 MOST_PROMPTS = 2048  # in one call, as in OpenAI's API for embeddings
@@ -70,10 +69,6 @@ class Body(BaseModel, strict=True, extra="allow"):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    # Of completions alone:
-    echoes: ClassVar[bool] = False  # whether each answer begins with its prompt
-    scores_prompts: ClassVar[bool] = False  # whether it has log-probabilities of the prompts' own tokens
-
     @model_validator(mode="after")
     def check(self):
         """Raise BadRequest for unknown and unsupported fields, and for fields that contradict each other."""
@@ -100,12 +95,14 @@ class Body(BaseModel, strict=True, extra="allow"):
         return self.n or 1
 
     @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def echoes(self) -> bool:
+        """Return whether each answer begins with its prompt: completions alone have this field."""
+        return bool(getattr(self, "echo", None))
 
     @property
-    def continuous_usage(self) -> bool:
-        return self.include_usage and bool(self.stream_options.continuous_usage_stats)
+    def scores_prompts(self) -> bool:
+        """Return whether the answer has log-probabilities of the prompts' own tokens."""
+        return self.echoes and self.most_logprobs is not None
 
 
 class CompletionBody(Body):
@@ -122,14 +119,6 @@ class CompletionBody(Body):
         if self.max_tokens == 0 and not self.echo:
             raise BadRequest("max_tokens is 0, which generates nothing: give at least 1, or echo: true", "max_tokens")
         return self
-
-    @property
-    def echoes(self) -> bool:
-        return bool(self.echo)
-
-    @property
-    def scores_prompts(self) -> bool:
-        return self.echoes and self.logprobs is not None
 
     @property
     def prompts(self) -> list[str | list[int]]:

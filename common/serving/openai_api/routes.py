@@ -15,12 +15,12 @@ from fastapi.responses import Response, StreamingResponse
 
 from common.errors import shortened
 from common.request import check_characters, check_prompt_length, prompt_tokens
-from common.serving.errors import EngineDead
+from common.serving.engine_thread import Piece
+from common.serving.errors import BadRequest, EngineDead, Json, dump, error_object
 from common.serving.scoring import ScoringParams
 
-from .answers import FAILED, Answer, ChatAnswer, CompletionAnswer, Echo
-from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Message, TokenizeBody
-from .errors import BadRequest, Json, dump, error_object
+from .answers import FAILED, Answer, ChatAnswer, CompletionAnswer
+from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Message, StreamOptions, TokenizeBody
 
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
 VERSION = "1.0.0"
@@ -103,7 +103,7 @@ class Service:
         streams = await self.thread.submit_all(scored + choices, arrived) if scored + choices else []
         return kind(self, body, streams[: len(scored)], streams[len(scored) :])
 
-    async def echoes(self, answer: Answer, prompts: Sequence[str | list[int]]) -> list[Echo]:
+    async def echoes(self, answer: Answer, prompts: Sequence[str | list[int]]) -> list[Piece]:
         """Return the prompts that the choices begin with. Raise EngineDead if their scores are incomplete."""
         if first := answer.scored or answer.streams[:: answer.body.choices]:
             token_ids = [stream.request.prompt_token_ids for stream in first]
@@ -115,7 +115,7 @@ class Service:
         echoes = []
         for prompt, ids, logprobs in zip(prompts, token_ids, scores, strict=True):
             text = prompt if isinstance(prompt, str) else self.tokenizer.decode(ids) if self.tokenizer else ""
-            echoes.append(Echo(ids, text, logprobs))
+            echoes.append(Piece(text, ids, logprobs))
         return echoes
 
     async def finished(self, streams: Sequence) -> None:
@@ -143,18 +143,19 @@ class Service:
 
     async def events(self, answer: Answer, watch: asyncio.Task) -> AsyncIterator[str]:
         """Yield server-sent events: a chunk for each piece, the usage if requested, and `[DONE]`."""
-        running = {"usage": None} if answer.body.include_usage else {}
+        asked = answer.body.stream_options or StreamOptions()
+        running = {"usage": None} if asked.include_usage else {}
         tokens = 0  # sent so far; the engine may be ahead
         async for index, piece in answer.pieces():
             if piece.finish_reason in FAILED:
                 yield event(dump(error_object(str(self.thread.error or NOT_COMPLETED), 500)))
                 break
             tokens += len(piece.token_ids)
-            if answer.body.continuous_usage:
+            if asked.include_usage and asked.continuous_usage_stats:
                 running = {"usage": answer.usage(tokens)}
             yield event(answer.json(answer.chunk, [await answer.choice(index, piece)], **running))
         else:
-            if answer.body.include_usage:
+            if asked.include_usage:
                 yield event(answer.json(answer.chunk, [], usage=answer.usage(tokens)))
         yield event("[DONE]")
         watch.cancel()

@@ -46,7 +46,15 @@ KINDS = {  # of requests that run together
     "penalties": [WARM | {"repetition_penalty": 1.1, "frequency_penalty": 0.1}, PLAIN | {"logit_bias": ((7, 1.0),)},
                   PLAIN | {"min_tokens": 3, "stop_token_ids": (5,)}],
 }  # fmt: skip
-SPECULATIVE = {"draft": "auto", "num_draft_tokens": 2}
+EVERY_WAY = "filters and logprobs"  # each of these requests is sampled in another way
+ONE_EACH = [
+    ("06", True, True, ""),
+    ("07", True, False, "auto"),
+]  # stage, graphs, overlap, draft: a loop of each sampler
+LOOPS = [  # steps of 08 are those of 07, and pages travel beside them
+    *product(("04", "05", "06"), (False,), (False, True), ("",)), ("05", True, True, ""), *ONE_EACH,
+    ("07", True, False, "lookup"), ("08", True, False, "auto"),
+]  # fmt: skip
 noted: Counter[tuple[str, str, str]] = Counter()  # kind, function, and the lines that led there
 
 
@@ -170,11 +178,11 @@ def as_if_on_cuda(stage: str, capturable: bool, with_graphs: bool):
     )
 
 
-def run(stage: str, with_graphs: bool, overlap: bool, kind: str, options: dict) -> Counter:
+def run(kind: str, stage: str, with_graphs: bool, overlap: bool, draft: str) -> Counter:
     """Return what five requests of that kind have noted, from the first step to the last."""
-    options = {"kv_memory": "16M" if stage > "04" else "64M", "max_running": 4, "token_budget": 20} | options
-    capturable = stage > "06" or (overlap and stage > "04")
-    with as_if_on_cuda(stage, capturable, with_graphs), Factories():
+    options = {"kv_memory": "16M" if stage > "04" else "64M", "max_running": 4, "token_budget": 20}
+    options |= {"draft": draft, "num_draft_tokens": 2} if draft else {}
+    with as_if_on_cuda(stage, stage > "06" or (overlap and stage > "04"), with_graphs), Factories():
         loaded = on_device(None)
         if stage == "04":
             loaded = replace(loaded, config=replace(loaded.config, context_length=128))
@@ -188,30 +196,23 @@ def run(stage: str, with_graphs: bool, overlap: bool, kind: str, options: dict) 
     return Counter(noted)
 
 
-def cases(short: bool) -> Iterator[tuple]:
-    """Yield the arguments of `run`.
+def cases(short: bool) -> list[tuple]:
+    """Return the arguments of `run`.
 
     In short, all kinds run in one loop of each way to sample; other loops, which sample with the same code, run one.
-    Stage 05 is left out then: its attention and graphs are those of 06. Steps of 08 are those of 07, and pages travel
-    beside them: those of the draft model, too.
+    Stage 05 is left out then: its attention and graphs are those of 06.
     """
-    for kind in KINDS:
-        every = not short or kind == "filters and logprobs"
-        if every:
-            for stage, overlap in (("04", False), ("04", True), ("06", False), *[("05", False)][short:]):
-                yield stage, False, overlap, kind, {}
-            yield "07", not short, False, kind, SPECULATIVE | {"draft": "lookup"}
-        for stage, with_graphs in product(("05", "06")[short:], (False, True) if every else (True,)):
-            yield stage, with_graphs, True, kind, {}
-        yield "07", not short, False, kind, SPECULATIVE
-    yield "08", not short, False, "filters and logprobs", SPECULATIVE
+    return [
+        (kind, *loop)
+        for kind, loop in product(KINDS, LOOPS)
+        if not short or (loop[0] != "05" and (kind == EVERY_WAY or loop in ONE_EACH))
+    ]
 
 
 def prove(short: bool) -> Iterator[str]:
     """Yield what is wrong, one sentence each."""
-    ways = list(cases(short))
-    for stage, with_graphs, overlap, kind, options in ways:
-        for (what, function, lines), times in run(stage, with_graphs, overlap, kind, options).items():
-            if what != "waits" or function not in WANTED[stage]:
-                yield f"stage {stage}, {kind}, graphs={with_graphs}, overlap={overlap}: {what} {times} times: {lines}"
-    print(f"{len(ways)} engines of stages 04 to 08 ran on tensors that say they are on {CUDA}")
+    for case in cases(short):
+        for (what, function, lines), times in run(*case).items():
+            if what != "waits" or function not in WANTED[case[1]]:
+                yield f"{case}: {what} {times} times: {lines}"
+    print(f"{len(cases(short))} engines of stages 04 to 08 ran on tensors that say they are on {CUDA}")

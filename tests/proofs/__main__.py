@@ -41,7 +41,8 @@ def main() -> int:
     if unknown := [name for name in args.proofs if name not in PROOFS]:
         parser.error(f"unknown proof {unknown[0]!r}: use {', '.join(PROOFS)}")
     wrong = [sentence for name in args.proofs or PROOFS for sentence in PROOFS[name](not args.all)]
-    print(*wrong, sep="\n")
+    for sentence in wrong:
+        print(sentence)
     return 1 if wrong else 0
 
 

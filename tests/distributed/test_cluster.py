@@ -33,6 +33,12 @@ from common.distributed import joining  # noqa: E402
 from common.distributed.cluster import Cluster, plan  # noqa: E402
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A head answers late beside programs that compute."""
+    monkeypatch.setattr(joining, "ANSWER_SECONDS", 60.0)
+
+
 @pytest.fixture(scope="class")
 def own() -> Iterator[Cluster]:
     cluster = run_on_temporary_thread(Cluster, None, 3)
@@ -222,9 +228,8 @@ def two_nodes() -> Iterator[str]:
 
 
 @pytest.fixture
-def joined(two_nodes, monkeypatch) -> Iterator:
+def joined(two_nodes) -> Iterator:
     """A function that makes a Cluster, closed when the test ends."""
-    monkeypatch.setattr(joining, "ANSWER_SECONDS", 60.0)  # a head answers late beside programs that compute
     made: list[Cluster] = []
 
     def join(*arguments, **options) -> Cluster:

@@ -11,7 +11,6 @@ to be proven is in the machine code: the wait stands before every access to glob
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 from unittest.mock import patch
@@ -92,7 +91,7 @@ def launch_attention(config: ModelConfig, dtype: torch.dtype, tile: Tile) -> Non
 
 def prove(short: bool) -> Iterator[str]:
     """Yield what is wrong, one sentence each. Unless `short`, print what each kernel needs, as lines of CSV."""
-    count, cases = Counter(), SHORT if short else ALL
+    count, waiting, cases = 0, 0, SHORT if short else ALL
     for dtype, name, arch, early in cases:
         config = read_config(find_checkpoint(name, with_weights=False))
         with patch.dict(triton_launch.dependent, {torch.device("cpu"): early}):
@@ -101,13 +100,13 @@ def prove(short: bool) -> Iterator[str]:
             yield f"sm_{arch}: not launched early: {', '.join(sorted(missing))}"
         for one in kernels:
             where, waits = f"sm_{arch},{dtype},{name},{one.kernel}", early and one.kernel in DEPENDENT
-            count["compiled"] += 1
-            count["wait before they touch memory"] += waits
+            count, waiting = count + 1, waiting + waits
             if not short:
                 print(f"{where},{one.registers} registers,{one.stack} bytes of stack,{one.shared} of shared memory")
             reasons = [*faults(one, arch, dtype), *(too_early(instructions(one.cubin)) if waits else [])]
             yield from (f"{where}: {reason}" for reason in reasons)
-    print(f"kernels, on {', '.join(sorted({f'sm_{case[2]}' for case in cases}))}: {dict(count)}")
+    archs = ", ".join(sorted({f"sm_{arch}" for _, _, arch, _ in cases}))
+    print(f"{count} kernels compiled, on {archs}; {waiting} of them are launched early, and wait")
 
 
 def faults(one: Compiled, arch: int, dtype: str) -> Iterator[str]:

@@ -90,7 +90,7 @@ class Benchmark:
     description: str
     sides: Mapping[str, Callable[[Settings, dict], Figures]]
     sizes: Mapping[str, dict[str, Any]]
-    derive: Callable[[ModelConfig, torch.dtype, dict, Mapping[str, Figures]], Figures]
+    derive: Callable[[ModelConfig, torch.dtype, dict, Mapping[str, Figures]], Figures] = lambda *_: {}
     draw: Callable[[dict, Path], None] | None = None
     headline: Headline | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -186,17 +186,23 @@ def run_process(
 
 
 @contextmanager
-def process(command: Sequence, environment: Mapping | None = None, **files: Any) -> Iterator[subprocess.Popen]:
-    """Give a process that Ctrl-C does not reach; when the block ends, end it and all that it started."""
+def process(
+    command: Sequence, environment: Mapping | None = None, *, leads_group: bool = True, **files: Any
+) -> Iterator[subprocess.Popen]:
+    """Give a process that Ctrl-C does not reach; when the block ends, end it and all that it started.
+
+    leads_group: False: it stays in this process's group, and is ended with it even if this one is killed.
+    """
     try:
         with deferred_interrupt():  # inside of `try`: at its end a delayed Ctrl-C is raised
-            child = subprocess.Popen(command, start_new_session=True, cwd=ROOT, env=environment, **files)
+            child = subprocess.Popen(command, start_new_session=leads_group, cwd=ROOT, env=environment, **files)
         yield child
     finally:
         child.terminate()
         with suppress(subprocess.TimeoutExpired):
             child.wait(STOP_SECONDS)
-        if hasattr(os, "killpg"):  # not on Windows, where a server has had its Ctrl-C from the console
+        child.kill()
+        if leads_group and hasattr(os, "killpg"):  # not on Windows, where a server has had its Ctrl-C from the console
             with suppress(ProcessLookupError, PermissionError):  # all of its group have ended
                 os.killpg(child.pid, signal.SIGKILL)
         child.wait()

@@ -229,11 +229,6 @@ def draw_bars(panel, places, figure, width, tint, texts=None, *, lying=False, la
     panel.bar_label(bars, texts or [short(median) for median, _, _ in each], padding=4, fontsize=size)
 
 
-def floor_line(panel, count: int, height: float, text: str) -> None:
-    """Draw across `count` bars, dashed, what arithmetic says is the least, or the most; named at its end."""
-    predicted(panel, [-0.4, count - 0.6], {"median": [height] * 2}, text)
-
-
 def short(value: float) -> str:
     """Three digits, or all before the decimal point if there are more."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

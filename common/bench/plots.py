@@ -316,8 +316,9 @@ def mark_guesses(figure, document: dict[str, Any] | str) -> None:
             shown = panel.plot(mark["x"], height, "D", label="_guess", **style)
             least, most = min(least, height), max(most, 1.05 * height)
             if len({each["name"] for each in here}) > 1:
-                style = {"textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 10}
-                panel.annotate(mark["name"], (mark["x"], height), (-8, 0), color=GUESS, **style)
+                style = {"textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 10, "color": GUESS}
+                ground = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1}  # lines pass behind
+                panel.annotate(mark["name"], (mark["x"], height), (-8, 0), bbox=ground, **style)
         panel.set_ylim(least, most)
     if shown:
         figure.legend(shown, ["your guess"], loc="lower right", frameon=False)

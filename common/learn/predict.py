@@ -41,7 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     questions = read_questions(stage, benchmark.sizes_of(args.sizes))
     guesses = given_guesses(questions, args)
     if sys.stdin.isatty():
-        print(f"{stage.name}: {counted(len(questions), 'question')}, then {duration(benchmark)} of measuring.", end=" ")
+        asked = f"{counted(len(questions), 'question')}, then {duration(benchmark)} of measuring"
+        print(f"{stage.name}: {asked}. Enter alone: no guess.")
         guesses = ask_all(questions, guesses)
     document = measure(benchmark, args.sizes)
     if document is None:
@@ -51,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     path = args.out / f"{slug(document['hardware'])}-predict-{stage.name[:2]}.json"
     write_json(path, document)
     print(f"\n{table(document)}\n", flush=True)
-    benchmark.draw(read_json(path), path.with_suffix(".png"))
+    benchmark.draw(document, path.with_suffix(".png"))
     print(*sorted(path.parent.glob(f"{path.stem}*.png")), path, sep="\n")
     return 0
 
@@ -120,7 +121,6 @@ def given_guesses(questions: Sequence[Question], args: argparse.Namespace) -> Gu
 
 def ask_all(questions: Sequence[Question], given: Mapping[str, list[float]]) -> Guesses:
     """Ask at the terminal what is not given, and return all guesses; a question without one is left out."""
-    print("Enter alone: no guess.")
     guesses = dict(given)
     for number, question in enumerate(questions, start=1):
         print("\n" + indented(f"{number}. {question['ask']}"))

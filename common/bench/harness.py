@@ -35,7 +35,7 @@ from .settings import Settings
 from .timing import free_memory
 
 Figures = dict[str, Any]  # name -> number or list of numbers, from one repeat
-REPEATS = {"full": 3, "quick": 2, "gpu": 1, "tiny": 1}
+REPEATS = {"full": 3, "quick": 2, "predict": 1, "gpu": 1, "tiny": 1}
 SHOWN_LINES = 15
 STOP_SECONDS = 15.0  # for a child to end the server that it may have started
 
@@ -77,8 +77,9 @@ class Benchmark:
     file: the module's `__file__`. description: its question, method and expectation, which is its docstring.
     sides: what is compared; each function warms up, measures, and returns its figures, or raises Unavailable.
     sizes: lengths and counts to measure, as JSON values: "full", and as changes to it "quick" (seconds a side,
-        for the headline), "gpu" (with the "model" to make from a config) and "tiny" (for tests).
-    seconds: what all runs of a size set take together: two CPU cores for "full" and "quick", an H200 for "gpu".
+        for the headline), "predict" (under a minute for all sides, for `course.py predict`), "gpu" (with the "model" to
+        make from a config) and "tiny" (for tests).
+    seconds: what all runs of a size set take together: two CPU cores, for "gpu" an H200.
     derive: (config, dtype, sizes, figures of each side) -> what combines the sides of one repeat: ratios, predictions.
     draw: draws the document that was written, as the PNG of that name.
     report: the document -> {name: rows of a Markdown table, the header first}, for the lesson (tables.py).
@@ -89,7 +90,7 @@ class Benchmark:
     description: str
     sides: Mapping[str, Callable[[Settings, dict], Figures]]
     sizes: Mapping[str, dict[str, Any]]
-    derive: Callable[[ModelConfig, torch.dtype, dict, Mapping[str, Figures]], Figures]
+    derive: Callable[[ModelConfig, torch.dtype, dict, Mapping[str, Figures]], Figures] = lambda *_: {}
     draw: Callable[[dict, Path], None] | None = None
     headline: Headline | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -185,17 +186,23 @@ def run_process(
 
 
 @contextmanager
-def process(command: Sequence, environment: Mapping | None = None, **files: Any) -> Iterator[subprocess.Popen]:
-    """Give a process that Ctrl-C does not reach; when the block ends, end it and all that it started."""
+def process(
+    command: Sequence, environment: Mapping | None = None, *, leads_group: bool = True, **files: Any
+) -> Iterator[subprocess.Popen]:
+    """Give a process that Ctrl-C does not reach; when the block ends, end it and all that it started.
+
+    leads_group: False: it stays in this process's group, and is ended with it even if this one is killed.
+    """
     try:
         with deferred_interrupt():  # inside of `try`: at its end a delayed Ctrl-C is raised
-            child = subprocess.Popen(command, start_new_session=True, cwd=ROOT, env=environment, **files)
+            child = subprocess.Popen(command, start_new_session=leads_group, cwd=ROOT, env=environment, **files)
         yield child
     finally:
         child.terminate()
         with suppress(subprocess.TimeoutExpired):
             child.wait(STOP_SECONDS)
-        if hasattr(os, "killpg"):  # not on Windows, where a server has had its Ctrl-C from the console
+        child.kill()
+        if leads_group and hasattr(os, "killpg"):  # not on Windows, where a server has had its Ctrl-C from the console
             with suppress(ProcessLookupError, PermissionError):  # all of its group have ended
                 os.killpg(child.pid, signal.SIGKILL)
         child.wait()

@@ -11,20 +11,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from common.serving.background import free_port
 from common.stages import stage_folder
 
 from .client import Connections, Target, ask, closed_loop, run
+from .harness import SHOWN_LINES, process
 from .metrics import LoadResult
 from .settings import Settings
 from .workloads import Job
 
 START_SECONDS = 600.0  # a large model takes minutes to load
-STOP_SECONDS = 10.0
 
 
 def generate_load(url: str, jobs: Sequence[Job], target: Target, *, concurrency: int) -> LoadResult:
@@ -37,31 +37,34 @@ def generate_load(url: str, jobs: Sequence[Job], target: Target, *, concurrency:
     return run(send_all())
 
 
-@contextmanager
-def running_server(stage: str, settings: Settings, *options: str, log: Path | None = None) -> Iterator[str]:
-    """Run a stage's server, as `course.py serve` does, for as long as the block runs; give its URL.
-
-    log: a file for what it prints. RuntimeError with the last lines of that if it does not come up.
-    """
-    port = free_port()
+def running_server(stage: str, settings: Settings, *options: str) -> AbstractContextManager[str]:
+    """Run a stage's server, as `course.py serve` does, for as long as the block runs; give its URL."""
     main = stage_folder(stage) / "main.py"
-    command = [sys.executable, str(main), "--serve", "--port", str(port), *settings.arguments(), *options]
-    # A file, since a pipe would fill up and stop the server.
-    with open(log, "w+") if log else tempfile.TemporaryFile("w+", errors="replace") as printed:
-        server = subprocess.Popen(command, stdout=printed, stderr=printed)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            if not wait_until_healthy(server, url):
-                printed.seek(0)
-                raise RuntimeError("".join(printed.readlines()[-15:]) + f"The server of {stage} did not start.")
-            yield url
-        finally:
-            server.terminate()
-            try:
-                server.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+    command = [sys.executable, main, "--serve", *settings.arguments(), *options]
+    return serving(command, f"the server of {stage}", leads_group=False)
+
+
+@contextmanager
+def serving(command: Sequence, name: str, environment: Mapping | None = None, **options: Any) -> Iterator[str]:
+    """Run a command that serves at its option --port for as long as the block runs; give its URL.
+
+    Raise RuntimeError with the last of what it has printed if it does not come up. options: of `process`.
+    """
+    port = str(free_port())
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as printed,  # a pipe would fill up and stop the server
+        process([*command, "--port", port], environment, stdout=printed, stderr=subprocess.STDOUT, **options) as server,
+    ):
+        if not wait_until_healthy(server, url := f"http://127.0.0.1:{port}"):
+            printed.seek(0)
+            raise failure(f"{name} did not start", printed.readlines())
+        yield url
+
+
+def failure(what: str, lines: Sequence[str]) -> RuntimeError:
+    """Show the last lines; return an error with the very last, since documents name no folders."""
+    print("".join(lines[-SHOWN_LINES:]), file=sys.stderr)
+    return RuntimeError(": ".join([what, *[line.strip() for line in lines if line.strip()][-1:]]))
 
 
 def wait_until_healthy(server: subprocess.Popen, url: str) -> bool:

@@ -5,7 +5,6 @@ Ctrl-C, or an error, the same command on the same commit goes on with those that
 are all measured gets its document, its plot and its entry in the machine's results file, and its folder goes.
 """
 
-import datetime
 import json
 import math
 import shutil
@@ -191,36 +190,31 @@ class Suite:
             repeats[run.repeat] |= self.answers(run)
         figures = [summary.figures_of(repeat) for repeat in repeats]
         there = [side for side in figures[0] if all(side in each for each in figures)]
-        sides = {side: aggregate([each[side] for each in figures]) for side in there}
         answers = [answer for repeat in repeats for answer in repeat.values()]
-        measured = {"sizes": sizes, "order": order, "seconds": sum(answer["seconds"] for answer in answers)}
-        headline, path = summary.headline_entry(benchmark, sizes, repeats), self.document_of(benchmark)
-        if path:
-            config, (_, dtype) = ModelConfig(**answers[0]["model"]), self.place
-            document = {
-                "benchmark": benchmark.name,
-                "size_set": self.size_set,
-                "settings": self.settings.of_sizes(sizes).describe(),
-                "hardware": self.machine,
-                "model": answers[0]["model"],
-                "missing": {side: answer["missing"] for side, answer in repeats[0].items() if "missing" in answer},
-                "reference_ms": [{side: answer["reference_ms"] for side, answer in each.items()} for each in repeats],
-                "sides": sides,
-                "figures": aggregate([benchmark.derive(config, dtype, sizes, each) for each in figures]),
-                "headline": headline,
-            }
-            write_json(path, document | measured)
+        document = {
+            "benchmark": benchmark.name,
+            "size_set": self.size_set,
+            "settings": self.settings.of_sizes(sizes).describe(),
+            "hardware": self.machine,
+            "model": answers[0]["model"],
+            "sizes": sizes,
+            "order": order,
+            "missing": {side: answer["missing"] for side, answer in repeats[0].items() if "missing" in answer},
+            "reference_ms": [{side: answer["reference_ms"] for side, answer in each.items()} for each in repeats],
+            "sides": {side: aggregate([each[side] for each in figures]) for side in there},
+            "headline": summary.headline_entry(benchmark, sizes, repeats),
+            "seconds": sum(answer["seconds"] for answer in answers),
+        }
+        if path := self.document_of(benchmark):
+            config, dtype = ModelConfig(**answers[0]["model"]), self.place[1]
+            document["figures"] = aggregate([benchmark.derive(config, dtype, sizes, each) for each in figures])
+            write_json(path, document)
             if problem := draw(benchmark, path):
                 self.problems[benchmark.name] = problem
-        times = [milliseconds for answer in answers for milliseconds in answer["reference_ms"]]
-        entry = headline | measured | ({} if path else {"figures": sides})
-        entry |= {"document": path and shown(path), "reference_ms": [min(times), max(times)]}
-        entry |= {"commit": self.machine["commit"], "date": datetime.datetime.now().isoformat(timespec="minutes")}
         found = self.found()
-        found["machine"] = self.machine
-        found["benchmarks"] = dict(sorted({**found["benchmarks"], benchmark.name: entry}.items()))
-        least, most = zip(*(each["reference_ms"] for each in found["benchmarks"].values()), strict=True)
-        found["drift"] = max(most) / min(least)
+        entries = {**found["benchmarks"], benchmark.name: summary.entry_of(document)}
+        least, most = zip(*(entry["reference_ms"] for entry in entries.values()), strict=True)
+        found |= {"machine": self.machine, "drift": max(most) / min(least), "benchmarks": dict(sorted(entries.items()))}
         write_json(self.path, found)
         shutil.rmtree(self.partial / benchmark.name)
         with suppress(OSError):  # others are still in it

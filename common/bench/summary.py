@@ -9,7 +9,7 @@ One file for each machine and size set, `results/<hardware>.json` or `results/<h
     benchmarks       by name: title, unit, more_is_better; "sides": the values of the headline, the baseline first, each
                      with median, min, max and the value of every repeat; "ratio" in the same form; "drift" of the
                      reference product around these sides; "doubt": why the ratio is no result, or null; sizes, order,
-                     date, commit, seconds; "document" that has all figures, or, if there is none, "figures" by side
+                     date, commit, seconds; "figures" by side, as the document has them
     failed           by name: why a benchmark could not be measured the last time
 
 `read_summary` refuses what it cannot compare.
@@ -37,10 +37,15 @@ def read_summary(path: Path) -> dict[str, Any]:
     if document.get("schema") != SCHEMA:
         versions = f"has version {document.get('schema')!r}, and this course reads version {SCHEMA}"
         raise InvalidInput(f"{path} {versions}: measure again with `course.py bench`")
-    missing = [key for key in ("machine", "size_set", "benchmarks") if key not in document]
-    if missing:
-        raise InvalidInput(f"{path} lacks {', '.join(missing)}: measure again with `course.py bench`")
     return document
+
+
+def entry_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a results file has of a benchmark's document."""
+    times = [ms for each in document["reference_ms"] for side in each.values() for ms in side]
+    entry = document["headline"] | {key: document[key] for key in ("sizes", "order", "seconds")}
+    entry |= {"figures": document["sides"], "reference_ms": [min(times), max(times)]}
+    return entry | {key: document["hardware"][key] for key in ("commit", "date")}
 
 
 def headline_entry(benchmark: Benchmark, sizes: dict, repeats: Sequence[Mapping[str, dict]]) -> dict[str, Any]:

@@ -68,13 +68,6 @@ def corpus_jobs(
     return jobs
 
 
-def fixed_length_jobs(
-    count: int, prompt_tokens: int, output_tokens: int, vocab_size: int, *, seed: int = 0
-) -> list[Job]:
-    """Return requests that are all of one size; their prompts share no prefix."""
-    return [Job(random_prompt(prompt_tokens, vocab_size, f"{seed}/{i}"), output_tokens) for i in range(count)]
-
-
 def mixed_length_jobs(
     count: int = 64,
     vocab_size: int = 4096,

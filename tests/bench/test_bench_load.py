@@ -7,7 +7,7 @@ from common.bench import cost_model
 from common.bench.client import Target
 from common.bench.load import generate_load
 from common.bench.metrics import LoadResult, RequestRecord, percentiles
-from common.bench.workloads import Job, corpus_jobs, fixed_length_jobs
+from common.bench.workloads import Job, corpus_jobs
 from common.loader import find_checkpoint, load_tokenizer
 from common.loader.config import read_config
 from common.model import Transformer
@@ -63,11 +63,6 @@ def test_workloads_are_seeded_and_their_lengths_are_known():
     assert all(job.ignore_eos and isinstance(job.prompt, list) for job in jobs)
     assert {type(job.prompt) for job in corpus_jobs(tokenizer, 5, chat=False)} == {str}
     assert corpus_jobs(None, 5) == corpus_jobs(tokenizer, 5)
-
-    fixed = fixed_length_jobs(10, 32, 16, vocab_size=50)
-    assert {(len(job.prompt), job.max_tokens, job.ignore_eos) for job in fixed} == {(32, 16, True)}
-    assert all(0 <= token < 50 for job in fixed for token in job.prompt)
-    assert len({tuple(job.prompt) for job in fixed}) == 10
 
 
 @pytest.mark.parametrize("name", [None, "Qwen3-0.6B", "TinyLlama-1.1B"])

@@ -14,7 +14,7 @@ from common.bench.settings import Settings
 def test_a_python_without_vllm_is_refused_with_what_to_do(monkeypatch, python):
     monkeypatch.setenv("PEER_PYTHON", python)
     with pytest.raises(Unavailable, match="no Python with vLLM: see --help, and set PEER_PYTHON"):
-        peers.measure_compiled(Settings(), peers.TINY)
+        peers.measure_vllm(Settings(), peers.TINY, peers.COMPILED)
 
 
 def test_the_answer_is_the_last_line_that_is_one():

@@ -36,7 +36,7 @@ def results(gain=4.0, batching=5.0, drift=1.1, doubt=None, size_set="quick", **m
             "figures": {side: {name: spread([value, value]) for name, value in each.items()}  # two repeats that agree
                         for side, each in figures.items()},
             "order": [list(sides), list(sides)[::-1]], "commit": "0123456789", "date": "2026-11-22T10:00",
-            "seconds": 1.0, "document": None,
+            "seconds": 1.0,
         }  # fmt: skip
 
     naive, cached, batched = STAGES

@@ -107,6 +107,6 @@ class Page:
 
     def close(self) -> None:
         """Close the page, which may have asked its own server only, or nothing but a file."""
-        home = self.page.url.removesuffix("/watch")
+        home = self.page.url.partition("#")[0].removesuffix("/watch")
         self.page.close()
         assert self.errors == [] and all(url.startswith((home, "data:", "http://127.0.0.1")) for url in self.asked)

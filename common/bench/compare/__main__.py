@@ -25,12 +25,12 @@ from ..documents import write_atomically
 from ..hardware import slugify
 from ..plots import place, short
 from .drawing import draw
-from .panels import COURSE, FEW, Group, drift, over_first, story
+from .panels import FEW, Group, over_first
 from .sources import HERE, Results, collect
 
 LEAST_DRIFT = 1.1  # slowest over fastest of the reference product, from which on it is said at the top
 SETS = {"quick": "the quick benchmark", "full": "the whole benchmark", "gpu": "the GPU benchmark"}
-KINDS = ("gains", "stairs", "machines", "absolute")  # of panels
+KINDS = ("gains", "stairs", "absolute")  # of panels
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
@@ -43,26 +43,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=HERE / "compare", metavar="DIR", help="default: results/compare")
     args = parser.parse_args(arguments)
     found, refused = collect(args.files)
-    drifted = [sentence for results in found for sentence in drift_of(results)]
+    drifted = [
+        f"{results.label}: its own speed changed by {results.drift - 1:.0%} while it was measured."
+        for results in found
+        if results.drift > LEAST_DRIFT
+    ]
     for sentence in [f"left out: {each}" for each in refused] + [f"drift: {each}" for each in drifted]:
         note(sentence)
     if not found:
         return 1
-    try:
-        if earlier := keep_earlier(args.out):
-            note(f"the comparison that was there is kept in {earlier}")
-        keys = dict.fromkeys(results.group for results in found)
-        groups = [shown(Group([each for each in found if each.group == key]), args.out) for key in keys]
-        environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        template = environment.from_string(
-            TEMPLATE.read_text(encoding="utf-8"),
-            {"short": short, "place": place, "slug": slugify, "rate": rate, "behind": behind, "here": HERE},
-        )
-        page = args.out / "index.html"
-        write_atomically(page, template.render(groups=groups, drifted=drifted, refused=refused))
-    except OSError as error:
-        note(f"error: {error}")
-        return 1
+    if earlier := keep_earlier(args.out):
+        note(f"the comparison that was there is kept in {earlier}")
+    keys = dict.fromkeys(results.group for results in found)
+    groups = [shown(Group([each for each in found if each.group == key]), args.out) for key in keys]
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    helpers = {"short": short, "place": place, "slug": slugify, "rate": rate, "behind": behind, "here": HERE}
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"), helpers)
+    page = args.out / "index.html"
+    write_atomically(page, template.render(groups=groups, drifted=drifted, refused=refused))
     print(page, *(panel["png"] for group in groups for panel in group["panels"]), sep="\n")
     return 0
 
@@ -84,12 +82,10 @@ def shown(group: Group, out: Path) -> dict[str, Any]:
     device = "GPU" if facts["device"] == "cuda" else facts["device"].upper()
     weights = ", random weights" if facts["load_format"] == "dummy" else ""
     title = f"{device}: {SETS.get(size_set, size_set)}, {facts['model']} model{weights}"
-    drifts = [f"{one.label} {one.drift - 1:.0%}" for one in group.members if (one.drift or 1) > LEAST_DRIFT]
-    remark = f"{title}. Drift: {'; '.join(drifts)}" if drifts and not group.is_class else title
     panels = []
     for panel in group.panels():
         png, text = out / f"{slugify(title)}-{panel.kind}.png", caption(group.members, panel.names)
-        panels.append({"png": png, "caption": text, "svg": draw(panel, png, text, remark), "panel": panel})
+        panels.append({"png": png, "caption": text, "svg": draw(panel, png, text, title), "panel": panel})
     machines = [
         {"results": each, "facts": each.machine, "far": group.odd.get(place), "differs": group.differences(each)}
         for place, each in enumerate(group.members)
@@ -116,20 +112,6 @@ def lead(group: Group) -> str:
     first, *_ = names = [name[:2] for name in group.with_course[0].course]
     load = counted(clients, "client")
     return f"Stage {names[best]} gives {load} {factors} times the tokens per second of stage {first}{where}."
-
-
-def drift_of(results: Results) -> list[str]:
-    """Say by how much a machine's speed changed while it was measured, and around which figures, if it did."""
-    if (results.drift or 1) <= LEAST_DRIFT:
-        return []
-    touched = [
-        f"{'all stages under one load' if name == COURSE else story(name)} by {drift(entry) - 1:.0%} "
-        f"(which measured {short(entry['ratio']['median'])} times)"
-        for name, entry in sorted(results.entries.items())
-        if drift(entry) > LEAST_DRIFT
-    ]
-    around = f": around {', '.join(touched)}" if touched else ", and around no figure by more than 10%"
-    return [f"{results.label}: its own speed changed by {results.drift - 1:.0%} while it was measured{around}."]
 
 
 def caption(group: Sequence[Results], names: Sequence[str]) -> str:
@@ -159,8 +141,7 @@ def rate(per_second: float | None) -> str:
 
 def behind(results: Results) -> str:
     """Return what a machine's file says of every benchmark, but for the figures of each side, as JSON."""
-    hidden = ("figures", "file")
-    kept = {name: {key: entry[key] for key in entry if key not in hidden} for name, entry in results.entries.items()}
+    kept = {name: {key: entry[key] for key in entry if key != "figures"} for name, entry in results.entries.items()}
     return json.dumps(kept, indent=1)
 
 

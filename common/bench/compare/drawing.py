@@ -8,7 +8,6 @@ from .panels import FEW, Column, Panel
 
 CHART_INCHES, ROW_INCHES = 1.7, 0.45  # height of a chart, and of a row of ratios
 SMALL = 8  # points: digits and legends
-DASHED = {"linestyle": (0, (3, 2)), "linewidth": 1.2, "zorder": 4}
 
 
 def draw(panel: Panel, png: Path, caption: str, remark: str) -> str:
@@ -16,7 +15,7 @@ def draw(panel: Panel, png: Path, caption: str, remark: str) -> str:
     charts = list(dict.fromkeys(column.chart for column in panel.columns if column.chart))
     across = min(len(charts), 2 if len(charts) <= 2 * FEW else 3) or 1
     down = -(-len(charts) // across) or 1
-    height = CHART_INCHES * down if charts else ROW_INCHES * len(panel.rows) + 0.2 * len(panel.lines)
+    height = CHART_INCHES * down if charts else ROW_INCHES * len(panel.rows)
     keys = {each.label: each.tint for each in panel.columns if not (each.is_median and charts)}
     keys = {label: tint for label, tint in keys.items() if len(keys) > 1 and tint != plots.REFERENCE}
     beside = 2 if max(map(len, keys), default=0) > 16 else 4
@@ -52,39 +51,31 @@ def draw_ratios(axes, panel: Panel, columns: list[Column]) -> None:
                 axes.hlines(at, figure["min"], figure["max"], column.tint, linewidth=1.2, alpha=0.3)
                 inside = plots.PAPER if figure["doubt"] else column.tint
                 axes.plot(figure["median"], at, "o", color=column.tint, markerfacecolor=inside, markersize=4)
-    for i, (value, tint, text) in enumerate(panel.lines):
-        axes.axvline(value, color=tint, **DASHED)
-        style = {"color": tint, "fontsize": SMALL, "va": "bottom", "ha": "right" if value > 1 else "left"}
-        axes.text(value, -0.6 - 0.4 * i, f" {plots.short(value)}× {text} ", **style)
     axes.axvline(1, color=plots.EDGE, linewidth=1, zorder=0)
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
     plots.logarithmic(axes, "x", (1, 1.5, 2, 3, 5, 7))
-    axes.set_ylim(len(panel.rows) - 0.5, -0.6 - 0.4 * len(panel.lines))
+    axes.set_ylim(len(panel.rows) - 0.5, -0.6)
     axes.set_yticks(range(len(panel.rows)), [f"{name}\n{better}" for name, better in panel.rows])
     axes.tick_params(labelsize=SMALL)
 
 
 def draw_bar(axes, at: float, figure: dict[str, Any], tint: str, height: float) -> None:
-    """Draw a bar from 1, faint if it is noise, a line from least to most, dashed the prediction, and the digits."""
+    """Draw a bar from 1, faint if it is noise, a line from least to most, and the digits."""
     axes.barh(at, figure["median"] - 1, 0.85 * height, left=1, color=tint, alpha=0.35 if figure["doubt"] else 1)
     axes.hlines(at, figure["min"], figure["max"], plots.TEXT, linewidth=1.2)
-    if figure.get("predicted"):
-        axes.vlines(figure["predicted"].value, at - height / 2, at + height / 2, plots.PREDICTION, **DASHED)
     text = f"{plots.short(figure['median'])}×{' ?' * bool(figure['doubt'])}"  # in a column where nothing crosses it
     style = {"va": "center", "fontsize": SMALL, "color": tint}
     axes.annotate(text, (1, at), (3, 0), ("axes fraction", "data"), "offset points", **style)
 
 
 def draw_stairs(axes, panel: Panel, columns: list[Column]) -> None:
-    """Draw a tread for each stage, and risers between them; dashed: the most there can be."""
+    """Draw a tread for each stage, and risers between them."""
     edges = [place - 0.5 for place in range(len(panel.rows) + 1)]
     for column in columns:
         medians = [figure["median"] for figure in column.figures]
         style = {"linewidth": 5, "alpha": 0.3, "zorder": 1} if column.is_median else {"linewidth": 2}
         axes.plot(edges, [*medians, medians[-1]], drawstyle="steps-post", color=column.tint, label="_", **style)
-        if column.bound:
-            axes.axhline(column.bound, color=column.tint, **DASHED)
         for place, figure in enumerate(column.figures):
             axes.vlines(place, figure["min"], figure["max"], column.tint, linewidth=1.2)
             text = figure.get("step", "")

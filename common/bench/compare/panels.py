@@ -2,11 +2,10 @@
 
     gains      each stage against the one before it, under the load that its lesson is about
     stairs     each stage's throughput over the first stage's, under one load, for one client and for many
-    machines   each machine's throughput over a baseline's, stage by stage
     absolute   throughput, time to first token and time per output token of every stage
 
-A figure is {"median", "min", "max"}, and where there is one: "doubt", why it is noise; "predicted", by arithmetic;
-"step", the factor of a step; "more", what else its table says.
+A figure is {"median", "min", "max"}, and where there is one: "doubt", why it is noise; "step", the factor of a step;
+"more", what else its table says.
 """
 
 import math
@@ -21,8 +20,6 @@ from common.errors import counted
 from .. import plots
 from ..harness import spread
 from ..plots import short
-from ..summary import doubt
-from .expected import most_tokens_per_second, predicted_ratio
 from .sources import COURSE, SPREAD, Results
 
 # What a stage adds, and what its headline shows to be better, in a few words; the entry's title says it exactly.
@@ -62,22 +59,18 @@ class Column(NamedTuple):
     """Figures of one machine, one for each row of a panel; None where it has none.
 
     tint: None for the colours of the stages. chart: the axes that it is drawn in, where there are several; "" for all
-    of them. bound: the most there can be.
+    of them.
     """
 
     label: str
     tint: str | None
     figures: list[Figure | None]
     chart: str = ""
-    bound: float | None = None
     is_median: bool = False
 
 
 class Panel(NamedTuple):
-    """rows: a stage with what it adds, and a few words beside it. names: of the entries that the figures are from.
-
-    lines: (value, tint, text) of what is drawn across all rows.
-    """
+    """rows: a stage with what it adds, and a few words beside it. names: of the entries that the figures are from."""
 
     kind: str
     title: str
@@ -85,7 +78,6 @@ class Panel(NamedTuple):
     rows: list[tuple[str, str]]
     columns: list[Column]
     names: Sequence[str] = (COURSE,)
-    lines: Sequence[tuple[float, str, str]] = ()
 
     def table(self) -> list[Sequence[Any]]:
         """Return rows of cells: a column for each machine while they are few, and else a row."""
@@ -94,13 +86,11 @@ class Panel(NamedTuple):
         return rows if len(self.columns) <= FEW else list(zip(*rows, strict=True))
 
     def notes(self) -> Iterator[str]:
-        """Say why figures are noise, and from what others are predicted."""
+        """Say why figures are noise."""
         for column in self.columns:
             for (row, _), figure in zip(self.rows, column.figures, strict=True):
                 if figure and figure.get("doubt"):
                     yield f"? {row}, {column.label}: {figure['doubt']}."
-                if figure and figure.get("predicted"):
-                    yield f"{row}, {column.label}: {figure['predicted'].why}."
 
 
 class Group:
@@ -122,7 +112,7 @@ class Group:
     def panels(self) -> list[Panel]:
         found = [gains(self)]
         if self.with_course:
-            found += [stairs(self), machines(self), absolute(self)]
+            found += [stairs(self), absolute(self)]
         return [panel for panel in found if panel.columns and panel.rows]
 
     def differences(self, results: Results) -> list[str]:
@@ -138,7 +128,7 @@ class Group:
                 factor = rate / (statistics.median(rates) if many else rates[0])
                 if abs(math.log(factor)) > math.log(CLEAR):
                     found.append(f"{name} {factor:.1f} times the {'median' if many else 'other'}")
-        if results.drift and results.drift > CLEAR:
+        if results.drift > CLEAR:
             found.append(f"busy: its own speed changed by {results.drift - 1:.0%} meanwhile")
         return found
 
@@ -149,8 +139,8 @@ def story(name: str) -> str:
 
 
 def drift(entry: Mapping[str, Any]) -> float:
-    """Return by how much the machine's speed changed between the sides of a repeat; 1 where nothing is recorded."""
-    return entry["drift"]["max"] if entry["drift"] else 1.0
+    """Return by how much the machine's speed changed between the sides of a repeat."""
+    return entry["drift"]["max"]
 
 
 # ---- Stage against stage ----
@@ -167,7 +157,6 @@ def gains(group: Group) -> Panel:
             if entry and not group.is_class:
                 sides = " → ".join(short(side["median"]) for side in entry["sides"].values())
                 figure |= {"more": f"{sides} {entry['unit']}"}
-                figure |= {"predicted": predicted_ratio(name, entry, results.machine)}
             figures.append(figure)
         tint = group.tints[results.label] if len(group.members) > 1 else None
         columns.append(Column(results.label, tint, figures))
@@ -178,7 +167,7 @@ def gains(group: Group) -> Panel:
         "Each stage against the one before it, under the load that its lesson is about: above 1 is better. "
         "Stage 01 has none before it: its row is how much dearer a token becomes in a long sequence. "
     )
-    text += "Upright: the median of the class." if group.is_class else "Dashed: what arithmetic predicts."
+    text += "Upright: the median of the class." if group.is_class else ""
     return Panel("gains", "What each stage makes better", text, rows, columns, names)
 
 
@@ -217,33 +206,6 @@ def stages(group: Group) -> list[tuple[str, str]]:
     return [(name[:2], STORY.get(name[:2], (name,))[0]) for name in group.with_course[0].course]
 
 
-# ---- Machine against machine ----
-
-
-def machines(group: Group) -> Panel:
-    """Compare throughput with the most clients to a baseline: the median of a class, or else the first machine."""
-    (first, *others), rows, lines = group.with_course, [], []
-    at, clients = first.ends[-1]
-    columns = [Column(each.label, group.tints[each.label], []) for each in group.with_course]
-    for stage in first.course:
-        rates = [each.at_load(stage, "tokens_per_second", at) for each in group.with_course]
-        base = statistics.median(rate["median"] for rate in rates) if group.is_class else rates[0]["median"]
-        rows.append((story(stage), f"1 = {short(base)} tokens/s"))
-        for results, column, rate in zip(group.with_course, columns, rates, strict=True):
-            ratio = {key: value / base for key, value in rate.items()}
-            drifted = max(drift(each.entries[COURSE]) for each in ([results] if group.is_class else [results, first]))
-            column.figures.append(ratio | {"doubt": doubt(ratio, drifted)})
-    baseline, dashed = "the median of the class", ""
-    if not group.is_class:
-        baseline, columns = first.label, columns[1:]
-        dashed = " Dashed: what memory bandwidth and matrix products alone predict."
-        for key, why in RATES.items():
-            having = [each for each in others if each.machine.get(key) and first.machine.get(key)]
-            lines += [(each.machine[key] / first.machine[key], group.tints[each.label], why) for each in having]
-    text = f"Output tokens per second of {counted(clients, 'client')}, over {baseline}.{dashed}"
-    return Panel("machines", "Machine against machine", text, rows, columns, lines=lines)
-
-
 def absolute(group: Group) -> Panel:
     columns = []
     for metric, title in METRICS.items():
@@ -251,13 +213,9 @@ def absolute(group: Group) -> Panel:
             for results in group.with_course:
                 if all(metric in figures for figures in results.course.values()):
                     figures = [results.at_load(stage, metric, at) for stage in results.course]
-                    chart, bound = f"{title}, {counted(clients, 'client')}", None
-                    if metric == "tokens_per_second":
-                        bound = most_tokens_per_second(results.entries[COURSE], results.machine, clients)
-                    columns.append(Column(results.label, group.tints[results.label], figures, chart, bound))
-    text = "The same load in absolute figures, on logarithmic axes; medians over requests."
-    if any(column.bound for column in columns):
-        text += " Dashed: what copy and product rates allow at most, with one token a request and step."
+                    chart = f"{title}, {counted(clients, 'client')}"
+                    columns.append(Column(results.label, group.tints[results.label], figures, chart))
+    text = "The same load, machine beside machine, on logarithmic axes; medians over requests."
     return Panel("absolute", "In absolute figures", text, stages(group), columns)
 
 

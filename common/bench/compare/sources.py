@@ -18,7 +18,7 @@ from common.stages import stage_folders
 from ..documents import read_json
 from ..hardware import ROOT, slug
 from ..plots import place
-from ..summary import read_summary
+from ..summary import entry_of, read_summary
 
 COURSE = "bench"  # the benchmark of all stages under one load
 HERE = ROOT / "results"  # where `bench` writes about this machine
@@ -34,15 +34,14 @@ NOTED = {"objectives", "read_bytes", "bookkeeping_batches", "large_model"}
 class Results:
     """What one machine measured with one size set.
 
-    entries: by benchmark, as in a results file; in each also "figures" by side, where they could be found, and "file".
-    drift: slowest over fastest of the reference product; None where it was not recorded.
+    entries: by benchmark, as in a results file. drift: slowest over fastest of the reference product.
     """
 
     label: str
     path: Path
     machine: Mapping[str, Any]
     size_set: str
-    drift: float | None
+    drift: float
     entries: Mapping[str, Mapping[str, Any]]
 
     @property
@@ -85,9 +84,8 @@ def collect(paths: Sequence[Path]) -> tuple[list[Results], list[str]]:
 
 
 def results_files(folder: Path) -> list[Path]:
-    """Return all JSON files but journals and the documents of single benchmarks, which results files refer to."""
-    files = [path for path in sorted(folder.glob("*.json")) if not path.name.endswith(".partial.json")]
-    return [path for path in files if not is_document(read_json(path))]
+    """Return all JSON files but the documents of single benchmarks, of which results files have what is compared."""
+    return [path for path in sorted(folder.glob("*.json")) if not is_document(read_json(path))]
 
 
 def is_document(value: Any) -> bool:
@@ -99,11 +97,7 @@ def read_results(path: Path) -> Results:
     """Read a results file. Raise ValueError with a sentence if it is none."""
     found = read_summary(path)
     try:
-        entries = {
-            name: dict(entry) | {"figures": figures_of(entry, path), "file": path}
-            for name, entry in found["benchmarks"].items()
-            if has_headline(entry)
-        }
+        entries = {name: {"figures": {}} | entry for name, entry in found["benchmarks"].items() if has_headline(entry)}
         results = Results(path.stem, path, found["machine"], found["size_set"], float(found["drift"]), entries)
         _ = results.group, place(results.machine), [results.machine[fact] for fact in FACTS]
         _ = [results.at_load(stage, "tokens_per_second", at) for stage in results.course for at, _ in results.ends]
@@ -123,38 +117,20 @@ def has_headline(entry: Mapping[str, Any]) -> bool:
     return True
 
 
-def figures_of(entry: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    """Return all figures by side: the entry's own, or those of the document it names, in the course or beside it."""
-    if "figures" in entry or not entry.get("document"):
-        return entry.get("figures", {})
-    for file in (ROOT / entry["document"], path.parent / Path(entry["document"]).name):
-        document = read_json(file) or {}
-        if document.get("headline", {}).get("sides") == entry["sides"]:  # and not another machine's of the same name
-            return document["sides"]
-    return {}
-
-
 def committed_documents() -> list[Results]:
     """Return what is committed for each machine, size set and settings, from the documents of all stages."""
     found: dict[str, list[tuple[Path, dict]]] = defaultdict(list)
     for folder in [*(stage / "results" for stage in stage_folders()), COMMITTED]:
         for path in sorted(folder.glob("*.json")):
             if is_document(document := read_json(path)) and "ratio" in document.get("headline", {}):
-                found[dumped([path.name, document.get("size_set"), document["settings"]])].append((path, document))
+                found[dumped([path.name, document["size_set"], document["settings"]])].append((path, document))
     results = []
     for documents in found.values():
         path, last = documents[-1]
-        entries = {
-            each["benchmark"]: each["headline"]
-            | {"sizes": each["sizes"], "order": each["order"], "figures": each["sides"], "file": path}
-            | {key: each["hardware"][key] for key in ("commit", "date")}
-            for path, each in documents
-        }
-        machine = max((each["hardware"] for _, each in documents), key=lambda facts: facts["date"])
-        drifts = [entry["drift"]["max"] if entry["drift"] else None for entry in entries.values()]
-        drift = None if None in drifts else max(drifts)
-        size_set = last.get("size_set", "full")
-        results.append(Results(path.stem, path, machine | last["settings"], size_set, drift, entries))
+        entries = {each["benchmark"]: entry_of(each) for _, each in documents}
+        machine = max((each["hardware"] for _, each in documents), key=lambda facts: facts["date"]) | last["settings"]
+        drift = max(entry["drift"]["max"] for entry in entries.values())
+        results.append(Results(path.stem, path, machine, last["size_set"], drift, entries))
     return results
 
 

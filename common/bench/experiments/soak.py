@@ -7,19 +7,23 @@ caches fill and allocators settle. One more client sends the worst requests ther
 exit status is 1 if a request failed that should not, or if memory grew in that half by more than 1 % of itself.
 """
 
+import argparse
 import asyncio
 import itertools
 import re
 import statistics
-import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.loader import load_tokenizer
+from common.terminal import note, run_to_end
 
 from ..client import PATHS, Connections, Target, ask, closed_loop, run, served_models
-from ..experiment import run_experiment
+from ..documents import write_json
+from ..hardware import hardware
 from ..harness import Figures
 from ..load import running_server
 from ..metrics import LoadResult
@@ -73,14 +77,43 @@ async def send(http, attack: Attack) -> str | None:
     return None
 
 
-def measure(settings: Settings, stage: str = "06", minutes: float = 5.0, clients: int = 32) -> Figures:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line: print a line for each sample, the findings, and a JSON document; return the exit status."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "python -m common.bench.experiments.soak", description=__doc__, formatter_class=form
+    )
+    parser.add_argument("--stage", default="06", help="whose server is kept busy (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=5.0, help="default: %(default)s")
+    parser.add_argument("--clients", type=int, default=32, help="default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the document there, too")
+    Settings.add_arguments(parser)
+    args = parser.parse_args(arguments)
+    settings, sizes = (
+        Settings.from_arguments(args),
+        {name: vars(args)[name] for name in ("stage", "minutes", "clients")},
+    )
+    try:
+        figures = measure(settings, **sizes)
+    except ValueError as error:
+        note(f"error: {error}")
+        return 1
+    document = {"benchmark": "common.bench.experiments.soak", "settings": settings.describe()}
+    document |= {"hardware": hardware(settings.place()[0]), "sizes": sizes, **figures}
+    (_, last), rate = figures["seconds_and_bytes"][-1], figures["tokens_per_second"]
+    print(f"{figures['requests']} requests, {figures['failed']} failed, {rate:.0f} output tokens per second")
+    print(f"memory: {last / 1e6:.0f} MB at the end, {100 * figures['growth']:+.2f} % in the second half")
+    print(*figures["wrong"], write_json(args.json, document), sep="\n")
+    return int(bool(figures["wrong"]))
+
+
+def measure(settings: Settings, stage: str, minutes: float, clients: int) -> Figures:
     jobs = corpus_jobs(load_tokenizer(settings.folder()), 2000, most_tokens=128)
     pool = ["--kv-memory", POOL] if stage >= "05" else []
     with running_server(stage, settings, *pool) as url:
         result, samples, outcomes = run(soak(url, jobs, minutes * 60, clients))
-    growth = grown(samples)
-    reasons = Counter(record.error for record in result.records if record.error)
-    wrong = [f"{count} requests failed: {reason}" for reason, count in reasons.items()]
+    growth, failures = grown(samples), Counter(record.error for record in result.records if record.error)
+    wrong = [f"{count} requests failed: {reason}" for reason, count in failures.items()]
     wrong += [f"the worst client: {outcome}" for outcome in sorted(set(filter(None, outcomes)))]
     return {
         "requests": len(result.records),
@@ -135,14 +168,5 @@ def grown(samples: list[tuple[float, float]]) -> float:
     return slope * (half[-1][0] - half[0][0]) / half[0][1]
 
 
-def table(document: dict) -> list[str]:
-    (_, last), rate = document["seconds_and_bytes"][-1], document["tokens_per_second"]
-    return [
-        f"{document['requests']} requests, {document['failed']} failed, {rate:.0f} output tokens per second",
-        f"memory: {last / 1e6:.0f} MB at the end, {100 * document['growth']:+.2f} % in the second half",
-        *document["wrong"],
-    ]
-
-
 if __name__ == "__main__":
-    sys.exit(run_experiment(measure, table=table))
+    run_to_end(main)

@@ -6,7 +6,7 @@
 
 The parts are benchmarks as those of the stages, of which three take part with sizes for a GPU; all sides of one run in
 one process, so that a large model is made once. The command writes DIR/<gpu>-<part>.json, with a plot beside it where
-the part has one, and DIR/<gpu>.json with what all parts found in short, which is also the last line on stdout; it
+the part has one, and DIR/<gpu>.json with what all parts found, which is also the last line on stdout; it
 prints the tables of the parts, writes them to DIR/tables.txt, and packs the folder into DIR.zip. A part that is
 complete in DIR, with the same sizes and from the same commit, is not run again. A part that fails, or takes twice as
 long as expected, keeps the sides that it has measured, and the others go on; the same command takes it up again.

@@ -174,7 +174,6 @@ BENCHMARK = Benchmark(
     description=__doc__,
     sides={"times": measure},
     sizes={"full": SIZES, "tiny": TINY},
-    derive=lambda config, dtype, sizes, measured: {},
     report=report,
     seconds={"gpu": 75},
 )

@@ -73,7 +73,6 @@ BENCHMARK = Benchmark(
     description=__doc__,
     sides={"kernels": measure_marked, "contract": measure_contract},
     sizes={"full": SIZES, "tiny": TINY},
-    derive=lambda config, dtype, sizes, measured: {},
     report=report,
     seconds={"gpu": 120},
 )

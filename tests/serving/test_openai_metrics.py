@@ -60,6 +60,7 @@ def test_metrics(loaded):
 def test_speculation_is_counted(loaded):
     with openai_server("07", loaded, engine=load_engine("07")(loaded, num_draft_tokens=3)) as service:
         service.post(prompt="Once upon a time", max_tokens=40, ignore_eos=True, temperature=0)
+        wait_until(service.idle)  # the answer may arrive before the figures of its last step
         text = exposition(service)
     found = re.findall(r'^vllm:(\w+)\{model_name="bundled"\} (\S+)$', text, re.MULTILINE)
     values = {name: float(value) for name, value in found}

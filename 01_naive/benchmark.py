@@ -38,6 +38,7 @@ SIZES = {
     "answers": [32, 64, 128, 256, 384, 512],
 }
 QUICK = {"lengths": [64, 512], "rounds": 3, "answers": [8]}
+PREDICT = {"lengths": [64, 256, 512, 1024], "rounds": 3, "answers": [64, 128, 256]}
 TINY = {"lengths": [16, 32], "steps": 2, "rounds": 2, "calibration_length": 32, "prompt": 8, "answers": [4, 8]}
 
 
@@ -98,11 +99,11 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={"01_naive": measure_naive, "transformers": measure_transformers},
-    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
+    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "tiny": TINY},
     derive=derive,
     draw=draw,
     headline=Headline("one more token", "ms", ("01_naive",), headline, more_is_better=None),
-    seconds={"full": 350, "quick": 14},
+    seconds={"full": 350, "quick": 14, "predict": 45},
     report=report,
     claims={
         "From 256 to 512 tokens the time grows nearly fourfold": ratio(

@@ -44,6 +44,7 @@ SIZES = {
     "cache_tokens": [64, 512, 1024, 2048],
 }
 QUICK = {"lengths": [512], "rounds": 1, "answers": [128], "compared_answer": 128, "cache_tokens": [64]}
+PREDICT = {"lengths": [64, 512, 1024, 2048], "rounds": 2, "answers": [64, 128, 256]}
 TINY = {
     "lengths": [16, 32],
     "steps": 2,
@@ -88,7 +89,10 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     calibration = lengths.index(calibration_length)
     flops_per_ms = step_flops(config, calibration_length) / naive["ms_per_token"][calibration]
     bytes_per_ms = decode_bytes(config, calibration_length, dtype) / cached["ms_per_token"][calibration]
+    answer = range(sizes["prompt"], sizes["prompt"] + sizes["compared_answer"])  # the tokens before each of its tokens
     return {
+        "predicted_naive_answer_ms": sum(step_flops(config, past) for past in answer) / flops_per_ms,
+        "predicted_cached_answer_ms": sum(decode_bytes(config, past, dtype) for past in answer) / bytes_per_ms,
         "predicted_naive_ms_per_token": [step_flops(config, length) / flops_per_ms for length in lengths],
         "predicted_cached_ms_per_token": [decode_bytes(config, length, dtype) / bytes_per_ms for length in lengths],
         "predicted_cache_bytes": [tokens * config.kv_bytes_per_token(dtype) for tokens in sizes["cache_tokens"]],
@@ -137,7 +141,7 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={"01_naive": measure_naive, "02_kv_cache": measure_kv_cache, "transformers": measure_transformers},
-    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
+    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "tiny": TINY},
     derive=derive,
     draw=draw,
     headline=Headline(
@@ -147,7 +151,7 @@ BENCHMARK = Benchmark(
         lambda sizes, side: side["seconds"][sizes["answers"].index(sizes["compared_answer"])],
         more_is_better=False,
     ),
-    seconds={"full": 260, "quick": 28},
+    seconds={"full": 260, "quick": 28, "predict": 35},
     report=report,
     claims={
         "An answer of 256 tokens arrives over nine times sooner": ratio(

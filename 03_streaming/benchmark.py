@@ -46,6 +46,8 @@ SIZES = {
     "most_tokens": 64,
 }
 QUICK = {"answers": [64], "requests_per_answer": 3, "clients": [1], "least_requests": 2, "most_tokens": 8}
+PREDICT = {"answers": [16, 64, 256], "requests_per_answer": 3, "clients": [1, 4, 8, 16], "least_requests": 8}
+PREDICT |= {"most_tokens": 16}
 TINY = {"answers": [2, 4], "requests_per_answer": 1, "clients": [1, 2], "least_requests": 2, "most_tokens": 4}
 
 
@@ -145,13 +147,13 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={BEFORE: measure_kv_cache, NOW: measure_streaming},
-    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
+    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "tiny": TINY},
     derive=derive,
     draw=draw,
     headline=Headline(
         "first text, one client", "s", (BEFORE, NOW), lambda sizes, side: side[FIRST][-1], more_is_better=False
     ),
-    seconds={"full": 480, "quick": 44},
+    seconds={"full": 480, "quick": 44, "predict": 40},
     report=report,
     claims={
         "the first text of a long answer arrives dozens of times sooner": ratio(

@@ -67,6 +67,7 @@ QUICK = {
     "group": 2,
     "budgets": [],
 }
+PREDICT = {"clients": [1, 4, 16, 32], "mixed": 32, "arriving": [256, 512, 1024]}
 GPU = {
     "model": "Qwen3-8B",
     "clients": [1, 4, 16, 64],
@@ -187,10 +188,20 @@ def arrivals(loaded: Loaded, budget: int, sizes: dict) -> tuple[list[float], lis
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
     clients, now = sizes["clients"], measured[NOW]
-    alone = 1e3 / now[RATE][0]  # milliseconds for a token of a single client, prompts included
-    rows = now["rows_per_output_token"]  # its own, and its share of the prompt
-    steps = [alone + (n - 1) * now["prefill_ms_per_token"] * each for n, each in zip(clients, rows, strict=True)]
-    return {"predicted_tokens_per_second": [1e3 * n / step for n, step in zip(clients, steps, strict=True)]}
+    token, rows = (
+        now["prefill_ms_per_token"],
+        now["rows_per_output_token"],
+    )  # a client's own, and its share of the prompt
+    added = [(n - 1) * token * each for n, each in zip(clients, rows, strict=True)]  # to a step, by all others
+    alone, gap = 1e3 / now[RATE][0], now["itl_p50_ms"][0]  # ms for a token of a single client, with prompts and without
+    longest = [
+        min(budget, sizes["decoding"] + sizes["arriving"][-1]) for budget in sizes["budgets"]
+    ]  # tokens in a step
+    return {
+        "predicted_tokens_per_second": [1e3 * n / (alone + ms) for n, ms in zip(clients, added, strict=True)],
+        "predicted_step_ms": [gap + ms for ms in added],
+        "predicted_longest_gap_ms": [gap + (tokens - 1) * token for tokens in longest],
+    }
 
 
 def draw(document: dict, png: Path) -> None:
@@ -268,7 +279,7 @@ BENCHMARK = Benchmark(
         NOW: measure_continuous,
         "static": measure_static,
     },
-    sizes={"full": SIZES, "quick": QUICK, "gpu": GPU, "tiny": TINY},
+    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "gpu": GPU, "tiny": TINY},
     derive=derive,
     draw=draw,
     headline=Headline(
@@ -277,7 +288,7 @@ BENCHMARK = Benchmark(
         (BEFORE, NOW),
         lambda sizes, side: side[RATE][sizes["clients"].index(sizes["compared_clients"])],
     ),
-    seconds={"full": 330, "quick": 34, "gpu": 75},
+    seconds={"full": 330, "quick": 34, "predict": 45, "gpu": 75},
     report=report,
     claims={
         "With 32 clients stage 04 gives over three times stage 03's throughput": ratio(

@@ -14,8 +14,10 @@ of a step. A kernel that reads pages in place costs what reading slots costs; ga
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
+import numpy
 import torch
 
 STAGE = Path(__file__).resolve().parent
@@ -32,11 +34,13 @@ from common.bench.settings import Settings
 from common.bench.steps import PARTS, step_profile
 from common.bench.workloads import mixed_length_jobs
 from common.engine import BaseEngine
+from common.errors import counted
 from common.loader import Loaded
 from common.model import ModelConfig
 from common.stages import load_engine
 
 BEFORE, NOW, PEER = "04_continuous_batching", "05_paged_attention", "transformers"
+PAGE = 16  # tokens, of the engine unless it is told otherwise
 TINTS = {"model": "#b8c4cc", "attention": "#c8354b", "sampling": "#7b4a9e", "bookkeeping": "#2b2b38"}  # of a step
 SIZES = {
     "requests": 64,
@@ -47,6 +51,7 @@ SIZES = {
     "context": 150,
 }
 QUICK = {"requests": 24, "slots": 4, "page_sizes": [], "batches": [1], "context": 30}
+PREDICT = {"requests": 32, "slots": 1, "page_sizes": [16, 64, 256], "batches": [1, 24]}
 TINY = {"requests": 3, "slots": 1, "group": 2, "page_sizes": [4, 16], "batches": [1, 2], "context": 30}
 
 
@@ -116,7 +121,11 @@ def floors(loaded: Loaded, sizes: dict) -> list[float]:
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
     slots, pages = measured[BEFORE], measured[NOW]
     tokens, lost = pages["tokens_per_request"], [(size - 1) / 2 for size in sizes["page_sizes"]]  # of the last page
+    running = min(sizes["requests"], sizes["slots"] * config.context_length / (tokens + (PAGE - 1) / 2))
+    before, now = (partial(numpy.interp, xp=sizes["batches"], fp=side["step_total_ms"]) for side in (slots, pages))
     return {
+        "predicted_running": running,
+        "predicted_throughput_ratio": (running / now(running)) / (sizes["slots"] / before(sizes["slots"])),
         "predicted_wasted_percent_by_page_size": [100 * rest / (tokens + rest) for rest in lost],
         "throughput_ratio": pages["tokens_per_second"] / slots["tokens_per_second"],
         "ratio_vs_transformers_static": pages["tokens_per_second"] / measured[PEER]["tokens_per_second"],
@@ -179,8 +188,9 @@ def draw_memory(document: dict, png: Path) -> None:
     message = f"In the same memory, pages give {ratio:.1f} times the throughput of slots"
     remark = (
         f"{sizes['requests']} requests at once, prompts of 16 to 256 and outputs of 16 to 128 tokens, in the memory of "
-        f"{sizes['slots']} slots.\ntransformers: generate on static batches of {sizes['group']}, with all the memory "
-        "it wants. Predicted: half of the last page."
+        f"{counted(sizes['slots'], 'slot')}.\n"
+        f"transformers: generate on static batches of {sizes['group']}, with all the memory it wants. Predicted: half "
+        "of the last page."
     )
     labels = {BEFORE: "stage 04\nslots", NOW: "stage 05\npages", PEER: "trans-\nformers"}
     with plots.page(png, document, message, columns=3, remark=remark) as (throughput, running, wasted):
@@ -224,11 +234,11 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={BEFORE: measure_slots, NOW: measure_pages, PEER: measure_transformers},
-    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
+    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "tiny": TINY},
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 420, "quick": 40},
+    seconds={"full": 420, "quick": 40, "predict": 50},
     report=report,
     claims=CLAIMS,
 )

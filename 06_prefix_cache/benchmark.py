@@ -55,6 +55,7 @@ SIZES = {
 }
 QUICK = {"shared_percent": [90], "one_by_one": 6, "in_turn": 1, "turns": 1, "working_sets": []}
 QUICK |= {"together": 2, "clients": 2, "output": 4}
+PREDICT = QUICK | {"shared_percent": [50, 75, 90], "turns": 4, "working_sets": [1, 2], "questions": 40}
 GPU = {"model": "Qwen3-8B", "prompt": 2000, "one_by_one": 7, "in_turn": 8, "together": 32, "questions": 12}
 GPU |= {"token_budget": 8192}
 TINY = {"prompt": 100, "shared_percent": [0, 90], "one_by_one": 1, "in_turn": 1, "together": 2, "clients": 2}
@@ -162,7 +163,10 @@ def hit_percent(loaded: Loaded, sizes: dict, asked: Sequence[int], warm_up: int)
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
     before, now = measured[BEFORE], measured[NOW]
-    figures = {"predicted_hit_percent": [100 * min(1, 1 / working_set) for working_set in sizes["working_sets"]]}
+    figures: Figures = {
+        "predicted_ttft_ratio": [100 / (100 - percent) for percent in sizes["shared_percent"]],
+        "predicted_hit_percent": [100 * min(1, 1 / working_set) for working_set in sizes["working_sets"]],
+    }
     for i, percent in enumerate(sizes["shared_percent"]):
         figures[f"ttft_ratio_at_{percent}"] = before["ttft_ms"][i] / now["ttft_ms"][i]
         figures[f"throughput_ratio_at_{percent}"] = now["tokens_per_second"][i] / before["tokens_per_second"][i]
@@ -233,11 +237,11 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={stage: partial(measure, stage) for stage in (BEFORE, NOW)},
-    sizes={"full": SIZES, "quick": QUICK, "gpu": GPU, "tiny": TINY},
+    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "gpu": GPU, "tiny": TINY},
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 330, "quick": 26, "gpu": 50},
+    seconds={"full": 330, "quick": 26, "predict": 35, "gpu": 50},
     report=report,
     claims=CLAIMS,
 )

@@ -35,6 +35,7 @@ from common.cli import chat_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.model import ModelConfig
+from common.stages import load_stage_module
 
 BEFORE, NOW = "06_prefix_cache", "07_speculative"
 ENGINES = {
@@ -58,6 +59,8 @@ SIZES = {
 }
 QUICK = {"engines": ["stage_06", "draft_model"], "batches": [1], "least_jobs": 8, "most_tokens": 96}
 QUICK |= {"copies": 0, "draft_tokens": []}
+PREDICT = {"batches": [1, 4, 16], "least_jobs": 12, "most_tokens": 64, "draft_tokens": [0, 1, 2, 4, 8], "rounds": 1}
+PREDICT |= {"copies": 3, "curve_jobs": 12}
 GPU = {"batches": [1, 8, 32], "copies": 32, "draft_tokens": [0, 1, 2, 4, 8], "rounds": 1}
 TINY = {"batches": [1, 2], "least_jobs": 2, "most_tokens": 8, "copies": 1, "rounds": 1}
 TINY |= {"draft_tokens": [0, 2], "curve_jobs": 1}
@@ -164,7 +167,14 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
         figures[f"{name}_speedup"] = [mine / theirs for mine, theirs in pairs]
         copies = (now[f"{engine}_copying_tokens_per_second"] for engine in (name, "stage_06"))
         figures[f"{name}_speedup_copying"] = next(copies) / next(copies)
-    return figures
+    seconds = load_stage_module(NOW, "adaptive_speculation").PassTimes
+    target, draft = (seconds(dict(zip(PASSES, now[f"{name}pass_ms"], strict=True))) for name in ("", "draft_"))
+    pairs = zip(sizes["batches"], now["always_8_acceptance"], strict=True)
+    return figures | {
+        "predicted_always_8_speedup": [
+            (1 + 8 * percent / 100) * target(batch) / (target(9 * batch) + 8 * draft(batch)) for batch, percent in pairs
+        ]
+    }
 
 
 def headline(sizes: dict, side: Figures) -> dict[str, float]:
@@ -231,11 +241,11 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={NOW: measure},
-    sizes={"full": SIZES, "quick": QUICK, "gpu": GPU, "tiny": TINY},
+    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "gpu": GPU, "tiny": TINY},
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 500, "quick": 22, "gpu": 65},
+    seconds={"full": 500, "quick": 22, "predict": 50, "gpu": 65},
     report=report,
     claims=CLAIMS,
 )

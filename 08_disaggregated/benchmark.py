@@ -52,6 +52,7 @@ SIZES = {
     "objectives": {"ttft": 0.5, "longest_gap": 0.02},  # seconds
 }
 QUICK = {"rates": [2], "seconds": 3, "pool": 4000}
+PREDICT = {"rates": [0, 2], "seconds": 4, "pool": 4000}
 TINY = {"clients": 2, "output": [2, 6], "long": 100, "rates": [0, 2], "seconds": 1, "pool": 2000}
 
 
@@ -228,11 +229,11 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={BEFORE: measure_before, NOW: measure_now},
-    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
+    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "tiny": TINY},
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 420, "quick": 66},
+    seconds={"full": 420, "quick": 66, "predict": 50},
     report=report,
     claims=CLAIMS,
 )

@@ -13,6 +13,8 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +26,7 @@ from .loader.device import DTYPES, choose_device
 from .process import freeze_loaded_objects, run_on_temporary_thread
 from .sampling import SamplingParams
 from .stages import load_engine, load_stage_module
+from .terminal import run_to_end
 
 # Gauges that are back at zero, or say nothing new, once the one request of --prompt has ended.
 GAUGES = {"unfinished", "running", "waiting", "generated_tokens"}
@@ -90,11 +93,14 @@ def build_parser(description: str) -> argparse.ArgumentParser:
 def run_stage(
     stage: Path, description: str, more_arguments: Callable[[argparse.ArgumentParser], None] | None = None
 ) -> None:
-    """Run the command line of the stage in this folder. Exit with 1 and a sentence on error, with 130 after Ctrl-C."""
+    """Run the command line of the stage in this folder, and exit as `run_to_end` does."""
     parser = build_parser(description)
     if more_arguments is not None:
         more_arguments(parser)
-    args = parser.parse_args()
+    run_to_end(partial(run, stage, parser.parse_args()))
+
+
+def run(stage: Path, args: argparse.Namespace) -> None:
     has_ranks = False
     try:
         if args.serve:
@@ -118,22 +124,19 @@ def run_stage(
                 engine.trace.write_chrome_trace(args.trace)
             if hasattr(engine, "close"):  # its processes must end before the interpreter does
                 engine.close()
-    except BrokenPipeError:  # the reader of stdout has ended, as `head` does once it has its lines
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it once more when it ends
-        sys.exit(1)
-    except (InvalidInput, OSError, MemoryError, RuntimeError) as error:
+    except (InvalidInput, MemoryError, RuntimeError) as error:
         message = out_of_memory(error)
-        if message is None and not isinstance(error, (InvalidInput, OSError)):
+        if message is None and not isinstance(error, InvalidInput):
             raise
         sys.exit(f"error: {message or error}")
     except KeyboardInterrupt:
-        if has_ranks:
-            # A collective may have been interrupted. The threads that torch has for it live on after `engine.close`,
-            # and rarely (3 of 40 times on a busy machine) abort the process while the interpreter ends.
-            with suppress(OSError):  # its reader may have ended, too
-                sys.stdout.flush()
-            os._exit(130)
-        sys.exit(130)
+        if not has_ranks:
+            raise
+        # A collective may have been interrupted. The threads that torch has for it live on after `engine.close`,
+        # and rarely (3 of 40 times on a busy machine) abort the process while the interpreter ends.
+        with suppress(OSError):  # its reader may have ended, too
+            sys.stdout.flush()
+        os._exit(130)
 
 
 def check_address(host: str, port: int) -> str:
@@ -159,8 +162,9 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
     options |= {"graphs": args.graphs, "overlap": args.overlap}
     workers_have_ranks = "tensor_parallel" in options  # stage 08: this process is none of the ranks
     if args.tensor_parallel == 1 or workers_have_ranks:
-        if workers_have_ranks and args.workers == "ray" and not args.demo and not measures_budget(args):
-            model["load_format"] = "none"  # memory is for the workers
+        on_cpu = choose_device(args.device, args.dtype)[0].type == "cpu"
+        if workers_have_ranks and args.workers == "ray" and not args.demo and (args.token_budget or not on_cpu):
+            model["load_format"] = "none"  # memory is for the workers; on a CPU the budget is measured with the weights
         loaded = load_model(args.model, **model)
         return loaded, make_engine(engine_class, loaded, **options)
     if args.demo:  # a demo builds more engines, and the other ranks would not know of them
@@ -170,11 +174,6 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
     check_deterministic(engine_class, options)  # before the ranks start, which takes seconds
     ranks = Ranks(args.tensor_parallel, args.model, **model)
     return ranks.loaded, TensorParallelEngine(ranks, stage, **options)
-
-
-def measures_budget(args: argparse.Namespace) -> bool:
-    """Return whether the token budget is measured with the weights: on a CPU, unless it is given."""
-    return args.token_budget is None and choose_device(args.device, args.dtype)[0].type == "cpu"
 
 
 def server_module(stage: Path) -> ModuleType:
@@ -187,14 +186,7 @@ def server_module(stage: Path) -> ModuleType:
 def complete_prompt(engine: BaseEngine, args: argparse.Namespace) -> None:
     """Print the completion of `args.prompt` as it grows, and with --show-stats two lines of figures."""
     params = SamplingParams(
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        seed=args.seed,
-        stop=args.stop,
-        ignore_eos=args.ignore_eos,
+        **{field.name: vars(args)[field.name] for field in fields(SamplingParams) if field.name in args}
     )
     request = engine.add(chat_prompt(engine.tokenizer, args.prompt) if args.chat else args.prompt, params)
     shown = 0

@@ -31,7 +31,7 @@ def run_to_end(main: Callable[[], int | None]) -> NoReturn:
         sys.stdout.reconfigure(errors="replace")
     try:
         try:
-            status = main()
+            status = main() or 0
         except SystemExit as stop:
             status = stop.code
         sys.stdout.flush()

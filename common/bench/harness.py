@@ -35,7 +35,7 @@ from .settings import Settings
 from .timing import free_memory
 
 Figures = dict[str, Any]  # name -> number or list of numbers, from one repeat
-REPEATS = {"full": 3, "quick": 2, "gpu": 1, "tiny": 1}
+REPEATS = {"full": 3, "quick": 2, "predict": 1, "gpu": 1, "tiny": 1}
 SHOWN_LINES = 15
 STOP_SECONDS = 15.0  # for a child to end the server that it may have started
 
@@ -77,8 +77,9 @@ class Benchmark:
     file: the module's `__file__`. description: its question, method and expectation, which is its docstring.
     sides: what is compared; each function warms up, measures, and returns its figures, or raises Unavailable.
     sizes: lengths and counts to measure, as JSON values: "full", and as changes to it "quick" (seconds a side,
-        for the headline), "gpu" (with the "model" to make from a config) and "tiny" (for tests).
-    seconds: what all runs of a size set take together: two CPU cores for "full" and "quick", an H200 for "gpu".
+        for the headline), "predict" (under a minute for all sides, for `course.py predict`), "gpu" (with the "model" to
+        make from a config) and "tiny" (for tests).
+    seconds: what all runs of a size set take together: two CPU cores, for "gpu" an H200.
     derive: (config, dtype, sizes, figures of each side) -> what combines the sides of one repeat: ratios, predictions.
     draw: draws the document that was written, as the PNG of that name.
     report: the document -> {name: rows of a Markdown table, the header first}, for the lesson (tables.py).

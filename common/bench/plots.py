@@ -31,6 +31,7 @@ COLORS = {
 }
 REFERENCE = "#7d7d7d"  # transformers
 PREDICTION = "#555555"
+GUESS = "#c2459a"  # pink: no stage has it
 TEXT, SMALL_PRINT, EDGE, GRID, PAPER = "#222222", "#666666", "#888888", "#e4e4e4", "#ffffff"
 DARK = {  # for each colour, the one that stands for it on a dark page
     TEXT: "#e9ebee", SMALL_PRINT: "#a6aeb8", PREDICTION: "#b4bbc5", GRID: "#2f343b", PAPER: "#191c20",
@@ -78,12 +79,14 @@ def page(
     columns: int = 1,
     height: float = 4.8,
     remark: str = "",
+    mosaic: list[list[str]] | None = None,
     narrow: bool = False,
 ) -> Iterator[list]:
     """Give the panels of one picture, row by row; when the block ends they are labelled and written to `png`.
 
     document: the results, whose footer says on what they were measured; or the footer itself.
     message: what the picture says, as its title. remark: what a reader must know to believe it, above the footer.
+    mosaic: in place of rows and columns, the names of the panels where they lie; a panel may take several places.
     narrow: half as wide, for a page that is read on phones, too.
     """
     import matplotlib
@@ -93,8 +96,10 @@ def page(
     with matplotlib.rc_context(STYLE | (NARROW if narrow else {})):
         figure = Figure(figsize=(width, height), dpi=DPI * WIDTH_INCHES / width, layout="constrained")
         figure.get_layout_engine().set(wspace=0.06, hspace=0.08, w_pad=0.1, h_pad=0.1)
-        panels = [*figure.subplots(rows, columns, squeeze=False).flat]
+        cells = mosaic or [[f"{row} {column}" for column in range(columns)] for row in range(rows)]
+        panels = list(figure.subplot_mosaic(cells).values())
         yield panels
+        mark_guesses(figure, document)
         figure.suptitle(message, x=0.012, ha="left")
         below = document if isinstance(document, str) else footer(document)
         small = "\n".join(textwrap.fill(text, line_length) for text in f"{remark}\n{below}".lstrip().split("\n"))
@@ -291,3 +296,29 @@ def apart(centers: Sequence[float], heights: Sequence[float]) -> list[float]:
                 places[low] -= overlap / 2
                 places[high] += overlap / 2
     return places
+
+
+def mark_guesses(figure, document: dict[str, Any] | str) -> None:
+    """Draw the guesses of `predict` over what was measured, as diamonds in the panels whose titles they have.
+
+    Each is a mark with "panel", "x", "y" and "name"; names are shown where a panel has guesses about several figures.
+    """
+    questions = [] if isinstance(document, str) else document.get("questions", [])
+    marks = [mark for question in questions for mark in question["marks"]]
+    shown: list = []
+    for panel in figure.axes:
+        if not (here := [mark for mark in marks if mark["panel"] == panel.get_title("left")]):
+            continue
+        least, most = panel.get_ylim()
+        for mark in here:
+            height = mark["y"] if mark["y"] or panel.get_yscale() == "linear" else least  # a logarithmic axis has no 0
+            style = {"color": GUESS, "markeredgecolor": "white", "markersize": 8, "zorder": 6, "clip_on": False}
+            shown = panel.plot(mark["x"], height, "D", label="_guess", **style)
+            least, most = min(least, height), max(most, 1.05 * height)
+            if len({each["name"] for each in here}) > 1:
+                style = {"textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 10, "color": GUESS}
+                ground = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1}  # lines pass behind
+                panel.annotate(mark["name"], (mark["x"], height), (-8, 0), bbox=ground, **style)
+        panel.set_ylim(least, most)
+    if shown:
+        figure.legend(shown, ["your guess"], loc="lower right", frameon=False)

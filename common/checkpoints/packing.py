@@ -28,24 +28,18 @@ def packed_rows(tokenizer, seed: str, length: int, start: int, mix: Mix = KINDS)
                 row = []
 
 
-class Speakers:
-    """Tells what the model itself has to say from what it only reads."""
+def own_tokens(tokenizer, rows: Tensor) -> Tensor:
+    """Return a mask of `rows[R, S]`: true where the assistant speaks, and in documents without speakers.
 
-    def __init__(self, tokenizer):
-        ids = tokenizer.convert_tokens_to_ids
-        self.message, self.assistant, self.end = ids(MESSAGE_START), ids("assistant"), ids(END_OF_TEXT)
-
-    def own(self, rows: Tensor) -> Tensor:
-        """Return a mask `[R, S]`: true where the assistant speaks, and in documents without speakers.
-
-        What a user types is not the model's to predict. Texts to copy are random on purpose: their loss is noise that
-        would drown what their copies teach.
-        """
-        opens = rows == self.message
-        says = torch.zeros_like(rows)  # 1: from here on the model's own, -1: from here on not, 0: as before
-        says[rows == self.end] = 1
-        says[opens] = -1
-        says[:, :-1][opens[:, :-1] & (rows[:, 1:] == self.assistant)] = 1
-        places = torch.arange(rows.shape[1]).expand_as(rows)
-        latest = torch.where(says != 0, places, 0).cummax(dim=1).values  # where the state was last set
-        return says.gather(1, latest) >= 0
+    What a user types is not the model's to predict. Texts to copy are random on purpose: their loss is noise that
+    would drown what their copies teach.
+    """
+    message, assistant, end = tokenizer.convert_tokens_to_ids([MESSAGE_START, "assistant", END_OF_TEXT])
+    opens = rows == message
+    says = torch.zeros_like(rows)  # 1: from here on the model's own, -1: from here on not, 0: as before
+    says[rows == end] = 1
+    says[opens] = -1
+    says[:, :-1][opens[:, :-1] & (rows[:, 1:] == assistant)] = 1
+    places = torch.arange(rows.shape[1]).expand_as(rows)
+    latest = torch.where(says != 0, places, 0).cummax(dim=1).values  # where the state was last set
+    return says.gather(1, latest) >= 0

@@ -1,4 +1,4 @@
-"""Trains a bundled checkpoint on the corpus, one phase at a time, and writes it in Hugging Face format.
+"""Trains a bundled checkpoint of the sizes in its config.json, one phase at a time, and writes it beside that file.
 
     python -m common.checkpoints.train target --phase 1      # from random weights: about an hour on two CPU cores
     python -m common.checkpoints.train target --phase 2      # continues from the weights of phase 1, and so on to 6
@@ -23,16 +23,19 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoTokenizer, LlamaConfig
+from transformers import AutoTokenizer
 
 from common.loader import load_model
+from common.loader.config import read_config
+from common.loader.weights import checkpoint_names
 from common.model import Transformer
 
 from .corpus import MIXES
-from .packing import Speakers, packed_rows
-from .recipes import CONFIGS, PHASES, Phase
-from .tokenizer import END_OF_TEXT, FOLDER, MESSAGE_END, PADDING
+from .packing import own_tokens, packed_rows
+from .recipes import PHASES, Phase
+from .tokenizer import FOLDER
 
 HELD_OUT_TOKENS = 200_000
 REPORT_EVERY, SNAPSHOT_EVERY = 100, 200  # steps
@@ -71,9 +74,9 @@ def loss_on(model: Transformer, rows: Tensor, own: Tensor, teacher: Transformer 
 
 
 def learning_rate(step: int, phase: Phase) -> float:
-    """Linear warm-up, then a cosine down to 2 % of the peak."""
-    progress = step / phase.steps
-    return min(1.0, (step + 1) / phase.warmup) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * progress)))
+    """Return the rate of a step: linear warm-up, then a cosine down to 2 % of the peak."""
+    cosine = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / phase.steps))
+    return phase.peak_rate * (min(1.0, (step + 1) / phase.warmup) * cosine)
 
 
 class Training:
@@ -81,23 +84,22 @@ class Training:
 
     def __init__(self, name: str, number: int, folder: Path, work: Path):
         self.name, self.number, self.folder = name, number, folder
-        self.config, self.phase = CONFIGS[name], PHASES[name][number - 1]
+        self.config, self.phase = read_config(folder), PHASES[name][number - 1]
         self.work, self.snapshot_file = work, work / f"{name}-{number}.pt"
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.speakers = Speakers(self.tokenizer)
         self.mix = MIXES[self.phase.mix]
-        teacher = self.phase.teacher and load_model(str(folder.parent / self.phase.teacher), device="cpu", fused=False)
-        self.teacher = teacher.model if teacher else None
-        torch.manual_seed(self.phase.seed)
+        self.teacher = None
+        if self.phase.teacher:
+            self.teacher = load_model(str(folder.parent / self.phase.teacher), device="cpu", fused=False).model
+        torch.manual_seed(0)
         self.model = Transformer(self.config)
         self.start_weights()
         matrices = [p for path, p in self.model.named_parameters() if p.ndim == 2 and "embedding" not in path]
         others = [p for path, p in self.model.named_parameters() if p.ndim == 1 or "embedding" in path]
-        muon_lr, adam_lr = self.phase.muon_lr, self.phase.adam_lr
-        self.optimizers = {
-            "muon": torch.optim.Muon(matrices, lr=muon_lr, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-            "adam": torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
-        }
+        self.optimizers = (
+            torch.optim.Muon(matrices, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0),
+        )
         self.step, self.tokens, self.next_document, self.seconds = 0, 0, self.phase.first_document, 0.0
         self.history: list[dict] = []  # {"step", "train_loss"} and now and then "held_out_loss"
         self.stop_at = self.phase.steps
@@ -126,7 +128,7 @@ class Training:
         self.snapshot_file.parent.mkdir(exist_ok=True)
         state = {
             "model": self.model.state_dict(),
-            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "progress": (self.step, self.tokens, self.next_document, self.seconds, self.history),
         }
         temporary = self.snapshot_file.with_suffix(".tmp")
@@ -137,8 +139,8 @@ class Training:
         if self.snapshot_file.exists():
             state = torch.load(self.snapshot_file)
             self.model.load_state_dict(state["model"])
-            for name, optimizer in self.optimizers.items():
-                optimizer.load_state_dict(state["optimizers"][name])
+            for optimizer, its_state in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(its_state)
             self.step, self.tokens, self.next_document, self.seconds, self.history = state["progress"]
 
     def row_length(self) -> int:
@@ -146,7 +148,8 @@ class Training:
 
     def loss(self, rows: list[list[int]], teacher: Transformer | None = None) -> Tensor:
         batch = torch.tensor(rows)
-        own = torch.ones_like(batch, dtype=torch.bool) if self.phase.mix == "known" else self.speakers.own(batch)
+        everything = torch.ones_like(batch, dtype=torch.bool)
+        own = everything if self.phase.mix == "known" else own_tokens(self.tokenizer, batch)
         return loss_on(self.model, batch, own, teacher)
 
     def train(self, snapshot_every: int) -> None:
@@ -163,10 +166,8 @@ class Training:
                 batch.append(row)
             loss = self.loss(batch, self.teacher)
             loss.backward()
-            rate = learning_rate(self.step, phase)
-            self.optimizers["muon"].param_groups[0]["lr"] = phase.muon_lr * rate
-            self.optimizers["adam"].param_groups[0]["lr"] = phase.adam_lr * rate
-            for optimizer in self.optimizers.values():
+            for optimizer in self.optimizers:
+                optimizer.param_groups[0]["lr"] = learning_rate(self.step, phase)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
             recent.append(loss.item())
@@ -192,40 +193,13 @@ class Training:
         return sum(losses) / len(losses)
 
     def export(self) -> None:
-        """Write weights (bfloat16), config and the training record beside the tokenizer."""
-        from safetensors.torch import save_file
-
-        from common.loader.weights import checkpoint_names
-
-        config, folder = self.config, self.folder
+        """Write weights (bfloat16) and the training record beside config and tokenizer."""
         parameters = dict(self.model.named_parameters())
         tensors = {
             hf_name: parameters[path][rows].detach().bfloat16().contiguous().clone()
-            for path, hf_name, rows in checkpoint_names(config)
+            for path, hf_name, rows in checkpoint_names(self.config)
         }
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        end = [self.tokenizer.convert_tokens_to_ids(token) for token in (MESSAGE_END, END_OF_TEXT)]
-        hf_config = LlamaConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            max_position_embeddings=config.context_length,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_parameters=config.rope,
-            tie_word_embeddings=config.tie_embeddings,
-            bos_token_id=None,
-            eos_token_id=end,
-            pad_token_id=self.tokenizer.convert_tokens_to_ids(PADDING),
-            architectures=["LlamaForCausalLM"],
-            dtype="bfloat16",
-        )
-        hf_config.save_pretrained(folder)
-        generation = {"eos_token_id": end, "pad_token_id": hf_config.pad_token_id, "do_sample": False}
-        (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+        save_file(tensors, self.folder / "model.safetensors", metadata={"format": "pt"})
         record = {
             "recipe": asdict(self.phase),
             "tokens": self.tokens,
@@ -233,11 +207,11 @@ class Training:
             "held_out_loss": round(self.held_out_loss(HELD_OUT_TOKENS), 4),
             "history": self.history,
         }
-        record_file = folder / "training.json"
+        record_file = self.folder / "training.json"
         before = json.loads(record_file.read_text())["phases"][: self.number - 1] if self.number > 1 else []
         whole = {"parameters": sum(p.numel() for p in self.model.parameters()), "phases": [*before, record]}
         record_file.write_text(json.dumps(whole, indent=1) + "\n")
-        print(f"{self.name}: {whole['parameters']:,} parameters, held-out loss {record['held_out_loss']} -> {folder}")
+        print(f"{self.name}: {whole['parameters']:,} parameters, held-out loss {record['held_out_loss']}")
 
 
 def main() -> None:

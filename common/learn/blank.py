@@ -16,10 +16,9 @@ try:
 except ImportError:  # before Python 3.11
     import tomli as tomllib
 
-from .stage_diff import DEFINITIONS, definitions, read_sources, sittings
+from .stage_diff import definitions, named, read_sources, sittings
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 CHANGES = Path(__file__).with_name("changes.toml")
 GIVEN_FILES = {"main.py"}  # `read_sources` leaves out demo.py and benchmark.py
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -61,17 +60,7 @@ def listed(stage: Path, kind: str) -> set[str]:
 @cache  # a list of tasks asks for each a few times
 def functions(source: str) -> dict[str, Function]:
     """Return the functions and methods of a file by qualified name; functions inside of functions belong to these."""
-    found: dict[str, Function] = {}
-
-    def visit(body: list[ast.stmt], prefix: str) -> None:
-        for node in body:
-            if isinstance(node, FUNCTIONS):
-                found[prefix + node.name] = node
-            elif isinstance(node, ast.ClassDef):
-                visit(node.body, f"{prefix}{node.name}.")
-
-    visit(ast.parse(source).body, "")
-    return found
+    return {name: node for name, node in named(ast.parse(source).body) if not isinstance(node, ast.ClassDef)}
 
 
 def is_given(function: Function) -> bool:
@@ -94,9 +83,9 @@ def statements(function: Function) -> list[ast.stmt]:
 
 
 def span(node: ast.stmt) -> slice:
-    """Return the lines of a definition, its decorators among them, as a slice of the file's lines."""
-    decorators = node.decorator_list if isinstance(node, DEFINITIONS) else []
-    return slice(min(one.lineno for one in [node, *decorators]) - 1, node.end_lineno)
+    """Return where a statement stands in the file's lines; a definition begins with its first decorator."""
+    first = min(one.lineno for one in [node, *getattr(node, "decorator_list", [])])
+    return slice(first - 1, node.end_lineno)
 
 
 def body_span(function: Function, lines: list[str]) -> slice:
@@ -121,17 +110,27 @@ def reasons(function: Function, lines: list[str], number: str) -> list[str]:
     return kept
 
 
+def lines_of(source: str, name: str) -> list[str]:
+    """Return the lines of a function, with their ends."""
+    return source.splitlines(keepends=True)[span(functions(source)[name])]
+
+
+def replaced(source: str, new: dict[str, list[str]], bodies: bool = False) -> str:
+    """Return a file with other lines for the functions of these names. bodies: only their bodies are other ones."""
+    lines, found = source.splitlines(keepends=True), functions(source)
+    for name in sorted(new, key=lambda name: -found[name].lineno):  # from the end: line numbers before it hold
+        lines[body_span(found[name], lines) if bodies else span(found[name])] = new[name]
+    return "".join(lines)
+
+
 def blank(source: str, tasks: list[Task], number: str) -> str:
     """Return a file in which these tasks are left to write. number: of the stage, such as "05"."""
-    lines = source.splitlines(keepends=True)
-    found = functions(source)
-    for task in reversed(tasks):  # from the end, so that the line numbers before it hold
-        function = found[task.name]
-        indent = " " * (function.col_offset + 4)
-        todo = f'{indent}raise NotImplementedError("{task.title}")\n'
-        kept = [f"{indent}{line.lstrip()}" for line in reasons(function, lines, number)]
-        lines[body_span(function, lines)] = [*kept, todo]
-    return "".join(lines)
+    lines, found, bodies = source.splitlines(keepends=True), functions(source), {}
+    for task in tasks:
+        indent = " " * (found[task.name].col_offset + 4)
+        kept = [f"{indent}{line.lstrip()}" for line in reasons(found[task.name], lines, number)]
+        bodies[task.name] = [*kept, f'{indent}raise NotImplementedError("{task.title}")\n']
+    return replaced(source, bodies, bodies=True)
 
 
 def blank_stage(before: Path, after: Path) -> dict[str, str]:

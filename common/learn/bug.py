@@ -21,7 +21,7 @@ from common.stages import stage_folder, stage_folders
 
 from .faults import FAULTS, Fault
 from .faults.reproduce import HEAD
-from .start import CONTRACT, ROOT, set_aside
+from .start import CONTRACT, ROOT, expect_free, set_aside
 
 LEFT_OUT = ["*.pyc", "*.png", "results", "work"]
 TEST_SECONDS = 900  # until a test that does not end counts as failed
@@ -51,8 +51,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
         return test_folder(fault, root)
     else:
         folder = place(fault, root)
-        if folder.exists() and not options.force:
-            sys.exit(f"my/{folder.name} is there already. `--force` begins again and keeps it beside the new one.")
+        expect_free(folder, options.force)
         set_aside(folder)
         make(fault, root, folder)
         print(instructions(fault, root, folder))
@@ -174,11 +173,6 @@ def run_tests(tree: Path, arguments: list[str], python: str) -> Outcome:
         run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TEST_SECONDS)
     except subprocess.TimeoutExpired:
         return Outcome(1, f"{arguments[0]}, which does not end", "")
-    return outcome(run.returncode, run.stdout + run.stderr)
-
-
-def outcome(status: int, output: str) -> Outcome:
-    """Return what pytest says in its output."""
+    output = run.stdout + run.stderr
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
-    last = output.strip().splitlines()[-1:] or [""]
-    return Outcome(status, failed[1] if failed else "", last[0])
+    return Outcome(run.returncode, failed[1] if failed else "", output.strip().rpartition("\n")[2])

@@ -13,17 +13,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from common.terminal import run_to_end
 
-from .alone import Alone
+from .alone import missed_by
 from .blank import Task, find_tasks
 from .milestones import Milestone, read_exercises, read_milestones
 from .milestones.runner import Outcome, Runner
 from .solve import is_left
-from .start import CONTRACT, ROOT, reference_of, stage_before
+from .start import CONTRACT, ROOT, own_folder, reference_of, stage_before
 from .task_list import words_of
 
 CONTRACT_SECONDS = 600  # it takes less than a tenth of that: more is an engine that hangs
@@ -43,11 +43,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         tasks, milestones = [], [pick_exercise(number, options.exercise)]
     else:
         tasks, milestones = find_tasks(stage_before(root, reference), reference), read_milestones(number)
-    given = (root / options.stage).resolve()
-    folder = given if given != reference.resolve() else root / "my" / reference.name
-    if not folder.is_dir():
-        start = f"start {number}{' --complete' * of_exercise}"
-        sys.exit(f"There is no my/{reference.name}: make it with `python3 course.py {start}`.")
+    folder = own_folder(root, options.stage, reference, " --complete" * of_exercise)
 
     def check() -> int:
         print(f"{folder.name}: {'an exercise' if of_exercise else f'{len(milestones)} milestones'}")
@@ -91,8 +87,8 @@ def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task
     """
     left, number = what_is_left(folder, tasks), folder.name[:2]
     failing, wrong, seen = None, [], set()
-    with Runner() as runner, TemporaryDirectory() as temporary:
-        alone = Alone(runner, folder, tasks, milestones, Path(temporary))
+    with Runner() as runner:
+        missed = partial(missed_by, runner=runner, folder=folder, tasks=tasks, milestones=milestones)
         for milestone in milestones:
             missing = [f"{task.title} ({task.file})" for task in in_order(milestone, left)]
             if failing:
@@ -107,14 +103,14 @@ def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task
             own = [task for task in in_order(milestone, tasks) if task.name not in seen]
             seen |= {*milestone.tasks}
             if failing and not ended and (milestone is failing or unwritten and not {*left} >= {*own}):
-                wrong += [each for task in own if (each := show_task(alone, task, task in left))]
+                wrong += [each for task in own if (each := show_task(task, task in left, missed))]
     if not failing:
         return 0
     if not (unwritten and wrong):
         answer = wrong[0][0].name if wrong else failing.tasks[0] if failing.tasks else ""
         show_failure(failing, outcome, second_hint, number, answer)
     for task, head, outcome in wrong:
-        hint = " ".join(filter(None, words_of(alone.stage, task)))
+        hint = " ".join(filter(None, words_of(reference_of(ROOT, folder.name), task)))
         if unwritten:
             head = head._replace(hint=hint, second_hint=f"{head.hint} {head.second_hint}")
             outcome = outcome._replace(what=f"{task.title}, tried by itself: {outcome.what}")
@@ -130,9 +126,9 @@ def in_order(milestone: Milestone, tasks: list[Task]) -> list[Task]:
     return [named[name] for name in milestone.tasks if name in named]
 
 
-def show_task(alone: Alone, task: Task, is_empty: bool) -> tuple[Task, Milestone, Outcome] | None:
-    """Print whether a task is ok, wrong or empty. Return it if it is wrong, with the milestone that it misses."""
-    found = None if is_empty else alone.missed_by(task)
+def show_task(task: Task, is_empty: bool, missed: Callable) -> tuple[Task, Milestone, Outcome] | None:
+    """Print whether a task is ok, wrong or empty. Return it if it is wrong, with what `missed` says of it."""
+    found = None if is_empty else missed(task)
     print(f"{'':14}{'empty' if is_empty else 'wrong' if found else 'ok':6} {task.title}", flush=True)
     return found and (task, *found)
 

@@ -6,8 +6,8 @@ import difflib
 import sys
 from pathlib import Path
 
-from .blank import Function, Task, find_tasks, functions, span, statements
-from .start import ROOT, reference_of, stage_before
+from .blank import Function, Task, find_tasks, functions, lines_of, replaced, statements
+from .start import ROOT, own_folder, reference_of, stage_before
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
@@ -20,10 +20,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     options = parser.parse_args(arguments)
     stage = reference_of(root, options.stage)
     before = stage_before(root, stage)
-    given = root / options.stage
-    folder = given if given.parent != stage.parent else root / "my" / stage.name
-    if not folder.is_dir():
-        sys.exit(f"There is no my/{stage.name}: make it with `python3 course.py start {stage.name[:2]}`.")
+    folder = own_folder(root, options.stage, stage)
     tasks = find_tasks(before, stage)
     if bool(options.task) == options.all:
         sys.exit(f"`solve` needs one task, such as {tasks[0].name}, or --all.")
@@ -50,11 +47,10 @@ def pick(tasks: list[Task], wanted: str) -> Task:
     for task in tasks:
         if wanted in (task.name, str(task.number)):
             return task
-    ends = {task.name.rpartition(".")[2]: [] for task in tasks}
-    for task in tasks:
-        ends[task.name.rpartition(".")[2]].append(task.name)
-    near = [name for end in difflib.get_close_matches(wanted.rpartition(".")[2], ends) for name in ends[end]]
-    near = [*dict.fromkeys([*difflib.get_close_matches(wanted, [task.name for task in tasks]), *near])]
+    names = [task.name for task in tasks]
+    ends = difflib.get_close_matches(wanted.rpartition(".")[2], {name.rpartition(".")[2] for name in names})
+    near = [name for end in ends for name in names if name.rpartition(".")[2] == end]
+    near = [*dict.fromkeys([*difflib.get_close_matches(wanted, names), *near])]
     sys.exit(f"There is no task {wanted!r}. Nearest: {', '.join(near[:5]) or 'none; TASKS.md lists all'}.")
 
 
@@ -77,14 +73,11 @@ def find(path: Path, source: str, task: Task) -> Function:
 
 def fill_in(path: Path, source: str, reference: Path, task: Task) -> tuple[str, list[str]]:
     """Return the learner's file with the reference's function in it, and the difference as lines."""
-    answer = reference.read_text(encoding="utf-8")
-    theirs = answer.splitlines(keepends=True)[span(functions(answer)[task.name])]
-    lines = source.splitlines(keepends=True)
-    place = span(find(path, source, task))
-    mine, lines[place] = lines[place], theirs
+    find(path, source, task)
+    mine, theirs = lines_of(source, task.name), lines_of(reference.read_text(encoding="utf-8"), task.name)
     label = f"{task.file}: {task.name}"
     diff = difflib.unified_diff(mine, theirs, f"yours, {label}", f"reference, {label}", n=100)
-    return "".join(lines), [line.rstrip("\n") for line in diff if not line.startswith("@@")]
+    return replaced(source, {task.name: theirs}), [line.rstrip("\n") for line in diff if not line.startswith("@@")]
 
 
 def agreed() -> bool:

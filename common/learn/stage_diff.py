@@ -16,6 +16,7 @@ from typing import NamedTuple
 SHOWN_LAST = ["engine.py", "server.py", "main.py"]  # unless the lesson links them: they build on the files that are new
 ASIDE = {"demo.py", "benchmark.py"}  # they show and measure the lesson, and are not part of it
 MARKER = re.compile(r"(?:  # NEW in (\d\d)$)|(?:NEW in (\d\d): )")
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -51,17 +52,14 @@ def diff_stages(before: Path, after: Path) -> list[str]:
 
 def summarize(changes: list[Change]) -> list[str]:
     """Return one line for the changed files of a sitting, one for the new ones and one for those that are gone."""
-    added, removed = (sum(one) for one in zip((0, 0), *changed_lines(changes), strict=True))
+    changed = [change for change in changes if change.kind == "changed"]
+    added, removed = sum(change.added for change in changed), sum(change.removed for change in changed)
     lines = [f"  changed: {added + removed} lines (+{added} -{removed})"]
     for kind in ("new", "gone"):
         named = [f"{change.name}, {change.added or change.removed}" for change in changes if change.kind == kind]
         total = sum(change.added + change.removed for change in changes if change.kind == kind)
         lines += [f"  {kind}: {total} lines ({'; '.join(named)})"] if named else []
     return lines
-
-
-def changed_lines(changes: list[Change]) -> Iterator[tuple[int, int]]:
-    return ((change.added, change.removed) for change in changes if change.kind == "changed")
 
 
 def compare(before: Path, after: Path) -> list[Change]:
@@ -84,26 +82,32 @@ def read_sources(stage: Path) -> dict[str, str]:
     return {path.name: path.read_text(encoding="utf-8") for path in stage.glob("*.py") if path.name not in ASIDE}
 
 
+def named(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Definition]]:
+    """Yield each definition by qualified name, a class after its methods; those inside of functions belong to these."""
+    for node in body:
+        if isinstance(node, DEFINITIONS):
+            if isinstance(node, ast.ClassDef):
+                yield from named(node.body, f"{prefix}{node.name}.")
+            yield prefix + node.name, node
+
+
 @cache
 def definitions(code: str) -> dict[str, str]:
     """Return each function, and each class without its methods, by qualified name; only code counts, as `ast.dump`."""
-    found: dict[str, str] = {}
-
-    def visit(body: list[ast.stmt], prefix: str) -> None:
-        for node in body:
-            if isinstance(node, DEFINITIONS):
-                name = prefix + node.name
-                if isinstance(node, ast.ClassDef):
-                    visit(node.body, f"{name}.")
-                    node.body = [part for part in node.body if not isinstance(part, DEFINITIONS)]
-                found[name] = ast.dump(node)
-
-    tree = ast.parse(code)
-    for node in ast.walk(tree):
-        if isinstance(node, DEFINITIONS) and ast.get_docstring(node) is not None:
-            del node.body[0]
-    visit(tree.body, "")
+    tree, found = ast.parse(code), {}
+    for node in docstrings(tree):
+        del node.body[0]
+    for name, node in named(tree.body):
+        if isinstance(node, ast.ClassDef):
+            node.body = [part for part in node.body if not isinstance(part, DEFINITIONS)]
+        found[name] = ast.dump(node)
     return found
+
+
+def docstrings(tree: ast.Module) -> list[Definition]:
+    """Return the functions and classes, and the module itself, whose body begins with a docstring."""
+    nodes = (node for node in ast.walk(tree) if isinstance(node, (ast.Module, *DEFINITIONS)))
+    return [node for node in nodes if ast.get_docstring(node) is not None]
 
 
 def compare_file(name: str, was: str, now: str, number: str) -> Change:
@@ -130,7 +134,8 @@ def compare_file(name: str, was: str, now: str, number: str) -> Change:
 def news(source: str, number: str) -> tuple[list[str], list[bool]]:
     """Return a file's lines, and for each if it is code, without those of its docstring that are not marked as new."""
     lines, code = source.splitlines(), code_lines(source)
-    end = docstring_end(ast.parse(source))
+    tree = ast.parse(source)
+    end = tree.body[0].end_lineno if ast.get_docstring(tree) is not None else 0
     paragraphs = "\n".join(lines[:end]).removesuffix('"""').rstrip().split("\n\n")
     marked = [line for part in paragraphs if f"NEW in {number}" in part for line in part.splitlines()]
     return marked + lines[end:], [False] * len(marked) + [place in code for place in range(end + 1, len(lines) + 1)]
@@ -157,17 +162,10 @@ def place(lines: list[str], start: int) -> str:
 
 def code_lines(source: str) -> set[int]:
     """Return the numbers of a file's lines that are neither blank nor part of a docstring; comments count."""
-    tree = ast.parse(source)
-    docstrings: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, *DEFINITIONS)) and ast.get_docstring(node) is not None:
-            docstrings |= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
-    return {number for number, line in enumerate(source.splitlines(), 1) if line.strip()} - docstrings
-
-
-def docstring_end(tree: ast.Module) -> int:
-    """Return the last line of a module's docstring, 0 without one."""
-    return tree.body[0].end_lineno if ast.get_docstring(tree) is not None else 0
+    found = {number for number, line in enumerate(source.splitlines(), 1) if line.strip()}
+    for node in docstrings(ast.parse(source)):
+        found -= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+    return found
 
 
 def sittings(stage: Path, names: list[str]) -> list[tuple[str, list[str]]]:

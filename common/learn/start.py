@@ -4,12 +4,13 @@ import argparse
 import ast
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from common.stages import stage_folder, stage_folders
 
-from .blank import blank_stage, find_tasks, functions, span
-from .stage_diff import definitions, read_sources
+from .blank import blank_stage, find_tasks, functions, lines_of, replaced
+from .stage_diff import DEFINITIONS, definitions, read_sources
 from .task_list import task_list
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,8 +28,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     stage = reference_of(root, options.stage)
     before = None if options.complete else stage_before(root, stage)
     folder = root / "my" / stage.name
-    if folder.exists() and not options.force:
-        sys.exit(f"my/{stage.name} is there already. `--force` begins again and keeps it beside the new one.")
+    expect_free(folder, options.force)
     if before is None:
         write_folder(folder, {path.name: path.read_text(encoding="utf-8") for path in stage.glob("*.py")})
         print(f"Made my/{stage.name}, complete. The exercises are at the end of {stage.name}/README.md.")
@@ -54,6 +54,15 @@ def reference_of(root: Path, name: str) -> Path:
     sys.exit(f"{name} has the name of no stage, so it is not clear which one it is.")
 
 
+def own_folder(root: Path, name: str, stage: Path, options: str = "") -> Path:
+    """Return the learner's folder: the one of this name, or my/STAGE for the reference's. Exit if it is not there."""
+    given = (root / name).resolve()
+    folder = given if given != stage.resolve() else root / "my" / stage.name
+    if not folder.is_dir():
+        sys.exit(f"There is no my/{stage.name}: make it with `python3 course.py start {stage.name[:2]}{options}`.")
+    return folder
+
+
 def stage_before(root: Path, stage: Path) -> Path:
     """Return the stage before this one. Exit if it is the first."""
     first, *others = stages = stage_folders(root)
@@ -71,6 +80,12 @@ def write_folder(folder: Path, files: dict[str, str]) -> None:
         (partial / name).write_text(text, encoding="utf-8")
     set_aside(folder)
     partial.rename(folder)
+
+
+def expect_free(folder: Path, force: bool) -> None:
+    """Exit if a folder of my/ exists, unless it may be set aside."""
+    if folder.exists() and not force:
+        sys.exit(f"my/{folder.name} is there already. `--force` begins again and keeps it beside the new one.")
 
 
 def set_aside(folder: Path) -> None:
@@ -107,43 +122,40 @@ def take_over(
     and of what uses names that only the learner's file defines, and so stays the reference.
     """
     result, taken, left = dict(files), [], []
-    for file in sorted(files.keys() & reference.keys() & own.keys()):
+    for file in files.keys() & reference.keys() & own.keys():
         was, now, mine = (definitions(text) for text in (reference[file], files[file], own[file]))
         extra = names_defined(own[file]) - names_defined(files[file])
-        theirs, lines = functions(files[file]), files[file].splitlines(keepends=True)
-        written, own_lines = functions(own[file]), own[file].splitlines(keepends=True)
-        for name in sorted(theirs.keys() & written.keys(), key=lambda name: -theirs[name].lineno):
+        theirs, written, new = functions(files[file]), functions(own[file]), {}
+        for name in theirs.keys() & written.keys():
             used = names_used(written[name])
             if was.get(name) != now[name] or mine[name] == now[name] or "NotImplementedError" in used:
                 continue  # a task of this stage, the reference, or never written
             if (used - names_used(theirs[name])) & extra:  # what the stage's own one reads is there, or will be
                 left.append(name)
             else:
-                lines[span(theirs[name])] = own_lines[span(written[name])]
-                taken.append(name)
-        result[file] = "".join(lines)
+                new[name] = lines_of(own[file], name)
+        result[file] = replaced(files[file], new)
+        taken += new
     return result, sorted(taken), sorted(left)
 
 
 def names_defined(source: str) -> set[str]:
     """Return the names that a file imports, defines, or assigns, as variables or attributes."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found |= {alias.asname or alias.name for alias in node.names}
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found.add(node.attr)
-    return found
+    nodes = [*ast.walk(ast.parse(source))]
+    imported = {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
+    defined = {node.name for node in nodes if isinstance(node, DEFINITIONS)}
+    return imported | defined | {name for name, stored in variables(nodes) if stored}
 
 
 def names_used(function: ast.AST) -> set[str]:
     """Return the names and attributes that a function reads and does not itself assign."""
-    used = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
-    used |= {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
-    return used - {
-        node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
+    nodes = [*ast.walk(function)]
+    local = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return {name for name, _ in variables(nodes)} - local
+
+
+def variables(nodes: list[ast.AST]) -> Iterator[tuple[str, bool]]:
+    """Yield the name of each variable and attribute, and whether it is assigned."""
+    for node in nodes:
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            yield node.id if isinstance(node, ast.Name) else node.attr, isinstance(node.ctx, ast.Store)

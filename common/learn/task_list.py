@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .blank import Function, Task, body_span, functions, reasons, span, statements
 from .milestones import read_milestones
-from .stage_diff import definitions, read_sources
+from .stage_diff import definitions, named, read_sources
 
 UNWRAPPED = ("#", ">", "```", "- ")
 UNBROKEN = {"break_long_words": False, "break_on_hyphens": False}
@@ -89,12 +89,12 @@ def given_names(was: str, now: str, tasks: set[str]) -> list[str]:
 
 def class_heading(stage: Path, file: str, name: str) -> list[str]:
     """Return what the docstring of a class says first, and what it says about this stage: invariants stand there."""
-    for node in ast.walk(ast.parse((stage / file).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ClassDef) and node.name == name and (text := ast.get_docstring(node)):
-            first, *others = text.split("\n\n")
-            news = [part for part in others if part.startswith("Invariant") or f"NEW in {stage.name[:2]}" in part]
-            return [" ".join([f"**class `{name}`**: {clean(first)}", *map(clean, news)])]
-    return []
+    found = dict(named(ast.parse((stage / file).read_text(encoding="utf-8")).body))
+    if name not in found or not (text := ast.get_docstring(found[name])):
+        return []
+    first, *others = text.split("\n\n")
+    news = [part for part in others if part.startswith("Invariant") or f"NEW in {stage.name[:2]}" in part]
+    return [" ".join([f"**class `{name}`**: {clean(first)}", *map(clean, news)])]
 
 
 def entry(before: Path, stage: Path, task: Task) -> list[str]:

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from ..acceleration.accelerate import make_engine
 from ..engine import BaseEngine
 from ..errors import InvalidInput
-from ..loader import load_model, weights
+from ..loader import Loaded, load_model, weights
 from ..loader.shard import Shard
 from ..process import freeze_loaded_objects
 from ..request import Request
@@ -50,14 +50,13 @@ class TensorParallelEngine:
     generate = BaseEngine.generate  # uses only `add`, `step` and `abort`
 
     def __init__(self, ranks: Ranks, stage: str | Path, **options: Any):
-        engine_class = load_engine(stage)
-        check_deterministic(engine_class, options)
+        check_deterministic(load_engine(stage), options)
         self._ranks = ranks
         self._sampled: list = []  # in the step before
         self._thread: int | None = None  # the thread of the last step
         with ranks.in_step():
-            ranks.tell("build", stage_folder(stage), options)
-            self._engine: BaseEngine = make_engine(engine_class, ranks.loaded, **options)
+            ranks.tell("make", __name__, "make_stage_engine", options, stage_folder(stage))
+            self._engine = make_stage_engine(ranks.loaded, options, stage)
         ranks.answers()
         self.startup_notes = "; ".join(filter(None, [ranks.startup_notes, self._engine.startup_notes]))
 
@@ -88,7 +87,7 @@ class TensorParallelEngine:
         if request_id in self._engine.requests:
             self._engine.abort(request_id)
             with suppress(RankLost):  # all ranks have ended, and the request with them
-                self._ranks.tell("abort", request_id)
+                self._ranks.tell("call", "abort", request_id)
 
     def check(self) -> None:
         """Raise AssertionError also if another rank's bookkeeping is inconsistent, or differs from rank 0's."""
@@ -100,6 +99,11 @@ class TensorParallelEngine:
     def close(self) -> None:
         """End all other ranks. Afterwards this engine cannot be used."""
         self._ranks.close()
+
+
+def make_stage_engine(loaded: Loaded, options: dict[str, Any], stage: str | Path) -> BaseEngine:
+    """Build the engine of a stage, on any rank."""
+    return make_engine(load_engine(stage), loaded, **options)
 
 
 def check_deterministic(engine_class: type[BaseEngine], options: dict[str, Any]) -> None:
@@ -139,17 +143,11 @@ class Follower:
         self.answer("loaded")
         join_group(dist.TCPStore("127.0.0.1", port, is_master=False), self.loaded.shard, device)
 
-    def build(self, stage: Path, options: dict[str, Any]) -> None:
-        """Build the engine of a stage."""
-        self.engine, self.sampled = None, []  # free the memory of the engine before
-        self.engine = make_engine(load_engine(stage), self.loaded, **options)
-        freeze_loaded_objects()  # a collection on one rank would stop all of them
-        self.answer("built")
-
     def make(self, module: str, function: str, options: dict[str, Any], *arguments: Any) -> None:
-        """Build another object in place of an engine; `call` then calls its methods."""
+        """Build an engine, or another object in place of one, of which `call` calls methods."""
+        self.engine, self.sampled = None, []  # free the memory of the engine before
         self.engine = getattr(importlib.import_module(module), function)(self.loaded, options, *arguments)
-        freeze_loaded_objects()
+        freeze_loaded_objects()  # a collection on one rank would stop all of them
         self.answer("made")
 
     def call(self, method: str, *arguments: Any) -> None:
@@ -172,9 +170,6 @@ class Follower:
         if sampled != self.sampled:
             raise RuntimeError(f"it sampled {self.sampled}, but rank 0 sampled {sampled} (lengths and last tokens)")
         self.sampled = sampled_tokens(self.engine.step())
-
-    def abort(self, request_id: str) -> None:
-        self.engine.abort(request_id)
 
     def check(self) -> None:
         self.engine.check()

@@ -2,38 +2,31 @@
 
 import argparse
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from fastapi.responses import Response
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from .limits import ApiKey, BodyLimit, JsonFromPages
+from .errors import ANSWERED, error_response
+from .limits import BodyLimit, HeaderCheck
 from .metrics import Measured
-from .openai_api import routes, tokenizer_routes
-from .openai_api.errors import error_response
+from .openai_api import routes
 
 
 def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) -> None:
     """Complete an application that has `POST /generate` and `GET /health`. The engine must be a `Measured` one."""
     measured: Measured = engine_thread.engine  # or a wrapper of it
     defaults = measured.sampling_defaults if args.generation_config else {}
-    service = routes.Service(engine_thread, measured.model_name, defaults)
-    app.include_router(routes.router(service))
-    app.include_router(tokenizer_routes.router(service))
+    app.include_router(routes.router(routes.Service(engine_thread, measured.model_name, defaults)))
 
     @app.get("/metrics")
     async def metrics():
         return Response(measured.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @app.exception_handler(HTTPException)
-    async def http_error(http: Request, error: HTTPException):
-        """Answer unknown paths and methods in the shape of OpenAI's API."""
-        return error_response(http, error)
+    for error in ANSWERED:  # in place of the handlers that the application has for /generate alone
+        app.add_exception_handler(error, error_response)
 
     # The last middleware added runs first: with CORS outermost, a web page can read that its key was refused.
     app.add_middleware(BodyLimit, most=args.max_body)
-    app.add_middleware(JsonFromPages)
-    if args.api_key:
-        app.add_middleware(ApiKey, key=args.api_key)
+    app.add_middleware(HeaderCheck, key=args.api_key)
     if args.allow_origin:
         app.add_middleware(CORSMiddleware, allow_origins=args.allow_origin, allow_methods=["*"], allow_headers=["*"])

@@ -1,14 +1,23 @@
-"""The reasons for which a server refuses a request, and the log line for its operator."""
+"""The reasons for which a server refuses a request, their answers, and the log line for its operator.
 
+Errors have the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`. The course's own `/generate`
+and `/health` have one shape, too, whatever refuses the request: `{"error": message}`.
+"""
+
+import json
 import logging
+import reprlib
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from common.errors import InvalidInput
 
 logger = logging.getLogger("uvicorn.error")  # uvicorn configures it from --log-level
-
-
-def log_refusal(http, status: int, message: str) -> None:
-    """Log one line with the reason: a warning if the server is the cause (429 and 5xx), otherwise information."""
-    level = logging.WARNING if status == 429 or status >= 500 else logging.INFO
-    logger.log(level, "%s %s: %d, %s", http.method, http.url.path, status, " ".join(message.split()))
+dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes one in each call
 
 
 class QueueFull(Exception):
@@ -17,3 +26,73 @@ class QueueFull(Exception):
 
 class EngineDead(Exception):
     """The engine has failed or is shutting down, and refuses new requests."""
+
+
+class BadRequest(InvalidInput):
+    """A request that the client must change. param: the field at fault; status: 400, or 404 for an unknown model."""
+
+    def __init__(self, message: str, param: str | None = None, *, status: int = 400, code: str | None = None):
+        super().__init__(message)
+        self.param, self.status, self.code = param, status, code
+
+
+ANSWERED = (InvalidInput, RequestValidationError, QueueFull, EngineDead, HTTPException)
+
+
+class Json(Response):
+    """JSON in ASCII. An error may quote a client's half of a surrogate pair, which UTF-8 cannot encode."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return dump(content).encode()
+
+
+def log_refusal(http, status: int, message: str) -> None:
+    """Log one line with the reason: a warning if the server is the cause (429 and 5xx), otherwise information."""
+    level = logging.WARNING if status == 429 or status >= 500 else logging.INFO
+    logger.log(level, "%s %s: %d, %s", http.method, http.url.path, status, " ".join(message.split()))
+
+
+def error_object(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def error_response(http: Request, error: Exception) -> Response:
+    """Log and return the answer to one of the exceptions ANSWERED, in the shape of the path's API."""
+    status, param, code, headers = 400, None, None, None
+    match error:
+        case BadRequest():
+            message, status, param, code = str(error), error.status, error.param, error.code
+        case RequestValidationError():
+            message, param = first_error(error)
+        case QueueFull():
+            message, status, headers = str(error), 429, {"Retry-After": "1"}
+        case EngineDead():
+            message, status = str(error), 503
+        case HTTPException():
+            message, status, headers = str(error.detail), error.status_code, error.headers
+        case _:
+            message = str(error)
+    log_refusal(http, status, message)
+    own = http.url.path in ("/generate", "/health")
+    return Json({"error": message} if own else error_object(message, status, param, code), status, headers=headers)
+
+
+def first_error(error: RequestValidationError) -> tuple[str, str | None]:
+    """Return one sentence about what is wrong with the body, and the name of the field."""
+    # Pydantic tries each type that a field may have. The deepest error belongs to the type that the client meant.
+    found = max(error.errors(), key=lambda one: len(one["loc"]))
+    if isinstance(own := found.get("ctx", {}).get("error"), BadRequest):  # raised by a validator of bodies.py
+        return str(own), own.param
+    if found["type"] == "json_invalid":
+        return f"the body is not JSON: {found['ctx']['error']}", None
+    # Among the fields, pydantic names the types that it has tried, such as "str" or "list[str]".
+    place = [str(part) for part in found["loc"] if part not in ("body", "str") and "[" not in str(part)]
+    if not place:
+        return "the body is empty or not a JSON object: send an object", None
+    message = found["msg"][:1].lower() + found["msg"][1:]
+    given = "" if found["type"] == "missing" else f", not {reprlib.repr(found['input'])}"
+    return f"{'.'.join(part[:80] for part in place)}: {message}{given}", place[0][:80]

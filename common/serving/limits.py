@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .openai_api.errors import error_response
+from .errors import error_response
 
 SMALL_BODY = 64 << 10  # bytes: a chat of some 20,000 tokens
 LARGE_PER_SECOND = 4 << 20  # bytes of bodies above that; parsing a mebibyte takes 5 to 20 ms
@@ -17,42 +17,40 @@ LONGEST_WAIT = 5.0  # seconds until a large body is read; if it would be longer,
 OPEN_PATHS = {"/health", "/metrics", "/version", "/watch", "/watch/lesson"}
 
 
-class ApiKey:
-    """Refuse requests without `Authorization: Bearer KEY` with 401, except those for OPEN_PATHS."""
+class HeaderCheck:
+    """Refuse requests whose headers tell that they must not be answered, and read every body as JSON.
 
-    def __init__(self, app: ASGIApp, key: str):
-        self.app, self.expected = app, f"Bearer {key}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            # Compare in constant time: the time of a refusal must not tell how much of the key was right.
-            if not hmac.compare_digest(given, self.expected):
-                message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
-                error = HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
-                await error_response(Request(scope), error)(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
-
-
-class JsonFromPages:
-    """Refuse a web page's POST that is not declared as JSON, with 415.
-
-    A browser sends JSON to another site only if that site allows it (--allow-origin), but forms and plain text without
-    asking, and bodies are parsed as JSON whatever they are declared as: `curl -d` calls them a form. Browsers send an
-    Origin with every POST, and other clients do not.
+    key: with one, requests without `Authorization: Bearer KEY` get 401, except those for OPEN_PATHS.
+    A web page's POST that is not declared as JSON gets 415. A browser sends JSON to another site only if that site
+    allows it (--allow-origin), but forms and plain text without asking. Browsers send an Origin with every POST, and
+    other clients do not: theirs is JSON whatever it is declared as, since `curl -d` calls it a form.
     """
 
-    def __init__(self, app: ASGIApp):
-        self.app = app
+    def __init__(self, app: ASGIApp, key: str | None):
+        self.app, self.expected = app, f"Bearer {key}".encode() if key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"]) if scope["type"] == "http" and scope["method"] == "POST" else {}
-        if b"origin" in headers and not headers.get(b"content-type", b"").startswith(b"application/json"):
-            message = "a web page must send its body as JSON: set the header Content-Type: application/json"
-            await error_response(Request(scope), HTTPException(415, message))(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            if error := self.refusal(scope["method"], scope["path"], headers):
+                await error_response(Request(scope), error)(scope, receive, send)
+                return
+            if scope["method"] == "POST":
+                scope = scope | {"headers": [*(headers | {b"content-type": b"application/json"}).items()]}
+        await self.app(scope, receive, send)
+
+    def refusal(self, method: str, path: str, headers: dict[bytes, bytes]) -> HTTPException | None:
+        open_to_all = not self.expected or path in OPEN_PATHS or method == "OPTIONS"
+        # Compare in constant time: the time of a refusal must not tell how much of the key was right.
+        if not open_to_all and not hmac.compare_digest(headers.get(b"authorization", b""), self.expected):
+            message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
+            return HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
+        declared = headers.get(b"content-type", b"").startswith(b"application/json")
+        if method == "POST" and b"origin" in headers and not declared:
+            return HTTPException(
+                415, "a web page must send its body as JSON: set the header Content-Type: application/json"
+            )
+        return None
 
 
 class BodyLimit:

@@ -5,8 +5,8 @@ the engine's `stats()` after its last step.
 """
 
 from collections.abc import Iterable
-from importlib.util import find_spec
 
+import torch
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -35,7 +35,7 @@ COUNTED = {
 }
 
 
-class Measured:
+class Measured(Collector):
     """An engine with metrics. It overrides only the methods through which requests arrive, progress and end."""
 
     def __init__(self, engine: BaseEngine, model_name: str):
@@ -46,19 +46,18 @@ class Measured:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)  # processor time and memory of this process
         self.last_stats = engine.stats()  # after the last step: the engine itself may be in the middle of one
-        self._registry.register(StatsCollector(self))
+        self._registry.register(self)
         if engine.device.type == "cuda":
             self._registry.register(GpuCollector(engine.device.index or 0))
 
+        def metric(kind: type, name: str, meaning: str, **options):
+            return kind(f"vllm:{name}", meaning, ["model_name"], registry=self._registry, **options).labels(model_name)
+
         def histogram(name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
-            metric = Histogram(f"vllm:{name}", meaning, ["model_name"], buckets=buckets, registry=self._registry)
-            return metric.labels(model_name)
+            return metric(Histogram, name, meaning, buckets=buckets)
 
-        def counter(name: str, meaning: str) -> Counter:
-            return Counter(f"vllm:{name}", meaning, ["model_name"], registry=self._registry).labels(model_name)
-
-        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens that were prefilled")
-        self._output_tokens = counter("generation_tokens", "Tokens generated")
+        self._prompt_tokens = metric(Counter, "prompt_tokens", "Prompt tokens that were prefilled")
+        self._output_tokens = metric(Counter, "generation_tokens", "Tokens generated")
         self._ttft = histogram("time_to_first_token_seconds", "From a request's arrival to its first token", LONG)
         gaps = "From one chunk of a request to its next"
         # The second is vLLM's older name for the first; dashboards still query it.
@@ -117,6 +116,27 @@ class Measured:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
+    def collect(self) -> Iterable[Metric]:
+        """Yield the gauges and counters that the engine keeps itself, for the registry."""
+        stats = self.last_stats
+        running = stats.get("running", min(stats["unfinished"], 1))  # stages 01 to 03 run one request at a time
+        gauges = {
+            "vllm:num_requests_running": (running, "Requests in the running batch"),
+            "vllm:num_requests_waiting": (stats.get("waiting", stats["unfinished"] - running), "Requests that wait"),
+        }
+        if capacity := stats.get("kv_tokens_capacity"):
+            share = stats["kv_tokens_reserved"] / capacity
+            gauges["vllm:kv_cache_usage_perc"] = (share, "Share of the K/V memory that is in use, from 0 to 1")
+        for role in ("prefill", "decode"):
+            if (up := stats.get(f"{role}_workers_up")) is not None:
+                gauges[f"fleet:{role}_workers_up"] = (up, f"Workers for {role} that are up")
+        counters = {metric: (stats[key], meaning) for key, (metric, meaning) in COUNTED.items() if key in stats}
+        for kind, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for metric, (value, meaning) in values.items():
+                family = kind(metric, meaning, labels=["model_name"])
+                family.add_metric([self.model_name], value)
+                yield family
+
     def _observe_tokens(self, request: Request) -> None:
         moments, counted = request.timings.tokens, self._counted.get(request.request_id, 0)
         self._counted[request.request_id] = len(moments)
@@ -153,36 +173,6 @@ class Measured:
         self._most.observe(request.max_tokens)
 
 
-class StatsCollector(Collector):
-    """Collect the gauges and counters that the engine keeps itself."""
-
-    def __init__(self, measured: Measured):
-        self.measured = measured
-
-    def collect(self) -> Iterable[Metric]:
-        stats, name = self.measured.last_stats, self.measured.model_name
-        running = stats.get("running", min(stats["unfinished"], 1))  # stages 01 to 03 run one request at a time
-        gauges = {
-            "vllm:num_requests_running": (running, "Requests in the running batch"),
-            "vllm:num_requests_waiting": (stats.get("waiting", stats["unfinished"] - running), "Requests that wait"),
-        }
-        if capacity := stats.get("kv_tokens_capacity"):
-            share = stats["kv_tokens_reserved"] / capacity
-            gauges["vllm:kv_cache_usage_perc"] = (share, "Share of the K/V memory that is in use, from 0 to 1")
-        for role in ("prefill", "decode"):
-            if (up := stats.get(f"{role}_workers_up")) is not None:
-                gauges[f"fleet:{role}_workers_up"] = (up, f"Workers for {role} that are up")
-        for metric, (value, meaning) in gauges.items():
-            family = GaugeMetricFamily(metric, meaning, labels=["model_name"])
-            family.add_metric([name], value)
-            yield family
-        for key, (metric, meaning) in COUNTED.items():
-            if key in stats:
-                family = CounterMetricFamily(metric, meaning, labels=["model_name"])
-                family.add_metric([name], stats[key])
-                yield family
-
-
 class GpuCollector(Collector):
     """Collect the metrics that NVML has of one device; none without NVML, or if it fails."""
 
@@ -190,21 +180,14 @@ class GpuCollector(Collector):
         self.index = index
 
     def collect(self) -> Iterable[Metric]:
-        if find_spec("pynvml") is None:
-            return
-        import pynvml
-
         try:
-            pynvml.nvmlInit()
-            device = pynvml.nvmlDeviceGetHandleByIndex(self.index)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(device)
             values = {
-                "gpu_utilization_percent": (pynvml.nvmlDeviceGetUtilizationRates(device).gpu, "Time with a kernel"),
-                "gpu_memory_used_bytes": (memory.used, "Memory in use"),
-                "gpu_memory_total_bytes": (memory.total, "Total memory"),
-                "gpu_power_watts": (pynvml.nvmlDeviceGetPowerUsage(device) / 1e3, "Power drawn"),
+                "gpu_utilization_percent": (torch.cuda.utilization(self.index), "Time with a kernel"),
+                "gpu_memory_used_bytes": (torch.cuda.device_memory_used(self.index), "Memory in use"),
+                "gpu_memory_total_bytes": (torch.cuda.get_device_properties(self.index).total_memory, "Total memory"),
+                "gpu_power_watts": (torch.cuda.power_draw(self.index) / 1e3, "Power drawn"),
             }
-        except pynvml.NVMLError:
+        except Exception:  # NVML has errors of its own, and without NVML torch cannot name them
             return
         for metric, (value, meaning) in values.items():
             family = GaugeMetricFamily(metric, meaning, labels=["gpu"])

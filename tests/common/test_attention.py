@@ -7,15 +7,12 @@ import pytest
 import torch
 
 from common.attention import PagedBatch, choose_attention, why_not
-from common.attention.numba_backend import MOST_ROWS
-from common.attention.torch_backend import runs
-from tests.helpers.triton_marks import needs_triton
+from tests.helpers.triton_marks import devices, needs_triton
 
 CPU = torch.device("cpu")
 needs_numba = pytest.mark.skipif(
     importlib.util.find_spec("numba") is None, reason="needs the package numba: the compiled CPU kernel"
 )
-GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -76,94 +73,74 @@ def check(name, sizes, *, device="cpu", dtype=torch.float32, page_size=16, heads
     )
 
 
-def test_page_tables_are_filled_up_to_the_longest():
-    batch = PagedBatch.pack([1, 1, 3], [3, 9, 5], [[7], [4, 2, 9], [8, 1]], torch.arange(5), 4)
-    assert batch.page_tables.tolist() == [[7, 0, 0], [4, 2, 9], [8, 1, 0]]
-    assert batch.page_tables.dtype == batch.lengths.dtype == batch.query_starts.dtype == torch.int32
-    assert batch.query_starts.tolist() == [0, 1, 2, 5] and batch.decodes == 2
+EDGES = [15, 16, 17, 31, 32, 33, 1, 2]  # on, before and after the ends of pages
+ONE_HEAD = {"heads": 2, "kv_heads": 1}
+FEW = [(1, 7), (1, 65), (2, 64), (9, 70)]
 
 
-EDGES = [15, 16, 17, 31, 32, 33, 1, 2]
-NUMBA, TRITON = pytest.param("numba", marks=needs_numba), pytest.param("triton", marks=needs_triton)
-backends = pytest.mark.parametrize("name", ["torch", TRITON])
-devices = pytest.mark.parametrize("device", ["cpu", GPU])
-cpu_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-
-
-@devices
-@backends
-def test_decode_on_before_and_after_page_boundaries(name, device):
-    check(name, [(1, length) for length in EDGES], device=device)
-
-
-@devices
-@backends
-def test_decode_of_sequences_that_several_programs_share(name, device):
-    check(name, [(1, 255), (1, 256), (1, 257), (1, 600), (1, 3)], device=device, heads=2, kv_heads=1)
-
-
-@devices
-@backends
-def test_prefill_on_before_and_after_page_boundaries(name, device):
-    check(name, [(length, length) for length in EDGES if length > 1], device=device, heads=2, kv_heads=1)
-
-
-@devices
-@backends
-@pytest.mark.parametrize("seed", range(3))
-def test_any_mix_of_decodes_and_pieces_of_prompts(name, device, seed):
+def mixed(seed: int) -> list[tuple[int, int]]:
+    """Any mix of decodes and pieces of prompts, and behind the longer pieces one of a single token."""
     rng = random.Random(seed)
     sizes = [(1, rng.choice(EDGES) + 16 * rng.randrange(4)) for _ in range(rng.randrange(4))]
     for _ in range(rng.randint(1, 4)):
         length = rng.choice(EDGES[:-2]) + 16 * rng.randrange(4)
         sizes.append((rng.randint(2, length), length))
-    sizes.append((1, rng.randint(1, 40)))  # a piece of one token, behind the longer ones
-    check(name, sizes, device=device, seed=seed)
+    return [*sizes, (1, rng.randint(1, 40))]
+
+
+CASES = {
+    "decode": ([(1, length) for length in EDGES], {}),
+    "decode in several programs": ([(1, 255), (1, 256), (1, 257), (1, 600), (1, 3)], ONE_HEAD),
+    "prompts": ([(length, length) for length in EDGES if length > 1], ONE_HEAD),
+    "a prompt alone": ([(200, 200)], ONE_HEAD),
+    "few blocks": ([(1, 600), (1, 3), (2, 17), (8, 40), (1, 16)], {}),
+    "pieces of every size": ([(1, 33), (3, 20), (40, 300), (9, 31), (2, 2), (40, 48), (1, 5)], {}),
+} | {f"mix {seed}": (mixed(seed), {}) for seed in range(3)}
+for heads, kv_heads in [(1, 1), (3, 3), (6, 2), (8, 1), (40, 2)]:
+    CASES[f"{heads} heads, {kv_heads}"] = [(1, 9), (1, 18), (3, 20)], {"heads": heads, "kv_heads": kv_heads}
+for page_size in (1, 2, 8, 64, 256):
+    CASES[f"pages of {page_size}"] = FEW, ONE_HEAD | {"page_size": page_size}
+
+dtypes = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda dtype: str(dtype).removeprefix("torch."))
+cpu_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+backends = pytest.mark.parametrize("name", ["torch", pytest.param("triton", marks=needs_triton)])
 
 
 @devices
 @backends
-@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda dtype: str(dtype).removeprefix("torch."))
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
-def test_head_dimensions_and_types(name, device, dtype, head_dim):
-    check(name, [(1, 17), (1, 40), (5, 21)], device=device, dtype=dtype, head_dim=head_dim, heads=2, kv_heads=1)
-
-
-@devices
-@backends
-@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (6, 2), (8, 1), (40, 2)])
-def test_grouped_queries(name, device, heads, kv_heads):
-    check(name, [(1, 9), (1, 18), (3, 20)], device=device, heads=heads, kv_heads=kv_heads)
-
-
-@devices
-@backends
-@pytest.mark.parametrize("page_size", [1, 2, 8, 64, 256])
-def test_page_sizes(name, device, page_size):
-    check(name, [(1, 7), (1, 65), (9, 70)], device=device, page_size=page_size, heads=2, kv_heads=1)
+@pytest.mark.parametrize("case", CASES)
+def test_rows_attend_to_their_own_sequence_up_to_their_own_position(name, device, case):
+    sizes, shape = CASES[case]
+    check(name, sizes, device=device, **shape)
 
 
 @needs_numba
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        [(1, length) for length in EDGES],
-        [(1, 600), (1, 3), (2, 17), (MOST_ROWS, 40), (1, 16)],  # one block each
-        [(1, 33), (3, 20), (40, 300), (MOST_ROWS + 1, 31), (2, 2), (40, 48), (1, 5)],
-        [(200, 200)],
-    ],
-    ids=["edges", "few", "prompts", "prompt_alone"],
-)
 @cpu_dtypes
-def test_numba(sizes, dtype):
-    check("numba", sizes, dtype=dtype)
+@pytest.mark.parametrize("case", CASES)
+def test_so_do_those_of_numba(dtype, case):
+    sizes, shape = CASES[case]
+    check("numba", sizes, dtype=dtype, **shape)
+
+
+@devices
+@backends
+@dtypes
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+def test_head_dimensions_and_types(name, device, dtype, head_dim):
+    check(name, [(1, 17), (1, 40), (5, 21)], device=device, dtype=dtype, head_dim=head_dim, **ONE_HEAD)
+
+
+@needs_numba
+def test_numba_with_another_head_dimension():
+    """It is a constant in the kernel, so each is compiled, which takes seconds: one, of no power of two."""
+    check("numba", FEW, heads=6, head_dim=80, dtype=torch.bfloat16)
 
 
 @needs_numba
 @cpu_dtypes
 def test_a_row_does_not_depend_on_its_block(dtype):
     """To the bit: else an answer would depend on how its prompt was cut, and on what came with it."""
-    sizes = [(1, 21), (1, 300), (2, 40), (MOST_ROWS + 3, 70), (45, 45)]
+    sizes = [(1, 21), (1, 300), (2, 40), (11, 70), (45, 45)]
     batch, (q, *_), k_pages, v_pages, _ = make_case(
         sizes, page_size=8, heads=4, kv_heads=2, head_dim=64, dtype=dtype, device="cpu"
     )
@@ -188,20 +165,6 @@ def test_long_sequences_have_larger_pieces_not_more(device, tile, monkeypatch):
     check("triton", [(1, length) for length in (1, 16, 17, 64, 65, 129, 200)], device=device)
 
 
-@needs_numba
-@pytest.mark.parametrize(("heads", "kv_heads", "page_size"), [(3, 3, 1), (6, 2, 64), (8, 1, 8)])
-@cpu_dtypes
-def test_numba_with_other_shapes(heads, kv_heads, page_size, dtype):
-    shape = {"heads": heads, "kv_heads": kv_heads, "page_size": page_size}
-    check("numba", [(1, 7), (1, 65), (2, 64), (9, 70)], **shape, dtype=dtype)
-
-
-@needs_numba
-def test_numba_with_another_head_dimension():
-    """It is a constant in the kernel, so each is compiled, which takes seconds: one, of no power of two."""
-    check("numba", [(1, 7), (1, 65), (2, 64), (9, 70)], heads=6, head_dim=80, dtype=torch.bfloat16)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 def test_flash(dtype):
@@ -216,30 +179,22 @@ def test_flash(dtype):
 # ---- The choice ----
 
 
-def test_the_choice_says_why():
-    assert choose_attention("torch", CPU, torch.float32, 64, 16)[1] == "attention=torch (asked for)"
-    attention, why = choose_attention("auto", CPU, torch.float16, 64, 16)
-    assert attention.name == "torch"
-    assert why == "attention=torch (no numba: it is for float32 and bfloat16 on the CPU; the fastest there is on cpu)"
-
-
-@needs_numba
-def test_the_compiled_kernel_is_chosen_on_the_cpu():
-    attention, why = choose_attention("auto", CPU, torch.float32, 64, 16)
-    assert attention.name == "numba" and why == "attention=numba (the fastest there is on cpu)"
-
-
-@needs_triton
 @pytest.mark.parametrize(
-    ("capability", "why"),
+    ("name", "device", "dtype", "capability", "line"),
     [
-        ((7, 5), "torch (no triton: before compute capability 8.0 its products do not use the tensor cores; the fast"),
-        ((8, 0), "triton (the fastest there is on cuda)"),
+        ("torch", "cpu", torch.float32, None, "torch (asked for)"),
+        pytest.param("auto", "cpu", torch.float32, None, "numba (the fastest there is on cpu)", marks=needs_numba),
+        ("auto", "cpu", torch.float16, None, "torch (no numba: it is for float32 and bfloat16 on the CPU; the fastest"),
+        pytest.param("auto", "cuda", torch.float16, (8, 0), "triton (the fastest there is", marks=needs_triton),
+        pytest.param(
+            "auto", "cuda", torch.float16, (7, 5), "torch (no triton: before compute capability 8.0", marks=needs_triton
+        ),
     ],
 )
-def test_what_is_chosen_on_a_gpu(capability, why, monkeypatch):
+def test_the_choice_says_why(name, device, dtype, capability, line, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert choose_attention("auto", torch.device("cuda"), torch.float16, 64, 16)[1].startswith(f"attention={why}")
+    attention, why = choose_attention(name, torch.device(device), dtype, 64, 16)
+    assert attention.name == line.partition(" ")[0] and why.startswith(f"attention={line}")
 
 
 def test_flash_says_which_pages_it_takes(monkeypatch):
@@ -257,22 +212,13 @@ def test_flash_says_which_pages_it_takes(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("xformers", "no attention backend 'xformers'"), ("flash", "'flash' cannot run here: it needs a CUDA device")],
+    [
+        ("xformers", "no attention backend 'xformers'"),
+        ("flash", "'flash' cannot run here: it needs a CUDA device"),
+        ("triton", "'triton' cannot run here: "),
+    ],
 )
-def test_what_cannot_run_here_is_refused(name, says):
+def test_what_cannot_run_here_is_refused(name, says, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match=says):
         choose_attention(name, CPU, torch.float32, 64, 16)
-
-
-def test_triton_on_the_cpu_needs_its_interpreter(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(ValueError, match="'triton' cannot run here: "):
-        choose_attention("triton", CPU, torch.float32, 64, 16)
-
-
-def test_runs_are_cut_where_padding_would_cost_more_than_a_call():
-    assert runs([90, 100, 120], 48) == [[0, 1, 2]]
-    assert runs([20, 20, 20, 900], 48) == [[0, 1, 2], [3]]
-    assert runs([100, 148], 48) == [[0, 1]] and runs([100, 149], 48) == [[0], [1]]
-    assert runs([100, 120, 145], 48) == [[0, 1], [2]], "25 tokens of padding for each of two"
-    assert runs([], 48) == []

@@ -1,36 +1,29 @@
-"""Weights, names, tokenizers and devices: what the loader accepts, and in which words it refuses.
+"""What the loader accepts, what it costs, and in which words it refuses.
 
 That a loaded model computes the right thing is shown in test_model.py. Here checkpoints are written tensor by tensor,
 so that each can be wrong in one way.
 """
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoConfig
 
 from common import loader
-from common.loader import load_model
-from common.loader.config import read_config
+from common.loader import CHECKPOINTS, load_model, weights
+from common.loader.config import COMPLETE_LLAMA, model_config, read_config, read_eos_token_ids, read_json
 from common.loader.device import choose_device
 from common.loader.weights import checkpoint_names
 from common.model import Transformer
+from common.stages import ROOT
+from tests.helpers.small_models import LLAMA_FILE as CONFIG
 
-CONFIG = {
-    "model_type": "llama",
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "eos_token_id": 2,
-}
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
@@ -39,16 +32,27 @@ def write_json(path: Path, value) -> None:
 
 
 @pytest.fixture
-def checkpoint(tmp_path):
-    """A function that writes a small checkpoint of random tensors to `tmp_path`, with fields of config.json changed."""
+def config(tmp_path):
+    """A function that writes config.json to `tmp_path`, with fields changed; the folder is returned."""
+
+    def write(**fields) -> Path:
+        write_json(tmp_path / "config.json", CONFIG | fields)
+        return tmp_path
+
+    return write
+
+
+@pytest.fixture
+def checkpoint(config):
+    """A function that writes a small checkpoint of random tensors beside it."""
 
     def write(**fields) -> dict[str, torch.Tensor]:
-        write_json(tmp_path / "config.json", CONFIG | fields)
-        config = read_config(tmp_path)
+        folder = config(**fields)
+        read = read_config(folder)
         with torch.device("meta"):
-            parameters = dict(Transformer(config).named_parameters())
-        tensors = {tensor: torch.randn(parameters[name][rows].shape) for name, tensor, rows in checkpoint_names(config)}
-        save_file(tensors, tmp_path / "model.safetensors")
+            parameters = dict(Transformer(read).named_parameters())
+        tensors = {tensor: torch.randn(parameters[name][rows].shape) for name, tensor, rows in checkpoint_names(read)}
+        save_file(tensors, folder / "model.safetensors")
         return tensors
 
     return write
@@ -72,11 +76,125 @@ def refusal(error: type[Exception], *arguments, **options) -> str:
     return message
 
 
-# Weights
+# ---- config.json ----
 
 
-def test_every_tensor_arrives_in_its_rows(checkpoint, tmp_path):
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"model_type": "gpt2"}, "model_type='gpt2'"),
+        ({"model_type": None}, "model_type=None"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; supported is 'silu'"),
+        ({"mlp_bias": True}, "mlp_bias=True"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config={'quant_method': 'fp8'}"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3"),
+        ({"num_key_value_heads": 8}, "num_key_value_heads=8"),
+        ({"head_dim": 3}, "head_dim=3"),
+        ({"head_dim": 9}, "head_dim"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
+        ({"vocab_size": -1}, "vocab_size=-1"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": None}}, "factor=None"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+        ({"rope_theta": None}, "rope_theta=None"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters=['full_attention']"),
+        ({"model_type": "mistral", "sliding_window": 64}, "sliding_window=64"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, "use_sliding_window"),
+        ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 2}, "layer_types=['sliding_attention']"),
+        ({"eos_token_id": -1}, "eos_token_id=[-1]"),
+    ],
+)
+def test_unsupported_options_are_refused_by_name(fields, named, config):
+    message = refusal(ValueError, folder := config(**fields), load_format="dummy")
+    assert message.startswith(f"{folder / 'config.json'}: ") and named in message
+
+
+YARN = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "context_length"),
+    [
+        ({"model_type": "mistral", "sliding_window": 128}, 128),
+        ({"model_type": "mistral", "sliding_window": None}, 128),
+        ({"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 32}, 128),
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2}, 128),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 128),  # the spelling of 2023
+        ({"num_key_value_heads": None}, 128),  # as many as query heads
+        ({"head_dim": None}, 128),  # hidden_size / num_attention_heads
+        # With YaRN it is the original one times the factor: some files give the stretched context, others that one.
+        (YARN | {"max_position_embeddings": 32_768}, 131_072),
+        (YARN | {"max_position_embeddings": 131_072}, 131_072),
+    ],
+)
+def test_unusual_options_are_accepted(fields, context_length, config):
+    read = read_config(config(**fields))
+    assert (read.context_length, read.head_dim) == (context_length, 16)
+
+
+@pytest.mark.parametrize("fields", [{}, {"attention_bias": True}, {"tie_word_embeddings": False}, {"head_dim": 32}])
+def test_a_complete_llama_file_means_what_transformers_reads(fields, tmp_path):
+    complete = read_json(CHECKPOINTS / "target" / "config.json") | fields
+    for left_out in (None, *COMPLETE_LLAMA):  # one that is not complete goes through transformers
+        write_json(tmp_path / "config.json", {key: value for key, value in complete.items() if key != left_out})
+        assert read_config(tmp_path) == model_config(AutoConfig.from_pretrained(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "says"),
+    [(None, FileNotFoundError, "no such file"), ("{", ValueError, "JSON"), ("[]", ValueError, "JSON")],
+)
+def test_a_file_that_is_missing_or_not_a_json_object(text, error, says, tmp_path):
+    if text:
+        (tmp_path / "config.json").write_text(text)
+    assert says in refusal(error, tmp_path, load_format="dummy")
+
+
+@pytest.mark.parametrize(
+    ("generation_config", "eos_token_id", "expected"),
+    [
+        ({"eos_token_id": [5, 6]}, 2, {5, 6}),
+        ({"eos_token_id": 5}, 2, {5}),
+        ({"temperature": 1.0}, [2, 3], {2, 3}),
+        (None, 2, {2}),
+        (None, None, set()),  # not 2, which is what transformers takes for any Llama
+    ],
+)
+def test_eos_token_ids(generation_config, eos_token_id, expected, config):
+    folder = config(eos_token_id=eos_token_id)
+    if generation_config is not None:
+        write_json(folder / "generation_config.json", generation_config)
+    assert read_eos_token_ids(folder) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("TinyLlama-1.1B", 1.10), ("Qwen3-0.6B", 0.60), ("Qwen3-8B", 8.19), ("Qwen2.5-14B", 14.77)],
+)
+def test_bundled_configs_describe_the_models_they_are_named_after(name, billions):
+    config = read_config(CHECKPOINTS / "configs" / name)
+    with torch.device("meta"):  # shapes only: the largest would take 59 GB
+        parameters = list(Transformer(config).parameters())
+    assert all(parameter.is_meta for parameter in parameters)
+    assert round(sum(parameter.numel() for parameter in parameters) / 1e9, 2) == billions
+
+
+# ---- Weights ----
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_every_tensor_arrives_in_its_rows(checkpoint, tmp_path, sharded):
     tensors = checkpoint(attention_bias=True)
+    tables = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}  # old checkpoints store them: ignored
+    if sharded:
+        (tmp_path / "model.safetensors").unlink()
+        save_shards(tensors | tables, tmp_path)
+    else:
+        save_file(tensors | tables, tmp_path / "model.safetensors")
     loaded = load_model(str(tmp_path), device="cpu", fused=False)  # else the weights are packed
     parameters = dict(loaded.model.named_parameters())
     names = checkpoint_names(loaded.config)
@@ -85,15 +203,6 @@ def test_every_tensor_arrives_in_its_rows(checkpoint, tmp_path):
         assert torch.equal(parameters[name][rows], tensors[tensor])
     assert loaded.name == str(tmp_path) and not loaded.model.training
     assert not any(parameter.requires_grad for parameter in parameters.values())
-
-
-def test_shards_give_what_one_file_gives(checkpoint, tmp_path):
-    tensors = checkpoint()
-    single = load_model(tmp_path, device="cpu", fused=False).model.state_dict()
-    (tmp_path / "model.safetensors").unlink()
-    save_shards(tensors, tmp_path)
-    sharded = load_model(tmp_path, device="cpu", fused=False).model.state_dict()
-    assert single.keys() == sharded.keys() and all(torch.equal(single[name], sharded[name]) for name in single)
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
@@ -118,12 +227,6 @@ def test_tied_embeddings_are_one_parameter_even_if_stored_twice(checkpoint, tmp_
         assert torch.equal(model.head.weight, embedding.bfloat16())
     save_file(tensors | {"lm_head.weight": embedding + 1}, tmp_path / "model.safetensors")
     assert "lm_head.weight" in refusal(ValueError, tmp_path)
-
-
-def test_tables_that_old_checkpoints_store_are_ignored(checkpoint, tmp_path):
-    tensors = checkpoint() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    load_model(tmp_path, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -170,19 +273,105 @@ def test_files_that_are_missing_are_named(checkpoint, tmp_path):
     assert "model.safetensors.index.json" in refusal(ValueError, tmp_path)
 
 
-# Random weights
-
-
-def test_dummy_weights_need_no_file_and_are_the_same_each_time(tmp_path):
-    write_json(tmp_path / "config.json", CONFIG | {"model_type": "qwen2"})
-    first, second = (load_model(tmp_path, device="cpu", load_format="dummy", fused=False) for _ in range(2))
+def test_dummy_weights_need_no_file_and_are_the_same_each_time(config):
+    folder = config(model_type="qwen2")
+    first, second = (load_model(folder, device="cpu", load_format="dummy", fused=False) for _ in range(2))
     assert first.tokenizer is None and first.eos_token_ids == {2}
     for (name, one), (_, other) in zip(first.model.named_parameters(), second.model.named_parameters(), strict=True):
         assert torch.equal(one, other)
         assert (one == 1).all() if "norm" in name else 0.01 < one.std() < 0.03
 
 
-# Names
+# ---- What loading costs ----
+
+# The peak of memory while loading in one type, above what there was before, in multiples of the weights.
+MEASURE = """
+import sys, threading, time
+from pathlib import Path
+import torch
+from common.loader.config import read_config
+from common.loader import load_model
+
+def anonymous_bytes():  # not RSS, which counts pages of mapped files that the system can drop at any time
+    with open("/proc/self/status") as status:
+        return 1024 * next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+
+class Peak(threading.Thread):
+    value, stop = 0, False
+
+    def run(self):
+        while not self.stop:
+            self.value = max(self.value, anonymous_bytes())
+            time.sleep(0.0005)
+
+folder = Path(sys.argv[1])
+read_config(folder)  # imports transformers, which would count otherwise, as would a compiler
+dtype = sys.argv[3]
+load_model(device="cpu", dtype=dtype).model.kernels.compiled(getattr(torch, dtype))
+before, peak = anonymous_bytes(), Peak()
+peak.start()
+model = load_model(folder, device="cpu", dtype=dtype).model
+peak.stop = True
+peak.join()
+print((peak.value - before) / int(sys.argv[2]) / model.embedding.weight.itemsize)
+"""
+
+
+def run_python(program: str, *arguments: str) -> str:
+    command = [sys.executable, "-c", program, *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="NOT MEASURED: peak memory is read from /proc, which is not here"
+)
+def test_the_weights_are_in_memory_once(config, tmp_path):
+    """About 300 MB in bfloat16, loaded as they are and converted to float32.
+
+    A loader that reads everything before it copies would take 2 and 1.5 times the weights.
+    """
+    large = {"vocab_size": 30_000, "hidden_size": 1024, "intermediate_size": 5120, "num_hidden_layers": 4}
+    config(**large, num_attention_heads=16, num_key_value_heads=8)
+    loaded = load_model(tmp_path, device="cpu", dtype="bfloat16", load_format="dummy", fused=False)
+    parameters = dict(loaded.model.named_parameters())
+    numbers = sum(parameter.numel() for parameter in parameters.values())
+    assert 2.5e8 < 2 * numbers < 3.5e8
+    tensors = {tensor: parameters[name][rows].clone() for name, tensor, rows in checkpoint_names(loaded.config)}
+    save_file(tensors, tmp_path / "model.safetensors")
+
+    # Each in a process of its own: the second would take memory that the first has left.
+    peaks = [float(run_python(MEASURE, str(tmp_path), str(numbers), dtype)) for dtype in ("bfloat16", "float32")]
+    assert all(0.9 < peak <= 1.3 for peak in peaks), peaks
+
+
+def test_a_process_imports_what_takes_long_only_when_it_is_needed():
+    """transformers for a model, and never its class for Llama: that imports a compiler, as initialisation on meta does,
+    which would take 2 to 4 s."""
+    program = """
+import sys
+from common.loader import load_model
+
+print([m for m in ("transformers", "huggingface_hub") if m in sys.modules])
+from common.stages import load_engine
+
+load_engine("07")(load_model(), kv_memory="8M").generate(["Once upon a time"])
+print([m for m in ("torch._dynamo", "transformers.models.llama", "sympy") if m in sys.modules])
+"""
+    assert run_python(program) == "[]\n[]\n"
+
+
+def test_progress_is_shown_for_large_models_only(monkeypatch, capsys, config):
+    load_model(folder := config(), device="cpu", load_format="dummy")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(weights, "PROGRESS_BYTES", 1000)
+    load_model(folder, device="cpu", load_format="dummy")
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "GB" in err
+
+
+# ---- Names ----
 
 
 def test_names_stand_for_bundled_folders(monkeypatch, checkpoint, tmp_path):
@@ -224,58 +413,47 @@ def test_an_unknown_name_is_refused(name, monkeypatch, tmp_path):
     assert refusal(FileNotFoundError, name).startswith(f"{name}: ")
 
 
-# Tokenizer
+# ---- Tokenizer ----
 
 
 @pytest.fixture
-def tokenizer(tmp_path):
-    """A byte-level tokenizer without merges, saved beside the checkpoint; token 0 is its end of text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocab = {"<|end|>": 0} | {byte: 1 + i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>").save_pretrained(tmp_path)
+def tokenizer(tmp_path) -> Path:
+    """That of the bundled model, beside the checkpoint."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(CHECKPOINTS / "target" / name, tmp_path)
+    return tmp_path / "tokenizer.json"
 
 
-def test_the_tokenizer_comes_with_the_folder(tokenizer, tmp_path):
-    write_json(tmp_path / "config.json", CONFIG | {"vocab_size": 257, "eos_token_id": None})
-    loaded = load_model(tmp_path, device="cpu", load_format="dummy")
+def test_the_tokenizer_comes_with_the_folder(tokenizer, config):
+    loaded = load_model(config(vocab_size=4096, eos_token_id=None), device="cpu", load_format="dummy")
     text = "  Größe 12 = 東京\n"
-    ids = loaded.tokenizer.encode(text)
-    assert len(ids) == len(text.encode()) and loaded.tokenizer.decode(ids) == text
-    assert loaded.eos_token_ids == {0}  # no file names one, so it is the tokenizer's
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode(text)) == text
+    assert loaded.eos_token_ids == {loaded.tokenizer.eos_token_id}  # no file names one, so it is the tokenizer's
 
 
-def test_a_damaged_tokenizer_is_named(tokenizer, tmp_path):
-    write_json(tmp_path / "config.json", CONFIG)
-    (tmp_path / "tokenizer.json").write_text("{")
-    assert str(tmp_path) in refusal(ValueError, tmp_path, load_format="dummy")
+def test_a_damaged_tokenizer_is_named(tokenizer, config):
+    tokenizer.write_text("{")
+    assert str(tokenizer.parent) in refusal(ValueError, config(), load_format="dummy")
 
 
-# Device and type
+# ---- Device and type ----
 
 
-def test_auto_is_cuda_in_bfloat16_or_else_the_cpu_in_float32(monkeypatch):
+@pytest.mark.parametrize(
+    ("has_gpu", "asked", "chosen", "reason"),
+    [
+        (True, (), ("cuda", torch.bfloat16), "device=cuda (NVIDIA H100), dtype=bfloat16 ("),
+        (False, (), ("cpu", torch.float32), "device=cpu (no CUDA device), dtype=float32 (exact and portable on CPU)"),
+        (True, ("cpu", "bfloat16"), ("cpu", torch.bfloat16), "device=cpu (as asked), dtype=bfloat16 (as asked)"),
+        (True, (torch.device("cpu"), torch.bfloat16), ("cpu", torch.bfloat16), "device=cpu (as asked), dtype=bfloat16"),
+    ],
+)
+def test_device_and_type_are_those_asked_for_or_the_best_here(has_gpu, asked, chosen, reason, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    device, dtype, reason = choose_device()
-    assert (device, dtype) == (torch.device("cuda"), torch.bfloat16)
-    assert reason.startswith("device=cuda (NVIDIA H100), dtype=bfloat16 (")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    device, dtype, reason = choose_device()
-    assert (device, dtype) == (torch.device("cpu"), torch.float32)
-    assert reason == "device=cpu (no CUDA device), dtype=float32 (exact and portable on CPU)"
-
-
-def test_a_requested_device_and_dtype_are_used():
-    for bfloat16 in ("bfloat16", torch.bfloat16):
-        expected = "device=cpu (as asked), dtype=bfloat16 (as asked)"
-        assert choose_device(torch.device("cpu"), bfloat16) == (torch.device("cpu"), torch.bfloat16, expected)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    device, dtype, said = choose_device(*asked)
+    assert (device.type, dtype) == chosen and said.startswith(reason)
 
 
 @pytest.mark.parametrize(

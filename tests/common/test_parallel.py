@@ -8,27 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from common.loader import Loaded, load_model
 from common.loader import shard as shard_module
 from common.loader.shard import WHOLE, Shard, split_dimension
 from common.loader.weights import checkpoint_names
+from tests.helpers.small_models import LLAMA_FILE, causal_attend
 from tests.helpers.thread_ranks import Threads
 
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": True,
-    "eos_token_id": 2,
-}
+LLAMA = LLAMA_FILE | {
+    "vocab_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": True
+}  # fmt: skip
 CONFIGS = {
     "tied": LLAMA,
     "untied": LLAMA | {"tie_word_embeddings": False},
@@ -93,17 +84,12 @@ def test_errors_about_a_shards_tensors_give_the_shape_of_the_whole(tmp_path):
         load(tmp_path, Shard(0, 2))
 
 
-def causal(layer, q, k, v):
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
-
-
 @each_config
 @each_count
 @pytest.mark.parametrize("fused", [False, "auto"])
 def test_shards_together_compute_the_logits_of_the_whole(tmp_path, monkeypatch, whole, config, count, fused):
     ids, positions = torch.arange(9), torch.arange(9)
-    hidden = whole.model(ids, positions, causal)
+    hidden = whole.model(ids, positions, causal_attend)
     expected = whole.model.logits(hidden)
     threads = Threads(count)
     monkeypatch.setattr(shard_module, "dist", threads)
@@ -111,7 +97,7 @@ def test_shards_together_compute_the_logits_of_the_whole(tmp_path, monkeypatch, 
 
     def compute(rank):
         model = shards[rank].model
-        hidden = model(ids, positions, causal)
+        hidden = model(ids, positions, causal_attend)
         return model.logits(hidden), model.logits(hidden[[]])
 
     for logits, none in threads.run(compute):

@@ -6,20 +6,22 @@ import random
 import reprlib
 from collections import Counter
 from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from common import sampling
 from common.sampling import SamplingParams, apply_penalties, draw, probabilities, sample, uniform
 from common.sampling_params import ALLOWED
+from tests.helpers.triton_marks import devices as kernel_devices
+from tests.helpers.triton_marks import needs_triton
 
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 DETERMINISTIC = settings(derandomize=True, deadline=None)
 INF = math.inf
-RANKING = {"top_k": 5, "top_p": 0.5, "min_p": 0.1}
 CHI_SQUARE_001 = {7: 24.32, 63: 103.44}  # by degrees of freedom: chance exceeds it once in a thousand times
 
 
@@ -66,6 +68,14 @@ def test_an_invalid_value_is_refused_with_field_value_and_what_is_allowed(name, 
     assert str(error.value) == f"{name} must be {ALLOWED[name][1]}, not {reprlib.repr(quoted)}"
 
 
+def test_the_ends_of_each_range_are_allowed():
+    SamplingParams(temperature=0, top_k=0, top_p=5e-324, min_p=0, seed=0, logprobs=0, max_tokens=1)
+    SamplingParams(temperature=1e300, top_k=2**100, top_p=1, min_p=1, seed=2**63 - 1, logprobs=20)
+    SamplingParams(stop=["a" * 256] * 32, stop_token_ids=[1] * 128)
+    SamplingParams(presence_penalty=-2, frequency_penalty=2, repetition_penalty=0.01, max_tokens=None)
+    SamplingParams(repetition_penalty=100, logit_bias={5: -100, "6": 100}, min_tokens=5, max_tokens=5)
+
+
 def test_each_meaning_has_one_spelling_and_parameters_are_immutable():
     assert SamplingParams(top_k=-1) == SamplingParams()
     assert SamplingParams(stop="END") == SamplingParams(stop=["END"]) == SamplingParams(stop=("END",))
@@ -109,6 +119,7 @@ sampling_params = st.builds(
     top_p=st.one_of(st.just(1.0), st.floats(0.001, 1)),
     min_p=st.one_of(st.just(0.0), st.floats(0, 1)),
 )
+penalised_params = st.builds(SamplingParams, temperature=st.sampled_from([0.0, 1.0]), presence_penalty=st.just(1.0))
 seeds = st.integers(0, 2**63 - 1)
 
 
@@ -153,7 +164,7 @@ def test_distributions_worked_out_by_hand(logits, values, expected):
 token_lists = st.lists(st.integers(0, 5), max_size=10)
 penalties = st.builds(
     SamplingParams,
-    repetition_penalty=st.sampled_from([1.0, 0.5, 1.3, 2.0]),
+    repetition_penalty=st.sampled_from([1.0, 0.01, 0.5, 1.3, 100.0]),
     presence_penalty=st.sampled_from([0.0, -2.0, 0.7]),
     frequency_penalty=st.sampled_from([0.0, -0.4, 2.0]),
 )
@@ -177,6 +188,23 @@ def test_penalties_are_those_defined_and_greedy_is_argmax_of_what_they_leave(row
         expected = [reference_penalty(value, token_id, request) for token_id, value in enumerate(values)]
         assert penalised == pytest.approx(expected, rel=1e-5, abs=1e-5)
     assert sample(logits, requests) == [(row.index(max(row)), None) for row in actual.tolist()]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_bias_is_added_to_a_logit(temperature):
+    plain = Request(SamplingParams(temperature=temperature))
+    biased = Request(SamplingParams(temperature=temperature, logit_bias={1: 1.5, 2: -100}))
+    logits = torch.tensor([[1.0, 0.5, 3.0]] * 2)
+    kept, changed = apply_penalties(logits, [plain, biased]).tolist()
+    assert kept == [1.0, 0.5, 3.0] and changed == [1.0, 2.0, -97.0]
+    assert sample(logits[:1], [biased])[0].token_id in ([1] if temperature == 0 else [0, 1])
+
+
+def test_nothing_ends_an_answer_before_min_tokens():
+    params = SamplingParams(min_tokens=2, ending_token_ids=[1, 2, 99])
+    logits = torch.tensor([[0.0, 5.0, 6.0]])
+    drawn = [sample(logits, [Request(params, token_ids=[0] * count)])[0].token_id for count in range(4)]
+    assert drawn == [0, 0, 2, 2]
 
 
 @devices
@@ -219,7 +247,7 @@ def step(*requests: Request) -> None:
 
 
 @settings(DETERMINISTIC, max_examples=50)
-@given(st.lists(st.tuples(sampling_params, seeds), min_size=1, max_size=6), st.randoms())
+@given(st.lists(st.tuples(sampling_params | penalised_params, seeds), min_size=1, max_size=6), st.randoms())
 def test_a_seed_gives_the_same_tokens_in_any_batch_in_any_order_and_after_preemption(specs, rng):
     batch = [Request(params, seed=seed) for params, seed in specs]
     for _ in range(6):
@@ -267,34 +295,86 @@ def test_logprobs_are_of_the_raw_distribution_for_the_rows_that_ask():
         assert [value for _, value in token.logprobs.top] == pytest.approx([raw[i] for i in best], abs=1e-5)
 
 
-class Operations(TorchDispatchMode):  # counts the tensor operations that run inside it, other than views
-    def __enter__(self):
-        self.counts = Counter()
-        return super().__enter__()
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        if not operation.is_view:
-            self.counts[operation.overloadpacket.__name__] += 1
-        return operation(*args, **(kwargs or {}))
-
-
-def test_a_greedy_batch_costs_one_argmax():
-    logits = torch.ones(8, 100)
-    with Operations() as operations:
-        sample(logits, [Request(SamplingParams(**RANKING))] * 8)
-    assert operations.counts == {"argmax": 1}
-
-
-@pytest.mark.parametrize(("values", "sorts"), [({}, 0), ({"min_p": 0.1}, 0), ({"top_k": 2}, 1), (RANKING, 1)])
-def test_a_batch_is_sorted_at_most_once_and_only_for_the_filters_that_rank(values, sorts):
-    both = [SamplingParams(temperature=1.0, **values), SamplingParams(temperature=0.0, **RANKING)]
-    with Operations() as operations:
-        sample(torch.ones(2, 100), [Request(params) for params in both])
-    assert sum(count for name, count in operations.counts.items() if "sort" in name) == sorts
-    assert operations.counts["topk"] == operations.counts["_log_softmax"] == 0
+@pytest.mark.parametrize("top_k", [0, 1, 6, 20])
+@pytest.mark.parametrize("top_p", [1.0, 0.05, 0.5, 0.9])
+@pytest.mark.parametrize("rounded", [False, True], ids=["apart", "with equals"])
+def test_the_likeliest_tokens_decide_as_all_of_them_do(top_k, top_p, rounded):
+    """Ranked are 8 of 50: they suffice for some of the rows."""
+    logits = 3 * torch.randn(200, 50, generator=torch.Generator().manual_seed(1))
+    rows = [Request(SamplingParams(temperature=1.0, top_k=top_k, top_p=top_p))] * 200
+    logits = logits.round() if rounded else logits
+    by_all = probabilities(logits, rows)
+    with patch.object(sampling, "CANDIDATES", 8):
+        by_few = probabilities(logits, rows)
+    assert torch.equal(by_few > 0, by_all > 0)
+    torch.testing.assert_close(by_few, by_all, atol=1e-12, rtol=0)
 
 
 def test_there_is_one_request_for_each_row_of_logits():
     assert sample(torch.zeros(0, 10), []) == []
     with pytest.raises(ValueError, match="one row for each of the 2 tokens, not 3"):
         sample(torch.zeros(3, 10), [Request(SamplingParams())] * 2)
+
+
+# ---- The kernels, which draw what the definition draws ----
+
+
+@pytest.fixture
+def draw_plain(monkeypatch):
+    from common import sampling_kernels
+
+    monkeypatch.setattr(sampling_kernels, "BLOCK", 16)  # tokens, so that a small vocabulary has several blocks
+    return sampling_kernels.draw_plain
+
+
+def by_definition(logits, temperatures, uniforms):
+    rows = [Request(SamplingParams(temperature=temperature)) for temperature in temperatures]
+    return draw(probabilities(logits, rows), uniforms).tolist()
+
+
+@needs_triton
+@kernel_devices
+@pytest.mark.parametrize("vocab_size", [1, 16, 53])
+@pytest.mark.parametrize("kind", ["any", "equals", "blocks without weight"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_what_is_drawn_is_what_the_definition_draws(draw_plain, vocab_size, kind, dtype, device):
+    """Of equal logits the lowest token is greedy, and one without weight is never drawn."""
+    temperatures = [0.0, 1e-300, 0.1, 0.6, 1.0, 5.0] * 4
+    torch.manual_seed(vocab_size)
+    logits = (3 * torch.randn(len(temperatures), vocab_size)).to(device, dtype)
+    if kind == "equals":
+        logits = logits.round()
+    elif kind == "blocks without weight":
+        logits[:, 1:-1] = -math.inf
+    uniforms = [uniform(7, i) for i in range(len(temperatures) - 2)] + [0.0, 1 - 2**-53]
+    assert draw_plain(logits, temperatures, uniforms).tolist() == by_definition(logits, temperatures, uniforms)
+
+
+@needs_triton
+@kernel_devices
+def test_shares_are_those_of_the_definition(draw_plain, device):
+    """Every border between two tokens: a number a little below it gives the one, a little above it the other."""
+    torch.manual_seed(0)
+    logits = torch.randn(1, 40)
+    borders = probabilities(logits, [Request(SamplingParams(temperature=0.7))])[0].cumsum(-1)[:-1].tolist()
+    for shift, token in ((-1e-5, 0), (1e-5, 1)):
+        numbers = [border + shift for border in borders]
+        copies = logits.expand(len(numbers), -1).contiguous().to(device)
+        drawn = draw_plain(copies, [0.7] * len(numbers), numbers).tolist()
+        assert drawn == [i + token for i in range(len(numbers))]
+
+
+@needs_triton
+@kernel_devices
+def test_no_neighbour_changes_a_token(draw_plain, device, monkeypatch):
+    """Rows that the kernels can draw stand beside rows that they cannot, and alone: the same bits, the same token."""
+    monkeypatch.setattr(sampling, "has_kernels", lambda device: True)
+    kinds = [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.2}, {"repetition_penalty": 1.5}, {"logit_bias": ((9, 2.0),)}]
+    kinds = [{"temperature": 0.8} | kind for kind in kinds] + [{"temperature": 0.0}, {"presence_penalty": 1.0}]
+    rows = [Request(SamplingParams(**kind), [1], [3, 9], seed) for seed, kind in enumerate(kinds)]
+    torch.manual_seed(1)
+    logits = (2 * torch.randn(len(rows), 53)).to(device, torch.bfloat16)
+    together = sample(logits, rows)
+    alone = [sample(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
+    assert together == alone
+    assert sample(logits[:1].expand(5, -1).contiguous(), [rows[0]] * 5) == [together[0]] * 5

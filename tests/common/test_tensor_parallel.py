@@ -14,8 +14,6 @@ import torch
 import torch.distributed as dist
 
 from common.cli import build_engine, build_parser, complete_prompt
-from common.loader import shard
-from common.memory import kv_bytes_left
 from common.parallel import ranks
 from common.parallel.engine import Follower, TensorParallelEngine
 from common.parallel.ranks import RankLost, Ranks
@@ -75,33 +73,20 @@ def drain(engine) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_greedy_tokens_are_those_of_transformers(two, prompts, reference, stage):
-    engine = TensorParallelEngine(two, stage, **STAGES[stage])
-    completions = engine.generate(prompts[:6], GREEDY)
-    assert [request.token_ids for request in completions] == [reference.generate(prompt, 16) for prompt in prompts[:6]]
-    engine.check()
-    assert engine.startup_notes.startswith("ranks=2 (a process with ") and "over gloo" in engine.startup_notes
-    assert engine.config.num_kv_heads == 1 and engine.model.blocks[0].mlp.down.weight.shape == (256, 344)
-
-
-def test_logits_are_close_to_those_of_one(two, reference, prompts):
-    engine = TensorParallelEngine(two, "02")
-    [request] = engine.generate([prompts[0]], SamplingParams(max_tokens=4, ignore_eos=True, logprobs=20))
-    for i, entry in enumerate(request.logprobs):
-        wanted = reference.next_logits(prompts[0] + request.token_ids[:i]).log_softmax(-1)
-        assert [value for _, value in entry.top] == pytest.approx(wanted.topk(20).values.tolist(), abs=1e-4)
-
-
-@pytest.mark.parametrize("stage", ["05", "07"])
-def test_sampled_tokens_are_those_of_one_rank(two, loaded, prompts, stage):
-    each = [
+def test_tokens_are_those_of_one_rank_and_of_transformers(two, loaded, prompts, reference, stage):
+    sampled = [
         SamplingParams(max_tokens=8, temperature=1.0, seed=1),
         SamplingParams(max_tokens=8, temperature=0.7, top_k=20, top_p=0.9, seed=2),
         SamplingParams(max_tokens=8, temperature=1.5, min_p=0.05, seed=3, repetition_penalty=1.3),
     ]
-    alone = load_engine(stage)(loaded, **STAGES[stage]).generate(prompts[:3], each)
+    alone = load_engine(stage)(loaded, **STAGES[stage]).generate(prompts[:3], sampled)
     engine = TensorParallelEngine(two, stage, **STAGES[stage])
-    assert [r.token_ids for r in engine.generate(prompts[:3], each)] == [r.token_ids for r in alone]
+    completions = engine.generate(prompts[:3] + prompts[:6], sampled + [GREEDY] * 6)
+    expected = [request.token_ids for request in alone] + [reference.generate(prompt, 16) for prompt in prompts[:6]]
+    assert [request.token_ids for request in completions] == expected
+    engine.check()
+    assert engine.startup_notes.startswith("ranks=2 (a process with ") and "over gloo" in engine.startup_notes
+    assert engine.config.num_kv_heads == 1 and engine.model.blocks[0].mlp.down.weight.shape == (256, 344)
 
 
 def test_without_a_seed_all_ranks_draw_the_same(two):
@@ -293,9 +278,3 @@ def test_all_ranks_end_with_the_first(sent, status):
     _, errors = main.communicate(timeout=30)
     assert main.returncode == status and time.monotonic() - start < 15
     assert len(errors.splitlines()) == 2 and "\nranks=2 (" in errors, errors
-
-
-def test_one_rank_starts_no_processes(loaded):
-    alone, engine = build_engine(ROOT / "02_kv_cache", load_engine("02"), parse("--device", "cpu"))
-    assert type(engine) is load_engine("02") and alone.shard == shard.WHOLE and alone.config == loaded.config
-    assert kv_bytes_left(alone, 256, 64) == 2**30

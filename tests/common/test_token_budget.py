@@ -5,14 +5,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common import token_budget
 from common.acceleration import accelerate
 from common.acceleration.accelerate import make_engine
-from common.fused import packed
 from common.loader import load_model
 from common.loader.shard import Shard
 from common.stages import load_engine
@@ -34,38 +32,23 @@ def passes(loaded, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("fits", "expected"),
-    [(10_000, 2048), (2048, 2048), (2040, 1024), (256, 256), (255, 128), (128, 128), (127, 64), (64, 64), (3, 64)],
+    ("fits", "max_running", "expected"),
+    [
+        *[(10_000, 64, 2048), (2048, 64, 2048), (2040, 64, 1024), (256, 64, 256), (255, 64, 128), (64, 64, 64)],
+        *[(3, 1, LEAST), (3, 65, 128), (3, 129, 256), (3, 1025, MOST), (3, 5000, 5000)],  # a token for each that runs
+    ],
 )
-def test_the_budget_is_the_largest_that_fits_into_the_objective(passes, fits, expected):
+def test_the_budget_is_the_largest_that_fits_into_the_objective(passes, fits, max_running, expected):
     passes.per_token = STEP_SECONDS / fits * 0.999
-    budget, _, note = choose_token_budget(passes.loaded, 100, 64)
-    assert budget == expected and note.startswith(f"token_budget={expected} (a pass of ")
+    budget, _, note = choose_token_budget(passes.loaded, 100, max_running)
+    assert budget == expected and note.startswith(f"token_budget={expected}")
     assert max(passes.sizes) <= 2 * expected, "a pass of a large model takes seconds"
 
 
-def test_one_disturbed_pass_does_not_decide(passes):
-    passes.per_token, passes.late = STEP_SECONDS / 300, [STEP_SECONDS] * 3  # one where nothing is measured, and two
+@pytest.mark.parametrize("late", [[STEP_SECONDS] * 3, [10.0]], ids=["disturbed passes", "kernels are compiled"])
+def test_passes_that_are_late_do_not_decide(passes, late):
+    passes.per_token, passes.late = STEP_SECONDS / 300, late  # one where nothing is measured, and two
     assert choose_token_budget(passes.loaded, 100, 64)[0] == 256
-
-
-def test_kernels_that_the_first_pass_compiles_do_not_decide(passes):
-    passes.per_token, passes.late = STEP_SECONDS / 300, [10.0]
-    assert choose_token_budget(passes.loaded, 100, 64)[0] == 256
-
-
-def test_a_hopeless_pass_is_measured_once(passes):
-    passes.per_token = STEP_SECONDS
-    assert choose_token_budget(passes.loaded, 100, 64)[0] == LEAST
-    assert passes.sizes == [1, 2 * LEAST]
-
-
-@pytest.mark.parametrize(
-    ("max_running", "expected"), [(1, LEAST), (65, 128), (129, 256), (1024, 1024), (1025, MOST), (5000, 5000)]
-)
-def test_each_running_request_has_its_token(passes, max_running, expected):
-    passes.per_token = STEP_SECONDS
-    assert choose_token_budget(passes.loaded, 100, max_running)[0] == expected
 
 
 def test_ranks_do_not_measure(passes):
@@ -142,23 +125,3 @@ def test_an_engine_says_where_bfloat16_does_not_pay(monkeypatch, dtype, times, s
     monkeypatch.setattr(accelerate, "slowness_of_bfloat16", lambda block, rows: times)
     engine = make_engine(load_engine("05"), load_model(device="cpu", dtype=dtype), token_budget=64)
     assert ("1.3 times as long in bfloat16 as in float32 here" in engine.startup_notes) is says
-
-
-def test_the_types_are_compared_by_what_their_products_take(monkeypatch):
-    """On a clock that goes on by 3 ms for each product in bfloat16, and by 2 ms in float32; the first takes longer."""
-    block, clock, threads = (
-        load_model(device="cpu", dtype="bfloat16").model.blocks[0],
-        [0.0, set()],
-        torch.get_num_threads(),
-    )
-
-    def product(linear, x):
-        assert x.shape == (4, linear.in_features) and torch.get_num_threads() == 1
-        clock[0] += 0.003 if x.dtype == torch.bfloat16 else 0.002
-        clock[0] += 0 if linear in clock[1] else 1.0
-        clock[1].add(linear)
-
-    monkeypatch.setattr(packed.PackedLinear, "forward", product)
-    monkeypatch.setattr(packed, "time", SimpleNamespace(thread_time=lambda: clock[0]))
-    assert packed.slowness_of_bfloat16(block, 4) == pytest.approx(1.5)
-    assert torch.get_num_threads() == threads

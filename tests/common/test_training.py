@@ -8,12 +8,11 @@ from transformers import AutoTokenizer
 
 from common.checkpoints import train
 from common.checkpoints.corpus import chat
-from common.checkpoints.packing import Speakers, packed_rows
-from common.checkpoints.recipes import PHASES, bundled_config
+from common.checkpoints.packing import own_tokens, packed_rows
+from common.checkpoints.recipes import PHASES
 from common.checkpoints.tokenizer import END_OF_TEXT, FOLDER
 
 ROWS = ((1.0, 64),)
-START_WEIGHTS = train.Training.start_weights
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +23,9 @@ def tokenizer():
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Makes a Training of a tiny model, six steps long, whose snapshots go to `work`."""
-    monkeypatch.setitem(train.CONFIGS, "draft", bundled_config(layers=1, hidden=32, heads=1, kv_heads=1, mlp=32))
+    draft = train.read_config(FOLDER / "draft")
+    tiny = replace(draft, num_layers=1, hidden_size=32, num_heads=1, num_kv_heads=1, intermediate_size=32)
+    monkeypatch.setattr(train, "read_config", lambda folder: tiny)
     short = tuple(replace(phase, steps=6, warmup=1, tokens_per_step=128, row_lengths=ROWS) for phase in PHASES["draft"])
     monkeypatch.setitem(train.PHASES, "draft", short)
     monkeypatch.setattr(
@@ -43,7 +44,7 @@ def test_only_the_assistant_and_plain_documents_count(tokenizer):
     plain, turns = "Rain falls.", ("Copy: harp orbit", "harp orbit", "Again: x", "x")
     text = f"{chat(*turns, system='Be kind.')}{END_OF_TEXT}{plain}{END_OF_TEXT}{chat('Hi', 'Hello!')}"
     ids = torch.tensor([tokenizer(text)["input_ids"]] * 2)
-    own = Speakers(tokenizer).own(ids)
+    own = own_tokens(tokenizer, ids)
     assert torch.equal(own[0], own[1])
     said = tokenizer.decode(ids[0][own[0]])
     for turn in ("harp orbit<|im_end|>", "x<|im_end|>", plain, "Hello!<|im_end|>"):
@@ -53,19 +54,19 @@ def test_only_the_assistant_and_plain_documents_count(tokenizer):
     assert all(turn in unsaid for turn in ("Copy: harp orbit", "Again: x", "Be kind.", "Hi<"))
 
 
-def test_rows_begin_with_a_document_and_go_on_where_another_stopped(tokenizer):
-    rows = packed_rows(tokenizer, "train", 64, 0)
-    (first, after), (second, _) = next(rows), next(rows)
-    assert len(first) == len(second) == 65
-    assert next(packed_rows(tokenizer, "train", 64, after))[0] == second
-
-
 @pytest.mark.parametrize("number", (1, 2))
 def test_a_run_that_was_stopped_ends_with_the_same_weights(start, number):
     whole = start(number, "whole")
     whole.train(snapshot_every=100)
     first = start(number, "parts")
-    first.stop_at = 3
+    loss = first.loss
+
+    def stopped_in_the_third_step(rows, teacher=None):
+        if first.step == 2:
+            first.stop()  # as SIGTERM does
+        return loss(rows, teacher)
+
+    first.loss = stopped_in_the_third_step
     first.train(snapshot_every=100)
     second = start(number, "parts")
     assert second.step == 3
@@ -73,32 +74,6 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(start, number):
     assert second.step == whole.step == 6 and second.tokens == whole.tokens == 6 * 128
     for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-def test_a_phase_begins_with_the_mean_of_what_others_ended_with(start, monkeypatch):
-    first, second = start(1, "work"), start(2, "work")
-    for training in (first, second):
-        training.train(snapshot_every=100)
-    mean = replace(train.PHASES["draft"][0], mean_of=(1, 2), first_document=7)
-    monkeypatch.setitem(train.PHASES, "draft", (*train.PHASES["draft"], mean))
-    monkeypatch.setattr(train.Training, "start_weights", START_WEIGHTS)
-    third = start(3, "work")
-    assert third.next_document == 7
-    for a, b, c in zip(*(training.model.parameters() for training in (first, second, third)), strict=True):
-        assert torch.equal((a + b) / 2, c)
-
-
-def test_sigterm_ends_training_after_a_step_with_a_snapshot(start):
-    training = start(1, "stopped")
-    loss = training.loss
-
-    def stopped_while_it_computes(rows, teacher=None):
-        training.stop()
-        return loss(rows, teacher)
-
-    training.loss = stopped_while_it_computes
-    training.train(snapshot_every=100)
-    assert start(1, "stopped").step == 1
 
 
 def test_a_draft_learns_the_distribution_of_its_teacher(start, tokenizer):

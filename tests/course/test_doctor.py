@@ -1,8 +1,6 @@
 """Doctor: every check is one line, which says what to do where something is missing."""
 
-import ast
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-import course
 from common.setup import doctor, machine
 from common.setup.doctor import NEEDED, OK, OPTIONAL
+from tests.helpers.incomplete_stages import copy_door
 
 GB = 10**9
 PACE = {"said": "one step takes 6.0 ms", "device": "cpu", "cuda": None}
@@ -31,13 +29,10 @@ def fake(monkeypatch, **answers) -> None:
 
 
 def test_doctor_runs_before_anything_is_installed(tmp_path):
-    """Through the door, in a course without .venv."""
-    shutil.copytree(course.ROOT / "common/setup", tmp_path / "common/setup")
-    for name in ("stages.py", "errors.py", "terminal.py"):
-        shutil.copy(course.ROOT / "common" / name, tmp_path / "common")
-    shutil.copy(course.__file__, tmp_path)
+    """Through the door, in a course without .venv, on a Python without any package."""
+    copy_door(tmp_path)
     (tmp_path / "requirements.txt").write_text("torch\n")
-    command = [sys.executable, str(tmp_path / "course.py"), "doctor"]
+    command = [sys.executable, "-S", str(tmp_path / "course.py"), "doctor"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     lines = result.stdout.splitlines()
     marks = [line[:2] for line in lines[: lines.index("")]]
@@ -45,62 +40,40 @@ def test_doctor_runs_before_anything_is_installed(tmp_path):
     assert result.returncode == (1 if NEEDED in marks else 0)
 
 
-def test_what_sets_up_needs_nothing_installed():
-    """All but what runs as pip."""
-    for module in {*doctor.ROOT.glob("common/setup/*.py")} - {doctor.ROOT / "common/setup/pip_for_another.py"}:
-        imports = list(ast.walk(ast.parse(module.read_text(encoding="utf-8"))))
-        names = {alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names}
-        names |= {node.module for node in imports if isinstance(node, ast.ImportFrom) and node.level == 0}
-        foreign = {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
-        assert not foreign - {"common.stages", "common.terminal", "psutil"}, (module, foreign)
+CHECKS = [
+    (doctor.memory, {"free_memory": 8 * GB}, {}, OK, "8.0 GB free"),
+    (doctor.memory, {"free_memory": GB}, {}, NEEDED, "1.0 GB free: close programs"),
+    (doctor.memory, {"free_memory": None}, {}, OK, "knows once .venv is there"),
+    (doctor.cores, {"core_quota": None}, {"OMP_NUM_THREADS": ""}, OK, "4"),
+    (doctor.cores, {"core_quota": 4.0}, {"OMP_NUM_THREADS": "4"}, OK, "4"),
+    (doctor.cores, {"core_quota": 1.5}, {"OMP_NUM_THREADS": "1"}, OK, "1"),
+    (
+        doctor.cores,
+        {"core_quota": 1.5},
+        {"OMP_NUM_THREADS": ""},
+        OPTIONAL,
+        "4 threads that wait for each other: set OMP",
+    ),
+    (doctor.cores, {"core_quota": None}, {"OMP_NUM_THREADS": "2"}, OPTIONAL, "4, and OMP_NUM_THREADS=2: unset it"),
+    (doctor.others, {"busy_cores": (0.1, [])}, {}, OK, ""),
+    (doctor.others, {"busy_cores": (1.5, ["chrome", "python"])}, {}, OPTIONAL, "1.5 cores are busy (chrome, python)"),
+    (doctor.network, {"answers": True, "usable_python": None}, {}, OK, ""),
+    (doctor.network, {"answers": False, "usable_python": "python"}, {}, OK, ""),
+    (doctor.network, {"answers": False, "usable_python": None}, {"COURSE_KIT": "/kits"}, OK, ""),
+    (doctor.network, {"answers": False, "usable_python": None}, {}, NEEDED, ""),
+    (doctor.environment, {"is_ready": False}, {"COURSE_KIT": "/kits"}, NEEDED, "holds no kit named"),
+    (doctor.compiler, {"find_gpu": None}, {"PATH": ""}, OPTIONAL, ""),
+    (doctor.compiler, {"find_gpu": "H100, 580.1, 80 GB"}, {"PATH": ""}, NEEDED, ""),
+]
 
 
-@pytest.mark.parametrize(
-    ("free", "mark", "said"),
-    [(8 * GB, OK, "8.0 GB free"), (GB, NEEDED, "1.0 GB free: close programs"), (None, OK, "knows once .venv is there")],
-)
-def test_memory(monkeypatch, free, mark, said):
-    fake(monkeypatch, free_memory=free)
-    line = doctor.memory()
+@pytest.mark.parametrize(("check", "answers", "variables", "mark", "said"), CHECKS)
+def test_a_check_says_what_is_missing_and_what_to_do(monkeypatch, check, answers, variables, mark, said):
+    fake(monkeypatch, **{"usable_cores": 4, "said_by": None} | answers)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    line = check()
     assert line.mark == mark and said in line.text
-
-
-@pytest.mark.parametrize(
-    ("quota", "threads", "mark", "said"),
-    [
-        (None, "", OK, "4"),
-        (4.0, "4", OK, "4"),
-        (1.5, "1", OK, "1"),
-        (1.5, "", OPTIONAL, "there would be 4 threads that wait for each other: set OMP_NUM_THREADS=1."),
-        (None, "2", OPTIONAL, "4, and OMP_NUM_THREADS=2: unset it"),
-    ],
-)
-def test_cores(monkeypatch, quota, threads, mark, said):
-    fake(monkeypatch, usable_cores=4, core_quota=quota)
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    line = doctor.cores()
-    assert line.mark == mark and said in line.text
-
-
-def test_busy_programs_are_named(monkeypatch):
-    fake(monkeypatch, busy_cores=(1.5, ["chrome", "python"]))
-    assert doctor.others().mark == OPTIONAL and "1.5 cores are busy (chrome, python)" in doctor.others().text
-    fake(monkeypatch, busy_cores=(0.1, []))
-    assert doctor.others().mark == OK
-
-
-def test_busy_programs_are_those_that_work_meanwhile(monkeypatch):
-    programs = [(7, "idle", 10), (8, "one", 30), (9, "two", 25), (10, "two", 25), (11, "other's", None)]
-    said = [
-        SimpleNamespace(pid=pid, info={"name": name, "cpu_percent": percent})
-        for pid, name, percent in [*programs, (os.getpid(), "me", 100)]
-    ]
-    monkeypatch.setattr(machine.psutil, "process_iter", lambda facts: said)
-    monkeypatch.setattr(machine.psutil, "cpu_percent", lambda seconds: 45.0)
-    monkeypatch.setattr(machine.psutil, "cpu_count", lambda: 4)
-    assert machine.busy_cores() == (1.8, ["two", "one"])
-    monkeypatch.setattr(machine, "psutil", None)
-    assert machine.busy_cores() is machine.free_memory() is None and "once .venv is there" in doctor.others().text
 
 
 def test_what_a_container_may_use_is_read_from_its_limits(monkeypatch, tmp_path):
@@ -125,16 +98,6 @@ def test_a_taken_port_is_answered_with_a_free_one(monkeypatch):
     assert doctor.port().mark == OK
 
 
-@pytest.mark.parametrize(
-    ("answers", "installed", "kit", "mark"),
-    [(True, None, "", OK), (False, "python", "", OK), (False, None, "/kits", OK), (False, None, "", NEEDED)],
-)
-def test_a_network_is_needed_only_to_install(monkeypatch, answers, installed, kit, mark):
-    fake(monkeypatch, answers=answers, usable_python=installed, said_by=None)
-    monkeypatch.setenv("COURSE_KIT", kit)
-    assert doctor.network().mark == mark
-
-
 def test_the_index_that_is_asked_is_the_one_that_pip_asks(monkeypatch):
     asked = []
     fake(monkeypatch, said_by="https://mirror.example/simple")
@@ -143,20 +106,6 @@ def test_the_index_that_is_asked_is_the_one_that_pip_asks(monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", "https://other.example/simple/")
     doctor.network()
     assert asked == ["https://mirror.example/simple/pip/", "https://other.example/simple/pip/"]
-
-
-def test_a_kit_for_another_machine_is_reported(monkeypatch, tmp_path):
-    fake(monkeypatch, is_ready=False)
-    monkeypatch.setenv("COURSE_KIT", str(tmp_path))
-    line = doctor.environment()
-    assert line.mark == NEEDED and "holds no kit named" in line.text
-
-
-@pytest.mark.parametrize(("gpu", "mark"), [(None, OPTIONAL), ("H100, 580.1, 80 GB", NEEDED)])
-def test_a_missing_compiler_matters_on_a_gpu(monkeypatch, gpu, mark):
-    fake(monkeypatch, find_gpu=gpu)
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    assert doctor.compiler().mark == mark
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import course
-from common import terminal
 from common.setup import environment, kit
+from tests.helpers.incomplete_stages import copy_door
 
 UNREACHABLE = "http://127.0.0.1:9"  # port 9 discards; where nothing listens, a connection is refused at once
 
@@ -196,11 +195,7 @@ def test_an_unknown_platform_is_answered_with_those_that_exist(tmp_path):
 
 def test_a_course_is_set_up_from_its_kit_while_no_index_can_be_reached(index, tmp_path, monkeypatch):
     """As a learner does it, through the door: without a kit, with others' kits, a damaged one, and a whole one."""
-    tree, kits = tmp_path / "course", tmp_path / "kits"
-    shutil.copytree(course.ROOT / "common" / "setup", tree / "common" / "setup")
-    shutil.copy(course.__file__, tree)
-    for name in ("stages.py", "errors.py", "terminal.py"):
-        shutil.copy(course.ROOT / "common" / name, tree / "common")
+    tree, kits = copy_door(tmp_path / "course"), tmp_path / "kits"
     (tree / "requirements.txt").write_text("beta\ngamma\n")
     (tree / "01_only").mkdir()
     (tree / "01_only/engine.py").touch()
@@ -265,12 +260,3 @@ def test_a_failing_pip_shows_its_last_lines_and_the_advice():
     *before, reason, advice = stop.value.code.splitlines()
     assert (reason, advice) == ("ERROR: no space left", "What to do.")
     assert "line 39" in before and "line 20" not in before
-
-
-def test_a_log_gets_a_line_for_each_activity_and_now_and_then(capsys):
-    with terminal.StatusLine() as status:
-        for seconds, text in enumerate(["starting pip", "choosing 1", "downloading", "choosing 2"]):
-            status.say(seconds, text)
-        status.say(17, "choosing 3")
-    said = [line.split(maxsplit=2)[2] for line in capsys.readouterr().err.splitlines()]
-    assert said == ["starting pip", "choosing 1", "downloading", "choosing 3"]

@@ -3,7 +3,6 @@
 import ast
 import re
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -34,14 +33,9 @@ def root(tmp_path, monkeypatch) -> Path:
 
 
 @each_fault
-def test_it_can_be_planted_and_changes_the_code(fault):
+def test_it_changes_the_code_and_has_all_that_a_learner_needs(fault):
     text = (course.ROOT / fault.file).read_text(encoding="utf-8")
     assert ast.dump(ast.parse(fault.planted(text))) != ast.dump(ast.parse(text))
-    assert fault.planted(text).count("\n") - text.count("\n") <= 2, "a small change"
-
-
-@each_fault
-def test_it_has_all_that_a_learner_needs(fault):
     assert fault.file.split("_")[0] == fault.stage or fault.file.startswith("common/"), "the learner gets no other file"
     assert re.fullmatch(r"[\w.-]+/[\w.-]+#\d+|this repository, commit [0-9a-f]{7}", fault.source)
     assert len(fault.hints) == 2 and fault.difficulty in (1, 2, 3)
@@ -50,18 +44,6 @@ def test_it_has_all_that_a_learner_needs(fault):
     assert re.search(rf"^(def {name}\(|{name} = )", (course.ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)
     [(stage, symptom)] = re.findall(rf"^\| {fault.number} \| (\d\d) \| (.+?) \| `.+` \| \d+ \|$", TABLE, re.MULTILINE)
     assert (stage, symptom) == (fault.stage, fault.symptom), "run `python -m common.learn.faults NUMBER --write`"
-
-
-def test_a_fault_is_planted_only_where_its_text_is_found_once():
-    for count in (0, 2):
-        with pytest.raises(ValueError, match=f"bug 1: .* {count} times, and not once"):
-            FAULTS[0].planted(FAULTS[0].hunks[0][0] * count)
-
-
-def test_every_stage_has_its_faults():
-    assert sorted(by_number) == list(range(1, len(FAULTS) + 1)) and len(FAULTS) >= 30
-    planted = Counter(fault.file.split("/")[0][:2] for fault in FAULTS)
-    assert min(planted[f"{stage:02}"] for stage in range(2, 9)) >= 3
 
 
 # ---- What a learner sees ----

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from common.learn.stage_diff import Change, compare, diff_stages, sittings
+from common.learn.stage_diff import Change, compare, sittings
 
 FIRST = '''"""NEW in 01: the scheduler.
 
@@ -109,14 +109,3 @@ def test_files_come_in_the_order_of_the_lesson_by_its_sittings(stages):
     (after / "README.md").write_text("[router.py](router.py), [engine.py](engine.py), [router.py](router.py)")
     order = ["router.py", "engine.py", "late.py", "scheduler.py", "table.py", "main.py"]
     assert sittings(after, names) == [("", order)]
-
-
-def test_each_sitting_is_summed_up(stages):
-    before, after = stages
-    (before / "old.py").write_text("x = 1\n")
-    (after / "README.md").write_text(README)
-    for name in ("table.py", "router.py"):
-        (after / name).write_text('"""NEW in 02: a file."""\n\nx = 1\n\ny = 2\n')
-    lines = diff_stages(before, after)
-    assert "==== 02b: the second part ====" in lines and "  new: 2 lines (router.py, 2)" in lines
-    assert "  gone: 1 lines (old.py, 1)" in lines

@@ -3,17 +3,26 @@
 import pytest
 import torch
 
+from common.distributed import interruptible_socket, tcp_transfer, tcp_transport
 from common.distributed.tcp_transport import TcpTransport
 from common.stages import load_stage_module
 from tests.helpers.page_ends import assert_arrived, fetched, random_pools, transport, zero_pools
 
-KINDS = [load_stage_module("08", "kv_transport").LocalTransport, TcpTransport]
+LocalTransport = load_stage_module("08", "kv_transport").LocalTransport
 
 
-@pytest.fixture(params=KINDS, ids=["local", "tcp"])
-def ends(request):
-    """Two transports of a kind with pools of 50 pages: one full of numbers, one of zeros."""
-    with transport(random_pools(), request.param) as sender, transport(zero_pools(), request.param) as receiver:
+@pytest.fixture(params=["local", "tcp", "tcp, through host memory", "tcp, without scatter and gather"])
+def ends(request, monkeypatch):
+    """Two transports of a kind with pools of 50 pages: one full of numbers, one of zeros.
+
+    Pages of a GPU go through host memory, here those on the CPU do. Windows has no scatter and gather.
+    """
+    kind = LocalTransport if request.param == "local" else TcpTransport
+    for module in (tcp_transport, tcp_transfer) if "memory" in request.param else ():
+        monkeypatch.setattr(module, "on_host", lambda pools: False)
+    if "without" in request.param:
+        monkeypatch.setattr(interruptible_socket, "SCATTER_GATHER", False)
+    with transport(random_pools(), kind) as sender, transport(zero_pools(), kind) as receiver:
         yield sender, receiver
 
 

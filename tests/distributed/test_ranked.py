@@ -1,6 +1,8 @@
 """A worker on several ranks: each rank transfers its part of a page, and all ranks take the same decisions."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -16,21 +18,6 @@ from tests.helpers.thread_ranks import Threads
 
 CPU = torch.device("cpu")
 PAGES = [3, 7, 1], [2, 9, 4]  # of the sender, of the receiver
-
-
-class PartOfRank:
-    """One rank's transfer: each call of `done` returns, or raises, the next of `answers`."""
-
-    bytes, seconds = 100, 0.5
-
-    def __init__(self, *answers):
-        self.answers = list(answers)
-
-    def done(self):
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
 
 @pytest.fixture
@@ -55,42 +42,19 @@ def test_each_rank_fetches_from_the_rank_of_its_number(ranks):
             assert torch.equal(copy[:, PAGES[1][1:]], source[:, PAGES[0][1:]]) and not copy[:, PAGES[1][0]].any()
 
 
-def test_a_transfer_is_done_when_it_is_done_on_all_ranks(ranks):
-    parts = [PartOfRank(True, True, True), PartOfRank(False, False, True)]
-    transfers = [RankedTransfer(part, Shard(rank, 2), CPU) for rank, part in enumerate(parts)]
-    answers = [ranks.run(lambda rank: transfers[rank].done()) for _ in range(3)]
-    assert answers == [[False, False], [False, False], [True, True]]
-
-
-def test_a_failed_part_fails_the_transfer_on_all_ranks(ranks):
-    parts = [PartOfRank(True), PartOfRank(ConnectionError("the sender has gone"))]
+def test_a_transfer_is_done_or_has_failed_on_all_ranks_alike(ranks):
+    answers = [[True, True, True, True], [False, False, True, ConnectionError("the sender has gone")]]
+    parts = [SimpleNamespace(done=Mock(side_effect=one)) for one in answers]  # of a call after the other
     transfers = [RankedTransfer(part, Shard(rank, 2), CPU) for rank, part in enumerate(parts)]
 
-    def reason(rank: int) -> str:
-        with pytest.raises(ConnectionError) as raised:
-            transfers[rank].done()
-        return str(raised.value)
+    def done(rank: int) -> bool | str:
+        try:
+            return transfers[rank].done()
+        except ConnectionError as error:
+            return str(error)
 
-    assert ranks.run(reason) == ["another rank's part has failed", "the sender has gone"]
-
-
-class Told:
-    """Stands in for `Ranks`, and records the commands of rank 0."""
-
-    def __init__(self):
-        self.words, self.inside = [], 0
-
-    def tell(self, *words):
-        self.words.append(words)
-
-    def in_step(self):
-        return self
-
-    def __enter__(self):
-        self.inside += 1
-
-    def __exit__(self, *_):
-        self.inside -= 1
+    assert [ranks.run(done) for _ in range(3)] == [[False, False], [False, False], [True, True]]
+    assert ranks.run(done) == ["another rank's part has failed", "the sender has gone"]
 
 
 def test_rank_0_forwards_its_mail_and_its_turns(loaded):
@@ -98,20 +62,21 @@ def test_rank_0_forwards_its_mail_and_its_turns(loaded):
     engine, messages, transports, worker = (
         load_stage_module("08", name) for name in ("engine", "messages", "kv_transport", "worker")
     )
-    told = Told()
+    ranks = MagicMock()  # records the commands of rank 0
     alone = worker.Worker(engine.WorkerEngine(loaded, kv_memory="8M", num_draft_tokens=0), transports.LocalTransport())
-    worker = OnAllRanks(alone, told)
+    worker = OnAllRanks(alone, ranks)
     order = messages.Order("a#0", [5, 6, 7], [], SamplingParams(max_tokens=2, ignore_eos=True), 0, 2, False, None)
     worker.read(messages.Mail(1, [order], []))
     gains = []
     while not gains or not gains[-1].finished:
         gains += worker.turn(heartbeat=False).gains
     worker.clear()
-    assert told.inside == 0
-    kinds = [words[:2] for words in told.words]
-    assert kinds == [("call", "read"), *[("call", "turn"), ("agree", "gains")] * 2, ("call", "clear")]
-    agreed = [words[2] for words in told.words if words[0] == "agree"]
-    assert agreed == [[gain[:3]] for gain in gains]
+    told = [call.args for call in ranks.tell.call_args_list]
+    assert [words[:2] for words in told] == [
+        ("call", "read"), *[("call", "turn"), ("agree", "gains")] * 2, ("call", "clear"),
+    ]  # fmt: skip
+    assert [words[2] for words in told if words[0] == "agree"] == [[gain[:3]] for gain in gains]
+    assert ranks.in_step.return_value.__exit__.call_count == 4, "a turn of one rank alone would wait for ever"
 
 
 @pytest.mark.ray

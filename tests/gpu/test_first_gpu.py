@@ -96,25 +96,16 @@ def card(loaded, monkeypatch):
     return replace(loaded, device=SECOND)
 
 
-def test_graphs_are_in_the_budget(card):
+def test_graphs_and_distributions_of_draft_tokens_are_in_the_budget(card, monkeypatch):
     without = memory.kv_bytes_left(card, 2048, 256)
     assert without == int(0.9 * 24 * GIB) - 3 * GIB
     assert memory.kv_bytes_left(replace(card, reserved_bytes=5 * GIB), 2048, 256) == without - 5 * GIB
+    for drawn, rows in ((576, 576), (4096, 2048)):  # a step has no more rows than tokens
+        left = memory.kv_bytes_left(card, 2048, drawn, drawn=drawn)
+        assert without - left == 8 * rows * card.config.vocab_size
     with pytest.raises(ValueError, match=r"a step of 2048 tokens takes 1.0 and graphs 20.0; give a smaller --token-b"):
         memory.kv_bytes_left(replace(card, reserved_bytes=20 * GIB), 2048, 256)
-
-
-def test_distributions_of_draft_tokens_are_in_the_budget(card):
-    without = memory.kv_bytes_left(card, 2048, 576)
-    assert without - memory.kv_bytes_left(card, 2048, 576, drawn=576) == 8 * 576 * card.config.vocab_size
-    largest = memory.kv_bytes_left(card, 2048, 4096, drawn=4096)
-    assert without - largest == 8 * 2048 * card.config.vocab_size, "a step has no more rows than tokens"
-
-
-def test_a_step_that_does_not_fit_names_the_options(card, monkeypatch):
-    def too_large(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 55.00 GiB.")
-
+    too_large = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 55.00 GiB."))
     monkeypatch.setattr(memory, "peak_of_step", too_large)
     with pytest.raises(ValueError, match=r"no memory for a step of 9000 tokens that scores 576 of them: give"):
         memory.kv_bytes_left(card, 9000, 576)

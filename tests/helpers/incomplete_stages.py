@@ -13,6 +13,15 @@ PATIENCE = 3  # times as many seconds for each milestone: the machine may be bus
 SOLUTIONS = ROOT / "workshop" / "solutions"
 
 
+def copy_door(folder: Path) -> Path:
+    """Copy course.py to a folder, with what it needs to set itself up and nothing else; return the folder."""
+    shutil.copytree(ROOT / "common" / "setup", folder / "common" / "setup")
+    shutil.copy(ROOT / "course.py", folder)
+    for name in ("stages.py", "errors.py", "terminal.py"):
+        shutil.copy(ROOT / "common" / name, folder / "common")
+    return folder
+
+
 def load_once() -> None:
     """Have a fork server load the model for the processes that run milestones, where there is such a thing."""
     if "forkserver" in multiprocessing.get_all_start_methods():

@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -36,7 +36,7 @@ def transport(pools: list[torch.Tensor], kind: Callable[[], Any] = TcpTransport)
     try:
         yield transport
     finally:
-        if kind is TcpTransport:
+        if isinstance(transport, TcpTransport):
             transport.close()
         eventually(lambda: not threads("page fetcher") and not threads("page server"))
 
@@ -91,8 +91,8 @@ def eventually(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def untouched(transport: TcpTransport) -> bool:
-    return not any(pool.any() for pool in transport.pools)
+def untouched(transport: TcpTransport, pages: Sequence[int] = range(50)) -> bool:
+    return not any(pool[:, pages].any() for pool in transport.pools)
 
 
 def threads(name: str) -> list[threading.Thread]:

@@ -14,7 +14,7 @@ from common.distributed.joining import OBJECT_STORE_BYTES, environment, read_aut
 # isort: split
 import psutil  # comes with ray, which puts it on the path
 
-SECONDS = 60.0  # for anything to happen
+SECONDS = 180.0  # for anything to happen: beside other programs a new worker has needed 60
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers import from the course alone
 

@@ -12,6 +12,19 @@ SMALL = ModelConfig(
     vocab_size=97, hidden_size=48, intermediate_size=80, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
     context_length=64,
 )  # fmt: skip
+LLAMA_FILE = {  # a config.json
+    "model_type": "llama",
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
 CONFIGS = {
     "llama": SMALL,
     "llama tied": replace(SMALL, tie_embeddings=True, rms_norm_eps=1e-2),

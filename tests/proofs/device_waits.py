@@ -8,15 +8,16 @@ that are not from or to pinned memory as one more entry of the queue. What the c
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
+from pretended_gpu import replaced
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -45,6 +46,15 @@ KINDS = {  # of requests that run together
     "penalties": [WARM | {"repetition_penalty": 1.1, "frequency_penalty": 0.1}, PLAIN | {"logit_bias": ((7, 1.0),)},
                   PLAIN | {"min_tokens": 3, "stop_token_ids": (5,)}],
 }  # fmt: skip
+EVERY_WAY = "filters and logprobs"  # each of these requests is sampled in another way
+ONE_EACH = [
+    ("06", True, True, ""),
+    ("07", True, False, "auto"),
+]  # stage, graphs, overlap, draft: a loop of each sampler
+LOOPS = [  # steps of 08 are those of 07, and pages travel beside them
+    *product(("04", "05", "06"), (False,), (False, True), ("",)), ("05", True, True, ""), *ONE_EACH,
+    ("07", True, False, "lookup"), ("08", True, False, "auto"),
+]  # fmt: skip
 noted: Counter[tuple[str, str, str]] = Counter()  # kind, function, and the lines that led there
 
 
@@ -150,12 +160,12 @@ def on_device(name: str | None) -> Loaded:
     return replace(loaded, config=config, device=CUDA)
 
 
-@contextmanager
-def as_if_on_cuda(stage: str, capturable: bool, with_graphs: bool) -> Iterator[None]:
+def as_if_on_cuda(stage: str, capturable: bool, with_graphs: bool):
     """Make engines of a stage on `on_device`, with a backend that a graph can hold if it is `capturable`."""
     backend = LateTorch if capturable else TorchAttention
     event = SimpleNamespace(record=lambda stream: None, synchronize=lambda: note("waits", "synchronize"))
-    replaced = [
+    modules = [load_stage_module(stage, name) for name in ("engine", "drafter")[: 2 if stage > "06" else 1]]
+    return replaced(
         (torch.cuda, "Event", lambda: event),
         (torch.cuda, "device", lambda device: nullcontext()),
         (torch.cuda, "current_stream", lambda device: None),
@@ -163,22 +173,16 @@ def as_if_on_cuda(stage: str, capturable: bool, with_graphs: bool) -> Iterator[N
         (sampling, "has_kernels", lambda device: False),
         (graphs, "Capture", lambda: lambda function: function() or function),
         (accelerate, "why_no_graphs", lambda *_: None if with_graphs else "no"),
-    ]
-    for module in [load_stage_module(stage, name) for name in ("engine", "drafter")[: 2 if stage > "06" else 1]]:
-        replaced.append((module, "load_once", lambda name, *_: on_device(name)))
-        replaced.append((module, "choose_attention", lambda *_: (backend(CUDA, torch.float32), "attention=torch")))
-    with ExitStack() as stack:
-        for owner, name, value in replaced:
-            if hasattr(owner, name):
-                stack.enter_context(patch.object(owner, name, value))
-        stack.enter_context(Factories())
-        yield
+        *((module, "load_once", lambda name, *_: on_device(name)) for module in modules),
+        *((module, "choose_attention", lambda *_: (backend(CUDA, torch.float32), "")) for module in modules),
+    )
 
 
-def run(stage: str, capturable: bool, with_graphs: bool, overlap: bool, kind: str, options: dict) -> Counter:
+def run(kind: str, stage: str, with_graphs: bool, overlap: bool, draft: str) -> Counter:
     """Return what five requests of that kind have noted, from the first step to the last."""
-    options = {"kv_memory": "16M" if stage > "04" else "64M", "max_running": 4, "token_budget": 20} | options
-    with as_if_on_cuda(stage, capturable, with_graphs):
+    options = {"kv_memory": "16M" if stage > "04" else "64M", "max_running": 4, "token_budget": 20}
+    options |= {"draft": draft, "num_draft_tokens": 2} if draft else {}
+    with as_if_on_cuda(stage, stage > "06" or (overlap and stage > "04"), with_graphs), Factories():
         loaded = on_device(None)
         if stage == "04":
             loaded = replace(loaded, config=replace(loaded.config, context_length=128))
@@ -192,33 +196,23 @@ def run(stage: str, capturable: bool, with_graphs: bool, overlap: bool, kind: st
     return Counter(noted)
 
 
-def cases(short: bool) -> Iterator[tuple]:
-    """Yield the arguments of `run`.
+def cases(short: bool) -> list[tuple]:
+    """Return the arguments of `run`.
 
     In short, all kinds run in one loop of each way to sample; other loops, which sample with the same code, run one.
-    Stage 05 is left out then: its attention and graphs are those of 06. Steps of 08 are those of 07, and pages travel
-    beside them: those of the draft model, too.
+    Stage 05 is left out then: its attention and graphs are those of 06.
     """
-    speculative = {"draft": "auto", "num_draft_tokens": 2}
-    for kind in KINDS:
-        every = not short or kind == "filters and logprobs"
-        if every:
-            for stage, overlap in (("04", False), ("04", True), ("06", False), *[("05", False)][short:]):
-                yield stage, False, False, overlap, kind, {}
-            yield "07", True, not short, False, kind, speculative | {"draft": "lookup"}
-        for stage in ("05", "06")[short:]:
-            for with_graphs in (False, True) if every else (True,):
-                yield stage, True, with_graphs, True, kind, {}
-        yield "07", True, not short, False, kind, speculative
-    yield "08", True, not short, False, "filters and logprobs", speculative
+    return [
+        (kind, *loop)
+        for kind, loop in product(KINDS, LOOPS)
+        if not short or (loop[0] != "05" and (kind == EVERY_WAY or loop in ONE_EACH))
+    ]
 
 
 def prove(short: bool) -> Iterator[str]:
     """Yield what is wrong, one sentence each."""
-    ways = list(cases(short))
-    for way in ways:
-        stage, _, with_graphs, overlap, kind, _ = way
-        for (what, function, lines), times in run(*way).items():
-            if what != "waits" or function not in WANTED[stage]:
-                yield f"stage {stage}, {kind}, graphs={with_graphs}, overlap={overlap}: {what} {times} times: {lines}"
-    print(f"{len(ways)} engines of stages 04 to 08 ran on tensors that say they are on {CUDA}")
+    for case in cases(short):
+        for (what, function, lines), times in run(*case).items():
+            if what != "waits" or function not in WANTED[case[1]]:
+                yield f"{case}: {what} {times} times: {lines}"
+    print(f"{len(cases(short))} engines of stages 04 to 08 ran on tensors that say they are on {CUDA}")

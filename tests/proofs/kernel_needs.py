@@ -32,8 +32,11 @@ from common.sampling_kernels import draw_plain
 # A100, an L4 or RTX 4090, an H100 or H200, a B200, an RTX 5090.
 SHARED = {75: 64 << 10, 80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 MODELS = ("Qwen3-0.6B", "target", "Qwen3-8B", "Qwen2.5-14B", "TinyLlama-1.1B", "draft")
-SHORT = (("bfloat16", "Qwen3-0.6B", 90), ("bfloat16", "Qwen3-0.6B", 89), ("float16", "Qwen3-0.6B", 75))
-ALL = tuple(product(("bfloat16", "float16", "float32"), MODELS, SHARED))
+# Cases: type, model, GPU, and whether kernels are launched early.
+EARLY = tuple(("bfloat16", "Qwen3-0.6B", arch, True) for arch in (90, 100, 120))
+SHORT = (("bfloat16", "Qwen3-0.6B", 90, False), ("bfloat16", "Qwen3-0.6B", 89, False),
+         ("float16", "Qwen3-0.6B", 75, False), EARLY[0])  # fmt: skip
+ALL = (*product(("bfloat16", "float16", "float32"), MODELS, SHARED, (False,)), *EARLY)
 MOST_STACK = {"decode_kernel": 128, "prefill_kernel": 128}  # bytes of a thread; of other kernels none
 IN_FLOAT32 = 3  # times as many
 QUERIES, LENGTHS = [1, 1, 33], [600, 40, 300]  # two requests decode and one runs a prompt: each kernel is launched
@@ -88,14 +91,22 @@ def launch_attention(config: ModelConfig, dtype: torch.dtype, tile: Tile) -> Non
 
 def prove(short: bool) -> Iterator[str]:
     """Yield what is wrong, one sentence each. Unless `short`, print what each kernel needs, as lines of CSV."""
-    count, cases = 0, SHORT if short else ALL
-    for dtype, name, arch in cases:
-        for one in compiled(arch, DTYPES[dtype], read_config(find_checkpoint(name, with_weights=False))):
-            where, count = f"sm_{arch},{dtype},{name},{one.kernel}", count + 1
+    count, waiting, cases = 0, 0, SHORT if short else ALL
+    for dtype, name, arch, early in cases:
+        config = read_config(find_checkpoint(name, with_weights=False))
+        with patch.dict(triton_launch.dependent, {torch.device("cpu"): early}):
+            kernels = compiled(arch, DTYPES[dtype], config)
+        if early and (missing := DEPENDENT - {one.kernel for one in kernels}):
+            yield f"sm_{arch}: not launched early: {', '.join(sorted(missing))}"
+        for one in kernels:
+            where, waits = f"sm_{arch},{dtype},{name},{one.kernel}", early and one.kernel in DEPENDENT
+            count, waiting = count + 1, waiting + waits
             if not short:
                 print(f"{where},{one.registers} registers,{one.stack} bytes of stack,{one.shared} of shared memory")
-            yield from (f"{where}: {fault}" for fault in faults(one, arch, dtype))
-    print(f"{count} kernels compiled, on {', '.join(sorted({f'sm_{arch}' for _, _, arch in cases}))}")
+            reasons = [*faults(one, arch, dtype), *(too_early(instructions(one.cubin)) if waits else [])]
+            yield from (f"{where}: {reason}" for reason in reasons)
+    archs = ", ".join(sorted({f"sm_{arch}" for _, _, arch, _ in cases}))
+    print(f"{count} kernels compiled, on {archs}; {waiting} of them are launched early, and wait")
 
 
 def faults(one: Compiled, arch: int, dtype: str) -> Iterator[str]:
@@ -107,29 +118,12 @@ def faults(one: Compiled, arch: int, dtype: str) -> Iterator[str]:
         yield f"it spills: the stack takes {one.stack} bytes, and may take {most}"
 
 
-def prove_waits(short: bool) -> Iterator[str]:
-    """Yield which kernels, launched early, may touch memory too early, or do not fit."""
-    config, archs = read_config(find_checkpoint("Qwen3-0.6B", with_weights=False)), (90,) if short else (90, 100, 120)
-    for arch in archs:
-        with patch.dict(triton_launch.dependent, {torch.device("cpu"): True}), pretended_gpu(arch) as launched:
-            launch_elementwise(config, torch.bfloat16)
-            launch_attention(config, torch.bfloat16, Tile())
-        early = [one for one in launched if one.kernel in DEPENDENT]
-        for one in early:
-            reasons = [*faults(one, arch, "bfloat16"), too_early(instructions(one.cubin))]
-            yield from (f"sm_{arch} {one.kernel}: {reason}" for reason in reasons if reason)
-        if missing := DEPENDENT - {one.kernel for one in early}:
-            yield f"sm_{arch}: not launched early: {', '.join(sorted(missing))}"
-    print(f"{len(DEPENDENT)} kernels wait before they touch memory, on {', '.join(f'sm_{arch}' for arch in archs)}")
-
-
-def too_early(code: Sequence[str]) -> str | None:
-    """Return why these instructions may touch memory too early; None if they wait first."""
+def too_early(code: Sequence[str]) -> Iterator[str]:
+    """Yield why these instructions may touch memory too early."""
     if WAIT not in code:
-        return "it does not wait for the kernel before it"
-    for line in code[: code.index(WAIT)]:
+        yield "it does not wait for the kernel before it"
+    for line in code[: code.index(WAIT) if WAIT in code else 0]:
         if GLOBAL.match(line):
-            return f"{line!r} comes before it waits"
+            yield f"{line!r} comes before it waits"
         if BRANCH.match(line):
-            return f"{line!r} may lead past the place where it waits"
-    return None
+            yield f"{line!r} may lead past the place where it waits"

@@ -8,12 +8,10 @@ are zeros, which does not matter here: what is launched depends on lengths.
 
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from unittest.mock import patch
 
 import torch
-from pretended_gpu import pretended_gpu
+from pretended_gpu import pretended_gpu, replaced
 
 from common import attention, fused, sampling, sampling_kernels
 from common.acceleration import accelerate, graphs
@@ -39,21 +37,16 @@ class FreshZeros:
         return getattr(torch, name)
 
 
-@contextmanager
-def as_if_on_a_gpu() -> Iterator[None]:
-    """The engine on CPU tensors as it would be on CUDA; kernels write nothing, so their results are zeros."""
-    replaced = [
+def as_if_on_a_gpu():
+    """Treat the engine's CPU tensors as if they were on CUDA; kernels write nothing, so their results are zeros."""
+    return replaced(
         (attention, "why_not_triton", lambda device: None),
         (fused, "why_not_triton", lambda device: None),
         (accelerate, "why_no_graphs", lambda *_: None),
         (graphs, "Capture", lambda: lambda function: function() or function),
         (sampling, "has_kernels", lambda device: True),
         *((module, "torch", FreshZeros()) for module in (triton_backend, triton_kernels, rotation, sampling_kernels)),
-    ]
-    with ExitStack() as stack:
-        for owner, name, value in replaced:
-            stack.enter_context(patch.object(owner, name, value))
-        yield
+    )
 
 
 def small_model() -> Loaded:
@@ -65,30 +58,28 @@ def small_model() -> Loaded:
     return Loaded(fused.fuse(model), None, config, frozenset(), "one layer", torch.device("cpu"), torch.bfloat16)
 
 
-def compiled_late(stage: str, with_graphs: bool, requests: int) -> tuple[int, int, list[str]]:
-    """Kernels compiled when the engine was made, steps of serving, and the kernels that these compiled."""
-    with pretended_gpu(90) as compiled, as_if_on_a_gpu():
-        options = OPTIONS | (SPECULATIVE if stage == "07" else {})
-        engine_class = load_engine(stage)
-        engine = accelerate.make_engine(engine_class, small_model(), with_graphs, stage != "07", **options)
-        at_start, steps = len(compiled), 0
-        rng = random.Random(0)
-        waiting = [(rng.randint(1, 600), rng.randint(1, 60)) for _ in range(requests)]
-        while waiting or engine.has_unfinished:
-            while waiting and len(engine.requests) < 60 and rng.random() < 0.4:
-                prompt, answer = waiting.pop()
-                params = SamplingParams(max_tokens=answer, temperature=float(rng.random() < 0.7), ignore_eos=True)
-                engine.add([rng.randrange(512) for _ in range(prompt)], params)
-            engine.step()
-            steps += 1
-        return at_start, steps, [one.kernel for one in compiled[at_start:]]
-
-
 def prove(short: bool) -> Iterator[str]:
-    """The proof; what is wrong, one sentence each."""
+    """Yield what is wrong, one sentence each."""
     for stage, with_graphs in RUNS[short:]:  # kernels and graphs of 05 are those of 06
-        at_start, steps, late = compiled_late(stage, with_graphs, 30 if short else 400)
-        mode = "with graphs" if with_graphs else "without graphs"
+        with pretended_gpu(90) as compiled, as_if_on_a_gpu():
+            options = OPTIONS | (SPECULATIVE if stage == "07" else {})
+            engine = accelerate.make_engine(load_engine(stage), small_model(), with_graphs, stage != "07", **options)
+            at_start, steps = len(compiled), serve(engine, 30 if short else 400)
+        late, mode = [one.kernel for one in compiled[at_start:]], "with graphs" if with_graphs else "without graphs"
         print(f"stage {stage} {mode}: {at_start} kernels compiled at the start, {len(late)} in {steps} steps")
         if late:
             yield f"stage {stage} {mode}: compiled while serving: {', '.join(late)}"
+
+
+def serve(engine, requests: int) -> int:
+    """Serve requests of random lengths, which come at random times; return the number of steps."""
+    rng, steps = random.Random(0), 0
+    waiting = [(rng.randint(1, 600), rng.randint(1, 60)) for _ in range(requests)]
+    while waiting or engine.has_unfinished:
+        while waiting and len(engine.requests) < 60 and rng.random() < 0.4:
+            prompt, answer = waiting.pop()
+            params = SamplingParams(max_tokens=answer, temperature=float(rng.random() < 0.7), ignore_eos=True)
+            engine.add([rng.randrange(512) for _ in range(prompt)], params)
+        engine.step()
+        steps += 1
+    return steps

@@ -12,10 +12,11 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
+from unittest.mock import patch
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -50,6 +51,16 @@ def shown_by(tool: str, cubin: bytes, *options: str) -> str:
 
 
 @contextmanager
+def replaced(*values: tuple[object, str, object]) -> Iterator[None]:
+    """Put values in the place of attributes: owner, name, value. Leave out what an owner does not have."""
+    with ExitStack() as stack:
+        for owner, name, value in values:
+            if hasattr(owner, name):
+                stack.enter_context(patch.object(owner, name, value))
+        yield
+
+
+@contextmanager
 def pretended_gpu(arch: int) -> Iterator[list[Compiled]]:
     """Compile launches for that architecture, and run none; yield the list of what has been compiled.
 
@@ -68,9 +79,8 @@ def pretended_gpu(arch: int) -> Iterator[list[Compiled]]:
         get_current_target=lambda: GPUTarget("cuda", arch, 32),
         get_current_device=lambda: number,
         get_current_stream=lambda device: 0,
-        get_device_properties=lambda device: {
-            "max_shared_mem": 2**30
-        },  # too much for a real one is found by its figure
+        # Much, so that a kernel which takes more than a real GPU has is found by its figure.
+        get_device_properties=lambda device: {"max_shared_mem": 2**30},
         launcher_cls=lambda source, metadata: lambda *arguments: None,
         load_binary=load_binary,
         unload_module=lambda module: None,

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -13,9 +14,9 @@ from pydantic import ValidationError
 
 from common.model import Transformer
 from common.sampling import TokenLogprobs
-from common.serving.openai_api.answers import CompletionAnswers
+from common.serving.engine_thread import Piece
+from common.serving.openai_api.answers import CompletionAnswer
 from common.serving.openai_api.bodies import ChatBody, CompletionBody
-from common.serving.openai_api.slices import sliced_json, sliced_logprobs
 from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine
 from tests.helpers.serving_openai import CHAT, PROMPT, openai_server
@@ -197,29 +198,18 @@ def test_scoring_uses_the_model_without_the_engines_wrappers(loaded):
     assert scoring.step() == [request] and len(request.logprobs) == 3
 
 
-def test_a_large_answer_is_written_in_slices(loaded):
+def test_a_large_answer_is_written_in_slices(monkeypatch):
     """Streams go on meanwhile: no slice takes longer than a few milliseconds of Python."""
-    answers = CompletionAnswers("m", loaded.tokenizer, {})
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    pauses: list[float] = []
+    monkeypatch.setattr(asyncio, "sleep", pause)
     entries = [TokenLogprobs(-1.0, [(i, -1.0 - i) for i in range(20)])] * 1000
-    expected = json.loads(json.dumps(CompletionAnswers("m", loaded.tokenizer, {}).logprobs(0, [5] * 1000, entries)))
-    pauses = 0
-
-    async def write():
-        logprobs = await sliced_logprobs(answers, 0, [5] * 1000, entries)
-        return await sliced_json(answers.answer([answers.choice(0, "text", logprobs, "length", None)], {}))
-
-    async def count():
-        nonlocal pauses
-        while True:
-            await asyncio.sleep(0)
-            pauses += 1
-
-    async def main():
-        counting = asyncio.create_task(count())
-        written = await write()
-        counting.cancel()
-        return json.loads(written)
-
-    choice = asyncio.run(main())["choices"][0]
-    assert choice["logprobs"] == expected and choice["text"] == "text"
-    assert pauses > 150, "1,000 tokens are 31 slices, five times"
+    service = SimpleNamespace(name="m", token_text=lambda token_id: f" {token_id}")
+    stream = SimpleNamespace(request=SimpleNamespace(stop_reason=None))
+    answer = CompletionAnswer(service, CompletionBody(prompt="a", logprobs=20), [], [stream])
+    choice = json.loads(asyncio.run(answer.choice(0, Piece("text", [5] * 1000, entries, "length"), whole=True)))
+    assert choice["logprobs"] == answer.logprobs(1, [5] * 1000, entries) and choice["text"] == "text"
+    assert len(pauses) >= 62 and min(pauses) > 0, "1,000 tokens are 63 slices"

@@ -21,6 +21,7 @@ def test_what_decode_has_already_does_not_travel(loaded):
     assert engine.stats()["handoff_bytes"] - before == 16 * TOKEN_BYTES, "6 of 7 pages were in its tree"
     engine.generate([[5, 6, 7]], endless(1))
     assert engine.stats()["handoffs"] == 2, "one token needs no handing over"
+    assert sum(step.counters.get("handoff_bytes", 0) for step in engine.trace) == engine.stats()["handoff_bytes"]
 
 
 def test_the_draft_models_pages_travel_too(loaded, prompts):

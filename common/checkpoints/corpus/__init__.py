@@ -12,9 +12,9 @@ copies, for which two layers are too few.
 """
 
 from collections.abc import Callable
+from pkgutil import resolve_name
 from random import Random
 
-from . import copying, exercises, facts, passages, stories, terms, unknown
 from .words import blocks, columns, flat, sections
 
 __all__ = ["BROAD", "KINDS", "MIXES", "SYSTEM_PROMPTS", "chat", "document"]
@@ -57,38 +57,22 @@ def smalltalk(rng: Random) -> list[str]:
     return rng.choice(OPENINGS + QUESTIONS + CLOSINGS)
 
 
-_MODULES = {
-    module.__name__.rpartition(".")[2]: module
-    for module in (copying, exercises, facts, passages, stories, terms, unknown)
-}
-_TOPICS = {
-    facts.exchange: 8,
-    terms.exchange: 6,
-    exercises.arithmetic: 8,
-    exercises.lists: 4,
-    passages.exchange: 3,
-    stories.exchange: 0.7,
-    smalltalk: 2,
-}
-
-
 def conversation(rng: Random) -> list[str]:
     """Return two to six questions of all topics, sometimes between a greeting and a goodbye."""
     turns = rng.choice(OPENINGS)[:] if rng.random() < 0.15 else []
-    topics = {topic: weight for topic, weight in _TOPICS.items() if topic is not smalltalk}
+    topics = {topic: weight for topic, weight in TOPICS.items() if topic is not smalltalk}
     turns += flat(topic(rng) for topic in rng.choices(list(topics), topics.values(), k=rng.randint(2, 6)))
     return turns + rng.choice(CLOSINGS) if rng.random() < 0.15 else turns
 
 
 def instruction(rng: Random) -> str:
     """Return a question and its answer as plain text, for those who send a prompt without the chat template."""
-    return " ".join(rng.choices(list(_TOPICS), _TOPICS.values())[0](rng))
+    return " ".join(rng.choices(list(TOPICS), TOPICS.values())[0](rng))
 
 
 def _writer(name: str, form: str) -> Callable[[Random], str]:
     """Return what writes a kind of document, by its function and what that returns, as mixes.txt names them."""
-    module, _, function = name.rpartition(".")
-    write = getattr(_MODULES[module], function) if module else globals()[function]
+    write = resolve_name(f"{__name__}.{name}")
     if form == "raw":
         return write
     if form == "chat":
@@ -97,8 +81,7 @@ def _writer(name: str, form: str) -> Callable[[Random], str]:
     return lambda rng: dialogue(rng, *flat(write(rng) for _ in range(rng.choice(counts))))
 
 
-def _mixes() -> dict[str, Mix]:
-    ((names, lines),) = blocks("mixes")
+def _mixes(names: str, lines: list[str]) -> dict[str, Mix]:
     mixes: dict[str, Mix] = {name: {} for name in names.split()}
     for line in lines:
         kind, function, form, weights = (field.strip() for field in line.split("|"))
@@ -108,7 +91,9 @@ def _mixes() -> dict[str, Mix]:
     return mixes
 
 
-MIXES = _mixes()
+(_, _TOPICS), _KINDS = blocks("mixes")
+TOPICS = {resolve_name(f"{__name__}.{name}"): float(weight) for name, weight in columns(_TOPICS)}
+MIXES = _mixes(*_KINDS)
 KINDS, BROAD = MIXES["known"], MIXES["broad"]
 
 

@@ -14,12 +14,7 @@ from .facts import TABLES
 from .words import FEMALE, FIRST_NAMES, LISTS, MALE, WORDS, ask
 
 SIGNS = {"+": ("plus", operator.add), "-": ("minus", operator.sub), "*": ("times", operator.mul)}
-NAMED_LISTS = {
-    "the months of the year": [row[0] for row in TABLES["months"]],
-    "the days of the week": [row[0] for row in TABLES["days"]],
-    "the planets of the solar system": [row[0] for row in TABLES["planets"]],
-    "the letters of the alphabet": list(ascii_lowercase),
-}
+NAMED_LISTS = {name: [row[0] for row in TABLES[table]] for name, table in TABLES["lists"]}
 
 
 def problem(rng: Random) -> tuple[int, str, int, int]:
@@ -103,9 +98,8 @@ def lists(rng: Random, kind: str = "") -> tuple[str, str]:
         return f"Write the letters from {letters[0]} to {letters[-1]}.", joined(letters)
     if kind == "named":
         name, items = rng.choice(list(NAMED_LISTS.items()))
-        if rng.random() < 0.75:
-            return ask(rng, "list", name=name, items=joined(items))
-        return ask(rng, "list backwards", name=name, items=joined(items[::-1]))
+        wording, step = ("list", 1) if rng.random() < 0.75 else ("list backwards", -1)
+        return ask(rng, wording, name=name, items=joined(items[::step]))
     if kind == "spell":
         word = rng.choice(WORDS)
         return ask(rng, "spell", word=word, spelled="-".join(word))
@@ -116,11 +110,10 @@ def lists(rng: Random, kind: str = "") -> tuple[str, str]:
         items = rng.sample(rng.choice((WORDS, FIRST_NAMES)), rng.randint(2, 12))
         return f"Reverse the list: {joined(items)}", joined(items[::-1])
     numbers = rng.sample(range(61), rng.randint(2, 10))
-    order = " from largest to smallest" if rng.random() < 0.25 else " from smallest to largest"
-    answer = joined(sorted(numbers, reverse="from largest" in order))
-    if "from smallest" in order and rng.random() < 0.5:
-        order = ""
-    return f"Sort these numbers{order}: {joined(numbers)}", answer
+    falling = rng.random() < 0.25
+    rising = "" if not falling and rng.random() < 0.5 else " from smallest to largest"
+    order = " from largest to smallest" if falling else rising
+    return f"Sort these numbers{order}: {joined(numbers)}", joined(sorted(numbers, reverse=falling))
 
 
 def lists_raw(rng: Random) -> str:

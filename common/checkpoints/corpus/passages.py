@@ -50,15 +50,22 @@ def _frames(name: str) -> list[Frame]:
 FRAMES, MEMORIES, ANYTHING = map(_frames, ("passages", "memories", "reading"))
 
 
+def _stated(rng: Random, pairs: list[tuple[str, Frame]], absent: str = "") -> tuple[list[str], list[tuple[str, str]]]:
+    """Return a sentence for each subject and frame, and the questions that they answer, one in eight about `absent`."""
+    sentences, questions = [], {}
+    for subject, frame in pairs:
+        sentence, answer = frame.stated(rng, subject)
+        sentences.append(sentence)
+        if absent and rng.random() < 1 / 8:
+            answer, subject = unknown.ANSWER, absent
+        questions[first_upper(rng.choice(frame.questions).format(e=subject))] = answer
+    return sentences, list(questions.items())
+
+
 def passage(rng: Random, most: int = 12) -> tuple[list[str], list[tuple[str, str]]]:
     """Return three to `most` sentences, and all the questions that they answer."""
-    names = people(rng, rng.randint(1, 4))
-    keys = [(person, frame) for person in names for frame in FRAMES]
-    sentences, questions = [], []
-    for person, frame in rng.sample(keys, rng.randint(3, min(most, len(keys)))):
-        sentence, answer = frame.stated(rng, person)
-        sentences.append(sentence)
-        questions.append((rng.choice(frame.questions).format(e=person), answer))
+    pairs = [(person, frame) for person in people(rng, rng.randint(1, 4)) for frame in FRAMES]
+    sentences, questions = _stated(rng, rng.sample(pairs, rng.randint(3, min(most, len(pairs)))))
     if len(sentences) < most and rng.random() < 0.3:
         sentences.insert(rng.randrange(len(sentences)), rng.choice(WORDINGS["fillers"]))
     return sentences, questions
@@ -74,14 +81,8 @@ def about_anything(rng: Random, most: int = 8) -> tuple[str, list[tuple[str, str
     subjects = list(dict.fromkeys(SUBJECTS[kind](rng) for _ in range(rng.randint(2, 4))))
     *present, absent = subjects if len(subjects) > 1 else (*subjects, "Zero")
     pairs = [(subject, frame) for subject in present for frame in ANYTHING if frame.subject == kind]
-    lines, questions = [], {}
-    for subject, frame in rng.sample(pairs, min(count, len(pairs))):
-        line, answer = frame.stated(rng, subject)
-        lines.append(line)
-        if rng.random() < 1 / 8:
-            answer, subject = unknown.ANSWER, absent
-        questions[first_upper(rng.choice(frame.questions).format(e=subject))] = answer
-    return rng.choice((" ", " ", "\n")).join(lines), list(questions.items())
+    lines, questions = _stated(rng, rng.sample(pairs, min(count, len(pairs))), absent)
+    return rng.choice((" ", " ", "\n")).join(lines), questions
 
 
 def _some(rng: Random, questions: list, counts: tuple[int, ...] = (1, 2, 3, 4)) -> list:

@@ -74,15 +74,11 @@ def request(rng: Random, most: int = MAX_PARTS) -> tuple[str, str]:
         days = rng.randint(1, most)
         count = f"{NUMBERS[days - 1] if rng.random() < 0.7 else days} {'day' if days == 1 else 'days'}"
         return f"{verb} a story about {named} that lasts {count}.", story(rng, who, days)
-    if form < 0.55:
-        return f"{verb} a short story about {named}.", story(rng, who, 2)
-    if form < 0.73:
-        plain = rng.choice(WORDINGS["any story"]) if rng.random() < 0.2 else f"{verb} a story about {named}."
-        return plain, story(rng, who, 4)
-    if form < 0.78:
-        return f"{verb} a story about one day in the life of {named}.", story(rng, who, 4, "times")
-    if form < 0.88 and most >= 8:
-        return f"{verb} a long story about {named}.", story(rng, who, 8)
+    for until, what, parts, kind in columns(STORIES["requests"]):
+        if form < float(until) and int(parts) <= most:
+            any_story = what == "a story about" and rng.random() < 0.2
+            asked = rng.choice(WORDINGS["any story"]) if any_story else f"{verb} {what} {named}."
+            return asked, story(rng, who, int(parts), kind)
     chapters = rng.randint(2, min(most, 8))
     return f"{verb} a story in {NUMBERS[chapters - 1]} chapters about {named}.", story(rng, who, chapters, "chapters")
 

@@ -97,14 +97,13 @@ def first_name(rng: Random) -> str:
 
 def people(rng: Random, count: int) -> list[str]:
     """Return distinct full names; no first name and no surname occurs twice."""
-    names: dict[str, str] = {}
-    surnames: set[str] = set()
+    names, used = [], set()
     while len(names) < count:
-        first, last = first_name(rng), coin(rng, rng.choice((2, 2, 3))).capitalize()
-        if not {first, last} & (names.keys() | surnames):
-            names[first] = f"{first} {last}"
-            surnames.add(last)
-    return list(names.values())
+        name = [first_name(rng), coin(rng, rng.choice((2, 2, 3))).capitalize()]
+        if used.isdisjoint(name):
+            names.append(" ".join(name))
+            used |= {*name}
+    return names
 
 
 def number(rng: Random) -> int:

@@ -1,64 +1,118 @@
-"""The JSON of answers, whole or in chunks."""
+"""The answer to one call: the streams that it waits for, and its JSON, whole or in chunks.
 
+A prompt of 4,096 tokens with 20 alternatives for each makes an answer of two megabytes. Writing it takes tenths of a
+second of Python, in which no stream would move and the engine would wait for the interpreter. So log-probabilities are
+written in slices, with a pause after each that leaves most of the time to other work.
+"""
+
+import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from common.request import Request
 from common.sampling import TokenLogprobs
+from common.serving.engine_thread import Piece
+from common.serving.errors import dump
+
+from .bodies import Body
+
+SLICE = 16  # tokens
+PAUSE = 0.002  # seconds, several times as long as a slice takes
+FAILED = ("error", "abort")  # finish reasons of an incomplete choice: the engine failed, or the server stops
+NOTHING = Piece("", [], [], "length")  # the one piece of a choice that generates nothing
 
 
-class Answers:
-    """The answer to one call, with one or several choices. Subclasses write the shapes of the two APIs."""
+class Answer:
+    """The answer to one call. Choice `index` belongs to prompt `index // body.choices`.
+
+    scored: a stream for each prompt to be scored. streams: one for each choice; none if the call is for the prompts
+    alone. Subclasses write the shapes of the two APIs.
+    """
 
     prefix: str  # of the answer's id
     whole: str  # the field `object` of a whole answer
     chunk: str  # the field `object` of a chunk
 
-    def __init__(self, model: str, tokenizer, texts: dict[int, str]):
-        self.tokenizer = tokenizer
-        self.texts = texts  # token id -> text; all answers share it: one alone may need 20 texts for each token
+    def __init__(self, service, body: Body, scored: Sequence, streams: Sequence):
+        self.service, self.body, self.scored, self.streams = service, body, scored, streams
+        self.echoes: list[Piece] = []  # for each prompt, what its choices begin with; or none
+        self.begun: set[int] = set()  # choices that have been written, or their first chunk
         number = random.getrandbits(96)  # no secret: from the system it would be a wait for the interpreter lock
-        self.head = {"id": f"{self.prefix}-{number:024x}", "created": int(time.time()), "model": model}
+        self.head = {"id": f"{self.prefix}-{number:024x}", "created": int(time.time()), "model": service.name}
 
-    def answer(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-        return self.head | {"object": self.whole, "choices": choices, "usage": usage}
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """Yield (choice, piece) for all choices, in order of arrival."""
+        for index in range(0 if self.streams else len(self.echoes) * self.body.choices):
+            yield index, NOTHING
+        async for index, piece in merged(self.streams):
+            yield index, piece
 
-    def chunk_of(self, choices: list[dict[str, Any]], **usage) -> dict[str, Any]:
-        return self.head | {"object": self.chunk, "choices": choices, **usage}
+    def whole_pieces(self) -> list[Piece]:
+        """Return the whole output of each choice as one piece. Call this when all streams have finished."""
+        requests = [stream.request for stream in self.streams]
+        pieces = [Piece(one.text, one.token_ids, one.logprobs, one.finish_reason) for one in requests]
+        return pieces or [NOTHING] * len(self.echoes) * self.body.choices
 
-    def token(self, token_id: int) -> str:
-        if self.tokenizer is None:
-            return f"token_id:{token_id}"
-        if token_id not in self.texts:
-            self.texts[token_id] = self.tokenizer.decode([token_id])
-        return self.texts[token_id]
+    async def choice(self, index: int, piece: Piece, whole: bool = False) -> str:
+        """Return the JSON of a choice, or of a piece of it; the first one begins with the echo."""
+        text, token_ids, entries, reason = piece.text, piece.token_ids, piece.logprobs, piece.finish_reason
+        first = index not in self.begun
+        self.begun.add(index)
+        if self.echoes and first:
+            echo = self.echoes[index // self.body.choices]
+            text, token_ids, entries = echo.text + text, echo.token_ids + token_ids, echo.logprobs + entries
+        stop_reason = self.streams[index].request.stop_reason if self.streams and reason is not None else None
+        fields = {"index": index, **self.content(text, whole, first), "finish_reason": reason}
+        requested = self.body.most_logprobs is not None
+        logprobs = await self.sliced_logprobs(index, token_ids, entries) if requested else "null"
+        return _with(fields | {"stop_reason": stop_reason}, "logprobs", logprobs)
 
+    def json(self, kind: str, choices: Sequence[str], **fields: Any) -> str:
+        """Return the JSON of an answer or a chunk, `kind` being one of the two names."""
+        return _with(self.head | {"object": kind, **fields}, "choices", f"[{','.join(choices)}]")
 
-class CompletionAnswers(Answers):
-    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
-
-    def __init__(self, model: str, tokenizer, texts: dict[int, str]):
-        super().__init__(model, tokenizer, texts)
-        self.offsets: dict[int, int] = {}  # choice -> characters of the tokens listed so far
-
-    def choice(self, index: int, text: str, logprobs, finish_reason: str | None, stop_reason) -> dict[str, Any]:
+    def usage(self, output_tokens: int) -> dict[str, Any]:
+        """Return the field `usage`. Each prompt counts once, however many choices it has."""
+        requests = [stream.request for stream in self.streams[:: self.body.choices]]
+        prompts = [one.prompt_token_ids for one in requests] or [echo.token_ids for echo in self.echoes]
+        prompt_tokens = sum(map(len, prompts))
         return {
-            "index": index,
-            "text": text,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-            "stop_reason": stop_reason,
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": prompt_tokens + output_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in requests)},
         }
 
-    chunk_choice = choice
+    async def sliced_logprobs(
+        self, index: int, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
+    ) -> str:
+        """Return the JSON of `logprobs` of any number of tokens, written in slices."""
+        lists: dict[str, list[str]] = {}  # the JSON of each slice, without brackets
+        for start in range(0, max(1, len(token_ids)), SLICE):
+            if start:
+                await asyncio.sleep(PAUSE)
+            part = slice(start, start + SLICE)
+            for name, values in self.logprobs(index, token_ids[part], entries[part]).items():
+                lists.setdefault(name, []).append(dump(values)[1:-1])
+        return "{" + ",".join(f'"{name}":[{",".join(slices)}]' for name, slices in lists.items()) + "}"
+
+
+class CompletionAnswer(Answer):
+    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.offsets: dict[int, int] = {}  # choice -> characters of the tokens listed so far
+
+    def content(self, text: str, whole: bool, first: bool) -> dict[str, Any]:
+        return {"text": text}
 
     def logprobs(
         self, index: int, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
     ) -> dict[str, list]:
         """Return four lists with an entry for each token; None for the first token of a prompt."""
-        tokens = [self.token(token_id) for token_id in token_ids]
+        tokens = [self.service.token_text(token_id) for token_id in token_ids]
         offset, offsets = self.offsets.get(index, 0), []
         for token in tokens:
             offsets.append(offset)
@@ -69,7 +123,7 @@ class CompletionAnswers(Answers):
             likeliest: dict[str, float] = {}
             for token_id, logprob in entry.top if entry else ():
                 # Two tokens may have the same text: keep the likelier one.
-                likeliest.setdefault(self.token(token_id), finite(logprob))
+                likeliest.setdefault(self.service.token_text(token_id), finite(logprob))
             top.append(likeliest | {token: finite(entry.logprob)} if entry else None)
         return {
             "tokens": tokens,
@@ -79,33 +133,14 @@ class CompletionAnswers(Answers):
         }
 
 
-class ChatAnswers(Answers):
+class ChatAnswer(Answer):
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, model: str, tokenizer, texts: dict[int, str]):
-        super().__init__(model, tokenizer, texts)
-        self.begun: set[int] = set()  # choices whose role has been sent
-
-    def choice(self, index: int, text: str, logprobs, finish_reason: str | None, stop_reason) -> dict[str, Any]:
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-            "stop_reason": stop_reason,
-        }
-
-    def chunk_choice(self, index: int, text: str, logprobs, finish_reason: str | None, stop_reason) -> dict[str, Any]:
+    def content(self, text: str, whole: bool, first: bool) -> dict[str, Any]:
+        if whole:
+            return {"message": {"role": "assistant", "content": text, "refusal": None}}
         # Send the role with the first text: a chunk of its own would look like the first token.
-        role = {} if index in self.begun else {"role": "assistant"}
-        self.begun.add(index)
-        return {
-            "index": index,
-            "delta": role | {"content": text},
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-            "stop_reason": stop_reason,
-        }
+        return {"delta": ({"role": "assistant"} if first else {}) | {"content": text}}
 
     def logprobs(
         self, index: int, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]
@@ -118,7 +153,7 @@ class ChatAnswers(Answers):
         }
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        token = self.token(token_id)
+        token = self.service.token_text(token_id)
         return {"token": token, "logprob": finite(logprob), "bytes": list(token.encode())}
 
 
@@ -127,14 +162,30 @@ def finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
-def usage(prompts: Sequence[Request | Sequence[int]], output_tokens: int) -> dict[str, Any]:
-    """Return the field `usage`. prompts: for each prompt, one of its requests, or its token ids if it has none."""
-    ids = [one.prompt_token_ids if isinstance(one, Request) else one for one in prompts]
-    cached = sum(one.cached_tokens for one in prompts if isinstance(one, Request))
-    prompt_tokens = sum(map(len, ids))
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": output_tokens,
-        "total_tokens": prompt_tokens + output_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
+def _with(fields: dict[str, Any], name: str, written: str) -> str:
+    """Return the JSON of an object with these fields and one more, whose value is written already."""
+    return f'{dump(fields)[:-1]},"{name}":{written}}}'
+
+
+async def merged(streams: Sequence) -> AsyncIterator[tuple[int, Any]]:
+    """Yield (number of the stream, piece) for all streams, in order of arrival."""
+    if len(streams) == 1:
+        async for piece in streams[0]:
+            yield 0, piece
+        return
+    queue: asyncio.Queue = asyncio.Queue()
+
+    async def pump(index: int) -> None:
+        async for piece in streams[index]:
+            queue.put_nowait((index, piece))
+
+    pumps = [asyncio.create_task(pump(index)) for index in range(len(streams))]
+    try:
+        unfinished = len(streams)
+        while unfinished:
+            index, piece = await queue.get()
+            unfinished -= piece.finish_reason is not None
+            yield index, piece
+    finally:
+        for task in pumps:
+            task.cancel()

@@ -6,13 +6,13 @@ the answer has it. Fields that change nothing, such as `user`, are ignored.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field, model_validator
 
 from common.errors import shortened
 from common.sampling import SamplingParams
 from common.sampling_params import MOST_BIASES
-
-from .errors import BadRequest
+from common.serving.errors import BadRequest
+from common.serving.generate_api import PARAMETERS
 
 MOST_CHOICES = 128  # the field n, as in OpenAI's API
 MOST_PROMPTS = 2048  # in one call, as in OpenAI's API for embeddings
@@ -40,18 +40,14 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], FAIL_FAST]
 Prompts = Field(max_length=MOST_PROMPTS, fail_fast=True)
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
+class StreamOptions(BaseModel, strict=True, extra="forbid"):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None  # padding against eavesdroppers, which this server never adds
 
 
-class Body(BaseModel):
+class Body(BaseModel, strict=True, extra="allow"):
     """The fields that completions and chat completions share. None means the default."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
     model: str | None = None
     max_tokens: int | None = None
@@ -73,7 +69,8 @@ class Body(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self):
         """Raise BadRequest for unknown and unsupported fields, and for fields that contradict each other."""
         for name, value in (self.model_extra or {}).items():
             if value is None or name in IGNORED or value in UNSUPPORTED.get(name, ()):
@@ -83,20 +80,15 @@ class Body(BaseModel):
             raise BadRequest(f"unknown field {shortened(name)}", name if len(name) < 80 else None)
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options need a stream: send stream: true with them", "stream_options")
+        return self
 
-    def sampling_params(self, defaults: dict[str, float], **overrides) -> SamplingParams:
+    def params(self, defaults: dict[str, float]) -> SamplingParams:
         """Return the parameters: the body's, then the defaults, then the API's own (temperature and top_p are 1)."""
-        given = {
-            "stop": [self.stop] if isinstance(self.stop, str) else self.stop,
-            "seed": None if self.seed is None else self.seed % 2**63,
-        }
-        for name in (
-            "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-            "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logit_bias", "min_tokens",
-        ):  # fmt: skip
-            given[name] = getattr(self, name)
-        given = {name: value for name, value in given.items() if value is not None}
-        return SamplingParams(**{"temperature": 1.0} | defaults | given | overrides)
+        given = {name: value for name, value in self if name in PARAMETERS and value is not None}
+        if self.seed is not None:
+            given["seed"] = self.seed % 2**63
+        given |= {"max_tokens": self.most_tokens, "logprobs": self.most_logprobs}
+        return SamplingParams(**{"temperature": 1.0} | defaults | given)
 
     @property
     def choices(self) -> int:
@@ -104,21 +96,13 @@ class Body(BaseModel):
 
     @property
     def echoes(self) -> bool:
-        """Return whether each answer begins with its prompt."""
-        return False
+        """Return whether each answer begins with its prompt: completions alone have this field."""
+        return bool(getattr(self, "echo", None))
 
     @property
     def scores_prompts(self) -> bool:
         """Return whether the answer has log-probabilities of the prompts' own tokens."""
-        return False
-
-    @property
-    def include_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.include_usage and bool(self.stream_options.continuous_usage_stats)
+        return self.echoes and self.most_logprobs is not None
 
 
 class CompletionBody(Body):
@@ -128,52 +112,46 @@ class CompletionBody(Body):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
 
-    def check(self) -> None:
-        super().check()
+    @model_validator(mode="after")
+    def check_prompts(self):
         if self.prompt in ("", []) or (isinstance(self.prompt, list) and any(one in ("", []) for one in self.prompt)):
             raise BadRequest("the prompt is empty: give at least one token", "prompt")
         if self.max_tokens == 0 and not self.echo:
             raise BadRequest("max_tokens is 0, which generates nothing: give at least 1, or echo: true", "max_tokens")
-
-    @property
-    def echoes(self) -> bool:
-        return bool(self.echo)
-
-    @property
-    def scores_prompts(self) -> bool:
-        return self.echoes and self.logprobs is not None
+        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        if isinstance(self.prompt, list) and self.prompt and isinstance(self.prompt[0], (str, list)):
-            return list(self.prompt)
-        return [self.prompt]
+        several = isinstance(self.prompt, list) and isinstance(self.prompt[0], (str, list))
+        return self.prompt if several else [self.prompt]
 
-    def params(self, defaults: dict[str, float]) -> SamplingParams:
-        most = 16 if self.max_tokens is None else self.max_tokens  # the API's default
-        # SamplingParams has no max_tokens of 0: for the prompt alone, no request goes to the engine.
-        return self.sampling_params(defaults, max_tokens=most or 1, logprobs=self.logprobs)
+    @property
+    def most_tokens(self) -> int:
+        # 16 is the API's default. SamplingParams has no 0: for the prompt alone, no request goes to the engine.
+        return 16 if self.max_tokens is None else self.max_tokens or 1
+
+    @property
+    def most_logprobs(self) -> int | None:
+        return self.logprobs
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class TextPart(BaseModel, strict=True, extra="allow"):
     type: Literal["text"]
     text: str
 
 
-class Message(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow")
-
+class Message(BaseModel, strict=True, extra="allow"):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], FAIL_FAST] | None = None
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check(self):
         for name, value in (self.model_extra or {}).items():
             if value not in (None, []) and name not in IGNORED | {"refusal"}:
                 raise BadRequest(f"messages with {shortened(name)} are not supported: leave it out", "messages")
         if self.content is None and self.role != "assistant":
             raise BadRequest(f"a message of the role {self.role!r} has no content: give a text", "messages")
+        return self
 
     def plain(self) -> dict[str, str]:
         """Return the message as chat templates expect it: the content one text, the role "system" for developers."""
@@ -191,24 +169,23 @@ class ChatBody(Body):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # variables of the template, such as enable_thinking for Qwen3
 
-    def check(self) -> None:
-        super().check()
-        for message in self.messages:
-            message.check()
+    @model_validator(mode="after")
+    def check_logprobs(self):
         if self.top_logprobs and not self.logprobs:
             raise BadRequest("top_logprobs needs log-probabilities: send logprobs: true with it", "top_logprobs")
+        return self
 
-    def params(self, defaults: dict[str, float]) -> SamplingParams:
-        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self.sampling_params(
-            defaults, max_tokens=most, logprobs=(self.top_logprobs or 0) if self.logprobs else None
-        )
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def most_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(BaseModel, strict=True):
     """`POST /tokenize`. Either a prompt, or messages for the chat template."""
-
-    model_config = ConfigDict(strict=True)
 
     model: str | None = None
     prompt: str | None = None
@@ -217,11 +194,15 @@ class TokenizeBody(BaseModel):
     add_generation_prompt: bool = True
     return_token_strs: bool = False
 
+    @model_validator(mode="after")
+    def check(self):
+        if (self.prompt is None) == (self.messages is None):
+            raise BadRequest("give either a prompt or messages", "prompt")
+        return self
 
-class DetokenizeBody(BaseModel):
+
+class DetokenizeBody(BaseModel, strict=True):
     """`POST /detokenize`."""
-
-    model_config = ConfigDict(strict=True)
 
     model: str | None = None
     tokens: TokenIds

@@ -1,6 +1,7 @@
-"""`POST /v1/completions`, `POST /v1/chat/completions`, `GET /v1/models`."""
+"""The endpoints: OpenAI's under `/v1`, and vLLM's for evaluation tools."""
 
 import asyncio
+import importlib.metadata
 import inspect
 import itertools
 import json
@@ -14,16 +15,15 @@ from fastapi.responses import Response, StreamingResponse
 
 from common.errors import shortened
 from common.request import check_characters, check_prompt_length, prompt_tokens
-from common.serving.errors import EngineDead
+from common.serving.engine_thread import Piece
+from common.serving.errors import BadRequest, EngineDead, Json, dump, error_object
 from common.serving.scoring import ScoringParams
 
-from .answers import Answers, ChatAnswers, CompletionAnswers
-from .bodies import Body, ChatBody, CompletionBody, Message
-from .calls import FAILED, Call, Echo
-from .errors import BadRequest, Json, OpenAIRoute, error_object
-from .slices import dump, sliced_json
+from .answers import FAILED, Answer, ChatAnswer, CompletionAnswer
+from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Message, StreamOptions, TokenizeBody
 
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
+VERSION = "1.0.0"
 NOT_COMPLETED = "the request could not be completed: send it again"
 
 
@@ -33,7 +33,7 @@ class Service:
     def __init__(self, engine_thread, name: str, defaults: dict[str, float]):
         self.thread, self.engine, self.name = engine_thread, engine_thread.engine, name
         self.tokenizer, self.defaults = engine_thread.tokenizer, defaults
-        self.token_texts: dict[int, str] = {}  # a cache of the texts of tokens, for log-probabilities
+        self.token_texts: dict[int, str] = {}  # one answer may need 20 for each token
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
@@ -50,10 +50,22 @@ class Service:
             "max_model_len": self.engine.max_model_len,
         }
 
+    def any_tokenizer(self):
+        """Return the tokenizer. Raise BadRequest if the model has none."""
+        if self.tokenizer is None:
+            raise BadRequest(f"the model {self.name!r} has no tokenizer: send prompts as token ids")
+        return self.tokenizer
+
+    def token_text(self, token_id: int) -> str:
+        if self.tokenizer is None:
+            return f"token_id:{token_id}"
+        if token_id not in self.token_texts:
+            self.token_texts[token_id] = self.tokenizer.decode([token_id])
+        return self.token_texts[token_id]
+
     def check(self, body: Body, prompts: int) -> None:
-        """Raise BadRequest for everything that is wrong with a body, before any work for it."""
+        """Raise BadRequest if this server cannot answer the call, before any work for it."""
         self.check_model(body.model)
-        body.check()
         answers = prompts * (body.choices + body.scores_prompts)
         if answers > self.thread.max_queue:
             raise BadRequest(
@@ -76,7 +88,9 @@ class Service:
         except Exception as error:  # a template is a program of the checkpoint's authors, and may raise anything
             raise BadRequest(f"the chat template refuses these messages: {shortened(error)}", "messages") from error
 
-    async def submit(self, body: Body, prompts: Sequence[str | list[int]], answers: Answers, arrived: float) -> Call:
+    async def submit(
+        self, kind: type[Answer], body: Body, prompts: Sequence[str | list[int]], arrived: float
+    ) -> Answer:
         """Queue a request for each choice of each prompt, and one for each prompt to be scored: all or none."""
         params, choices, scored = body.params(self.defaults), [], []
         if body.scores_prompts:
@@ -87,21 +101,21 @@ class Service:
                 seed = None if params.seed is None else (params.seed + number) % 2**63
                 choices.append((prompt, replace(params, seed=seed)))
         streams = await self.thread.submit_all(scored + choices, arrived) if scored + choices else []
-        return Call(body, answers, scored=streams[: len(scored)], streams=streams[len(scored) :])
+        return kind(self, body, streams[: len(scored)], streams[len(scored) :])
 
-    async def echoes(self, call: Call, prompts: Sequence[str | list[int]]) -> list[Echo]:
-        """Return the prompts that the answers begin with. Raise EngineDead if their scores are incomplete."""
-        first = call.scored or call.streams[:: call.body.choices]
-        if first:
+    async def echoes(self, answer: Answer, prompts: Sequence[str | list[int]]) -> list[Piece]:
+        """Return the prompts that the choices begin with. Raise EngineDead if their scores are incomplete."""
+        if first := answer.scored or answer.streams[:: answer.body.choices]:
             token_ids = [stream.request.prompt_token_ids for stream in first]
-        else:  # the call is for neither scores nor answers, and so has no requests
+        else:  # the call is for neither scores nor output, and so has no requests
             check = partial(prompt_tokens, tokenizer=self.tokenizer, config=self.engine.config)
             token_ids = [await self.thread.beside(check, prompt) for prompt in prompts]
-        await self.finished(call.scored)
+        await self.finished(answer.scored)
+        scores = [stream.request.logprobs for stream in answer.scored] or [[]] * len(prompts)
         echoes = []
-        for number, (prompt, ids) in enumerate(zip(prompts, token_ids, strict=True)):
+        for prompt, ids, logprobs in zip(prompts, token_ids, scores, strict=True):
             text = prompt if isinstance(prompt, str) else self.tokenizer.decode(ids) if self.tokenizer else ""
-            echoes.append(Echo(ids, text, call.scored[number].request.logprobs if call.scored else None))
+            echoes.append(Piece(text, ids, logprobs))
         return echoes
 
     async def finished(self, streams: Sequence) -> None:
@@ -111,38 +125,38 @@ class Service:
                 raise EngineDead(str(self.thread.error or NOT_COMPLETED))
 
     async def respond(
-        self, http: Request, body: Body, prompts: Sequence[str | list[int]], answers: Answers
+        self, http: Request, kind: type[Answer], body: Body, prompts: Sequence[str | list[int]]
     ) -> Response:
         """Return the answer, whole or streamed. If the client disconnects, abort its requests."""
-        call = await self.submit(body, prompts, answers, http.state.arrived)
-        watch = asyncio.create_task(abort_when_gone(http, self.thread, call.scored + call.streams))
+        answer = await self.submit(kind, body, prompts, http.state.arrived)
+        watch = asyncio.create_task(abort_when_gone(http, self.thread, answer.scored + answer.streams))
         if body.echoes:
-            call.echoes = await self.echoes(call, prompts)
+            answer.echoes = await self.echoes(answer, prompts)
         if body.stream:
-            content = self.events(call, watch)
-            return StreamingResponse(content, media_type="text/event-stream", headers=SSE_HEADERS)
-        await self.finished(call.streams)
-        tokens = sum(len(stream.request.token_ids) for stream in call.streams)
-        choices = [await call.whole_choice(index) for index in range(call.choices)]
+            return StreamingResponse(self.events(answer, watch), media_type="text/event-stream", headers=SSE_HEADERS)
+        await self.finished(answer.streams)
+        pieces = answer.whole_pieces()
+        choices = [await answer.choice(index, piece, whole=True) for index, piece in enumerate(pieces)]
+        usage = answer.usage(sum(len(piece.token_ids) for piece in pieces))
         watch.cancel()
-        return Response(await sliced_json(answers.answer(choices, call.usage(tokens))), media_type="application/json")
+        return Response(answer.json(answer.whole, choices, usage=usage), media_type="application/json")
 
-    async def events(self, call: Call, watch: asyncio.Task) -> AsyncIterator[str]:
+    async def events(self, answer: Answer, watch: asyncio.Task) -> AsyncIterator[str]:
         """Yield server-sent events: a chunk for each piece, the usage if requested, and `[DONE]`."""
-        body, answers = call.body, call.answers
-        running = {"usage": None} if body.include_usage else {}
+        asked = answer.body.stream_options or StreamOptions()
+        running = {"usage": None} if asked.include_usage else {}
         tokens = 0  # sent so far; the engine may be ahead
-        async for index, piece in call.pieces():
+        async for index, piece in answer.pieces():
             if piece.finish_reason in FAILED:
                 yield event(dump(error_object(str(self.thread.error or NOT_COMPLETED), 500)))
                 break
             tokens += len(piece.token_ids)
-            if body.continuous_usage:
-                running = {"usage": call.usage(tokens)}
-            yield event(await sliced_json(answers.chunk_of([await call.chunk_choice(index, piece)], **running)))
+            if asked.include_usage and asked.continuous_usage_stats:
+                running = {"usage": answer.usage(tokens)}
+            yield event(answer.json(answer.chunk, [await answer.choice(index, piece)], **running))
         else:
-            if body.include_usage:
-                yield event(dump(answers.chunk_of([], usage=call.usage(tokens))))
+            if asked.include_usage:
+                yield event(answer.json(answer.chunk, [], usage=answer.usage(tokens)))
         yield event("[DONE]")
         watch.cancel()
 
@@ -152,20 +166,18 @@ def event(data: str) -> str:
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter(route_class=OpenAIRoute)
+    routes = APIRouter()
 
     @routes.post("/v1/completions")
     async def completions(http: Request, body: CompletionBody):
         service.check(body, len(body.prompts))
-        answers = CompletionAnswers(service.name, service.tokenizer, service.token_texts)
-        return await service.respond(http, body, body.prompts, answers)
+        return await service.respond(http, CompletionAnswer, body, body.prompts)
 
     @routes.post("/v1/chat/completions")
     async def chat_completions(http: Request, body: ChatBody):
         service.check(body, 1)
         prompt = await service.thread.beside(service.chat_tokens, body.messages, True, body.chat_template_kwargs)
-        answers = ChatAnswers(service.name, service.tokenizer, service.token_texts)
-        return await service.respond(http, body, [prompt], answers)
+        return await service.respond(http, ChatAnswer, body, [prompt])
 
     @routes.get("/v1/models")
     async def models():
@@ -175,6 +187,47 @@ def router(service: Service) -> APIRouter:
     async def model(name: str):
         service.check_model(name)
         return Json(service.model_card())
+
+    @routes.post("/tokenize")
+    async def tokenize(body: TokenizeBody):
+        service.check_model(body.model)
+        tokenizer = service.any_tokenizer()
+        if body.messages is not None:
+            tokens = await service.thread.beside(service.chat_tokens, body.messages, body.add_generation_prompt)
+        else:
+            check_characters(body.prompt)
+            check_prompt_length(len(body.prompt), tokenizer, service.engine.config)
+            encode = partial(tokenizer.__call__, add_special_tokens=body.add_special_tokens)
+            tokens = (await service.thread.beside(encode, body.prompt))["input_ids"]
+        return Json(
+            {
+                "count": len(tokens),
+                "max_model_len": service.engine.max_model_len,
+                "tokens": tokens,
+                "token_strs": tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None,
+            }
+        )
+
+    @routes.post("/detokenize")
+    async def detokenize(body: DetokenizeBody):
+        service.check_model(body.model)
+        size = service.engine.config.vocab_size
+        if outside := [token_id for token_id in body.tokens if token_id >= size]:
+            raise BadRequest(f"token id {outside[0]} is outside the vocabulary of {size} tokens", "tokens")
+        return Json({"prompt": await service.thread.beside(service.any_tokenizer().decode, body.tokens)})
+
+    @routes.get("/tokenizer_info")
+    async def tokenizer_info():
+        """Return what a client needs to build the same prompts itself: special tokens and chat template."""
+        tokenizer = service.any_tokenizer()
+        settings = json.loads(json.dumps(tokenizer.init_kwargs, default=str))  # types that JSON lacks become strings
+        special = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
+        own = {"tokenizer_class": type(tokenizer).__name__, "chat_template": tokenizer.chat_template}
+        return Json(settings | special | own)
+
+    @routes.get("/version")
+    async def version():
+        return Json({"version": VERSION, "torch": importlib.metadata.version("torch")})
 
     return routes
 

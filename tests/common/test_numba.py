@@ -1,4 +1,4 @@
-"""numba's kernels are loaded when an engine is ready, compiled again when their source changes, and safe on threads."""
+"""numba's kernels: loaded when an engine is ready, compiled again when their source changes, and polite on threads."""
 
 import os
 import shutil
@@ -11,9 +11,10 @@ import torch
 
 pytest.importorskip("numba")
 
+from common import process
 from common.acceleration.accelerate import make_engine
 from common.attention import numba_backend
-from common.fused import numba_kernels
+from common.fused import numba_basics, numba_kernels
 from common.loader import load_model
 from common.sampling import SamplingParams
 from common.stages import ROOT, load_engine, stage_folders
@@ -47,25 +48,6 @@ add_ten(out.data_ptr(), len(out))
 print(out.tolist())
 """
 RIGHT = "[10.0, 11.0, 12.0]\n"
-TWO_THREADS = """
-import threading, numba, torch
-from common.fused import numba_kernels
-numba_kernels.add_norm(None, torch.ones(1, 8), torch.ones(8), 0.0)
-
-def work():
-    torch.set_num_threads(2)
-    numba_kernels.use_threads(1 << 20)
-    x = torch.ones(512, 512)
-    for _ in range(300):
-        numba_kernels.add_norm(None, x, x[0], 0.0)
-
-threads = [threading.Thread(target=work) for _ in range(2)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-print(numba.threading_layer())
-"""
 
 
 def python(program: str, folder, **variables: str) -> subprocess.CompletedProcess:
@@ -148,7 +130,137 @@ def test_kernels_are_compiled_where_they_cannot_be_kept_or_read(probe, tmp_path)
     assert probe("clone") == (RIGHT, 0), "a damaged one is replaced"
 
 
+# ---- Threads ----
+
+BOTH_NUMBERS = """
+import threading, torch
+
+torch.set_num_threads(1)
+import numba
+from common.attention import PagedBatch, choose_attention
+from common.fused import numba_kernels
+from common.fused.numba_basics import FEW_NUMBERS, use_threads
+from common.loader import load_model
+
+def run(dtype):
+    torch.manual_seed(0)
+    x, residual, gate_up = (torch.randn(33, size).to(dtype) for size in (256, 256, 1376))
+    yield numba_kernels.add_norm(x, residual, torch.ones(256, dtype=dtype), 1e-6)
+    yield numba_kernels.silu_mul(gate_up)
+    table = torch.randn(40, 64)
+    heads = numba_kernels.Rotation(torch.arange(33), table, table, None, None, 0.0, 4, 2)
+    q, k, v = heads.heads(torch.randn(33, 512).to(dtype))
+    yield from (q.contiguous(), k)
+    attention, _ = choose_attention("numba", torch.device("cpu"), dtype, 64, 16)
+    pages = torch.randn(2, 9, 16, 2, 64).to(dtype)
+    tables = [[i % 7, 8, 7] for i in range(33)]
+    batch = PagedBatch.pack([1] * 33, [5 + i for i in range(33)], tables, torch.arange(33), 16)
+    attention.write(k, v, *pages, batch.slot_mapping)
+    yield attention.attend(q, *pages, attention.prepare(batch))
+    token_ids = torch.arange(4)  # few enough for products in kernels
+    yield load_model(device="cpu", dtype=str(dtype)[6:]).model(token_ids, token_ids, lambda layer, q, k, v: q)
+
+counts = [torch.get_num_threads()]
+
+def engine_thread():
+    use_threads(FEW_NUMBERS)
+    counts.extend([torch.get_num_threads(), numba.get_num_threads()])
+
+thread = threading.Thread(target=engine_thread)
+thread.start()
+thread.join()
+print(counts)
+for dtype in (torch.float32, torch.bfloat16):
+    results = []
+    for count in (1, 2):
+        torch.set_num_threads(count)
+        use_threads(FEW_NUMBERS)
+        assert numba.get_num_threads() == torch.get_num_threads() == count
+        results.append(list(run(dtype)))
+    assert all(torch.equal(one, two) for one, two in zip(*results)) and len(results[0]) == 6
+print("the same")
+"""
+TWO_THREADS = """
+import threading, numba, torch
+from common.fused import numba_kernels
+numba_kernels.add_norm(None, torch.ones(1, 8), torch.ones(8), 0.0)
+
+def work():
+    torch.set_num_threads(2)
+    numba_kernels.use_threads(1 << 20)
+    x = torch.ones(512, 512)
+    for _ in range(300):
+        numba_kernels.add_norm(None, x, x[0], 0.0)
+
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(numba.threading_layer())
+"""
+
+
+def test_numba_leaves_torch_its_threads_and_results_do_not_depend_on_their_number():
+    """They share OpenMP, and numba's start sets the calling thread's number to all cores. In a process of its own: it
+    says how many threads each has, here and on another thread, and whether all kernels give the same on one and two."""
+    done = python(BOTH_NUMBERS, ROOT, OMP_NUM_THREADS="2", NUMBA_NUM_THREADS="2")
+    assert done.stdout == "[1, 1, 1]\nthe same\n"
+
+
 def test_two_threads_may_run_kernels_whatever_threads_numba_has():
     """numba's own threads, which it has on a Mac, abort a process in which two threads use them at once."""
     done = python(TWO_THREADS, ROOT, NUMBA_THREADING_LAYER="workqueue", NUMBA_NUM_THREADS="2", OMP_NUM_THREADS="2")
     assert done.stdout == "workqueue\n"
+
+
+@pytest.fixture
+def pass_by(monkeypatch, tmp_path):
+    """A function that lets time pass on a machine of two cores: this process's processor time, and that of others."""
+    now, own_time, busy = [100.0], [50.0], [70.0, 30.0]
+    monkeypatch.setattr(process, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(process.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(process.time, "process_time", lambda: own_time[0])
+    monkeypatch.setattr(process.os, "sched_getaffinity", lambda _: {0, 2})
+
+    def pass_by(seconds: float, own: float, others: float) -> None:
+        tick = os.sysconf("SC_CLK_TCK")
+        for clock, passed in ((now, seconds), (own_time, own)):
+            clock[0] += passed
+        busy[:] = busy[0] + own, busy[1] + others
+        cores = [f"cpu{i} {int(each * tick)} 0 0 999 0 0 0 0" for i, each in zip((0, 2), busy, strict=True)]
+        process.STAT.write_text("\n".join(["cpu 1 2 3 4 5 6 7 8", *cores, "cpu1 777777 0 0 0 0 0 0", "intr 1"]))
+
+    pass_by(0, 0, 0)
+    return pass_by
+
+
+def test_cores_that_other_programs_use_are_not_free(pass_by, monkeypatch, tmp_path):
+    cores = process.FreeCores()
+    cores.look()
+    for own, others, free in ((2.0, 0.0, 2), (1.3, 0.7, 1), (0.3, 0.4, 2), (1.0, 1.0, 1), (0.2, 1.8, 1), (0.0, 0.0, 2)):
+        pass_by(0.06, 0.06 * own, 0.06 * others)
+        before = cores.count
+        assert cores.look() == before, "0.06 s are too short to tell"
+        pass_by(0.06, 0.06 * own, 0.06 * others)
+        assert cores.look() == free, (own, others)
+    monkeypatch.setattr(process, "STAT", tmp_path / "none")
+    assert process.FreeCores().look() == os.cpu_count(), "where nothing can be read, all are free"
+
+
+def test_torch_gives_up_threads_and_gets_them_back(pass_by, monkeypatch):
+    count = [2]
+    monkeypatch.setattr(numba_basics.torch, "get_num_threads", lambda: count[0])
+    monkeypatch.setattr(numba_basics.torch, "set_num_threads", lambda number: count.__setitem__(0, number))
+    threads = numba_basics.TorchThreads()
+    threads.adapt()
+    seen = []
+    for others in (0.0, 1.0, 0.0):
+        pass_by(1.0, 1.0, others)
+        threads.adapt()
+        seen += count
+    assert seen == [2, 1, 2]
+    count[0] = 1  # as a rank does, for as long as it likes
+    pass_by(1.0, 1.0, 0.0)
+    threads.adapt()
+    assert count == [1]

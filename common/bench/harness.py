@@ -191,7 +191,8 @@ def process(
 ) -> Iterator[subprocess.Popen]:
     """Give a process that Ctrl-C does not reach; when the block ends, end it and all that it started.
 
-    leads_group: False: it stays in this process's group, and is ended with it even if this one is killed.
+    leads_group: False: it stays in this process's group: it is ended with it even if this one is killed, and Ctrl-C
+        reaches both.
     """
     try:
         with deferred_interrupt():  # inside of `try`: at its end a delayed Ctrl-C is raised

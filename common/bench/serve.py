@@ -20,11 +20,13 @@ The exit status is 1 if any request failed, and 130 after Ctrl-C, which reports 
 import argparse
 import datetime
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from common.terminal import note, run_to_end
 
 from .client import Connections, Target, ask, closed_loop, open_loop, poisson_arrivals, run, served_models
 from .documents import write_json
@@ -47,30 +49,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     args = parse_arguments(arguments)
     results: dict[float, LoadResult] = {}
-    interrupted = False
     try:
         target = run(find_target(args))
-        try:
+        with suppress(KeyboardInterrupt):  # what is complete is reported
             measure(args, target, results)
-        except KeyboardInterrupt:
-            interrupted = True
+        interrupted = len(results) < len(args.loads)
         if results:
             report(args, result_document(args, target, results, interrupted))
-    except httpx.TransportError as error:
-        return complain(f"no server answers at {args.url}: {str(error) or type(error).__name__}")
     except (ValueError, OSError, httpx.HTTPError, httpx.InvalidURL) as error:
-        return complain(str(error))
-    except KeyboardInterrupt:
-        interrupted = True
+        unreachable = f"no server answers at {args.url}: " if isinstance(error, httpx.TransportError) else ""
+        note(f"error: {unreachable}{str(error) or type(error).__name__}")
+        return 1
     if interrupted:
-        print(f"interrupted: {len(results)} of {len(args.loads)} runs are complete", file=sys.stderr)
+        note(f"interrupted: {len(results)} of {len(args.loads)} runs are complete")
         return 130
     return int(any(not record.success for result in results.values() for record in result.records))
-
-
-def complain(sentence: str) -> int:
-    print(f"error: {sentence}", file=sys.stderr)
-    return 1
 
 
 # ---- The command line ----
@@ -320,4 +313,4 @@ def draw(document: dict[str, Any], png: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_to_end(main)

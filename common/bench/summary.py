@@ -1,4 +1,4 @@
-"""The machine's results file: what every benchmark found here, in a few numbers each, and how far to trust them.
+"""The machine's results file: what every benchmark found here, and how far to trust it.
 
 One file for each machine and size set, `results/<hardware>.json` or `results/<hardware>-quick.json`:
 

@@ -47,10 +47,8 @@ KINDS = {  # of requests that run together
                   PLAIN | {"min_tokens": 3, "stop_token_ids": (5,)}],
 }  # fmt: skip
 EVERY_WAY = "filters and logprobs"  # each of these requests is sampled in another way
-ONE_EACH = [
-    ("06", True, True, ""),
-    ("07", True, False, "auto"),
-]  # stage, graphs, overlap, draft: a loop of each sampler
+# Loops of engines: stage, graphs, overlap, draft; and one of each way to sample.
+ONE_EACH = [("06", True, True, ""), ("07", True, False, "auto")]
 LOOPS = [  # steps of 08 are those of 07, and pages travel beside them
     *product(("04", "05", "06"), (False,), (False, True), ("",)), ("05", True, True, ""), *ONE_EACH,
     ("07", True, False, "lookup"), ("08", True, False, "auto"),
@@ -83,14 +81,6 @@ class OnDevice(torch.Tensor):
     device = property(lambda self: CUDA)
     is_cuda = property(lambda self: True)
 
-    def tolist(self) -> list:
-        note("waits", "tolist")
-        return self.inner.tolist()
-
-    def cpu(self) -> torch.Tensor:
-        note("waits", "cpu")
-        return self.inner.clone()
-
     @classmethod
     def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -117,6 +107,9 @@ class Factories(TorchFunctionMode):
         pinned = kwargs.pop("pin_memory", False) or function is torch.Tensor.pin_memory
         if function is torch.Tensor.to:
             return self.move(*args, **kwargs)
+        if function in (torch.Tensor.tolist, torch.Tensor.cpu) and isinstance(args[0], OnDevice):
+            note("waits", function.__name__)
+            return function(args[0].inner.clone())
         if function is torch.Tensor.copy_ and type(args[0]) is torch.Tensor and isinstance(args[1], OnDevice):
             if not kwargs.get("non_blocking"):
                 note("waits", "copy_")

@@ -33,10 +33,13 @@ from common.distributed import joining  # noqa: E402
 from common.distributed.cluster import Cluster, plan  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    """A head answers late beside programs that compute."""
-    monkeypatch.setattr(joining, "ANSWER_SECONDS", 60.0)
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[None]:
+    """Ray answers late beside programs that compute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(joining, "ANSWER_SECONDS", SECONDS)
+        patch.setattr(module, "JOIN_SECONDS", SECONDS)
+        yield
 
 
 @pytest.fixture(scope="class")
@@ -134,6 +137,7 @@ from common.process import run_on_temporary_thread
 from common.trace import Trace
 import psutil  # from here on, since ray brings it
 
+module.JOIN_SECONDS = {SECONDS}
 """
 
 

@@ -101,13 +101,11 @@ def test_impossible_pools_pages_and_keys_are_refused(sender, receiver):
     for pools in ([], [torch.zeros(5)], [torch.zeros(2, 0, 4)], [turned], unlike):
         with pytest.raises(ValueError, match="pools must"):
             sender.register(pools)
-    for call in (
-        lambda page: sender.send("a", [page]),
-        lambda page: receiver.receive(sender.send("a", [1]), 0, [page]),
-    ):
-        for page in (50, -1):
-            with pytest.raises(ValueError, match="no page"):
-                call(page)
+    for page in (50, -1):
+        with pytest.raises(ValueError, match="no page"):
+            sender.send("a", [page])
+        with pytest.raises(ValueError, match="no page"):
+            receiver.receive(sender.send("a", [1]), 0, [page])
     with pytest.raises(ValueError, match="1024 bytes"):
         sender.send("ä" * 513, [1])
     assert fetched(receiver.receive(sender.send("ä" * 512, numpy.arange(2)), 0, numpy.arange(2)))
@@ -122,7 +120,7 @@ pool_shapes = st.tuples(st.integers(1, 3), st.lists(st.integers(1, 3), max_size=
 @given(st.data(), st.lists(pool_shapes, min_size=1, max_size=3), dtypes, page_lists, st.integers(1, 200))
 @settings(max_examples=100, deadline=None)
 def test_bytes_are_those_of_the_pages_in_order(data, shapes, dtype, pages, piece_bytes):
-    """Read and written by views and, on their way to a GPU, in pieces. The sizes in which bytes come do not matter."""
+    """Read and written by views and, on their way to a GPU, in pieces, whatever the size of these."""
     pools = [torch.randint(0, 100, (layers, NUM_PAGES, *rest)).to(dtype) for layers, rest in shapes]
     expected = b"".join(pool[:, pages].contiguous().flatten().view(torch.uint8).numpy().tobytes() for pool in pools)
     places, rest = data.draw(st.permutations(range(NUM_PAGES)))[: len(pages)], memoryview(expected)

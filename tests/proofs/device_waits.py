@@ -46,15 +46,14 @@ KINDS = {  # of requests that run together
     "penalties": [WARM | {"repetition_penalty": 1.1, "frequency_penalty": 0.1}, PLAIN | {"logit_bias": ((7, 1.0),)},
                   PLAIN | {"min_tokens": 3, "stop_token_ids": (5,)}],
 }  # fmt: skip
-EVERY_WAY = "filters and logprobs"  # each of these requests is sampled in another way
-ONE_EACH = [
-    ("06", True, True, ""),
-    ("07", True, False, "auto"),
-]  # stage, graphs, overlap, draft: a loop of each sampler
-LOOPS = [  # steps of 08 are those of 07, and pages travel beside them
-    *product(("04", "05", "06"), (False,), (False, True), ("",)), ("05", True, True, ""), *ONE_EACH,
-    ("07", True, False, "lookup"), ("08", True, False, "auto"),
+# Loops of engines: stage, graphs, overlap, draft. All kinds run in one loop of each way to sample; the others, which
+# sample with the same code, run one. Steps of 08 are those of 07, and pages travel beside them.
+SAMPLERS = [("06", True, True, ""), ("07", False, False, "auto")]
+LOOPS = [
+    *product(("04", "06"), (False,), (False, True), ("",)), ("05", True, True, ""),
+    ("07", False, False, "lookup"), ("07", True, False, "auto"), ("08", False, False, "auto"),
 ]  # fmt: skip
+CASES = [*product(KINDS, SAMPLERS), *product(["filters and logprobs"], LOOPS)]
 noted: Counter[tuple[str, str, str]] = Counter()  # kind, function, and the lines that led there
 
 
@@ -83,14 +82,6 @@ class OnDevice(torch.Tensor):
     device = property(lambda self: CUDA)
     is_cuda = property(lambda self: True)
 
-    def tolist(self) -> list:
-        note("waits", "tolist")
-        return self.inner.tolist()
-
-    def cpu(self) -> torch.Tensor:
-        note("waits", "cpu")
-        return self.inner.clone()
-
     @classmethod
     def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -117,6 +108,9 @@ class Factories(TorchFunctionMode):
         pinned = kwargs.pop("pin_memory", False) or function is torch.Tensor.pin_memory
         if function is torch.Tensor.to:
             return self.move(*args, **kwargs)
+        if function in (torch.Tensor.tolist, torch.Tensor.cpu) and isinstance(args[0], OnDevice):
+            note("waits", function.__name__)
+            return function(args[0].inner.clone())
         if function is torch.Tensor.copy_ and type(args[0]) is torch.Tensor and isinstance(args[1], OnDevice):
             if not kwargs.get("non_blocking"):
                 note("waits", "copy_")
@@ -196,23 +190,10 @@ def run(kind: str, stage: str, with_graphs: bool, overlap: bool, draft: str) -> 
     return Counter(noted)
 
 
-def cases(short: bool) -> list[tuple]:
-    """Return the arguments of `run`.
-
-    In short, all kinds run in one loop of each way to sample; other loops, which sample with the same code, run one.
-    Stage 05 is left out then: its attention and graphs are those of 06.
-    """
-    return [
-        (kind, *loop)
-        for kind, loop in product(KINDS, LOOPS)
-        if not short or (loop[0] != "05" and (kind == EVERY_WAY or loop in ONE_EACH))
-    ]
-
-
-def prove(short: bool) -> Iterator[str]:
+def prove() -> Iterator[str]:
     """Yield what is wrong, one sentence each."""
-    for case in cases(short):
-        for (what, function, lines), times in run(*case).items():
-            if what != "waits" or function not in WANTED[case[1]]:
-                yield f"{case}: {what} {times} times: {lines}"
-    print(f"{len(cases(short))} engines of stages 04 to 08 ran on tensors that say they are on {CUDA}")
+    for kind, loop in CASES:
+        for (what, function, lines), times in run(kind, *loop).items():
+            if what != "waits" or function not in WANTED[loop[0]]:
+                yield f"{kind} in {loop}: {what} {times} times: {lines}"
+    print(f"{len(CASES)} engines of stages 04 to 08 ran on tensors that say they are on {CUDA}")

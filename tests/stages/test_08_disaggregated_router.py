@@ -270,18 +270,6 @@ def test_suspects_do_not_hold_each_other_up(caplog):
     assert "worker 1 (decode) is up, process" in caplog.text
 
 
-def test_what_the_log_says_of_a_request_that_kills_workers(caplog):
-    router, fleet = fleet_without_model(1, 1)
-    killer = router.add([7, 7, 7], endless(18))
-    while router.has_unfinished:
-        steps(router, 1)
-        for number, worker in enumerate(fleet.workers):
-            if worker.scheduler.running:
-                fleet.die(number)
-    assert killer.finish_reason == "error"
-    assert f"request {killer.request_id} ends with an error: 4 workers have died under it" in caplog.text
-
-
 def test_requests_that_wait_for_room_are_served_in_order():
     """A large one is not passed for ever by small ones for which there is room."""
     router, _ = fleet_without_model(1, 1, pages=14)
@@ -326,16 +314,6 @@ def test_one_shared_page_does_not_send_everything_to_one_worker():
             oldest = min(handles, key=lambda one: min(map(int, one.tasks), default=10**6))
             oldest.task_done(next(iter(oldest.tasks)))
     assert max(one.load for one in handles) < 2 * min(one.load for one in handles)
-
-
-def test_decode_goes_where_no_request_need_be_preempted_for_it():
-    """Each request there takes one more page, soon."""
-    handle = routing.Handle(0, "decode")
-    handle.greet(messages.Hello("", 0.0, 1, 100, 4, 8, ""), 0.0)
-    handle.available = 30
-    assert routing.choose_decode([handle], 100) == (handle, 25)
-    handle.held = {str(number): 1 for number in range(6)}
-    assert routing.choose_decode([handle], 100) is None
 
 
 # ---- A worker by itself ----

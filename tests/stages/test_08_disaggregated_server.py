@@ -27,7 +27,7 @@ from tests.helpers.serving_stage_03 import wait_until
 @pytest.mark.parametrize(
     ("path", "stream"), [("/v1/completions", False), ("/v1/completions", True), ("/generate", False)]
 )
-def test_without_workers_clients_are_told_with_503(loaded, monkeypatch, path, stream):
+def test_without_workers_clients_are_told_with_503(loaded, monkeypatch, caplog, path, stream):
     monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
     engine = load_engine("08")(loaded, wait_seconds=0.3)
     with openai_server("08", loaded, engine=engine) as service:
@@ -39,6 +39,7 @@ def test_without_workers_clients_are_told_with_503(loaded, monkeypatch, path, st
             engine.fleet.die(0, returns=False)
             engine.fleet.die(1, returns=False)
             answer = asked.result()
+        assert "ends with an error: no worker has been up for" in caplog.text, "and the operator, by the log"
         if stream:  # the first token has been sent, and with it the status
             event = json.loads(answer.text.split("\n\n")[-3].removeprefix("data: "))
             assert event["error"]["type"] == "server_error" and answer.text.endswith("data: [DONE]\n\n")

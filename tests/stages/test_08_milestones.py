@@ -240,6 +240,9 @@ def test_where_a_request_goes(stage):
     expect(mine == [(e, 3), None], f"10 tokens go to worker 1, with 50 free pages, and 400 nowhere: {mine}")
     e.order(messages.Order("promised", [], [], None, 0, 0), 25)
     expect(routing.choose_decode([d, e], 10) == (d, 3), "25 of the 50 pages are promised: 30 are more than 25")
+    d.held = {str(n): 1 for n in range(6)}
+    mine = [routing.choose_decode([d], 96), routing.choose_decode([d], 97)]
+    expect(mine == [(d, 24), None], f"30 pages: 24 for 96 tokens, and one more soon for each of 6 requests: {mine}")
     for one in (d, e):
         one.held = {str(n): 1 for n in range(8)}
     expect(routing.choose_decode([d, e], 1) is None, "both hold max_running requests: None")

@@ -242,20 +242,26 @@ def report(args: argparse.Namespace, document: dict[str, Any]) -> None:
 
     console, points = Console(highlight=False, markup=False), document["points"]
     console.print(f"\n{document['model']}, {document['endpoint']}, {document['arrivals']}", style="bold")
-    console.print(f"{document['workload']['description']}; latencies in milliseconds")
-    figures = {"\nsent": "requests", "\nfailed": "failed", "\nreq/s": "requests_per_second"}
-    figures |= {"output\ntok/s": "output_tokens_per_second"} | ({"good\nreq/s": "goodput"} if args.slo else {})
-    latencies = [(name, rank) for name in LATENCIES for rank in ("p50", "p99")]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    headings = [f"{name.upper() if rank == 'p50' else ''}\n{rank}" for name, rank in latencies]
-    for heading in ["concur-\nrency" if args.axis == "concurrency" else "rate\nreq/s", *figures, *headings]:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for point in points:
-        values = [point[name] for name in figures.values()]
-        values += [point[name] and 1e3 * point[name][rank] for name, rank in latencies]
-        cells = ["-" if value is None else short(value) for value in values]
-        table.add_row(f"{point[args.axis]:g}", *cells, style="red" if point["failed"] else None)
-    console.print(table)
+    console.print(document["workload"]["description"])
+    rates = {"requests": "\nsent", "failed": "\nfailed", "requests_per_second": "\nreq/s"}
+    rates |= {"output_tokens_per_second": "output\ntok/s"} | ({"goodput": "goodput\nreq/s"} if args.slo else {})
+    of_rates = [(heading, [point[name] for point in points]) for name, heading in rates.items()]
+    of_latencies = [
+        (f"{name.upper() * (rank == 'p50')}\n{rank} ms", [point[name] and 1e3 * point[name][rank] for point in points])
+        for name in LATENCIES
+        for rank in ("p50", "p99")
+    ]
+    for columns in (of_rates, of_latencies):  # side by side they would not fit into 80 characters
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+        for heading in [
+            "concur-\nrency" if args.axis == "concurrency" else "rate\nreq/s",
+            *(name for name, _ in columns),
+        ]:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for point, *row in zip(points, *(values for _, values in columns), strict=True):
+            cells = ["-" if value is None else short(value) for value in row]
+            table.add_row(f"{point[args.axis]:g}", *cells, style="red" if point["failed"] else None)
+        console.print(table)
     for warning in warnings(document):
         console.print(warning, style="bold red")
     line = write_json(Path(args.json) if args.json not in (None, "-") else None, document)

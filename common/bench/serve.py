@@ -242,12 +242,12 @@ def report(args: argparse.Namespace, document: dict[str, Any]) -> None:
 
     console, points = Console(highlight=False, markup=False), document["points"]
     console.print(f"\n{document['model']}, {document['endpoint']}, {document['arrivals']}", style="bold")
-    console.print(document["workload"]["description"])
+    console.print(f"{document['workload']['description']}. Latencies in milliseconds:")
     rates = {"requests": "\nsent", "failed": "\nfailed", "requests_per_second": "\nreq/s"}
     rates |= {"output_tokens_per_second": "output\ntok/s"} | ({"goodput": "goodput\nreq/s"} if args.slo else {})
     of_rates = [(heading, [point[name] for point in points]) for name, heading in rates.items()]
     of_latencies = [
-        (f"{name.upper() * (rank == 'p50')}\n{rank} ms", [point[name] and 1e3 * point[name][rank] for point in points])
+        (f"{name.upper() * (rank == 'p50')}\n{rank}", [point[name] and 1e3 * point[name][rank] for point in points])
         for name in LATENCIES
         for rank in ("p50", "p99")
     ]

@@ -79,8 +79,8 @@ def has_pip(python: Path) -> bool:
     return python.exists() and subprocess.run(command, capture_output=True).returncode == 0
 
 
-def make_venv(venv: Path) -> None:
-    """Make an environment that holds pip and nothing else; exit with a sentence if that fails."""
+def make_venv(venv: Path) -> Path:
+    """Make an environment that holds pip and nothing else, and return its Python; exit with a sentence on failure."""
     if not has_venv_module():
         sys.exit(f"This Python {NO_VENV}")
     note(f"Making {venv.name}, a Python environment just for this course (a few seconds).")
@@ -88,6 +88,7 @@ def make_venv(venv: Path) -> None:
     result = subprocess.run(command, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if result.returncode:
         sys.exit(f"{result.stdout}Making {venv.name} failed, for the reason above.")
+    return python_of(venv)
 
 
 def has_venv_module() -> bool:

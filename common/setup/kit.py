@@ -16,16 +16,7 @@ from pathlib import Path
 from common.stages import ROOT
 from common.terminal import note
 
-from .environment import (
-    TORCH_CPU_INDEX,
-    answers,
-    digest,
-    make_venv,
-    python_of,
-    run_pip,
-    running_platform,
-    running_python,
-)
+from .environment import TORCH_CPU_INDEX, answers, digest, make_venv, run_pip, running_platform, running_python
 
 HELP_PIP = Path(__file__).with_name("pip_for_another.py")
 ADVICE = "pip failed, for the reason above, and no kit was written."
@@ -75,10 +66,10 @@ def gather(folder: Path, target: str, python: str, requirements: Path, cuda: boo
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as temporary:
-        make_venv(venv := Path(temporary) / "venv")
+        own_python = make_venv(Path(temporary) / "venv")
         note(f"Gathering wheels for {target} and Python {python}.")
         download = [str(HELP_PIP), json.dumps(markers), "download", "--dest", str(partial), *options]
-        run_pip([str(python_of(venv)), *download], ADVICE)
+        run_pip([str(own_python), *download], ADVICE)
     pinned = [f"# For a requirements.txt with the SHA-256 {digest(requirements)}"]
     for wheel in sorted(partial.glob("*.whl")):
         name, version, *_ = wheel.name.split("-")

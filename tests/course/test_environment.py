@@ -147,8 +147,7 @@ def write_wheel(folder: Path, name: str, requires: tuple[str, ...] = (), tag: st
 @pytest.fixture
 def index(tmp_path, monkeypatch) -> Path:
     """A folder of wheels, which is all that pip finds; and pip is this environment's, since a new one takes seconds."""
-    monkeypatch.setattr(kit, "make_venv", lambda venv: None)
-    monkeypatch.setattr(kit, "python_of", lambda venv: Path(sys.executable))
+    monkeypatch.setattr(kit, "make_venv", lambda venv: Path(sys.executable))
     monkeypatch.setattr(kit, "answers", lambda url: False)
     folder = tmp_path / "index"
     folder.mkdir()

@@ -104,12 +104,6 @@ def test_a_python_without_venv_says_what_to_install(root, machine, monkeypatch):
         environment.prepare_environment(root)
 
 
-def test_course_no_venv_leaves_everything_alone(root, machine, monkeypatch):
-    monkeypatch.setenv("COURSE_NO_VENV", "1")
-    assert environment.prepare_environment(root) == sys.executable
-    assert machine.installs == [] and not (root / ".venv").exists()
-
-
 def test_compiled_modules_are_kept_in_the_environment(tmp_path, monkeypatch):
     """Also where PYTHONDONTWRITEBYTECODE is set, and then nothing is written beside a source."""
     program = tmp_path / "program.py"

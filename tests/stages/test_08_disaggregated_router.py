@@ -195,6 +195,15 @@ def until(router, condition, seconds: float = 20.0) -> None:
         assert time.monotonic() < give_up, [flight.phase for flight in router.flights.values()]
 
 
+def test_every_report_may_come_twice():
+    router, fleet = fleet_without_model(1, 1)
+    deliver = fleet.events
+    fleet.events = lambda seconds: [event for event in deliver(seconds) for _ in range(2)]
+    requests = [router.add([number, 2, 3], endless(5)) for number in range(3)]
+    until(router, lambda: not router.has_unfinished)
+    assert [request.token_ids for request in requests] == [undisturbed([n, 2, 3], 5) for n in range(3)]
+
+
 def steps(router, count: int) -> None:
     for _ in range(count):
         router.step()

@@ -16,19 +16,21 @@ from .worker import HEARTBEAT_SECONDS
 
 
 class Engine(Router):
-    """The engine is a router in front of `prefill` and `decode` workers, which run a WorkerEngine each.
+    """The engine is a router in front of workers, which run a WorkerEngine each.
 
-    workers: "local" for workers in this process, one after the other; "ray" for a process each, on this machine or on
-    the cluster at ray_address. tensor_parallel: processes that share each worker's model (Ray only). hang_seconds: a
-    silent worker is ended and replaced. wait_seconds: how long requests wait while no worker is up. prefill_options,
-    decode_options: options of WorkerEngine for one kind of worker, over those for both; by default prefill workers have
-    half of the token budget. device, dtype, load_format: for workers that load the model themselves; None: as `loaded`
-    has it.
+    replicas: the number of workers that do the whole job; 0: `prefill` and `decode` workers instead. workers: "local"
+    for workers in this process, one after the other; "ray" for a process each, on this machine or on the cluster at
+    ray_address. tensor_parallel: processes that share each worker's model (Ray only). hang_seconds: a silent worker is
+    ended and replaced. wait_seconds: how long requests wait while no worker is up. prefill_options, decode_options:
+    options of WorkerEngine for one kind of worker, over those for all (replicas take those for decode); by default
+    prefill workers have half of the token budget. device, dtype, load_format: for workers that load the model
+    themselves; None: as `loaded` has it.
     """
 
     def __init__(
         self,
         loaded: Loaded,
+        replicas: int = 0,
         prefill: int = 1,
         decode: int = 1,
         workers: str = "local",
@@ -51,8 +53,9 @@ class Engine(Router):
         graphs: bool | None = None,
         price: Any = None,  # a ChunkPrice, which the workers share
     ):
-        if prefill < 1 or decode < 1:
-            raise InvalidInput(f"there must be a worker of either kind, not {prefill} for prefill, {decode} for decode")
+        if replicas < 0 or prefill < 1 or decode < 1:
+            given = f"{replicas} replicas, {prefill} for prefill, {decode} for decode"
+            raise InvalidInput(f"there must be replicas, or a worker of either kind, not {given}")
         if hang_seconds <= HEARTBEAT_SECONDS:
             often = f"an idle worker reports every {HEARTBEAT_SECONDS:g} s"
             raise InvalidInput(f"hang_seconds is {hang_seconds:g}, and {often}: give at least 2")
@@ -60,15 +63,16 @@ class Engine(Router):
             raise InvalidInput("ranks decide alike: with --tensor-parallel, give --workers ray and --num-draft-tokens")
         if kv_memory is None and loaded.device.type == "cuda" and workers == "local":
             scored = max_running * (1 + MAX_DRAFT_TOKENS)
-            kv_memory = kv_bytes_left(loaded, token_budget, scored, drawn=scored) // (prefill + decode)
+            kv_memory = kv_bytes_left(loaded, token_budget, scored, drawn=scored) // (replicas or prefill + decode)
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
         options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs, "price": price}
         # A prefill worker has one token to find, and nothing to draft. Short prompts wait for the piece that it runs.
         for_prefill = {"num_draft_tokens": 0, "token_budget": max(max_running, token_budget // 2)}
         prefill_options = options | for_prefill | (prefill_options or {})
         decode_options = options | {"num_draft_tokens": num_draft_tokens} | (decode_options or {})
-        roles = ["prefill"] * prefill + ["decode"] * decode
-        each = [prefill_options] * prefill + [decode_options] * decode
+        of_role = {"prefill": prefill_options, "decode": decode_options, "replica": decode_options}
+        roles = ["replica"] * replicas or ["prefill"] * prefill + ["decode"] * decode
+        each = [of_role[role] for role in roles]
         if workers == "local":
             fleet = LocalFleet([partial(make_engine, WorkerEngine, loaded, **one) for one in each])
         elif workers == "ray":
@@ -90,5 +94,6 @@ class Engine(Router):
         except BaseException:
             fleet.close()
             raise
-        about = f"{prefill} prefill and {decode} decode workers ({fleet.description})"
+        what = f"{replicas} replicas" if replicas else f"{prefill} prefill and {decode} decode workers"
+        about = f"{what} ({fleet.description})"
         self.startup_notes = f"{about}; {self.handles[0].hello.startup_notes}"

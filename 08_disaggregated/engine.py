@@ -91,9 +91,9 @@ class WorkerEngine(BaseEngine):
 
     @property
     def pools(self) -> list[Tensor]:
-        """NEW in 08: Return what belongs to a page and travels with it: each [layers, pages, page_size, H_kv, D]."""
+        """NEW in 08: Return the memory of all pages: for each model, [pages, blocks, page_size, H_kv, D]."""
         caches = [self.cache, self.drafter.cache] if isinstance(self.drafter, DraftModel) else [self.cache]
-        return [tensor for cache in caches for tensor in (cache.k, cache.v)]
+        return [cache.memory for cache in caches]
 
     @torch.inference_mode()
     def read_ahead(self, sequence: Sequence) -> None:

@@ -12,21 +12,24 @@ from common.memory import zeros
 class KVCache:
     """The keys and values of `num_pages` pages; page tables say which sequence owns which page.
 
-    One page holds `page_size` tokens of one sequence, in all layers.
+    One page holds `page_size` tokens of one sequence, in all layers. NEW in 08: pages travel, so all layers of a page
+    lie side by side, and it is one piece of memory (vLLM calls these cross-layer blocks).
     """
 
     def __init__(self, loaded: Loaded, num_pages: int, page_size: int, attention: Attention):
         config = loaded.config
-        shape = (config.num_layers, num_pages, page_size, config.num_kv_heads, config.head_dim)
+        # NEW in 08: a block for K and one for V of each layer, page by page; before, page by page of each layer.
+        shape = (num_pages, 2 * config.num_layers, page_size, config.num_kv_heads, config.head_dim)
         # Zeros: places that are masked out get the weight 0, and 0 times a NaN in fresh memory would be NaN.
-        self.k = zeros(shape, loaded.device, loaded.dtype)
-        self.v = zeros(shape, loaded.device, loaded.dtype)
+        self.memory = zeros(shape, loaded.device, loaded.dtype)
+        self.k, self.v = (self.memory[:, which::2].transpose(0, 1) for which in (0, 1))  # [layers, pages, ...], views
         self.attention = attention
         self.capacity = num_pages * page_size  # tokens there is room for
 
     def bind(self, batch: PagedBatch) -> "BoundCache":
         """Return the `attend` with which the model runs this batch."""
-        return BoundCache(self, batch, self.attention.prepare(batch))
+        spread = batch.spread(self.memory.shape[1])  # NEW in 08
+        return BoundCache(self, batch, spread.slot_mapping, self.attention.prepare(spread))
 
 
 class BoundCache(NamedTuple):
@@ -34,10 +37,13 @@ class BoundCache(NamedTuple):
 
     cache: KVCache
     batch: PagedBatch
+    slot_mapping: Tensor  # NEW in 08: among all blocks
     plan: Any  # of the attention backend
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store what is new, then attend to all there is. q is [N, H, D], k, v are [N, H_kv, D]; returns [N, H, D]."""
-        k_pages, v_pages = self.cache.k[layer], self.cache.v[layer]  # [pages, page_size, H_kv, D]
-        self.cache.attention.write(k, v, k_pages, v_pages, self.batch.slot_mapping)
+        # NEW in 08: all blocks from this layer's first one on, of which `spread` takes every (2 * layers)-th.
+        k_pages = self.cache.memory.flatten(0, 1)[2 * layer :]  # [blocks, page_size, H_kv, D]
+        v_pages = k_pages[1:]
+        self.cache.attention.write(k, v, k_pages, v_pages, self.slot_mapping)
         return self.cache.attention.attend(q, k_pages, v_pages, self.plan)

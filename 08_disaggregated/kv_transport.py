@@ -5,16 +5,9 @@ the router. The decode worker has reserved pages of its own by then, and fetches
 (`receive`) while both workers go on computing. The offer stands until it is withdrawn (`abort`): if the receiver dies
 halfway, another one fetches the same pages again.
 
-Two processes on the machine with two CPU cores, medians in milliseconds for 63 pages of the bundled model, 8.3 MB (a
-prompt of 1,000 tokens), from the pages of one to the pages of the other:
-
-    shared memory, announced by a socket   4.3     only on one machine
-    TCP, sent from the pages               5.3     common/distributed/tcp_transport.py: works between machines
-    gloo (torch.distributed)              10.4     and its group must be formed again when a process dies
-    Ray's object store                    13.3     an actor's method that returns the array
-
-The figures are in results/transports/. On GPUs, vLLM and
-SGLang move pages by RDMA or NVLink (NIXL, Mooncake), layer by layer, without passing through the host's memory.
+Between processes NIXL moves pages (common/distributed/nixl_transport.py), as in vLLM, SGLang and NVIDIA Dynamo; where
+it is not installed, Ray's object store does (object_transport.py). `LocalTransport` is for workers of one process. What
+each way costs is in results/transports/.
 """
 
 import time
@@ -32,22 +25,25 @@ class Transfer(Protocol):
 
     bytes: int
     seconds: float
+    final: bool  # nothing will be written to the reserved pages any more; until then they are not to be used again
 
     def done(self) -> bool:
-        """Return whether every byte is in its place. Raise ConnectionError with the reason if it never will be."""
+        """Return whether every byte is in its place. Raise ConnectionError if it never will be, or is late."""
 
     def wait(self, seconds: float) -> None:
-        """Return when it is done or has failed, or after this time."""
+        """Return when it is final, or after this time."""
 
     def cancel(self) -> None:
-        """Return when nothing will be written to the reserved pages any more."""
+        """Become final as soon as possible: a read that has begun cannot be taken back."""
 
 
 class KVTransport(Protocol):
     """What a worker needs of a transport. Both ends have pools of the same shape."""
 
+    description: str  # how pages travel
+
     def register(self, pools: Sequence[Tensor]) -> None:
-        """Name the pools whose pages travel together: each [layers, pages, ...], with the same page numbers."""
+        """Name the pools whose pages travel together: each [pages, ...], with the same page numbers."""
 
     def send(self, key: str, pages: Sequence[int]) -> Any:
         """Offer these pages, which must not change until `abort`; return a ticket for `receive`."""
@@ -58,12 +54,11 @@ class KVTransport(Protocol):
     def abort(self, key: str) -> None:
         """Withdraw an offer, after which its pages may change. Unknown keys are ignored."""
 
-    def clear(self) -> None:
-        """Withdraw all offers."""
-
 
 class LocalTransport:
     """A KVTransport between workers of one process: a copy that never leaves the device."""
+
+    description = "pages are copied"
 
     def __init__(self):
         self.offers: dict[str, list[int]] = {}
@@ -83,23 +78,22 @@ class LocalTransport:
     def abort(self, key: str) -> None:
         self.offers.pop(key, None)
 
-    def clear(self) -> None:
-        self.offers.clear()
-
 
 class LocalTransfer:
     """A Transfer that is over as soon as it is made."""
 
+    final = True
+
     def __init__(self, pools: list[Tensor], source: LocalTransport, key: str, skip: int, pages: list[int]):
-        """Copy what is offered, without its first `skip` pages, to `pages` of the pools, [layers, pages, ...] each."""
+        """Copy what is offered, without its first `skip` pages, to `pages` of the pools, [pages, ...] each."""
         start, self.bytes = time.perf_counter(), 0
         self.filled = key in source.offers
         if self.filled:
             numbers = [pages, source.offers[key][skip : skip + len(pages)]]
             here, there = to_device(numbers, torch.int64, pools[0].device)
             for pool, from_pool in zip(pools, source.pools, strict=True):
-                pool[:, here] = from_pool[:, there]
-                self.bytes += pool[:, 0].nbytes * len(pages)
+                pool[here] = from_pool[there]
+                self.bytes += pool[0].nbytes * len(pages)
         self.seconds = time.perf_counter() - start
 
     def done(self) -> bool:

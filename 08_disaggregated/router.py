@@ -2,11 +2,20 @@
 
 What has to survive is here: prompts, the tokens that clients have seen, seeds. What is large is with the workers:
 weights, K and V. The router is not in the path from one decode step to the next: workers have loops of their own, and
-go on while it reads. What it does about loss, of messages and of workers, stands in recovery.py.
+go on while it reads.
+
+A worker that dies takes its K and V along, and nothing else. Its requests run again from their prompt and the tokens
+they have, and their streams continue where they stopped. Every worker can do the whole job, so each is a warm spare of
+the other kind: as long as one worker is up, every stream goes on. Four rules keep a request from waiting for ever,
+whatever is lost. The fleet declares a worker lost that ends or stays silent. Heartbeats tell what a worker holds, and
+what should be there and is not begins again. A handoff that fails again and again is done without. And a request under
+which workers die, one after the other and without a token in between, ends with an error.
 """
 
 import heapq
 import itertools
+import logging
+import os
 import socket
 import time
 
@@ -16,21 +25,34 @@ from common.loader import Loaded
 from common.request import Request
 
 from .fleet import Fleet
-from .messages import Gain, Hello, Lost, Mail, Order, Report
-from .page_table import PageAllocator
-from .recovery import MOST_FAILED_TRANSFERS, Recovery
-from .routing import DECODE, PREFILL, QUEUED, READY, TRANSFER, Flight, Handle, add_up, choose_decode, choose_prefill
+from .messages import Gain, Heartbeat, Hello, Lost, Mail, Order, Report
+from .routing import (
+    DECODE,
+    PREFILL,
+    QUEUED,
+    READY,
+    TRANSFER,
+    Flight,
+    Handle,
+    add_up,
+    choose_for_decode,
+    choose_for_prompt,
+)
 
 LISTEN_SECONDS = 0.005  # a step waits this long for events: a request that arrives meanwhile waits as long
 MOST_ID = 200  # characters of a request id, which is part of keys
 START_SECONDS = 600.0  # for workers to load their model
+MOST_FAILED_TRANSFERS = 3  # of one request; then one worker does the whole job
+MOST_DEATHS = 3  # of workers under one request, without a token in between
+
+log = logging.getLogger("router")
 
 
 class Router(BaseEngine):
     """The engine's contract, kept by a fleet of workers.
 
-    roles: "prefill" or "decode" for each worker. wait_seconds: how long requests wait while no worker is up at all;
-    then they end with "error".
+    roles: "replica", "prefill" or "decode" for each worker. wait_seconds: how long requests wait while no worker is up
+    at all; then they end with "error".
     """
 
     scores_prompts = True  # on a worker: a router needs no weights
@@ -38,9 +60,8 @@ class Router(BaseEngine):
 
     def __init__(self, loaded: Loaded, fleet: Fleet, roles: list[str], wait_seconds: float):
         super().__init__(loaded)
-        self.fleet = fleet
+        self.fleet, self.wait_seconds = fleet, wait_seconds
         self.handles = [Handle(number, role) for number, role in enumerate(roles)]
-        self.by_role = {role: [h for h in self.handles if h.role == role] for role in ("prefill", "decode")}
         self.flights: dict[str, Flight] = {}  # by key, of all unfinished requests
         self.keys: dict[str, str] = {}  # by request id
         # Heaps of (arrival, key): strictly first come, first served. Entries whose flight has moved on are skipped.
@@ -48,28 +69,33 @@ class Router(BaseEngine):
         self.changed: dict[str, Request] = {}  # since the last step returned
         self.attempts = itertools.count()
         self.handoffs, self.handoff_bytes, self.handoff_seconds = 0, 0, 0.0  # ever
-        self.recovery = Recovery(self, wait_seconds)
-        self.smallest: PageAllocator  # a pool as large as that of the smallest worker
+        self.lost = self.resumed = self.failed_transfers = 0  # ever: workers, requests begun again, transfers
+        self.last_up = time.monotonic()  # when any worker was up
+        self.capacity = 0  # tokens that the smallest worker has room for
         self.gathering = True
         self._gather()
 
     @property
     def max_model_len(self) -> int:
         """Return the most tokens of a request: the context, or the smallest pool of all workers."""
-        return min(self.config.context_length, self.smallest.num_pages * self.smallest.page_size)
+        return min(self.config.context_length, self.capacity)
 
     def accept(self, request: Request) -> None:
         """Begin the first attempt. Raise InvalidInput if the id is too long, or the smallest pool too small."""
         if len(request.request_id) > MOST_ID:
             raise InvalidInput(f"a request id has at most {MOST_ID} characters, not {len(request.request_id)}")
-        self.smallest.check_fits(len(request.prompt_token_ids) + request.max_tokens)
-        self.begin(Flight(request))
+        if (tokens := len(request.prompt_token_ids) + request.max_tokens) > self.capacity:
+            raise InvalidInput(
+                f"prompt and max_tokens are {tokens} tokens, and the smallest worker's cache has room for "
+                f"{self.capacity}: ask for fewer tokens, or start the engine with a larger --kv-memory"
+            )
+        self._begin(Flight(request))
 
     def step(self) -> list[Request]:
         """Send requests where they belong, wait a moment for news of the workers, and react to it."""
         self._route()
         self._listen(LISTEN_SECONDS if self.requests else 0)
-        self.recovery.watch()
+        self._end_what_waits_too_long()
         self._route()
         changed, self.changed = list(self.changed.values()), {}
         return changed
@@ -77,9 +103,8 @@ class Router(BaseEngine):
     def release(self, request: Request) -> None:
         """Free what workers hold for a request: they are told with the next mail."""
         flight = self.flights.pop(self.keys.pop(request.request_id))
-        for handle in (flight.prefill, flight.decode):
-            if handle is not None:
-                handle.drop(flight.key)
+        for handle in flight.holders:
+            handle.drop(flight.key)
         if not self.requests:  # perhaps there is no next step
             self._send_mail()
 
@@ -92,7 +117,7 @@ class Router(BaseEngine):
             held = flight.prefill is not None, flight.decode is not None
             assert held == holders.get(flight.phase, held) and (flight.phase != TRANSFER or held[1]), flight
             for handle in self.handles:
-                assert (key in handle.held) == (handle in (flight.prefill, flight.decode)), flight
+                assert (key in handle.held) == (handle in flight.holders), flight
         for handle in self.handles:
             assert handle.tasks.keys() <= handle.held.keys() <= self.flights.keys()
             assert handle.load == sum(handle.tasks.values())
@@ -105,7 +130,9 @@ class Router(BaseEngine):
         """Return the sums of the workers' stats, and the router's own counts of requests, handoffs and losses."""
         total = add_up((handle.role, self.fleet.stats(handle.number, handle.stats)) for handle in self.handles)
         running = min(total.get("running", 0), len(self.requests))
-        return {"kv_tokens_used": 0, "kv_tokens_reserved": 0} | total | {
+        roles = dict.fromkeys(handle.role for handle in self.handles)
+        up = {f"{role}_workers_up": sum(one.up for one in self.handles if one.role == role) for role in roles}
+        return {"kv_tokens_used": 0, "kv_tokens_reserved": 0} | total | up | {
             "unfinished": len(self.requests),
             "running": running,
             "waiting": len(self.requests) - running,
@@ -114,54 +141,26 @@ class Router(BaseEngine):
             "handoffs": self.handoffs,
             "handoff_bytes": self.handoff_bytes,
             "handoff_seconds": self.handoff_seconds,
-            **self.recovery.stats(),
+            "workers_lost": self.lost,
+            "requests_resumed": self.resumed,
+            "failed_transfers": self.failed_transfers,
         }  # fmt: skip
 
-    def begin(self, flight: Flight) -> None:
+    # ---- Requests: down to the workers ----
+
+    def _begin(self, flight: Flight) -> None:
         """Begin a new attempt, from the prompt and the output so far."""
         self.flights.pop(flight.key, None)
         request = flight.request
         flight.key = self.keys[request.request_id] = f"{request.request_id}#{next(self.attempts)}"
-        flight.prefill, flight.decode, flight.first = None, None, len(request.token_ids)
+        flight.prefill = flight.decode = None
         self.flights[flight.key] = flight
-        if not self.recovery.isolates(flight):
-            self.enqueue(flight, QUEUED)
+        self._enqueue(flight, QUEUED)
 
-    def enqueue(self, flight: Flight, phase: str) -> None:
-        """Queue a flight for a prefill worker (QUEUED) or a decode worker (READY), by the arrival of its request."""
+    def _enqueue(self, flight: Flight, phase: str) -> None:
+        """Queue a flight for its prompt (QUEUED) or for a decode worker (READY), by the arrival of its request."""
         flight.phase, flight.since = phase, time.monotonic()
         heapq.heappush(self.queues[phase], (flight.request.timings.arrival, flight.key))
-
-    def fail(self, flight: Flight) -> None:
-        """End the request of a flight with "error"."""
-        flight.request.finish("error")
-        self.changed[flight.request.request_id] = flight.request
-        self._retire(flight.request)
-
-    # ---- Requests: down to the workers ----
-
-    def _route(self) -> None:
-        """Give each request that waits to the worker that is best for it now, up to the first that has to wait."""
-        prefill, decode = self.by_role["prefill"], self.by_role["decode"]
-        decode_is_up = any(handle.up for handle in decode)
-        while flight := self._oldest(READY):
-            if not decode_is_up:
-                self.recovery.begin_again(flight)  # where its prompt is cached
-            elif found := choose_decode(decode, flight.request.num_tokens):
-                self.order(flight, TRANSFER, *found)
-            else:
-                break
-        while flight := self._oldest(QUEUED):
-            tokens = flight.request.all_token_ids
-            # Either kind can do the whole job, and does if the other kind is down.
-            found = choose_prefill(prefill, tokens) or choose_decode(decode, len(tokens))
-            if not found:
-                break
-            handle, task = found
-            hand_over = handle.role == "prefill" and decode_is_up and flight.failed_transfers < MOST_FAILED_TRANSFERS
-            handle.seen.add(tokens if flight.request.max_tokens else [])  # what is only scored is not cached
-            self.order(flight, PREFILL if hand_over else DECODE, handle, task)
-        self._send_mail()
 
     def _oldest(self, phase: str) -> Flight | None:
         """Return the flight in this phase whose request arrived first, and leave it queued; None if there is none."""
@@ -173,17 +172,51 @@ class Router(BaseEngine):
             heapq.heappop(queue)
         return None
 
-    def order(self, flight: Flight, phase: str, handle: Handle, task: int) -> None:
-        """Give a flight to a worker. task: tokens to compute, or pages to reserve."""
+    def _route(self) -> None:
+        """Give each request that waits to the worker that is best for it now, up to the first that has to wait."""
+        for_prompts = [handle for handle in self.handles if handle.role != "decode"]
+        for_decode = [handle for handle in self.handles if handle.role == "decode"]
+        decode_is_up = any(handle.up for handle in for_decode)
+        while flight := self._oldest(READY):
+            if not decode_is_up:
+                self._begin_again(flight)  # where its prompt is cached
+            elif found := choose_for_decode(for_decode, flight.request.num_tokens):
+                self._order(flight, TRANSFER, *found)
+            else:
+                break
+        while flight := self._oldest(QUEUED):
+            tokens = flight.request.all_token_ids
+            # A decode worker can do the whole job, and does if no other worker is up.
+            found = choose_for_prompt(for_prompts, tokens)
+            if not found and not any(handle.up for handle in for_prompts):
+                found = choose_for_decode(for_decode, len(tokens))
+            if not found:
+                break
+            handle, task = found
+            hand_over = handle.role == "prefill" and decode_is_up and flight.failed_transfers < MOST_FAILED_TRANSFERS
+            handle.seen.add(tokens if flight.request.max_tokens else [])  # what is only scored is not cached
+            self._order(flight, PREFILL if hand_over else DECODE, handle, task)
+        self._send_mail()
+
+    def _order(self, flight: Flight, phase: str, handle: Handle, task: int) -> None:
+        """Order the next part of a request from a worker, with the next mail."""
         request = flight.request
+        flight.phase, flight.since = phase, time.monotonic()
         if phase == PREFILL:
             flight.prefill = handle
         else:
             flight.decode = handle
-        flight.phase, flight.since = phase, time.monotonic()
-        what = request.prompt_token_ids, list(request.token_ids), request.params, request.seed, request.max_tokens
-        ticket = flight.ticket if phase == TRANSFER else None
-        handle.order(Order(flight.key, *what, hand_over=phase == PREFILL, ticket=ticket), task)
+        order = Order(
+            flight.key,
+            request.prompt_token_ids,
+            list(request.token_ids),
+            request.params,
+            request.seed,
+            request.max_tokens,
+            hand_over=phase == PREFILL,
+            ticket=flight.ticket if phase == TRANSFER else None,
+        )
+        handle.order(order, task)
 
     def _send_mail(self) -> None:
         """Send each worker that is up its orders and drops, or an empty mail if it is to be probed."""
@@ -200,16 +233,9 @@ class Router(BaseEngine):
         for number, news in self.fleet.events(seconds):
             handle = self.handles[number]
             if isinstance(news, Hello):
-                # Two machines have two clocks: what the worker says was about now. On one machine they are the same.
-                there = news.host != socket.gethostname()
-                handle.greet(news, time.perf_counter() - news.now if there else 0.0)
-                hello = min((one.hello for one in self.handles if one.up), key=lambda hello: hello.num_pages)
-                self.smallest = PageAllocator(hello.num_pages, hello.page_size)
-                self.recovery.worker_back(handle)
+                self._worker_up(handle, news)
             elif isinstance(news, Lost):
-                if self.gathering:
-                    raise InvalidInput(f"worker {number} ({handle.role}) could not be started: {news.reason}")
-                self.recovery.worker_lost(handle, news.reason)
+                self._worker_lost(handle, news.reason)
             elif handle.up:
                 self._take(handle, news)
 
@@ -228,18 +254,18 @@ class Router(BaseEngine):
             if (flight := self.flights.get(arrival.key)) and flight.decode is handle:
                 self._arrived(flight)
         for gain in report.gains:
-            if (flight := self.flights.get(gain.key)) and handle in (flight.prefill, flight.decode):
+            if (flight := self.flights.get(gain.key)) and handle in flight.holders:
                 self._gain(handle, flight, gain)
         for key, ticket in report.parked:
             if (flight := self.flights.get(key)) and flight.prefill is handle and flight.phase == PREFILL:
                 handle.task_done(key)
                 flight.ticket = ticket
-                self.enqueue(flight, READY)
+                self._enqueue(flight, READY)
         for key, reason in report.failed:
-            if (flight := self.flights.get(key)) and handle in (flight.prefill, flight.decode):
-                self.recovery.transfer_failed(handle, flight, reason)
+            if (flight := self.flights.get(key)) and handle in flight.holders:
+                self._transfer_failed(handle, flight, reason)
         if report.heartbeat:
-            self.recovery.compare(handle, report.heartbeat)
+            self._reconcile(handle, report.heartbeat)
 
     def _arrived(self, flight: Flight) -> None:
         """Note that the decode worker has the pages, and have the prefill worker drop them."""
@@ -254,7 +280,7 @@ class Router(BaseEngine):
         request = flight.request
         known = len(request.token_ids) - gain.first
         if known < 0:
-            self.recovery.lose(flight, handle)  # an earlier report is missing
+            self._lose(flight, handle)  # an earlier report is missing
             return
         if flight.phase == TRANSFER and flight.decode is handle:
             self._arrived(flight)  # the report that said so is missing
@@ -263,6 +289,7 @@ class Router(BaseEngine):
         for place, token_id in enumerate(gain.token_ids[known:], known):
             request.append(token_id, gain.logprobs[place] if gain.logprobs else None)
             self._generated_tokens += 1
+            flight.deaths = 0
             if request.finished:  # perhaps by a stop string, of which the worker knows nothing
                 break
         if not request.max_tokens:  # its prompt has been scored
@@ -278,8 +305,8 @@ class Router(BaseEngine):
             flight.prefill, flight.decode = (None if one is handle else one for one in (flight.prefill, flight.decode))
         if request.finished:
             self._retire(request)
-        else:
-            self.recovery.progressed(flight)
+
+    # ---- Loss: of workers, of messages, of pages in transfer ----
 
     def _gather(self) -> None:
         """Wait until all workers have started. Raise InvalidInput if one of them cannot."""
@@ -289,3 +316,95 @@ class Router(BaseEngine):
             if time.monotonic() > give_up:
                 raise InvalidInput(f"the workers did not start within {START_SECONDS:.0f} seconds")
         self.gathering = False
+
+    def _worker_up(self, handle: Handle, hello: Hello) -> None:
+        """Note that a worker has started, empty. Log it, unless it is one of this process and has just been made."""
+        # Two machines have two clocks: what the worker says was about now. On one machine they are the same.
+        offset = time.perf_counter() - hello.now if hello.host != socket.gethostname() else 0.0
+        self.handles[handle.number] = Handle(handle.number, handle.role, hello, offset)
+        self.capacity = min(one.hello.num_pages * one.hello.page_size for one in self.handles if one.up)
+        if hello.process != os.getpid() or self.lost:
+            log.warning("worker %d (%s) is up, process %d", handle.number, handle.role, hello.process)
+
+    def _worker_lost(self, handle: Handle, reason: str) -> None:
+        """Begin again what the worker held, unless the other side of a handoff has it still."""
+        if self.gathering:
+            raise InvalidInput(f"worker {handle.number} ({handle.role}) could not be started: {reason}")
+        flights = [self.flights[key] for key in handle.held]
+        log.warning("worker %d (%s) is lost with %d requests: %s", handle.number, handle.role, len(flights), reason)
+        self.lost += handle.up
+        self.handles[handle.number] = Handle(handle.number, handle.role)
+        worked_on = set(handle.worked_on())
+        for flight in flights:
+            computed_there = flight.decode is handle or flight.phase == PREFILL  # parked pages do no harm
+            flight.deaths += computed_there and flight.key in worked_on
+            self._lose(flight, handle)
+
+    def _lose(self, flight: Flight, handle: Handle) -> None:
+        """Take a flight off a worker: hand its parked pages to another one, or begin again."""
+        handle.drop(flight.key)
+        if flight.decode is handle:
+            flight.decode = None
+            if flight.prefill is None:
+                self._begin_again(flight)
+            else:  # the pages are where they were
+                self._enqueue(flight, READY)
+        else:
+            flight.prefill = None
+            if flight.phase != TRANSFER:  # otherwise the decode worker will say whether it has the pages
+                self._begin_again(flight)
+
+    def _begin_again(self, flight: Flight) -> None:
+        """Drop the orders of a flight and begin a new attempt; after MOST_DEATHS end its request with "error"."""
+        for handle in flight.holders:
+            handle.drop(flight.key)
+        flight.prefill = flight.decode = None
+        if flight.deaths >= MOST_DEATHS:
+            flight.phase = QUEUED
+            self._fail(flight, f"{flight.deaths} workers have died under it, one after the other")
+        else:
+            self.resumed += 1
+            self._begin(flight)
+
+    def _reconcile(self, handle: Handle, heartbeat: Heartbeat) -> None:
+        """Let go of what the worker should not hold, and begin again what it should hold and does not."""
+        handle.drops += heartbeat.held - handle.held.keys()
+        handle.probe = heartbeat.mail < handle.sent  # once it has read one more mail, those before it are read or lost
+        for key, mail in list(handle.held.items()):
+            flight = self.flights[key]
+            told_too_late = flight.phase == PREFILL and key in heartbeat.parked  # the report with the ticket is missing
+            if mail <= heartbeat.mail and (key not in heartbeat.held or told_too_late):
+                self._lose(flight, handle)
+
+    def _transfer_failed(self, handle: Handle, flight: Flight, reason: str) -> None:
+        """Hand over again; after MOST_FAILED_TRANSFERS do without a handoff, after three times as many give up."""
+        self.failed_transfers += 1
+        flight.failed_transfers += 1
+        log.warning("pages of request %s could not be fetched: %s", flight.request.request_id, reason)
+        if flight.failed_transfers >= 3 * MOST_FAILED_TRANSFERS:
+            self._fail(flight, reason)
+            return
+        self._lose(flight, handle)
+        if flight.phase == READY and flight.failed_transfers >= MOST_FAILED_TRANSFERS:
+            self._begin_again(flight)
+
+    def _end_what_waits_too_long(self) -> None:
+        """Keep `unavailable` true. While no worker at all is up, end what has waited for `wait_seconds`."""
+        down = [role for role in dict.fromkeys(one.role for one in self.handles) if not self._any_up(role)]
+        self.unavailable = f"no {' and no '.join(down)} worker is up" if down else ""
+        if any(handle.up for handle in self.handles):
+            self.last_up = time.monotonic()
+            return
+        for flight in list(self.flights.values()):
+            if time.monotonic() - max(self.last_up, flight.since) > self.wait_seconds:
+                self._fail(flight, f"no worker has been up for {self.wait_seconds:.0f} s")
+
+    def _any_up(self, role: str) -> bool:
+        return any(handle.up for handle in self.handles if handle.role == role)
+
+    def _fail(self, flight: Flight, reason: str) -> None:
+        """End the request of a flight with "error", and log why."""
+        log.error("request %s ends with an error: %s", flight.request.request_id, reason)
+        flight.request.finish("error")
+        self.changed[flight.request.request_id] = flight.request
+        self._retire(flight.request)

@@ -2,11 +2,11 @@
 
 A prompt goes to the worker that will have computed it first, counted in tokens:
 
-    cost = tokens in that worker's queue + tokens of the prompt that it has not cached
+    cost = tokens in that worker's queue + tokens of the prompt that it has not cached + requests there
 
-So a cached prefix attracts a request only as long as the queue in front of it is shorter than what the prefix saves.
-(NVIDIA Dynamo's router weighs both in one formula too, with a weight for the prefix.) Decode goes where most pages are
-free.
+So a cached prefix attracts a request only as long as the queue in front of it is shorter than what the prefix saves,
+and a request that decodes costs a token of every step. (NVIDIA Dynamo's router weighs the same three in one formula.)
+Decode alone goes where most pages are free.
 """
 
 import sys
@@ -71,21 +71,26 @@ class Flight:
     prefill: "Handle | None" = None
     decode: "Handle | None" = None
     ticket: object = None
-    first: int = 0  # output tokens when the attempt began
     failed_transfers: int = 0
-    deaths: int = 0  # workers that have died under it since it last made progress
+    deaths: int = 0  # workers that have died under it since its last token
+
+    @property
+    def holders(self) -> "list[Handle]":
+        """Return the workers that hold something of it."""
+        return [handle for handle in (self.prefill, self.decode) if handle is not None]
 
 
 @dataclass(eq=False)
 class Handle:
-    """The router's notes about one worker. Sums are kept as things change: a look costs the same with 1,000 flights."""
+    """The router's notes about one life of a worker.
+
+    Sums are kept as things change: a look costs the same with 1,000 flights.
+    """
 
     number: int
-    role: str  # "prefill" or "decode"
+    role: str  # "replica", "prefill" or "decode"
     hello: Hello | None = None  # None: it is down
     clock_offset: float = 0.0  # to add to its clock's seconds
-    available: int = 0  # pages, by its last report
-    seen: SeenPages | None = None
     stats: dict[str, float] = field(default_factory=dict)
     orders: list[Order] = field(default_factory=list)  # to go with the next mail
     drops: list[str] = field(default_factory=list)
@@ -95,7 +100,11 @@ class Handle:
     tasks: dict[str, int] = field(default_factory=dict)  # key -> tokens to compute, or pages to reserve
     load: int = 0  # sum of the tasks
     computing: set[str] = field(default_factory=set)  # keys, in its last step
-    isolated: str | None = None  # the only key that may run here: see recovery.py
+
+    def __post_init__(self):
+        if self.hello is not None:
+            self.available = self.hello.num_pages  # by its last report
+            self.seen = SeenPages(self.hello.page_size, self.hello.num_pages)
 
     @property
     def up(self) -> bool:
@@ -104,13 +113,8 @@ class Handle:
 
     @property
     def open(self) -> bool:
-        """Return whether new orders may go there."""
-        return self.hello is not None and self.isolated is None
-
-    def greet(self, hello: Hello, clock_offset: float) -> None:
-        """Note that the worker has started, empty."""
-        self.__init__(self.number, self.role, hello, clock_offset, hello.num_pages)
-        self.seen = SeenPages(hello.page_size, hello.num_pages)
+        """Return whether one more request may go there."""
+        return self.hello is not None and len(self.held) < self.hello.max_running
 
     def order(self, order: Order, task: int) -> None:
         """Put an order into the next mail. task: tokens to compute, or pages to reserve."""
@@ -143,7 +147,7 @@ class Handle:
         if report.heartbeat:
             self.stats = report.heartbeat.stats
 
-    def suspects(self) -> list[str]:
+    def worked_on(self) -> list[str]:
         """Return the keys that it may have worked on: those of its last step, and the first of those that wait."""
         waiting = [key for key in self.held if key not in self.computing]
         return [key for key in self.held if key in self.computing] + waiting[:MOST_BEGUN]
@@ -158,20 +162,20 @@ class Handle:
         return StepRecord(index, start, end, works, record.counters | {"worker": self.number})
 
 
-def choose_prefill(handles: Iterable[Handle], tokens: list[int]) -> tuple[Handle, int] | None:
+def choose_for_prompt(handles: Iterable[Handle], tokens: list[int]) -> tuple[Handle, int] | None:
     """Return the worker with the lowest cost, and how many tokens it has to compute; None if no worker is open."""
     each = [(handle, len(tokens) - handle.seen.longest(tokens)) for handle in handles if handle.open]
-    return min(each, key=lambda pair: pair[0].load + pair[1], default=None)
+    return min(each, key=lambda pair: pair[0].load + pair[1] + len(pair[0].held), default=None)
 
 
-def choose_decode(handles: Iterable[Handle], tokens: int) -> tuple[Handle, int] | None:
+def choose_for_decode(handles: Iterable[Handle], tokens: int) -> tuple[Handle, int] | None:
     """Return the worker with the most free pages, and how many the request takes; None if none has room for it now.
 
     A worker has room for pages for all its tokens and one more for each request there, as its scheduler demands.
     """
     fitting = []
     for handle in handles:
-        if handle.open and len(handle.held) < handle.hello.max_running:
+        if handle.open:
             needed, free = -(-tokens // handle.hello.page_size), handle.available - handle.load
             if needed + len(handle.held) <= free:
                 fitting.append((free, handle, needed))
@@ -183,6 +187,6 @@ def add_up(each: Iterable[tuple[str, dict[str, float]]]) -> dict[str, float]:
     total: dict[str, float] = {}
     for role, stats in each:
         for name, value in stats.items():
-            if role == "prefill" or not name.startswith("prefix_"):
+            if role != "decode" or not name.startswith("prefix_"):
                 total[name] = total.get(name, 0) + value
     return total

@@ -93,6 +93,7 @@ class Scheduler:
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.parked: dict[str, Sequence] = {}  # NEW in 08: another worker fetches their pages, or will
         self.reserved: dict[str, Sequence] = {}  # NEW in 08: their pages are being filled; then they run
+        self.given_up: list[Sequence] = []  # NEW in 08: nobody waits for them, but their pages may still be written to
         self.allocator = PageAllocator(num_pages, page_size)
         self.speculation = speculation
         self.preemptions = 0  # ever
@@ -182,10 +183,20 @@ class Scheduler:
             sequence.draft_computed = request.num_tokens - 1
         sequence.computed = request.num_tokens - 1
 
+    def give_up(self, request: Request) -> Sequence:
+        """NEW in 08: Reserve pages for a request no longer; they are free only after `release_given_up`."""
+        self.given_up.append(self.reserved.pop(request.request_id))
+        return self.given_up[-1]
+
+    def release_given_up(self, sequence: Sequence) -> None:
+        """NEW in 08: Free the pages of a sequence that was given up: nothing arrives in them any more."""
+        self.given_up.remove(sequence)
+        self._release(sequence)
+
     @property
     def holding(self) -> list[Sequence]:
         """NEW in 08: Return every sequence that has pages."""
-        return [*self.running.values(), *self.parked.values(), *self.reserved.values()]
+        return [*self.running.values(), *self.parked.values(), *self.reserved.values(), *self.given_up]
 
     def check(self) -> None:
         """Raise AssertionError if a page is lost or owned twice, or a request has too few pages or too many."""

@@ -1,9 +1,10 @@
 """NEW in 08: a worker is an engine with a loop of its own. Mail comes in, reports go out, and no step waits for either.
 
-A prefill worker computes a prompt, samples the first token, and parks the request: its pages keep their contents until
-the router drops the key. A decode worker reserves pages first, then fetches the contents into them, and continues with
-the second token. So nothing is ever in transfer without a place to go to. And no circle of waiting can arise: parked
-pages wait for room on a decode worker, and a decode worker gets room whenever one of its own requests ends.
+A replica does the whole job. A prefill worker computes a prompt, samples the first token, and parks the request: its
+pages keep their contents until the router drops the key. A decode worker reserves pages first, then fetches the
+contents into them, and continues with the second token. So nothing is ever in transfer without a place to go to. And no
+circle of waiting can arise: parked pages wait for room on a decode worker, and a decode worker gets room whenever one
+of its own requests ends.
 
 On the decode side an order passes three queues, which SGLang's decode server has too: `waiting_for_room`,
 `in_transfer`, and the scheduler's `running`.
@@ -14,7 +15,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -24,11 +25,11 @@ from common.serving.scoring import PromptScorer
 
 from .kv_transport import KVTransport, Transfer
 from .messages import Arrival, Gain, Heartbeat, Hello, Mail, Order, Report
+from .scheduler import Sequence
 
 HEARTBEAT_SECONDS = 1.0
 ARRIVAL_SECONDS = 0.003  # wait this long for pages before a step: those of a short prompt are here by then
-LOOK = None  # in a mailbox: a transfer has ended
-CLOSED = Mail(-1, [], [])  # in a mailbox: the router is gone
+LOOK = None  # in a mailbox: a transfer is final
 
 
 class Worker:
@@ -52,30 +53,31 @@ class Worker:
         self.begun: set[str] = set()  # whole jobs without a token yet
         self.waiting_for_room: deque[tuple[Request, Any]] = deque()  # with tickets
         self.in_transfer: dict[str, Transfer] = {}
+        self.given_up: list[tuple[Transfer, Sequence]] = []  # dropped, but their pages may still be written to
 
     def hello(self) -> Hello:
         """Return what the router has to know of this worker."""
         allocator = self.scheduler.allocator
         sizes = allocator.num_pages, allocator.page_size, self.scheduler.max_running
-        return Hello(socket.gethostname(), time.perf_counter(), os.getpid(), *sizes, self.engine.startup_notes)
+        notes = f"{self.engine.startup_notes}; {self.transport.description}"
+        return Hello(socket.gethostname(), time.perf_counter(), os.getpid(), *sizes, notes)
 
-    def run(self, mailbox: "SimpleQueue[Mail | None]", send: Callable[[Report], None]) -> None:
-        """Take turn after turn while there is something to compute, else one for each mail, until CLOSED comes."""
+    def run(self, mailbox: "SimpleQueue[Mail | None]") -> Iterator[Hello | Report]:
+        """Say hello. Then take turn after turn while there is something to compute, else one for each mail."""
+        yield self.hello()
         busy, beat = False, time.monotonic()
         while True:
             patience = 0 if busy else max(0, beat - time.monotonic())
-            mail = collect(mailbox, min(patience, self.poll_seconds) if self.in_transfer else patience)
-            if CLOSED in mail:
-                return
+            arriving = self.in_transfer or self.given_up
+            for mail in collect(mailbox, min(patience, self.poll_seconds) if arriving else patience):
+                if mail is not LOOK:
+                    self.read(mail)
             due = time.monotonic() >= beat
-            for one in mail:
-                if one is not LOOK:
-                    self.read(one)
             report = self.turn(heartbeat=due)
             if due:
                 beat = time.monotonic() + HEARTBEAT_SECONDS
             if report:
-                send(report)
+                yield report
             busy = report.record is not None or bool(report.failed or self.scorer.texts)
 
     def turn(self, heartbeat: bool = False) -> Report:
@@ -95,17 +97,11 @@ class Worker:
             report.heartbeat = Heartbeat(self.mail_read, held, parked, self.engine.stats())
         return report
 
-    def clear(self) -> None:
-        """Let go of everything: there is a new router, which knows of nothing."""
-        for key in self.held:
-            self._drop(key)
-        self.transport.clear()
-        self.mail_read, self.told_available, self.refused = 0, -1, []
-
     @property
     def held(self) -> list[str]:
         """Return the keys of all orders that are here."""
-        return [*self.engine.requests, *self.scorer.texts, *(one.request_id for one, _ in self.waiting_for_room)]
+        waiting = (request.request_id for request, _ in self.waiting_for_room)
+        return [*self.engine.requests, *self.scorer.texts, *waiting]
 
     def check(self) -> None:
         """Raise AssertionError if the books do not balance."""
@@ -165,6 +161,10 @@ class Worker:
 
     def _finish_transfers(self, report: Report) -> None:
         """Resume the requests whose pages have arrived; drop those whose transfer has failed."""
+        for transfer, sequence in list(self.given_up):
+            if transfer.final:
+                self.given_up.remove((transfer, sequence))
+                self.scheduler.release_given_up(sequence)
         for key, transfer in list(self.in_transfer.items()):
             try:
                 if not transfer.done():
@@ -208,7 +208,9 @@ class Worker:
         self.scorer.remove(key)
         self.waiting_for_room = deque(pair for pair in self.waiting_for_room if pair[0].request_id != key)
         if transfer := self.in_transfer.pop(key, None):
-            transfer.cancel()  # before its pages are free
+            transfer.cancel()
+            if not transfer.final:  # its pages stay taken, or late bytes would end up in another request's pages
+                self.given_up.append((transfer, self.scheduler.give_up(self.engine.requests.pop(key))))
         self.transport.abort(key)
         self.engine.abort(key)
 

@@ -57,6 +57,11 @@ class PagedBatch:
             host_lengths=lengths,
         )
 
+    def spread(self, blocks: int) -> "PagedBatch":
+        """Return the same batch for memory in which a page has `blocks` blocks: its number is that of its first one."""
+        slots = self.slot_mapping + self.slot_mapping // self.page_size * ((blocks - 1) * self.page_size)
+        return replace(self, page_tables=self.page_tables * blocks, slot_mapping=slots)
+
     def one_by_one(self, positions: Tensor) -> "PagedBatch":
         """Return the same tokens at `positions[N]`, each as a request of one token, with the page table of its own.
 

@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ..errors import InvalidInput, counted
 from ..process import start
-from .joining import LOOPBACK, end_processes, find_head, join_ray, start_ray
+from .joining import end_processes, find_head, join_ray, start_ray
 
 START_SECONDS = 90.0  # for a Ray of our own to start
 JOIN_SECONDS = 15.0  # for this process to join that Ray
@@ -57,7 +57,7 @@ class Cluster:
         if address is not None:
             find_head(address)
         self.mine = address is None
-        self.loopback = self.mine  # the argument of workers for `host`
+        self.loopback = self.mine  # whether workers need not reach other machines
         self.failure: str | None = None  # a sentence, once Ray is lost
         self._token = secrets.token_hex(32)  # of a Ray of our own
         self._group: PlacementGroup | None = None
@@ -183,11 +183,6 @@ class Cluster:
             if error and not self._closing.done():
                 self.failure = f"Ray's head at {self._head} is lost: {error}"
                 return
-
-
-def host(loopback: bool) -> str:
-    """Return the address on which a worker listens for other workers. loopback: `Cluster.loopback`."""
-    return LOOPBACK if loopback else ray.util.get_node_ip_address()
 
 
 def describe(error: Exception) -> str:

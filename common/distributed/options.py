@@ -21,6 +21,13 @@ def role_options(text: str) -> dict[str, int | str]:
 def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for the number of workers, where they run, and when they count as lost."""
     fleet = parser.add_argument_group("workers")
+    fleet.add_argument(
+        "--replicas",
+        type=int,
+        default=0,
+        metavar="N",
+        help="workers that do the whole job, in place of prefill and decode workers (default: 0)",
+    )
     fleet.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill workers (default: 1)")
     fleet.add_argument("--decode", type=int, default=1, metavar="N", help="decode workers (default: 1)")
     fleet.add_argument(

@@ -25,6 +25,7 @@ class RankedTransport:
 
     def __init__(self, transport, shard: Shard, device: torch.device):
         self.transport, self.shard, self.device = transport, shard, device
+        self.description = transport.description
 
     def register(self, pools: Sequence[Tensor]) -> None:
         self.transport.register(pools)
@@ -42,9 +43,6 @@ class RankedTransport:
 
     def abort(self, key: str) -> None:
         self.transport.abort(key)
-
-    def clear(self) -> None:
-        self.transport.clear()
 
 
 class RankedTransfer:
@@ -71,11 +69,21 @@ class RankedTransfer:
             state = DONE if self.transfer.done() else PENDING
         except ConnectionError as error:
             state, reason = FAILED, str(error)
-        least = torch.tensor(state, device=self.device)
-        dist.all_reduce(least, dist.ReduceOp.MIN)
+        least = self._least(state)
         if least == FAILED:
             raise ConnectionError(reason)
-        return bool(least == DONE)
+        return least == DONE
+
+    @property
+    def final(self) -> bool:
+        """Return whether no rank's pages will be written to any more. All ranks must ask at the same time."""
+        return bool(self._least(self.transfer.final))
+
+    def _least(self, value: int) -> int:
+        """Return the smallest of all ranks' values."""
+        least = torch.tensor(int(value), device=self.device)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        return int(least)
 
     def wait(self, seconds: float) -> None:
         self.transfer.wait(seconds)
@@ -101,9 +109,6 @@ class OnAllRanks:
         if report.gains:  # ranks that sample different tokens would compute K and V of different texts
             self._ranks.tell("agree", "gains", [gain[:3] for gain in report.gains])
         return report
-
-    def clear(self) -> None:
-        self._do("clear")
 
     def _do(self, method: str, *arguments) -> Any:
         with self._ranks.in_step():

@@ -1,7 +1,6 @@
 """The ends of a fleet of processes, without processes: nothing waits for an answer that does not come."""
 
 import threading
-import time
 from concurrent.futures import Future
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -10,10 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from common import process
-from common.distributed.channel import Door, connect
 from common.stages import load_stage_module
-from tests.helpers.engine_options import endless
-from tests.helpers.faulty_fleet import WorkerWithoutModel, kv_transport, messages, worker_module
 
 pytest.importorskip("ray", reason="needs the package ray")
 from common.distributed import cluster as module  # noqa: E402 (not before ray is known to be there)
@@ -52,19 +48,6 @@ def test_a_look_without_an_answer_does_not_hold_up_the_end(monkeypatch):
     answer.set()
 
 
-def test_a_worker_that_ray_does_not_kill_does_not_hold_up_the_end(make_fleet, monkeypatch):
-    """As SIGTERM to a whole process group leaves it: Ray's head ends first."""
-    door = Door("127.0.0.1")
-    actor = Mock(**{"listen.remote.return_value": (door.address, door.key)})
-    monkeypatch.setattr(ray_fleet.RayFleet, "_start", lambda fleet, number: fleet.actors.update({number: actor}))
-    fleet = make_fleet(get=lambda answer, timeout: answer)
-    with door.accept(SECONDS) as connection:
-        fleet.close()
-        assert not fleet.keepers[0].is_alive()
-        with pytest.raises(EOFError):
-            connection.recv()
-
-
 def test_closing_ends_a_worker_that_still_loads(make_fleet):
     """Loading may take minutes, and its keeper waits for it."""
     loading, killed = threading.Event(), threading.Event()
@@ -95,23 +78,19 @@ def test_keepers_that_do_not_end_are_waited_for_together(make_fleet, monkeypatch
     assert now == [ray_fleet.CLOSE_SECONDS]
 
 
-def test_an_error_of_the_engine_ends_the_connection(monkeypatch):
-    """At once, though a thread of the worker's process reads from it: the router need not wait for its deadline."""
+def test_a_worker_that_is_silent_gets_a_new_process(make_fleet, monkeypatch):
+    """It may hang, or its machine may be off: nobody tells of that."""
+    started, killed = [], []
+    monkeypatch.setattr(ray_fleet, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(ray_fleet.RayFleet, "_start", lambda fleet, number: started.append(Mock()) or keep(fleet))
 
-    def fail():
-        time.sleep(0.5)  # the thread that reads now waits for the next mail
-        raise ZeroDivisionError
+    def keep(fleet):
+        fleet.actors[0] = started[-1]
+        return started[-1]
 
-    actor = ray_fleet.WorkerProcess()
-    actor.host = "127.0.0.1"
-    actor.worker = worker_module.Worker(WorkerWithoutModel(12), kv_transport.LocalTransport())
-    monkeypatch.setattr(actor.worker.engine, "step", fail)
-    address, key = actor.listen()
-    running, _ = process.start(actor.run)
-    with connect(address, key) as router:
-        router.send(messages.Mail(1, [messages.Order("a#0", [1, 2, 3], [1], endless(6), 0, 6)], []))
-        with pytest.raises(EOFError):
-            while router.poll(10):
-                router.recv()
-    with pytest.raises(ZeroDivisionError):
-        running.result(20)
+    fleet = make_fleet(wait=lambda stream, timeout: ([], stream), kill=killed.append)
+    news = [event.news for event in fleet.events(SECONDS)]
+    while len(started) < 3:
+        news += [event.news for event in fleet.events(SECONDS)]
+    fleet.close()
+    assert {one.reason for one in news} == {"it has been silent for 10000 s"} and killed[0] is started[0]

@@ -16,26 +16,15 @@ Event = fleet_module.Event
 
 
 class SlowTransport(kv_transport.LocalTransport):
-    """Pages have arrived when they are looked at for the second time, a turn later. Until then they are written to."""
+    """Pages arrive some turns later, also those of a transfer that has failed or was cancelled in the meantime."""
 
     def __init__(self, scheduler):
         super().__init__()
         self.scheduler, self.arriving = scheduler, {}
-        self.broken = False  # whether no page ever arrives
+        self.broken = False  # whether every transfer fails, before its last bytes have arrived
 
     def receive(self, ticket, skip, pages, on_done):
-        transfer = super().receive(ticket, skip, pages, on_done)
-        done, looks = transfer.done, iter([False])
-        transfer.filled &= not self.broken
-        transfer.done = lambda: next(looks, True) and self.end(transfer) and done()
-        transfer.cancel = lambda: self.end(transfer)
-        self.arriving[transfer] = pages
-        return transfer
-
-    def end(self, transfer) -> bool:
-        self.check()
-        self.arriving.pop(transfer, None)
-        return True
+        return SlowTransfer(self, ticket, skip, list(pages))
 
     def check(self) -> None:
         """Raise AssertionError if a page is free, or another request may find it cached, that is still written to."""
@@ -43,6 +32,37 @@ class SlowTransport(kv_transport.LocalTransport):
         free = {*allocator.free, *(node.page for node in allocator.tree.unused)}
         for pages in self.arriving.values():
             assert free.isdisjoint(pages), "free, and being written to"
+
+
+class SlowTransfer:
+    """It is final when it has been looked at for the third time; what is no longer on offer then arrives as garbage."""
+
+    def __init__(self, transport: SlowTransport, ticket, skip: int, pages: list[int]):
+        self.transport, self.ticket, self.skip, self.pages = transport, ticket, skip, pages
+        self.looks, self.local, self.bytes, self.seconds = 0, None, 0, 0.0
+        transport.arriving[self] = pages
+
+    @property
+    def final(self) -> bool:
+        self.looks += 1
+        if self.looks >= 3 and self.local is None:
+            self.transport.check()
+            del self.transport.arriving[self]
+            self.local = kv_transport.LocalTransfer(self.transport.pools, *self.ticket, self.skip, self.pages)
+            if not self.local.filled:
+                self.transport.pools[0][self.pages] = -2
+        return self.local is not None
+
+    def done(self) -> bool:
+        if self.transport.broken:
+            raise ConnectionError("the data path is broken")
+        return self.final and self.local.done()
+
+    def wait(self, seconds):
+        """Nothing happens meanwhile."""
+
+    def cancel(self):
+        """What is on its way arrives all the same."""
 
 
 class FaultyFleet(fleet_module.LocalFleet):
@@ -104,7 +124,7 @@ class FaultyFleet(fleet_module.LocalFleet):
         self.hanging.discard(number)
         self.mail[number].clear()
         self.reports[number].clear()
-        self.workers[number].transport.clear()
+        self.workers[number].transport.offers.clear()
         self.workers[number] = self.begin(self.makers[number]())
         self.greeted[number] = False
         self.reports[number].append(messages.Lost("killed"))
@@ -143,7 +163,7 @@ class WorkerWithoutModel(BaseEngine):
         super().__init__(NO_MODEL)
         speculation = load_stage_module("08", "speculation").Speculation(0)
         self.scheduler = scheduler_module.Scheduler(4, 9, num_pages, page_size, speculation)
-        self.memory = torch.full((1, num_pages, page_size), -1, dtype=torch.int64)
+        self.memory = torch.full((num_pages, page_size), -1, dtype=torch.int64)
         self.pools = [self.memory]
 
     def accept(self, request):
@@ -181,8 +201,8 @@ class WorkerWithoutModel(BaseEngine):
         return requests
 
 
-def fleet_without_model(prefill: int, decode: int, pages: int = 12, wait_seconds: float = 1e9):
+def fleet_without_model(prefill: int, decode: int, replicas: int = 0, pages: int = 12, wait_seconds: float = 1e9):
     """A router in front of such workers, and its fleet."""
-    fleet = FaultyFleet([lambda: WorkerWithoutModel(pages)] * (prefill + decode))
-    roles = ["prefill"] * prefill + ["decode"] * decode
+    fleet = FaultyFleet([lambda: WorkerWithoutModel(pages)] * (prefill + decode + replicas))
+    roles = ["prefill"] * prefill + ["decode"] * decode + ["replica"] * replicas
     return router_module.Router(NO_MODEL, fleet, roles, wait_seconds), fleet

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import ray
 
-from common.distributed.cluster import Cluster, host
+from common.distributed.cluster import Cluster
 from common.distributed.joining import OBJECT_STORE_BYTES, environment, read_authentication_settings
 
 # isort: split
@@ -43,7 +43,12 @@ class Probe:
 
     def where(self, loopback: bool) -> tuple[str, str, str | None, str | None]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return ray.get_runtime_context().get_node_id(), host(loopback), os.environ.get("OMP_NUM_THREADS"), visible
+        return (
+            ray.get_runtime_context().get_node_id(),
+            ray.util.get_node_ip_address(),
+            os.environ.get("OMP_NUM_THREADS"),
+            visible,
+        )
 
 
 def places(cluster: Cluster, count: int) -> list[tuple[str, str, str | None, str | None]]:

@@ -18,11 +18,12 @@ from common.learn.milestones.stage_under_test import (
     expect_tokens,
     make_request,
 )
-from common.learn.milestones.workers import OPTIONS, NoLosses, make_fleet_engine, make_worker, order
+from common.learn.milestones.workers import OPTIONS, make_fleet_engine, make_worker, order
 
 
 @milestone(
-    "Scheduler.park, Scheduler.reserve, Scheduler.resume, Scheduler.holding, Scheduler.remove, Scheduler.check",
+    "Scheduler.park, Scheduler.reserve, Scheduler.resume, Scheduler.give_up, Scheduler.release_given_up, "
+    "Scheduler.holding, Scheduler.remove, Scheduler.check",
     hint="park moves a sequence from `running` to `parked`, resume one from `reserved` to `running`; remove finds all.",
     second_hint="resume: all but the newest token is computed: num_tokens - 1. Preempted requests come first.",
 )
@@ -56,6 +57,14 @@ def test_parked_and_resumed(stage):
     scheduler.remove(a.request)
     free = len(scheduler.allocator.free)
     expect(free == 5 and not scheduler.parked, f"A is removed: 5 pages must be free, not {free}", owners(scheduler))
+    late = make_request("F", 9)
+    scheduler.reserve(late)
+    given_up, before = scheduler.give_up(late), scheduler.allocator.available
+    expect("F" not in scheduler.reserved, "F is given up: it is not in `reserved` any more")
+    scheduler.check()
+    scheduler.release_given_up(given_up)
+    free = scheduler.allocator.available - before
+    expect(free == 3, f"F's 3 pages are free once nothing arrives in them any more, not {free}", owners(scheduler))
     scheduler.park(b)
     scheduler.allocator.extend(two.page_table, 32)
     expect_error(AssertionError, scheduler.check, "`check`, with too many pages for a parked sequence,")
@@ -87,20 +96,20 @@ def test_short_prompts_pass(stage):
 
 @milestone(
     "LocalTransfer.__init__, LocalTransfer.done",
-    hint="pool[:, pages] = from_pool[:, offered], for each pool; `offered` begins behind the first `skip`.",
+    hint="pool[pages] = from_pool[offered], for each pool; `offered` begins behind the first `skip`.",
     second_hint="An offer that was withdrawn is not in source.offers: `done` then raises ConnectionError.",
 )
 def test_pages_travel(stage):
-    """The offered pages, without the first `skip`, are copied into the reserved ones, in all pools and layers."""
+    """The offered pages, without the first `skip`, are copied into the reserved ones, in all pools."""
     sender, receiver = stage.kv_transport.LocalTransport(), stage.kv_transport.LocalTransport()
-    sender.register([torch.arange(48.0).view(2, 6, 4), torch.arange(48.0, 96.0).view(2, 6, 4)])
-    receiver.register([torch.zeros(2, 6, 4), torch.zeros(2, 6, 4)])
+    sender.register([torch.arange(48.0).view(6, 2, 4), torch.arange(48.0, 96.0).view(6, 2, 4)])
+    receiver.register([torch.zeros(6, 2, 4), torch.zeros(6, 2, 4)])
     ticket = sender.send("A", [5, 0, 3])
     transfer = receiver.receive(ticket, 1, [2, 4], lambda: None)
     expect(transfer.done() is True, "a copy within a process is done at once: `done` returns True")
     for number, (there, here) in enumerate(zip(sender.pools, receiver.pools, strict=True)):
-        mine = [next((str(p) for p in range(6) if torch.equal(here[:, page], there[:, p])), "0") for page in range(6)]
-        mine = [one if here[:, page].any() else "-" for page, one in enumerate(mine)]
+        mine = [next((str(p) for p in range(6) if torch.equal(here[page], there[p])), "0") for page in range(6)]
+        mine = [one if here[page].any() else "-" for page, one in enumerate(mine)]
         expect_rows(f"pool {number}: which page arrived where", mine, ["-", "-", "0", "-", "3", "-"], page=range(6))
     size = 2 * 2 * 2 * 4 * 4
     expect(transfer.bytes == size, f"2 pages of 2 layers of 4 floats, twice, are {size} bytes, not {transfer.bytes}")
@@ -131,7 +140,7 @@ def test_a_decode_worker_fetches(stage):
     sequence = here.scheduler.running.get("A")
     expect(sequence is not None and not here.in_transfer, "the pages are there: A must run, and be in transfer no more")
     pages = sequence.page_table.pages
-    same = [torch.equal(here.engine.pools[0][:, mine], there.engine.pools[0][:, page])
+    same = [torch.equal(here.engine.pools[0][mine], there.engine.pools[0][page])
             for mine, page in zip(pages, [7, 1, 4], strict=False)]  # fmt: skip
     expect_rows("pages that arrived as they were sent", same, [True] * 3, sent=[7, 1, 4], into=pages[:3])
     expect([one.key for one in report.arrived] == ["A"], f"the report must tell of A's arrival: {report.arrived}")
@@ -177,17 +186,12 @@ def test_a_worker_works(stage):
     expect(beat and (beat.mail, beat.held, beat.parked) == (2, {"A"}, {"A"}), f"the heartbeat says {beat}")
     expect(report.record is not None, "a turn with a step must report its record")
     ticket = report.parked[0][1]
-    mailbox, reports = SimpleQueue(), []
+    mailbox = SimpleQueue()
     mailbox.put(mail(1, [order(stage, "A", prompt, right[:1], ticket=ticket)], []))
-
-    def send(one):
-        reports.append(one)
-        if any(gain.finished for gain in one.gains):
-            mailbox.put(stage.worker.CLOSED)
-
-    decode.run(mailbox, send)
+    hello, *reports = until_finished(decode.run(mailbox))
+    expect(isinstance(hello, stage.messages.Hello), f"`run` first says hello, and yields {hello}")
     gained = [token for one in reports for gain in one.gains for token in gain.token_ids]
-    expect_rows("tokens of the decode worker, which runs until CLOSED", gained, right[1:])
+    expect_rows("tokens of the decode worker", gained, right[1:])
     ran = [work.tokens for one in reports if one.record for work in one.record.works]
     expect(ran == [1] * 7, f"the prompt came with its pages: each step runs 1 token, and they ran {ran}")
     expect(any(one.arrived for one in reports), "a report must tell that the pages have arrived")
@@ -197,18 +201,25 @@ def test_a_worker_works(stage):
     decode.check()
 
 
+def until_finished(news):
+    """Yield what a worker says, up to the report in which a request has finished."""
+    for one in news:
+        yield one
+        if any(gain.finished for gain in getattr(one, "gains", ())):
+            return
+
+
 @milestone(
-    "SeenPages.longest, SeenPages.add, choose_prefill, choose_decode",
+    "SeenPages.longest, SeenPages.add, choose_for_prompt, choose_for_decode",
     hint="`longest` counts whole pages from the root; `add` follows or inserts each, then releases and evicts.",
-    second_hint="choose_decode: needed + len(held) <= available - load, and fewer held than max_running.",
+    second_hint="choose_for_decode: of the open ones, those with needed + len(held) <= available - load.",
 )
 def test_where_a_request_goes(stage):
-    """A prompt goes where it is computed first: least queue plus tokens not cached. Decode goes where room is."""
+    """A prompt goes where it is done first: queue, tokens not cached, requests there. Decode goes where room is."""
     routing, messages = stage.routing, stage.messages
 
     def handle(number: int, load: int, available: int = 100):
-        one = routing.Handle(number, "any")
-        one.greet(messages.Hello("", 0.0, 1, 100, 4, 8, ""), 0.0)
+        one = routing.Handle(number, "any", messages.Hello("", 0.0, 1, 100, 4, 8, ""))
         one.available = available
         one.order(messages.Order(f"w{number}", [], [], None, 0, 0), load)
         return one
@@ -222,85 +233,86 @@ def test_where_a_request_goes(stage):
     a, b, c = handle(0, 6), handle(1, 50), handle(2, 5)
 
     def goes(wanted, text: list[int], why: str):
-        chosen = routing.choose_prefill([a, b, c], text)
-        costs = {f"worker {h.number}": h.load + len(text) - h.seen.longest(text) for h in (a, b, c) if h.open}
+        chosen = routing.choose_for_prompt([a, b, c], text)
+        costs = {f"worker {h.number}": h.load + len(text) - h.seen.longest(text) + len(h.held)
+                 for h in (a, b, c) if h.open}  # fmt: skip
         said = f"{why}: {chosen and (chosen[0].number, chosen[1])}"
         expect(chosen == wanted, said, rows({"worker": costs, "cost": costs.values()}))
 
     goes((c, 20), tokens, "nothing is cached, and worker 2 has the shortest queue")
     a.seen.add(tokens[:9])
-    goes((a, 12), tokens, "worker 0 has two pages of it: 6 + 12 < 5 + 20")
+    goes((a, 12), tokens, "worker 0 has two pages of it: 6 + 12 + 1 < 5 + 20 + 1")
+    a.held |= {str(n): 1 for n in range(7)}
+    goes((c, 20), tokens, "worker 0 holds max_running requests")
+    a.held = {"w0": 1}
+    c.held |= {str(n): 1 for n in range(2)}
+    goes((a, 1), [99], "6 + 1 + 1 < 5 + 1 + 3: each request there takes a token of every step")
+    c.held = {"w2": 1}
     b.seen.add(tokens)
     goes((a, 12), tokens, "worker 1 has all of it, and 50 tokens in its queue")
-    c.hello, a.isolated = None, "x"
-    goes((b, 0), tokens, "worker 2 is down, and worker 0 is kept for one request")
-    expect(routing.choose_prefill([], tokens) is None, "without a worker, choose_prefill returns None")
+    c.hello = a.hello = None
+    goes((b, 0), tokens, "workers 2 and 0 are down")
+    expect(routing.choose_for_prompt([], tokens) is None, "without a worker, choose_for_prompt returns None")
     d, e = handle(0, 0, 30), handle(1, 0, 50)
-    mine = [routing.choose_decode([d, e], 10), routing.choose_decode([d, e], 400)]
+    mine = [routing.choose_for_decode([d, e], 10), routing.choose_for_decode([d, e], 400)]
     expect(mine == [(e, 3), None], f"10 tokens go to worker 1, with 50 free pages, and 400 nowhere: {mine}")
     e.order(messages.Order("promised", [], [], None, 0, 0), 25)
-    expect(routing.choose_decode([d, e], 10) == (d, 3), "25 of the 50 pages are promised: 30 are more than 25")
+    expect(routing.choose_for_decode([d, e], 10) == (d, 3), "25 of the 50 pages are promised: 30 are more than 25")
     d.held = {str(n): 1 for n in range(6)}
-    mine = [routing.choose_decode([d], 96), routing.choose_decode([d], 97)]
+    mine = [routing.choose_for_decode([d], 96), routing.choose_for_decode([d], 97)]
     expect(mine == [(d, 24), None], f"30 pages: 24 for 96 tokens, and one more soon for each of 6 requests: {mine}")
     for one in (d, e):
         one.held = {str(n): 1 for n in range(8)}
-    expect(routing.choose_decode([d, e], 1) is None, "both hold max_running requests: None")
+    expect(routing.choose_for_decode([d, e], 1) is None, "both hold max_running requests: None")
 
 
 @milestone(
-    "Router.accept, Router.step, Router.release, Router.begin, Router.enqueue, Router._route, Router._oldest, "
-    "Router.order, Router._send_mail, Router._listen, Router._take, Router._arrived, Router._gain, Router._gather",
+    "Router.accept, Router.step, Router.release, Router._begin, Router._enqueue, Router._oldest, Router._route, "
+    "Router._order, Router._send_mail, Router._listen, Router._take, Router._arrived, Router._gain, Router._gather, "
+    "Router._worker_up",
     hint="queued, prefill, ready, transfer, decode: _route moves flights down, what _take reads moves them up.",
     second_hint="A gain says its place in the output: append its tokens from len(token_ids) - gain.first on.",
 )
 def test_the_router_hands_over(stage):
     """A request goes to a prefill worker, its pages to a decode worker, and its tokens come back, each once."""
-    written = stage.router.Recovery
-    stage.router.Recovery = NoLosses
-    try:
-        engine = stage.make_engine(prefill=2, decode=1, **OPTIONS)
-        prompts = stage.prompts(5, 30)
-        requests, seen = [engine.add(prompt, endless(10)) for prompt in prompts], set()
-        for _ in range(400):
-            if not engine.has_unfinished:
-                break
-            engine.step()
-            engine.check()
-            seen |= {flight.phase for flight in engine.flights.values()}
-        phases = {one.request.request_id: one.phase for one in engine.flights.values()}
-        expect(not engine.has_unfinished, f"after 400 steps these are not finished: {phases}")
-        expect_tokens(stage, engine, requests, stage.right_tokens(prompts, 10))
-        expect(
-            stage.routing.DECODE in seen, "once its pages have arrived a flight is in DECODE, and lets the sender go"
-        )
-        stats = engine.stats()
-        expect(stats["handoffs"] == 5, f"five requests are five handoffs, not {stats['handoffs']}")
-        workers = sorted({step.counters["worker"] for step in engine.trace})
-        expect(workers == [0, 1, 2], f"two prefill workers and one for decode: steps ran on {workers}")
-        gone = engine.add(prompts[0], endless(10))
+    engine = stage.make_engine(prefill=2, decode=1, **OPTIONS)
+    prompts = stage.prompts(5, 30)
+    requests, seen = [engine.add(prompt, endless(10)) for prompt in prompts], set()
+    for _ in range(400):
+        if not engine.has_unfinished:
+            break
         engine.step()
-        engine.abort(gone.request_id)
-        engine.step()
-        held = [worker.held for worker in engine.fleet.workers]
-        expect(not any(held) and not engine.flights, f"it was aborted, and workers still hold {held}")
-        expect_error(InvalidInput, lambda: engine.add(prompts[0] * 13, endless(20)), "`accept` of what fits no worker")
-    finally:
-        stage.router.Recovery = written
+        engine.check()
+        seen |= {flight.phase for flight in engine.flights.values()}
+    phases = {one.request.request_id: one.phase for one in engine.flights.values()}
+    expect(not engine.has_unfinished, f"after 400 steps these are not finished: {phases}")
+    expect_tokens(stage, engine, requests, stage.right_tokens(prompts, 10))
+    expect(stage.routing.DECODE in seen, "once its pages have arrived a flight is in DECODE, and lets the sender go")
+    stats = engine.stats()
+    expect(stats["handoffs"] == 5, f"five requests are five handoffs, not {stats['handoffs']}")
+    workers = sorted({step.counters["worker"] for step in engine.trace})
+    expect(workers == [0, 1, 2], f"two prefill workers and one for decode: steps ran on {workers}")
+    gone = engine.add(prompts[0], endless(10))
+    engine.step()
+    engine.abort(gone.request_id)
+    engine.step()
+    held = [worker.held for worker in engine.fleet.workers]
+    expect(not any(held) and not engine.flights, f"it was aborted, and workers still hold {held}")
+    expect_error(InvalidInput, lambda: engine.add(prompts[0] * 13, endless(20)), "`accept` of what fits no worker")
 
 
 @milestone(
-    "Recovery.watch, Recovery.worker_back, Recovery.worker_lost, Recovery.lose, Recovery.begin_again, "
-    "Recovery.compare, Recovery.transfer_failed, Router.fail",
-    hint="worker_lost: `lose` each flight that the worker held. lose: parked pages elsewhere: READY; else begin_again.",
-    second_hint="compare: what should be held (its mail was read) and is not is lost; what should not be is dropped.",
+    "Router._worker_lost, Router._lose, Router._begin_again, Router._reconcile, Router._transfer_failed, "
+    "Router._end_what_waits_too_long, Router._fail",
+    hint="_worker_lost: `_lose` each flight that it held. _lose: parked pages elsewhere: READY; else _begin_again.",
+    second_hint="_reconcile: what should be held (its mail was read) and is not is lost; what should not be, dropped.",
 )
 def test_losses_cost_time_and_no_token(stage):
     """A worker, mail or a transfer is lost: what it held begins again, and no token is missing or twice."""
     prompts = stage.prompts(4, 30)
     right = stage.right_tokens(prompts, 12)
     for lost in ("prefill worker", "decode worker", "mail", "transfer"):
-        engine = make_fleet_engine(stage, suspects=False)
+        engine = make_fleet_engine(stage)
         requests = [engine.add(prompt, endless(12)) for prompt in prompts]
         if lost == "mail":
             engine.fleet.lose_mail = True
@@ -319,19 +331,25 @@ def test_losses_cost_time_and_no_token(stage):
         wanted = [int(lost.endswith("worker")), int(lost == "transfer"), lost in ("decode worker", "mail")]
         if lost != "prefill worker":  # what it had done already decides whether any begins again
             expect_rows(f"a lost {lost}: workers_lost, failed_transfers, any resumed", counts, wanted)
-    engine = make_fleet_engine(stage, suspects=False, wait_seconds=0.0)
+    engine = make_fleet_engine(stage, wait_seconds=0.0)
     engine.fleet.die(1, returns=False)
     engine.step()
     expect("decode" in engine.unavailable, f"no decode worker is up: `unavailable` is {engine.unavailable!r}")
-    said, log = [], stage.recovery.log
-    stage.recovery.log = SimpleNamespace(warning=lambda *line: said.append(line))
-    engine.recovery.worker_back(engine.handles[0])
-    stage.recovery.log = log
-    expect(said, "`worker_back` must log a worker that is up again after a loss")
     request = engine.add(prompts[0], endless(4))
     engine.fleet.die(0, returns=False)
     drain(engine, 20)
     expect(request.finish_reason == "error", f"no worker is up: the request must end with an error, not {request}")
+    engine = make_fleet_engine(stage)
+    others = [engine.add(prompt, endless(12)) for prompt in prompts[:3]]
+    while any(len(one.token_ids) < 3 for one in others):
+        engine.step()
+    poison = engine.add(prompts[3], endless(12), request_id="poison")
+    engine.fleet.poison = "poison#"
+    drain(engine)
+    expect(poison.finish_reason == "error", f"it has killed worker after worker, and is {poison}")
+    expect_tokens(stage, engine, others, right[:3])
+    lost = engine.stats()["workers_lost"]
+    expect(lost == stage.router.MOST_DEATHS, f"{stage.router.MOST_DEATHS} workers die under it, not {lost}")
 
 
 def fails_once(transport, arguments):
@@ -341,34 +359,4 @@ def fails_once(transport, arguments):
     def done():
         raise ConnectionError("cut off in the middle")
 
-    return SimpleNamespace(done=done, wait=lambda seconds: None, cancel=lambda: None, bytes=0, seconds=0.0)
-
-
-@milestone(
-    "Recovery.isolates, Recovery._run_suspect_alone",
-    hint="isolates: with SUSPECT_DEATHS or more the flight waits, QUEUED, and its key joins `suspects`.",
-    second_hint="_run_suspect_alone: keep a worker for the first suspect, and order it there once the worker is empty.",
-)
-def test_a_request_that_kills_workers(stage):
-    """A request under which workers keep dying runs alone, and ends with an error; all others end as ever."""
-    prompts = stage.prompts(4, 30)
-    right = stage.right_tokens(prompts, 12)
-    engine = make_fleet_engine(stage)
-    others = [engine.add(prompt, endless(12)) for prompt in prompts[:2]]
-    poison = engine.add(prompts[3], endless(12), request_id="poison")
-    others.append(engine.add(prompts[2], endless(12)))
-    engine.fleet.poison = "poison#"
-    company = []
-    for _ in range(300):
-        if not engine.has_unfinished:
-            break
-        flight = next((one for one in engine.flights.values() if one.request is poison), None)
-        holder = flight and (flight.decode or flight.prefill)
-        if holder and flight.deaths >= 2:
-            company.append(len(holder.held) - 1)
-        engine.step()
-        engine.check()
-    expect(poison.finish_reason == "error", f"it has killed worker after worker, and is {poison}")
-    expect_tokens(stage, engine, others, right[:3])
-    expect(not any(company), f"a suspect runs alone; beside it ran {company}")
-    expect(engine.stats()["workers_lost"] == 4, f"four workers die under it, not {engine.stats()['workers_lost']}")
+    return SimpleNamespace(done=done, wait=lambda seconds: None, cancel=lambda: None, bytes=0, seconds=0.0, final=True)

@@ -9,8 +9,8 @@ from .workers import make_fleet_engine
 
 @exercise(
     2,
-    hint="Handle.open says whether new orders may go there, and `choose_prefill` and `choose_decode` ask it.",
-    second_hint="Give Handle an attribute that `greet` resets, so that a new process in its place gets orders again.",
+    hint="Handle.open says whether one more request may go there, and both functions that choose ask it.",
+    second_hint="Give Handle an attribute: each life of a worker has a new Handle, so a new process gets orders again.",
 )
 def a_worker_is_drained(stage):
     """A worker that is drained ends what it holds and gets nothing new; the last of its kind stays open."""

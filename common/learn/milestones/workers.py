@@ -1,4 +1,4 @@
-"""What the milestones of stage 08 share: workers by hand, a fleet that loses things, a recovery that rests."""
+"""What the milestones of stage 08 share: workers by hand, and a fleet that loses things."""
 
 from typing import Any
 
@@ -15,22 +15,6 @@ def make_worker(stage: StageUnderTest) -> Any:
 def order(stage: StageUnderTest, key: str, prompt: list[int], output=(), max_tokens: int = 8, **more) -> Any:
     """Return an order for a prompt whose output so far is known."""
     return stage.messages.Order(key, prompt, list(output), endless(max_tokens), 0, max_tokens, **more)
-
-
-class NoLosses:
-    """In place of Recovery, while it is not written: nothing is ever lost."""
-
-    def __init__(self, router: Any, wait_seconds: float):
-        """Keep nothing."""
-
-    def stats(self) -> dict[str, int]:
-        return {}
-
-    def isolates(self, flight: Any) -> bool:
-        return False
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: None
 
 
 def mortal_fleet(stage: StageUnderTest) -> type:
@@ -61,7 +45,7 @@ def mortal_fleet(stage: StageUnderTest) -> type:
 
         def die(self, number, returns=True):
             """End a worker, with what it has done and not said. With `returns` an empty one takes its place."""
-            self.workers[number].transport.clear()
+            self.workers[number].transport.offers.clear()
             self.workers[number] = stage.worker.Worker(self.makers[number](), stage.kv_transport.LocalTransport())
             self.news.append(stage.fleet.Event(number, stage.messages.Lost("killed")))
             self.unheard.add(number)
@@ -73,14 +57,11 @@ def mortal_fleet(stage: StageUnderTest) -> type:
     return MortalFleet
 
 
-def make_fleet_engine(stage: StageUnderTest, suspects: bool = True, **options) -> Any:
-    """Return the stage's Engine in front of a mortal fleet. suspects: whether a request is ever isolated."""
+def make_fleet_engine(stage: StageUnderTest, **options) -> Any:
+    """Return the stage's Engine in front of a mortal fleet."""
     module = stage.deployment
     original, module.LocalFleet = module.LocalFleet, mortal_fleet(stage)
     try:
-        engine = stage.make_engine(**OPTIONS, **options)
+        return stage.make_engine(**OPTIONS, **options)
     finally:
         module.LocalFleet = original
-    if not suspects:
-        engine.recovery.isolates = lambda flight: False
-    return engine

@@ -1,0 +1,234 @@
+"""Pages arrive as they were sent, once they are offered and until withdrawn, whatever happens to their sender."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from common.distributed import nixl_transport, page_transport
+from common.stages import load_stage_module
+
+pytest.importorskip("torch").set_num_threads(1)
+try:
+    nixl_transport.nixl()
+except ModuleNotFoundError:
+    pytest.skip("needs the package nixl", allow_module_level=True)
+
+LocalTransport = load_stage_module("08", "kv_transport").LocalTransport
+SHAPES = [(50, 4, 8, 2, 8), (50, 2, 8, 1, 8)]  # of a model, and of a smaller one
+PATIENCE_SECONDS = 60  # for what takes milliseconds on a machine that has nothing else to do
+SOURCE, PLACES = [7, 8, 9, 3, 49, 0], [5, 4, 20, 21, 22, 6]
+
+
+def sender_pools(dtype: torch.dtype = torch.float32, shapes=SHAPES) -> list[torch.Tensor]:
+    return [torch.arange(1, 51).view(-1, *[1] * (len(shape) - 1)).expand(shape).to(dtype) * 2 for shape in shapes]
+
+
+@pytest.fixture(params=["local", "nixl"])
+def ends(request) -> Iterator[tuple]:
+    """Two transports of a kind: one with pools full of numbers, one with zeros."""
+    kind = LocalTransport if request.param == "local" else nixl_transport.NixlTransport
+    with (
+        transport(sender_pools(), kind) as sender,
+        transport([torch.zeros(shape) for shape in SHAPES], kind) as receiver,
+    ):
+        yield sender, receiver
+
+
+@contextmanager
+def transport(pools: list[torch.Tensor], kind=nixl_transport.NixlTransport) -> Iterator:
+    one = kind()
+    one.register([pool.contiguous() for pool in pools])
+    yield one
+    if kind is not LocalTransport:
+        one.close()
+
+
+def arrived(transfer) -> bool:
+    transfer.wait(PATIENCE_SECONDS)
+    return transfer.done()
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.005)
+
+
+def assert_arrived(receiver, source: list[int], places: list[int]) -> None:
+    """Raise AssertionError unless these pages hold what was sent, and all others zeros."""
+    for got, sent in zip(receiver.pools, sender_pools(receiver.pools[0].dtype), strict=True):
+        assert torch.equal(got[places], sent[source])
+        assert not got[[page for page in range(50) if page not in places]].any()
+
+
+@pytest.mark.parametrize("skip", [0, 2, 6])
+def test_pages_arrive_as_they_were_sent_and_nothing_else_is_touched(ends, skip):
+    sender, receiver = ends
+    told = []
+    transfer = receiver.receive(sender.send("a", SOURCE), skip, PLACES[skip:], lambda: told.append("final"))
+    assert arrived(transfer) and transfer.final and transfer.seconds > 0
+    assert transfer.bytes == sum(pool[0].nbytes for pool in sender.pools) * (6 - skip)
+    assert_arrived(receiver, SOURCE[skip:], PLACES[skip:])
+    transfer.cancel()
+    assert transfer.done(), "cancelling what is complete changes nothing"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param("cuda", marks=pytest.mark.gpu)], ids=str)
+def test_other_types_and_the_memory_of_a_gpu_travel_too(dtype):
+    where = {"device": "cuda"} if dtype == "cuda" else {"dtype": dtype}
+    pools = [pool.to(**where) for pool in sender_pools()]
+    with transport(pools) as sender, transport([torch.zeros_like(pool) for pool in pools]) as receiver:
+        assert arrived(receiver.receive(sender.send("a", SOURCE), 0, PLACES))
+        for here, there in zip(receiver.pools, sender.pools, strict=True):
+            assert torch.equal(here[PLACES], there[SOURCE])
+
+
+def test_an_offer_stands_until_it_is_withdrawn(ends):
+    """Whoever has the ticket may fetch it, again and again; other offers are none the worse."""
+    sender, receiver = ends
+    first, other = sender.send("a", [1, 2]), sender.send("c", [1, 2])
+    for pages in ([3, 4], [5, 6]):
+        assert arrived(receiver.receive(first, 0, pages, lambda: None))
+    sender.abort("a")
+    sender.abort("a")
+    with pytest.raises(ConnectionError, match="withdrawn"):
+        arrived(receiver.receive(first, 0, [7, 8], lambda: None))
+    assert arrived(receiver.receive(other, 0, [1, 2], lambda: None))
+
+
+def test_pages_that_are_withdrawn_while_they_travel_are_never_complete():
+    """They may hold another request's contents by then, and nobody tells the receiver."""
+    with transport(sender_pools()) as sender, transport(sender_pools()) as receiver:
+        read, reads = receiver._read, []
+
+        def withdrawn_meanwhile(*arguments):
+            yield from read(*arguments)
+            reads.append(arguments)
+            if len(reads) == 1:  # the pages are there, and their stamp is not
+                sender.abort("a")
+
+        receiver._read = withdrawn_meanwhile
+        with pytest.raises(ConnectionError, match="withdrawn"):
+            arrived(receiver.receive(sender.send("a", SOURCE), 0, PLACES))
+        assert len(reads) == 2
+
+
+def test_what_does_not_fit_is_refused_before_a_byte_is_written():
+    with (
+        transport(sender_pools()) as sender,
+        transport(sender_pools()) as alike,
+        transport([torch.zeros(50, 3)]) as other,
+    ):
+        ticket = sender.send("a", SOURCE)
+        with pytest.raises(ConnectionError, match="the sender's pools are"):
+            arrived(other.receive(ticket, 0, PLACES))
+        with pytest.raises(ConnectionError, match="4 pages are on offer, and 6 are reserved"):
+            arrived(alike.receive(ticket, 2, PLACES))
+        with pytest.raises(ValueError, match="contiguous"):
+            other.register([torch.zeros(50, 4).T])
+        assert not other.pools[0].any() and torch.equal(alike.pools[0], sender.pools[0])
+
+
+def test_a_cancelled_transfer_does_not_begin():
+    """One that waits for its turn is final soon, and its pages are as they were."""
+    with transport(sender_pools()) as sender, transport([torch.zeros(shape) for shape in SHAPES]) as receiver:
+        ticket, queue = sender.send("a", SOURCE), receiver.begun
+        receiver.begun = type(queue)()  # nobody takes it from here
+        transfer = receiver.receive(ticket, 0, PLACES)
+        transfer.cancel()
+        queue.put(transfer)
+        eventually(lambda: transfer.final)
+        assert not any(pool.any() for pool in receiver.pools)
+        with pytest.raises(ConnectionError, match="cancelled"):
+            transfer.done()
+
+
+# ---- Senders in another process ----
+
+
+def offer(pipe, page: int) -> None:
+    """The work of a process: offer 64 pages until it is ended."""
+    one = nixl_transport.NixlTransport()
+    one.register([torch.full((64, page // 4), 3.0)])
+    pipe.send(one.send("a", range(64)))
+    time.sleep(1e6)
+
+
+@contextmanager
+def other_process(page: int = 1 << 18):
+    """A ticket for 64 pages full of threes, and the process that offers them."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=offer, args=(there, page), daemon=True)
+    process.start()
+    assert here.poll(PATIENCE_SECONDS)
+    yield here.recv(), process
+    process.kill()
+    process.join()
+
+
+def fails(transfer) -> bool:
+    try:
+        transfer.done()
+    except ConnectionError:
+        return True
+    return False
+
+
+def test_a_sender_that_is_killed_is_noticed_and_its_successor_is_another():
+    """What it offered is refused, and a process that returns is not taken for it."""
+    with transport([torch.zeros(64, 1 << 16)]) as receiver:
+        with other_process() as (stale, process):
+            assert arrived(receiver.receive(stale, 0, range(64)))
+            transfer = receiver.receive(stale, 0, range(64))
+            process.kill()
+            process.join()
+            eventually(lambda: transfer.final)  # done, or failed: one or the other
+        later = receiver.receive(stale, 0, range(64))
+        eventually(lambda: later.final)
+        assert fails(later)
+        receiver.pools[0].zero_()
+        with other_process() as (ticket, _):
+            assert ticket.peer.name != stale.peer.name
+            assert arrived(receiver.receive(ticket, 0, range(64)))
+            assert (receiver.pools[0] == 3).all()
+
+
+def test_bytes_of_a_stopped_sender_arrive_late_and_are_waited_for(monkeypatch):
+    """The receiver is told in time, but its pages must not be used again: a process that was stopped may go on.
+
+    By TCP, which the sender's process must serve; the kernel reads the memory of a stopped one as well.
+    """
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    with transport([torch.zeros(64, 1 << 16)]) as receiver, other_process() as (ticket, process):
+        assert arrived(receiver.receive(ticket, 0, range(64)))  # they have met
+        monkeypatch.setattr(nixl_transport, "TRANSFER_SECONDS", 0.5)
+        receiver.pools[0].zero_()
+        os.kill(process.pid, signal.SIGSTOP)
+        transfer = receiver.receive(ticket, 0, range(64))
+        eventually(lambda: fails(transfer))
+        transfer.cancel()
+        assert not transfer.final, "bytes may still arrive"
+        os.kill(process.pid, signal.SIGCONT)
+        eventually(lambda: transfer.final)
+        assert (receiver.pools[0] == 3).all(), "they did arrive"
+        process.kill()
+        later = receiver.receive(ticket, 0, range(64))
+        eventually(lambda: later.final)
+        assert fails(later)
+
+
+def test_where_nixl_is_missing_pages_travel_through_ray(monkeypatch):
+    pytest.importorskip("ray", reason="needs the package ray")
+
+    def missing():
+        raise ModuleNotFoundError("No module named 'nixl'")
+
+    monkeypatch.setattr(nixl_transport, "nixl", missing)
+    assert "object store" in page_transport(loopback=True).description

@@ -91,17 +91,17 @@ def pytest_collection_modifyitems(config, items):
         for item, group in groups.items():
             item.add_marker(pytest.mark.xdist_group(group))
         # A file of few tests runs whole programs. Those of many short ones come last, and level the processes out.
-        items.sort(key=lambda item: (groups[item] != "ray", sizes[groups[item]], groups[item]))
+        items.sort(key=lambda item: (not groups[item].startswith("ray"), sizes[groups[item]], groups[item]))
 
 
 def group_of(item) -> str:
     """Return the group of a test, which one process runs in order: its file, and in the contract the stage as well.
 
-    All tests under Ray are one group, the first: each starts processes that compute, with deadlines that they would
-    miss beside each other, and waits for them while other groups run.
+    Tests under Ray are two groups, which come first, since both wait for most of the time. Those of stages start
+    workers that compute, with deadlines that they would miss beside each other; the others mostly start and end a Ray.
     """
     if item.get_closest_marker("ray"):
-        return "ray"
+        return "ray, stages" if item.path.parent.name == "stages" else "ray, others"
     stage = item.callspec.params.get("engine_class", "") if hasattr(item, "callspec") else ""
     return f"{item.path.stem}:{Path(stage).name}" if stage else item.path.stem
 

@@ -442,18 +442,24 @@ def test_a_damaged_tokenizer_is_named(tokenizer, config):
 
 
 @pytest.mark.parametrize(
-    ("has_gpu", "asked", "chosen", "reason"),
+    ("capability", "asked", "chosen", "reason"),
     [
-        (True, (), ("cuda", torch.bfloat16), "device=cuda (NVIDIA H100), dtype=bfloat16 ("),
-        (False, (), ("cpu", torch.float32), "device=cpu (no CUDA device), dtype=float32 (exact and portable on CPU)"),
-        (True, ("cpu", "bfloat16"), ("cpu", torch.bfloat16), "device=cpu (as asked), dtype=bfloat16 (as asked)"),
-        (True, (torch.device("cpu"), torch.bfloat16), ("cpu", torch.bfloat16), "device=cpu (as asked), dtype=bfloat16"),
+        ((9, 0), (), ("cuda", torch.bfloat16), "device=cuda (a card), dtype=bfloat16 (half the bytes of float32"),
+        ((7, 5), (), ("cuda", torch.float16), "device=cuda (a card), dtype=float16 (half the bytes of float32"),
+        (None, (), ("cpu", torch.float32), "device=cpu (no CUDA device), dtype=float32 (exact and portable on CPU)"),
+        ((9, 0), ("cpu", "bfloat16"), ("cpu", torch.bfloat16), "device=cpu (as asked), dtype=bfloat16 (as asked)"),
+        (
+            (9, 0),
+            (torch.device("cpu"), torch.bfloat16),
+            ("cpu", torch.bfloat16),
+            "device=cpu (as asked), dtype=bfloat16",
+        ),
     ],
 )
-def test_device_and_type_are_those_asked_for_or_the_best_here(has_gpu, asked, chosen, reason, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+def test_device_and_type_are_those_asked_for_or_the_best_here(capability, asked, chosen, reason, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
     device, dtype, said = choose_device(*asked)
     assert (device.type, dtype) == chosen and said.startswith(reason)
 

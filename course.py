@@ -192,8 +192,8 @@ def diff(chosen: list[Path], arguments: list[str], root: Path) -> int:
 def test(chosen: list[Path], arguments: list[str], root: Path) -> int:
     """Run the whole suite, or with a stage in front what is about it alone, without processes under Ray.
 
-    A learner's stage takes the place of the reference in all of these tests. The whole suite runs in one process more
-    than there are cores, up to five: one has the tests under Ray, which wait for most of the time. tests/conftest.py
+    A learner's stage takes the place of the reference in all of these tests. The whole suite runs in two processes more
+    than there are cores, up to six: two have the tests under Ray, which wait for most of the time. tests/conftest.py
     groups the tests.
     """
     first = arguments[0] if arguments else "-"
@@ -202,7 +202,7 @@ def test(chosen: list[Path], arguments: list[str], root: Path) -> int:
         pytest = [prepare_environment(root), "-m", "pytest", "-q"]
         if arguments:
             return run([*pytest, *arguments], root)
-        several = ["-n", str(min(os.cpu_count() or 1, 4) + 1), "--dist", "loadgroup", "--no-loadscope-reorder"]
+        several = ["-n", str(min(os.cpu_count() or 1, 4) + 2), "--dist", "loadgroup", "--no-loadscope-reorder"]
         return run([*pytest, *several], root)
     stage = pick_stage(first, root)
     tests = [relative(file, root) for file in sorted(root.glob(f"tests/stages/test*_{stage.name[:2]}_*.py"))]

@@ -44,6 +44,7 @@ settings.register_profile("first_failure", phases=[Phase.explicit, Phase.reuse, 
 
 WITH_A_LOOP_AROUND = ["06_prefix_cache+overlap"]
 PROMPT_COUNT = 13
+LONG = 40  # tests in a file
 
 
 def pytest_addoption(parser):
@@ -86,24 +87,27 @@ def pytest_collection_modifyitems(config, items):
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     if config.getoption("loadgroup", False):  # of pytest-xdist
-        groups = {item: group_of(item) for item in items}
+        of_file = Counter(item.path for item in items)
+        groups = {item: group_of(item, of_file[item.path]) for item in items}
         sizes = Counter(groups.values())
         for item, group in groups.items():
             item.add_marker(pytest.mark.xdist_group(group))
         # A file of few tests runs whole programs. Those of many short ones come last, and level the processes out.
-        items.sort(key=lambda item: (groups[item] != "ray", sizes[groups[item]], groups[item]))
+        items.sort(key=lambda item: (not groups[item].startswith("ray"), sizes[groups[item]], groups[item]))
 
 
-def group_of(item) -> str:
-    """Return the group of a test, which one process runs in order: its file, and in the contract the stage as well.
+def group_of(item, of_file: int) -> str:
+    """Return the group of a test, which one process runs in order: its file, and in a long one the stage as well.
 
-    All tests under Ray are one group, the first: each starts processes that compute, with deadlines that they would
-    miss beside each other, and waits for them while other groups run.
+    of_file: the number of tests in its file; that of a long one takes a minute, as the contract and all milestones.
+    Tests under Ray are two groups, which come first, since both wait for most of the time. Those of stages start
+    workers that compute, with deadlines that they would miss beside each other; the others mostly start and end a Ray.
     """
     if item.get_closest_marker("ray"):
-        return "ray"
-    stage = item.callspec.params.get("engine_class", "") if hasattr(item, "callspec") else ""
-    return f"{item.path.stem}:{Path(stage).name}" if stage else item.path.stem
+        return "ray, stages" if item.path.parent.name == "stages" else "ray, others"
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    stage = params.get("engine_class") or params.get("stage")
+    return f"{item.path.stem}:{Path(stage).name}" if stage and of_file > LONG else item.path.stem
 
 
 def is_about(item, folder: Path) -> bool:

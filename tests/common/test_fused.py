@@ -1,6 +1,7 @@
 """The fused kernels and packed products compute what common/model.py computes, whatever else is in the batch."""
 
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
@@ -13,18 +14,15 @@ from tests.helpers.triton_marks import devices, needs_triton, on_cpu
 
 pytest.importorskip("numba")
 
-from common.attention import PagedBatch, choose_attention
 from common.fused import FusedTransformer, few_tokens, fuse, numba_kernels, packed, rotation
 from common.fused.packed import PackedLinear
 from common.loader import load_model
 from common.model import Transformer, rope_table, rotate
 from common.sampling import SamplingParams
-from common.stages import load_engine, load_stage_module
+from common.stages import load_engine
 
 cpu_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-dtypes = pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["float32", "float16", "bfloat16"]
-)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @pytest.fixture(autouse=True)
@@ -36,160 +34,141 @@ def poisoned_memory(monkeypatch):
         poison(monkeypatch, triton_kernels)
 
 
+NUMBERS = {"numba": ("normal", "nasty"), "triton": ("normal",)}
+each_kernel = pytest.mark.parametrize(
+    ("kernels", "device", "dtype"),
+    [
+        *(pytest.param("numba", "cpu", dtype) for dtype in (torch.float32, torch.bfloat16)),
+        *(pytest.param("triton", "cpu", dtype, marks=[needs_triton, on_cpu]) for dtype in DTYPES),
+        *(pytest.param("triton", "cuda", dtype, marks=[needs_triton, pytest.mark.gpu]) for dtype in DTYPES),
+    ],
+)
+normed_or_not = pytest.mark.parametrize("normed", [True, False], ids=["normed", "plain"])
 shapes_of_heads = pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(4, 2, 64), (1, 1, 80), (7, 7, 96), (7, 7, 6), (16, 8, 128)]
 )
-normed_or_not = pytest.mark.parametrize("normed", [True, False], ids=["normed", "plain"])
 
 
-def rotation_case(kernels, dtype, by, normed, heads, kv_heads, head_dim, device="cpu"):
-    """Return a rotation, the product qkv of five tokens, and what the model's operations in type `by` make of it."""
-    config = replace(SMALL, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, context_length=40)
-    cos, sin = (table.to(device) for table in rope_table(config))
-    qkv = normal(5, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=device)
-    positions = torch.tensor([39, 0, 7, 7, 23], device=device)
-    weights = [normal(head_dim, dtype=dtype, device=device) for _ in range(2)] if normed else [None, None]
-    q, k, v = qkv.clone().view(5, -1, head_dim).to(by).split([heads, kv_heads, kv_heads], dim=1)
-    c, s = (table[positions].unsqueeze(1).to(by) for table in (cos, sin))
-    expected = []
-    for x, weight in zip((q, k), weights, strict=True):
-        expected.append(rotate(F.rms_norm(x, (head_dim,), weight.to(by), 1e-2) if normed else x, c, s))
-    return kernels.Rotation(positions, cos, sin, *weights, 1e-2, heads, kv_heads), qkv, [*expected, v]
+def module_of(kernels: str):
+    return numba_kernels if kernels == "numba" else import_module("common.fused.triton_kernels")
 
 
-def normal(*shape, dtype, device="cpu", scale=1.0):
-    return (scale * torch.randn(*shape)).to(device, dtype)
+def numbers(kind: str, *shape, dtype, device="cpu", scale=1.0):
+    """nasty: numbers of every size whose sum of squares float32 holds, zeros, and some below the smallest normal."""
+    x = scale * torch.randn(shape)
+    if kind == "nasty":
+        x = x * 10.0 ** torch.randint(-8, 9, shape)
+        x[torch.rand(shape) < 0.1] = 0.0
+        x[torch.rand(shape) < 0.1] = 1e-39
+    return x.to(device, dtype)
 
 
-# ---- numba's kernels: every number that float32 holds, against float64 ----
+def exact(kernels: str, x):
+    """Return x in the type in which the definition of these kernels' results is computed."""
+    return x.double() if kernels == "numba" else x
 
 
-def nasty(*shape, dtype):
-    """Numbers of every size whose sum of squares float32 holds, zeros, and numbers below the smallest normal one."""
-    x = torch.randn(shape) * 10.0 ** torch.randint(-8, 9, shape)
-    x[torch.rand(shape) < 0.1] = 0.0
-    x[torch.rand(shape) < 0.1] = 1e-39
-    return x.to(dtype)
-
-
-def close(actual, expected, dtype, atol=1e-37):
-    """expected: float64. Within one unit in the last place of bfloat16, ten of float32; atol: what underflow leaves."""
-    assert actual.dtype == dtype
-    torch.testing.assert_close(actual.double(), expected, rtol=torch.finfo(dtype).eps + 1e-6, atol=atol)
-
-
-@cpu_dtypes
-@pytest.mark.parametrize("make", [nasty, normal], ids=["nasty", "normal"])
-@pytest.mark.parametrize("shape", [(1, 64), (3, 1024), (65, 100), (2, 7), (2, 1), (0, 64)], ids=str)
-def test_numbas_add_norm(dtype, make, shape):
-    x, residual, weight = make(*shape, dtype=dtype), make(*shape, dtype=dtype), make(shape[1], dtype=dtype)
-    out = numba_kernels.add_norm(x, total := residual.clone(), weight, 1e-2)
-    assert torch.equal(total, residual + x), "one addition, rounded once"
-    exact = total.double()
-    exact *= (exact.square().mean(-1, keepdim=True) + 1e-2).rsqrt() * weight.double()
-    close(out, exact, dtype)
-    close(numba_kernels.add_norm(None, total, weight, 1e-2), exact, dtype)
-    order = torch.randperm(shape[0])
-    assert torch.equal(numba_kernels.add_norm(x[order], residual[order], weight, 1e-2), out[order])
-    for row, alone in enumerate(total.split(1) if shape[0] else ()):
-        assert torch.equal(numba_kernels.add_norm(None, alone, weight, 1e-2)[0], out[row])
-
-
-@cpu_dtypes
-@pytest.mark.parametrize("shape", [(1, 64), (3, 1024), (70, 45), (2, 1), (0, 64)], ids=str)
-def test_numbas_silu_mul(dtype, shape):
-    gate_up = nasty(shape[0], 2 * shape[1], dtype=dtype)
-    gate, up = gate_up.double().chunk(2, dim=-1)
-    close(out := numba_kernels.silu_mul(gate_up), F.silu(gate) * up, dtype, atol=1e-20)
-    order = torch.randperm(shape[0])
-    assert torch.equal(numba_kernels.silu_mul(gate_up[order]), out[order])
-
-
-@cpu_dtypes
-@normed_or_not
-@shapes_of_heads
-def test_numbas_norm_rotate(dtype, normed, heads, kv_heads, head_dim):
-    rotation, qkv, expected = rotation_case(numba_kernels, dtype, torch.float64, normed, heads, kv_heads, head_dim)
-    for ours, theirs in zip(rotation.heads(qkv), expected, strict=True):
-        assert ours.dtype == dtype
-        torch.testing.assert_close(ours.double(), theirs, rtol=torch.finfo(dtype).eps, atol=1e-5)
-
-
-# ---- Triton's kernels: what the operations of the model give ----
-
-
-def assert_as_eager(actual, expected):
-    """float32 within a few units in the last place of numbers about 10. The others are rounded where the plain model
-    rounds, so that they differ only where its float32 results lie within their last bits of a rounding border."""
-    assert actual.dtype == expected.dtype and actual.shape == expected.shape
-    ulp = torch.finfo(expected.dtype).eps
-    if expected.dtype == torch.float32:
+def assert_right(kernels, actual, expected, dtype, rtol=1e-6, atol=1e-37):
+    """numba: within one unit in the last place of bfloat16, ten of float32, of what float64 gives; atol: what underflow
+    leaves. Triton: as the operations of the model in the same type, within a few units of float32's last places of
+    numbers about 10. The other types are rounded where the plain model rounds, so that they differ only where its
+    float32 results lie within their last bits of a rounding border."""
+    assert actual.dtype == dtype and actual.shape == expected.shape
+    ulp = torch.finfo(dtype).eps
+    if kernels == "numba":
+        torch.testing.assert_close(actual.double(), expected, rtol=ulp + rtol, atol=atol)
+    elif dtype == torch.float32:
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-6)
-    elif expected.dtype == torch.bfloat16 and expected.device.type == "cpu":  # the interpreter cuts bits off instead
+    elif dtype == torch.bfloat16 and expected.device.type == "cpu":  # the interpreter cuts bits off instead
         torch.testing.assert_close(actual, expected, atol=4 * ulp, rtol=4 * ulp)
     else:
         torch.testing.assert_close(actual, expected, atol=4 * ulp, rtol=ulp)
         assert (actual != expected).sum() <= 1 + 0.01 * actual.numel()
 
 
-@needs_triton
-@devices
-@dtypes
-@pytest.mark.parametrize("shape", [(1, 64), (3, 1024), (5, 100), (2, 2560), (2, 7), (0, 64)], ids=str)
-def test_tritons_add_norm(device, dtype, shape):
-    from common.fused.triton_kernels import add_norm
-
-    x, residual = (normal(*shape, dtype=dtype, device=device) for _ in range(2))
-    weight = normal(shape[1], dtype=dtype, device=device)
-    total = residual + x
-    expected = F.rms_norm(total, weight.shape, weight, 1e-2)
-    alone = F.rms_norm(residual, weight.shape, weight, 1e-2)
-    assert_as_eager(add_norm(None, before := residual.clone(), weight, 1e-2), alone)
-    assert torch.equal(before, residual)
-    assert_as_eager(add_norm(x, residual, weight, 1e-2), expected)
-    assert_as_eager(residual, total)
+# ---- The kernels ----
 
 
-@needs_triton
-@devices
-@dtypes
+@each_kernel
+@pytest.mark.parametrize("shape", [(1, 64), (3, 1024), (65, 100), (2, 2560), (2, 7), (2, 1), (0, 64)], ids=str)
+def test_add_norm(kernels, device, dtype, shape):
+    add_norm = module_of(kernels).add_norm
+    for kind in NUMBERS[kernels]:
+        x, residual, weight = (numbers(kind, *size, dtype=dtype, device=device) for size in (shape, shape, shape[1:]))
+        out = add_norm(x, total := residual.clone(), weight, 1e-2)
+        assert_right(kernels, total, exact(kernels, residual + x), dtype)
+        assert kernels == "triton" or torch.equal(total, residual + x), "one addition, rounded once"
+        expected = F.rms_norm(exact(kernels, total), weight.shape, exact(kernels, weight), 1e-2)
+        assert_right(kernels, out, expected, dtype)
+        assert_right(kernels, add_norm(None, before := total.clone(), weight, 1e-2), expected, dtype)
+        assert torch.equal(before, total)
+        order = torch.randperm(shape[0])
+        assert torch.equal(add_norm(x[order], residual[order], weight, 1e-2), out[order])
+        for row, alone in enumerate(total[:3].split(1) if shape[0] else ()):
+            assert torch.equal(add_norm(None, alone, weight, 1e-2)[0], out[row])
+
+
+@each_kernel
+@pytest.mark.parametrize("shape", [(1, 64), (3, 1024), (2, 3000), (70, 45), (2, 1), (0, 64)], ids=str)
+def test_silu_mul(kernels, device, dtype, shape):
+    silu_mul = module_of(kernels).silu_mul
+    for kind in NUMBERS[kernels]:
+        gate_up = numbers(kind, shape[0], 2 * shape[1], dtype=dtype, device=device, scale=3)
+        gate, up = exact(kernels, gate_up).chunk(2, dim=-1)
+        assert_right(kernels, out := silu_mul(gate_up), F.silu(gate) * up, dtype, atol=1e-20)
+        order = torch.randperm(shape[0])
+        assert torch.equal(silu_mul(gate_up[order]), out[order])
+
+
+def rotation_case(kernels, device, dtype, normed, heads, kv_heads, head_dim):
+    """Return a rotation, the product qkv of five tokens, and what the model's operations make of it."""
+    config = replace(SMALL, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, context_length=40)
+    cos, sin = (table.to(device) for table in rope_table(config))
+    qkv = numbers("normal", 5, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=device)
+    positions = torch.tensor([39, 0, 7, 7, 23], device=device)
+    weights = [numbers("normal", head_dim, dtype=dtype, device=device) if normed else None for _ in range(2)]
+    q, k, v = exact(kernels, qkv.clone()).view(5, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    c, s = (table[positions].unsqueeze(1).to(q.dtype) for table in (cos, sin))
+    expected = []
+    for x, weight in zip((q, k), weights, strict=True):
+        expected.append(rotate(F.rms_norm(x, (head_dim,), weight.to(x.dtype), 1e-2) if normed else x, c, s))
+    rotation = module_of(kernels).Rotation(positions, cos, sin, *weights, 1e-2, heads, kv_heads)
+    return rotation, qkv, [*expected, v]
+
+
+@each_kernel
 @normed_or_not
 @shapes_of_heads
-def test_tritons_norm_rotate(device, dtype, normed, heads, kv_heads, head_dim):
-    from common.attention.triton_backend import TritonAttention
-    from common.fused import triton_kernels
-
-    rotation, qkv, expected = rotation_case(triton_kernels, dtype, dtype, normed, heads, kv_heads, head_dim, device)
+def test_norm_rotate(kernels, device, dtype, normed, heads, kv_heads, head_dim):
+    rotation, qkv, expected = rotation_case(kernels, device, dtype, normed, heads, kv_heads, head_dim)
     for ours, theirs in zip(rotation.heads(qkv), expected, strict=True):
-        assert_as_eager(ours, theirs)
+        assert_right(kernels, ours, theirs, dtype, rtol=0, atol=1e-5)
         assert ours.stride()[1:] == (head_dim, 1), "attention takes heads and dimensions as contiguous"
+
+
+@needs_triton
+@devices
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (7, 7, 6)])
+def test_the_launch_that_rotates_writes_pages_too(device, dtype, heads, kv_heads, head_dim):
+    from common.attention.triton_backend import TritonAttention
+
+    rotation, qkv, expected = rotation_case("triton", device, dtype, True, heads, kv_heads, head_dim)
     k_pages, v_pages = torch.full((2, 3, 4, kv_heads, head_dim), 7.0, dtype=dtype, device=device)
     slots = torch.tensor([11, 0, 6, 3, 1], device=device)
     others = torch.tensor([2, 4, 5, 7, 8, 9, 10], device=device)
     ours = rotation.heads(qkv)
-    TritonAttention(dtype).write(*ours[1:], k_pages, v_pages, slots)  # in the launch that rotates
+    TritonAttention(dtype).write(*ours[1:], k_pages, v_pages, slots)
     for one, theirs in zip(ours, expected, strict=True):
-        assert_as_eager(one, theirs)
+        assert_right("triton", one, theirs, dtype)
     for pages, theirs in ((k_pages, expected[1]), (v_pages, expected[2])):
-        assert_as_eager(pages.flatten(0, 1)[slots], theirs)
+        assert_right("triton", pages.flatten(0, 1)[slots], theirs, dtype)
         assert (pages.flatten(0, 1)[others] == 7).all(), "a slot of another token was written"
     q, k, v = rotation.heads(qkv)
     k *= 2  # the first use: what is written now is what k holds
     TritonAttention(dtype).write(k, v, k_pages, v_pages, slots)
-    assert_as_eager(k_pages.flatten(0, 1)[slots] / 2, expected[1])
-    assert_as_eager(q, expected[0])
-
-
-@needs_triton
-@devices
-@dtypes
-@pytest.mark.parametrize("shape", [(1, 64), (3, 1024), (2, 3000), (4, 45), (0, 64)], ids=str)
-def test_tritons_silu_mul(device, dtype, shape):
-    from common.fused.triton_kernels import silu_mul
-
-    gate_up = normal(shape[0], 2 * shape[1], dtype=dtype, device=device, scale=3)
-    gate, up = gate_up.chunk(2, dim=-1)
-    assert_as_eager(silu_mul(gate_up), F.silu(gate) * up)
+    assert_right("triton", k_pages.flatten(0, 1)[slots] / 2, expected[1], dtype)
+    assert_right("triton", q, expected[0], dtype)
 
 
 # ---- Products ----
@@ -270,16 +249,16 @@ def test_with_triton_it_is_the_same_modules_and_parameters(device):
 @devices
 @pytest.mark.parametrize("attention", ["torch", "triton"])
 def test_the_bundled_model_writes_what_the_reference_writes(attention, device, reference, monkeypatch):
-    """With Triton's attention, K and V are written by the kernel that rotates them, and by no other."""
+    """Several prompts at once. With Triton's attention, K and V are written by the kernel that rotates them alone."""
     loaded = load_model(device=device, dtype="float32", fused="triton")
     assert isinstance(loaded.model, FusedTransformer)
     from common.attention import triton_kernels
 
     monkeypatch.setattr(triton_kernels, "write_kernel", None)
-    prompt = loaded.tokenizer("The capital of France is")["input_ids"]
+    asked = [loaded.tokenizer("The capital of France is")["input_ids"], [40, 41], [77] * 17]
     engine = load_engine("05")(loaded, kv_memory="8M", attention=attention)
-    [completion] = engine.generate([prompt], SamplingParams(max_tokens=4))
-    assert completion.token_ids == reference.generate(prompt, 4)
+    for completion in engine.generate(asked, SamplingParams(max_tokens=3)):
+        assert completion.token_ids == reference.generate(completion.prompt_token_ids, 3)
 
 
 @pytest.mark.parametrize(
@@ -335,36 +314,3 @@ def test_a_cuda_graph_can_hold_it():
             held.copy_(new)
         graph.replay()
         torch.testing.assert_close(hidden, model(ids, positions, causal_attend))
-
-
-# ---- What bfloat16 changes ----
-
-
-@torch.inference_mode()
-def test_log_probabilities_of_bfloat16_stay_near_those_of_float32(prompts):
-    """The bound that common/README.md states, for answers in one piece and token by token, through pages."""
-    exact, rounded = (load_model(device="cpu", dtype=dtype) for dtype in ("float32", "bfloat16"))
-    kv_cache = load_stage_module("05", "kv_cache")
-
-    def log_probabilities(loaded, token_ids, piece):
-        attention, _ = choose_attention("numba", loaded.device, loaded.dtype, 64, 16)
-        cache, pieces = kv_cache.KVCache(loaded, 30, 16, attention), []
-        for start in range(0, len(token_ids), piece):
-            places = torch.arange(start, min(start + piece, len(token_ids)))
-            batch = PagedBatch.pack([len(places)], [int(places[-1]) + 1], [list(range(30))], places, 16)
-            pieces.append(loaded.model.logits(loaded.model(token_ids[places], places, cache.bind(batch))))
-        return torch.cat(pieces).log_softmax(-1)
-
-    answers = load_engine("05")(exact).generate(prompts[:12], SamplingParams(max_tokens=40, ignore_eos=True))
-    for piece in (400, 1):
-        likeliest, divergences = [], []
-        for prompt, answer in zip(prompts[:12], answers, strict=True):
-            token_ids, said = torch.tensor(prompt + answer.token_ids), slice(len(prompt) - 1, None)
-            expected, found = (log_probabilities(loaded, token_ids, piece)[said] for loaded in (exact, rounded))
-            top = expected.argmax(-1, keepdim=True)
-            likeliest.append((found - expected).gather(1, top).abs().flatten())
-            divergences.append((expected.exp() * (expected - found)).sum(-1))
-        likeliest, divergences = torch.cat(likeliest), torch.cat(divergences)
-        assert len(likeliest) > 100
-        assert 0 < likeliest.mean() < 0.005 and likeliest.max() < 0.1
-        assert divergences.mean() < 1e-4 and divergences.max() < 5e-3

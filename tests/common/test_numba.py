@@ -17,11 +17,11 @@ from common.attention import numba_backend
 from common.fused import numba_basics, numba_kernels
 from common.loader import load_model
 from common.sampling import SamplingParams
-from common.stages import ROOT, load_engine, stage_folders
+from common.stages import ROOT, load_engine
 
 PROBE = """
 import os
-import torch
+import numpy
 from numba import njit, prange
 from common.fused.numba_basics import array, f4, kernel, narrow
 
@@ -43,10 +43,11 @@ def add_ten(at, size):
     for i in prange(size):
         put(out[i:], out[i] + f4(10))
 
-fill((out := torch.empty(3)).data_ptr(), len(out))
-add_ten(out.data_ptr(), len(out))
+fill((out := numpy.empty(3, "f4")).ctypes.data, len(out))
+add_ten(out.ctypes.data, len(out))
 print(out.tolist())
 """
+NO_TORCH = "Tensor, get_num_threads, set_num_threads = object, lambda: 1, print"  # which takes seconds to import
 RIGHT = "[10.0, 11.0, 12.0]\n"
 
 
@@ -57,13 +58,13 @@ def python(program: str, folder, **variables: str) -> subprocess.CompletedProces
     return done
 
 
-@pytest.mark.parametrize("stage", stage_folders(ROOT), ids=lambda stage: stage.name[:2])
+@pytest.mark.parametrize("stage", ["01", "04", "05", "07", "08"])
 def test_an_engine_is_ready_when_its_kernels_are_loaded(stage, monkeypatch):
     numba_kernels.compiled.cache_clear()
     numba_backend.compiled.cache_clear()
     engine = make_engine(load_engine(stage), load_model(device="cpu"))
     assert numba_kernels.compiled.cache_info().currsize == 1
-    assert numba_backend.compiled.cache_info().currsize == (stage.name >= "05"), "nothing waits for what is not used"
+    assert numba_backend.compiled.cache_info().currsize == (stage >= "05"), "nothing waits for what is not used"
 
     def late(signature):
         raise AssertionError("a request waits for kernels")
@@ -98,6 +99,7 @@ def probe(tmp_path):
             path = folder / "common/fused/numba_basics.py"
             path.write_text(path.read_text().replace(*basics))
         (folder / "probe.py").write_text(PROBE)
+        (folder / "torch.py").write_text(NO_TORCH)
         done = python("import probe", folder, **{"XDG_CACHE_HOME": str(cache), "NUMBA_CACHE_DIR": "", **variables})
         kept = [path for path in folder.rglob("*") if not path.is_dir() and path.suffix not in (".py", ".pyc")]
         assert not kept, "kernels belong into the user's cache folder"
@@ -117,17 +119,15 @@ def test_copies_of_the_course_share_kernels_until_a_function_within_them_changes
         os.utime(kept / f"old-{number}", (number, number))
     assert probe("my", basics=("lambda x, like: x\n", "lambda x, like: -x\n")) == ("[-10.0, -9.0, -8.0]\n", 1)
     assert not (kept / "old-0").exists() and (kept / "old-39").exists(), "what was used last stays"
-    assert probe() == (RIGHT, 0)
+    for path in kept.glob("*/*"):
+        path.write_bytes(path.read_bytes()[:100])
+    assert probe() == (RIGHT, 1), "a damaged one is compiled again"
+    assert probe("clone") == (RIGHT, 0), "and replaced"
 
 
-def test_kernels_are_compiled_where_they_cannot_be_kept_or_read(probe, tmp_path):
+def test_kernels_are_compiled_where_they_cannot_be_kept(probe, tmp_path):
     (tmp_path / "file").write_text("")
     assert probe(XDG_CACHE_HOME=str(tmp_path / "file")) == (RIGHT, 1)
-    for damaged in (False, True):
-        for path in tmp_path.glob("cache/*/kernels/*/*"):
-            path.write_bytes(path.read_bytes()[:100])
-        assert probe() == (RIGHT, 1), damaged
-    assert probe("clone") == (RIGHT, 0), "a damaged one is replaced"
 
 
 # ---- Threads ----

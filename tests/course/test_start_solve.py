@@ -26,6 +26,10 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_start_twice_is_refused_and_force_keeps_the_old_folder(root, capsys):
+    with pytest.raises(SystemExit, match=f"Start with {STAGE_02}"):  # the first one has nothing to build on
+        start.main([STAGES[0].name], root)
+    start.main([STAGES[0].name, "--complete"], root)
+    assert files(root / "my" / STAGES[0].name) == files(STAGES[0])
     start.main([STAGE_02], root)
     mine = root / "my" / STAGE_02 / "engine.py"
     mine.write_text("mine")
@@ -57,16 +61,11 @@ def test_a_full_disk_leaves_no_half_a_stage(root, monkeypatch):
     assert files(root / "my" / STAGE_02) == before
 
 
-def test_the_first_stage_has_nothing_to_build_on(root):
-    with pytest.raises(SystemExit, match=f"Start with {STAGE_02}"):
-        start.main([STAGES[0].name], root)
-    start.main([STAGES[0].name, "--complete"], root)
-    assert files(root / "my" / STAGES[0].name) == files(STAGES[0])
-
-
 def test_from_takes_over_what_the_learner_wrote_and_the_stage_keeps(root, capsys):
     earlier = root / "my" / STAGES[3].name
     start.main([earlier.name], root)
+    start.main([STAGE_05, "--from", str(earlier)], root)
+    assert "04_continuous_batching: nothing." in capsys.readouterr().out, "nothing is written yet"
     solve.main([earlier.name, "--all", "--yes"], root)
     scheduler = earlier / "scheduler.py"
     line = "        sequence.computed += min(sequence.remaining, self.price.most(start, budget))\n"
@@ -75,22 +74,13 @@ def test_from_takes_over_what_the_learner_wrote_and_the_stage_keeps(root, capsys
     text = text.replace("return self.request.num_tokens - self.computed", "return left(self)")
     scheduler.write_text(text + "\n\ndef left(sequence):\n    return sequence.request.num_tokens - sequence.computed\n")
     capsys.readouterr()
-    start.main([STAGE_05, "--from", str(earlier)], root)
+    start.main([STAGE_05, "--force", "--from", str(earlier)], root)
     new = (root / "my" / STAGE_05 / "scheduler.py").read_text()
     assert ours in new
     assert "left(self)" not in new, "a helper that the new file lacks"
     taken, left, *_ = capsys.readouterr().out.splitlines()
     assert taken.endswith(": Scheduler._chunk.") and left.endswith(": Sequence.remaining.")
     assert 'NotImplementedError("task 9: Scheduler.schedule")' in new
-
-
-def test_from_takes_nothing_that_was_never_written(root, capsys):
-    earlier = root / "my" / STAGES[3].name
-    start.main([earlier.name], root)
-    start.main([STAGE_05, "--from", str(earlier)], root)
-    assert "04_continuous_batching: nothing." in capsys.readouterr().out
-    solve.main([STAGE_05, "--all", "--yes"], root)
-    assert files(root / "my" / STAGE_05) == files(root / STAGE_05)
 
 
 def test_from_names_the_line_that_does_not_parse(root, tmp_path):
@@ -131,52 +121,27 @@ def test_solve_shows_the_difference_and_leaves_the_rest(root, capsys):
     assert "Nothing is left to write." in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("wanted", "nearest"),
-    [
-        ("extend", "PageAllocator.extend"),
-        ("PageAllocater.extend", "PageAllocator.extend"),
-        ("Scheduler.preempt", "Scheduler._preempt"),
-        ("zzz", "none; TASKS.md lists all"),
-    ],
-)
-def test_an_unknown_name_is_answered_with_the_nearest(root, wanted, nearest):
-    start.main([STAGE_05], root)
-    with pytest.raises(SystemExit) as stop:
-        solve.main([STAGE_05, wanted, "--yes"], root)
-    assert str(stop.value).startswith(f"There is no task {wanted!r}. Nearest: ") and nearest in str(stop.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "answer"),
-    [
-        ([], "`solve` needs one task"),
-        (["Engine.run", "--all"], "`solve` needs one task"),
-        (["Engine.run"], "say --yes"),
-    ],
-)
-def test_nothing_is_filled_in_without_a_clear_yes(root, monkeypatch, arguments, answer):
+def test_nothing_is_filled_in_without_a_clear_yes(root, monkeypatch):
     start.main([STAGE_02], root)
     before = files(root / "my" / STAGE_02)
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-    with pytest.raises(SystemExit, match=answer):
-        solve.main([STAGE_02, *arguments], root)
-    assert files(root / "my" / STAGE_02) == before
-
-
-@pytest.mark.parametrize(("answer", "filled"), [("y", True), ("", False), ("n", False), (EOFError, False)])
-def test_at_a_terminal_it_asks(root, monkeypatch, answer, filled):
-    start.main([STAGE_02], root)
+    for arguments, says in (([], "needs one task"), (["Engine.run", "--all"], "needs one task"), (["2"], "say --yes")):
+        with pytest.raises(SystemExit, match=says):
+            solve.main([STAGE_02, *arguments], root)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", Mock(side_effect=[answer]))
-    assert solve.main([STAGE_02, "--all"], root) == (0 if filled else 1)
-    assert (files(root / "my" / STAGE_02) == files(root / STAGE_02)) == filled
+    monkeypatch.setattr("builtins.input", Mock(side_effect=["", "n", EOFError, "y"]))
+    for _ in range(3):
+        assert solve.main([STAGE_02, "--all"], root) == 1 and files(root / "my" / STAGE_02) == before
+    assert solve.main([STAGE_02, "--all"], root) == 0 and files(root / "my" / STAGE_02) == files(root / STAGE_02)
 
 
-def test_solve_without_a_folder_or_with_a_broken_file_says_what_to_do(root):
+def test_what_cannot_be_solved_says_what_to_do(root):
     with pytest.raises(SystemExit, match="make it with `python3 course.py start 02`"):
         solve.main([STAGE_02, "--all"], root)
     start.main([STAGE_02], root)
+    for wanted, nearest in (("run", "Engine.run"), ("Engin.run", "Engine.run"), ("zzz", "none; TASKS.md lists all")):
+        with pytest.raises(SystemExit, match=f"^There is no task '{wanted}'. Nearest: .*{nearest}"):
+            solve.main([STAGE_02, wanted, "--yes"], root)
     engine = root / "my" / STAGE_02 / "engine.py"
     text = engine.read_text()
     engine.write_text(text.replace("def release(", "def give_back("))

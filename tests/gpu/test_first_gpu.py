@@ -16,7 +16,6 @@ from common.bench.cost_model import parameters
 from common.engine import BaseEngine
 from common.loader import find_checkpoint
 from common.loader.config import read_config
-from common.loader.device import choose_device
 from common.stages import load_stage_module
 
 SECOND = torch.device("cuda:1")
@@ -55,15 +54,6 @@ def test_numbers_are_waited_for_on_the_gpu_they_come_from(monkeypatch):
 
     transfers.ToHost(torch.arange(3).as_subclass(OnSecond))
     assert streams == ["stream of cuda:1"]
-
-
-@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), "float16"), ((8, 9), "bfloat16")])
-def test_a_gpu_without_bfloat16_runs_in_float16(capability, dtype, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    _, chosen, why = choose_device()
-    assert str(chosen) == f"torch.{dtype}" and f"dtype={dtype} (half the bytes of float32" in why
 
 
 def test_a_step_is_larger_on_a_gpu(loaded, monkeypatch):

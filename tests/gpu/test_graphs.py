@@ -13,18 +13,18 @@ COUNT = 12  # tokens: a replay of the stand-in takes longer than a step
 GREEDY = SamplingParams(max_tokens=COUNT, ignore_eos=True)
 
 
-def on_either(stage: str, loaded, **options):
+def on_either(stage: str, loaded, overlap: bool | None = None, **options):
     """An engine with graphs: real ones on a GPU, elsewhere the stand-in."""
     if loaded.device.type == "cuda":
-        return make_engine(load_engine(stage), loaded, graphs=True, **options)
-    return graphed(load_engine(stage), overlap=False)(loaded, **options)
+        return make_engine(load_engine(stage), loaded, graphs=True, overlap=overlap, **options)
+    return graphed(load_engine(stage), bool(overlap))(loaded, **options)
 
 
 @pytest.mark.parametrize(
     ("stage", "options"),
     [
         ("05", {}),
-        ("06", {}),
+        ("06", {"overlap": True}),
         ("07", {"num_draft_tokens": 0}),
         ("07", {"draft": "lookup", "num_draft_tokens": 2}),
         ("07", {"draft": "draft", "num_draft_tokens": 2}),

@@ -70,8 +70,8 @@ def processes_of_ray(token: str) -> list[psutil.Process]:
 
 
 def assert_all_end(token: str) -> None:
-    """Raise AssertionError unless all end in 10 seconds. By themselves workers of a lost head live on for a minute."""
-    give_up = time.monotonic() + 10
+    """Raise AssertionError unless all end in 30 seconds. By themselves workers of a lost head live on for a minute."""
+    give_up = time.monotonic() + 30
     while left := processes_of_ray(token):
         assert time.monotonic() < give_up, left
         time.sleep(0.05)

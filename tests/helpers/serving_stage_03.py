@@ -126,7 +126,7 @@ def run_server(server, engine, kind: type[Service] = Service) -> Iterator[Servic
             raise
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     give_up = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < give_up, "it did not happen in time"

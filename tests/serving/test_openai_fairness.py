@@ -150,7 +150,9 @@ def test_prompts_to_be_scored_count_against_the_queue(loaded):
         assert service.post(**both, n=2).status_code == 400, "three requests, of which one scores"
         scoring = pool.submit(service.post, **both)
         wait_until(lambda: engine.requests)
-        assert service.post(**LONG_ECHO).status_code == 429
+        refused = service.post(**LONG_ECHO | {"stream": True})
+        assert refused.status_code == 429 and refused.headers["retry-after"]
+        assert refused.json()["error"]["type"] == "rate_limit_error"
         engine.allow()
         assert scoring.result().status_code == 200
         assert service.post(**LONG_ECHO).status_code == 200

@@ -1,14 +1,11 @@
 """What stage 05 promises beyond the contract and its milestones: pages are owned once, in any order of requests."""
 
-import importlib.util
-
 import pytest
 import torch
 from hypothesis import settings
 
 from common.memory import parse_bytes, zeros
 from common.stages import load_stage_module
-from tests.helpers.engine_options import endless
 from tests.helpers.scheduler_machine import PagedMachine
 
 Engine, scheduler_module = load_stage_module("05", "engine").Engine, load_stage_module("05", "scheduler")
@@ -23,19 +20,6 @@ class PagedSchedulerMachine(PagedMachine):
 
 TestPagedScheduler = PagedSchedulerMachine.TestCase
 TestPagedScheduler.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
-
-
-# ---- The engine ----
-
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton: kernels in the engine")
-def test_the_kernels_give_the_same_tokens_in_the_engine(loaded, reference):
-    engine = Engine(loaded, attention="triton", max_running=3, token_budget=32)
-    assert engine.cache.attention.name == "triton" and engine.startup_notes == "attention=triton (asked for)"
-    prompts = [[9, 8, 7, 6, 5] * 7, [40, 41], [77] * 17]
-    completions = engine.generate(prompts, endless(2))
-    for prompt, completion in zip(prompts, completions, strict=True):
-        assert completion.token_ids == reference.generate(prompt, 2, ignore_eos=True)
 
 
 # ---- Memory ----

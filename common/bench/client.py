@@ -194,8 +194,9 @@ async def take_answer(answer: AsyncIterator[tuple[float, dict]], record: Request
         usage = event.get("usage") or (event if "generated_tokens" in event else usage)
         for choice in event.get("choices", [event]) or ():
             said = choice.get("delta") or choice  # chat, or completions
-            if any(said.get(key) for key in ("content", "text", "reasoning", "reasoning_content")):
+            if text := "".join(said.get(key) or "" for key in ("content", "text", "reasoning", "reasoning_content")):
                 record.chunks.append(moment)
+                record.text += text
             finish_reason = choice.get("finish_reason") or finish_reason
             record.end = moment
     if finish_reason not in FINISHED:

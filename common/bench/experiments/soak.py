@@ -1,22 +1,31 @@
 """Keeps a server busy for minutes and watches its memory, which must not grow.
 
     python -m common.bench.experiments.soak --stage 06 --minutes 5
+    python -m common.bench.experiments.soak --stage 08 --minutes 12 --kills 50 --options "--replicas 2"
 
 The server's own /metrics tells its memory. A line is fitted through the second half of the samples; in the first one
-caches fill and allocators settle. One more client sends the worst requests there are, one kind after the other. The
-exit status is 1 if a request failed that should not, or if memory grew in that half by more than 1 % of itself.
+caches fill and allocators settle. One more client sends the worst requests there are, one kind after the other. Workers
+of stage 08 can be ended meanwhile, at equal intervals: killed, or stopped, which nobody tells the router. Clients ask
+the same questions again and again. The exit status is 1 if a request failed that should not, if one was answered in
+two ways, or if memory grew in that half by more than 1 % of itself.
 """
 
 import argparse
 import asyncio
 import itertools
+import os
+import random
 import re
+import shlex
+import signal
 import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from common.loader import load_tokenizer
 from common.terminal import note, run_to_end
@@ -86,12 +95,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stage", default="06", help="whose server is kept busy (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=5.0, help="default: %(default)s")
     parser.add_argument("--clients", type=int, default=32, help="default: %(default)s")
+    parser.add_argument("--kills", type=int, default=0, help="workers to kill (default: 0)")
+    parser.add_argument("--stops", type=int, default=0, help="workers to stop (default: 0)")
+    parser.add_argument("--options", default="", help="more options of the server, in one string")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the document there, too")
     Settings.add_arguments(parser)
     args = parser.parse_args(arguments)
     settings, sizes = (
         Settings.from_arguments(args),
-        {name: vars(args)[name] for name in ("stage", "minutes", "clients")},
+        {name: vars(args)[name] for name in ("stage", "minutes", "clients", "kills", "stops", "options")},
     )
     try:
         figures = measure(settings, **sizes)
@@ -102,24 +114,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document |= {"hardware": hardware(settings.place()[0]), "sizes": sizes, **figures}
     (_, last), rate = figures["seconds_and_bytes"][-1], figures["tokens_per_second"]
     print(f"{figures['requests']} requests, {figures['failed']} failed, {rate:.0f} output tokens per second")
+    print(f"{figures['ended']} workers ended; the longest wait for a next token: {figures['longest_gap']:.1f} s")
     print(f"memory: {last / 1e6:.0f} MB at the end, {100 * figures['growth']:+.2f} % in the second half")
     print(*figures["wrong"], write_json(args.json, document), sep="\n")
     return int(bool(figures["wrong"]))
 
 
-def measure(settings: Settings, stage: str, minutes: float, clients: int) -> Figures:
-    jobs = corpus_jobs(load_tokenizer(settings.folder()), 2000, most_tokens=128)
+def measure(
+    settings: Settings, stage: str, minutes: float, clients: int, kills: int = 0, stops: int = 0, options: str = ""
+) -> Figures:
+    jobs = corpus_jobs(load_tokenizer(settings.folder()), 500, most_tokens=128)
     pool = ["--kv-memory", POOL] if stage >= "05" else []
-    with running_server(stage, settings, *pool) as url:
-        result, samples, outcomes = run(soak(url, jobs, minutes * 60, clients))
+    blows = random.Random(0).sample(["SIGKILL"] * kills + ["SIGSTOP"] * stops, kills + stops)
+    with running_server(stage, settings, *pool, *shlex.split(options)) as url:
+        result, samples, outcomes, ended, different = run(soak(url, jobs, minutes * 60, clients, blows))
     growth, failures = grown(samples), Counter(record.error for record in result.records if record.error)
     wrong = [f"{count} requests failed: {reason}" for reason, count in failures.items()]
     wrong += [f"the worst client: {outcome}" for outcome in sorted(set(filter(None, outcomes)))]
+    wrong += [f"{different} answers differ from an earlier one to the same question"] * bool(different)
     return {
         "requests": len(result.records),
         "failed": len(result.records) - len(result.successful),
         "tokens_per_second": result.throughput,
         "worst_requests": len(outcomes),
+        "ended": ended,
+        "different": different,
+        "longest_gap": max((gap for record in result.records for gap in record.itl), default=0.0),
         "growth": growth,
         "seconds_and_bytes": samples,
         "wrong": wrong + ["its memory grew"] * (growth > MOST_GROWTH),
@@ -127,11 +147,15 @@ def measure(settings: Settings, stage: str, minutes: float, clients: int) -> Fig
 
 
 async def soak(
-    url: str, jobs: list[Job], seconds: float, clients: int
-) -> tuple[LoadResult, list[tuple[float, float]], list[str | None]]:
-    """Return all requests, (seconds since the start, bytes of the server) in turn, and the worst client's outcomes."""
+    url: str, jobs: list[Job], seconds: float, clients: int, blows: Sequence[str] = ()
+) -> tuple[LoadResult, list[tuple[float, float]], list[str | None], int, int]:
+    """Return all requests, (seconds since the start, bytes of the server) in turn, and the worst client's outcomes.
+
+    And how many workers have been ended by `blows`, names of signals, and how many answers differ from earlier ones.
+    """
     samples: list[tuple[float, float]] = []
     outcomes: list[str | None] = []
+    answers: dict[int, set[str]] = {}  # by the place of the job
     start = time.perf_counter()
 
     def until_the_end(items):
@@ -154,9 +178,28 @@ async def soak(
                 for attack in until_the_end(attacks(model["max_model_len"]).values()):
                     outcomes.append(await send(http, attack))
 
-        load = closed_loop(until_the_end(jobs), clients, lambda job: ask(connections, Target(model["id"]), job))
-        result, *_ = await asyncio.gather(load, watch(), worst_client())
-    return result, samples, outcomes
+        async def ask_again(place_and_job: tuple[int, Job]):
+            place, job = place_and_job
+            record = await ask(connections, Target(model["id"]), job)
+            if record.success:
+                answers.setdefault(place, set()).add(record.text)
+            return record
+
+        load = closed_loop(until_the_end(enumerate(jobs)), clients, ask_again)
+        result, *_, ended = await asyncio.gather(load, watch(), worst_client(), end_workers(blows, seconds))
+    return result, samples, outcomes, ended, sum(len(each) - 1 for each in answers.values())
+
+
+async def end_workers(blows: Sequence[str], seconds: float) -> int:
+    """Deal the blows at equal intervals, each to any worker that lives; return how many found one."""
+    ended, chance = 0, random.Random(0)
+    for blow in blows:
+        await asyncio.sleep(seconds / (len(blows) + 1))
+        workers = [one for one in psutil.process_iter(["name", "status"]) if one.info["name"].startswith("ray::Worker")]
+        if alive := [one for one in workers if one.info["status"] != psutil.STATUS_STOPPED]:
+            os.kill(chance.choice(alive).pid, getattr(signal, blow))
+            ended += 1
+    return ended
 
 
 def grown(samples: list[tuple[float, float]]) -> float:

@@ -93,22 +93,14 @@ async def shutdown(server_shutdown, clients: Clients, **sockets) -> None:
     await server_shutdown(**sockets)
 
 
-def serve(server, args: argparse.Namespace) -> None:
-    """Serve until SIGTERM or Ctrl-C, as the stage's own `serve` does, and open the page."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    server.engine_thread.on_failure = partial(setattr, server, "should_exit", True)
-    listener = server.config.bind_socket()
-    listener.listen(server.config.backlog)
-    url = f"{url_of(args.host, listener.getsockname()[1])}/watch"
+def show(url: str, args: argparse.Namespace) -> None:
+    """Say where the page is, and open it."""
     if not args.controlled_by:  # otherwise another process's page shows it
-        print(f"watch it on {url} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
+        print(f"watch it on {url}/watch (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
     if args.browser:
-        opener = Timer(OPEN_AFTER_SECONDS, webbrowser.open, [url])
+        opener = Timer(OPEN_AFTER_SECONDS, webbrowser.open, [f"{url}/watch"])
         opener.daemon = True
         opener.start()
-    server.run(sockets=[listener])
-    if server.engine_thread.failure is not None:
-        sys.exit(f"error: {server.engine_thread.error}, and the server has stopped")
 
 
 def watch(stage: Path, args: argparse.Namespace) -> None:
@@ -123,7 +115,7 @@ def watch(stage: Path, args: argparse.Namespace) -> None:
     server = None
     try:
         server = build_server(engine, stage, args)
-        serve(server, args)
+        server.serve_until_stopped(partial(show, args=args))
     finally:
         if hasattr(engine, "close"):
             engine.close()

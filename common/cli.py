@@ -211,10 +211,14 @@ def complete_prompt(engine: BaseEngine, args: argparse.Namespace) -> None:
         print(*(f"{name}={n:.6g}" for name, n in stats if name not in GAUGES and not name.startswith("kv_")))
 
 
-def chat_prompt(tokenizer, text: str) -> list[int]:
-    """Return the token ids of one user message in the chat template, up to where the assistant's answer begins."""
+def chat_prompt(tokenizer, text: str, system: str = "") -> list[int]:
+    """Return the token ids of one user message in the chat template, up to where the assistant's answer begins.
+
+    system: the message before it, if there is one.
+    """
     if tokenizer is None or tokenizer.chat_template is None:
         raise InvalidInput("this model has no chat template: leave out --chat")
-    messages = [{"role": "user", "content": text}]
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": text})
     # Ids, not text: the template writes special tokens, and tokenizing its text would add them a second time.
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from common.cli import chat_prompt
 from common.errors import InvalidInput
 from common.loader import Loaded, load_model
 from common.sampling import SamplingParams
@@ -27,7 +28,6 @@ from common.stages import load_engine, stage_folder
 from .document import read_recording, write_recording
 from .feed import Tape
 from .lessons import FILE, TEXTS, lesson_of
-from .load import chat_tokens
 from .watched import Watched
 
 SCENES = FILE["scenes"]
@@ -51,7 +51,7 @@ def play(number: str, loaded: Loaded) -> list[str]:
         while coming and coming[0][0] <= steps:
             _, tokens, prompt = coming.pop(0)
             prompt = TEXTS.get(prompt, prompt)
-            token_ids = chat_tokens(watched.tokenizer, prompt, system)
+            token_ids = chat_prompt(watched.tokenizer, prompt, system)
             watched.view.entitle(token_ids, prompt)
             watched.add(token_ids, SamplingParams(max_tokens=tokens))
         watched.look_soon()  # a recording is played slowly, and each step of it has a moment of its own

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from common.cli import chat_prompt
 from common.inspector import books
 from common.inspector.document import read_recording
-from common.inspector.load import chat_tokens
 from common.inspector.screenshots import SCENES
 from common.sampling import SamplingParams
 from common.serving.background import free_port
@@ -190,7 +190,7 @@ def test_a_server_with_a_key_asks_for_it_and_refuses_in_sentences(loaded, page_o
 def test_a_killed_workers_stream_goes_on(loaded, page_of):
     pytest.importorskip("ray", reason="needs the package ray")
     prompt, tokens = STORY.replace("four", "nine"), 500
-    ids = chat_tokens(loaded.tokenizer, prompt)
+    ids = chat_prompt(loaded.tokenizer, prompt)
     [expected] = load_engine("06")(loaded, kv_memory="8M").generate([ids], SamplingParams(max_tokens=tokens))
     with watching("08", loaded, workers="ray", kv_memory="16M", num_draft_tokens=0) as server:
         page = page_of(server.page_url)

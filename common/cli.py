@@ -20,7 +20,7 @@ from types import ModuleType
 
 from .acceleration.accelerate import make_engine
 from .engine import BaseEngine
-from .errors import InvalidInput, out_of_memory
+from .errors import InvalidInput
 from .loader import Loaded, load_model
 from .loader.device import DTYPES, choose_device
 from .process import freeze_loaded_objects, run_on_temporary_thread
@@ -129,11 +129,6 @@ def run(stage: Path, args: argparse.Namespace) -> None:
                 engine.trace.write_chrome_trace(args.trace)
             if hasattr(engine, "close"):  # its processes must end before the interpreter does
                 engine.close()
-    except (InvalidInput, MemoryError, RuntimeError) as error:
-        message = out_of_memory(error)
-        if message is None and not isinstance(error, InvalidInput):
-            raise
-        sys.exit(f"error: {message or error}")
     except KeyboardInterrupt:
         if not has_ranks:
             raise

@@ -18,13 +18,14 @@ from threading import Timer
 
 from common.cli import build_engine, build_parser, check_address, server_module
 from common.engine import BaseEngine
-from common.errors import InvalidInput, out_of_memory
+from common.errors import InvalidInput
 from common.loader.device import choose_device
 from common.process import freeze_loaded_objects, run_on_temporary_thread
 from common.serving.background import free_port
 from common.serving.options import add_server_arguments, url_of
 from common.serving.server import build_server as build_plain_server
 from common.stages import ROOT, load_engine, load_stage_module, stage_folder
+from common.terminal import run_to_end
 
 from . import books
 from .document import read_recording, write_recording
@@ -170,12 +171,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (InvalidInput, OSError, MemoryError, RuntimeError) as error:
-        said = out_of_memory(error)
-        if said is None and not isinstance(error, (InvalidInput, OSError)):
-            raise
-        sys.exit(f"error: {said or error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_to_end(partial(main, sys.argv[1:]))

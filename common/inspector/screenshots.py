@@ -10,7 +10,6 @@ README.md says how to get Chromium and Playwright.
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -24,6 +23,7 @@ from common.loader import Loaded, load_model
 from common.sampling import SamplingParams
 from common.setup.machine import browser
 from common.stages import load_engine, stage_folder
+from common.terminal import run_to_end
 
 from .document import read_recording, write_recording
 from .feed import Tape
@@ -118,7 +118,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InvalidInput as error:
-        sys.exit(f"error: {error}")
+    run_to_end(main)

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -16,7 +17,7 @@ from common.sampling import SamplingParams
 from common.serving.background import free_port
 from common.stages import ROOT, load_engine, stage_folder
 from tests.helpers.serving_stage_03 import wait_until
-from tests.helpers.watching import STORE, Page, take, watching
+from tests.helpers.watching import STORE, Page, browser, take, watching
 
 pytestmark = pytest.mark.browser
 NEWEST = f"{STORE}.moments.at(-1)"
@@ -24,6 +25,25 @@ REQUESTS = f"[...{STORE}.requests.values()]"
 VIEW = "inspector.views[0]"
 STORY = "Tell me a story about a fox that lasts four days."
 HEAD = 46  # of the timeline, above its first row
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as chromium:
+        yield chromium
+
+
+@pytest.fixture
+def page_of(chromium):
+    """Opens pages, and closes them after the test."""
+    with ExitStack() as stack:
+
+        def open_page(url: str, ready: str = f"inspector.views[0] && {STORE}.moments.length", **options) -> Page:
+            stack.callback((page := Page(chromium, url, **options)).close)
+            page.has(ready)
+            return page
+
+        yield open_page
 
 
 def test_an_engine_is_stopped_stepped_and_looked_into(loaded, page_of):
@@ -212,9 +232,8 @@ def test_two_engines_get_the_same_load_and_are_recorded_together(page_of, tmp_pa
     command = [sys.executable, "-m", "common.inspector", "03", "04", "--port", str(port), "--no-browser"]
     all_of = "inspector.stores.map((store) => [...store.requests.values()])"
     answers = f"{all_of}.map((all) => all.map((one) => [one.prompt, one.text]))"
-    with subprocess.Popen(
-        [*command, "--record", str(recording)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
+    command += ["--record", str(recording)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert f"http://127.0.0.1:{port}/watch" in process.stdout.readline()
             both = "inspector.stores.filter((store) => store?.moments.length).length === 2"
@@ -227,9 +246,7 @@ def test_two_engines_get_the_same_load_and_are_recorded_together(page_of, tmp_pa
             assert page.evaluate(most) == [1, 6]
             page.fits_a_phone()
             burst = page.evaluate(f"{all_of}.map((all) => all.reduce((sum, one) => sum + one.tokens.length, 0))")
-            tiles = page.locator(
-                ".tile:first-child dd"
-            ).all_text_contents()  # of the burst, and not of the last seconds
+            tiles = page.locator(".tile:first-child dd").all_text_contents()  # of the burst, not of the last seconds
             assert all(f"{tokens} in " in tile for tile, tokens in zip(tiles, burst, strict=True)), tiles
         finally:
             process.send_signal(signal.SIGTERM)

@@ -109,7 +109,7 @@ def run(stage: Path, args: argparse.Namespace) -> None:
     has_ranks = False
     try:
         if args.serve:
-            args.host = check_address(args.host, args.port)
+            check_address(args.host, args.port)
         engine_class = load_engine(stage)
         print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
         loaded, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
@@ -139,20 +139,14 @@ def run(stage: Path, args: argparse.Namespace) -> None:
         os._exit(130)
 
 
-def check_address(host: str, port: int) -> str:
-    """Return the address to listen on. Raise InvalidInput if no server can: before the model loads, and not after.
-
-    It is the host as given, but for a name that only IPv6 knows: servers look up names in IPv4.
-    """
+def check_address(host: str, port: int) -> None:
+    """Raise InvalidInput if no server can listen here: before the model loads, and not after."""
     try:
-        found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, *_, (address, _, *scope) = min(found, key=lambda one: one[0] != socket.AF_INET)
-        with socket.socket(family) as one:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:  # as uvicorn and Flask choose
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, os.name != "nt")
-            one.bind((address, port, *scope))
+            one.bind((host, port))
     except (OSError, OverflowError, UnicodeError) as error:
         raise InvalidInput(f"cannot listen on {host}:{port} ({error}): give another --port or --host") from error
-    return host if family == socket.AF_INET else address
 
 
 def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Namespace) -> tuple[Loaded, BaseEngine]:

@@ -108,7 +108,7 @@ def watch(stage: Path, args: argparse.Namespace) -> None:
     """Serve one stage until it is told to stop; then write what was recorded, if anything."""
     if args.tensor_parallel > 1:
         raise InvalidInput("watch shows one process: leave out --tensor-parallel")
-    args.host = check_address(args.host, args.port)
+    check_address(args.host, args.port)
     engine_class = load_engine(stage)
     print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
     _, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
@@ -130,7 +130,7 @@ def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
     """Watch two stages, a process for each with its part of the cores; the page of the first shows both."""
     args = parse(first, arguments)
     other_port = free_port()
-    args.host = check_address(args.host, args.port)  # and `watch` finds no other
+    check_address(args.host, args.port)
     page_origin = url_of(args.host, args.port)
     threads = str(max(1, (os.cpu_count() or 2) // 2))
     os.environ.setdefault("OMP_NUM_THREADS", threads)

@@ -11,8 +11,8 @@ import inspect
 import os
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -110,25 +110,14 @@ def run(stage: Path, args: argparse.Namespace) -> None:
     try:
         if args.serve:
             check_address(args.host, args.port)
-        engine_class = load_engine(stage)
-        print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
-        loaded, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
-        has_ranks = loaded.shard.ranks > 1
-        freeze_loaded_objects()
-        if engine.startup_notes:
-            print(engine.startup_notes, file=sys.stderr)
-        try:
+        with running_engine(stage, args) as (engine, loaded):
+            has_ranks = loaded.shard.ranks > 1
             if args.demo:
                 load_stage_module(stage, "demo").demo(engine, loaded)
             elif args.serve:
                 server_module(stage).serve(engine, args)
             else:
                 complete_prompt(engine, args)
-        finally:
-            if args.trace:
-                engine.trace.write_chrome_trace(args.trace)
-            if hasattr(engine, "close"):  # its processes must end before the interpreter does
-                engine.close()
     except KeyboardInterrupt:
         if not has_ranks:
             raise
@@ -137,6 +126,24 @@ def run(stage: Path, args: argparse.Namespace) -> None:
         with suppress(OSError):  # its reader may have ended, too
             sys.stdout.flush()
         os._exit(130)
+
+
+@contextmanager
+def running_engine(stage: Path, args: argparse.Namespace) -> Iterator[tuple[BaseEngine, Loaded]]:
+    """Yield the stage's engine, after saying what it runs on; afterwards write its trace, and end its processes."""
+    engine_class = load_engine(stage)
+    print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
+    loaded, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
+    freeze_loaded_objects()
+    if engine.startup_notes:
+        print(engine.startup_notes, file=sys.stderr)
+    try:
+        yield engine, loaded
+    finally:
+        if args.trace:
+            engine.trace.write_chrome_trace(args.trace)
+        if hasattr(engine, "close"):  # its processes must end before the interpreter does
+            engine.close()
 
 
 def check_address(host: str, port: int) -> None:

@@ -16,15 +16,13 @@ from functools import partial
 from pathlib import Path
 from threading import Timer
 
-from common.cli import build_engine, build_parser, check_address, server_module
+from common.cli import build_parser, check_address, running_engine, server_module
 from common.engine import BaseEngine
 from common.errors import InvalidInput
-from common.loader.device import choose_device
-from common.process import freeze_loaded_objects, run_on_temporary_thread
 from common.serving.background import free_port
 from common.serving.options import add_server_arguments, url_of
 from common.serving.server import build_server as build_plain_server
-from common.stages import ROOT, load_engine, load_stage_module, stage_folder
+from common.stages import ROOT, load_stage_module, stage_folder
 from common.terminal import run_to_end
 
 from . import books
@@ -109,17 +107,12 @@ def watch(stage: Path, args: argparse.Namespace) -> None:
     if args.tensor_parallel > 1:
         raise InvalidInput("watch shows one process: leave out --tensor-parallel")
     check_address(args.host, args.port)
-    engine_class = load_engine(stage)
-    print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
-    _, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
-    freeze_loaded_objects()
     server = None
     try:
-        server = build_server(engine, stage, args)
-        server.serve_until_stopped(partial(show, args=args))
+        with running_engine(stage, args) as (engine, _):
+            server = build_server(engine, stage, args)
+            server.serve_until_stopped(partial(show, args=args))
     finally:
-        if hasattr(engine, "close"):
-            engine.close()
         if server is not None and server.tape is not None:
             write_recording(args.record, [server.tape.lines])
             if not (args.beside or args.controlled_by):

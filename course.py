@@ -54,14 +54,10 @@ def relative(path: Path, root: Path) -> str:
 
 
 def title(stage: Path) -> str:
-    """Return the first heading of a stage's README, or else the first line of a docstring."""
-    docstring = r'^"""(.+?)(?:"""|$)'
-    for name, pattern in (("README.md", r"^#+ +(.+)"), ("main.py", docstring), ("benchmark.py", docstring)):
-        text = (stage / name).read_text(encoding="utf-8") if (stage / name).exists() else ""
-        found = re.search(pattern, text, re.MULTILINE)
-        if found:
-            return found[1].strip()
-    return ""
+    """Return the first heading of a stage's README; "" if it has none."""
+    readme = stage / "README.md"
+    found = re.search(r"^#+ +(.+)", readme.read_text(encoding="utf-8") if readme.exists() else "", re.MULTILINE)
+    return found[1].strip() if found else ""
 
 
 def show_help(stages: list[Path]) -> int:

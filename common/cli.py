@@ -11,8 +11,8 @@ import inspect
 import os
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from types import ModuleType
 
 from .acceleration.accelerate import make_engine
 from .engine import BaseEngine
-from .errors import InvalidInput, out_of_memory
+from .errors import InvalidInput
 from .loader import Loaded, load_model
 from .loader.device import DTYPES, choose_device
 from .process import freeze_loaded_objects, run_on_temporary_thread
@@ -49,7 +49,12 @@ def build_parser(description: str) -> argparse.ArgumentParser:
         "--model", metavar="NAME", help="folder or Hugging Face Hub id (default: the bundled checkpoint)"
     )
     model.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto)")
-    model.add_argument("--dtype", default="auto", choices=["auto", *DTYPES], help="default: auto")
+    model.add_argument(
+        "--dtype",
+        default="auto",
+        choices=["auto", *DTYPES],
+        help="default: auto; on a CPU float32, in which many requests are often faster than in bfloat16",
+    )
     model.add_argument(
         "--load-format",
         default="auto",
@@ -104,31 +109,15 @@ def run(stage: Path, args: argparse.Namespace) -> None:
     has_ranks = False
     try:
         if args.serve:
-            args.host = check_address(args.host, args.port)
-        engine_class = load_engine(stage)
-        print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
-        loaded, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
-        has_ranks = loaded.shard.ranks > 1
-        freeze_loaded_objects()
-        if engine.startup_notes:
-            print(engine.startup_notes, file=sys.stderr)
-        try:
+            check_address(args.host, args.port)
+        with running_engine(stage, args) as (engine, loaded):
+            has_ranks = loaded.shard.ranks > 1
             if args.demo:
                 load_stage_module(stage, "demo").demo(engine, loaded)
             elif args.serve:
                 server_module(stage).serve(engine, args)
             else:
                 complete_prompt(engine, args)
-        finally:
-            if args.trace:
-                engine.trace.write_chrome_trace(args.trace)
-            if hasattr(engine, "close"):  # its processes must end before the interpreter does
-                engine.close()
-    except (InvalidInput, MemoryError, RuntimeError) as error:
-        message = out_of_memory(error)
-        if message is None and not isinstance(error, InvalidInput):
-            raise
-        sys.exit(f"error: {message or error}")
     except KeyboardInterrupt:
         if not has_ranks:
             raise
@@ -139,20 +128,32 @@ def run(stage: Path, args: argparse.Namespace) -> None:
         os._exit(130)
 
 
-def check_address(host: str, port: int) -> str:
-    """Return the address to listen on. Raise InvalidInput if no server can: before the model loads, and not after.
-
-    It is the host as given, but for a name that only IPv6 knows: servers look up names in IPv4.
-    """
+@contextmanager
+def running_engine(stage: Path, args: argparse.Namespace) -> Iterator[tuple[BaseEngine, Loaded]]:
+    """Yield the stage's engine, after saying what it runs on; afterwards write its trace, and end its processes."""
+    engine_class = load_engine(stage)
+    print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
+    loaded, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
+    freeze_loaded_objects()
+    if engine.startup_notes:
+        print(engine.startup_notes, file=sys.stderr)
     try:
-        found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, *_, (address, _, *scope) = min(found, key=lambda one: one[0] != socket.AF_INET)
-        with socket.socket(family) as one:
+        yield engine, loaded
+    finally:
+        if args.trace:
+            engine.trace.write_chrome_trace(args.trace)
+        if hasattr(engine, "close"):  # its processes must end before the interpreter does
+            engine.close()
+
+
+def check_address(host: str, port: int) -> None:
+    """Raise InvalidInput if no server can listen here: before the model loads, and not after."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:  # as uvicorn and Flask choose
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, os.name != "nt")
-            one.bind((address, port, *scope))
+            one.bind((host, port))
     except (OSError, OverflowError, UnicodeError) as error:
         raise InvalidInput(f"cannot listen on {host}:{port} ({error}): give another --port or --host") from error
-    return host if family == socket.AF_INET else address
 
 
 def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Namespace) -> tuple[Loaded, BaseEngine]:
@@ -206,10 +207,14 @@ def complete_prompt(engine: BaseEngine, args: argparse.Namespace) -> None:
         print(*(f"{name}={n:.6g}" for name, n in stats if name not in GAUGES and not name.startswith("kv_")))
 
 
-def chat_prompt(tokenizer, text: str) -> list[int]:
-    """Return the token ids of one user message in the chat template, up to where the assistant's answer begins."""
+def chat_prompt(tokenizer, text: str, system: str = "") -> list[int]:
+    """Return the token ids of one user message in the chat template, up to where the assistant's answer begins.
+
+    system: the message before it, if there is one.
+    """
     if tokenizer is None or tokenizer.chat_template is None:
         raise InvalidInput("this model has no chat template: leave out --chat")
-    messages = [{"role": "user", "content": text}]
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": text})
     # Ids, not text: the template writes special tokens, and tokenizing its text would add them a second time.
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]

@@ -41,9 +41,7 @@ class BaseEngine(ABC):
     """Everything of an engine but `step`: validation, finishing, aborting, `generate`."""
 
     idle_seconds: float | None = None  # `step` is due after this time even if no request is unfinished; None: never
-    scores_prompts = (
-        False  # whether `accept` takes requests without output, whose prompts are scored (serving/scoring.py)
-    )
+    scores_prompts = False  # whether `accept` takes requests whose prompts are to be scored (serving/scoring.py)
     unavailable: str = ""  # if not "", why new requests should go to another server; any thread may read it
 
     def __init_subclass__(cls, **options):

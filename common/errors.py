@@ -1,5 +1,7 @@
 """What is told to users in a sentence, and words of error messages that every module shares."""
 
+import sys
+
 SHORT = 100  # characters
 
 
@@ -23,9 +25,8 @@ def shortened(value: object) -> str:
 
 def out_of_memory(error: BaseException) -> str | None:
     """Return one sentence if the error means that GPU or host memory has run out, otherwise None."""
-    import torch  # only now: programs without a model take their words from here, too
-
-    if isinstance(error, torch.OutOfMemoryError):
+    torch = sys.modules.get("torch")  # programs without a model take their words from here, too
+    if torch and isinstance(error, torch.OutOfMemoryError):
         return "the GPU is out of memory: give a smaller model, --kv-memory, --token-budget or --max-running"
     # torch raises a plain RuntimeError for host memory.
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):

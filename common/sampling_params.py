@@ -93,11 +93,13 @@ def _number_in(key: object) -> object:
     return int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) < 20 else key
 
 
+def _is_token_id(value: object) -> bool:
+    return _is_int(value) and value >= 0
+
+
 def _is_bias(pair: object) -> bool:
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        return False
-    token_id, bias = pair
-    return _is_int(token_id) and token_id >= 0 and _is_number(bias) and -100 <= bias <= 100
+    is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+    return is_pair and _is_token_id(pair[0]) and _is_number(pair[1]) and -100 <= pair[1] <= 100
 
 
 def _is_list(value: object, most: int, is_allowed: Callable[[object], bool]) -> bool:
@@ -124,14 +126,10 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
         f"a string of 1 to {MOST_STOP_CHARACTERS} characters or a list of at most {MOST_STOPS} of them",
     ),
     "stop_token_ids": (
-        lambda x: _is_list(x, MOST_STOP_TOKENS, lambda token_id: _is_int(token_id) and token_id >= 0),
+        lambda x: _is_list(x, MOST_STOP_TOKENS, _is_token_id),
         f"a list of at most {MOST_STOP_TOKENS} integers of at least 0",
     ),
     "min_tokens": (lambda x: _is_int(x) and x >= 0, "an integer of at least 0"),
-    "ending_token_ids": (
-        lambda x: _is_list(x, MOST_BIASES, lambda token_id: _is_int(token_id) and token_id >= 0),
-        f"a list of at most {MOST_BIASES} integers of at least 0",
-    ),
     "include_stop_str_in_output": (lambda x: isinstance(x, bool), "True or False"),
     "seed": (
         lambda x: x is None or (_is_int(x) and 0 <= x < 2**63),

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from .errors import InvalidInput, out_of_memory
+
 READER_GONE = 128 + 13  # how shells report SIGPIPE
 LOOK_EVERY = 0.5  # seconds: how often a status is looked at
 SAY_EVERY = 15.0  # seconds, in a log
@@ -25,7 +27,7 @@ def note(text: str) -> None:
 def run_to_end(main: Callable[[], int | None]) -> NoReturn:
     """Run a command and exit with its status: 130 after Ctrl-C, READER_GONE once `head` has its lines.
 
-    On a full disk, or if a folder cannot be written, exit with a sentence.
+    If input is refused, memory runs out, a disk is full or a folder cannot be written, exit with a sentence.
     """
     if hasattr(sys.stdout, "reconfigure"):  # a console that lacks a character shows "?" in its place
         sys.stdout.reconfigure(errors="replace")
@@ -40,8 +42,12 @@ def run_to_end(main: Callable[[], int | None]) -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it ends
         status = READER_GONE
-    except OSError as error:
+    except (OSError, InvalidInput) as error:
         status = f"error: {error}"
+    except (MemoryError, RuntimeError) as error:
+        if (said := out_of_memory(error)) is None:
+            raise
+        status = f"error: {said}"
     sys.exit(status)
 
 

@@ -22,7 +22,7 @@ from common.sampling import SamplingParams
 from common.stages import load_engine
 
 from . import unseen
-from .corpus import chat, exercises, facts, passages, stories, terms
+from .corpus import chat, exercises, facts, passages, stories, terms, unknown
 from .tokenizer import FOLDER
 
 # A question and the one right answer, from a random generator
@@ -36,8 +36,8 @@ TOPICS: dict[str, Callable[[Random], tuple[str, str]]] = {
     "reading": lambda rng: passages.reading(rng)[:2],
     "copies": unseen.copies,
     "strings": unseen.strings,
-    "unknown": unseen.unanswered,
-    "languages": unseen.foreign,
+    "unknown": lambda rng: (rng.choice(unseen.QUESTIONS), unknown.ANSWER),
+    "languages": lambda rng: (rng.choice(unseen.SENTENCES), unknown.ONLY_ENGLISH),
 }
 QUESTIONS = 200  # of each topic
 STORY_TOKENS, ANSWER_TOKENS = 1500, 600

@@ -6,7 +6,6 @@ copies words, admits ignorance and notices other languages must be asked with ma
 
 from random import Random
 
-from .corpus.unknown import ANSWER, ONLY_ENGLISH
 from .corpus.words import ask, draw, sections
 
 _LINES, QUESTIONS, SENTENCES = sections("unseen").values()
@@ -27,11 +26,3 @@ def strings(rng: Random) -> tuple[str, str]:
     for _ in range(rng.randint(1, 20)):
         made.append(f"{rng.choice(WORDS)}: {draw(rng, 'digits')}" if kind == "pair" else draw(rng, kind))
     return ask(rng, "copy plainly", text=mark.join(made))
-
-
-def unanswered(rng: Random) -> tuple[str, str]:
-    return rng.choice(QUESTIONS), ANSWER
-
-
-def foreign(rng: Random) -> tuple[str, str]:
-    return rng.choice(SENTENCES), ONLY_ENGLISH

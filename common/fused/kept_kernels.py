@@ -11,8 +11,10 @@ NUMBA_CACHE_DIR, or XDG_CACHE_HOME on Linux, names another place. Where it canno
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +51,14 @@ class KeptKernel(caching.FunctionCache):
         with suppress(OSError):  # a folder that several users share
             os.utime(self.cache_path)  # used now
         try:
-            return super().load_overload(*key)
+            kernel = super().load_overload(*key)
         except Exception:  # a damaged file: unpickling raises any type
+            kernel = None
             with suppress(OSError):
                 self.flush()
+        if kernel is None:
+            say_compiling("once on a machine")
+        return kernel
 
     def save_overload(self, *key_and_kernel: Any) -> None:
         with suppress(OSError):
@@ -63,8 +69,8 @@ class KeptKernel(caching.FunctionCache):
 
 
 @contextmanager
-def kept(dispatcher: Any) -> Iterator[str]:
-    """While a kernel is compiled, let numba look for it on disk and keep it there; yield how often that is necessary.
+def kept(dispatcher: Any) -> Iterator[None]:
+    """While a kernel is compiled, let numba look for it on disk and keep it there. Tell the user if it is compiled.
 
     Processes that start together compile it once: the others wait, and load it.
     """
@@ -73,7 +79,11 @@ def kept(dispatcher: Any) -> Iterator[str]:
             FOLDER.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FileLock(FOLDER / "lock"))
             dispatcher._cache = KeptKernel(dispatcher.py_func)
-            often = "once on a machine"
         except (OSError, RuntimeError):  # numba's where a folder cannot be written
-            often = f"at each start: {FOLDER} cannot be written"
-        yield often
+            say_compiling(f"at each start: {FOLDER} cannot be written")
+        yield
+
+
+@lru_cache
+def say_compiling(often: str) -> None:
+    print(f"compiling kernels for this processor (a few seconds, {often})", file=sys.stderr, flush=True)

@@ -5,17 +5,15 @@ for each tensor, as much as most kernels take for a token. numpy has no bfloat16
 and its numbers become float32 in registers. So one source serves both types: `widen` and `narrow` leave float32 alone.
 """
 
-import sys
 import threading
 from collections.abc import Callable
-from functools import lru_cache
 
 import numba
 import numpy
 import torch
 from llvmlite import ir
 from numba import carray, njit, types
-from numba.core import cgutils, event
+from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from ..process import FreeCores
@@ -64,24 +62,6 @@ def launch_threads() -> None:
 launch_threads()  # here, before a kernel is loaded, which would do it
 
 
-@lru_cache
-def say_compiling(often: str) -> None:
-    print(f"compiling kernels for this processor (a few seconds, {often})", file=sys.stderr, flush=True)
-
-
-class Compilation(event.Listener):
-    """Tell the user of the first kernel that is compiled: one that is loaded from disk is no such event."""
-
-    def __init__(self, often: str):
-        self.often = often
-
-    def on_start(self, _: event.Event) -> None:
-        say_compiling(self.often)
-
-    def on_end(self, _: event.Event) -> None:
-        pass
-
-
 def kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Compile a function for these types, or load it from disk; its `prange` runs on several threads.
 
@@ -91,7 +71,7 @@ def kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None
 
     def compiled(function: Callable[..., None]) -> Callable[..., None]:
         dispatcher = njit(parallel=True, fastmath=FAST, error_model="numpy")(function)
-        with kept(dispatcher) as often, event.install_listener("numba:compile", Compilation(often)):
+        with kept(dispatcher):
             dispatcher.compile(signature)
         dispatcher.disable_compile()  # for other types: a call converts its numbers
         if numba.threading_layer() != "workqueue":

@@ -7,10 +7,9 @@ bfloat16 is rounded where a number is stored.
 Tensors are contiguous. Compiling takes a few seconds, once on a machine (kept_kernels.py).
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import numpy
 import torch
@@ -124,20 +123,9 @@ def product(x, weight, o, bias, out):
         out[row, o] = narrow(y, out[row, o])
 
 
-class Kernels(NamedTuple):
-    """Compiled for one type of numbers. Tensors are passed by address (i8)."""
-
-    add_norm: Callable[..., None]
-    norm_rotate: Callable[..., None]
-    silu_mul: Callable[..., None]
-    heads: Callable[..., None]
-    output_mlp: Callable[..., None]
-    scores: Callable[..., None]
-
-
 @lru_cache
-def compiled(dtype: torch.dtype) -> Kernels:
-    """Return the kernels for float32 or bfloat16."""
+def compiled(dtype: torch.dtype) -> SimpleNamespace:
+    """Return the kernels for float32 or bfloat16. Tensors are passed by address (i8)."""
     number = numpy.float32 if dtype == torch.float32 else numpy.uint16
 
     @kernel("void(i8, i8, i8, i8, i8, i8, f4)")
@@ -215,7 +203,9 @@ def compiled(dtype: torch.dtype) -> Kernels:
         for o in prange(outs):
             product(inputs, weight, o, f4(0), out)
 
-    return Kernels(add_norm, norm_rotate, silu_mul, heads, output_mlp, scores)
+    return SimpleNamespace(
+        add_norm=add_norm, norm_rotate=norm_rotate, silu_mul=silu_mul, heads=heads, output_mlp=output_mlp, scores=scores
+    )
 
 
 def on_device(residual: Tensor, few: bool) -> AbstractContextManager:

@@ -16,15 +16,14 @@ from functools import partial
 from pathlib import Path
 from threading import Timer
 
-from common.cli import build_engine, build_parser, check_address, server_module
+from common.cli import build_parser, check_address, running_engine, server_module
 from common.engine import BaseEngine
-from common.errors import InvalidInput, out_of_memory
-from common.loader.device import choose_device
-from common.process import freeze_loaded_objects, run_on_temporary_thread
+from common.errors import InvalidInput
 from common.serving.background import free_port
 from common.serving.options import add_server_arguments, url_of
 from common.serving.server import build_server as build_plain_server
-from common.stages import ROOT, load_engine, load_stage_module, stage_folder
+from common.stages import ROOT, load_stage_module, stage_folder
+from common.terminal import run_to_end
 
 from . import books
 from .document import read_recording, write_recording
@@ -93,40 +92,27 @@ async def shutdown(server_shutdown, clients: Clients, **sockets) -> None:
     await server_shutdown(**sockets)
 
 
-def serve(server, args: argparse.Namespace) -> None:
-    """Serve until SIGTERM or Ctrl-C, as the stage's own `serve` does, and open the page."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    server.engine_thread.on_failure = partial(setattr, server, "should_exit", True)
-    listener = server.config.bind_socket()
-    listener.listen(server.config.backlog)
-    url = f"{url_of(args.host, listener.getsockname()[1])}/watch"
+def show(url: str, args: argparse.Namespace) -> None:
+    """Say where the page is, and open it."""
     if not args.controlled_by:  # otherwise another process's page shows it
-        print(f"watch it on {url} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
+        print(f"watch it on {url}/watch (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
     if args.browser:
-        opener = Timer(OPEN_AFTER_SECONDS, webbrowser.open, [url])
+        opener = Timer(OPEN_AFTER_SECONDS, webbrowser.open, [f"{url}/watch"])
         opener.daemon = True
         opener.start()
-    server.run(sockets=[listener])
-    if server.engine_thread.failure is not None:
-        sys.exit(f"error: {server.engine_thread.error}, and the server has stopped")
 
 
 def watch(stage: Path, args: argparse.Namespace) -> None:
     """Serve one stage until it is told to stop; then write what was recorded, if anything."""
     if args.tensor_parallel > 1:
         raise InvalidInput("watch shows one process: leave out --tensor-parallel")
-    args.host = check_address(args.host, args.port)
-    engine_class = load_engine(stage)
-    print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
-    _, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
-    freeze_loaded_objects()
+    check_address(args.host, args.port)
     server = None
     try:
-        server = build_server(engine, stage, args)
-        serve(server, args)
+        with running_engine(stage, args) as (engine, _):
+            server = build_server(engine, stage, args)
+            server.serve_until_stopped(partial(show, args=args))
     finally:
-        if hasattr(engine, "close"):
-            engine.close()
         if server is not None and server.tape is not None:
             write_recording(args.record, [server.tape.lines])
             if not (args.beside or args.controlled_by):
@@ -137,7 +123,7 @@ def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
     """Watch two stages, a process for each with its part of the cores; the page of the first shows both."""
     args = parse(first, arguments)
     other_port = free_port()
-    args.host = check_address(args.host, args.port)  # and `watch` finds no other
+    check_address(args.host, args.port)
     page_origin = url_of(args.host, args.port)
     threads = str(max(1, (os.cpu_count() or 2) // 2))
     os.environ.setdefault("OMP_NUM_THREADS", threads)
@@ -178,12 +164,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (InvalidInput, OSError, MemoryError, RuntimeError) as error:
-        said = out_of_memory(error)
-        if said is None and not isinstance(error, (InvalidInput, OSError)):
-            raise
-        sys.exit(f"error: {said or error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_to_end(partial(main, sys.argv[1:]))

@@ -90,11 +90,6 @@ def nodes(tree) -> list[Any]:
     return found
 
 
-def page_tokens(engine: BaseEngine) -> dict[int, tuple[int, ...]]:
-    """Return the tokens of each page that is in the tree."""
-    return {node.page: node.tokens for node in nodes(engine.scheduler.allocator.tree)}
-
-
 def fleet(router) -> dict[str, Any]:
     """Return what the router knows: where each request is, and the pages of each worker, whose map is its own."""
     workers = [

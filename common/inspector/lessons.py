@@ -4,11 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from common.checkpoints.corpus import SYSTEM_PROMPTS
-
-try:
-    import tomllib
-except ImportError:  # before Python 3.11
-    import tomli as tomllib
+from common.toml import tomllib
 
 LONG = (
     "The weather is mild. A cat sleeps on the wall. A boat passes the harbour. " * 40 + "What is the capital of Italy?"

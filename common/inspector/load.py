@@ -9,6 +9,7 @@ import itertools
 from random import Random
 
 from common.checkpoints.corpus import exercises, facts, stories, terms
+from common.cli import chat_prompt
 from common.errors import InvalidInput
 from common.request import check_prompt_length
 from common.sampling import SamplingParams
@@ -21,13 +22,6 @@ TOPICS = (facts.exchange, exercises.lists, terms.exchange, stories.request)
 EVERY_LONG = 6  # with long prompts, this many requests make one that is long
 MOST_CLIENTS = 64
 BACK_OFF_SECONDS = 0.5  # from a refusal to the next try
-
-
-def chat_tokens(tokenizer, prompt: str, system: str = "") -> list[int]:
-    """Return the token ids of a question in the chat template, after the system's message if there is one."""
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": prompt})
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
 
 
 class Clients:
@@ -66,7 +60,7 @@ class Clients:
         if not chat or tokenizer is None or tokenizer.chat_template is None:
             return prompt
         check_prompt_length(len(prompt), tokenizer, self.thread.engine.config)
-        token_ids = await self.thread.beside(chat_tokens, tokenizer, prompt, system)
+        token_ids = await self.thread.beside(chat_prompt, tokenizer, prompt, system)
         self.view.entitle(token_ids, prompt)
         return token_ids
 

@@ -15,6 +15,7 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from common.errors import InvalidInput
 from common.sampling import SamplingParams
 from common.serving.errors import EngineDead
+from common.serving.openai_api.routes import SSE_HEADERS, event
 
 from . import books
 from .document import document
@@ -22,7 +23,6 @@ from .feed import Page
 from .load import MOST_CLIENTS, Clients
 from .watched import Watched
 
-STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 PAGE_HEADERS = {"Cache-Control": "no-store", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
 
 
@@ -70,7 +70,7 @@ def router(watched: Watched, engine_thread, clients: Clients, check: Callable, h
 
     @routes.get("/events")
     async def events():
-        return StreamingResponse(stream(), media_type="text/event-stream", headers=STREAM_HEADERS)
+        return StreamingResponse(stream(), media_type="text/event-stream", headers=SSE_HEADERS)
 
     async def stream() -> AsyncIterator[str]:
         told = {name: value for name, value in hello.items() if name != "folder"}
@@ -154,7 +154,3 @@ def router(watched: Watched, engine_thread, clients: Clients, check: Callable, h
         return controls()
 
     return routes
-
-
-def event(data: str) -> str:
-    return f"data: {data}\n\n"

@@ -10,7 +10,6 @@ README.md says how to get Chromium and Playwright.
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -18,16 +17,17 @@ from pathlib import Path
 
 from PIL import Image
 
+from common.cli import chat_prompt
 from common.errors import InvalidInput
 from common.loader import Loaded, load_model
 from common.sampling import SamplingParams
 from common.setup.machine import browser
 from common.stages import load_engine, stage_folder
+from common.terminal import run_to_end
 
 from .document import read_recording, write_recording
 from .feed import Tape
 from .lessons import FILE, TEXTS, lesson_of
-from .load import chat_tokens
 from .watched import Watched
 
 SCENES = FILE["scenes"]
@@ -51,7 +51,7 @@ def play(number: str, loaded: Loaded) -> list[str]:
         while coming and coming[0][0] <= steps:
             _, tokens, prompt = coming.pop(0)
             prompt = TEXTS.get(prompt, prompt)
-            token_ids = chat_tokens(watched.tokenizer, prompt, system)
+            token_ids = chat_prompt(watched.tokenizer, prompt, system)
             watched.view.entitle(token_ids, prompt)
             watched.add(token_ids, SamplingParams(max_tokens=tokens))
         watched.look_soon()  # a recording is played slowly, and each step of it has a moment of its own
@@ -118,7 +118,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InvalidInput as error:
-        sys.exit(f"error: {error}")
+    run_to_end(main)

@@ -178,7 +178,8 @@ class View:
         return {"memory": memory} | {name: value for name, value in news.items() if value}
 
     def _page_texts(self, known: Known) -> dict[int, str]:
-        texts, tokens = {}, books.page_tokens(self.engine)
+        nodes = books.nodes(self.engine.scheduler.allocator.tree)
+        texts, tokens = {}, {node.page: node.tokens for node in nodes}
         for page, token_ids in tokens.items():
             if known.texts.get(page) != token_ids:
                 texts[page] = self.engine.tokenizer.decode(token_ids, skip_special_tokens=True)

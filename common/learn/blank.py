@@ -11,10 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-try:
-    import tomllib
-except ImportError:  # before Python 3.11
-    import tomli as tomllib
+from common.toml import tomllib
 
 from .stage_diff import definitions, named, read_sources, sittings
 

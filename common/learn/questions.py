@@ -15,18 +15,13 @@ less, more      why a measurement lies below arithmetic, or above
 """
 
 import re
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.bench.plots import short
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from common.toml import tomllib
 
 CLOSE = 0.1  # relative difference up to which arithmetic and measurement agree
 STEADY = 0.25  # relative change of the machine's speed up to which a measurement says something

@@ -6,7 +6,6 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 
-from .errors import ANSWERED, error_response
 from .limits import BodyLimit, HeaderCheck
 from .metrics import Measured
 from .openai_api import routes
@@ -21,9 +20,6 @@ def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) 
     @app.get("/metrics")
     async def metrics():
         return Response(measured.exposition(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    for error in ANSWERED:  # in place of the handlers that the application has for /generate alone
-        app.add_exception_handler(error, error_response)
 
     # The last middleware added runs first: with CORS outermost, a web page can read that its key was refused.
     app.add_middleware(BodyLimit, most=args.max_body)

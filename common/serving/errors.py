@@ -13,6 +13,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from common.errors import InvalidInput
 
@@ -36,7 +37,8 @@ class BadRequest(InvalidInput):
         self.param, self.status, self.code = param, status, code
 
 
-ANSWERED = (InvalidInput, RequestValidationError, QueueFull, EngineDead, HTTPException)
+# ClientDisconnect: in the middle of its body, so that no client reads the answer
+ANSWERED = (InvalidInput, RequestValidationError, QueueFull, EngineDead, HTTPException, ClientDisconnect)
 
 
 class Json(Response):

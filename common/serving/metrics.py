@@ -131,11 +131,8 @@ class Measured(Collector):
             if (up := stats.get(f"{role}_workers_up")) is not None:
                 gauges[f"fleet:{role}_workers_up"] = (up, f"Workers for {role} that are up")
         counters = {metric: (stats[key], meaning) for key, (metric, meaning) in COUNTED.items() if key in stats}
-        for kind, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
-            for metric, (value, meaning) in values.items():
-                family = kind(metric, meaning, labels=["model_name"])
-                family.add_metric([self.model_name], value)
-                yield family
+        yield from families(GaugeMetricFamily, gauges, "model_name", self.model_name)
+        yield from families(CounterMetricFamily, counters, "model_name", self.model_name)
 
     def _observe_tokens(self, request: Request) -> None:
         moments, counted = request.timings.tokens, self._counted.get(request.request_id, 0)
@@ -189,7 +186,12 @@ class GpuCollector(Collector):
             }
         except Exception:  # NVML has errors of its own, and without NVML torch cannot name them
             return
-        for metric, (value, meaning) in values.items():
-            family = GaugeMetricFamily(metric, meaning, labels=["gpu"])
-            family.add_metric([str(self.index)], value)
-            yield family
+        yield from families(GaugeMetricFamily, values, "gpu", str(self.index))
+
+
+def families(kind: type, values: dict[str, tuple[float, str]], label: str, of: str) -> Iterable[Metric]:
+    """Yield a metric for each name with its value and meaning; all have this label."""
+    for name, (value, meaning) in values.items():
+        family = kind(name, meaning, labels=[label])
+        family.add_metric([of], value)
+        yield family

@@ -7,24 +7,17 @@ sent in pieces, each a line `data: ...` and an empty line. Every OpenAI-compatib
 import argparse
 import asyncio
 import json
-import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, StreamingResponse
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from fastapi.responses import StreamingResponse
 
 from common.engine import BaseEngine
-from common.errors import InvalidInput
 from common.serving.application import complete_application
-from common.serving.errors import EngineDead, QueueFull, log_refusal
+from common.serving.errors import ANSWERED, EngineDead, error_response
 from common.serving.generate_api import completion_json, parse_generate_body
 from common.serving.metrics import Measured
-from common.serving.options import url_of
 from common.serving.scoring import Scoring
 
 from .engine_thread import EngineThread, Stream
@@ -65,30 +58,9 @@ def create_app(engine_thread: EngineThread) -> FastAPI:
             raise EngineDead(unavailable)
         return {"status": "ok", **engine_thread.stats}
 
-    @app.exception_handler(ClientDisconnect)  # in the middle of its body: no client reads the answer
-    @app.exception_handler(InvalidInput)
-    async def bad_request(http: Request, error: InvalidInput):
-        return refusal(http, str(error), 400)
-
-    @app.exception_handler(QueueFull)
-    async def queue_full(http: Request, error: QueueFull):
-        return refusal(http, str(error), 429, headers={"Retry-After": "1"})
-
-    @app.exception_handler(EngineDead)
-    async def engine_dead(http: Request, error: EngineDead):
-        return refusal(http, str(error), 503)
-
-    @app.exception_handler(HTTPException)
-    async def http_error(http: Request, error: HTTPException):
-        return refusal(http, error.detail, error.status_code, headers=error.headers)
-
+    for error in ANSWERED:
+        app.add_exception_handler(error, error_response)
     return app
-
-
-def refusal(http: Request, message: str, status: int, **options) -> JSONResponse:
-    """Return an answer that says what is wrong, and log the same."""
-    log_refusal(http, status, message)
-    return JSONResponse({"error": message}, status, **options)
 
 
 async def abort_on_disconnect(http: Request, engine_thread: EngineThread, stream: Stream) -> None:
@@ -130,14 +102,4 @@ def serve(engine: BaseEngine, args: argparse.Namespace) -> None:
 
     If the engine fails, answer open requests with errors, shut down, and exit with status 1 and the reason on stderr.
     """
-    # uvicorn raises the signal again after its own shutdown; this handler then sets the exit status.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    server = build_server(engine, args)
-    server.engine_thread.on_failure = partial(setattr, server, "should_exit", True)
-    listener = server.config.bind_socket()
-    listener.listen(server.config.backlog)  # from here on clients can connect; their answers wait for `run`
-    port = listener.getsockname()[1]
-    print(f"serving on {url_of(args.host, port)} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
-    server.run(sockets=[listener])
-    if server.engine_thread.failure is not None:
-        sys.exit(f"error: {server.engine_thread.error}, and the server has stopped")
+    build_server(engine, args).serve_until_stopped()

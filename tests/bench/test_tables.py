@@ -5,9 +5,8 @@ import pytest
 from common.bench.__main__ import course_benchmarks
 from common.bench.experiments.peers import BENCHMARK as PEERS
 from common.bench.tables import committed, main
-from common.serving.benchmark import BENCHMARK as SERVING
 
-CLAIMS = [(each, claim) for each in [*course_benchmarks(), SERVING, PEERS] for claim in each.claims]
+CLAIMS = [(each, claim) for each in [*course_benchmarks(), PEERS] for claim in each.claims]
 
 
 def test_tables_are_those_of_the_committed_results():

@@ -9,7 +9,7 @@ import pytest
 from common.learn import check, solve
 from common.learn.blank import blank_stage, find_tasks
 from common.learn.milestones import read_milestones
-from common.learn.milestones.runner import run_milestones
+from common.learn.milestones.runner import Runner
 from common.stages import stage_folders
 from tests.helpers.incomplete_stages import patient, without, write
 
@@ -117,7 +117,8 @@ def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
     assert endless != text
     (folder / "page_table.py").write_text(endless, encoding="utf-8")
     first = read_milestones("05")[0]._replace(seconds=1)
-    [outcome] = run_milestones(folder.resolve(), [first])
+    with Runner() as runner:
+        outcome = runner.run(folder.resolve(), first)
     assert outcome.what == "it ran for 1 s without an end"
     assert "in slot_mapping" in outcome.picture and "while True: size += 0" in outcome.picture
 
@@ -143,7 +144,8 @@ def test_a_fault_is_shown_where_it_lies(tmp_path, loaded_once, file, right, wron
     assert text.count(right) == 1
     (folder / file[3:]).write_text(text.replace(right, wrong), encoding="utf-8")
     milestone = read_milestones(file[:2])[number - 1]
-    [outcome] = run_milestones(folder, [patient(milestone)])
+    with Runner() as runner:
+        outcome = runner.run(folder, patient(milestone))
     assert says in outcome.what and shows in outcome.picture
 
 

@@ -20,7 +20,8 @@ STAGES = {
     "01_naive/README.md": "# 01: recompute everything\n\nWhy it is slow.\n",
     "01_naive/main.py": "import sys\nprint('naive', *sys.argv[1:])\n",
     "01_naive/engine.py": "class Engine:\n    def step(self):\n        return 1\n",
-    "02_kv_cache/main.py": '"""Remember keys and values."""\nimport sys\nprint("cached", *sys.argv[1:])\n',
+    "02_kv_cache/README.md": "# 02: remember keys and values\n",
+    "02_kv_cache/main.py": "import sys\nprint('cached', *sys.argv[1:])\n",
     "02_kv_cache/engine.py": "class Engine:\n    def step(self):\n        return 2\n",
     "02_kv_cache/cache.py": '"""NEW in 02: what is kept."""\n\nKEYS = []\nVALUES = []\n',
     "02_kv_cache/benchmark.py": "print('measured')\n",
@@ -83,7 +84,7 @@ def test_help_lists_the_commands_and_the_stages_with_their_titles(tree, capsys, 
     output = capsys.readouterr().out
     assert all(f"\n  {command}" in output for command in course.VERBS)
     assert "01_naive      01: recompute everything\n" in output
-    assert "02_kv_cache   Remember keys and values.\n" in output
+    assert "02_kv_cache   02: remember keys and values\n" in output
     assert "10_unfinished" not in output
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from common.learn import check
 from common.learn.milestones import read_exercises
-from common.learn.milestones.runner import Outcome, run_milestones
+from common.learn.milestones.runner import Outcome, Runner
 from common.stages import load_engine, stage_folders
 from tests.helpers.engine_options import GREEDY
 from tests.helpers.incomplete_stages import SOLUTIONS, patient, solved, write
@@ -43,11 +43,12 @@ def test_a_lesson_names_the_check_of_each_exercise_that_has_one(stage):
 def test_the_stage_alone_fails_and_the_solution_passes_and_changes_no_token(
     stage, exercise, tmp_path, loaded_once, loaded, prompts, tokens
 ):
-    [outcome] = run_milestones(stage, [exercise])
-    assert outcome.what and not re.match(r"\w+:|not written|the (check|process)|it ran", outcome.what), outcome
-    folder = tmp_path / f"{stage.name}.exercise_{exercise.number}"  # a package is loaded once: each has its own name
-    write(folder, solved(stage, exercise.number))
-    assert [*run_milestones(folder, [exercise])] == [Outcome()]
+    with Runner() as runner:
+        outcome = runner.run(stage, exercise)
+        assert outcome.what and not re.match(r"\w+:|not written|the (check|process)|it ran", outcome.what), outcome
+        folder = tmp_path / f"{stage.name}.exercise_{exercise.number}"  # a package is loaded once: each has its name
+        write(folder, solved(stage, exercise.number))
+        assert runner.run(folder, exercise) == Outcome()
     engine = load_engine(folder)(loaded)
     assert [request.token_ids for request in engine.generate(prompts[:4], GREEDY)] == tokens
     engine.check()

@@ -5,18 +5,19 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
+from common.cli import chat_prompt
 from common.inspector import books
 from common.inspector.document import read_recording
-from common.inspector.load import chat_tokens
 from common.inspector.screenshots import SCENES
 from common.sampling import SamplingParams
 from common.serving.background import free_port
 from common.stages import ROOT, load_engine, stage_folder
 from tests.helpers.serving_stage_03 import wait_until
-from tests.helpers.watching import STORE, Page, take, watching
+from tests.helpers.watching import STORE, Page, browser, take, watching
 
 pytestmark = pytest.mark.browser
 NEWEST = f"{STORE}.moments.at(-1)"
@@ -24,6 +25,25 @@ REQUESTS = f"[...{STORE}.requests.values()]"
 VIEW = "inspector.views[0]"
 STORY = "Tell me a story about a fox that lasts four days."
 HEAD = 46  # of the timeline, above its first row
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser() as chromium:
+        yield chromium
+
+
+@pytest.fixture
+def page_of(chromium):
+    """Opens pages, and closes them after the test."""
+    with ExitStack() as stack:
+
+        def open_page(url: str, ready: str = f"inspector.views[0] && {STORE}.moments.length", **options) -> Page:
+            stack.callback((page := Page(chromium, url, **options)).close)
+            page.has(ready)
+            return page
+
+        yield open_page
 
 
 def test_an_engine_is_stopped_stepped_and_looked_into(loaded, page_of):
@@ -190,7 +210,7 @@ def test_a_server_with_a_key_asks_for_it_and_refuses_in_sentences(loaded, page_o
 def test_a_killed_workers_stream_goes_on(loaded, page_of):
     pytest.importorskip("ray", reason="needs the package ray")
     prompt, tokens = STORY.replace("four", "nine"), 500
-    ids = chat_tokens(loaded.tokenizer, prompt)
+    ids = chat_prompt(loaded.tokenizer, prompt)
     [expected] = load_engine("06")(loaded, kv_memory="8M").generate([ids], SamplingParams(max_tokens=tokens))
     with watching("08", loaded, workers="ray", kv_memory="16M", num_draft_tokens=0) as server:
         page = page_of(server.page_url)
@@ -212,9 +232,8 @@ def test_two_engines_get_the_same_load_and_are_recorded_together(page_of, tmp_pa
     command = [sys.executable, "-m", "common.inspector", "03", "04", "--port", str(port), "--no-browser"]
     all_of = "inspector.stores.map((store) => [...store.requests.values()])"
     answers = f"{all_of}.map((all) => all.map((one) => [one.prompt, one.text]))"
-    with subprocess.Popen(
-        [*command, "--record", str(recording)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
+    command += ["--record", str(recording)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert f"http://127.0.0.1:{port}/watch" in process.stdout.readline()
             both = "inspector.stores.filter((store) => store?.moments.length).length === 2"
@@ -227,9 +246,7 @@ def test_two_engines_get_the_same_load_and_are_recorded_together(page_of, tmp_pa
             assert page.evaluate(most) == [1, 6]
             page.fits_a_phone()
             burst = page.evaluate(f"{all_of}.map((all) => all.reduce((sum, one) => sum + one.tokens.length, 0))")
-            tiles = page.locator(
-                ".tile:first-child dd"
-            ).all_text_contents()  # of the burst, and not of the last seconds
+            tiles = page.locator(".tile:first-child dd").all_text_contents()  # of the burst, not of the last seconds
             assert all(f"{tokens} in " in tile for tile, tokens in zip(tiles, burst, strict=True)), tiles
         finally:
             process.send_signal(signal.SIGTERM)

@@ -270,7 +270,7 @@ def test_server_sent_events(stage):
 @milestone(
     "create_app",
     hint="Parse the body, submit, start the watch; then a StreamingResponse of events, or wait for stream.finished().",
-    second_hint="An exception handler for each of InvalidInput, QueueFull, EngineDead, HTTPException calls `refusal`.",
+    second_hint="For each error of ANSWERED, app.add_exception_handler(error, error_response) writes that answer.",
 )
 def test_the_application(stage):
     """POST /generate answers as JSON or streams; errors are 400, 429 and 503 in a sentence; /health counts."""

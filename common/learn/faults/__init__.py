@@ -8,10 +8,7 @@ import difflib
 from pathlib import Path
 from typing import NamedTuple
 
-try:
-    import tomllib
-except ImportError:  # before Python 3.11
-    import tomli as tomllib
+from common.toml import tomllib
 
 from ..patches import patched, read_hunks
 

@@ -10,8 +10,8 @@ Its docstring says what is expected, as `check` says it. The names are the tasks
 those of the milestones before it. Heads are read without importing the file, so what is not written yet can be told in
 no time, and on a machine without torch.
 
-The checks of a lesson's exercises, in exercises_05.py, are the same with `@exercise(3, ...)`: the exercise's number
-stands in place of tasks. They expect a finished stage, changed as the exercise says.
+The checks of the lessons' exercises, in exercises.py, are the same with `@exercise("05-3", ...)`: stage and number of
+the exercise stand in place of tasks. They expect a finished stage, changed as the exercise says.
 """
 
 import ast
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from common.stages import ROOT
 
-EXERCISES = Path(__file__).resolve().parent
+EXERCISES = Path(__file__).resolve().with_name("exercises.py")
 TESTS = ROOT / "tests" / "stages"
 
 
@@ -51,14 +51,12 @@ class Failed(AssertionError):
         self.what, self.picture = what, picture
 
 
-def milestone(tasks: str, *, hint: str, second_hint: str, seconds: int = 20) -> Callable:
-    """Declare the head of a milestone. `read_milestones` reads it from the source."""
+def milestone(about: str, *, hint: str, second_hint: str, seconds: int = 20) -> Callable:
+    """Declare the head of a milestone, or of an exercise's check; `read_heads` reads it from the source."""
     return lambda function: function
 
 
-def exercise(number: int, *, hint: str, second_hint: str, seconds: int = 20) -> Callable:
-    """Declare the head of an exercise's check. `read_exercises` reads it from the source."""
-    return lambda function: function
+exercise = milestone
 
 
 @cache
@@ -70,11 +68,11 @@ def read_milestones(number: str) -> list[Milestone]:
 
 def read_exercises(number: str) -> list[Milestone]:
     """Return the heads of the checks of a lesson's exercises, in order, each with the exercise's number and no task."""
-    heads = read_heads(EXERCISES / f"exercises_{number}.py")
-    return [Milestone(place, *where, (), **rest) for *where, place, rest in heads]
+    heads = [(*where, *about.split("-"), rest) for *where, about, rest in read_heads(EXERCISES)]
+    return [Milestone(int(place), *where, (), **rest) for *where, stage, place, rest in heads if stage == number]
 
 
-def read_heads(path: Path) -> Iterator[tuple[Path, str, Any, dict[str, Any]]]:
+def read_heads(path: Path) -> Iterator[tuple[Path, str, str, dict[str, Any]]]:
     """Yield file, function, first argument, and the other arguments and what is expected, of each head in a file."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else ():
         if isinstance(node, ast.FunctionDef) and node.decorator_list:

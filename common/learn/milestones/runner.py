@@ -12,7 +12,6 @@ import tempfile
 import traceback
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -73,16 +72,6 @@ class Runner:
             outcome = interrupted(folder, milestone, self.hanging.read_text("utf-8"), self.child.exitcode)
             self.end()
             return outcome
-
-
-def run_milestones(folder: Path, milestones: Sequence[Milestone]) -> Iterator[Outcome]:
-    """Yield what becomes of each milestone, up to the first that is not reached."""
-    with Runner() as runner:
-        for milestone in milestones:
-            outcome = runner.run(folder, milestone)
-            yield outcome
-            if outcome.what:
-                break
 
 
 def serve(pipe, hanging: Path) -> None:

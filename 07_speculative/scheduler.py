@@ -153,14 +153,14 @@ class Scheduler:
                 tokens = sequence.request.token_ids_between(end - size, end)
                 page = table.pages[len(table.path)]
                 node = tree.follow(table.path, tokens) or tree.insert(table.path, tokens, page)
-                if node.page != page and not node.draft_computed:  # NEW in 07: it was computed in the page given up
+                if node.page != page:  # NEW in 07: the draft model may have computed only the page given up
                     sequence.draft_computed = min(sequence.draft_computed, end - size)
                 self.allocator.adopt(table, node)
 
     def remove(self, request: Request) -> None:
         """Forget a request that ends, whether it runs or waits, and free its pages."""
         if sequence := self.running.pop(request.request_id, None):
-            self._release(sequence)
+            self.allocator.release(sequence.page_table)
         else:
             self.waiting.remove(request)
 
@@ -224,8 +224,6 @@ class Scheduler:
             if node is None:
                 break
             self.allocator.adopt(table, node)
-            if sequence.draft_computed == sequence.computed and node.draft_computed:  # NEW in 07
-                sequence.draft_computed += size
             sequence.computed += size
         if sequence.first:
             self._count_hit(sequence.request, sequence.computed - before)
@@ -245,16 +243,10 @@ class Scheduler:
             most -= 1
         return most
 
-    def _release(self, sequence: Sequence) -> None:
-        """NEW in 07: Note on its cached pages what the draft model has computed too, and give all its pages back."""
-        for node in sequence.page_table.path[: sequence.draft_computed // self.allocator.page_size]:
-            node.draft_computed = True
-        self.allocator.release(sequence.page_table)
-
     def _preempt(self) -> None:
         """Take the pages of the youngest, and put it at the front of the queue: it came before the rest."""
         _, sequence = self.running.popitem()
-        self._release(sequence)
+        self.allocator.release(sequence.page_table)
         self.waiting.appendleft(sequence.request)
         self.preemptions += 1
 

@@ -7,8 +7,8 @@ and decodes ahead of the large one, token by token.
 The draft model has its own K/V, in a pool with as many pages as the target's. A sequence's page table serves both: page
 5 is page 5 in either pool. So a request that shares a prefix, is preempted or ends does so for both at once; what is
 kept beside it is how far the draft model has come (`Sequence.draft_computed`), and for a cached page whether it has
-computed it. It computes when it is asked for draft tokens and not before: while speculation would not pay, it costs
-nothing.
+computed it (`Node.draft_computed`). It computes when it is asked for draft tokens and not before: while speculation
+would not pay, it costs nothing.
 
 Production engines draft with a head on the target's own hidden states (Medusa; EAGLE, Li et al., 2024), which is right
 more often than a separate model of its cost, and verify trees of draft tokens in place of one line.
@@ -99,6 +99,8 @@ class DraftModel:
 
         Return the chunks whose texts it has computed to their end, and `[B, hidden_size]` of their last tokens.
         """
+        for chunk in chunks:
+            self._share_pages(chunk.sequence)
         left, pieces, whole = self.read_budget, [], []
         # The shortest first: most of them lack a token or two. A long one is computed in pieces, in as many steps.
         for chunk in sorted(chunks, key=lambda chunk: chunk.start - chunk.sequence.draft_computed):
@@ -117,10 +119,23 @@ class DraftModel:
     def read_ahead(self, sequence: Sequence) -> None:
         """NEW in 08: Compute what the target has computed of a text, up to the draft model's own context length."""
         end = min(sequence.computed, self.context_length)
+        self._share_pages(sequence)
         while sequence.draft_computed < end:
             start = sequence.draft_computed
             stop = sequence.draft_computed = min(end, start + self.read_budget)
             self._run([Chunk(sequence, start, sequence.request.token_ids_between(start, stop), completes=False)])
+        self._share_pages(sequence)
+
+    def _share_pages(self, sequence: Sequence) -> None:
+        """Skip cached pages that were computed for other requests, and note those computed for this one."""
+        path, size = sequence.page_table.path, sequence.page_table.page_size
+        place = min(sequence.draft_computed // size, len(path))
+        while place < len(path) and path[place].draft_computed:
+            place += 1
+        sequence.draft_computed = max(sequence.draft_computed, place * size)
+        while place and not path[place - 1].draft_computed:
+            place -= 1
+            path[place].draft_computed = True
 
     def _reaches(self, chunk: Chunk) -> bool:
         """Return whether the text and its draft fit the draft model's context."""

@@ -150,7 +150,7 @@ class Scheduler:
                 tokens = sequence.request.token_ids_between(end - size, end)
                 page = table.pages[len(table.path)]
                 node = tree.follow(table.path, tokens) or tree.insert(table.path, tokens, page)
-                if node.page != page and not node.draft_computed:  # it was computed in the page given up
+                if node.page != page:  # the draft model may have computed only the page given up
                     sequence.draft_computed = min(sequence.draft_computed, end - size)
                 self.allocator.adopt(table, node)
 
@@ -158,7 +158,7 @@ class Scheduler:
         """Forget a request that ends, whether it runs or waits, and free its pages."""
         places = self.running, self.parked, self.reserved  # NEW in 08
         if place := next((place for place in places if request.request_id in place), None):
-            self._release(place.pop(request.request_id))
+            self.allocator.release(place.pop(request.request_id).page_table)
         else:
             self.waiting.remove(request)
 
@@ -178,9 +178,10 @@ class Scheduler:
     def resume(self, request: Request) -> None:
         """NEW in 08: Run a request whose reserved pages are filled; only its last token remains to be computed."""
         sequence = self.running[request.request_id] = self.reserved.pop(request.request_id)
-        if sequence.draft_computed == sequence.computed:  # in pages from the tree the draft's K and V may be missing
-            sequence.draft_computed = request.num_tokens - 1
         sequence.computed = request.num_tokens - 1
+        # The draft model's K and V have come along, but in pages of this worker's own tree they may be missing.
+        if all(node.draft_computed for node in sequence.page_table.path):
+            sequence.draft_computed = sequence.computed
 
     @property
     def holding(self) -> list[Sequence]:
@@ -265,8 +266,6 @@ class Scheduler:
             if node is None:
                 break
             self.allocator.adopt(table, node)
-            if sequence.draft_computed == sequence.computed and node.draft_computed:
-                sequence.draft_computed += size
             sequence.computed += size
         if sequence.first:
             self._count_hit(sequence.request, sequence.computed - before)
@@ -286,16 +285,10 @@ class Scheduler:
             most -= 1
         return most
 
-    def _release(self, sequence: Sequence) -> None:
-        """Note on its cached pages what the draft model has computed too, and give all its pages back."""
-        for node in sequence.page_table.path[: sequence.draft_computed // self.allocator.page_size]:
-            node.draft_computed = True
-        self.allocator.release(sequence.page_table)
-
     def _preempt(self) -> None:
         """Take the pages of the youngest, and put it at the front of the queue: it came before the rest."""
         _, sequence = self.running.popitem()
-        self._release(sequence)
+        self.allocator.release(sequence.page_table)
         self.waiting.appendleft(sequence.request)
         self.preemptions += 1
 

@@ -1,4 +1,4 @@
-"""Lesson 04: the check of its exercise."""
+"""Lesson 04: the checks of its exercises."""
 
 from typing import Any
 
@@ -48,3 +48,35 @@ def shortest_first_within_a_bound(stage):
     expect(order == wanted, f"one prompt runs at a time, in the order {', '.join(order)}", picture)
     steps = [{"A": 40, "B": 50, "0": 5}, *({f"{number}": 5} for number in range(1, 40))]
     expect_bound(admitted(stage.scheduler.Scheduler(1, 64), steps), "AB")
+
+
+@exercise(
+    5,
+    hint="In `schedule`: _admit until it returns None, before you decide in which order the prompts run.",
+    second_hint="Of all but the oldest, shortest first, take what half of the budget buys; the others stay in order.",
+)
+def short_prompts_pass(stage):
+    """Prompts that fit whole into half of the budget run before the oldest one, which gets the rest of it."""
+    scheduler = stage.scheduler.Scheduler(4, 64)
+    lengths = {"A": 300, "B": 10, "C": 20, "D": 100}
+    wanted = [
+        {"A": 64},
+        {"B": 10, "C": 20, "A": 34},
+        *[{"A": 62, "B": 1, "C": 1}] * 3,
+        {"B": 1, "C": 1, "A": 16, "D": 46},
+    ]
+    for number, right in enumerate(wanted, 1):
+        for name in {1: "A", 2: "BCD"}.get(number, ""):
+            scheduler.add(make_request(name, lengths[name], 40))
+        chunks = scheduler.schedule()
+        mine = {chunk.sequence.request.request_id: len(chunk.token_ids) for chunk in chunks}
+        tokens = {
+            "wanted": [right.get(name, "·") for name in lengths],
+            "yours": [mine.get(name, "·") for name in lengths],
+        }
+        picture = rows({"request": lengths, "prompt": lengths.values()} | tokens)
+        expect(mine == right, f"step {number} of 64 tokens; A came first, B, C and D before step 2", picture)
+        for chunk in chunks:
+            if chunk.completes:
+                chunk.sequence.request.append(7)
+        scheduler.check()

@@ -17,6 +17,7 @@ from common.learn.milestones.stage_under_test import (
     letters,
     make_request,
 )
+from common.pass_times import Costs, PassTimes
 from common.request import Request
 from common.sampling import SamplingParams, draw, uniform
 from common.stages import load_engine
@@ -307,8 +308,7 @@ def test_more_tokens_in_fewer_steps(stage):
 
 
 @milestone(
-    "Acceptance.learn, Acceptance.rate, best_counts, useful_depth, "
-    "AdaptiveSpeculation.counts, AdaptiveSpeculation.learn",
+    "Acceptance.learn, Acceptance.rate, best_counts, AdaptiveSpeculation.counts, AdaptiveSpeculation.learn",
     hint="(1 + a + ... + a^k) / (T(1 + k) + k t) is the rate of tokens with k draft tokens: take the best k, or 0.",
     second_hint="Behind a rejected token nothing was judged: min(accepted + 1, drafted). rate mixes in the average.",
 )
@@ -322,11 +322,9 @@ def test_as_many_as_pay(stage):
     wanted = [0.9 * 2 + 4, 0.9 * 3 + 4, (5.8 + 4 * 0.5) / (6.7 + 4)]
     same = all(abs(one - other) < 1e-9 for one, other in zip(seen, wanted, strict=True))
     expect(same, f"2 of 4 accepted, then 4 of 4: accepted, judged, rate are {seen}, not {wanted}")
-    depths = [module.useful_depth(rate, 0.5) for rate in (0.8, 0.5, 0.99)]
-    expect_rows("useful_depth(rate, 0.5)", depths, [3, 0, 8], rate=(0.8, 0.5, 0.99))
 
     def costs(target: dict[int, float], draft: float):
-        return module.Costs(module.PassTimes(target), module.PassTimes({1: draft, 512: draft}))
+        return Costs(PassTimes(target), PassTimes({1: draft, 512: draft}))
 
     flat = costs({1: 1.6, 512: 1.6}, 0.15)
     best = [module.best_counts([rate], flat)[0] for rate in (0.8, 0.5, 0.1)]

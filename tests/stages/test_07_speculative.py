@@ -9,14 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from common import pass_times
+from common.pass_times import Costs, PassTimes
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
 from tests.helpers.engine_options import endless
 from tests.helpers.scheduler_machine import SchedulerMachine
 
-adaptive_module, drafter_module, engine_module, pass_times_module, scheduler_module, speculation_module = (
-    load_stage_module("07", name)
-    for name in ("adaptive_speculation", "drafter", "engine", "pass_times", "scheduler", "speculation")
+adaptive_module, drafter_module, engine_module, scheduler_module, speculation_module = (
+    load_stage_module("07", name) for name in ("adaptive_speculation", "drafter", "engine", "scheduler", "speculation")
 )
 Engine = engine_module.Engine
 
@@ -173,8 +174,8 @@ TestSpeculation.settings = settings(max_examples=60, stateful_step_count=40, dea
 
 def costs(per_pass: float, per_token: float, draft: float = 0.0):
     """Return times of passes of both models, by which draft tokens pay or not, whatever this machine is."""
-    target = adaptive_module.PassTimes({1: per_pass + per_token, 1000: per_pass + 1000 * per_token})
-    return adaptive_module.Costs(target, adaptive_module.PassTimes({1: draft, 1000: draft}))
+    target = PassTimes({1: per_pass + per_token, 1000: per_pass + 1000 * per_token})
+    return Costs(target, PassTimes({1: draft, 1000: draft}))
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.floats(0.01, 1), st.floats(0, 0.5), st.floats(0, 0.5))
@@ -233,9 +234,9 @@ def test_a_bad_drafter_is_not_asked_for_long(loaded, prompts, monkeypatch):
 def test_long_passes_are_not_measured(monkeypatch, per_token, largest):
     """The others lie on the line through the two longest measured ones, which are not neighbours like 10 and 11."""
     model = torch.nn.Module()
-    monkeypatch.setattr(pass_times_module, "decode_pass", lambda model, cache, size: lambda: size)
-    monkeypatch.setattr(pass_times_module, "timed", lambda run: per_token * run())
-    times = pass_times_module.pass_times(model, None)
+    monkeypatch.setattr(pass_times, "decode_pass", lambda model, cache, size: lambda: size)
+    monkeypatch.setattr(pass_times, "timed", lambda run: per_token * run())
+    times = pass_times.pass_times(model, None)
     assert times.sizes[-1] == largest and times.sizes[-1] > 1.3 * times.sizes[-2]
     assert times(1000) == pytest.approx(1000 * per_token)
-    assert pass_times_module.pass_times(model, None) is times, "measured once"
+    assert pass_times.pass_times(model, None) is times, "measured once"

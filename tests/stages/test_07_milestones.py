@@ -17,6 +17,7 @@ from common.learn.milestones.stage_under_test import (
     letters,
     make_request,
 )
+from common.loader.draft import load_draft_model
 from common.pass_times import Costs, PassTimes
 from common.request import Request
 from common.sampling import SamplingParams, draw, uniform
@@ -162,7 +163,7 @@ def drafting(stage, tokens: list[int], room: int, pages: list[int], **params):
 def test_drafts_of_a_small_model(stage):
     """The draft model reads what it lacks of each text, within its budget, and continues it greedily. A cached page
     notes whether the draft model has read it, for requests that begin alike."""
-    small = stage.drafter.load_draft_model("auto", stage.loaded)
+    small = load_draft_model("auto", stage.loaded)
     model = stage.drafter.DraftModel(small, 32, 16, "torch", read_budget=64)
     texts = [prompt[:count] for prompt, count in zip(stage.prompts(3, 30), (20, 9, 14), strict=True)]
     right = [one.token_ids for one in load_engine("02")(small).generate(texts, endless(4))]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from common import pass_times
+from common.loader.draft import load_draft_model
 from common.pass_times import Costs, PassTimes
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
@@ -76,10 +77,10 @@ def test_lookup_finds_the_last_occurrence_of_the_longest_run(tokens, shortest, m
 
 def test_a_draft_model_of_another_vocabulary_is_refused(loaded):
     with pytest.raises(ValueError, match="another vocabulary"):
-        drafter_module.load_draft_model("draft", replace(loaded, config=replace(loaded.config, vocab_size=99)))
+        load_draft_model("draft", replace(loaded, config=replace(loaded.config, vocab_size=99)))
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Engine(loaded, draft="./nowhere")
-    assert drafter_module.load_draft_model("auto", replace(loaded, name="another")) is None, "it has no draft model"
+    assert load_draft_model("auto", replace(loaded, name="another")) is None, "it has no draft model"
     with pytest.raises(ValueError, match="from 0 to 8"):
         Engine(loaded, num_draft_tokens=9)
 

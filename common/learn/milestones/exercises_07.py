@@ -1,5 +1,7 @@
 """Lesson 07: the check of its exercise."""
 
+from common.loader.draft import load_draft_model
+
 from . import exercise
 from .paged import decoding
 from .stage_under_test import endless, expect, expect_rows, expect_tokens
@@ -13,7 +15,7 @@ from .stage_under_test import endless, expect, expect_rows, expect_tokens
 def look_up_first(stage):
     """What lookup finds is drafted without the draft model; where it finds nothing, the draft model drafts."""
     ran: list[int] = []  # tokens in each pass of the draft model
-    model = stage.drafter.load_draft_model("auto", stage.loaded).model  # the engine's own: it is loaded once
+    model = load_draft_model("auto", stage.loaded).model  # the engine's own: it is loaded once
     model.register_forward_hook(lambda module, inputs, output: ran.append(len(inputs[0])))
     engine = stage.make_engine(num_draft_tokens=4, attention="torch")
     ran.clear()

@@ -35,7 +35,7 @@ from common.cli import chat_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.model import ModelConfig
-from common.stages import load_stage_module
+from common.pass_times import PassTimes
 
 BEFORE, NOW = "06_prefix_cache", "07_speculative"
 ENGINES = {
@@ -167,8 +167,7 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
         figures[f"{name}_speedup"] = [mine / theirs for mine, theirs in pairs]
         copies = (now[f"{engine}_copying_tokens_per_second"] for engine in (name, "stage_06"))
         figures[f"{name}_speedup_copying"] = next(copies) / next(copies)
-    seconds = load_stage_module(NOW, "adaptive_speculation").PassTimes
-    target, draft = (seconds(dict(zip(PASSES, now[f"{name}pass_ms"], strict=True))) for name in ("", "draft_"))
+    target, draft = (PassTimes(dict(zip(PASSES, now[f"{name}pass_ms"], strict=True))) for name in ("", "draft_"))
     pairs = zip(sizes["batches"], now["always_8_acceptance"], strict=True)
     return figures | {
         "predicted_always_8_speedup": [

@@ -45,7 +45,7 @@ class Sequence:
     request: Request
     page_table: PageTable
     computed: int = 0
-    first: bool = False  # whether it has been admitted for the first time, and not after a preemption
+    found: int = 0  # tokens found in the tree, and not counted yet
     draft_computed: int = 0  # NEW in 07: like `computed`, of the draft model, if there is one
 
     @property
@@ -101,8 +101,8 @@ class Scheduler:
         self.allocator = PageAllocator(num_pages, page_size)
         self.speculation = speculation
         self.preemptions = 0  # ever
-        self.tokens_asked = self.tokens_hit = 0  # ever: of admitted requests, and of these found in the tree
-        self.refused: tuple | None = None  # the head of the queue; pages, requests, node and its children at that time
+        self.tokens_asked = self.tokens_hit = 0  # ever: of prompts, and of these found in the tree
+        self.refused: tuple[Request, int] | None = None  # the head of the queue, and the pages to spare at that time
 
     def add(self, request: Request) -> None:
         """Queue a request behind those that wait; raise InvalidInput if not even the whole pool can hold it."""
@@ -132,6 +132,7 @@ class Scheduler:
             self._reuse(sequence)
             chunks.append(self._chunk(sequence, budget))
             budget -= self.price(chunks[-1].start, len(chunks[-1].token_ids))
+            self._count_hits(chunks[-1])
             if not chunks[-1].completes:  # what is left does not buy its next token
                 break
         return chunks
@@ -153,14 +154,16 @@ class Scheduler:
                 tokens = sequence.request.token_ids_between(end - size, end)
                 page = table.pages[len(table.path)]
                 node = tree.follow(table.path, tokens) or tree.insert(table.path, tokens, page)
-                if node.page != page and not node.draft_computed:  # NEW in 07: it was computed in the page given up
+                if node.page != page:  # NEW in 07: the draft model may have computed only the page given up
                     sequence.draft_computed = min(sequence.draft_computed, end - size)
                 self.allocator.adopt(table, node)
+                if end <= len(sequence.request.prompt_token_ids):  # the request that waits may begin with it, too
+                    self.refused = None
 
     def remove(self, request: Request) -> None:
         """Forget a request that ends, whether it runs or waits, and free its pages."""
         if sequence := self.running.pop(request.request_id, None):
-            self._release(sequence)
+            self.allocator.release(sequence.page_table)
         else:
             self.waiting.remove(request)
 
@@ -184,51 +187,43 @@ class Scheduler:
 
     def _allocate(self, request: Request) -> Sequence | None:
         """Take pages for all tokens of a request; None if the others would then lack one each to grow."""
-        # First `_reuse`, then pages for the rest. If there is no room, release what was found, and keep in
-        # `refused` what must change before another lookup pays: more pages, fewer requests, or more of its prefix. Only
-        # a first admission counts (`tokens_asked`, `_count_hit`), and sets `request.admitted` and `sequence.first`.
-        if self.refused and self.refused[0] is request:
-            _, available, running, node, children = self.refused
-            no_more_room = self.allocator.available <= available and len(self.running) >= running
-            if no_more_room and len(node.children) == children:
-                return None
+        # First `_reuse`, then pages for the rest. If there is no room, release what was found. Another
+        # lookup pays only with more pages to spare, or once a page of a prompt has been cached (`cache_full_pages`).
+        spare = self.allocator.available - len(self.running)  # each that runs may need one
+        if self.refused and self.refused[0] is request and spare <= self.refused[1]:
+            return None
         table = PageTable(self.allocator.page_size)
         sequence = Sequence(request, table)
         self._reuse(sequence)
         lacking = self.allocator.pages_for(request.num_tokens) - len(table.pages)
         if lacking + len(self.running) > self.allocator.available:
-            node = table.path[-1] if table.path else self.allocator.tree.root
             self.allocator.release(table)
-            self.refused = request, self.allocator.available, len(self.running), node, len(node.children)
+            self.refused = request, spare
             return None
         self.allocator.extend(table, request.num_tokens)
-        if not request.admitted:  # what it finds after a preemption it may have computed itself
-            request.admitted = sequence.first = True
-            self.tokens_asked += request.num_tokens
-            self._count_hit(request, sequence.computed)
         return sequence
 
-    def _count_hit(self, request: Request, tokens: int) -> None:
-        """Count `tokens` tokens of a prompt that were in the tree."""
-        self.tokens_hit += tokens
-        request.cached_tokens += tokens
+    def _count_hits(self, chunk: Chunk) -> None:
+        """Count a piece of a prompt, and what the tree had of it just before that piece."""
+        sequence, request = chunk.sequence, chunk.sequence.request
+        if not request.preempted:  # otherwise it may have found pages of its own
+            self.tokens_asked += sequence.found + len(chunk.token_ids)
+            self.tokens_hit += sequence.found
+            request.cached_tokens += sequence.found
+        sequence.found = 0
 
     def _reuse(self, sequence: Sequence) -> None:
         """Take over what other requests have computed, page by page, up to the first that is not there."""
-        before, size, table = sequence.computed, self.allocator.page_size, sequence.page_table
+        size, table = self.allocator.page_size, sequence.page_table
         # Only where its own work ends with a full page, and while a token remains to be computed behind it.
-        # What a sequence that is `first` finds counts as a hit.
         while sequence.computed == len(table.path) * size and sequence.remaining > size:
             tokens = sequence.request.token_ids_between(sequence.computed, sequence.computed + size)
             node = self.allocator.tree.follow(table.path, tokens)
             if node is None:
                 break
             self.allocator.adopt(table, node)
-            if sequence.draft_computed == sequence.computed and node.draft_computed:  # NEW in 07
-                sequence.draft_computed += size
             sequence.computed += size
-        if sequence.first:
-            self._count_hit(sequence.request, sequence.computed - before)
+            sequence.found += size
 
     def _extend(self, sequence: Sequence) -> bool:
         """Make room for the next token by preempting the youngest; False if that is this sequence."""
@@ -245,17 +240,12 @@ class Scheduler:
             most -= 1
         return most
 
-    def _release(self, sequence: Sequence) -> None:
-        """NEW in 07: Note on its cached pages what the draft model has computed too, and give all its pages back."""
-        for node in sequence.page_table.path[: sequence.draft_computed // self.allocator.page_size]:
-            node.draft_computed = True
-        self.allocator.release(sequence.page_table)
-
     def _preempt(self) -> None:
         """Take the pages of the youngest, and put it at the front of the queue: it came before the rest."""
         _, sequence = self.running.popitem()
-        self._release(sequence)
+        self.allocator.release(sequence.page_table)
         self.waiting.appendleft(sequence.request)
+        sequence.request.preempted = True  # what it finds when it returns is no hit
         self.preemptions += 1
 
     def _chunk(self, sequence: Sequence, budget: float) -> Chunk:

@@ -10,14 +10,16 @@ because the i-th draft token counts only if all before it do. The k with the mos
 T grows slowly with n (memory-bound: the weights are read once, however many tokens use them) draft tokens are cheap; in
 a large batch each token costs its share of arithmetic, and the best k is 0. Requests differ in a, so they differ in k.
 
-T and t are measured when the engine starts, a is estimated for each request from its own recent draft tokens. What the
-formula leaves out (texts that the draft model has to read, caches that two models share, bookkeeping) is learned as a
-factor, from how long steps take with draft tokens and without.
+T and t are measured when the engine starts (common/pass_times.py), a is estimated for each request from its own recent
+draft tokens. What the formula leaves out (texts that the draft model has to read, caches that two models share,
+bookkeeping) is learned as a factor, from how long steps take with draft tokens and without.
 """
 
 import weakref
 from dataclasses import dataclass
 from typing import Any
+
+from common.pass_times import Costs
 
 from .speculation import MAX_DRAFT_TOKENS, Speculation
 
@@ -47,36 +49,6 @@ class Acceptance:
         return (self.accepted + PRIOR_WEIGHT * average) / (self.judged + PRIOR_WEIGHT)
 
 
-class PassTimes:
-    """Seconds of a pass over n tokens, on straight lines between the sizes that were measured."""
-
-    def __init__(self, seconds: dict[int, float]):
-        self.sizes, self.seconds = list(seconds), list(seconds.values())
-
-    def __call__(self, tokens: int) -> float:
-        right = next((i for i, size in enumerate(self.sizes) if size >= tokens), len(self.sizes) - 1)
-        right = max(right, 1)
-        (a, b), (x, y) = self.sizes[right - 1 : right + 1], self.seconds[right - 1 : right + 1]
-        return x + (y - x) * (tokens - a) / (b - a)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds of a pass over n tokens. draft: None for a drafter without a model."""
-
-    target: PassTimes
-    draft: PassTimes | None
-
-    def drafting(self, requests: int) -> float:
-        """Return the seconds of one pass of the draft model over a token of each of `requests` requests."""
-        return self.draft(requests) if self.draft else 0.0
-
-    def step(self, counts: list[int]) -> float:
-        """Return the seconds of a step in which the requests have these numbers of draft tokens."""
-        passes = (sum(count >= depth for count in counts) for depth in range(1, max(counts) + 1))
-        return self.target(len(counts) + sum(counts)) + sum(map(self.drafting, passes))
-
-
 def best_counts(rates: list[float], costs: Costs, factor: float = 1.0) -> list[int]:
     """Return the numbers of draft tokens that bring the most tokens a second, given the requests' acceptance rates.
 
@@ -86,11 +58,10 @@ def best_counts(rates: list[float], costs: Costs, factor: float = 1.0) -> list[i
     plain = costs.target(batch)
     # A draft token takes a place in the pass, and must bring what this time would bring without it.
     least = LEAST_GAIN * factor * (costs.target(2 * batch) - plain) / plain
-    reach = [useful_depth(rate, least) for rate in rates]
     tokens, places, drafting = float(batch), batch, 0.0
     best, depth_of_best = LEAST_GAIN * batch / plain, 0
     for depth in range(1, MAX_DRAFT_TOKENS + 1):
-        going = [rate for rate, most in zip(rates, reach, strict=True) if most >= depth]
+        going = [rate for rate in rates if rate**depth > least]
         if not going:
             break
         tokens += sum(rate**depth for rate in going)
@@ -99,15 +70,7 @@ def best_counts(rates: list[float], costs: Costs, factor: float = 1.0) -> list[i
         tokens_per_second = tokens / (factor * (costs.target(places) + drafting))
         if tokens_per_second > best:
             best, depth_of_best = tokens_per_second, depth
-    return [min(depth_of_best, most) for most in reach]
-
-
-def useful_depth(rate: float, least: float) -> int:
-    """Return how many draft tokens are each accepted, with all before it, with more than this probability."""
-    depth, share = 0, rate
-    while depth < MAX_DRAFT_TOKENS and share > least:
-        depth, share = depth + 1, share * rate
-    return depth
+    return [sum(rate**depth > least for depth in range(1, depth_of_best + 1)) for rate in rates]
 
 
 class AdaptiveSpeculation(Speculation):
@@ -125,18 +88,15 @@ class AdaptiveSpeculation(Speculation):
     def counts(self, sequences: list[Any]) -> list[int]:
         """Return for each sequence the number of draft tokens that brings the most tokens a second in this batch."""
         average = self.average.rate(FIRST_RATE)
-        rates = [self._acceptance(sequence).rate(average) for sequence in sequences]
+        seen = [self.acceptances.get(sequence, Acceptance()) for sequence in sequences]
+        rates = [acceptance.rate(average) for acceptance in seen]
         return best_counts(rates, self.costs, self.slowness[True] / self.slowness[False]) if rates else []
 
     def learn(self, sequence: Any, drafted: int, accepted: int) -> None:
         """Note what became of a draft, in the totals, for its sequence and in the average of all."""
         super().learn(sequence, drafted, accepted)
-        self._acceptance(sequence).learn(drafted, accepted)
+        self.acceptances.setdefault(sequence, Acceptance()).learn(drafted, accepted)
         self.average.learn(drafted, accepted, forget=0.999)
-
-    def _acceptance(self, sequence: Any) -> Acceptance:
-        """Return what has been seen of a sequence, nothing at first."""
-        return self.acceptances.setdefault(sequence, Acceptance())
 
     def record_step_time(self, seconds: float, counts: list[int]) -> None:
         """Learn how many times longer than by `costs` steps of this kind take, with draft tokens or without."""

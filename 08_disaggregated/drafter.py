@@ -7,23 +7,20 @@ and decodes ahead of the large one, token by token.
 The draft model has its own K/V, in a pool with as many pages as the target's. A sequence's page table serves both: page
 5 is page 5 in either pool. So a request that shares a prefix, is preempted or ends does so for both at once; what is
 kept beside it is how far the draft model has come (`Sequence.draft_computed`), and for a cached page whether it has
-computed it. It computes when it is asked for draft tokens and not before: while speculation would not pay, it costs
-nothing.
+computed it (`Node.draft_computed`). It computes when it is asked for draft tokens and not before: while speculation
+would not pay, it costs nothing.
 
 Production engines draft with a head on the target's own hidden states (Medusa; EAGLE, Li et al., 2024), which is right
 more often than a separate model of its cost, and verify trees of draft tokens in place of one line.
 """
 
 import weakref
-from functools import lru_cache
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from common.attention import choose_attention
-from common.errors import InvalidInput
-from common.loader import Loaded, load_model
+from common.loader import Loaded
 from common.sampling import draw, probabilities, sample, uniform
 
 from .batch import Batch
@@ -99,6 +96,8 @@ class DraftModel:
 
         Return the chunks whose texts it has computed to their end, and `[B, hidden_size]` of their last tokens.
         """
+        for chunk in chunks:
+            self._share_pages(chunk.sequence)
         left, pieces, whole = self.read_budget, [], []
         # The shortest first: most of them lack a token or two. A long one is computed in pieces, in as many steps.
         for chunk in sorted(chunks, key=lambda chunk: chunk.start - chunk.sequence.draft_computed):
@@ -117,10 +116,23 @@ class DraftModel:
     def read_ahead(self, sequence: Sequence) -> None:
         """NEW in 08: Compute what the target has computed of a text, up to the draft model's own context length."""
         end = min(sequence.computed, self.context_length)
+        self._share_pages(sequence)
         while sequence.draft_computed < end:
             start = sequence.draft_computed
             stop = sequence.draft_computed = min(end, start + self.read_budget)
             self._run([Chunk(sequence, start, sequence.request.token_ids_between(start, stop), completes=False)])
+        self._share_pages(sequence)
+
+    def _share_pages(self, sequence: Sequence) -> None:
+        """Skip cached pages that were computed for other requests, and note those computed for this one."""
+        path, size = sequence.page_table.path, sequence.page_table.page_size
+        place = min(sequence.draft_computed // size, len(path))
+        while place < len(path) and path[place].draft_computed:
+            place += 1
+        sequence.draft_computed = max(sequence.draft_computed, place * size)
+        while place and not path[place - 1].draft_computed:
+            place -= 1
+            path[place].draft_computed = True
 
     def _reaches(self, chunk: Chunk) -> bool:
         """Return whether the text and its draft fit the draft model's context."""
@@ -154,34 +166,3 @@ class DraftModel:
             chunk.draft.token_ids.append(token_id)
             if by_rejection(chunk.sequence.request):
                 chunk.draft.probabilities.append(q[i])
-
-
-def load_draft_model(name: str, target: Loaded) -> Loaded | None:
-    """Return the draft model of that name; None for "lookup".
-
-    "auto" is the bundled one for the bundled target, otherwise "lookup". Raise InvalidInput if its vocabulary is not
-    the target's: it cannot draft the target's tokens.
-    """
-    if name == "auto":
-        name = "draft" if target.name in ("bundled", "target") else "lookup"
-    if name == "lookup":
-        return None
-    draft = load_once(name, target.device, target.dtype)
-    known = [vocabulary(model) for model in (draft, target)]
-    if draft.config.vocab_size != target.config.vocab_size or None not in known and known[0] != known[1]:
-        raise InvalidInput(
-            f"the draft model {name} has another vocabulary than {target.name}, and cannot draft its tokens: "
-            "give a smaller model of the same family, or --draft lookup"
-        )
-    return draft
-
-
-@lru_cache(maxsize=1)
-def load_once(name: str, device: torch.device, dtype: torch.dtype) -> Loaded:
-    """Load a draft model, or return the one loaded last: engines of one process share it."""
-    return load_model(name, device=device, dtype=dtype)
-
-
-def vocabulary(model: Loaded) -> dict[str, int] | None:
-    """Return the ids of all tokens by their text, or None without a tokenizer."""
-    return model.tokenizer.get_vocab() if model.tokenizer else None

@@ -18,16 +18,17 @@ from torch import Tensor
 from common.attention import choose_attention
 from common.engine import BaseEngine
 from common.loader import Loaded
+from common.loader.draft import load_draft_model
 from common.memory import kv_bytes_left, pages_that_fit, parse_bytes
+from common.pass_times import measured_costs
 from common.request import Request
 from common.sampling import SampledToken
 from common.trace import StepRecord
 
 from .adaptive_speculation import AdaptiveSpeculation
 from .batch import Batch
-from .drafter import Drafter, DraftModel, PromptLookup, load_draft_model
+from .drafter import Drafter, DraftModel, PromptLookup
 from .kv_cache import KVCache
-from .pass_times import measured_costs
 from .scheduler import Chunk, Scheduler, Sequence
 from .speculation import MAX_DRAFT_TOKENS, Speculation
 from .verification import verify

@@ -16,7 +16,7 @@ A request that decodes may run some draft tokens behind its newest one, if there
 budget and pages to put them in. They are charged like any others. Those that are rejected have left K and V behind, at
 places beyond the sequence's end: attention does not look there, and the tokens that follow overwrite them.
 
-NEW in 08: requests whose pages are in transfer, parked or reserved, do not run. Short prompts may pass a long one.
+NEW in 08: requests whose pages are in transfer, parked or reserved, do not run.
 """
 
 from collections import deque
@@ -38,7 +38,7 @@ class Sequence:
     request: Request
     page_table: PageTable
     computed: int = 0
-    first: bool = False  # whether it has been admitted for the first time, and not after a preemption
+    found: int = 0  # tokens found in the tree, and not counted yet
     draft_computed: int = 0  # like `computed`, of the draft model, if there is one
 
     @property
@@ -75,7 +75,7 @@ class Chunk:
 
 
 class Scheduler:
-    """By arrival, but short prompts may pass; at most `max_running` requests and `token_budget` tokens in a step.
+    """First come, first served; at most `max_running` requests and `token_budget` tokens in a step.
 
     No request starves: the budget has a token for every running request, so in every step each one that decodes gets
     its token, and the oldest one in prefill gets at least one. Preemption takes pages from the youngest
@@ -97,8 +97,8 @@ class Scheduler:
         self.allocator = PageAllocator(num_pages, page_size)
         self.speculation = speculation
         self.preemptions = 0  # ever
-        self.tokens_asked = self.tokens_hit = 0  # ever: of admitted requests, and of these found in the tree
-        self.refused: tuple | None = None  # the head of the queue; pages, requests, node and its children at that time
+        self.tokens_asked = self.tokens_hit = 0  # ever: of prompts, and of these found in the tree
+        self.refused: tuple[Request, int] | None = None  # the head of the queue, and the pages to spare at that time
 
     def add(self, request: Request) -> None:
         """Queue a request behind those that wait; raise InvalidInput if not even the whole pool can hold it."""
@@ -124,12 +124,12 @@ class Scheduler:
             most, budget = most - chunk.room * each, budget - chunk.room * each
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
-        prefilling, budget = self._let_short_prompts_pass(prefilling, budget)  # NEW in 08: and in another order
         while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
             # Another request may have computed the next pages of this prompt since its last chunk.
             self._reuse(sequence)
             chunks.append(self._chunk(sequence, budget))
             budget -= self.price(chunks[-1].start, len(chunks[-1].token_ids))
+            self._count_hits(chunks[-1])
             if not chunks[-1].completes:  # what is left does not buy its next token
                 break
         return chunks
@@ -151,15 +151,17 @@ class Scheduler:
                 tokens = sequence.request.token_ids_between(end - size, end)
                 page = table.pages[len(table.path)]
                 node = tree.follow(table.path, tokens) or tree.insert(table.path, tokens, page)
-                if node.page != page and not node.draft_computed:  # it was computed in the page given up
+                if node.page != page:  # the draft model may have computed only the page given up
                     sequence.draft_computed = min(sequence.draft_computed, end - size)
                 self.allocator.adopt(table, node)
+                if end <= len(sequence.request.prompt_token_ids):  # the request that waits may begin with it, too
+                    self.refused = None
 
     def remove(self, request: Request) -> None:
         """Forget a request that ends, whether it runs or waits, and free its pages."""
         places = self.running, self.parked, self.reserved  # NEW in 08
         if place := next((place for place in places if request.request_id in place), None):
-            self._release(place.pop(request.request_id))
+            self.allocator.release(place.pop(request.request_id).page_table)
         else:
             self.waiting.remove(request)
 
@@ -179,9 +181,10 @@ class Scheduler:
     def resume(self, request: Request) -> None:
         """NEW in 08: Run a request whose reserved pages are filled; only its last token remains to be computed."""
         sequence = self.running[request.request_id] = self.reserved.pop(request.request_id)
-        if sequence.draft_computed == sequence.computed:  # in pages from the tree the draft's K and V may be missing
-            sequence.draft_computed = request.num_tokens - 1
         sequence.computed = request.num_tokens - 1
+        # The draft model's K and V have come along, but in pages of this worker's own tree they may be missing.
+        if all(node.draft_computed for node in sequence.page_table.path):
+            sequence.draft_computed = sequence.computed
 
     def give_up(self, request: Request) -> Sequence:
         """NEW in 08: Reserve pages for a request no longer; they are free only after `release_given_up`."""
@@ -216,71 +219,45 @@ class Scheduler:
             self.running[sequence.request.request_id] = sequence
         return sequence
 
-    def _let_short_prompts_pass(self, prompts: deque[Sequence], budget: float) -> tuple[deque[Sequence], float]:
-        """NEW in 08: Admit what has room, and return all prompts in the order in which they run, and the budget left.
-
-        Prompts that fit whole into half of the budget pass the oldest. Then the step is short: the oldest gets as many
-        tokens as they do, or what a quarter of the budget leaves.
-        """
-        while budget >= 1 and (sequence := self._admit()):
-            prompts.append(sequence)
-        passing, taken = [], 0.0
-        for sequence in sorted(list(prompts)[1:], key=lambda sequence: sequence.remaining):
-            price = self.price(sequence.computed, sequence.remaining)
-            if taken + price <= budget / 2:
-                passing.append(sequence)
-                taken += price
-        if passing and self.price(prompts[0].computed, prompts[0].remaining) > budget - taken:
-            budget = max(2 * taken, budget / 4)
-        return deque([*passing, *(sequence for sequence in prompts if sequence not in passing)]), budget
-
     def _allocate(self, request: Request) -> Sequence | None:
         """Take pages for all tokens of a request; None if the others would then lack one each to grow."""
-        # First `_reuse`, then pages for the rest. If there is no room, release what was found, and keep in
-        # `refused` what must change before another lookup pays: more pages, fewer requests, or more of its prefix. Only
-        # a first admission counts (`tokens_asked`, `_count_hit`), and sets `request.admitted` and `sequence.first`.
-        if self.refused and self.refused[0] is request:
-            _, available, running, node, children = self.refused
-            no_more_room = self.allocator.available <= available and len(self.running) >= running
-            if no_more_room and len(node.children) == children:
-                return None
+        # First `_reuse`, then pages for the rest. If there is no room, release what was found. Another
+        # lookup pays only with more pages to spare, or once a page of a prompt has been cached (`cache_full_pages`).
+        spare = self.allocator.available - len(self.running)  # each that runs may need one
+        if self.refused and self.refused[0] is request and spare <= self.refused[1]:
+            return None
         table = PageTable(self.allocator.page_size)
         sequence = Sequence(request, table)
         self._reuse(sequence)
         lacking = self.allocator.pages_for(request.num_tokens) - len(table.pages)
         if lacking + len(self.running) > self.allocator.available:
-            node = table.path[-1] if table.path else self.allocator.tree.root
             self.allocator.release(table)
-            self.refused = request, self.allocator.available, len(self.running), node, len(node.children)
+            self.refused = request, spare
             return None
         self.allocator.extend(table, request.num_tokens)
-        if not request.admitted:  # what it finds after a preemption it may have computed itself
-            request.admitted = sequence.first = True
-            self.tokens_asked += request.num_tokens
-            self._count_hit(request, sequence.computed)
         return sequence
 
-    def _count_hit(self, request: Request, tokens: int) -> None:
-        """Count `tokens` tokens of a prompt that were in the tree."""
-        self.tokens_hit += tokens
-        request.cached_tokens += tokens
+    def _count_hits(self, chunk: Chunk) -> None:
+        """Count a piece of a prompt, and what the tree had of it just before that piece."""
+        sequence, request = chunk.sequence, chunk.sequence.request
+        if not request.preempted:  # otherwise it may have found pages of its own
+            self.tokens_asked += sequence.found + len(chunk.token_ids)
+            self.tokens_hit += sequence.found
+            request.cached_tokens += sequence.found
+        sequence.found = 0
 
     def _reuse(self, sequence: Sequence) -> None:
         """Take over what other requests have computed, page by page, up to the first that is not there."""
-        before, size, table = sequence.computed, self.allocator.page_size, sequence.page_table
+        size, table = self.allocator.page_size, sequence.page_table
         # Only where its own work ends with a full page, and while a token remains to be computed behind it.
-        # What a sequence that is `first` finds counts as a hit.
         while sequence.computed == len(table.path) * size and sequence.remaining > size:
             tokens = sequence.request.token_ids_between(sequence.computed, sequence.computed + size)
             node = self.allocator.tree.follow(table.path, tokens)
             if node is None:
                 break
             self.allocator.adopt(table, node)
-            if sequence.draft_computed == sequence.computed and node.draft_computed:
-                sequence.draft_computed += size
             sequence.computed += size
-        if sequence.first:
-            self._count_hit(sequence.request, sequence.computed - before)
+            sequence.found += size
 
     def _extend(self, sequence: Sequence) -> bool:
         """Make room for the next token by preempting the youngest; False if that is this sequence."""
@@ -297,17 +274,12 @@ class Scheduler:
             most -= 1
         return most
 
-    def _release(self, sequence: Sequence) -> None:
-        """Note on its cached pages what the draft model has computed too, and give all its pages back."""
-        for node in sequence.page_table.path[: sequence.draft_computed // self.allocator.page_size]:
-            node.draft_computed = True
-        self.allocator.release(sequence.page_table)
-
     def _preempt(self) -> None:
         """Take the pages of the youngest, and put it at the front of the queue: it came before the rest."""
         _, sequence = self.running.popitem()
-        self._release(sequence)
+        self.allocator.release(sequence.page_table)
         self.waiting.appendleft(sequence.request)
+        sequence.request.preempted = True  # what it finds when it returns is no hit
         self.preemptions += 1
 
     def _chunk(self, sequence: Sequence, budget: float) -> Chunk:

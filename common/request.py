@@ -68,7 +68,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.cached_tokens = 0
-        self.admitted = False  # whether it has ever run; stays True when a preempted request waits again
+        self.preempted = False  # whether it ever was: what it then finds in a prefix cache may be its own
         self.timings = Timings()
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids) if tokenizer else None

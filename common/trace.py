@@ -42,14 +42,19 @@ class StepRecord:
         counters: dict[str, float] | None = None,
     ):
         self.index, self.start, self.end = index, start, end
-        # One flat tuple for all works. An object for each would be half a million objects, and each visit of Python's
-        # garbage collector would take 50 ms. The collector does not track tuples of plain values.
-        self._works: tuple[str | int, ...] = tuple(itertools.chain.from_iterable(works))
+        # One flat list for all works, a tuple once the step has ended. An object for each would be half a million
+        # objects, and each visit of Python's garbage collector would take 50 ms. It does not track tuples of plain
+        # values.
+        self._works: list[str | int] | tuple[str | int, ...] = [*itertools.chain.from_iterable(works)]
         self.counters = {} if counters is None else counters
 
     def work(self, request_id: str, phase: str, tokens: int) -> None:
         """Record that `tokens` tokens of this request run in this step; phase: "prefill" or "decode", for example."""
-        self._works += (request_id, phase, tokens)
+        self._works.extend((request_id, phase, tokens))
+
+    def freeze(self) -> None:
+        """End the step: no more work may be recorded."""
+        self._works = tuple(self._works)
 
     @property
     def works(self) -> list[Work]:
@@ -86,6 +91,7 @@ class Trace:
 
     def add(self, record: StepRecord) -> None:
         """Keep a finished record, such as that of a step in another process."""
+        record.freeze()
         self.steps += 1
         self._records.append(record)
 
@@ -98,6 +104,7 @@ class Trace:
             yield record
         finally:
             record.end = time.perf_counter()
+            record.freeze()
             self._records.append(record)
 
     def write_chrome_trace(self, path: str | Path) -> None:

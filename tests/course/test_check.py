@@ -132,7 +132,7 @@ def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
         ("05/engine.py", "logits_rows]", "logits_rows.flip(0)]", 8, "in place of", "last written by  A"),
         ("06/prefix_tree.py", "reversed(path)", "path", 2, "`unused`", "yours    0 1 2"),
         ("06/scheduler.py", "self.refused[0] is request", "False", 5, "E is looked up again", ""),
-        ("06/scheduler.py", "request.admitted = sequence.first", "request.admitted", 6, "`first`", "yours     0 36"),
+        ("06/scheduler.py", "sequence.found = 0", "pass", 6, "cached_tokens", "yours     0 80"),
     ],
     ids=["a wrong row", "no place", "no preemption", "a wrong token", "a wrong order", "a lookup", "no hit"],
 )

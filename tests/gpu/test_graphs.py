@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from common import pass_times
 from common.acceleration.accelerate import make_engine
 from common.acceleration.graphs import GraphedModel
 from common.sampling import SamplingParams
@@ -71,7 +72,6 @@ def test_the_cost_of_drafts_is_measured_on_replays(stage, loaded, monkeypatch):
         return 1e-3 if any(replays[before:]) else 9e-3
 
     monkeypatch.setattr(GraphedModel, "__call__", noted)
-    pass_times = load_stage_module(stage, "pass_times")
     for name, value in {"timed": seconds, "SIZES": (1, 2, 4, 8, 16, 32), "TIMES": 1}.items():
         monkeypatch.setattr(pass_times, name, value)
     module = load_stage_module(stage, "engine")

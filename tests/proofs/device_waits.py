@@ -25,6 +25,7 @@ from common import sampling
 from common.acceleration import accelerate, graphs
 from common.attention.torch_backend import TorchAttention
 from common.loader import Loaded, load_model
+from common.loader import draft as draft_loader
 from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
 from tests.helpers.graph_stand_in import LateTorch
@@ -167,7 +168,7 @@ def as_if_on_cuda(stage: str, capturable: bool, with_graphs: bool):
         (sampling, "has_kernels", lambda device: False),
         (graphs, "Capture", lambda: lambda function: function() or function),
         (accelerate, "why_no_graphs", lambda *_: None if with_graphs else "no"),
-        *((module, "load_once", lambda name, *_: on_device(name)) for module in modules),
+        (draft_loader, "load_once", lambda name, *_: on_device(name)),
         *((module, "choose_attention", lambda *_: (backend(CUDA, torch.float32), "")) for module in modules),
     )
 

@@ -156,30 +156,24 @@ def test_full_pages_go_into_the_tree(stage):
 
 
 @milestone(
-    "Scheduler._allocate, Scheduler._count_hit, Scheduler._reuse",
+    "Scheduler._allocate, Scheduler._reuse",
     hint="_reuse follows the tree page by page, while a token remains to be computed behind the page.",
     second_hint="_allocate: _reuse, then pages for the rest, with one in reserve for each that runs; else release.",
 )
 def test_what_is_cached_is_taken_over(stage):
-    """A new request takes over the cached pages it begins with, and counts them as hits."""
+    """A new request takes over the cached pages it begins with. One that does not fit is not looked up in vain."""
     scheduler, tokens = make_scheduler(stage, pages=12, page_size=4), list(range(20, 32))
     a = decoding(stage, scheduler, "A", tokens)
     scheduler.cache_full_pages()
     for name, prompt, computed in (("B", [*tokens, 5, 6], 12), ("C", tokens, 8), ("D", [*tokens[:6], 1, 1, 1], 4)):
-        asked, hit, request = scheduler.tokens_asked, scheduler.tokens_hit, make_request(name, prompt, 9)
-        sequence = scheduler._allocate(request)
+        sequence = scheduler._allocate(make_request(name, prompt, 9))
         expect(sequence is not None, f"{name} must find room: {scheduler.allocator.available} pages are available")
         said = f"{name} begins with {computed} cached tokens it need not compute: computed is {sequence.computed}"
         expect(sequence.computed == computed, said, show(scheduler.allocator.tree))
         pages = -(-len(prompt) // 4)
         expect(len(sequence.page_table.pages) == pages, f"{name} must have {pages} pages", owners(scheduler))
-        counted = (scheduler.tokens_asked - asked, scheduler.tokens_hit - hit, request.cached_tokens)
-        wanted = (len(prompt), computed, computed)
-        expect_rows(f"hits of {name}", counted, wanted, name=["tokens_asked", "tokens_hit", "cached_tokens"])
-        again = scheduler._allocate(request)  # as after a preemption: what it finds is its own, and no hit
-        expect(scheduler.tokens_hit - hit == computed, f"{name}, admitted again after a preemption, is no hit")
-        for one in (sequence, again):
-            scheduler.allocator.release(one.page_table)
+        expect(sequence.found == computed, f"{name} has found {computed} tokens: `found` is {sequence.found}")
+        scheduler.allocator.release(sequence.page_table)
     large = make_request("E", list(range(40, 76)), 1)
     available = scheduler.allocator.available
     expect(scheduler._allocate(large) is None, "E needs 9 pages and one in reserve, and 9 are available: it must wait")
@@ -196,16 +190,16 @@ def test_what_is_cached_is_taken_over(stage):
     looked_up: list = []
     scheduler.allocator.tree.follow = lambda path, tokens: looked_up.append(tokens)
     expect(scheduler._allocate(large) is None, "F has taken pages: E must wait")
-    expect(looked_up, "the tree has grown where E's lookup ended, and more of E may be in it: look E up again")
+    expect(looked_up, "a page of F's prompt is cached, and E may begin with it (`cache_full_pages`): look E up again")
     del scheduler.allocator.tree.follow
     scheduler.remove(a.request)
     expect(scheduler._allocate(large) is not None, "A has ended: E must be looked up again, and finds room")
 
 
 @milestone(
-    "Scheduler.schedule",
+    "Scheduler.schedule, Scheduler._count_hits, Scheduler._preempt",
     hint="A prompt that has begun may find pages that another has computed since: _reuse before each of its chunks.",
-    second_hint="In the loop over prompts: self._reuse(sequence), then self._chunk(sequence, budget).",
+    second_hint="In the loop over prompts: _reuse(sequence), append _chunk(sequence, budget), and _count_hits of it.",
 )
 def test_the_second_follows_the_first(stage):
     """A prompt that has begun takes over pages that another has computed in the meantime: these are hits too."""
@@ -229,8 +223,15 @@ def test_the_second_follows_the_first(stage):
         "A has 48 tokens, B the same and 5 more, 13 run in a step. In step 4 B runs 4 tokens, and A the 8 behind them"
     )
     expect(ran == {"A": [13, 13, 13, 9, 1], "B": [*"···", 4, 5]}, f"{what}: in step 5 B need not run them", picture)
-    what = "cached_tokens (B: 36 when it is admitted, and 8 before its next chunk, since it is `first`)"
+    what = "cached_tokens (B: 36 when it is admitted, and 8 before its next chunk)"
     expect_rows(what, [request.cached_tokens for request in requests], [0, 44], request="AB")
+    scheduler._preempt()
+    expect([one.request_id for one in scheduler.waiting] == ["B"], "the youngest, B, must be back in the queue")
+    scheduler.schedule()
+    expect("B" in scheduler.running, "B was preempted, and there is room: it must run again")
+    mine = [scheduler.tokens_asked, scheduler.tokens_hit, *(request.cached_tokens for request in requests)]
+    names = ["tokens_asked", "tokens_hit", "cached_tokens of A", "of B"]
+    expect_rows("counts, when B has found its own pages after a preemption", mine, [48 + 53, 44, 0, 44], name=names)
 
 
 @milestone(

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 
-from common.stages import load_engine, load_stage_module
+from common.stages import load_stage_module
 from tests.helpers.engine_options import endless, pool
 from tests.helpers.scheduler_machine import PagedMachine
 
@@ -75,23 +75,3 @@ def test_what_a_request_finds_after_a_preemption_is_no_hit(loaded):
     assert tokens_run(engine, young)[0] == 30 and max(tokens_run(engine, young)[1:]) < 30, "its first page was there"
     assert (stats["prefix_tokens_asked"], stats["prefix_tokens_hit"]) == (60, 0)
     assert (old.cached_tokens, young.cached_tokens) == (0, 0)
-
-
-@pytest.mark.parametrize(("stage", "options"), [("06", {}), ("07", {"draft": "lookup", "num_draft_tokens": 0})])
-def test_what_is_found_for_a_later_piece_of_a_prompt_counts_for_the_request(loaded, stage, options):
-    """Two equal prompts in pieces: the second takes over what the first has computed meanwhile, in one copy."""
-    engine = load_engine(stage)(loaded, max_running=2, token_budget=64, **options)
-    prompt = [11 + i % 97 for i in range(400)]
-    requests = [engine.add(prompt, endless(2)) for _ in range(2)]
-    drain(engine)
-    assert requests[0].cached_tokens == 0 < requests[1].cached_tokens == engine.stats()["prefix_tokens_hit"]
-    assert requests[0].token_ids == requests[1].token_ids
-
-
-def test_a_refused_request_is_admitted_once_its_prefix_is_cached(loaded):
-    """Of two equal prompts that arrive together the second lacks pages in the first step, and only one in the next."""
-    engine = Engine(loaded, **pool(6))
-    requests = [engine.add(list(range(300, 350)), endless(8)) for _ in range(2)]
-    drain(engine)
-    assert [len(step.works) for step in engine.trace] == [1, *[2] * 7, 1]
-    assert requests[0].token_ids == requests[1].token_ids

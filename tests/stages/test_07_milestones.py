@@ -17,6 +17,8 @@ from common.learn.milestones.stage_under_test import (
     letters,
     make_request,
 )
+from common.loader.draft import load_draft_model
+from common.pass_times import Costs, PassTimes
 from common.request import Request
 from common.sampling import SamplingParams, draw, uniform
 from common.stages import load_engine
@@ -60,14 +62,13 @@ def test_room_for_draft_tokens(stage):
 
 
 @milestone(
-    "Scheduler.count_accepted, Scheduler.cache_full_pages, Scheduler.remove, Scheduler.check, Scheduler._reuse, "
-    "Scheduler._release, Scheduler._preempt, Speculation.learn",
+    "Scheduler.count_accepted, Scheduler.cache_full_pages, Scheduler.check, Speculation.learn",
     hint="computed = min(chunk.start + chunk.num_tokens, num_tokens - 1): the newest token is yet to be run.",
-    second_hint="draft_computed never exceeds computed. _release marks the nodes of the path's pages below it.",
+    second_hint="draft_computed never exceeds computed, nor the beginning of a page given up for a cached copy.",
 )
 def test_what_counts_as_computed(stage):
-    """Accepted draft tokens count as computed; a cached page notes whether the draft model computed it. `learn` hears
-    of every chunk, also of one without a draft."""
+    """Accepted draft tokens count as computed; what the draft model computed in a page given up does not. `learn`
+    hears of every chunk, also of one without a draft."""
     scheduler, Draft = make_scheduler(stage, pages=20), stage.verification.Draft
     for accepted in (0, 1, 3):
         a = decoding(stage, scheduler, f"A{accepted}", [10, 11, 12, 13, 14, 15], draft_computed=6)
@@ -95,39 +96,11 @@ def test_what_counts_as_computed(stage):
     scheduler.remove(ends.request)
     ever = (scheduler.speculation.drafts, scheduler.speculation.draft_tokens, scheduler.speculation.accepted)
     expect_rows("`learn`: drafts, draft tokens, accepted", ever, [4, 11, 6])
-    expect(not scheduler.running, "`remove` must end them")
-    tokens = list(range(30, 42))
-    # What the draft model has computed when A leaves, and how A leaves.
-    for drafted, preempted in ((5, False), (12, False), (12, True)):
-        scheduler = make_scheduler(stage, pages=20)
-        decoding(stage, scheduler, "A", tokens, draft_computed=drafted)
-        b = decoding(stage, scheduler, "B", tokens, draft_computed=12)
-        scheduler.cache_full_pages()
-        said = (
-            f"B gave up its own pages for A's, which the draft model has not noted: draft_computed {b.draft_computed}"
-        )
-        expect(b.draft_computed == 0, f"{said}, not 0")
-        scheduler._preempt()
-        expect([one.request_id for one in scheduler.waiting] == ["B"], "the youngest, B, must be back in the queue")
-        scheduler.remove(scheduler.waiting[0])
-        a = scheduler.running["A"].request
-        if preempted:
-            scheduler._preempt()
-        scheduler.remove(a)
-        expect(
-            len(scheduler.allocator.free) == 17,
-            "A and B are gone: three pages are cached, and 17 free",
-            owners(scheduler),
-        )
-        found = scheduler._allocate(make_request("C", [*tokens, 1, 2]))
-        known, wanted = found.draft_computed, drafted // 4 * 4
-        expect(found.computed == 12, f"C finds 3 cached pages, 12 tokens, and `computed` is {found.computed}")
-        expect(
-            known == wanted,
-            f"A {'was preempted' if preempted else 'ended'} when the draft model had computed {drafted} of its 12 "
-            f"tokens: {wanted // 4} of its pages are noted (`_release`, `cache_full_pages`). C begins alike "
-            f"(`_reuse`), and its draft_computed is {known}, not {wanted}",
-        )
+    scheduler, tokens = make_scheduler(stage, pages=20), list(range(30, 42))
+    a, b = (decoding(stage, scheduler, name, tokens, draft_computed=12) for name in "AB")
+    scheduler.cache_full_pages()
+    known = [a.draft_computed, b.draft_computed]
+    expect_rows("draft_computed: A's pages are cached, B gave up its own for them", known, [12, 0], request="AB")
     scheduler = make_scheduler(stage, pages=20)
     decoding(stage, scheduler, "A", tokens, draft_computed=13)
     expect_error(AssertionError, scheduler.check, "`check`, with draft_computed above computed,")
@@ -182,13 +155,15 @@ def drafting(stage, tokens: list[int], room: int, pages: list[int], **params):
 
 
 @milestone(
-    "DraftModel.draft, DraftModel._read, DraftModel._draft_one",
+    "DraftModel.draft, DraftModel._read, DraftModel._share_pages, DraftModel._draft_one",
     hint="draft: read; then draw one token for each, and run those that still have room, until none has.",
-    second_hint="_read: from draft_computed on, at most read_budget tokens in all; drafts need the whole text.",
+    second_hint="_read: from draft_computed on, at most read_budget tokens in all; drafts need the whole text. "
+    "_share_pages: while the next page of the path is noted, skip it; then note those before it that are not.",
 )
 def test_drafts_of_a_small_model(stage):
-    """The draft model reads what it lacks of each text, within its budget, and continues it greedily."""
-    small = stage.drafter.load_draft_model("auto", stage.loaded)
+    """The draft model reads what it lacks of each text, within its budget, and continues it greedily. A cached page
+    notes whether the draft model has read it, for requests that begin alike."""
+    small = load_draft_model("auto", stage.loaded)
     model = stage.drafter.DraftModel(small, 32, 16, "torch", read_budget=64)
     texts = [prompt[:count] for prompt, count in zip(stage.prompts(3, 30), (20, 9, 14), strict=True)]
     right = [one.token_ids for one in load_engine("02")(small).generate(texts, endless(4))]
@@ -200,7 +175,9 @@ def test_drafts_of_a_small_model(stage):
         expect_rows(what, one.draft.token_ids, wanted[:room])
         known, wanted_known = one.sequence.draft_computed, len(text) + room - 1 if room else 0
         expect(known == wanted_known, f"{what}: draft_computed is {known}, not {wanted_known}")
-    long = drafting(stage, stage.prompts(1, 100)[0], 4, list(range(20, 27)))
+    cached = [stage.prefix_tree.Node(None, (), page) for page in range(20, 26)]
+    long, alike = (drafting(stage, stage.prompts(1, 100)[0], 4, list(range(20, 27))) for _ in "AB")
+    long.sequence.page_table.path = alike.sequence.page_table.path = cached
     model.draft([long])
     known = long.sequence.draft_computed
     expect(
@@ -208,6 +185,11 @@ def test_drafts_of_a_small_model(stage):
     )
     model.draft([long])
     expect(len(long.draft.token_ids) == 4, "in the next step the rest is read, and then 4 tokens are drafted")
+    noted = [node.draft_computed for node in cached]
+    expect_rows("cached pages noted: 4 of 6 had been read before this step", noted, [True] * 4 + [False] * 2)
+    model.draft([alike])
+    expect_rows("a request that begins alike skips these, and is drafted for at once",
+                alike.draft.token_ids, long.draft.token_ids)  # fmt: skip
     model.context_length = len(texts[0]) + 3
     over = drafting(stage, texts[0], 4, [10, 11, 12])
     model.draft([over])
@@ -327,8 +309,7 @@ def test_more_tokens_in_fewer_steps(stage):
 
 
 @milestone(
-    "Acceptance.learn, Acceptance.rate, best_counts, useful_depth, "
-    "AdaptiveSpeculation.counts, AdaptiveSpeculation.learn",
+    "Acceptance.learn, Acceptance.rate, best_counts, AdaptiveSpeculation.counts, AdaptiveSpeculation.learn",
     hint="(1 + a + ... + a^k) / (T(1 + k) + k t) is the rate of tokens with k draft tokens: take the best k, or 0.",
     second_hint="Behind a rejected token nothing was judged: min(accepted + 1, drafted). rate mixes in the average.",
 )
@@ -342,11 +323,9 @@ def test_as_many_as_pay(stage):
     wanted = [0.9 * 2 + 4, 0.9 * 3 + 4, (5.8 + 4 * 0.5) / (6.7 + 4)]
     same = all(abs(one - other) < 1e-9 for one, other in zip(seen, wanted, strict=True))
     expect(same, f"2 of 4 accepted, then 4 of 4: accepted, judged, rate are {seen}, not {wanted}")
-    depths = [module.useful_depth(rate, 0.5) for rate in (0.8, 0.5, 0.99)]
-    expect_rows("useful_depth(rate, 0.5)", depths, [3, 0, 8], rate=(0.8, 0.5, 0.99))
 
     def costs(target: dict[int, float], draft: float):
-        return module.Costs(module.PassTimes(target), module.PassTimes({1: draft, 512: draft}))
+        return Costs(PassTimes(target), PassTimes({1: draft, 512: draft}))
 
     flat = costs({1: 1.6, 512: 1.6}, 0.15)
     best = [module.best_counts([rate], flat)[0] for rate in (0.8, 0.5, 0.1)]

@@ -9,14 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from common import pass_times
+from common.loader.draft import load_draft_model
+from common.pass_times import Costs, PassTimes
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
 from tests.helpers.engine_options import endless
 from tests.helpers.scheduler_machine import SchedulerMachine
 
-adaptive_module, drafter_module, engine_module, pass_times_module, scheduler_module, speculation_module = (
-    load_stage_module("07", name)
-    for name in ("adaptive_speculation", "drafter", "engine", "pass_times", "scheduler", "speculation")
+adaptive_module, drafter_module, engine_module, scheduler_module, speculation_module = (
+    load_stage_module("07", name) for name in ("adaptive_speculation", "drafter", "engine", "scheduler", "speculation")
 )
 Engine = engine_module.Engine
 
@@ -57,6 +59,15 @@ def test_answers_are_those_without_draft_tokens(loaded, undrafted, draft, k):
     engine.check()
 
 
+def test_a_prompt_that_has_begun_takes_over_what_another_computes_meanwhile(loaded):
+    """In step 4 the second finds 144 tokens and runs 16, the first its last 32: so in step 5 one page more is there."""
+    engine = Engine(loaded, max_running=2, token_budget=48, draft="lookup", num_draft_tokens=0)
+    prompt = [11 + i % 97 for i in range(176)]
+    first, second = engine.generate([prompt, prompt + [5] * 20], endless(2))
+    assert (first.cached_tokens, second.cached_tokens) == (0, 160)
+    assert engine.stats()["prefix_tokens_hit"] == 160 and engine.stats()["prefix_tokens_asked"] == 176 + 196
+
+
 # ---- Drafters ----
 
 
@@ -75,10 +86,10 @@ def test_lookup_finds_the_last_occurrence_of_the_longest_run(tokens, shortest, m
 
 def test_a_draft_model_of_another_vocabulary_is_refused(loaded):
     with pytest.raises(ValueError, match="another vocabulary"):
-        drafter_module.load_draft_model("draft", replace(loaded, config=replace(loaded.config, vocab_size=99)))
+        load_draft_model("draft", replace(loaded, config=replace(loaded.config, vocab_size=99)))
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Engine(loaded, draft="./nowhere")
-    assert drafter_module.load_draft_model("auto", replace(loaded, name="another")) is None, "it has no draft model"
+    assert load_draft_model("auto", replace(loaded, name="another")) is None, "it has no draft model"
     with pytest.raises(ValueError, match="from 0 to 8"):
         Engine(loaded, num_draft_tokens=9)
 
@@ -173,8 +184,8 @@ TestSpeculation.settings = settings(max_examples=60, stateful_step_count=40, dea
 
 def costs(per_pass: float, per_token: float, draft: float = 0.0):
     """Return times of passes of both models, by which draft tokens pay or not, whatever this machine is."""
-    target = adaptive_module.PassTimes({1: per_pass + per_token, 1000: per_pass + 1000 * per_token})
-    return adaptive_module.Costs(target, adaptive_module.PassTimes({1: draft, 1000: draft}))
+    target = PassTimes({1: per_pass + per_token, 1000: per_pass + 1000 * per_token})
+    return Costs(target, PassTimes({1: draft, 1000: draft}))
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.floats(0.01, 1), st.floats(0, 0.5), st.floats(0, 0.5))
@@ -233,9 +244,9 @@ def test_a_bad_drafter_is_not_asked_for_long(loaded, prompts, monkeypatch):
 def test_long_passes_are_not_measured(monkeypatch, per_token, largest):
     """The others lie on the line through the two longest measured ones, which are not neighbours like 10 and 11."""
     model = torch.nn.Module()
-    monkeypatch.setattr(pass_times_module, "decode_pass", lambda model, cache, size: lambda: size)
-    monkeypatch.setattr(pass_times_module, "timed", lambda run: per_token * run())
-    times = pass_times_module.pass_times(model, None)
+    monkeypatch.setattr(pass_times, "decode_pass", lambda model, cache, size: lambda: size)
+    monkeypatch.setattr(pass_times, "timed", lambda run: per_token * run())
+    times = pass_times.pass_times(model, None)
     assert times.sizes[-1] == largest and times.sizes[-1] > 1.3 * times.sizes[-2]
     assert times(1000) == pytest.approx(1000 * per_token)
-    assert pass_times_module.pass_times(model, None) is times, "measured once"
+    assert pass_times.pass_times(model, None) is times, "measured once"

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from common.errors import InvalidInput
+from common.loader.draft import load_draft_model
 from common.serving.background import running
 from common.stages import load_engine
 
@@ -154,6 +155,38 @@ def shortest_first_within_a_bound(stage):
 
 
 @exercise(
+    "04-5",
+    hint="In `schedule`: _admit until it returns None, before you decide in which order the prompts run.",
+    second_hint="Of all but the oldest, shortest first, take what half of the budget buys; the others stay in order.",
+)
+def short_prompts_pass(stage):
+    """Prompts that fit whole into half of the budget run before the oldest one, which gets the rest of it."""
+    scheduler = stage.scheduler.Scheduler(4, 64)
+    lengths = {"A": 300, "B": 10, "C": 20, "D": 100}
+    wanted = [
+        {"A": 64},
+        {"B": 10, "C": 20, "A": 34},
+        *[{"A": 62, "B": 1, "C": 1}] * 3,
+        {"B": 1, "C": 1, "A": 16, "D": 46},
+    ]
+    for number, right in enumerate(wanted, 1):
+        for name in {1: "A", 2: "BCD"}.get(number, ""):
+            scheduler.add(make_request(name, lengths[name], 40))
+        chunks = scheduler.schedule()
+        mine = {chunk.sequence.request.request_id: len(chunk.token_ids) for chunk in chunks}
+        tokens = {
+            "wanted": [right.get(name, "·") for name in lengths],
+            "yours": [mine.get(name, "·") for name in lengths],
+        }
+        picture = rows({"request": lengths, "prompt": lengths.values()} | tokens)
+        expect(mine == right, f"step {number} of 64 tokens; A came first, B, C and D before step 2", picture)
+        for chunk in chunks:
+            if chunk.completes:
+                chunk.sequence.request.append(7)
+        scheduler.check()
+
+
+@exercise(
     "05-3",
     hint="A request that returns its pages must not run in this step. Has it got its chunk already when another asks?",
     second_hint="Extend all decodes before you build the first chunk. Queue what you preempt by its timings.arrival.",
@@ -240,7 +273,7 @@ def what_is_cached_goes_first(stage):
 def look_up_first(stage):
     """What lookup finds is drafted without the draft model; where it finds nothing, the draft model drafts."""
     ran: list[int] = []  # tokens in each pass of the draft model
-    model = stage.drafter.load_draft_model("auto", stage.loaded).model  # the engine's own: it is loaded once
+    model = load_draft_model("auto", stage.loaded).model  # the engine's own: it is loaded once
     model.register_forward_hook(lambda module, inputs, output: ran.append(len(inputs[0])))
     engine = stage.make_engine(num_draft_tokens=4, attention="torch")
     ran.clear()

@@ -1,0 +1,39 @@
+"""Load the draft model that speculates for a target (stage 07)."""
+
+from functools import lru_cache
+
+import torch
+
+from ..errors import InvalidInput
+from . import Loaded, load_model
+
+
+def load_draft_model(name: str, target: Loaded) -> Loaded | None:
+    """Return the draft model of that name; None for "lookup".
+
+    "auto" is the bundled one for the bundled target, otherwise "lookup". Raise InvalidInput if its vocabulary is not
+    the target's: it cannot draft the target's tokens.
+    """
+    if name == "auto":
+        name = "draft" if target.name in ("bundled", "target") else "lookup"
+    if name == "lookup":
+        return None
+    draft = load_once(name, target.device, target.dtype)
+    known = [vocabulary(model) for model in (draft, target)]
+    if draft.config.vocab_size != target.config.vocab_size or None not in known and known[0] != known[1]:
+        raise InvalidInput(
+            f"the draft model {name} has another vocabulary than {target.name}, and cannot draft its tokens: "
+            "give a smaller model of the same family, or --draft lookup"
+        )
+    return draft
+
+
+@lru_cache(maxsize=1)
+def load_once(name: str, device: torch.device, dtype: torch.dtype) -> Loaded:
+    """Load a draft model, or return the one loaded last: engines of one process share it."""
+    return load_model(name, device=device, dtype=dtype)
+
+
+def vocabulary(model: Loaded) -> dict[str, int] | None:
+    """Return the ids of all tokens by their text, or None without a tokenizer."""
+    return model.tokenizer.get_vocab() if model.tokenizer else None

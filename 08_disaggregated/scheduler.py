@@ -194,7 +194,7 @@ class Scheduler:
     def release_given_up(self, sequence: Sequence) -> None:
         """NEW in 08: Free the pages of a sequence that was given up: nothing arrives in them any more."""
         self.given_up.remove(sequence)
-        self._release(sequence)
+        self.allocator.release(sequence.page_table)
 
     @property
     def holding(self) -> list[Sequence]:

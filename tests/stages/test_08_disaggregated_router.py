@@ -284,17 +284,15 @@ def test_a_request_under_which_workers_die_ends_and_those_that_get_on_do_not(cap
         gained = len(requests[0].token_ids)
         until(router, lambda gained=gained: len(requests[0].token_ids) > gained)
         fleet.die(requests_worker(router, requests[0]))
-    steps(router, 1)
+    until(router, lambda: not router.has_unfinished)
+    assert [request.token_ids for request in requests] == [undisturbed([n, 2, 3], 30) for n in range(2)]
     fleet.at_once = False
     poison = router.add([1, 1], endless(4))
     for _ in range(router_module.MOST_DEATHS):
         until(router, lambda: requests_worker(router, poison) is not None)
         fleet.die(requests_worker(router, poison))
         steps(router, 1)
-    fleet.at_once = True
-    until(router, lambda: not router.has_unfinished)
     assert poison.finish_reason == "error"
-    assert [request.token_ids for request in requests] == [undisturbed([n, 2, 3], 30) for n in range(2)]
     assert "(replica) is lost with" in caplog.text and "(replica) is up, process" in caplog.text
 
 

@@ -80,6 +80,32 @@ GPU = {
     "arriving": [512, 1024, 2048, 3584],
     "budgets": [256, 512, 4096],
 }
+LARGE = {
+    "clients": [1, 4, 16],
+    "least_requests": 8,
+    "requests_each": 1,
+    "most_tokens": 16,
+    "compared_clients": 16,
+    "max_running": 16,
+    "token_budget": 128,
+    "context_length": 512,
+    "prefill": 128,
+    "mixed": 16,
+    "longest": {"prompt_tokens": 64, "output_tokens": 32},  # of the requests of mixed lengths, if not the usual
+    "group": 8,
+    "decoding": 4,
+    "arriving": [64, 128, 256],
+    "budgets": [32, 128, 512],
+}
+LARGE_QUICK = {
+    "clients": [8],
+    "most_tokens": 8,
+    "compared_clients": 8,
+    "prefill": 16,
+    "mixed": 2,
+    "group": 2,
+    "budgets": [],
+}
 TINY = {
     "clients": [1, 2],
     "least_requests": 2,
@@ -157,7 +183,7 @@ def prefill_ms_per_token(engine: BaseEngine, tokens: int) -> float:
 
 
 def mixed(engine: BaseEngine, sizes: dict) -> Figures:
-    jobs = mixed_length_jobs(sizes["mixed"], engine.config.vocab_size)
+    jobs = mixed_length_jobs(sizes["mixed"], engine.config.vocab_size, **sizes.get("longest", {}))
     engine_load(engine, jobs, concurrency=len(jobs))  # warm-up
     engine.trace.clear()
     result = engine_load(engine, jobs, concurrency=len(jobs))
@@ -279,7 +305,15 @@ BENCHMARK = Benchmark(
         NOW: measure_continuous,
         "static": measure_static,
     },
-    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "gpu": GPU, "tiny": TINY},
+    sizes={
+        "full": SIZES,
+        "quick": QUICK,
+        "predict": PREDICT,
+        "gpu": GPU,
+        "large": LARGE,
+        "large-quick": LARGE_QUICK,
+        "tiny": TINY,
+    },
     derive=derive,
     draw=draw,
     headline=Headline(

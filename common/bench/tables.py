@@ -36,9 +36,10 @@ def by_size(
 ) -> Rows:
     """Return a row for each size, or for each in `only`, and a column for the medians of each figure times `scale`.
 
-    name: what a size is. figures: by the header of the column. unit: of all of them.
+    name: what a size is. figures: by the header of the column. unit: of all of them. If no size is in `only`, all are
+    shown.
     """
-    places = [sizes.index(size) for size in only or sizes]
+    places = [at for at, size in enumerate(sizes) if size in only] or range(len(sizes))
     rows = [[f"{sizes[at]:,}", *(short(scale * figure["median"][at]) for figure in figures.values())] for at in places]
     return [[name, *(f"{column}, {unit}" if unit else column for column in figures)], *rows]
 

@@ -322,7 +322,7 @@ BENCHMARK = Benchmark(
         (BEFORE, NOW),
         lambda sizes, side: side[RATE][sizes["clients"].index(sizes["compared_clients"])],
     ),
-    seconds={"full": 330, "quick": 34, "predict": 45, "gpu": 75},
+    seconds={"full": 330, "quick": 34, "predict": 45, "gpu": 75, "large": 900, "large-quick": 90},
     report=report,
     claims={
         "With 32 clients stage 04 gives over three times stage 03's throughput": ratio(

@@ -176,7 +176,14 @@ def report(document: dict) -> dict[str, list[list]]:
         "the floor": pages["floor_ms"],
     }
     steps = [[name, *(f"{ms:.2f}" for ms in times)] for name, times in rows.items()]
-    return {"memory": memory, "steps": [["ms of a step, by its requests", *sizes["batches"]], *steps]}
+    config, dtype = ModelConfig(**document["model"]), getattr(torch, document["settings"]["dtype"])
+    read = decode_bytes(config, sizes["context"], dtype) / 1e6
+    floor, step = pages["floor_ms"][0], pages["step_total_ms"][0]
+    shape = [
+        ["weights, K and V of one request, MB", "reading them once, ms", "a step, ms", "times as long"],
+        [plots.short(read), plots.short(floor), plots.short(step), f"{step / floor:.1f}"],
+    ]
+    return {"memory": memory, "steps": [["ms of a step, by its requests", *sizes["batches"]], *steps], "shape": shape}
 
 
 CLAIMS = {
@@ -261,7 +268,7 @@ BENCHMARK = Benchmark(
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 420, "quick": 40, "predict": 50},
+    seconds={"full": 420, "quick": 40, "predict": 50, "large": 1000, "large-quick": 140},
     report=report,
     claims=CLAIMS,
 )

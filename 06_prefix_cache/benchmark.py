@@ -253,7 +253,7 @@ BENCHMARK = Benchmark(
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 330, "quick": 26, "predict": 35, "gpu": 50},
+    seconds={"full": 330, "quick": 26, "predict": 35, "gpu": 50, "large": 900, "large-quick": 90},
     report=report,
     claims=CLAIMS,
 )

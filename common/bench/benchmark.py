@@ -97,7 +97,7 @@ BENCHMARK = Benchmark(
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 420, "quick": 52},
+    seconds={"full": 420, "quick": 52, "large": 1500, "large-quick": 350},
 )
 
 if __name__ == "__main__":

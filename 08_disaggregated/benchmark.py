@@ -277,31 +277,31 @@ def message_of(document: dict) -> str:
     if not where:
         return "Prefill and decode apart has no shorter gaps here than replicas"
     factors = " to ".join(dict.fromkeys(f"{pick(ratio['median'][at] for at in where):.1f}" for pick in (min, max)))
-    return f"Apart, p99 gaps are {factors} times shorter than replicas' ({listed(rates[at] for at in where)}/s)"
+    return f"Apart, p99 gaps are {factors} times shorter than replicas', {listed(where, rates)}"
 
 
-def listed(rates) -> str:
-    *most, last = [f"{rate:g}" for rate in rates]
-    return f"{', '.join(most)} and {last}" if most else last
+def listed(where: list[int], rates: list[float]) -> str:
+    """Say at which rates of long prompts something is true, given their places."""
+    if len(where) > 1 and where == [*range(where[0], len(rates))]:
+        return f"from {rates[where[0]]:g}/s on"
+    return f"at {' and '.join(f'{rates[at]:g}' for at in where)}/s"
 
 
 def draw(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     rates, lengths = sizes["rates"], " to ".join(map(str, sizes["output"]))
-    ahead = [
-        rate for rate, lead in zip(rates, figures.get("goodput_lead", {}).get("min", []), strict=False) if lead > 0
-    ]
-    goodput = f"Goodput: apart leads at {listed(ahead)}/s" if ahead else "Goodput"
+    ahead = [at for at, lead in enumerate(figures.get("goodput_lead", {}).get("min", [])) if lead > 0]
     objectives = ", ".join(f"{name.replace('_', ' ').upper()} {most:g} s" for name, most in sizes["objectives"].items())
     remark = (
         f"{sizes['clients']} clients decode ({sizes['short']} tokens in, {lengths} out); prompts of {sizes['long']:,} "
         f"tokens come at fixed times. All sides have the same cores; a replica and a worker have half of them.\n"
-        f"Dashed: the pass that predicts the longest gap, alone. Goodput: requests a second within {objectives}."
+        f"Dashed: the pass that predicts the longest gap, alone. Goodput: requests a second within {objectives}"
+        f"{f'; apart has most {listed(ahead, rates)}' if ahead else ''}."
     )
     panels_of = [
         ("itl_p99_ms", "milliseconds", "p99 of the gaps"),
         ("ttft_long_p50_ms", "milliseconds", "First token, long prompt"),
-        ("goodput", "requests a second", goodput),
+        ("goodput", "requests a second", "Goodput"),
     ]
     with plots.page(png, document, message_of(document), columns=3, remark=remark) as panels:
         for side, alone in ALONE.items():

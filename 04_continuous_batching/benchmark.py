@@ -32,7 +32,7 @@ from common.bench.settings import Settings, engine_of
 from common.bench.steps import decoding
 from common.bench.tables import Rows, by_size, ratio
 from common.bench.timing import free_memory
-from common.bench.workloads import corpus_jobs, mixed_length_jobs, random_prompt
+from common.bench.workloads import corpus_jobs, mixed_length_jobs, mixed_lengths, random_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.model import ModelConfig
@@ -259,7 +259,7 @@ def draw_batching(document: dict, png: Path) -> None:
     now, static = sides[NOW], sides["static"]
     message = "No request waits for the longest answer, nor for the longest prompt"
     remark = (
-        f"Left: {sizes['mixed']} requests at once, prompts of 16 to 256 and outputs of 16 to 128 tokens, at most "
+        f"Left: {sizes['mixed']} requests at once, {mixed_lengths(**sizes.get('longest', {}))}, at most "
         f"{sizes['group']} in a step.\nRight: {sizes['decoding']} requests decode while one prompt arrives; "
         "the longest that one of them waits for its next token."
     )

@@ -32,7 +32,7 @@ from common.bench.offline import transformers_static_batches
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.steps import PARTS, step_profile
-from common.bench.workloads import Job, mixed_length_jobs
+from common.bench.workloads import Job, mixed_length_jobs, mixed_lengths
 from common.engine import BaseEngine
 from common.errors import counted
 from common.loader import Loaded
@@ -210,7 +210,7 @@ def draw_memory(document: dict, png: Path) -> None:
     pages, ratio = sides[NOW], figures["throughput_ratio"]["median"]
     message = f"In the same memory, pages give {ratio:.1f} times the throughput of slots"
     remark = (
-        f"{sizes['requests']} requests at once, prompts of 16 to 256 and outputs of 16 to 128 tokens, in the memory of "
+        f"{sizes['requests']} requests at once, {mixed_lengths(**sizes.get('longest', {}))}, in the memory of "
         f"{counted(sizes['slots'], 'slot')}.\n"
         f"transformers: generate on static batches of {sizes['group']}, with all the memory it wants. Predicted: half "
         "of the last page."

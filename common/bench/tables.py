@@ -41,10 +41,10 @@ def by_size(
 ) -> Rows:
     """Return a row for each size, or for each in `only`, and a column for the medians of each figure times `scale`.
 
-    name: what a size is. figures: by the header of the column. unit: of all of them. If no size is in `only`, all are
-    shown.
+    name: what a size is. figures: by the header of the column. unit: of all of them. Where sizes of `only` were not
+    measured, as at another model's shape, all others are shown.
     """
-    places = [at for at, size in enumerate(sizes) if size in only] or range(len(sizes))
+    places = [sizes.index(size) for size in (only if set(only) <= set(sizes) else ()) or sizes]
     rows = [[f"{sizes[at]:,}", *(short(scale * figure["median"][at]) for figure in figures.values())] for at in places]
     return [[name, *(f"{column}, {unit}" if unit else column for column in figures)], *rows]
 

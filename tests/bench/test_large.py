@@ -48,6 +48,7 @@ def three_sides(gaps: list, goodput: list) -> dict:
     repeats = []
     for each, reached in zip(gaps, goodput, strict=True):
         sides = {side: {name: [value] * rates for name, value in GAPS.items()} for side in EIGHT.LABELS}
+        sides[EIGHT.REPLICAS]["goodput"] = [0.5] * rates
         sides[EIGHT.REPLICAS]["itl_p99_ms"], sides[EIGHT.NOW]["goodput"] = each, reached
         repeats.append(sides)
     document["sides"] = {side: aggregate([each[side] for each in repeats]) for side in EIGHT.LABELS}

@@ -64,7 +64,8 @@ class Suite:
     def __post_init__(self) -> None:
         self.place = self.settings.place()
         self.machine = hardware(self.place[0]) | self.settings.describe()
-        suffix = {"full": "", "gpu": "", "large": ""}.get(self.size_set, f"-{self.size_set.removeprefix('large-')}")
+        suffixes = {"gpu": "", self.settings.size_set("full"): "", self.settings.size_set("quick"): "-quick"}
+        suffix = suffixes.get(self.size_set, f"-{self.size_set}")
         self.path = self.out / f"{result_name(self.machine, self.settings)}{suffix}.json"
         self.partial = self.path.with_suffix(".partial")
         self.ends = time.monotonic() + (self.seconds or math.inf)

@@ -2,11 +2,13 @@
 
 import json
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from common.bench.harness import aggregate
 from common.bench.settings import Settings
+from common.bench.suite import Suite
 from common.bench.tables import committed
 
 SEVEN, EIGHT = (import_module(f"{stage}.benchmark") for stage in ("07_speculative", "08_disaggregated"))
@@ -25,6 +27,9 @@ GAPS |= {"ttft_long_p50_ms": 1.0, "ttft_short_p90_ms": 1.0}
 def test_a_large_model_has_sizes_of_its_own_on_a_cpu(settings, names):
     assert [settings.size_set(name) for name in ("full", "quick")] == names
     assert [settings.size_set(name) for name in ("tiny", "predict", "gpu")] == ["tiny", "predict", "gpu"]
+    files = {name: Suite([], settings, name, Path()).path.name for name in (*names, "full", "large")}
+    assert len({*files.values()}) == len(files), "no set of sizes replaces the results of another"
+    assert [files[name].removesuffix(".json").endswith("-quick") for name in names] == [False, True]
 
 
 def test_simulated_drafts_are_right_as_often_as_asked(loaded):

@@ -12,10 +12,13 @@ N - 1 others, N times as long (the prediction), first text included; throughput 
 Decoding one token reads every weight for two FLOPs each, so that share is small. Stage 04 is about that.
 """
 
+import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -48,6 +51,9 @@ SIZES = {
 QUICK = {"answers": [64], "requests_per_answer": 3, "clients": [1], "least_requests": 2, "most_tokens": 8}
 PREDICT = {"answers": [16, 64, 256], "requests_per_answer": 3, "clients": [1, 4, 8, 16], "least_requests": 8}
 PREDICT |= {"most_tokens": 16}
+LARGE = {"answers": [4, 16, 64], "requests_per_answer": 2, "clients": [1, 2, 4, 8], "least_requests": 8}
+LARGE |= {"most_tokens": 16}
+LARGE_QUICK = {"answers": [32], "clients": [1], "least_requests": 2, "most_tokens": 8}
 TINY = {"answers": [2, 4], "requests_per_answer": 1, "clients": [1, 2], "least_requests": 2, "most_tokens": 4}
 
 
@@ -59,16 +65,32 @@ def measure_streaming(settings: Settings, sizes: dict) -> Figures:
     return measure(NOW, settings, sizes, "--max-queue", "128", stream=True)
 
 
+@contextmanager
+def speaking(settings: Settings) -> Iterator[tuple[Settings, dict]]:
+    """Give settings of a model that has text, and what its requests need for that.
+
+    A model that is made from a config alone gets the bundled tokenizer, and always says the same word: most of the
+    tokens that its random weights choose among have no text.
+    """
+    if load_tokenizer(settings.folder()) is not None:
+        yield settings, {}
+        return
+    bundled = Settings().folder()
+    with TemporaryDirectory() as folder:
+        for path in (settings.folder() / "config.json", *bundled.glob("*token*.json"), *bundled.glob("*.jinja")):
+            shutil.copy(path, folder)
+        yield replace(settings, model=folder), {"logit_bias": {"300": 100}}
+
+
 def measure(stage: str, settings: Settings, sizes: dict, *options: str, stream: bool) -> Figures:
-    tokenizer = load_tokenizer(settings.folder())
-    if tokenizer is None:
-        raise ValueError("what is measured here is when text arrives, and this model has no tokenizer")
-    stories = corpus_jobs(tokenizer, sizes["requests_per_answer"], topics=["stories"])
-    peak = matmul_flops_per_second(*settings.place())
-    with running_server(stage, settings, *options) as url:
+    peak, target = matmul_flops_per_second(*settings.place()), Target(endpoint="generate", stream=stream)
+    with speaking(settings) as (spoken, sampling), running_server(stage, spoken, *options) as url:
+        tokenizer = load_tokenizer(spoken.folder())
+        stories = corpus_jobs(tokenizer, sizes["requests_per_answer"], topics=["stories"])
 
         def load(jobs: list[Job], clients: int) -> LoadResult:
-            return generate_load(url, jobs, Target(endpoint="generate", stream=stream), concurrency=clients).checked()
+            jobs = [replace(job, sampling=sampling) for job in jobs]
+            return generate_load(url, jobs, target, concurrency=clients).checked()
 
         load([replace(story, max_tokens=max(sizes["answers"])) for story in stories[:2]], 1)  # warm-up
         alone = [load([replace(story, max_tokens=n) for story in stories], 1) for n in sizes["answers"]]
@@ -147,13 +169,13 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={BEFORE: measure_kv_cache, NOW: measure_streaming},
-    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "tiny": TINY},
+    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "large": LARGE, "large-quick": LARGE_QUICK, "tiny": TINY},
     derive=derive,
     draw=draw,
     headline=Headline(
         "first text, one client", "s", (BEFORE, NOW), lambda sizes, side: side[FIRST][-1], more_is_better=False
     ),
-    seconds={"full": 480, "quick": 44, "predict": 40},
+    seconds={"full": 480, "quick": 44, "predict": 40, "large": 700, "large-quick": 120},
     report=report,
     claims={
         "the first text of a long answer arrives dozens of times sooner": ratio(

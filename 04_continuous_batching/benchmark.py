@@ -32,7 +32,7 @@ from common.bench.settings import Settings, engine_of
 from common.bench.steps import decoding
 from common.bench.tables import Rows, by_size, ratio
 from common.bench.timing import free_memory
-from common.bench.workloads import corpus_jobs, mixed_length_jobs, random_prompt
+from common.bench.workloads import corpus_jobs, mixed_length_jobs, mixed_lengths, random_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.model import ModelConfig
@@ -79,6 +79,32 @@ GPU = {
     "prefill": 2048,
     "arriving": [512, 1024, 2048, 3584],
     "budgets": [256, 512, 4096],
+}
+LARGE = {
+    "clients": [1, 4, 16],
+    "least_requests": 8,
+    "requests_each": 1,
+    "most_tokens": 16,
+    "compared_clients": 16,
+    "max_running": 16,
+    "token_budget": 128,
+    "context_length": 512,
+    "prefill": 128,
+    "mixed": 16,
+    "longest": {"prompt_tokens": 64, "output_tokens": 32},  # of the requests of mixed lengths, if not the usual
+    "group": 8,
+    "decoding": 4,
+    "arriving": [64, 128, 256],
+    "budgets": [32, 128, 512],
+}
+LARGE_QUICK = {
+    "clients": [8],
+    "most_tokens": 8,
+    "compared_clients": 8,
+    "prefill": 16,
+    "mixed": 2,
+    "group": 2,
+    "budgets": [],
 }
 TINY = {
     "clients": [1, 2],
@@ -157,7 +183,7 @@ def prefill_ms_per_token(engine: BaseEngine, tokens: int) -> float:
 
 
 def mixed(engine: BaseEngine, sizes: dict) -> Figures:
-    jobs = mixed_length_jobs(sizes["mixed"], engine.config.vocab_size)
+    jobs = mixed_length_jobs(sizes["mixed"], engine.config.vocab_size, **sizes.get("longest", {}))
     engine_load(engine, jobs, concurrency=len(jobs))  # warm-up
     engine.trace.clear()
     result = engine_load(engine, jobs, concurrency=len(jobs))
@@ -233,7 +259,7 @@ def draw_batching(document: dict, png: Path) -> None:
     now, static = sides[NOW], sides["static"]
     message = "No request waits for the longest answer, nor for the longest prompt"
     remark = (
-        f"Left: {sizes['mixed']} requests at once, prompts of 16 to 256 and outputs of 16 to 128 tokens, at most "
+        f"Left: {sizes['mixed']} requests at once, {mixed_lengths(**sizes.get('longest', {}))}, at most "
         f"{sizes['group']} in a step.\nRight: {sizes['decoding']} requests decode while one prompt arrives; "
         "the longest that one of them waits for its next token."
     )
@@ -279,7 +305,15 @@ BENCHMARK = Benchmark(
         NOW: measure_continuous,
         "static": measure_static,
     },
-    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "gpu": GPU, "tiny": TINY},
+    sizes={
+        "full": SIZES,
+        "quick": QUICK,
+        "predict": PREDICT,
+        "gpu": GPU,
+        "large": LARGE,
+        "large-quick": LARGE_QUICK,
+        "tiny": TINY,
+    },
     derive=derive,
     draw=draw,
     headline=Headline(
@@ -288,7 +322,7 @@ BENCHMARK = Benchmark(
         (BEFORE, NOW),
         lambda sizes, side: side[RATE][sizes["clients"].index(sizes["compared_clients"])],
     ),
-    seconds={"full": 330, "quick": 34, "predict": 45, "gpu": 75},
+    seconds={"full": 330, "quick": 34, "predict": 45, "gpu": 75, "large": 900, "large-quick": 90},
     report=report,
     claims={
         "With 32 clients stage 04 gives over three times stage 03's throughput": ratio(

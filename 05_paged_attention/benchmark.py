@@ -32,7 +32,7 @@ from common.bench.offline import transformers_static_batches
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.steps import PARTS, step_profile
-from common.bench.workloads import mixed_length_jobs
+from common.bench.workloads import Job, mixed_length_jobs, mixed_lengths
 from common.engine import BaseEngine
 from common.errors import counted
 from common.loader import Loaded
@@ -52,11 +52,23 @@ SIZES = {
 }
 QUICK = {"requests": 24, "slots": 4, "page_sizes": [], "batches": [1], "context": 30}
 PREDICT = {"requests": 32, "slots": 1, "page_sizes": [16, 64, 256], "batches": [1, 24]}
+LARGE = {
+    "requests": 16,
+    "slots": 2,
+    "context_length": 1024,  # of a slot, where it is less than the model's
+    "longest": {"prompt_tokens": 64, "output_tokens": 32},  # of the requests of mixed lengths, if not the usual
+    "group": 8,
+    "page_sizes": [16, 64],
+    "batches": [1, 4, 16],
+    "context": 64,
+}
+LARGE_QUICK = {"requests": 8, "slots": 1, "page_sizes": [], "batches": [1], "context": 30}
+LARGE_QUICK |= {"longest": {"prompt_tokens": 32, "output_tokens": 16}}
 TINY = {"requests": 3, "slots": 1, "group": 2, "page_sizes": [4, 16], "batches": [1, 2], "context": 30}
 
 
 def measure_slots(settings: Settings, sizes: dict) -> Figures:
-    loaded, engine_class = settings.load(), load_engine(BEFORE)
+    loaded, engine_class = settings.load(sizes.get("context_length")), load_engine(BEFORE)
     figures = mixed(engine_class(loaded, max_running=sizes["slots"]), sizes)
     slot = loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
     room = max(sizes["batches"]) * slot  # more than by default
@@ -64,7 +76,7 @@ def measure_slots(settings: Settings, sizes: dict) -> Figures:
 
 
 def measure_pages(settings: Settings, sizes: dict) -> Figures:
-    loaded, engine_class = settings.load(), load_engine(NOW)
+    loaded, engine_class = settings.load(sizes.get("context_length")), load_engine(NOW)
     budget = sizes["slots"] * loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
     options = {"max_running": sizes["requests"], "kv_memory": budget}
     figures = mixed(engine_class(loaded, **options), sizes) | profile(engine_class, loaded, sizes)
@@ -76,13 +88,17 @@ def measure_pages(settings: Settings, sizes: dict) -> Figures:
 
 
 def measure_transformers(settings: Settings, sizes: dict) -> Figures:
-    jobs = mixed_length_jobs(sizes["requests"], settings.config().vocab_size)
+    jobs = jobs_of(sizes, settings.config())
     return {"tokens_per_second": transformers_static_batches(settings, jobs, sizes["group"])}
+
+
+def jobs_of(sizes: dict, config: ModelConfig) -> list[Job]:
+    return mixed_length_jobs(sizes["requests"], config.vocab_size, **sizes.get("longest", {}))
 
 
 def mixed(engine: BaseEngine, sizes: dict) -> Figures:
     """Send all requests at once; return what is reserved and what is used, summed over the steps."""
-    jobs = mixed_length_jobs(sizes["requests"], engine.config.vocab_size)
+    jobs = jobs_of(sizes, engine.config)
     engine_load(engine, jobs, concurrency=len(jobs))  # warm-up: the first use of memory costs time
     requests = [add(engine, job) for job in jobs]
     reserved, used, running = [], [], []
@@ -160,7 +176,14 @@ def report(document: dict) -> dict[str, list[list]]:
         "the floor": pages["floor_ms"],
     }
     steps = [[name, *(f"{ms:.2f}" for ms in times)] for name, times in rows.items()]
-    return {"memory": memory, "steps": [["ms of a step, by its requests", *sizes["batches"]], *steps]}
+    config, dtype = ModelConfig(**document["model"]), getattr(torch, document["settings"]["dtype"])
+    read = decode_bytes(config, sizes["context"], dtype) / 1e6
+    floor, step = pages["floor_ms"][0], pages["step_total_ms"][0]
+    shape = [
+        ["weights, K and V of one request, MB", "reading them once, ms", "a step, ms", "times as long"],
+        [plots.short(read), plots.short(floor), plots.short(step), f"{step / floor:.1f}"],
+    ]
+    return {"memory": memory, "steps": [["ms of a step, by its requests", *sizes["batches"]], *steps], "shape": shape}
 
 
 CLAIMS = {
@@ -187,7 +210,7 @@ def draw_memory(document: dict, png: Path) -> None:
     pages, ratio = sides[NOW], figures["throughput_ratio"]["median"]
     message = f"In the same memory, pages give {ratio:.1f} times the throughput of slots"
     remark = (
-        f"{sizes['requests']} requests at once, prompts of 16 to 256 and outputs of 16 to 128 tokens, in the memory of "
+        f"{sizes['requests']} requests at once, {mixed_lengths(**sizes.get('longest', {}))}, in the memory of "
         f"{counted(sizes['slots'], 'slot')}.\n"
         f"transformers: generate on static batches of {sizes['group']}, with all the memory it wants. Predicted: half "
         "of the last page."
@@ -234,11 +257,18 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={BEFORE: measure_slots, NOW: measure_pages, PEER: measure_transformers},
-    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "tiny": TINY},
+    sizes={
+        "full": SIZES,
+        "quick": QUICK,
+        "predict": PREDICT,
+        "large": LARGE,
+        "large-quick": LARGE_QUICK,
+        "tiny": TINY,
+    },
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 420, "quick": 40, "predict": 50},
+    seconds={"full": 420, "quick": 40, "predict": 50, "large": 1000, "large-quick": 140},
     report=report,
     claims=CLAIMS,
 )

@@ -58,6 +58,10 @@ QUICK |= {"together": 2, "clients": 2, "output": 4}
 PREDICT = QUICK | {"shared_percent": [50, 75, 90], "turns": 4, "working_sets": [1, 2], "questions": 40}
 GPU = {"model": "Qwen3-8B", "prompt": 2000, "one_by_one": 7, "in_turn": 8, "together": 32, "questions": 12}
 GPU |= {"token_budget": 8192}
+LARGE = {"prompt": 250, "one_by_one": 4, "in_turn": 4, "together": 8, "clients": 4, "output": 8, "turns": 4}
+LARGE |= {"turn_tokens": 32, "document": 240, "documents_that_fit": 4, "questions": 8}
+LARGE |= {"token_budget": 128}
+LARGE_QUICK = QUICK | {"one_by_one": 3, "output": 2}
 TINY = {"prompt": 100, "shared_percent": [0, 90], "one_by_one": 1, "in_turn": 1, "together": 2, "clients": 2}
 TINY |= {"turns": 2, "turn_tokens": 10, "output": 4}
 TINY |= {"document": 40, "documents_that_fit": 2, "working_sets": [1], "questions": 2}
@@ -237,11 +241,19 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={stage: partial(measure, stage) for stage in (BEFORE, NOW)},
-    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "gpu": GPU, "tiny": TINY},
+    sizes={
+        "full": SIZES,
+        "quick": QUICK,
+        "predict": PREDICT,
+        "gpu": GPU,
+        "large": LARGE,
+        "large-quick": LARGE_QUICK,
+        "tiny": TINY,
+    },
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 330, "quick": 26, "predict": 35, "gpu": 50},
+    seconds={"full": 330, "quick": 26, "predict": 35, "gpu": 50, "large": 1100, "large-quick": 90},
     report=report,
     claims=CLAIMS,
 )

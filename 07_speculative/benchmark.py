@@ -9,11 +9,20 @@ Expectation. A pass over few tokens costs hardly more than over one, so in a sma
 and with the acceptance rate a they bring 1 + a + a^2 + ... + a^k tokens a pass. From a and the time of a pass over n
 tokens, measured alone, the speed-up can be predicted. In a large batch each token costs its share of arithmetic, and
 every rejected one is a loss.
+
+Of a model with random weights no drafter can guess a token. There acceptance is simulated: the target's own greedy
+tokens are recorded first, by stage 06 in the same batches, and then each is drafted, wrong with probability 1 - a.
+Drafting itself costs nothing there. The prediction is the lesson's formula: (1 + a + ... + a^k) T(B) / T((1 + k) B),
+where T(n) is the time of a pass in which n requests decode. Such a pass reads 1.2 GB of weights whatever n is, which
+takes 0.1 s on two cores, and a token's arithmetic takes some 8 ms there: with k = 4, one request's pass should take
+about a third longer and be worth 3.4 tokens at a = 0.8, and with 16 requests the arithmetic of 80 tokens should
+take as long as what it saves.
 """
 
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -28,14 +37,17 @@ from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.metrics import LoadResult
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
+from common.bench.steps import decode_seconds
 from common.bench.timing import free_memory
-from common.bench.workloads import Job, corpus_jobs
+from common.bench.workloads import Job, corpus_jobs, random_prompt
 from common.checkpoints.corpus import passages
 from common.cli import chat_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.model import ModelConfig
 from common.pass_times import PassTimes
+from common.request import Request
+from common.sampling import SamplingParams
 
 BEFORE, NOW = "06_prefix_cache", "07_speculative"
 ENGINES = {
@@ -62,11 +74,80 @@ QUICK |= {"copies": 0, "draft_tokens": []}
 PREDICT = {"batches": [1, 4, 16], "least_jobs": 12, "most_tokens": 64, "draft_tokens": [0, 1, 2, 4, 8], "rounds": 1}
 PREDICT |= {"copies": 3, "curve_jobs": 12}
 GPU = {"batches": [1, 8, 32], "copies": 32, "draft_tokens": [0, 1, 2, 4, 8], "rounds": 1}
+LARGE = {
+    "headline": "one request, draft tokens right with probability 0.8 (simulated)",
+    "acceptance": [0.6, 0.8],
+    "fixed": 4,  # draft tokens
+    "batches": [1, 2, 4, 8, 16],
+    "prompt": 4,
+    "most_tokens": 40,
+    "least_jobs": 8,
+}
+LARGE_QUICK = {"batches": [1], "acceptance": [0.8], "least_jobs": 2}
 TINY = {"batches": [1, 2], "least_jobs": 2, "most_tokens": 8, "copies": 1, "rounds": 1}
 TINY |= {"draft_tokens": [0, 2], "curve_jobs": 1}
 
 
+class SimulatedDrafter:
+    """Drafts the tokens that the target is known to give, each wrong with probability 1 - `acceptance`.
+
+    answers: by the tokens of a prompt. (vLLM has a synthetic acceptance rate for the same purpose.)
+    """
+
+    def __init__(self, answers: Mapping[tuple[int, ...], list[int]], acceptance: float):
+        self.answers, self.acceptance, self.random = answers, acceptance, Random("drafts")
+
+    def draft(self, chunks: Sequence) -> None:
+        """Fill the draft of each chunk, as a stage 07's drafter does."""
+        for chunk in chunks:
+            request = chunk.sequence.request
+            known = self.answers[tuple(request.prompt_token_ids)][len(request.token_ids) :][: chunk.room]
+            chunk.draft.token_ids = [token ^ (self.random.random() > self.acceptance) for token in known]
+
+
+def simulated(settings: Settings, sizes: dict) -> Figures:
+    """Return tokens a second of stage 06, and of stage 07 with each acceptance rate; and the times of passes."""
+    loaded, figures = settings.load(), {}
+    vocab_size, k = loaded.config.vocab_size, sizes["fixed"]
+    params = SamplingParams(max_tokens=sizes["most_tokens"], ignore_eos=True)
+
+    def run(name: str, engine: BaseEngine, batch: int) -> list[Request]:
+        count = max(sizes["least_jobs"], batch)
+        prompts = [random_prompt(sizes["prompt"], vocab_size, f"simulated {i}") for i in range(count)]
+        requests = engine.generate(prompts, params)  # of which the engine runs `batch` at once
+        seconds = max(request.timings.finished for request in requests) - requests[0].timings.arrival
+        stats, point = engine.stats(), {"tokens_per_second": count * sizes["most_tokens"] / seconds}
+        point["acceptance"] = 100 * stats.get("accepted_tokens", 0) / (stats.get("draft_tokens", 0) or 1)
+        for figure, value in point.items():
+            figures.setdefault(f"{name}_{figure}", []).append(value)
+        return requests
+
+    make_engine(BEFORE, loaded, {}).generate([[1, 2]], replace(params, max_tokens=4))  # warm-up
+    for batch in sizes["batches"]:
+        recorded = run("stage_06", make_engine(BEFORE, loaded, {"max_running": batch}), batch)
+        answers = {tuple(request.prompt_token_ids): request.token_ids for request in recorded}
+        for acceptance in sizes["acceptance"]:
+            options = {"max_running": batch, "draft": "lookup", "num_draft_tokens": k}
+            engine = make_engine(NOW, loaded, options)
+            engine.drafter = SimulatedDrafter(answers, acceptance)
+            run(simulated_name(acceptance), engine, batch)
+    engine = make_engine(BEFORE, loaded, {"max_running": (1 + k) * max(sizes["batches"])})
+    passes = [1e3 * decode_seconds(engine, tokens, sizes["prompt"], steps=5) for tokens in pass_sizes(sizes)]
+    return figures | {"pass_ms": passes}
+
+
+def simulated_name(acceptance: float) -> str:
+    return f"simulated_{100 * acceptance:.0f}"
+
+
+def pass_sizes(sizes: dict) -> list[int]:
+    """Return the tokens of the passes of all batches, with and without draft tokens."""
+    return sorted({tokens for batch in sizes["batches"] for tokens in (batch, (1 + sizes["fixed"]) * batch)})
+
+
 def measure(settings: Settings, sizes: dict) -> Figures:
+    if "acceptance" in sizes:
+        return simulated(settings, sizes)
     loaded, figures = settings.load(), {}
     engines = {name: ENGINES[name] for name in sizes["engines"]}
     runs = [in_turn(loaded, engines, questions(loaded, sizes, batch), batch, sizes) for batch in sizes["batches"]]
@@ -162,6 +243,8 @@ def acceptance_rate(accepted: float, k: int) -> float:
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
     now, figures = measured[NOW], {}
+    if "acceptance" in sizes:
+        return derive_simulated(sizes, now)
     for name in DRAFTING:
         pairs = zip(now[f"{name}_tokens_per_second"], now["stage_06_tokens_per_second"], strict=True)
         figures[f"{name}_speedup"] = [mine / theirs for mine, theirs in pairs]
@@ -176,14 +259,30 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     }
 
 
+def derive_simulated(sizes: dict, now: Figures) -> Figures:
+    """Return throughput over stage 06, and what the formula says of it."""
+    seconds, figures, k = dict(zip(pass_sizes(sizes), now["pass_ms"], strict=True)), {}, sizes["fixed"]
+    for acceptance in sizes["acceptance"]:
+        name = simulated_name(acceptance)
+        pairs = zip(now[f"{name}_tokens_per_second"], now["stage_06_tokens_per_second"], strict=True)
+        figures[f"{name}_speedup"] = [mine / theirs for mine, theirs in pairs]
+        gained = sum(acceptance**i for i in range(k + 1))
+        times = [seconds[batch] / seconds[(1 + k) * batch] for batch in sizes["batches"]]
+        figures[f"predicted_{name}_speedup"] = [gained * each for each in times]
+    return figures
+
+
 def headline(sizes: dict, side: Figures) -> dict[str, float]:
-    return {name: side[f"{name}_tokens_per_second"][0] for name in ("stage_06", "draft_model")}
+    drafting = simulated_name(sizes["acceptance"][-1]) if "acceptance" in sizes else "draft_model"
+    return {name: side[f"{name}_tokens_per_second"][0] for name in ("stage_06", drafting)}
 
 
 HEADLINE = Headline("questions, one request at a time", "output tokens/s", (NOW,), headline)
 
 
 def report(document: dict) -> dict[str, list[list]]:
+    if "acceptance" in document["sizes"]:
+        return {"simulated": report_simulated(document["sizes"], document["figures"])}
     now = {name: each["median"] for name, each in document["sides"][NOW].items()}
     alone = [
         ["one request at a time", *map(label, ENGINES)],
@@ -199,6 +298,15 @@ def report(document: dict) -> dict[str, list[list]]:
     return {"alone": alone, "batches": batches}
 
 
+def report_simulated(sizes: dict, figures: dict) -> list[list]:
+    rows = [["throughput over stage 06, by requests at once", *sizes["batches"]]]
+    for acceptance in sizes["acceptance"]:
+        for title, kind in (("measured", ""), ("predicted", "predicted_")):
+            speedups = figures[f"{kind}{simulated_name(acceptance)}_speedup"]["median"]
+            rows.append([f"a = {acceptance} (simulated), {title}", *(f"{speedup:.2f}" for speedup in speedups)])
+    return rows
+
+
 def label(name: str) -> str:
     return name.replace("_", " ")
 
@@ -211,7 +319,34 @@ CLAIMS = {
 }
 
 
+def draw_simulated(document: dict, png: Path) -> None:
+    sizes, figures = document["sizes"], document["figures"]
+    batches, likely = sizes["batches"], max(sizes["acceptance"])
+    first = figures[f"{simulated_name(likely)}_speedup"]["median"][0]
+    message = f"Right with probability {likely}, draft tokens make one stream {first:.1f} times as fast"
+    remark = (
+        f"Simulated acceptance: the target's own tokens, recorded first, are drafted, {sizes['fixed']} in a step, each "
+        "wrong with probability 1 - a, at no cost.\nPredicted: (1 + a + a^2 + ...) T(B) / T((1 + k) B), from the times "
+        "of passes that decode, measured alone."
+    )
+    with plots.page(png, document, message, columns=2, remark=remark) as (speedup, passes):
+        speedup.axhline(1, color=plots.REFERENCE, linewidth=1)
+        for acceptance, side in zip(sizes["acceptance"], (BEFORE, NOW), strict=False):
+            name = simulated_name(acceptance)
+            plots.predicted(speedup, batches, figures[f"predicted_{name}_speedup"], "_predicted")
+            plots.line(speedup, batches, figures[f"{name}_speedup"], side, f"a = {acceptance}")
+        plots.doubling(speedup, batches)
+        plots.axes(speedup, "requests at once; dashed: predicted", "throughput over stage 06", "Speed-up")
+        tokens = pass_sizes(sizes)
+        plots.line(passes, tokens, document["sides"][NOW]["pass_ms"], NOW, "measured")
+        passes.axhline(document["sides"][NOW]["pass_ms"]["median"][0], color=plots.REFERENCE, linewidth=1)
+        plots.axes(passes, "tokens in a pass", "milliseconds", "What a pass takes")
+
+
 def draw(document: dict, png: Path) -> None:
+    if "acceptance" in document["sizes"]:
+        draw_simulated(document, png)
+        return
     sizes, now, figures = document["sizes"], document["sides"][NOW], document["figures"]
     stream, copy = figures["draft_model_speedup"]["median"][0], figures["lookup_speedup_copying"]["median"]
     message = f"Speculation makes one stream {stream:.1f} times as fast, and copying {copy:.1f} times"
@@ -240,11 +375,19 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={NOW: measure},
-    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "gpu": GPU, "tiny": TINY},
+    sizes={
+        "full": SIZES,
+        "quick": QUICK,
+        "predict": PREDICT,
+        "gpu": GPU,
+        "large": LARGE,
+        "large-quick": LARGE_QUICK,
+        "tiny": TINY,
+    },
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 500, "quick": 22, "predict": 50, "gpu": 65},
+    seconds={"full": 500, "quick": 22, "predict": 50, "gpu": 65, "large": 800, "large-quick": 50},
     report=report,
     claims=CLAIMS,
 )

@@ -1,21 +1,36 @@
-"""Which requests wait for a long prompt, when prefill and decode share two cores, and when each has one of its own?
+"""Which requests wait for a long prompt: in one engine on all cores, in replicas, with prefill and decode apart?
 
-Method. The same load on stage 07 with both cores, and on one prefill and one decode worker with a core each, as Ray
-runs them: clients that decode without a pause, each with a new short request when its last one has ended, and prompts
-of 1,000 tokens that arrive at fixed times, none to two in a second. All without HTTP and without draft tokens, so that
-a step is a token. Waiting times are those at the router, of what arrived in the measured seconds. All pools are full of
-old pages when the measurement begins, since memory that is used for the first time is slow.
+Method. The same load on three servers of the same cores, in turn: stage 07's engine with all of them; two replicas,
+each a whole engine with half of them, behind stage 08's router; and one prefill and one decode worker with half of them
+each. Clients decode without a pause, each with a new short request when its last one has ended, and long prompts arrive
+at fixed times. All without HTTP and without draft tokens, so that a step is a token; workers run under Ray, as they do
+when they serve. Waiting times are those at the router, of what arrived in the measured seconds. All pools are full of
+old pages when the measurement begins, since memory that is used for the first time is slow. Goodput is that of the
+DistServe paper: requests a second, short and long, that keep both objectives, for their first token (TTFT) and for each
+further one (TPOT). The objectives are twice to three times what a lone request takes.
 
-Expectation. Stage 07 computes a prompt in pieces of its token budget, and every piece is in a step that all others
-wait for: their longest gaps are as long as a step with a full piece, which is measured alone (the prediction). A decode
-worker never computes a prompt, so its gaps should not depend on the prompts. What it costs: a core that decodes is no
-help with prompts, so their first token takes up to twice as long, and 1,000 tokens' K and V, 8.3 MB, must travel.
+Expectation. An engine computes a prompt in pieces of its token budget, and every piece is in a step that all others
+wait for: their longest gaps are as long as a pass over a full piece. In a replica the same pass has half of the cores,
+so it takes up to twice as long, and half of the clients wait for it. A decode worker computes no prompt: its gaps are
+its steps, whatever arrives. What it costs: a core that decodes is no help with prompts, so their first token takes up
+to twice as long, and their K and V must travel.
+
+In figures, for Qwen3-0.6B in bfloat16 on two cores of 75 GFLOP/s each: a step reads 1.2 GB, which takes 0.12 s at 10
+GB/s, by one core or by two. A piece of 128 tokens is 2 x 0.44 G x 128 = 113 GFLOP: 0.75 s with both cores and 1.5 s
+with one. So a long prompt should lengthen one engine's gaps 6 times, a replica's 12 times, and the decode worker's not
+at all, or, where both workers want the memory's bandwidth, less than twice. Half of a replica's p99 gap is then easy to
+reach, and with a TPOT of 0.3 s as the objective the requests beside a prompt keep it only apart. With the bundled
+model a step takes 1.4 ms, of which the weights are a tenth, and a piece 13 ms: calls and handovers weigh as much as
+what is kept apart, so apart should lose there in all but the longest gaps.
 """
 
+import inspect
 import statistics
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -26,10 +41,11 @@ sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "com
 
 from common.bench import plots
 from common.bench.engine_load import record
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.harness import Benchmark, Figures, Headline, Unavailable
 from common.bench.metrics import LoadResult, percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
+from common.bench.steps import decode_seconds
 from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
@@ -38,7 +54,13 @@ from common.process import freeze_loaded_objects
 from common.sampling import SamplingParams
 from common.stages import load_engine
 
-BEFORE, NOW = "07_speculative", "08_disaggregated"
+BEFORE, REPLICAS, NOW = "07_speculative", "replicas", "08_disaggregated"
+LABELS = {BEFORE: "one engine", REPLICAS: "replicas", NOW: "apart"}
+ALONE = {
+    BEFORE: "full_piece_ms",
+    REPLICAS: "half_piece_ms",
+    NOW: "half_step_ms",
+}  # what predicts the longest gap of each
 SIZES = {
     "clients": 8,
     "short": 32,  # tokens of their prompts
@@ -49,46 +71,73 @@ SIZES = {
     "stated": 2,  # the rate at which ratios are stated
     "seconds": 10,
     "pool": 12_000,  # tokens
-    "objectives": {"ttft": 0.5, "longest_gap": 0.02},  # seconds
+    "objectives": {"ttft": 0.15, "tpot": 0.004},  # seconds
 }
 QUICK = {"rates": [2], "seconds": 3, "pool": 4000}
 PREDICT = {"rates": [0, 2], "seconds": 4, "pool": 4000}
+LARGE = {"clients": 4, "short": 8, "output": [16, 32], "long": 384, "long_output": 4, "token_budget": 128}
+LARGE |= {"rates": [0, 0.05, 0.1], "stated": 0.1, "seconds": 40, "pool": 1500, "objectives": {"ttft": 8, "tpot": 0.3}}
+LARGE_QUICK = {"rates": [0.1], "seconds": 20, "pool": 1000}
 TINY = {"clients": 2, "output": [2, 6], "long": 100, "rates": [0, 2], "seconds": 1, "pool": 2000}
 
 
-def measure_before(settings: Settings, sizes: dict) -> Figures:
+def measure_engine(settings: Settings, sizes: dict) -> Figures:
+    """Measure stage 07 with all cores; and what a pass takes with all, and with half of them."""
     loaded = settings.load()
     engine = load_engine(BEFORE)(loaded, **options(loaded, sizes))
     fill(engine, sizes)
-    return {"full_piece_ms": full_piece_ms(engine, sizes)} | sweep(engine, sizes)
-
-
-def measure_now(settings: Settings, sizes: dict) -> Figures:
-    loaded = settings.load()
-    engine = load_engine(NOW)(loaded, workers="ray", load_format=settings.load_format, **options(loaded, sizes))
+    figures = {ALONE[BEFORE]: full_piece_ms(engine, sizes)}
+    cores = torch.get_num_threads()
+    torch.set_num_threads(max(1, cores // 2))
     try:
-        fill(engine, sizes)
+        figures[ALONE[REPLICAS]] = full_piece_ms(engine, sizes)
+        figures[ALONE[NOW]] = 1e3 * decode_seconds(engine, sizes["clients"], sizes["short"], steps=10)
+    finally:
+        torch.set_num_threads(cores)
+    engine.trace.clear()
+    return figures | sweep(engine, sizes)
+
+
+def measure_workers(settings: Settings, sizes: dict, **workers: int) -> Figures:
+    """Measure stage 08's router in front of these workers, in processes of their own."""
+    if missing := workers.keys() - inspect.signature(load_engine(NOW)).parameters.keys():
+        raise Unavailable(f"this stage 08 has no option {', '.join(missing)}")
+    loaded = replace(settings, load_format="none").load()  # of the model only the workers need weights
+    engine = load_engine(NOW)(
+        loaded, workers="ray", load_format=settings.load_format, **workers, **options(loaded, sizes)
+    )
+    try:
+        fill(engine, sizes, times=workers.get("replicas", 1))
         freeze_loaded_objects()  # Ray's, as `serve` does: a visit to all of them would be the longest gap
-        alone = max(step.counters.get("handoff_bytes", 0) for step in engine.trace)  # one long prompt after the other
+        moved = [step.counters["handoff_bytes"] for step in engine.trace if step.counters.get("handoff_bytes")]
         engine.trace.clear()
         figures = sweep(engine, sizes)
-        handed = [step.counters for step in engine.trace if step.counters.get("handoff_bytes", 0) >= alone]
-        least = min(step["handoff_bytes"] for step in handed)
-        handed = [step for step in handed if step["handoff_bytes"] == least]  # others bring several handoffs at once
-        figures["handoff_mb"] = alone / 1e6
-        figures["handoff_ms"] = 1e3 * statistics.median(step["handoff_seconds"] for step in handed)
+        return figures | (handoffs(engine, max(moved)) if moved else {})
     finally:
         engine.close()
-    return figures
+
+
+def handoffs(engine: BaseEngine, alone: int) -> Figures:
+    """Return the MB of the handoff of a long prompt, which `alone` is in bytes, and the median ms of such ones."""
+    handed = [step.counters for step in engine.trace if step.counters.get("handoff_bytes", 0) >= alone]
+    least = min((step["handoff_bytes"] for step in handed), default=0)
+    seconds = [step["handoff_seconds"] for step in handed if step["handoff_bytes"] == least]  # others bring several
+    return {"handoff_mb": alone / 1e6} | ({"handoff_ms": 1e3 * statistics.median(seconds)} if seconds else {})
 
 
 def options(loaded: Loaded, sizes: dict) -> dict:
     memory = sizes["pool"] * loaded.config.kv_bytes_per_token(loaded.dtype)
-    return {"kv_memory": memory, "draft": "lookup", "num_draft_tokens": 0}
+    return {
+        "kv_memory": memory,
+        "token_budget": sizes.get("token_budget", 256),
+        "draft": "lookup",
+        "num_draft_tokens": 0,
+    }
 
 
-def fill(engine: BaseEngine, sizes: dict) -> None:
-    for i in range(2 + sizes["pool"] // sizes["long"]):
+def fill(engine: BaseEngine, sizes: dict, times: int = 1) -> None:
+    """Run long prompts, one after another, for more than the pool; `times` as many if workers share them."""
+    for i in range(times * (2 + sizes["pool"] // sizes["long"])):
         prompt = random_prompt(sizes["long"], engine.config.vocab_size, f"old {i}")
         engine.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))
 
@@ -98,7 +147,8 @@ def full_piece_ms(engine: BaseEngine, sizes: dict) -> float:
     times = []
     for i in range(3):
         engine.trace.clear()
-        prompt = random_prompt(sizes["long"], engine.config.vocab_size, f"alone {i}")
+        # Never the same prompt again, which the prefix cache would find.
+        prompt = random_prompt(sizes["long"], engine.config.vocab_size, f"alone {torch.get_num_threads()} {i}")
         engine.generate([prompt], SamplingParams(max_tokens=1))
         most = max(step.tokens for step in engine.trace)
         times += [1e3 * step.seconds for step in engine.trace if step.tokens == most]
@@ -106,18 +156,17 @@ def full_piece_ms(engine: BaseEngine, sizes: dict) -> float:
 
 
 def sweep(engine: BaseEngine, sizes: dict) -> Figures:
-    """Return a value for each rate of long prompts. Goodput: requests a second that meet all objectives."""
-    figures, most = {}, sizes["objectives"]
+    """Return a value for each rate of long prompts, of their first token for each rate above 0."""
+    figures: Figures = {}
     for rate in sizes["rates"]:
         short, long = under_load(engine, sizes, rate)
         gaps, first = percentiles(short.values("itl")), percentiles(short.values("ttft"))
-        met = [each.ttft <= most["ttft"] and max(each.itl, default=0) <= most["longest_gap"] for each in short.records]
         point = {
             "itl_p50_ms": 1e3 * gaps["p50"],
             "itl_p99_ms": 1e3 * gaps["p99"],
             "ttft_short_p90_ms": 1e3 * first["p90"],
             "tokens_per_second": short.throughput,
-            "goodput": sum(met) / short.seconds,
+            "goodput": LoadResult(short.records + long.records, short.seconds).goodput(sizes["objectives"]),
         }
         if rate:
             point["ttft_long_p50_ms"] = 1e3 * percentiles(long.values("ttft"))["p50"]
@@ -156,12 +205,21 @@ def under_load(engine: BaseEngine, sizes: dict, rate: float) -> tuple[LoadResult
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
     before, now = measured[BEFORE], measured[NOW]
     at = sizes["rates"].index(sizes["stated"])
-    ttft_long = [side["ttft_long_p50_ms"][at - 1] for side in (before, now)]  # there is none at rate 0
-    return {
+    ttft_long = [
+        side["ttft_long_p50_ms"][at - len(sizes["rates"])] for side in (before, now)
+    ]  # there is none at rate 0
+    figures = {
         "itl_p99_ratio": before["itl_p99_ms"][at] / now["itl_p99_ms"][at],
         "throughput_ratio": now["tokens_per_second"][at] / before["tokens_per_second"][at],
         "ttft_long_ratio": ttft_long[1] / ttft_long[0],
     }
+    if REPLICAS in measured:
+        rivals = measured[BEFORE], measured[REPLICAS]
+        best = [max(pair) for pair in zip(*(side["goodput"] for side in rivals), strict=True)]
+        figures["goodput_lead"] = [mine - other for mine, other in zip(now["goodput"], best, strict=True)]
+        pairs = zip(measured[REPLICAS]["itl_p99_ms"], now["itl_p99_ms"], strict=True)
+        figures["replicas_p99_ratio"] = [theirs / mine for theirs, mine in pairs]
+    return figures
 
 
 HEADLINE = Headline(
@@ -174,19 +232,30 @@ HEADLINE = Headline(
 
 
 def report(document: dict) -> dict[str, list[list]]:
-    at = document["sizes"]["rates"].index(document["sizes"]["stated"])
-    before, now = ({name: each["median"] for name, each in document["sides"][side].items()} for side in (BEFORE, NOW))
+    sizes, stated = document["sizes"], document["sizes"]["stated"]
+    sides = {
+        LABELS[side]: {name: each["median"] for name, each in document["sides"][side].items()}
+        for side in LABELS
+        if side in document["sides"]
+    }
     rows = [
-        ("gap, median", "itl_p50_ms", "{:.1f} ms"),
-        ("gap, p99", "itl_p99_ms", "{:.0f} ms"),
-        ("first token of a short prompt, p90", "ttft_short_p90_ms", "{:.0f} ms"),
-        ("tokens a second", "tokens_per_second", "{:,.0f}"),
-        ("goodput, requests a second", "goodput", "{:.0f}"),
+        ("gap, median, ms", "itl_p50_ms"),
+        ("gap, p99, ms", "itl_p99_ms"),
+        ("first token of a short prompt, p90, ms", "ttft_short_p90_ms"),
+        ("first token of a long prompt, median, ms", "ttft_long_p50_ms"),
+        ("tokens a second", "tokens_per_second"),
+        ("goodput, requests a second", "goodput"),
     ]
-    table = [[title, *(form.format(s[name][i]) for i in (0, at) for s in (before, now))] for title, name, form in rows]
-    long = [f"{side['ttft_long_p50_ms'][at - 1]:.0f} ms" for side in (before, now)]
-    header = ["", "stage 07, no long prompts", "stage 08, none", "stage 07, two a second", "stage 08, two"]
-    return {"gaps": [header, *table, ["first token of a long prompt", "", "", *long]]}
+    columns = [(rate, label) for rate in (0, stated) if rate in sizes["rates"] for label in sides]
+    table = [["", *(f"{label}, {f'{rate} long a second' if rate else 'no long prompts'}" for rate, label in columns)]]
+    for title, name in rows:
+        row = [title]
+        for rate, label in columns:
+            values = sides[label][name]
+            at = sizes["rates"].index(rate) - len(sizes["rates"])  # from the end: there may be none for rate 0
+            row.append(plots.short(values[at]) if -at <= len(values) else "")
+        table.append(row)
+    return {"gaps": table}
 
 
 CLAIMS = {
@@ -197,27 +266,52 @@ CLAIMS = {
 }
 
 
+def message_of(document: dict) -> str:
+    """Return what is true of the gaps in every repeat, and at which rates."""
+    rates, figures = document["sizes"]["rates"], document["figures"]
+    if "replicas_p99_ratio" not in figures:
+        shorter = figures["itl_p99_ratio"]["median"]
+        return f"Long prompts delay decoding less: the p99 gap is {shorter:.1f} times shorter"
+    ratio = figures["replicas_p99_ratio"]
+    where = [at for at, least in enumerate(ratio["min"]) if rates[at] and least > 1]
+    if not where:
+        return "Prefill and decode apart has no shorter gaps here than replicas"
+    factors = " to ".join(dict.fromkeys(f"{pick(ratio['median'][at] for at in where):.1f}" for pick in (min, max)))
+    return f"Apart, p99 gaps are {factors} times shorter than replicas', {listed(where, rates)}"
+
+
+def listed(where: list[int], rates: list[float]) -> str:
+    """Say at which rates of long prompts something is true, given their places."""
+    if len(where) > 1 and where == [*range(where[0], len(rates))]:
+        return f"from {rates[where[0]]:g}/s on"
+    return f"at {' and '.join(f'{rates[at]:g}' for at in where)}/s"
+
+
 def draw(document: dict, png: Path) -> None:
-    sizes, sides = document["sizes"], document["sides"]
+    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     rates, lengths = sizes["rates"], " to ".join(map(str, sizes["output"]))
-    shorter = document["figures"]["itl_p99_ratio"]["median"]
-    message = f"Long prompts delay decoding less: the p99 gap is {shorter:.1f} times shorter"
+    ahead = [at for at, lead in enumerate(figures.get("goodput_lead", {}).get("min", [])) if lead > 0]
+    objectives = ", ".join(f"{name.replace('_', ' ').upper()} {most:g} s" for name, most in sizes["objectives"].items())
     remark = (
         f"{sizes['clients']} clients decode ({sizes['short']} tokens in, {lengths} out); prompts of {sizes['long']:,} "
-        f"tokens come at fixed times; the title is of {sizes['stated']} a second.\n"
-        "Stage 07 has two cores, stage 08 one a worker. Predicted: a step of stage 07 with a full piece, alone."
+        f"tokens come at fixed times. All sides have the same cores; a replica and a worker have half of them.\n"
+        f"Dashed: the pass that predicts the longest gap, alone. Goodput: requests a second within {objectives}"
+        f"{f'; apart has most {listed(ahead, rates)}' if ahead else ''}."
     )
     panels_of = [
-        ("itl_p99_ms", rates, "milliseconds", "p99 of the gaps"),
-        ("ttft_long_p50_ms", rates[1:], "milliseconds", "First token, long prompt"),
-        ("tokens_per_second", rates, "tokens a second", "Throughput"),
+        ("itl_p99_ms", "milliseconds", "p99 of the gaps"),
+        ("ttft_long_p50_ms", "milliseconds", "First token, long prompt"),
+        ("goodput", "requests a second", "Goodput"),
     ]
-    with plots.page(png, document, message, columns=3, remark=remark) as panels:
-        piece = sides[BEFORE]["full_piece_ms"]["median"]
-        plots.predicted(panels[0], rates[1:], {"median": [piece] * len(rates[1:])}, "predicted")
-        for panel, (name, x, unit, title) in zip(panels, panels_of, strict=True):
-            for side, label in ((BEFORE, "stage 07"), (NOW, "stage 08")):
-                plots.line(panel, x, sides[side][name], side, label)
+    with plots.page(png, document, message_of(document), columns=3, remark=remark) as panels:
+        for side, alone in ALONE.items():
+            if alone in sides[BEFORE] and side in sides:
+                height = sides[BEFORE][alone]["median"]
+                plots.predicted(panels[0], [min(rates), max(rates)], {"median": [height] * 2}, "_predicted")
+        for panel, (name, unit, title) in zip(panels, panels_of, strict=True):
+            for side in [side for side in LABELS if side in sides]:
+                x = rates[len(rates) - len(sides[side][name]["median"]) :]
+                plots.line(panel, x, sides[side][name], side, LABELS[side])
             plots.axes(panel, "long prompts a second", unit, title)
             panel.set_xticks(rates)
             panel.set_xlim(0, max(rates))
@@ -228,12 +322,23 @@ def draw(document: dict, png: Path) -> None:
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
-    sides={BEFORE: measure_before, NOW: measure_now},
-    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "tiny": TINY},
+    sides={
+        BEFORE: measure_engine,
+        REPLICAS: partial(measure_workers, replicas=2),
+        NOW: partial(measure_workers, prefill=1, decode=1),
+    },
+    sizes={
+        "full": SIZES,
+        "quick": QUICK,
+        "predict": PREDICT,
+        "large": LARGE,
+        "large-quick": LARGE_QUICK,
+        "tiny": TINY,
+    },
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 420, "quick": 66, "predict": 50},
+    seconds={"full": 600, "quick": 66, "predict": 60, "large": 2000, "large-quick": 140},
     report=report,
     claims=CLAIMS,
 )

@@ -33,16 +33,18 @@ from common.stages import stage_folders
 STAGES = [folder.name for folder in stage_folders()]
 SIZES = {"clients": [1, 8, 32], "jobs": [12, 24, 64], "most_tokens": 64, "warm_up_tokens": 16, "compared_clients": 32}
 QUICK = {"clients": [1, 32], "jobs": [3, 32], "most_tokens": 16, "warm_up_tokens": 4, "repeats": 1}
+LARGE = {"clients": [1, 8], "jobs": [4, 8], "most_tokens": 16, "warm_up_tokens": 2, "compared_clients": 8}
+LARGE |= {"context_length": 512}  # of a slot
+LARGE_QUICK = {"jobs": [2, 8], "most_tokens": 8}
 TINY = {"clients": [1, 2], "jobs": [1, 2], "most_tokens": 4, "warm_up_tokens": 2, "compared_clients": 2}
-OPTIONS = {"08_disaggregated": {"workers": "ray"}}
 METRICS = ("ttft", "tpot")
 PANELS = {"tokens_per_second": "Output tokens a second", "ttft_ms": "Milliseconds to the first token"}
 
 
 def measure(stage: str) -> Callable[[Settings, dict], Figures]:
     def side(settings: Settings, sizes: dict) -> Figures:
-        loaded = settings.load()
-        engine = engine_of(stage, loaded, **OPTIONS.get(stage, {}))
+        loaded = settings.load(sizes.get("context_length"))
+        engine = engine_of(stage, loaded, workers="ray", load_format=settings.load_format)  # which stage 08 alone has
         figures: Figures = {"tokens_per_second": [], **{f"{name}_ms": [] for name in METRICS}}
         most = max(sizes["clients"])  # the first use of memory, of all slots and pages, costs time
         warm_up = jobs_of(loaded, {"most_tokens": sizes["warm_up_tokens"]}, most, "warm-up")
@@ -91,11 +93,11 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={stage: measure(stage) for stage in STAGES},
-    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
+    sizes={"full": SIZES, "quick": QUICK, "large": LARGE, "large-quick": LARGE_QUICK, "tiny": TINY},
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 420, "quick": 52},
+    seconds={"full": 420, "quick": 52, "large": 1500, "large-quick": 350},
 )
 
 if __name__ == "__main__":

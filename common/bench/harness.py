@@ -35,7 +35,7 @@ from .settings import Settings
 from .timing import free_memory
 
 Figures = dict[str, Any]  # name -> number or list of numbers, from one repeat
-REPEATS = {"full": 3, "quick": 2, "predict": 1, "gpu": 1, "tiny": 1}
+REPEATS = {"full": 3, "quick": 2, "large": 3, "large-quick": 1, "predict": 1, "gpu": 1, "tiny": 1}
 SHOWN_LINES = 15
 STOP_SECONDS = 15.0  # for a child to end the server that it may have started
 
@@ -48,7 +48,8 @@ class Unavailable(Exception):
 class Headline:
     """The figure that sums a benchmark up: values of several sides, and the ratio of the last to the first.
 
-    title: what the values are, such as "a whole answer of {compared_answer} tokens"; sizes are filled in.
+    title: what the values are, such as "a whole answer of {compared_answer} tokens"; sizes are filled in. Sizes for
+        another load may have a "headline" that stands for it.
     sides: those that have the values, the baseline first; with --quick only these are measured.
     value: (sizes, figures of a side in one repeat) -> its value, or {name: value} if it has several.
     more_is_better: the ratio is last over first; if False, first over last, so that above 1 is always better; None:
@@ -60,6 +61,9 @@ class Headline:
     sides: tuple[str, ...]
     value: Callable[[dict, Figures], float | dict[str, float]]
     more_is_better: bool | None = True
+
+    def titled(self, sizes: dict) -> str:
+        return sizes.get("headline", self.title).format(**sizes)
 
     def values(self, sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
         """Return the values by side or name, the baseline first, from the figures of each side in one repeat."""
@@ -78,7 +82,8 @@ class Benchmark:
     sides: what is compared; each function warms up, measures, and returns its figures, or raises Unavailable.
     sizes: lengths and counts to measure, as JSON values: "full", and as changes to it "quick" (seconds a side,
         for the headline), "predict" (under a minute for all sides, for `course.py predict`), "gpu" (with the "model" to
-        make from a config) and "tiny" (for tests).
+        make from a config) and "tiny" (for tests). "large" is for a model with a hundred times the weights, such as
+        Qwen3-0.6B, on a CPU: as informative a load in minutes; "large-quick" changes "large".
     seconds: what all runs of a size set take together: two CPU cores, for "gpu" an H200.
     derive: (config, dtype, sizes, figures of each side) -> what combines the sides of one repeat: ratios, predictions.
     draw: draws the document that was written, as the PNG of that name.
@@ -114,10 +119,11 @@ class Benchmark:
 
     def sizes_of(self, size_set: str) -> dict[str, Any]:
         """Return the sizes as they are read back from a document: tuples are lists, keys are strings."""
-        return json.loads(json.dumps({**self.sizes["full"], **self.sizes.get(size_set, {})}))
+        large = self.sizes.get("large", {}) if size_set.startswith("large") else {}
+        return json.loads(json.dumps({**self.sizes["full"], **large, **self.sizes.get(size_set, {})}))
 
     def sides_of(self, size_set: str) -> list[str]:
-        return list(self.headline.sides if size_set == "quick" else self.sides)
+        return list(self.headline.sides if size_set.endswith("quick") else self.sides)
 
 
 class Run(NamedTuple):

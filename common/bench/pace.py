@@ -7,7 +7,6 @@ every other machine follow from.
 """
 
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -39,25 +38,17 @@ def measure() -> dict:
     from common.loader import load_model
     from common.stages import load_engine
 
+    from .steps import decode_seconds
+
     loaded = load_model()
     engine = make_engine(load_engine("05"), loaded, kv_memory="64M")
     ready = time.monotonic() - STARTED
     return {
-        "step_ms": 1e3 * step_seconds(engine),
+        "step_ms": 1e3 * decode_seconds(engine, REQUESTS, PROMPT, WARM_UP, STEPS),
         "ready_seconds": ready,
         "device": loaded.device.type,
         "cuda": torch.version.cuda,
     }
-
-
-def step_seconds(engine) -> float:
-    """Return the median seconds of steps in which all of REQUESTS requests decode."""
-    from .steps import decoding
-
-    with decoding(engine, REQUESTS, PROMPT, tokens=WARM_UP):
-        for _ in range(STEPS):
-            engine.step()
-    return statistics.median(step.seconds for step in list(engine.trace)[-STEPS:])
 
 
 def measure_apart() -> tuple[dict, str]:

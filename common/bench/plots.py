@@ -171,7 +171,7 @@ def line(panel, x: Sequence[float], figure: dict[str, Any], side: str, label: st
         style["markerfacecolor"] = "white"
     panel.plot(x, figure["median"], color=color(side), label=label, **style)
     panel.fill_between(x, figure["min"], figure["max"], color=color(side), alpha=0.18, linewidth=0)
-    if "reference" in figure:  # the figure is a learner's (learner.py)
+    if "reference" in figure:  # the figure is a learner's (run.py)
         panel.plot(x, figure["reference"]["median"], ":", color=TEXT, linewidth=1.5, label="reference")
 
 
@@ -192,7 +192,7 @@ def bars(panel, sides: Sequence[str], figures: Sequence[dict], labels: Sequence[
     figure = {key: [each[key] for each in figures] for key in ("median", "min", "max")}
     draw_bars(panel, labels, figure, 0.6, list(map(color, sides)), lying=lying)
     for place, figure in enumerate(figures):
-        if "reference" in figure:  # the figure is a learner's (learner.py)
+        if "reference" in figure:  # the figure is a learner's (run.py)
             height = figure["reference"]["median"]
             panel.plot([place - 0.3, place + 0.45], [height] * 2, ":", color=TEXT, linewidth=1.5, label="reference")
     if lying:

@@ -55,7 +55,9 @@ def main(
     parser.set_defaults(**{"together": False, "home": RESULTS, **defaults})
     args = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as cleanly as after Ctrl-C
+    settings = Settings.from_arguments(args)
     try:
+        args.sizes = settings.size_set(args.sizes)
         args.benchmarks = pick(benchmarks, args.only)
         args.again = args.again or len(benchmarks) == 1  # it was asked for by its name
         if args.sizes == "gpu" and not torch.cuda.is_available():
@@ -65,11 +67,10 @@ def main(
         if args.minutes is not None and not args.minutes > 0:
             raise InvalidInput(f"--minutes must be more than 0, not {args.minutes:g}")
         if args.measure:
-            sides, settings = args.measure.split(","), Settings.from_arguments(args)
-            for answer in measure_sides(benchmarks[0], sides, settings, args.sizes):
+            for answer in measure_sides(benchmarks[0], args.measure.split(","), settings, args.sizes):
                 print(json.dumps(answer), flush=True)
             return 0
-        return redraw(args) if args.plot_only else measure(args)
+        return redraw(args) if args.plot_only else measure(args, settings)
     except InvalidInput as error:
         note(f"error: {error}")
         return 1
@@ -80,7 +81,12 @@ def main(
 
 def add_options(parser: argparse.ArgumentParser, benchmarks: Sequence[Benchmark]) -> None:
     Settings.add_arguments(parser)
-    parser.add_argument("--sizes", choices=list(REPEATS), default="full", help="tiny: for tests (default: %(default)s)")
+    parser.add_argument(
+        "--sizes",
+        choices=list(REPEATS),
+        default="full",
+        help="large: what full becomes for a model of its size on a CPU; tiny: for tests",
+    )
     parser.add_argument("--quick", dest="sizes", action="store_const", const="quick", help="--sizes quick: headlines")
     parser.add_argument("--only", metavar="NAME,NAME", help="of " + ", ".join(each.name for each in benchmarks))
     parser.add_argument("--again", action="store_true", help="measure also what is complete")
@@ -102,11 +108,11 @@ def pick(benchmarks: Sequence[Benchmark], names: str | None) -> list[Benchmark]:
     return [each for each in benchmarks if each in chosen or not names]
 
 
-def measure(args: argparse.Namespace) -> int:
+def measure(args: argparse.Namespace, settings: Settings) -> int:
     """Measure what the options say; print the table, and as the last line on stdout one JSON document."""
     out = args.out or (Path(tempfile.mkdtemp()) if args.sizes == "tiny" else args.home)
     suite = Suite(
-        args.benchmarks, Settings.from_arguments(args), args.sizes, out, args.repeats, args.together,
+        args.benchmarks, settings, args.sizes, out, args.repeats, args.together,
         seconds=args.minutes and 60 * args.minutes, environment=environment(args.sizes),
     )  # fmt: skip
     status = suite.run(again=args.again)

@@ -17,6 +17,9 @@ from common.model import ModelConfig
 from common.process import freeze_loaded_objects
 from common.stages import load_engine
 
+from .cost_model import parameters
+
+LARGE = 10**8  # parameters, from which on a step on a CPU takes a tenth of a second or more
 held: dict["Settings", Loaded] = {}  # the model loaded last: on a GPU several sides share a process
 
 
@@ -50,6 +53,12 @@ class Settings:
 
     def config(self) -> ModelConfig:
         return read_config(self.folder())
+
+    def size_set(self, size_set: str) -> str:
+        """Return the set of sizes for this model: "large" for "full", and "large-quick" for "quick", if it is large."""
+        if self.model is None or size_set not in ("full", "quick") or self.place()[0].type != "cpu":
+            return size_set
+        return f"large-{size_set}".removesuffix("-full") if parameters(self.config()) >= LARGE else size_set
 
     def place(self) -> tuple[torch.device, torch.dtype]:
         """Return the device and the type that "auto" stands for on this machine."""

@@ -34,6 +34,14 @@ def decoding(
             engine.abort(request.request_id)
 
 
+def decode_seconds(engine: BaseEngine, requests: int, prompt_tokens: int, warm_up: int = 2, steps: int = 20) -> float:
+    """Return the median seconds of `steps` steps in which `requests` requests decode, behind `warm_up` tokens each."""
+    with decoding(engine, requests, prompt_tokens, tokens=warm_up):
+        for _ in range(steps):
+            engine.step()
+    return statistics.median(step.seconds for step in list(engine.trace)[-steps:])
+
+
 def step_profile(engine: BaseEngine, requests: int, context: int, steps: int = 20) -> dict[str, float]:
     """Return milliseconds of each part of a step in which `requests` requests decode, `context` tokens behind each.
 

@@ -7,6 +7,7 @@ are all measured gets its document, its plot and its entry in the machine's resu
 
 import json
 import math
+import re
 import shutil
 import time
 import traceback
@@ -22,7 +23,7 @@ from common.terminal import note
 from . import summary
 from .ceilings import ceilings, reference_ms
 from .documents import read_json, rounded, write_json
-from .hardware import ROOT, hardware, slug, slugify
+from .hardware import ROOT, hardware, slug
 from .harness import REPEATS, Benchmark, Run, aggregate, alternate, run_process
 from .settings import Settings
 from .timing import free_memory
@@ -31,7 +32,15 @@ RESULTS = ROOT / "results"  # where a machine's results file is, unless --out sa
 PATIENCE = 2.0  # a process that takes as many times as long as expected, where there is a limit, is ended
 LEAST_SECONDS = 15.0  # no process is begun with less time left
 UNKNOWN = 60.0  # seconds of a benchmark that does not say how long it takes
-CONDITIONS = ("commit", "torch", "torch_threads", "model", "dtype", "cpu_cores")  # what else must be the same to resume
+CONDITIONS = (
+    "commit",
+    "torch",
+    "torch_threads",
+    "model",
+    "load_format",
+    "dtype",
+    "cpu_cores",
+)  # what else must be the same to resume
 
 
 @dataclass
@@ -55,7 +64,8 @@ class Suite:
     def __post_init__(self) -> None:
         self.place = self.settings.place()
         self.machine = hardware(self.place[0]) | self.settings.describe()
-        suffix = {"full": "", "gpu": ""}.get(self.size_set, f"-{self.size_set}")
+        suffixes = {"gpu": "", self.settings.size_set("full"): "", self.settings.size_set("quick"): "-quick"}
+        suffix = suffixes.get(self.size_set, f"-{self.size_set}")
         self.path = self.out / f"{result_name(self.machine, self.settings)}{suffix}.json"
         self.partial = self.path.with_suffix(".partial")
         self.ends = time.monotonic() + (self.seconds or math.inf)
@@ -92,7 +102,7 @@ class Suite:
 
     def document_of(self, benchmark: Benchmark) -> Path | None:
         """Return where the benchmark's document goes: with those that are committed, or to `out`; None for quick."""
-        if self.size_set == "quick":
+        if self.size_set.endswith("quick"):
             return None
         if self.out == RESULTS:
             return benchmark.results / f"{self.path.stem}.json"
@@ -236,8 +246,12 @@ def draw(benchmark: Benchmark, path: Path) -> str | None:
 
 def result_name(machine: dict, settings: Settings) -> str:
     """Name the hardware, then what was asked for beyond the defaults: such runs replace no other's file."""
-    asked = [Path(settings.model or "").name, settings.dtype if settings.dtype != "auto" else ""]
-    return "-".join([slug(machine), *(slugify(text) for text in asked if text)])
+    asked = [
+        Path(settings.model or "").name,
+        *(each for each in (settings.load_format, settings.dtype) if each != "auto"),
+    ]
+    name = re.sub(r"[^a-z0-9.]+", "-", "-".join(filter(None, asked)).lower())
+    return f"{slug(machine)}.{name}" if name else slug(machine)
 
 
 def shown(path: Path) -> str:

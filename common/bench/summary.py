@@ -4,7 +4,7 @@ One file for each machine and size set, `results/<hardware>.json` or `results/<h
 
     format, schema   what the file is, and which version of this description it follows
     machine          hardware, cores, memory bandwidth, FLOP/s, versions, commit, date, model, device, dtype
-    size_set         "full", "quick" or "gpu": figures of different sets are not comparable
+    size_set         "full", "quick", "large", "large-quick" or "gpu": figures of different sets are not comparable
     drift            slowest over fastest of all times of the reference product
     benchmarks       by name: title, unit, more_is_better; "sides": the values of the headline, the baseline first, each
                      with median, min, max and the value of every repeat; "ratio" in the same form; "drift" of the
@@ -54,7 +54,7 @@ def headline_entry(benchmark: Benchmark, sizes: dict, repeats: Sequence[Mapping[
     if headline is None:
         return {}
     if missing := [side for side in headline.sides if any("figures" not in repeat.get(side, {}) for repeat in repeats)]:
-        return {"title": headline.title.format(**sizes), "doubt": f"{', '.join(missing)} could not be had here"}
+        return {"title": headline.titled(sizes), "doubt": f"{', '.join(missing)} could not be had here"}
     values = [headline.values(sizes, figures_of(repeat)) for repeat in repeats]
     first, *_, last = values[0]
     if headline.more_is_better is False:
@@ -62,7 +62,7 @@ def headline_entry(benchmark: Benchmark, sizes: dict, repeats: Sequence[Mapping[
     ratios = [each[last] / each[first] for each in values]
     factors = [drift([repeat[side] for side in headline.sides]) for repeat in repeats]
     return {
-        "title": headline.title.format(**sizes),
+        "title": headline.titled(sizes),
         "unit": headline.unit,
         "more_is_better": headline.more_is_better,
         "sides": {name: spread([each[name] for each in values]) for name in values[0]},

@@ -5,10 +5,11 @@ A text names a table between the markers of Ned Batchelder's cog, and has it up 
     <!-- [[[cog table("05_paged_attention.benchmark", "memory") ]]] -->
     <!-- [[[end]]] -->
 
-`report` of that module makes it, from the committed results of the machine that the lessons measure on.
+`report` of that module makes it, from the committed results of the machine that the lessons measure on; with
+large=True from those of a model of a real shape. `shapes("05_paged_attention.benchmark")` sets both side by side: a row
+for each model. What has not been measured is left out.
 """
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -16,11 +17,15 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from common.model import ModelConfig
 from common.stages import ROOT
 
+from .cost_model import parameters
+from .documents import read_json
 from .plots import short
 
 MACHINE = "cpu-amd-epyc-2-cores"  # which all committed figures come from
+LARGE = f"{MACHINE}.qwen3-0.6b-dummy-bfloat16"  # the same machine, with a real model's shape
 Rows = Sequence[Sequence[Any]]  # the header first
 Figure = tuple[str, str, int]  # side, name, place among the sizes
 
@@ -36,9 +41,10 @@ def by_size(
 ) -> Rows:
     """Return a row for each size, or for each in `only`, and a column for the medians of each figure times `scale`.
 
-    name: what a size is. figures: by the header of the column. unit: of all of them.
+    name: what a size is. figures: by the header of the column. unit: of all of them. Where sizes of `only` were not
+    measured, as at another model's shape, all others are shown.
     """
-    places = [sizes.index(size) for size in only or sizes]
+    places = [sizes.index(size) for size in (only if set(only) <= set(sizes) else ()) or sizes]
     rows = [[f"{sizes[at]:,}", *(short(scale * figure["median"][at]) for figure in figures.values())] for at in places]
     return [[name, *(f"{column}, {unit}" if unit else column for column in figures)], *rows]
 
@@ -53,10 +59,10 @@ def ratio(top: Figure, bottom: Figure, least: float, most: float = inf) -> Calla
     return holds
 
 
-def committed(module: str) -> dict[str, Any]:
-    """Return the document of a module's benchmark: `<its folder>/results/<machine>.json`."""
+def committed(module: str, name: str = MACHINE) -> dict[str, Any]:
+    """Return the document of a module's benchmark, `<its folder>/results/<name>.json`; {} where there is none."""
     folder = ROOT.joinpath(*module.split(".")[:-1])
-    return json.loads((folder / "results" / f"{MACHINE}.json").read_text(encoding="utf-8"))
+    return read_json(folder / "results" / f"{name}.json") or {}
 
 
 def markdown(rows: Rows) -> str:
@@ -64,10 +70,32 @@ def markdown(rows: Rows) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *body])
 
 
-def table(module: str, name: str) -> None:
+def table(module: str, name: str, large: bool = False) -> None:
     """Print a table of a module's `report` into the text that cog is at."""
-    report: Mapping[str, Rows] = import_module(module).BENCHMARK.report(committed(module))
-    sys.stdout.write(markdown(report[name]) + "\n")
+    if document := committed(module, LARGE if large else MACHINE):
+        report: Mapping[str, Rows] = import_module(module).BENCHMARK.report(document)
+        sys.stdout.write(markdown(report[name]) + "\n")
+
+
+def shapes(module: str) -> None:
+    """Print what the bundled model and one of a real shape show: the table "shape" of each, or else its headline."""
+    report = import_module(module).BENCHMARK.report
+    rows: list[Sequence] = []
+    bundled = parameters(ModelConfig(**committed(module)["model"]))
+    for document in filter(None, (committed(module), committed(module, LARGE))):
+        times = parameters(ModelConfig(**document["model"])) / bundled
+        model = "the bundled model" if times == 1 else f"a model {round(times, -1):.0f} times as large"
+        header, row = report(document).get("shape") or in_short(document["headline"])
+        rows += [[model, *row]] if rows else [["", *header], [model, *row]]
+    sys.stdout.write(markdown(rows) + "\n")
+
+
+def in_short(headline: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return a headline as a table of one row."""
+    values = [short(each["median"]) for each in headline["sides"].values()]
+    sides = [f"stage {side[:2]}" if side[:2].isdecimal() else side for side in headline["sides"]]
+    header = ["load", *(f"{side}, {headline['unit']}" for side in sides), "times"]
+    return header, [headline["title"], *values, f"{headline['ratio']['median']:.1f}"]
 
 
 def texts() -> list[Path]:
@@ -81,7 +109,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     """Run cog on every text; return its exit status."""
     from cogapp import Cog  # which a machine that only measures need not have
 
-    prologue = "from common.bench.tables import table"
+    prologue = "from common.bench.tables import shapes, table"
     command = ["cog", "-P", "--verbosity=1", "-p", prologue, *(arguments or ["-r"])]  # -r would override --check
     return max((Cog().main([*command, str(text)]) for text in texts()), default=0)
 

@@ -90,6 +90,11 @@ def mixed_length_jobs(
     return [Job(prompt, length(output_tokens)) for prompt in prompts]
 
 
+def mixed_lengths(prompt_tokens: int = 256, output_tokens: int = 128) -> str:
+    """Say how long the requests of `mixed_length_jobs` are."""
+    return f"prompts of {SHORTEST} to {prompt_tokens} and outputs of {SHORTEST} to {output_tokens} tokens"
+
+
 def random_prompt(tokens: int, vocab_size: int, seed: int | str = 0) -> list[int]:
     """Return token ids without a meaning, for when only their number matters."""
     rng = Random(f"prompt/{seed}")

@@ -25,21 +25,13 @@ def test_the_answer_is_the_last_line_that_is_one():
 
 
 def test_both_engines_get_the_same_requests_and_none_twice():
-    orders = []
-
-    def ask(order):
-        orders.append(order)
-        return {condition: [2.0, 4.0 if condition == "quiet" else 1.0] for condition in order["conditions"]}
-
-    sizes = {"offline": [[1, 2], [8, 8]]}
-    for side, conditions in ((peers.OURS, ["quiet", "busy"]), (peers.EAGER, ["quiet"])):
-        figures = peers.offline(ask, Settings(dtype="float32"), side, sizes, conditions)
-        assert figures.get("float32_busy_share") == (None if side == peers.EAGER else [1.0, 0.25])
+    orders, sizes = [], {"offline": [[1, 2], [8, 8]]}
+    for side in (peers.OURS, peers.EAGER):
+        figures = peers.offline(lambda order: orders.append(order) or {"quiet": [2.0]}, Settings(), side, sizes)
+        assert figures == {"auto_quiet": [2.0]}
     assert all(orders[0][key] == orders[1][key] for key in ("loads", "warm_up"))
-    jobs = [job for loads in orders[0]["loads"].values() for _, each in loads for job in each] + orders[0]["warm_up"]
+    jobs = [job for _, each in orders[0]["loads"] for job in each] + orders[0]["warm_up"]
     assert len({tuple(prompt[:8]) for prompt, _ in jobs}) == len(jobs)  # less than a page in common
-    quiet, busy = ([(len(p), n) for _, each in loads for p, n in each] for loads in orders[0]["loads"].values())
-    assert quiet == busy
 
 
 def test_a_rate_counts_the_tokens_asked_for(monkeypatch):

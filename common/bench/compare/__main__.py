@@ -30,6 +30,7 @@ from .sources import HERE, Results, collect
 
 LEAST_DRIFT = 1.1  # slowest over fastest of the reference product, from which on it is said at the top
 SETS = {"quick": "the quick benchmark", "full": "the whole benchmark", "gpu": "the GPU benchmark"}
+SETS |= {"large": SETS["full"], "large-quick": SETS["quick"]}
 KINDS = ("gains", "stairs", "absolute")  # of panels
 TEMPLATE = Path(__file__).with_name("page.html")
 

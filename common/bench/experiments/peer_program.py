@@ -2,12 +2,12 @@
 
     PYTHON peer_program.py < ORDER
 
-peers.py writes the order, as JSON, and reads the last line of stdout, as JSON. Under the peer's Python this file is run
-by its path and imports vllm alone. "client" is vLLM's `bench serve`, with one import for all loads.
+peers.py calls `offline` for stage 06. For vLLM it writes the order, as JSON, and reads the last line of stdout, as
+JSON: under the peer's Python this file is run by its path and imports vllm alone. "client" is vLLM's `bench serve`,
+with one import for all loads.
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -46,21 +46,11 @@ def vllm(order: dict) -> Generate:
 
 
 def offline(order: dict) -> dict:
-    """Return output tokens per second by condition ("quiet", "busy": beside an endless loop), one for each load."""
+    """Return output tokens per second at each load."""
     generate = (course if order["side"] == "stage 06" else vllm)(order)
     generate(order["warm_up"][:1])
-    return {condition: under(condition, generate, order) for condition in order["conditions"]}
-
-
-def under(condition: str, generate: Generate, order: dict) -> list[float]:
-    loop = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if condition == "busy" else None
-    try:
-        generate(order["warm_up"])  # and the threads adapt
-        return [rate(generate, at_once, jobs) for at_once, jobs in order["loads"][condition]]
-    finally:
-        if loop:
-            loop.kill()
-            loop.wait()
+    generate(order["warm_up"])
+    return {"quiet": [rate(generate, at_once, jobs) for at_once, jobs in order["loads"]]}
 
 
 def rate(generate: Generate, at_once: int, jobs: list) -> float:

@@ -8,10 +8,9 @@ needs a Python with vLLM in an environment of its own (Linux on x86-64, 3.5 GB):
     peer-env/bin/pip uninstall -y torchvision torchaudio torchcodec
 
 Offline, both engines get the same token ids and lengths (16 to 256 in, 16 to 128 out, greedy, to full length), alone,
-by 8 and 64 at once; no prompt comes twice. Then the same beside an endless loop of Python, "busy" (stage 06 and vLLM
-compiled). Each process answers all 64 prompts of a warm-up first, to 16 tokens, before either condition. Over HTTP,
-`serve 06` and vLLM's server run with their own defaults, under vLLM's own client (`bench serve`) on the same cores: 64
-tokens in, 64 out, 1, 8 and 32 clients, with as many requests as clients before each load as a warm-up.
+by 8 and 64 at once; no prompt comes twice. Each process answers all 64 prompts of a warm-up first, to 16 tokens. Over
+HTTP, `serve 06` and vLLM's server run with their own defaults, under vLLM's own client (`bench serve`) on the same
+cores: 64 tokens in, 64 out, 1, 8 and 32 clients, with as many requests as clients before each load as a warm-up.
 
 vLLM computes on all usable cores (its default leaves one of them to its scheduler), has as much memory for K and V as
 stage 06 (1 GiB), and where they are installed Intel's OpenMP and TCMalloc (libtcmalloc-minimal4), which its manual asks
@@ -21,9 +20,8 @@ for. A variable in the environment (VLLM_CPU_OMP_THREADS_BIND=auto, LD_PRELOAD=)
 import json
 import os
 import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ctypes.util import find_library
 from dataclasses import replace
 from functools import partial
@@ -32,6 +30,7 @@ from pathlib import Path
 import torch
 
 from common.bench import plots
+from common.bench.experiments import peer_program
 from common.bench.harness import Benchmark, Figures, Headline, Unavailable, parsed, process
 from common.bench.load import failure, running_server, serving
 from common.bench.run import run_benchmark
@@ -46,7 +45,7 @@ SIZES = {  # requests at once, or clients, and requests in all
     "http": [[1, 10], [8, 56], [32, 128]],
 }
 TINY = {"dtypes": ["float32"], "offline": [[1, 1], [2, 2]], "http": [[1, 1], [2, 4]]}
-PROGRAM = Path(__file__).with_name("peer_program.py")
+PROGRAM = Path(peer_program.__file__)
 VERSIONS = """
 import importlib.metadata, json, vllm
 found = {each.name.lower(): each.version for each in importlib.metadata.distributions()}
@@ -86,12 +85,9 @@ class Peer:
 
 
 def measure_ours(settings: Settings, sizes: dict) -> Figures:
-    def command(order: dict) -> Figures:
-        return answer([sys.executable, "-m", f"{__package__ or 'common.bench.experiments'}.{PROGRAM.stem}"], order)
-
     figures: Figures = {}
     for placed in placements(settings, sizes):
-        figures |= offline(command, placed, OURS, sizes, ["quiet", "busy"])
+        figures |= offline(peer_program.offline, placed, OURS, sizes)
         with running_server("06", placed) as url:
             figures |= over_http(Peer(), placed, OURS, sizes, url)
     return figures
@@ -101,10 +97,7 @@ def measure_vllm(settings: Settings, sizes: dict, side: str) -> Figures:
     peer = Peer()
     figures: Figures = {"peer": peer.describe()}
     for placed in placements(settings, sizes):
-        conditions = ["quiet"] if side == EAGER else ["quiet", "busy"]
-        figures |= offline(
-            lambda order: answer([peer.python, PROGRAM], order, peer.environment), placed, side, sizes, conditions
-        )
+        figures |= offline(lambda order: answer([peer.python, PROGRAM], order, peer.environment), placed, side, sizes)
         if side == COMPILED:
             # What `vllm serve` runs: that command itself does not start under the name vllm-cpu.
             command = [peer.python, "-m", "vllm.entrypoints.openai.api_server", "--model", placed.folder()]
@@ -134,23 +127,17 @@ def answer(command: list, order: dict, environment: dict | None = None) -> Figur
     return found[-1]
 
 
-def offline(ask, settings: Settings, side: str, sizes: dict, conditions: list[str]) -> Figures:
-    """Return tokens per second by condition and load. ask: order -> figures of one engine in a process of its own."""
+def offline(ask: Callable[[dict], Figures], settings: Settings, side: str, sizes: dict) -> Figures:
+    """Return tokens per second at each load. ask: what peer_program.py does with an order."""
 
     def jobs(count: int, seed: int, **longest: int) -> list:
         found = mixed_length_jobs(count, settings.config().vocab_size, seed=seed, **longest)
         return [[job.prompt, job.max_tokens] for job in found]
 
-    quiet = [(at_once, jobs(count, at_once % 64)) for at_once, count in sizes["offline"]]  # 64: the usual workload
-    # The same lengths of other prompts: stage 06 would find what it has computed in its cache.
-    busy = [(at_once, [[prompt[::-1], tokens] for prompt, tokens in each]) for at_once, each in quiet]
-    order = {"side": side, "folder": str(settings.folder()), "dtype": settings.dtype, "conditions": conditions}
-    order |= {"loads": {"quiet": quiet, "busy": busy}, "warm_up": jobs(sizes["offline"][-1][0], 1000, output_tokens=16)}
-    figures = {f"{settings.dtype}_{condition}": values for condition, values in ask(order).items()}
-    if "busy" in conditions:
-        both = (figures[f"{settings.dtype}_{condition}"] for condition in ("busy", "quiet"))
-        figures[f"{settings.dtype}_busy_share"] = [busy / quiet for busy, quiet in zip(*both, strict=True)]
-    return figures
+    loads = [(at_once, jobs(count, at_once % 64)) for at_once, count in sizes["offline"]]  # 64: the usual workload
+    order = {"side": side, "folder": str(settings.folder()), "dtype": settings.dtype, "loads": loads}
+    order |= {"warm_up": jobs(sizes["offline"][-1][0], 1000, output_tokens=16)}
+    return {f"{settings.dtype}_{name}": values for name, values in ask(order).items()}
 
 
 def over_http(peer: Peer, settings: Settings, side: str, sizes: dict, url: str) -> Figures:
@@ -178,7 +165,7 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
 
 def report(document: dict) -> dict[str, list[list]]:
     """Return what stage 06 has over vLLM: throughput of both in one process and over HTTP, and gaps between tokens."""
-    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    sizes, figures = document["sizes"], document["figures"]
 
     def rows(kinds: dict[str, str], loads: list, what: str) -> list[list]:
         table = [[what, *(load for load, _ in loads)]]
@@ -189,16 +176,10 @@ def report(document: dict) -> dict[str, list[list]]:
 
     kinds = {"output tokens a second over vLLM eager": "quiet_over_eager"}
     kinds |= {"output tokens a second over vLLM compiled": "quiet_over_compiled"}
-    busy = [["requests at once", *(load for load, _ in sizes["offline"])]]
-    for dtype in sizes["dtypes"]:
-        for side in (OURS, COMPILED):
-            shares = sides[side][f"{dtype}_busy_share"]["median"]
-            busy.append([f"{dtype}, {side}", *(f"{share:.0%}" for share in shares)])
     served = {"output tokens a second": "tokens_per_second_over_compiled", "p99 gap": "p99_itl_ms_over_compiled"}
     return {
         "offline": rows(kinds, sizes["offline"], "requests at once"),
         "http": rows(served, sizes["http"], "clients"),
-        "busy": busy,
     }
 
 

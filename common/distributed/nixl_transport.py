@@ -29,7 +29,8 @@ from torch import Tensor
 os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # errors reach the caller as exceptions
 
 STAMPS = 4096  # offers at a time; an older one would be refused, and computed again
-POLL_SECONDS = 0.0002
+POLL_SECONDS = 0.0002  # from one look at transfers to the next
+SERVE_SECONDS = 0.002  # without transfers, from one look for readers to the next
 TRANSFER_SECONDS = 20.0  # then a transfer has failed: its sender hangs
 
 
@@ -65,7 +66,8 @@ class NixlTransport:
         agent, config = nixl()
         if loopback:  # NIXL asks nobody who connects
             os.environ["UCX_NET_DEVICES"] = "lo"
-        self.agent = agent(f"worker-{uuid.uuid4()}", config(backends=["UCX"]))
+        # NIXL's own thread for progress would never sleep, and take a core from the model.
+        self.agent = agent(f"worker-{uuid.uuid4()}", config(backends=["UCX"], enable_prog_thread=False))
         self.stamps, self.landing = torch.zeros(2, STAMPS, dtype=torch.int64)
         self.numbers, self.places = itertools.count(1), itertools.count()
         self.offers: dict[str, int] = {}  # key -> number
@@ -148,10 +150,11 @@ class NixlTransport:
         going: list[tuple[NixlTransfer, Iterator[None]]] = []
         while True:
             with suppress(Empty):
-                transfer = self.begun.get(timeout=POLL_SECONDS if going else None)
+                transfer = self.begun.get(timeout=POLL_SECONDS if going else SERVE_SECONDS)
                 if transfer is None:
                     return
                 going.append((transfer, self._fetch(transfer)))
+            self.agent.get_new_notifs()  # answers those who read by TCP, for which this process must do something
             going = [(transfer, steps) for transfer, steps in going if not self._ended(transfer, steps)]
 
     def _ended(self, transfer: "NixlTransfer", steps: Iterator[None]) -> bool:

@@ -16,7 +16,7 @@ A request that decodes may run some draft tokens behind its newest one, if there
 budget and pages to put them in. They are charged like any others. Those that are rejected have left K and V behind, at
 places beyond the sequence's end: attention does not look there, and the tokens that follow overwrite them.
 
-NEW in 08: requests whose pages are in transfer, parked or reserved, do not run.
+NEW in 08: requests whose pages are in transfer, parked or reserved, do not run. Short prompts may pass a long one.
 """
 
 from collections import deque
@@ -75,7 +75,7 @@ class Chunk:
 
 
 class Scheduler:
-    """First come, first served; at most `max_running` requests and `token_budget` tokens in a step.
+    """By arrival, but short prompts may pass; at most `max_running` requests and `token_budget` tokens in a step.
 
     No request starves: the budget has a token for every running request, so in every step each one that decodes gets
     its token, and the oldest one in prefill gets at least one. Preemption takes pages from the youngest
@@ -124,6 +124,7 @@ class Scheduler:
             most, budget = most - chunk.room * each, budget - chunk.room * each
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
+        prefilling, budget = self._let_short_prompts_pass(prefilling, budget)  # NEW in 08: and in another order
         while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
             # Another request may have computed the next pages of this prompt since its last chunk.
             self._reuse(sequence)
@@ -218,6 +219,24 @@ class Scheduler:
             self.waiting.popleft()
             self.running[sequence.request.request_id] = sequence
         return sequence
+
+    def _let_short_prompts_pass(self, prompts: deque[Sequence], budget: float) -> tuple[deque[Sequence], float]:
+        """NEW in 08: Admit what has room, and return all prompts in the order in which they run, and the budget left.
+
+        Prompts that fit whole into half of the budget pass the oldest. Then the step is short: the oldest gets as many
+        tokens as they do, or what a quarter of the budget leaves.
+        """
+        while budget >= 1 and (sequence := self._admit()):
+            prompts.append(sequence)
+        passing, taken = [], 0.0
+        for sequence in sorted(list(prompts)[1:], key=lambda sequence: sequence.remaining):
+            price = self.price(sequence.computed, sequence.remaining)
+            if taken + price <= budget / 2:
+                passing.append(sequence)
+                taken += price
+        if passing and self.price(prompts[0].computed, prompts[0].remaining) > budget - taken:
+            budget = max(2 * taken, budget / 4)
+        return deque([*passing, *(sequence for sequence in prompts if sequence not in passing)]), budget
 
     def _allocate(self, request: Request) -> Sequence | None:
         """Take pages for all tokens of a request; None if the others would then lack one each to grow."""

@@ -71,6 +71,30 @@ def test_parked_and_resumed(stage):
 
 
 @milestone(
+    "Scheduler.schedule, Scheduler._let_short_prompts_pass",
+    hint="Admit all there is room for; of all but the first, in order of length, those within budget // 2 pass.",
+    second_hint="If the oldest does not fit behind them, the budget becomes max(2 * taken, budget // 4).",
+)
+def test_short_prompts_pass(stage):
+    """Prompts that fit into half of the budget pass the oldest, which gets as many tokens as they do."""
+    scheduler = make_scheduler(stage, pages=200, budget=64)
+    steps = ({"A": 300}, {"B": 10, "C": 20, "D": 100}, {})
+    wanted = [{"A": 64}, {"B": 10, "C": 20, "A": 30}, {"B": 1, "C": 1, "A": 62}]
+    for number, (arrive, right) in enumerate(zip(steps, wanted, strict=True), 1):
+        for name, tokens in arrive.items():
+            scheduler.add(make_request(name, [10 + ord(name)] * tokens, 40))
+        chunks = scheduler.schedule()
+        mine = {one.sequence.request.request_id: len(one.token_ids) for one in chunks}
+        picture = rows({"prompt": "ABCD", "tokens": [300, 10, 20, 100], "wanted": [right.get(n, "·") for n in "ABCD"],
+                        "yours": [mine.get(n, "·") for n in "ABCD"]})  # fmt: skip
+        expect(mine == right and [*mine] == [*right], f"step {number}: the order is {[*mine]}, not {[*right]}", picture)
+        for one in chunks:
+            if one.completes:
+                one.sequence.request.append(7)
+    expect(make_scheduler(stage, pages=8).schedule() == [], "with nothing to do, `schedule` returns an empty list")
+
+
+@milestone(
     "LocalTransfer.__init__, LocalTransfer.done",
     hint="pool[pages] = from_pool[offered], for each pool; `offered` begins behind the first `skip`.",
     second_hint="An offer that was withdrawn is not in source.offers: `done` then raises ConnectionError.",

@@ -21,10 +21,10 @@ class RequestRecord:
     start: float
     end: float = 0.0
     chunks: list[float] = field(default_factory=list)  # when each piece of text arrived; an unstreamed answer is one
-    text: str = ""
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None  # why it failed
+    text: str = ""
 
     @property
     def success(self) -> bool:

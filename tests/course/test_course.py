@@ -127,7 +127,7 @@ def test_demo_runs_every_stage_under_its_heading_up_to_the_first_that_fails(tree
     assert status == 0
     assert lines[1].startswith("==== 01_naive: 01: recompute everything ====")
     assert lines[2] == "naive --demo --device cpu"
-    assert lines[4].startswith("==== 02_kv_cache: Remember keys and values. ====")
+    assert lines[4].startswith("==== 02_kv_cache: 02: remember keys and values ====")
     assert lines[5] == "cached --demo --device cpu"
     (tree / "01_naive/main.py").write_text("raise SystemExit(7)\n")
     status, output, errors = finish(tree, "demo")

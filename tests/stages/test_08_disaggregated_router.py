@@ -179,7 +179,8 @@ class ReplicaMachine(RouterMachine):
     workers = {"prefill": 0, "decode": 0, "replicas": 4}
 
 
-TestRouter, TestReplicas = RouterMachine.TestCase, ReplicaMachine.TestCase
+TestRouter = RouterMachine.TestCase
+TestReplicas = ReplicaMachine.TestCase
 TestRouter.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
 TestReplicas.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 

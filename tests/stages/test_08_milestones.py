@@ -269,7 +269,7 @@ def test_where_a_request_goes(stage):
 @milestone(
     "Router.accept, Router.step, Router.release, Router._begin, Router._enqueue, Router._oldest, Router._route, "
     "Router._order, Router._send_mail, Router._listen, Router._take, Router._arrived, Router._gain, Router._gather, "
-    "Router._worker_up",
+    "Router._worker_up, Router._end_what_waits_too_long",
     hint="queued, prefill, ready, transfer, decode: _route moves flights down, what _take reads moves them up.",
     second_hint="A gain says its place in the output: append its tokens from len(token_ids) - gain.first on.",
 )
@@ -302,8 +302,7 @@ def test_the_router_hands_over(stage):
 
 
 @milestone(
-    "Router._worker_lost, Router._lose, Router._begin_again, Router._reconcile, Router._transfer_failed, "
-    "Router._end_what_waits_too_long, Router._fail",
+    "Router._worker_lost, Router._lose, Router._begin_again, Router._reconcile, Router._transfer_failed, Router._fail",
     hint="_worker_lost: `_lose` each flight that it held. _lose: parked pages elsewhere: READY; else _begin_again.",
     second_hint="_reconcile: what should be held (its mail was read) and is not is lost; what should not be, dropped.",
 )

@@ -71,7 +71,7 @@ SIZES = {
     "stated": 2,  # the rate at which ratios are stated
     "seconds": 10,
     "pool": 12_000,  # tokens
-    "objectives": {"ttft": 0.15, "tpot": 0.004},  # seconds
+    "objectives": {"ttft": 0.15, "tpot": 0.008},  # seconds
 }
 QUICK = {"rates": [2], "seconds": 3, "pool": 4000}
 PREDICT = {"rates": [0, 2], "seconds": 4, "pool": 4000}

@@ -10,6 +10,7 @@ Nothing imports this file before workers="ray" is asked for.
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -32,6 +33,7 @@ from .messages import Hello, Lost, Mail, Report
 from .worker import LOOK, Worker, collect
 
 START_SECONDS = 600.0  # for a process to start and load its model
+SIGN_SECONDS = 30.0  # without a sign of life from a process that starts or loads
 CLOSE_SECONDS = 5.0  # for all keepers together to notice that their workers have been ended
 AGAIN_SECONDS, MOST_SECONDS = 1.0, 30.0  # from the loss of a worker to the next start, which doubles while starts fail
 
@@ -60,6 +62,11 @@ class WorkerProcess:
     def read(self, mail: Mail) -> None:
         """Put mail into the mailbox, where the next turn finds it."""
         self.mailbox.put(mail)
+
+    @ray.method(concurrency_group="mail")
+    def alive(self) -> bool:
+        """Answer, also while the model is loaded: a process that has been stopped does not."""
+        return True
 
     def run(self) -> Iterator[Hello | Report]:
         """Work for ever."""
@@ -149,11 +156,15 @@ class RayFleet(Fleet):
             pause = min(2 * pause, MOST_SECONDS)
 
     def _start(self, number: int) -> Any:
-        """Start a process and have it load its model. Raise what Ray raises if it dies or takes too long."""
+        """Start a process and have it load its model. Raise what Ray raises if it dies, hangs or takes too long."""
         make = ray.remote(concurrency_groups={"mail": 1})(WorkerProcess)
         actor = make.options(**self.cluster.actor_options(number)).remote()
         self.actors[number] = actor  # from here on `close` ends it, also while it loads
         here = self.ranks, self.cluster.threads(number), self.cluster.loopback
         with self.cluster.measuring():
-            ray.get(actor.load.remote(self.model, self.options[number], *here), timeout=START_SECONDS)
+            loading = actor.load.remote(self.model, self.options[number], *here)
+            give_up = time.monotonic() + START_SECONDS
+            while not ray.wait([loading], timeout=SIGN_SECONDS / 10)[0] and time.monotonic() < give_up:
+                ray.get(actor.alive.remote(), timeout=SIGN_SECONDS)
+            ray.get(loading, timeout=0)
         return actor

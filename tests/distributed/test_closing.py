@@ -57,7 +57,7 @@ def test_closing_ends_a_worker_that_still_loads(make_fleet):
         killed.wait(SECONDS)
         raise RuntimeError("the actor is dead")
 
-    fleet = make_fleet(get=get, kill=lambda actor: killed.set())
+    fleet = make_fleet(get=get, kill=lambda actor: killed.set(), wait=lambda calls, timeout: ([], calls))
     assert loading.wait(SECONDS)
     fleet.close()
     assert killed.is_set() and not fleet.keepers[0].is_alive()

@@ -147,7 +147,7 @@ def test_workers_that_share_a_gpu_measure_in_turn(card, monkeypatch):
         taken.append(left)
         free[0] -= left
 
-    monkeypatch.setattr(ray_fleet, "ray", Mock(get=load))
+    monkeypatch.setattr(ray_fleet, "ray", Mock(get=load, wait=lambda calls, timeout: (calls, [])))
     started = [process.start(ray_fleet.RayFleet._start, fleet, number)[0] for number in range(2)]
     for one in started:
         one.result(60)

@@ -44,9 +44,11 @@ def ends(request) -> Iterator[tuple]:
 def transport(pools: list[torch.Tensor], kind=nixl_transport.NixlTransport) -> Iterator:
     one = kind()
     one.register([pool.contiguous() for pool in pools])
-    yield one
-    if kind is not LocalTransport:
-        one.close()
+    try:
+        yield one
+    finally:
+        if kind is not LocalTransport:
+            one.close()
 
 
 def arrived(transfer) -> bool:
@@ -167,10 +169,12 @@ def other_process(page: int = 1 << 18):
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=offer, args=(there, page), daemon=True)
     process.start()
-    assert here.poll(PATIENCE_SECONDS)
-    yield here.recv(), process
-    process.kill()
-    process.join()
+    try:
+        assert here.poll(PATIENCE_SECONDS)
+        yield here.recv(), process
+    finally:
+        process.kill()  # also one that is stopped, for which pytest would wait at its end
+        process.join()
 
 
 def fails(transfer) -> bool:

@@ -56,6 +56,8 @@ class Engine(Router):
         if replicas < 0 or prefill < 1 or decode < 1:
             given = f"{replicas} replicas, {prefill} for prefill, {decode} for decode"
             raise InvalidInput(f"there must be replicas, or a worker of either kind, not {given}")
+        if replicas and (prefill, decode, prefill_options) != (1, 1, None):
+            raise InvalidInput("replicas do the whole job: leave out --prefill, --decode and --prefill-options")
         if hang_seconds <= HEARTBEAT_SECONDS:
             often = f"an idle worker reports every {HEARTBEAT_SECONDS:g} s"
             raise InvalidInput(f"hang_seconds is {hang_seconds:g}, and {often}: give at least 2")
@@ -94,6 +96,8 @@ class Engine(Router):
         except BaseException:
             fleet.close()
             raise
-        what = f"{replicas} replicas" if replicas else f"{prefill} prefill and {decode} decode workers"
-        about = f"{what} ({fleet.description})"
-        self.startup_notes = f"{about}; {self.handles[0].hello.startup_notes}"
+        hello = self.handles[0].hello
+        what = f"{prefill} prefill and {decode} decode workers ({fleet.description}; {hello.transport})"
+        if replicas:
+            what = f"{replicas} replicas ({fleet.description})"
+        self.startup_notes = f"{what}; {hello.startup_notes}"

@@ -2,12 +2,12 @@
 
 Prefill workers compute prompts, decode workers everything after the first token, each in a process of its own with its
 own pool and tree. The pages of a prompt travel from one to the other. What was the engine is now in a worker, hardly
-changed; the engine is a router in front of a fleet of workers (deployment.py). 08a, the handoff: messages.py,
-kv_transport.py, worker.py, fleet.py. 08b, the router: routing.py, router.py. 08c, processes and their death:
-recovery.py, ray_fleet.py, deployment.py.
+changed; the engine is a router in front of a fleet of workers (deployment.py). 08a, replicas and the router:
+routing.py, messages.py, worker.py, fleet.py, router.py. 08b, the handoff: kv_cache.py, kv_transport.py, scheduler.py.
+08c, processes and their death: ray_fleet.py, and the end of router.py.
 
 Production engines do this with a router of their own (Mooncake, NVIDIA Dynamo, llm-d) in front of whole vLLM or SGLang
-servers. What they add: pages that go from GPU to GPU, and as many workers of either kind as the load asks for.
+servers. What they add: as many workers of either kind as the load asks for.
 """
 
 import time

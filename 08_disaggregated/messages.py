@@ -108,6 +108,7 @@ class Hello(NamedTuple):
     page_size: int
     max_running: int
     startup_notes: str
+    transport: str  # how pages travel to it
 
 
 class Lost(NamedTuple):

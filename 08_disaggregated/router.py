@@ -390,17 +390,15 @@ class Router(BaseEngine):
 
     def _end_what_waits_too_long(self) -> None:
         """Keep `unavailable` true. While no worker at all is up, end what has waited for `wait_seconds`."""
-        down = [role for role in dict.fromkeys(one.role for one in self.handles) if not self._any_up(role)]
+        up = {handle.role for handle in self.handles if handle.up}
+        down = [role for role in dict.fromkeys(handle.role for handle in self.handles) if role not in up]
         self.unavailable = f"no {' and no '.join(down)} worker is up" if down else ""
-        if any(handle.up for handle in self.handles):
+        if up:
             self.last_up = time.monotonic()
             return
         for flight in list(self.flights.values()):
             if time.monotonic() - max(self.last_up, flight.since) > self.wait_seconds:
                 self._fail(flight, f"no worker has been up for {self.wait_seconds:.0f} s")
-
-    def _any_up(self, role: str) -> bool:
-        return any(handle.up for handle in self.handles if handle.role == role)
 
     def _fail(self, flight: Flight, reason: str) -> None:
         """End the request of a flight with "error", and log why."""

@@ -59,8 +59,8 @@ class Worker:
         """Return what the router has to know of this worker."""
         allocator = self.scheduler.allocator
         sizes = allocator.num_pages, allocator.page_size, self.scheduler.max_running
-        notes = f"{self.engine.startup_notes}; {self.transport.description}"
-        return Hello(socket.gethostname(), time.perf_counter(), os.getpid(), *sizes, notes)
+        notes = self.engine.startup_notes, self.transport.description
+        return Hello(socket.gethostname(), time.perf_counter(), os.getpid(), *sizes, *notes)
 
     def run(self, mailbox: "SimpleQueue[Mail | None]") -> Iterator[Hello | Report]:
         """Say hello. Then take turn after turn while there is something to compute, else one for each mail."""

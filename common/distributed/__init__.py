@@ -16,7 +16,7 @@ def page_transport(loopback: bool):
         from .nixl_transport import NixlTransport
 
         return NixlTransport(loopback)
-    except ModuleNotFoundError:
+    except ImportError:
         from .object_transport import ObjectTransport
 
         return ObjectTransport()

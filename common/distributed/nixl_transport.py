@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # errors reach the caller as exceptions
+os.environ.setdefault("UCX_LOG_LEVEL", "error")  # of the library below it
 
 STAMPS = 4096  # offers at a time; an older one would be refused, and computed again
 POLL_SECONDS = 0.0002  # from one look at transfers to the next

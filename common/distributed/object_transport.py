@@ -18,7 +18,7 @@ from torch import Tensor
 class ObjectTransport:
     """As `NixlTransport`, between actors of one Ray."""
 
-    description = "pages travel through Ray's object store, slower than by NIXL, which is not installed"
+    description = "pages travel through Ray's object store, slower than by NIXL, which cannot be imported here"
 
     def register(self, pools: Sequence[Tensor]) -> None:
         """Name the pools whose pages travel together: each [pages, ...] and contiguous, all on one device."""

@@ -41,7 +41,7 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{role}-options",
             type=role_options,
             metavar="NAME=VALUE,...",
-            help=f"options of {role} workers alone: {', '.join(ROLE_OPTIONS)}",
+            help=f"options of {role} workers{', or of replicas' * (role == 'decode')}: {', '.join(ROLE_OPTIONS)}",
         )
     fleet.add_argument("--ray-address", metavar="HOST:PORT", help="join this Ray cluster (default: start one)")
     fleet.add_argument(

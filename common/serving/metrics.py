@@ -127,9 +127,9 @@ class Measured(Collector):
         if capacity := stats.get("kv_tokens_capacity"):
             share = stats["kv_tokens_reserved"] / capacity
             gauges["vllm:kv_cache_usage_perc"] = (share, "Share of the K/V memory that is in use, from 0 to 1")
-        for role in ("prefill", "decode"):
+        for role in ("replica", "prefill", "decode"):
             if (up := stats.get(f"{role}_workers_up")) is not None:
-                gauges[f"fleet:{role}_workers_up"] = (up, f"Workers for {role} that are up")
+                gauges[f"fleet:{role}_workers_up"] = (up, f"Workers with the role {role} that are up")
         counters = {metric: (stats[key], meaning) for key, (metric, meaning) in COUNTED.items() if key in stats}
         yield from families(GaugeMetricFamily, gauges, "model_name", self.model_name)
         yield from families(CounterMetricFamily, counters, "model_name", self.model_name)

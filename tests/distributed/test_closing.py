@@ -82,15 +82,34 @@ def test_a_worker_that_is_silent_gets_a_new_process(make_fleet, monkeypatch):
     """It may hang, or its machine may be off: nobody tells of that."""
     started, killed = [], []
     monkeypatch.setattr(ray_fleet, "AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr(ray_fleet.RayFleet, "_start", lambda fleet, number: started.append(Mock()) or keep(fleet))
 
-    def keep(fleet):
-        fleet.actors[0] = started[-1]
+    def start(fleet, number):
+        started.append(Mock())
+        fleet.actors[number] = started[-1]
         return started[-1]
 
+    monkeypatch.setattr(ray_fleet.RayFleet, "_start", start)
     fleet = make_fleet(wait=lambda stream, timeout: ([], stream), kill=killed.append)
     news = [event.news for event in fleet.events(SECONDS)]
     while len(started) < 3:
         news += [event.news for event in fleet.events(SECONDS)]
     fleet.close()
     assert {one.reason for one in news} == {"it has been silent for 10000 s"} and killed[0] is started[0]
+
+
+def test_a_worker_that_is_stopped_while_it_loads_gets_a_new_process(make_fleet, monkeypatch):
+    """Loading may take minutes, so its deadline is of no use; but a process that loads still answers."""
+    monkeypatch.setattr(ray_fleet, "AGAIN_SECONDS", 0.0)
+    started = []
+
+    def get(answer, timeout):
+        assert timeout == ray_fleet.SIGN_SECONDS, "the deadline of the sign of life, not of loading"
+        started.append(answer)
+        raise TimeoutError("no sign of life")
+
+    fleet = make_fleet(get=get, wait=lambda calls, timeout: ([], calls))
+    news = [event.news for event in fleet.events(SECONDS)]
+    while len(started) < 2:
+        news += [event.news for event in fleet.events(SECONDS)]
+    fleet.close()
+    assert {one.reason for one in news} == {"no sign of life"}

@@ -327,14 +327,23 @@ def test_a_worker_that_comes_back_with_less_memory_is_not_killed_by_what_never_f
     assert short.token_ids == undisturbed([1, 2], 4)
 
 
-def test_a_deadline_shorter_than_the_time_between_heartbeats_is_refused():
-    """With it every idle worker would be ended and replaced, again and again."""
-    with pytest.raises(ValueError, match="hang_seconds is 0.5, and an idle worker reports every 1 s: give at least 2"):
-        deployment.Engine(NO_MODEL, hang_seconds=0.5)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        # With such a deadline every idle worker would be ended and replaced, again and again.
+        ({"hang_seconds": 0.5}, "hang_seconds is 0.5, and an idle worker reports every 1 s: give at least 2"),
+        ({"decode": 0}, "replicas, or a worker of either kind, not 0 replicas, 1 for prefill, 0 for decode"),
+        ({"replicas": 2, "decode": 3}, "leave out --prefill, --decode and --prefill-options"),
+        ({"replicas": 2, "prefill_options": {"token_budget": 64}}, "leave out --prefill"),
+    ],
+)
+def test_workers_that_cannot_serve_are_refused(options, says):
+    with pytest.raises(ValueError, match=says):
+        deployment.Engine(NO_MODEL, **options)
 
 
 def test_one_shared_page_does_not_send_everything_to_one_worker():
-    hello = messages.Hello("", 0.0, 1, 100, 4, 1000, "")
+    hello = messages.Hello("", 0.0, 1, 100, 4, 1000, "", "")
     handles = [routing.Handle(number, "prefill", hello) for number in range(4)]
     for n in range(400):
         tokens = [1, 2, 3, 4, *(1000 * n + i for i in range(60))]

@@ -219,7 +219,7 @@ def test_where_a_request_goes(stage):
     routing, messages = stage.routing, stage.messages
 
     def handle(number: int, load: int, available: int = 100):
-        one = routing.Handle(number, "any", messages.Hello("", 0.0, 1, 100, 4, 8, ""))
+        one = routing.Handle(number, "any", messages.Hello("", 0.0, 1, 100, 4, 8, "", ""))
         one.available = available
         one.order(messages.Order(f"w{number}", [], [], None, 0, 0), load)
         return one

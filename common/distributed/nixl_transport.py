@@ -32,7 +32,8 @@ os.environ.setdefault("UCX_LOG_LEVEL", "error")  # of the library below it
 STAMPS = 4096  # offers at a time; an older one would be refused, and computed again
 POLL_SECONDS = 0.0002  # from one look at transfers to the next
 SERVE_SECONDS = 0.002  # without transfers, from one look for readers to the next
-TRANSFER_SECONDS = 20.0  # then a transfer has failed: its sender hangs
+TRANSFER_SECONDS = 20.0  # then a transfer has failed, unless it is large: its sender hangs
+MIN_BYTES_PER_SECOND = 10e6  # of a large one
 
 
 class Peer(NamedTuple):
@@ -93,7 +94,7 @@ class NixlTransport:
             self.stamps.data_ptr(),
         )
         self.blocks = self._prepare("", self.me)
-        self.landing_places = self.agent.prep_xfer_dlist("", numbers_at(self.landing.data_ptr()), "DRAM")
+        self.landing_places = self.agent.prep_xfer_dlist("", places_from(self.landing.data_ptr(), 8, STAMPS), "DRAM")
         threading.Thread(target=self._run, name="page fetcher", daemon=True).start()
 
     def send(self, key: str, pages: Sequence[int]) -> Ticket:
@@ -129,12 +130,9 @@ class NixlTransport:
 
     def _prepare(self, agent: str, peer: Peer) -> Any:
         """Return NIXL's handle of all pages of an agent ("": of this one): page p of pool i is i * num_pages + p."""
-        places = []
-        for pool, address in zip(self.pools, peer.addresses, strict=True):
-            size = pool[0].nbytes
-            starts = address + size * numpy.arange(peer.num_pages)
-            places.append(numpy.stack([starts, numpy.full_like(starts, size), numpy.full_like(starts, peer.device)], 1))
-        return self.agent.prep_xfer_dlist(agent, numpy.concatenate(places).astype(numpy.uint64), self.kind)
+        both = zip(self.pools, peer.addresses, strict=True)
+        places = [places_from(address, pool[0].nbytes, peer.num_pages, peer.device) for pool, address in both]
+        return self.agent.prep_xfer_dlist(agent, numpy.concatenate(places), self.kind)
 
     def _meet(self, peer: Peer) -> tuple[Any, Any]:
         """Return NIXL's handles of a peer's pages and of its stamps."""
@@ -142,7 +140,7 @@ class NixlTransport:
             raise ConnectionError(f"the sender's pools are {peer.layout}, the receiver's {self.me.layout}")
         if peer.name not in self.peers:
             self.agent.add_remote_agent(peer.metadata)
-            stamps = self.agent.prep_xfer_dlist(peer.name, numbers_at(peer.stamps), "DRAM")
+            stamps = self.agent.prep_xfer_dlist(peer.name, places_from(peer.stamps, 8, STAMPS), "DRAM")
             self.peers[peer.name] = self._prepare(peer.name, peer), stamps
         return self.peers[peer.name]
 
@@ -155,7 +153,8 @@ class NixlTransport:
                 if transfer is None:
                     return
                 going.append((transfer, self._fetch(transfer)))
-            self.agent.get_new_notifs()  # answers those who read by TCP, for which this process must do something
+            with suppress(Exception):  # a peer that is gone: transfers from it say so
+                self.agent.get_new_notifs()  # serves those who read by TCP, for which this process must do something
             going = [(transfer, steps) for transfer, steps in going if not self._ended(transfer, steps)]
 
     def _ended(self, transfer: "NixlTransfer", steps: Iterator[None]) -> bool:
@@ -225,8 +224,9 @@ class NixlTransfer:
         """Return whether every byte is in its place. Raise ConnectionError if it never will be, or takes too long."""
         if self.final and not self.failure:
             return True
-        if self.final or time.perf_counter() - self.start > TRANSFER_SECONDS:
-            reason = self.failure or f"the sender has not answered for {TRANSFER_SECONDS:g} s"
+        allowed = TRANSFER_SECONDS + self.bytes / MIN_BYTES_PER_SECOND
+        if self.final or time.perf_counter() - self.start > allowed:
+            reason = self.failure or f"they have taken longer than {allowed:.0f} s"
             raise ConnectionError(f"the pages did not arrive from {self.ticket.peer.name}: {reason}")
         return False
 
@@ -245,10 +245,11 @@ class NixlTransfer:
         self.on_done()
 
 
-def numbers_at(address: int) -> numpy.ndarray:
-    """Return NIXL's description of STAMPS numbers of 8 bytes: [STAMPS, 3] of address, bytes, device."""
-    starts = address + 8 * numpy.arange(STAMPS)
-    return numpy.stack([starts, numpy.full_like(starts, 8), numpy.zeros_like(starts)], 1).astype(numpy.uint64)
+def places_from(address: int, size: int, count: int, device: int = 0) -> numpy.ndarray:
+    """Return NIXL's description of places of `size` bytes, one behind the other: [count, 3] of address, size, device."""
+    places = numpy.full((count, 3), (0, size, device), numpy.uint64)
+    places[:, 0] = address + size * numpy.arange(count)
+    return places
 
 
 def nixl() -> tuple[type, type]:

@@ -212,6 +212,7 @@ def test_bytes_of_a_stopped_sender_arrive_late_and_are_waited_for(monkeypatch):
     with transport([torch.zeros(64, 1 << 16)]) as receiver, other_process() as (ticket, process):
         assert arrived(receiver.receive(ticket, 0, range(64)))  # they have met
         monkeypatch.setattr(nixl_transport, "TRANSFER_SECONDS", 0.5)
+        monkeypatch.setattr(nixl_transport, "MIN_BYTES_PER_SECOND", 1e9)
         receiver.pools[0].zero_()
         os.kill(process.pid, signal.SIGSTOP)
         transfer = receiver.receive(ticket, 0, range(64))

@@ -246,7 +246,7 @@ class NixlTransfer:
 
 
 def places_from(address: int, size: int, count: int, device: int = 0) -> numpy.ndarray:
-    """Return NIXL's description of places of `size` bytes, one behind the other: [count, 3] of address, size, device."""
+    """Return NIXL's description of `count` places in a row: [count, 3] of address, bytes, number of the GPU."""
     places = numpy.full((count, 3), (0, size, device), numpy.uint64)
     places[:, 0] = address + size * numpy.arange(count)
     return places

@@ -295,7 +295,8 @@ def draw(document: dict, png: Path) -> None:
     remark = (
         f"{sizes['clients']} clients decode ({sizes['short']} tokens in, {lengths} out); prompts of {sizes['long']:,} "
         f"tokens come at fixed times. All sides have the same cores; a replica and a worker have half of them.\n"
-        f"Dashed: the pass that predicts the longest gap, alone. Goodput: requests a second within {objectives}"
+        f"Thin and dashed: the pass that predicts each side's longest gap, alone. "
+        f"Goodput: requests a second within {objectives}"
         f"{f'; apart has most {listed(ahead, rates)}' if ahead else ''}."
     )
     panels_of = [
@@ -307,7 +308,7 @@ def draw(document: dict, png: Path) -> None:
         for side, alone in ALONE.items():
             if alone in sides[BEFORE] and side in sides:
                 height = sides[BEFORE][alone]["median"]
-                plots.predicted(panels[0], [min(rates), max(rates)], {"median": [height] * 2}, "_predicted")
+                plots.predicted(panels[0], [min(rates), max(rates)], {"median": [height] * 2}, "_predicted", side)
         for panel, (name, unit, title) in zip(panels, panels_of, strict=True):
             for side in [side for side in LABELS if side in sides]:
                 x = rates[len(rates) - len(sides[side][name]["median"]) :]

@@ -181,9 +181,9 @@ def steps(panel, figure: dict[str, Any], counts: Sequence[int], side: str, label
     panel.fill_betweenx(counts, figure["min"], figure["max"], color=color(side), alpha=0.18, linewidth=0)
 
 
-def predicted(panel, x: Sequence[float], figure: dict[str, Any], label: str) -> None:
-    """Draw what arithmetic says: dashed, thin and without marks, since nothing was measured."""
-    style = {"color": PREDICTION, "linestyle": (0, (4, 3)), "linewidth": 1.3}
+def predicted(panel, x: Sequence[float], figure: dict[str, Any], label: str, side: str | None = None) -> None:
+    """Draw what arithmetic says of `side`, or of all: dashed, thin, without marks, since nothing was measured."""
+    style = {"color": color(side) if side else PREDICTION, "linestyle": (0, (4, 3)), "linewidth": 1.3}
     panel.plot(x, figure["median"], label=label, zorder=4, **style)  # where it holds, it covers what it predicts
 
 

@@ -13,10 +13,10 @@ from common.detokenizer import IncrementalDetokenizer
 from common.loader import Loaded
 from common.sampling import SamplingParams
 from common.serving.background import running
-from common.serving.graceful import Server
 
 from .engine import Engine
 from .engine_thread import EngineThread
+from .graceful import Server
 from .server import create_app
 
 STORY = "Tell me a story about a fox that lasts two days."

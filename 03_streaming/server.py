@@ -17,11 +17,11 @@ from common.engine import BaseEngine
 from common.serving.application import complete_application
 from common.serving.errors import ANSWERED, EngineDead, error_response
 from common.serving.generate_api import completion_json, parse_generate_body
-from common.serving.graceful import Server
 from common.serving.metrics import Measured
 from common.serving.scoring import Scoring
 
 from .engine_thread import EngineThread, Stream
+from .graceful import Server
 
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
 

@@ -49,12 +49,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
         "--model", metavar="NAME", help="folder or Hugging Face Hub id (default: the bundled checkpoint)"
     )
     model.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto)")
-    model.add_argument(
-        "--dtype",
-        default="auto",
-        choices=["auto", *DTYPES],
-        help="default: auto; on a CPU float32, in which many requests are often faster than in bfloat16",
-    )
+    model.add_argument("--dtype", default="auto", choices=["auto", *DTYPES], help="default: auto")
     model.add_argument(
         "--load-format",
         default="auto",

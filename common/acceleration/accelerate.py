@@ -11,6 +11,7 @@ import torch
 
 from ..engine import BaseEngine
 from ..errors import InvalidInput, counted
+from ..fused.packed import slowness_of_bfloat16
 from ..loader import Loaded
 from ..memory import graph_bytes
 from ..token_budget import choose_token_budget
@@ -19,6 +20,7 @@ from .graphs import GraphedModel, ladder, why_no_graphs
 from .overlap import OverlappedLoop
 from .warm_up import warm_up
 
+MANY, LEAST_GAIN = 64, 1.1  # requests whose products are timed in two types, and the difference that is worth a line
 VERIFIED = 64  # rows for which there are graphs at least, where each request brings its draft tokens
 
 
@@ -67,6 +69,7 @@ def make_on_current_device(
         loaded = replace(loaded, reserved_bytes=graph_bytes(loaded.config, loaded.dtype, most, models))
     engine = made(loaded, **options)
     scheduler = getattr(engine, "scheduler", None)
+    note = ", ".join(filter(None, [note, float32_is_faster(loaded, scheduler)]))
     if price is not None and scheduler is not None:  # a learner's own may count tokens alone, and not look at it
         scheduler.price = price
     engine.startup_notes = ", ".join(filter(None, [engine.startup_notes, note]))
@@ -84,6 +87,24 @@ def make_on_current_device(
     if overlap:
         engine.startup_notes += ", overlapped loop"
     return engine
+
+
+def float32_is_faster(loaded: Loaded, scheduler: object) -> str:
+    """Return one line that says so, for a model in bfloat16 whose engine runs many requests on a CPU; "" otherwise.
+
+    Some processors multiply bfloat16 no faster than float32, and convert besides. With few requests it pays all the
+    same, since it has half of the bytes, and so it does in attention.
+    """
+    if scheduler is None or loaded.dtype != torch.bfloat16 or not getattr(loaded.model, "pads", False):
+        return ""
+    rows = min(scheduler.max_running, MANY)
+    times = slowness_of_bfloat16(loaded.model.blocks[0], rows)
+    if times < LEAST_GAIN:
+        return ""
+    return (
+        f"products of {counted(rows, 'token')} take {times:.1f} times as long in bfloat16 as in float32 here: "
+        "with many requests --dtype float32 is faster"
+    )
 
 
 def add_graphs(engine: BaseEngine, holder: object) -> list[int]:

@@ -10,6 +10,9 @@ oneDNN prepares itself for each number of rows that it meets, for as long as a p
 request, `prepare_products`.
 """
 
+import time
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -55,3 +58,28 @@ def prepare_products(block: nn.Module, most_tokens: int) -> None:
         if isinstance(linear, PackedLinear):
             for rows in sorted({padded(tokens) for tokens in range(1, most_tokens + 1)}):
                 linear(torch.zeros(rows, linear.in_features, dtype=linear.packed.dtype))
+
+
+@torch.inference_mode()
+def slowness_of_bfloat16(block: nn.Module, rows: int) -> float:
+    """Return how many times as long as in float32 the packed products of a block take for `rows` rows in bfloat16.
+
+    Measured in turn with one thread, whose processor time says the same on a busy machine: several wait for each other.
+    """
+    threads, seconds = torch.get_num_threads(), {torch.bfloat16: 0.0, torch.float32: 0.0}
+    torch.set_num_threads(1)
+    for linear in block.modules():
+        if isinstance(linear, PackedLinear):
+            sides = {}
+            for dtype in seconds:
+                copy = PackedLinear(nn.Linear(linear.in_features, linear.out_features, bias=False, dtype=dtype))
+                sides[dtype] = partial(copy, torch.ones(rows, linear.in_features, dtype=dtype)), []
+            for _ in range(6):
+                for product, times in sides.values():
+                    start = time.thread_time()
+                    product()
+                    times.append(time.thread_time() - start)
+            for dtype, (_, times) in sides.items():
+                seconds[dtype] += min(times[1:])  # the first prepares the product
+    torch.set_num_threads(threads)
+    return seconds[torch.bfloat16] / seconds[torch.float32]

@@ -10,8 +10,9 @@ from common.bench.experiments.peers import BENCHMARK as PEERS
 from common.bench.tables import committed, main
 from common.loader import find_checkpoint
 from common.loader.config import read_config
+from common.serving.benchmark import BENCHMARK as SERVING
 
-CLAIMS = [(each, claim) for each in [*course_benchmarks(), PEERS] for claim in each.claims]
+CLAIMS = [(each, claim) for each in [*course_benchmarks(), SERVING, PEERS] for claim in each.claims]
 
 
 def test_tables_are_those_of_the_committed_results():

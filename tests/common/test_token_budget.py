@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common import token_budget
+from common.acceleration import accelerate
 from common.acceleration.accelerate import make_engine
+from common.loader import load_model
 from common.loader.shard import Shard
 from common.stages import load_engine
 from common.token_budget import LEAST, MOST, PROMPTS, STEP_SECONDS, ChunkPrice, choose_token_budget
@@ -114,3 +116,12 @@ def test_a_router_says_so_too(loaded, monkeypatch):
     prices = {worker.engine.scheduler.price for worker in engine.fleet.workers}
     assert len(prices) == 1 and prices.pop().pair > 0, "all workers have the router's"
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "times", "says"), [("bfloat16", 1.3, True), ("bfloat16", 0.7, False), ("float32", 1.3, False)]
+)
+def test_an_engine_says_where_bfloat16_does_not_pay(monkeypatch, dtype, times, says):
+    monkeypatch.setattr(accelerate, "slowness_of_bfloat16", lambda block, rows: times)
+    engine = make_engine(load_engine("05"), load_model(device="cpu", dtype=dtype), token_budget=64)
+    assert ("1.3 times as long in bfloat16 as in float32 here" in engine.startup_notes) is says

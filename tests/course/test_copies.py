@@ -89,7 +89,7 @@ def test_a_stage_needs_no_other_stage(stage):
                 assert node.level == 1 and (stage / f"{node.module}.py").exists(), f"{name} imports {node.module}"
 
 
-@pytest.mark.parametrize("file", ["engine_thread.py", "server.py"])
+@pytest.mark.parametrize("file", ["engine_thread.py", "graceful.py", "server.py"])
 def test_what_stage_03_builds_by_hand_serves_all_later_stages(file):
     """It has grown up in common/serving, and a fix in one place is a fix in both."""
     built, grown = (folder / file for folder in (ROOT / "03_streaming", ROOT / "common" / "serving"))

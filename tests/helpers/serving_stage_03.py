@@ -9,12 +9,11 @@ from contextlib import contextmanager
 
 import httpx
 
-from common.serving import graceful
 from common.serving.background import running
 from common.stages import load_stage_module
 
-engine_module, thread_module, server_module = (
-    load_stage_module("03_streaming", name) for name in ("engine", "engine_thread", "server")
+engine_module, thread_module, server_module, graceful_module = (
+    load_stage_module("03_streaming", name) for name in ("engine", "engine_thread", "server", "graceful")
 )
 MANY = 1_000_000
 
@@ -113,7 +112,7 @@ class Service:
 def serving(engine, max_queue: int = 64):
     """A running server of stage 03's own application."""
     thread = CountingThread(engine, max_queue)
-    return run_server(graceful.Server(server_module.create_app(thread), thread, "127.0.0.1", 0), engine)
+    return run_server(graceful_module.Server(server_module.create_app(thread), thread, "127.0.0.1", 0), engine)
 
 
 @contextmanager

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from common.serving import graceful
 from common.stages import stage_folder
-from tests.helpers.serving_stage_03 import SteppingEngine, engine_module, serving, wait_until
+from tests.helpers.serving_stage_03 import SteppingEngine, engine_module, graceful_module, serving, wait_until
 
 STORY = "Once upon a time, there was"
 LONG = {"prompt": STORY, "max_tokens": 100, "ignore_eos": True}
@@ -194,7 +193,7 @@ def engine_threads() -> list[threading.Thread]:
     ids=["in time", "the grace is over", "a second Ctrl-C"],
 )
 def test_a_shutdown_lets_open_requests_finish_or_tells_them(engine, monkeypatch, grace, signals, completes):
-    monkeypatch.setattr(graceful, "GRACE_SECONDS", grace)
+    monkeypatch.setattr(graceful_module, "GRACE_SECONDS", grace)
     with ThreadPoolExecutor() as pool:
         with serving(engine) as service:
             streamed, whole = pool.submit(service.stream, **LONG), pool.submit(service.post, **LONG)
@@ -221,8 +220,8 @@ def test_a_shutdown_lets_open_requests_finish_or_tells_them(engine, monkeypatch,
 
 
 def test_clients_that_say_nothing_do_not_hold_up_a_shutdown(engine, monkeypatch):
-    monkeypatch.setattr(graceful, "GRACE_SECONDS", 0.1)
-    monkeypatch.setattr(graceful, "FAREWELL_SECONDS", 0.2)
+    monkeypatch.setattr(graceful_module, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(graceful_module, "FAREWELL_SECONDS", 0.2)
     with serving(engine) as service:
         idle, kept_alive, half = (service.connect() for _ in range(3))
         kept_alive.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")

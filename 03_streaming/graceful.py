@@ -1,4 +1,4 @@
-"""NEW in 03: graceful shutdown: open requests may finish, within a time limit.
+"""Graceful shutdown: open requests may finish, within a time limit.
 
 On a signal uvicorn accepts no more connections and waits for open responses. These end when the engine ends their
 requests, so both shut down together. A client that does not read its answer, or never completes its request, must not
@@ -6,14 +6,24 @@ hold up the shutdown for ever: its connection is dropped.
 """
 
 import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI
+
+from common.serving.options import url_of
 
 from .engine_thread import EngineThread
 
 GRACE_SECONDS = 5.0  # for the engine to finish open requests
 FAREWELL_SECONDS = 3.0  # after that, for clients to read what has been written for them
+
+
+def say_serving(url: str) -> None:
+    print(f"serving on {url} (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
 
 
 class Server(uvicorn.Server):
@@ -24,6 +34,22 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(app, host=host, port=port, log_level=log_level, timeout_graceful_shutdown=patience)
         super().__init__(config)
         self.engine_thread = engine_thread
+
+    def serve_until_stopped(self, announce: Callable[[str], None] = say_serving) -> None:
+        """Serve until SIGTERM or Ctrl-C; `announce` the URL as soon as clients can connect.
+
+        If the engine fails, answer open requests with errors, shut down, and exit with status 1 and the reason on
+        stderr.
+        """
+        # uvicorn raises the signal again after its own shutdown; this handler then sets the exit status.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        self.engine_thread.on_failure = partial(setattr, self, "should_exit", True)
+        listener = self.config.bind_socket()
+        listener.listen(self.config.backlog)  # from here on clients can connect; their answers wait for `run`
+        announce(url_of(self.config.host, listener.getsockname()[1]))
+        self.run(sockets=[listener])
+        if self.engine_thread.failure is not None:
+            sys.exit(f"error: {self.engine_thread.error}, and the server has stopped")
 
     async def shutdown(self, sockets=None) -> None:
         """Close the engine thread while uvicorn closes its connections."""

@@ -14,8 +14,9 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
+from common.serving.options import url_of
+
 from .engine_thread import EngineThread
-from .options import url_of
 
 GRACE_SECONDS = 5.0  # for the engine to finish open requests
 FAREWELL_SECONDS = 3.0  # after that, for clients to read what has been written for them

@@ -104,7 +104,7 @@ def run(stage: Path, args: argparse.Namespace) -> None:
     has_ranks = False
     try:
         if args.serve:
-            check_address(args.host, args.port)
+            args.host = check_address(args.host, args.port)
         with running_engine(stage, args) as (engine, loaded):
             has_ranks = loaded.shard.ranks > 1
             if args.demo:
@@ -141,14 +141,20 @@ def running_engine(stage: Path, args: argparse.Namespace) -> Iterator[tuple[Base
             engine.close()
 
 
-def check_address(host: str, port: int) -> None:
-    """Raise InvalidInput if no server can listen here: before the model loads, and not after."""
+def check_address(host: str, port: int) -> str:
+    """Return the address to listen on. Raise InvalidInput if no server can: before the model loads, and not after.
+
+    It is the host as given, but for a name that only IPv6 knows: servers look up names in IPv4.
+    """
     try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as one:  # as uvicorn and Flask choose
+        found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, (address, _, *scope) = min(found, key=lambda one: one[0] != socket.AF_INET)
+        with socket.socket(family) as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, os.name != "nt")
-            one.bind((host, port))
+            one.bind((address, port, *scope))
     except (OSError, OverflowError, UnicodeError) as error:
         raise InvalidInput(f"cannot listen on {host}:{port} ({error}): give another --port or --host") from error
+    return host if family == socket.AF_INET else address
 
 
 def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Namespace) -> tuple[Loaded, BaseEngine]:

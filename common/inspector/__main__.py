@@ -106,7 +106,7 @@ def watch(stage: Path, args: argparse.Namespace) -> None:
     """Serve one stage until it is told to stop; then write what was recorded, if anything."""
     if args.tensor_parallel > 1:
         raise InvalidInput("watch shows one process: leave out --tensor-parallel")
-    check_address(args.host, args.port)
+    args.host = check_address(args.host, args.port)
     server = None
     try:
         with running_engine(stage, args) as (engine, _):
@@ -123,7 +123,7 @@ def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
     """Watch two stages, a process for each with its part of the cores; the page of the first shows both."""
     args = parse(first, arguments)
     other_port = free_port()
-    check_address(args.host, args.port)
+    args.host = check_address(args.host, args.port)  # and `watch` finds no other
     page_origin = url_of(args.host, args.port)
     threads = str(max(1, (os.cpu_count() or 2) // 2))
     os.environ.setdefault("OMP_NUM_THREADS", threads)

@@ -109,12 +109,24 @@ def test_a_port_that_is_taken_is_told_before_the_model_loads(monkeypatch, capsys
     assert output == ""
 
 
-def test_an_address_of_ipv6_is_checked_and_shown_in_brackets():
-    check_address("::1", free_port())
+def test_a_name_that_only_ipv6_knows_is_an_address_of_ipv6(monkeypatch):
+    known, look_up = ("::1", 0, 0, 0), socket.getaddrinfo
+
+    def only_ipv6(host, *arguments, **options):
+        if host != "six.test":
+            return look_up(host, *arguments, **options)
+        return [(socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", known)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", only_ipv6)
+    port = free_port()
+    for host, address in {"six.test": "::1", "::1": "::1", "localhost": "localhost", "0.0.0.0": "0.0.0.0"}.items():
+        assert check_address(host, port) == address
     assert url_of("::1", 80) == "http://[::1]:80"
-    taken = socket.create_server(("::1", 0), family=socket.AF_INET6)
-    with taken, pytest.raises(InvalidInput, match=" in use"):
-        check_address("::1", taken.getsockname()[1])
+    with (
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as taken,
+        pytest.raises(InvalidInput, match=" in use"),
+    ):
+        check_address("six.test", taken.getsockname()[1])
 
 
 def test_transformers_does_not_warn_of_a_prompt_that_the_engine_refuses(loaded, monkeypatch):

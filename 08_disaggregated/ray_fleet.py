@@ -34,6 +34,7 @@ from .worker import LOOK, Worker, collect
 
 START_SECONDS = 600.0  # for a process to start and load its model
 SIGN_SECONDS = 30.0  # without a sign of life from a process that starts or loads
+LOOK_SECONDS = 1.0  # a keeper waits no longer without a look around: if Ray's head is gone, nothing wakes it
 CLOSE_SECONDS = 5.0  # for all keepers together to notice that their workers have been ended
 AGAIN_SECONDS, MOST_SECONDS = 1.0, 30.0  # from the loss of a worker to the next start, which doubles while starts fail
 
@@ -142,9 +143,11 @@ class RayFleet(Fleet):
             try:
                 actor = self._start(number)
                 stream = actor.run.options(num_returns="streaming").remote()
-                while ray.wait([stream], timeout=self.hang_seconds)[0]:
-                    self.inbox.put((Event(number, ray.get(next(stream))), actor))
-                    pause = AGAIN_SECONDS
+                heard = time.monotonic()
+                while time.monotonic() - heard < self.hang_seconds and not self.closing.is_set():
+                    if ray.wait([stream], timeout=LOOK_SECONDS)[0]:
+                        self.inbox.put((Event(number, ray.get(next(stream))), actor))
+                        heard, pause = time.monotonic(), AGAIN_SECONDS
                 reason = f"it has been silent for {self.hang_seconds:g} s"
             except Exception as error:  # of its process, or Ray
                 reason = describe(error)
@@ -164,7 +167,7 @@ class RayFleet(Fleet):
         with self.cluster.measuring():
             loading = actor.load.remote(self.model, self.options[number], *here)
             give_up = time.monotonic() + START_SECONDS
-            while not ray.wait([loading], timeout=SIGN_SECONDS / 10)[0] and time.monotonic() < give_up:
+            while not ray.wait([loading], timeout=LOOK_SECONDS)[0] and time.monotonic() < give_up:
                 ray.get(actor.alive.remote(), timeout=SIGN_SECONDS)
             ray.get(loading, timeout=0)
         return actor

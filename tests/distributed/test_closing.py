@@ -26,9 +26,9 @@ def make_fleet(monkeypatch):
     alone.measuring = nullcontext
     monkeypatch.setattr(ray_fleet, "Cluster", lambda *_: alone)
 
-    def make(**answers):
+    def make(hang_seconds=1e4, **answers):
         monkeypatch.setattr(ray_fleet, "ray", Mock(**answers))
-        return ray_fleet.RayFleet({"device": "cpu"}, [{}], 1, None, hang_seconds=1e4)
+        return ray_fleet.RayFleet({"device": "cpu"}, [{}], 1, None, hang_seconds)
 
     return make
 
@@ -89,12 +89,12 @@ def test_a_worker_that_is_silent_gets_a_new_process(make_fleet, monkeypatch):
         return started[-1]
 
     monkeypatch.setattr(ray_fleet.RayFleet, "_start", start)
-    fleet = make_fleet(wait=lambda stream, timeout: ([], stream), kill=killed.append)
+    fleet = make_fleet(hang_seconds=0.05, wait=lambda stream, timeout: ([], stream), kill=killed.append)
     news = [event.news for event in fleet.events(SECONDS)]
     while len(started) < 3:
         news += [event.news for event in fleet.events(SECONDS)]
     fleet.close()
-    assert {one.reason for one in news} == {"it has been silent for 10000 s"} and killed[0] is started[0]
+    assert {one.reason for one in news} == {"it has been silent for 0.05 s"} and killed[0] is started[0]
 
 
 def test_a_worker_that_is_stopped_while_it_loads_gets_a_new_process(make_fleet, monkeypatch):

@@ -29,7 +29,7 @@ def test_the_notebook_runs(gpu, tmp_path, monkeypatch, capsys):
     parsed, course = [], tmp_path / "course"  # beside the notebook, as where it has cloned it
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
-    monkeypatch.setattr(command_line, "measure", lambda args: parsed.append(args) or 0)
+    monkeypatch.setattr(command_line, "measure", lambda args, settings: parsed.append(args) or 0)
 
     def started(command, **options):
         assert command[0] == sys.executable

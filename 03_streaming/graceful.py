@@ -1,4 +1,4 @@
-"""Graceful shutdown: open requests may finish, within a time limit.
+"""NEW in 03: graceful shutdown: open requests may finish, within a time limit.
 
 On a signal uvicorn accepts no more connections and waits for open responses. These end when the engine ends their
 requests, so both shut down together. A client that does not read its answer, or never completes its request, must not

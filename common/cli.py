@@ -164,9 +164,8 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
     options |= {"graphs": args.graphs, "overlap": args.overlap}
     workers_have_ranks = "tensor_parallel" in options  # stage 08: this process is none of the ranks
     if args.tensor_parallel == 1 or workers_have_ranks:
-        on_cpu = choose_device(args.device, args.dtype)[0].type == "cpu"
-        if workers_have_ranks and args.workers == "ray" and not args.demo and (args.token_budget or not on_cpu):
-            model["load_format"] = "none"  # memory is for the workers; on a CPU the budget is measured with the weights
+        if workers_have_ranks and args.workers == "ray" and not args.demo and not measures_budget(args):
+            model["load_format"] = "none"  # memory is for the workers
         loaded = load_model(args.model, **model)
         return loaded, make_engine(engine_class, loaded, **options)
     if args.demo:  # a demo builds more engines, and the other ranks would not know of them
@@ -176,6 +175,11 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
     check_deterministic(engine_class, options)  # before the ranks start, which takes seconds
     ranks = Ranks(args.tensor_parallel, args.model, **model)
     return ranks.loaded, TensorParallelEngine(ranks, stage, **options)
+
+
+def measures_budget(args: argparse.Namespace) -> bool:
+    """Return whether the token budget is measured with the weights: on a CPU, unless it is given."""
+    return args.token_budget is None and choose_device(args.device, args.dtype)[0].type == "cpu"
 
 
 def server_module(stage: Path) -> ModuleType:

@@ -130,6 +130,10 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
         f"a list of at most {MOST_STOP_TOKENS} integers of at least 0",
     ),
     "min_tokens": (lambda x: _is_int(x) and x >= 0, "an integer of at least 0"),
+    "ending_token_ids": (
+        lambda x: _is_list(x, MOST_BIASES, _is_token_id),
+        f"a list of at most {MOST_BIASES} integers of at least 0",
+    ),
     "include_stop_str_in_output": (lambda x: isinstance(x, bool), "True or False"),
     "seed": (
         lambda x: x is None or (_is_int(x) and 0 <= x < 2**63),

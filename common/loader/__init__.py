@@ -77,7 +77,7 @@ def load_model(
     model, name, defaults = None, str(name_or_path or "bundled"), read_sampling_defaults(folder)
     if load_format != "none":
         model = empty_model(config, device, dtype, shard)
-        copy_weights(model, folder, shard) if load_format == "auto" else randomize_weights(model)
+        copy_weights(model, folder, shard) if load_format == "auto" else randomize_weights(model, shard)
         model = choose_model(model, fused)
         config = model.config
     return Loaded(model, tokenizer, config, eos_token_ids, name, device, dtype, shard, defaults)

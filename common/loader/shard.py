@@ -17,6 +17,7 @@ communicate. Production engines do the same, and add: all_reduce as one kernel o
 part of the tokens on each rank (sequence parallelism), copies of K/V heads if there are fewer of them than ranks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -63,6 +64,14 @@ class Shard:
         each = -(-size // self.ranks)
         start = min(self.rank * each, size)
         return start, min(each, size - start)
+
+    def part_of_pieces(self, name: str, whole: Tensor, pieces: Sequence[slice]) -> Tensor:
+        """Return this rank's part of a whole parameter that stacks several matrices, such as Q, K and V.
+
+        pieces: the rows of each matrix in this rank's parameter; in the whole, each has `ranks` times as many.
+        """
+        places = [slice(rows.start * self.ranks, rows.stop * self.ranks) if rows.stop else rows for rows in pieces]
+        return torch.cat([self.part(name, whole[rows]) for rows in places])
 
     def whole_shape(self, name: str, shape: torch.Size, config: ModelConfig) -> torch.Size:
         """Return the whole's shape for a part in the parameter `name` that has this shape."""

@@ -154,10 +154,10 @@ def same_values(stored: Tensor, loaded: Tensor, rows: int = 4096) -> bool:
     return stored.shape == loaded.shape and all(torch.equal(a.to(b), b) for a, b in blocks)
 
 
-def randomize_weights(model: Transformer) -> None:
+def randomize_weights(model: Transformer, shard: Shard = WHOLE) -> None:
     """Fill the model with weights from a fixed seed: norms 1, all others normal with a standard deviation of 0.02.
 
-    Ranks that share a model draw the same numbers: what each of them has all of is the same on all.
+    A shard is a part of the same model: for each parameter, draw the whole and keep the part.
     """
     parameters = dict(model.named_parameters())
     progress = Progress(sum(parameter.nbytes for parameter in parameters.values()))
@@ -165,8 +165,13 @@ def randomize_weights(model: Transformer) -> None:
     for name, parameter in parameters.items():
         if "norm" in name:
             parameter.fill_(1.0)
-        else:
+        elif shard == WHOLE:
             parameter.normal_(std=0.02, generator=generator)
+        else:
+            whole = parameter.new_empty(shard.whole_shape(name, parameter.shape, model.config))
+            whole.normal_(std=0.02, generator=generator)
+            pieces = [rows for owner, _, rows in checkpoint_names(model.config) if owner == name]
+            parameter.copy_(shard.part_of_pieces(name, whole, pieces))
         progress.add(parameter.nbytes)
 
 

@@ -36,7 +36,8 @@ class HeaderCheck:
                 await error_response(Request(scope), error)(scope, receive, send)
                 return
             if scope["method"] == "POST":
-                scope = scope | {"headers": [*(headers | {b"content-type": b"application/json"}).items()]}
+                others = [header for header in scope["headers"] if header[0] != b"content-type"]  # some come repeatedly
+                scope = scope | {"headers": [*others, (b"content-type", b"application/json")]}
         await self.app(scope, receive, send)
 
     def refusal(self, method: str, path: str, headers: dict[bytes, bytes]) -> HTTPException | None:

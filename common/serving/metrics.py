@@ -5,8 +5,8 @@ the engine's `stats()` after its last step.
 """
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 
-import torch
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -177,14 +177,21 @@ class GpuCollector(Collector):
         self.index = index
 
     def collect(self) -> Iterable[Metric]:
-        try:
+        if find_spec("pynvml") is None:
+            return
+        import pynvml
+
+        try:  # NVML, since torch would take a context on the GPU, also in stage 08's router
+            pynvml.nvmlInit()
+            device = pynvml.nvmlDeviceGetHandleByIndex(self.index)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(device)
             values = {
-                "gpu_utilization_percent": (torch.cuda.utilization(self.index), "Time with a kernel"),
-                "gpu_memory_used_bytes": (torch.cuda.device_memory_used(self.index), "Memory in use"),
-                "gpu_memory_total_bytes": (torch.cuda.get_device_properties(self.index).total_memory, "Total memory"),
-                "gpu_power_watts": (torch.cuda.power_draw(self.index) / 1e3, "Power drawn"),
+                "gpu_utilization_percent": (pynvml.nvmlDeviceGetUtilizationRates(device).gpu, "Time with a kernel"),
+                "gpu_memory_used_bytes": (memory.used, "Memory in use"),
+                "gpu_memory_total_bytes": (memory.total, "Total memory"),
+                "gpu_power_watts": (pynvml.nvmlDeviceGetPowerUsage(device) / 1e3, "Power drawn"),
             }
-        except Exception:  # NVML has errors of its own, and without NVML torch cannot name them
+        except pynvml.NVMLError:
             return
         yield from families(GaugeMetricFamily, values, "gpu", str(self.index))
 

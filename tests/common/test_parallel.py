@@ -58,7 +58,7 @@ def tensors_of(loaded: Loaded) -> list[tuple[str, torch.Tensor]]:
 
 @each_config
 @each_count
-@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}])
+@pytest.mark.parametrize("options", [{}, {"load_format": "dummy"}, {"load_format": "dummy", "dtype": "bfloat16"}])
 def test_the_parts_of_every_parameter_are_the_parameter(tmp_path, whole, config, count, options):
     wanted = tensors_of(load(tmp_path, **options))
     shards = [load(tmp_path, Shard(rank, count), **options) for rank in range(count)]

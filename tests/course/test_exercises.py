@@ -1,6 +1,7 @@
 """The lessons' exercises: the stage alone fails the check of each, and the solution passes it."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from common.learn import check
 from common.learn.milestones import read_exercises
 from common.learn.milestones.runner import Outcome, Runner
-from common.stages import load_engine, stage_folders
+from common.stages import ROOT, load_engine, stage_folders
 from tests.helpers.engine_options import GREEDY
 from tests.helpers.incomplete_stages import SOLUTIONS, patient, solved, write
 
@@ -26,6 +27,12 @@ each_exercise = pytest.mark.parametrize(
 def tokens(loaded, prompts) -> list[list[int]]:
     """The greedy tokens of stage 02 for some prompts."""
     return [request.token_ids for request in load_engine("02")(loaded).generate(prompts[:4], GREEDY)]
+
+
+@pytest.mark.parametrize("patch", sorted(SOLUTIONS.glob("*.patch")), ids=lambda patch: patch.stem)
+def test_a_solution_is_a_patch_that_git_applies_too(patch):
+    """As workshop/solutions/README.md says; the course's own way does not look at the numbers of lines."""
+    subprocess.run(["git", "apply", "--check", patch], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)

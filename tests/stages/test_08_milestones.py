@@ -7,7 +7,7 @@ import torch
 
 from common.errors import InvalidInput
 from common.learn.milestones import milestone
-from common.learn.milestones.paged import decoding, make_scheduler, owners
+from common.learn.milestones.paged import decoding, expect_steps, make_scheduler, owners
 from common.learn.milestones.pictures import page_map, rows
 from common.learn.milestones.stage_under_test import (
     drain,
@@ -78,19 +78,8 @@ def test_parked_and_resumed(stage):
 def test_short_prompts_pass(stage):
     """Prompts that fit into half of the budget pass the oldest, which gets as many tokens as they do."""
     scheduler = make_scheduler(stage, pages=200, budget=64)
-    steps = ({"A": 300}, {"B": 10, "C": 20, "D": 100}, {})
     wanted = [{"A": 64}, {"B": 10, "C": 20, "A": 30}, {"B": 1, "C": 1, "A": 62}]
-    for number, (arrive, right) in enumerate(zip(steps, wanted, strict=True), 1):
-        for name, tokens in arrive.items():
-            scheduler.add(make_request(name, [10 + ord(name)] * tokens, 40))
-        chunks = scheduler.schedule()
-        mine = {one.sequence.request.request_id: len(one.token_ids) for one in chunks}
-        picture = rows({"prompt": "ABCD", "tokens": [300, 10, 20, 100], "wanted": [right.get(n, "·") for n in "ABCD"],
-                        "yours": [mine.get(n, "·") for n in "ABCD"]})  # fmt: skip
-        expect(mine == right and [*mine] == [*right], f"step {number}: the order is {[*mine]}, not {[*right]}", picture)
-        for one in chunks:
-            if one.completes:
-                one.sequence.request.append(7)
+    expect_steps(scheduler, [{"A": 300}, {"B": 10, "C": 20, "D": 100}], wanted)
     expect(make_scheduler(stage, pages=8).schedule() == [], "with nothing to do, `schedule` returns an empty list")
 
 

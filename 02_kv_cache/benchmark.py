@@ -23,7 +23,7 @@ sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "com
 
 from common.bench import plots
 from common.bench.cost_model import decode_bytes, step_flops
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.harness import Benchmark, Figures, Headline, size_sets
 from common.bench.offline import engine_writer, measure_writing, transformers_writer
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
@@ -144,7 +144,7 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={"01_naive": measure_naive, "02_kv_cache": measure_kv_cache, "transformers": measure_transformers},
-    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "large": LARGE, "large-quick": LARGE_QUICK, "tiny": TINY},
+    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=Headline(

@@ -29,7 +29,7 @@ from common.bench import plots
 from common.bench.ceilings import matmul_flops_per_second
 from common.bench.client import Target
 from common.bench.cost_model import parameters
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.harness import Benchmark, Figures, Headline, size_sets
 from common.bench.load import generate_load, running_server
 from common.bench.metrics import LoadResult, percentiles
 from common.bench.run import run_benchmark
@@ -65,21 +65,26 @@ def measure_streaming(settings: Settings, sizes: dict) -> Figures:
     return measure(NOW, settings, sizes, "--max-queue", "128", stream=True)
 
 
+WORD = "300"  # a token of the bundled tokenizer whose text is "en"
+
+
 @contextmanager
 def speaking(settings: Settings) -> Iterator[tuple[Settings, dict]]:
     """Give settings of a model that has text, and what its requests need for that.
 
     A model that is made from a config alone gets the bundled tokenizer, and always says the same word: most of the
-    tokens that its random weights choose among have no text.
+    tokens that its random weights choose among have no text. Raise ValueError for another one without a tokenizer.
     """
     if load_tokenizer(settings.folder()) is not None:
         yield settings, {}
         return
+    if settings.load_format != "dummy":
+        raise ValueError("what is measured here is when text arrives, and this model has no tokenizer")
     bundled = Settings().folder()
     with TemporaryDirectory() as folder:
         for path in (settings.folder() / "config.json", *bundled.glob("*token*.json"), *bundled.glob("*.jinja")):
             shutil.copy(path, folder)
-        yield replace(settings, model=folder), {"logit_bias": {"300": 100}}
+        yield replace(settings, model=folder), {"logit_bias": {WORD: 100}}
 
 
 def measure(stage: str, settings: Settings, sizes: dict, *options: str, stream: bool) -> Figures:
@@ -169,7 +174,7 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={BEFORE: measure_kv_cache, NOW: measure_streaming},
-    sizes={"full": SIZES, "quick": QUICK, "predict": PREDICT, "large": LARGE, "large-quick": LARGE_QUICK, "tiny": TINY},
+    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=Headline(

@@ -25,7 +25,7 @@ sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "com
 
 from common.bench import plots
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.harness import Benchmark, Figures, Headline, size_sets
 from common.bench.metrics import percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
@@ -214,15 +214,12 @@ def arrivals(loaded: Loaded, budget: int, sizes: dict) -> tuple[list[float], lis
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
     clients, now = sizes["clients"], measured[NOW]
-    token, rows = (
-        now["prefill_ms_per_token"],
-        now["rows_per_output_token"],
-    )  # a client's own, and its share of the prompt
+    token = now["prefill_ms_per_token"]
+    rows = now["rows_per_output_token"]  # a client's own, and its share of the prompt
     added = [(n - 1) * token * each for n, each in zip(clients, rows, strict=True)]  # to a step, by all others
     alone, gap = 1e3 / now[RATE][0], now["itl_p50_ms"][0]  # ms for a token of a single client, with prompts and without
-    longest = [
-        min(budget, sizes["decoding"] + sizes["arriving"][-1]) for budget in sizes["budgets"]
-    ]  # tokens in a step
+    most = sizes["decoding"] + sizes["arriving"][-1]
+    longest = [min(budget, most) for budget in sizes["budgets"]]  # tokens in a step
     return {
         "predicted_tokens_per_second": [1e3 * n / (alone + ms) for n, ms in zip(clients, added, strict=True)],
         "predicted_step_ms": [gap + ms for ms in added],
@@ -305,15 +302,7 @@ BENCHMARK = Benchmark(
         NOW: measure_continuous,
         "static": measure_static,
     },
-    sizes={
-        "full": SIZES,
-        "quick": QUICK,
-        "predict": PREDICT,
-        "gpu": GPU,
-        "large": LARGE,
-        "large-quick": LARGE_QUICK,
-        "tiny": TINY,
-    },
+    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, gpu=GPU, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=Headline(

@@ -27,7 +27,7 @@ from common.bench import plots
 from common.bench.ceilings import matmul_flops_per_second, read_bytes_per_second
 from common.bench.cost_model import decode_bytes, step_floor
 from common.bench.engine_load import add, engine_load
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.harness import Benchmark, Figures, Headline, size_sets
 from common.bench.offline import transformers_static_batches
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
@@ -137,7 +137,8 @@ def floors(loaded: Loaded, sizes: dict) -> list[float]:
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
     slots, pages = measured[BEFORE], measured[NOW]
     tokens, lost = pages["tokens_per_request"], [(size - 1) / 2 for size in sizes["page_sizes"]]  # of the last page
-    running = min(sizes["requests"], sizes["slots"] * config.context_length / (tokens + (PAGE - 1) / 2))
+    context = min(config.context_length, sizes.get("context_length", config.context_length))  # of a slot
+    running = min(sizes["requests"], sizes["slots"] * context / (tokens + (PAGE - 1) / 2))
     before, now = (partial(numpy.interp, xp=sizes["batches"], fp=side["step_total_ms"]) for side in (slots, pages))
     return {
         "predicted_running": running,
@@ -257,14 +258,7 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={BEFORE: measure_slots, NOW: measure_pages, PEER: measure_transformers},
-    sizes={
-        "full": SIZES,
-        "quick": QUICK,
-        "predict": PREDICT,
-        "large": LARGE,
-        "large-quick": LARGE_QUICK,
-        "tiny": TINY,
-    },
+    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=HEADLINE,

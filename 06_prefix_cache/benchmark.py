@@ -27,7 +27,7 @@ sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "com
 
 from common.bench import plots
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.harness import Benchmark, Figures, Headline, size_sets
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.workloads import Job, random_prompt
@@ -241,15 +241,7 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={stage: partial(measure, stage) for stage in (BEFORE, NOW)},
-    sizes={
-        "full": SIZES,
-        "quick": QUICK,
-        "predict": PREDICT,
-        "gpu": GPU,
-        "large": LARGE,
-        "large-quick": LARGE_QUICK,
-        "tiny": TINY,
-    },
+    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, gpu=GPU, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=HEADLINE,

@@ -33,7 +33,7 @@ sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "com
 
 from common.bench import plots
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.harness import Benchmark, Figures, Headline, size_sets
 from common.bench.metrics import LoadResult
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
@@ -88,21 +88,27 @@ TINY = {"batches": [1, 2], "least_jobs": 2, "most_tokens": 8, "copies": 1, "roun
 TINY |= {"draft_tokens": [0, 2], "curve_jobs": 1}
 
 
+GOLDEN = (5**0.5 - 1) / 2  # its multiples, modulo 1, are spread evenly
+
+
 class SimulatedDrafter:
     """Drafts the tokens that the target is known to give, each wrong with probability 1 - `acceptance`.
 
-    answers: by the tokens of a prompt. (vLLM has a synthetic acceptance rate for the same purpose.)
+    answers: by the tokens of a prompt. (vLLM has a synthetic acceptance rate for the same purpose.) Which drafts are
+    wrong, and where, is spread evenly and not drawn: some hundred drafts would be luckier than their rate, or less.
     """
 
     def __init__(self, answers: Mapping[tuple[int, ...], list[int]], acceptance: float):
-        self.answers, self.acceptance, self.random = answers, acceptance, Random("drafts")
+        self.answers, self.acceptance, self.drafts = answers, acceptance, 0
 
     def draft(self, chunks: Sequence) -> None:
         """Fill the draft of each chunk, as a stage 07's drafter does."""
         for chunk in chunks:
             request = chunk.sequence.request
             known = self.answers[tuple(request.prompt_token_ids)][len(request.token_ids) :][: chunk.room]
-            chunk.draft.token_ids = [token ^ (self.random.random() > self.acceptance) for token in known]
+            self.drafts += bool(known)
+            chance = self.drafts * GOLDEN % 1  # the first i tokens are right with probability acceptance^i
+            chunk.draft.token_ids = [token ^ (self.acceptance**i <= chance) for i, token in enumerate(known, 1)]
 
 
 def simulated(settings: Settings, sizes: dict) -> Figures:
@@ -375,15 +381,7 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={NOW: measure},
-    sizes={
-        "full": SIZES,
-        "quick": QUICK,
-        "predict": PREDICT,
-        "gpu": GPU,
-        "large": LARGE,
-        "large-quick": LARGE_QUICK,
-        "tiny": TINY,
-    },
+    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, gpu=GPU, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=HEADLINE,

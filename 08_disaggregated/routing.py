@@ -91,6 +91,7 @@ class Handle:
     role: str  # "replica", "prefill" or "decode"
     hello: Hello | None = None  # None: it is down
     clock_offset: float = 0.0  # to add to its clock's seconds
+    available: int = 0  # free pages, by its last report
     stats: dict[str, float] = field(default_factory=dict)
     orders: list[Order] = field(default_factory=list)  # to go with the next mail
     drops: list[str] = field(default_factory=list)
@@ -103,7 +104,7 @@ class Handle:
 
     def __post_init__(self):
         if self.hello is not None:
-            self.available = self.hello.num_pages  # by its last report
+            self.available = self.hello.num_pages
             self.seen = SeenPages(self.hello.page_size, self.hello.num_pages)
 
     @property

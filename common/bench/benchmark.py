@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from common.bench import plots
 from common.bench.compare.panels import SPREAD, story
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.harness import Benchmark, Figures, Headline, size_sets
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.workloads import corpus_jobs
@@ -93,7 +93,7 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={stage: measure(stage) for stage in STAGES},
-    sizes={"full": SIZES, "quick": QUICK, "large": LARGE, "large-quick": LARGE_QUICK, "tiny": TINY},
+    sizes=size_sets(SIZES, quick=QUICK, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=HEADLINE,

@@ -24,7 +24,7 @@ class RequestRecord:
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None  # why it failed
-    text: str = ""
+    text: str = ""  # of the answer; a client of the engine itself leaves it empty
 
     @property
     def success(self) -> bool:

@@ -55,7 +55,10 @@ class Settings:
         return read_config(self.folder())
 
     def size_set(self, size_set: str) -> str:
-        """Return the set of sizes for this model: "large" for "full", and "large-quick" for "quick", if it is large."""
+        """Return the set of sizes for this model: "large" for "full", and "large-quick" for "quick", if it is large.
+
+        Raise InvalidInput or FileNotFoundError if the model or the device cannot be had.
+        """
         if self.model is None or size_set not in ("full", "quick") or self.place()[0].type != "cpu":
             return size_set
         return f"large-{size_set}".removesuffix("-full") if parameters(self.config()) >= LARGE else size_set

@@ -32,15 +32,8 @@ RESULTS = ROOT / "results"  # where a machine's results file is, unless --out sa
 PATIENCE = 2.0  # a process that takes as many times as long as expected, where there is a limit, is ended
 LEAST_SECONDS = 15.0  # no process is begun with less time left
 UNKNOWN = 60.0  # seconds of a benchmark that does not say how long it takes
-CONDITIONS = (
-    "commit",
-    "torch",
-    "torch_threads",
-    "model",
-    "load_format",
-    "dtype",
-    "cpu_cores",
-)  # what else must be the same to resume
+# What else must be the same to resume.
+CONDITIONS = ("commit", "torch", "torch_threads", "model", "load_format", "dtype", "cpu_cores")
 
 
 @dataclass

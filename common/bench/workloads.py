@@ -92,7 +92,8 @@ def mixed_length_jobs(
 
 def mixed_lengths(prompt_tokens: int = 256, output_tokens: int = 128) -> str:
     """Say how long the requests of `mixed_length_jobs` are."""
-    return f"prompts of {SHORTEST} to {prompt_tokens} and outputs of {SHORTEST} to {output_tokens} tokens"
+    prompts, outputs = (f"{min(SHORTEST, most)} to {most}" for most in (prompt_tokens, output_tokens))
+    return f"prompts of {prompts} and outputs of {outputs} tokens"
 
 
 def random_prompt(tokens: int, vocab_size: int, seed: int | str = 0) -> list[int]:

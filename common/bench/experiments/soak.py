@@ -5,7 +5,7 @@
 
 The server's own /metrics tells its memory. A line is fitted through the second half of the samples; in the first one
 caches fill and allocators settle. One more client sends the worst requests there are, one kind after the other. Workers
-of stage 08 can be ended meanwhile, at equal intervals: killed, or stopped, which nobody tells the router. Clients ask
+of stage 08 can be ended meanwhile, at equal intervals: killed, or stopped, which the router is not told. Clients ask
 the same questions again and again. The exit status is 1 if a request failed that should not, if one was answered in
 two ways, or if memory grew in that half by more than 1 % of itself.
 """
@@ -13,7 +13,6 @@ two ways, or if memory grew in that half by more than 1 % of itself.
 import argparse
 import asyncio
 import itertools
-import os
 import random
 import re
 import shlex
@@ -22,6 +21,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,9 +125,9 @@ def measure(
 ) -> Figures:
     jobs = corpus_jobs(load_tokenizer(settings.folder()), 500, most_tokens=128)
     pool = ["--kv-memory", POOL] if stage >= "05" else []
-    blows = random.Random(0).sample(["SIGKILL"] * kills + ["SIGSTOP"] * stops, kills + stops)
+    signals = random.Random(0).sample(["SIGKILL"] * kills + ["SIGSTOP"] * stops, kills + stops)
     with running_server(stage, settings, *pool, *shlex.split(options)) as url:
-        result, samples, outcomes, ended, different = run(soak(url, jobs, minutes * 60, clients, blows))
+        result, samples, outcomes, ended, different = run(soak(url, jobs, minutes * 60, clients, signals))
     growth, failures = grown(samples), Counter(record.error for record in result.records if record.error)
     wrong = [f"{count} requests failed: {reason}" for reason, count in failures.items()]
     wrong += [f"the worst client: {outcome}" for outcome in sorted(set(filter(None, outcomes)))]
@@ -147,11 +147,11 @@ def measure(
 
 
 async def soak(
-    url: str, jobs: list[Job], seconds: float, clients: int, blows: Sequence[str] = ()
+    url: str, jobs: list[Job], seconds: float, clients: int, signals: Sequence[str] = ()
 ) -> tuple[LoadResult, list[tuple[float, float]], list[str | None], int, int]:
     """Return all requests, (seconds since the start, bytes of the server) in turn, and the worst client's outcomes.
 
-    And how many workers have been ended by `blows`, names of signals, and how many answers differ from earlier ones.
+    And how many workers have been ended by `signals`, and how many answers differ from earlier ones.
     """
     samples: list[tuple[float, float]] = []
     outcomes: list[str | None] = []
@@ -186,20 +186,26 @@ async def soak(
             return record
 
         load = closed_loop(until_the_end(enumerate(jobs)), clients, ask_again)
-        result, *_, ended = await asyncio.gather(load, watch(), worst_client(), end_workers(blows, seconds))
+        result, *_, ended = await asyncio.gather(load, watch(), worst_client(), end_workers(signals, seconds))
     return result, samples, outcomes, ended, sum(len(each) - 1 for each in answers.values())
 
 
-async def end_workers(blows: Sequence[str], seconds: float) -> int:
-    """Deal the blows at equal intervals, each to any worker that lives; return how many found one."""
+async def end_workers(signals: Sequence[str], seconds: float) -> int:
+    """Send each signal, at equal intervals, to any of the server's workers that lives; return how many found one."""
     ended, chance = 0, random.Random(0)
-    for blow in blows:
-        await asyncio.sleep(seconds / (len(blows) + 1))
-        workers = [one for one in psutil.process_iter(["name", "status"]) if one.info["name"].startswith("ray::Worker")]
-        if alive := [one for one in workers if one.info["status"] != psutil.STATUS_STOPPED]:
-            os.kill(chance.choice(alive).pid, getattr(signal, blow))
-            ended += 1
+    for name in signals:
+        await asyncio.sleep(seconds / (len(signals) + 1))
+        if workers := [one for one in psutil.Process().children(recursive=True) if is_living_worker(one)]:
+            with suppress(psutil.NoSuchProcess):
+                chance.choice(workers).send_signal(getattr(signal, name))
+                ended += 1
     return ended
+
+
+def is_living_worker(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):  # it has just ended
+        return process.name().startswith("ray::Worker") and process.status() != psutil.STATUS_STOPPED
+    return False
 
 
 def grown(samples: list[tuple[float, float]]) -> float:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,12 +15,13 @@ from tests.helpers.triton_marks import devices, needs_triton, on_cpu
 
 pytest.importorskip("numba")
 
+from common.attention import PagedBatch, choose_attention
 from common.fused import FusedTransformer, few_tokens, fuse, numba_kernels, packed, rotation
 from common.fused.packed import PackedLinear
 from common.loader import load_model
 from common.model import Transformer, rope_table, rotate
 from common.sampling import SamplingParams
-from common.stages import load_engine
+from common.stages import load_engine, load_stage_module
 
 cpu_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -234,6 +236,38 @@ def test_hidden_states_are_those_of_the_plain_model(config, kernels, device, cou
     torch.testing.assert_close(fused.logits(hidden), logits, atol=1e-5, rtol=1e-5)
 
 
+@cpu_dtypes
+def test_logits_of_few_tokens_are_float32(dtype):
+    model = random_model(SMALL, dtype=dtype)
+    hidden = torch.randn(2 * numba_kernels.MOST_TOKENS, SMALL.hidden_size).to(dtype)[::2]  # not contiguous
+    scores = few_tokens.few_scores(model)
+    assert scores(hidden).dtype == torch.float32
+    exact = hidden.double() @ model.head.weight.double().T
+    torch.testing.assert_close(scores(hidden).double(), exact, atol=1e-5, rtol=1e-5)
+    assert all(
+        torch.equal(scores(row), whole) for row, whole in zip(hidden.split(1), scores(hidden).split(1), strict=True)
+    )
+
+
+def test_steps_are_filled_up_to_few_numbers_of_rows(monkeypatch):
+    rows = [packed.padded(tokens) for tokens in range(1, 1025)]
+    assert all(0 <= more - tokens <= max(3, tokens / 8) for tokens, more in enumerate(rows, start=1))
+    assert rows == sorted(rows) and len(set(rows)) == 8 * 6  # from 0 to 32, and for each doubling to 1,024
+    met: list[int] = []
+    monkeypatch.setattr(PackedLinear, "forward", lambda self, x: met.append(len(x)))
+    packed.prepare_products(nn.Sequential(PackedLinear(nn.Linear(8, 8)), nn.ReLU()), 100)
+    assert met == sorted(set(rows[:100]))
+
+
+def test_only_small_blocks_have_kernels_for_few_tokens(monkeypatch):
+    model = random_model(SMALL)
+    fused = fuse(model, "numba")
+    assert fused.most_few == numba_kernels.MOST_TOKENS and all(fused.few) and fused.few_scores is not None
+    monkeypatch.setattr(few_tokens, "MOST_BYTES", 10_000)
+    fused = fuse(random_model(SMALL), "numba")
+    assert fused.few == [None, None] and fused.few_scores is None
+
+
 @needs_triton
 @devices
 def test_with_triton_it_is_the_same_modules_and_parameters(device):
@@ -300,6 +334,42 @@ def test_positions_beyond_the_rotary_table_are_refused(count, position):
         model(token_ids, positions, causal_attend)
 
 
+def test_of_positions_on_a_device_the_lengths_on_the_host_are_checked():
+    positions, table = torch.zeros(2, dtype=torch.int64, device="meta"), torch.zeros(64, 16)
+    batch = PagedBatch.pack([1, 1], [3, 64], [[0], [1]], torch.zeros(2, dtype=torch.int64), 64)
+    rotation.check_positions(positions, SimpleNamespace(batch=batch), table)
+    rotation.check_positions(positions, causal_attend, table)
+    with pytest.raises(IndexError, match="position 64, and"):
+        rotation.check_positions(positions, SimpleNamespace(batch=replace(batch, host_lengths=[3, 65])), table)
+
+
+@cpu_dtypes
+def test_what_an_engine_attends_to_are_tensors(dtype, prompts, monkeypatch):
+    """Before anything is written, and equal to the plain model's: with few tokens and with many."""
+    bound_cache = load_stage_module("05", "kv_cache").BoundCache
+    call = bound_cache.__call__
+
+    def seen(fused):
+        engine, calls = load_engine("05")(load_model(device="cpu", dtype=dtype, fused=fused), kv_memory="8M"), []
+
+        def recorded(attend, layer, *heads):
+            calls.append([x.clone() for x in heads])
+            return call(attend, layer, *heads)
+
+        monkeypatch.setattr(bound_cache, "__call__", recorded)  # as a learner's own would be
+        engine.generate([prompt[:20] for prompt in prompts[:2]], SamplingParams(max_tokens=3, ignore_eos=True))
+        return engine.config, calls
+
+    (config, ours), (_, plain) = seen("numba"), seen(False)
+    counts = {len(q) for q, _, _ in ours}
+    assert min(counts) <= numba_kernels.MOST_TOKENS < max(counts) and len(ours) == len(plain)
+    for call, expected in zip(ours, plain, strict=True):
+        for x, theirs, heads in zip(call, expected, (config.num_heads, *2 * [config.num_kv_heads]), strict=True):
+            assert type(x) is torch.Tensor and x.shape == (len(call[0]), heads, config.head_dim)
+            tolerance = 1e-4 if dtype == torch.float32 else 0.3
+            torch.testing.assert_close(x, theirs, atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.gpu
 @torch.inference_mode()
 def test_a_cuda_graph_can_hold_it():
@@ -314,3 +384,36 @@ def test_a_cuda_graph_can_hold_it():
             held.copy_(new)
         graph.replay()
         torch.testing.assert_close(hidden, model(ids, positions, causal_attend))
+
+
+# ---- What bfloat16 changes ----
+
+
+@torch.inference_mode()
+def test_log_probabilities_of_bfloat16_stay_near_those_of_float32(prompts):
+    """The bound that common/README.md states, for answers in one piece and token by token, through pages."""
+    exact, rounded = (load_model(device="cpu", dtype=dtype) for dtype in ("float32", "bfloat16"))
+    kv_cache = load_stage_module("05", "kv_cache")
+
+    def log_probabilities(loaded, token_ids, piece):
+        attention, _ = choose_attention("numba", loaded.device, loaded.dtype, 64, 16)
+        cache, pieces = kv_cache.KVCache(loaded, 30, 16, attention), []
+        for start in range(0, len(token_ids), piece):
+            places = torch.arange(start, min(start + piece, len(token_ids)))
+            batch = PagedBatch.pack([len(places)], [int(places[-1]) + 1], [list(range(30))], places, 16)
+            pieces.append(loaded.model.logits(loaded.model(token_ids[places], places, cache.bind(batch))))
+        return torch.cat(pieces).log_softmax(-1)
+
+    answers = load_engine("05")(exact).generate(prompts[:12], SamplingParams(max_tokens=40, ignore_eos=True))
+    for piece in (400, 1):
+        likeliest, divergences = [], []
+        for prompt, answer in zip(prompts[:12], answers, strict=True):
+            token_ids, said = torch.tensor(prompt + answer.token_ids), slice(len(prompt) - 1, None)
+            expected, found = (log_probabilities(loaded, token_ids, piece)[said] for loaded in (exact, rounded))
+            top = expected.argmax(-1, keepdim=True)
+            likeliest.append((found - expected).gather(1, top).abs().flatten())
+            divergences.append((expected.exp() * (expected - found)).sum(-1))
+        likeliest, divergences = torch.cat(likeliest), torch.cat(divergences)
+        assert len(likeliest) > 100
+        assert 0 < likeliest.mean() < 0.005 and likeliest.max() < 0.1
+        assert divergences.mean() < 1e-4 and divergences.max() < 5e-3

@@ -284,9 +284,9 @@ def test_dummy_weights_need_no_file_and_are_the_same_each_time(config):
 
 # ---- What loading costs ----
 
-# The peak of memory while loading in each type, above what there was before, in multiples of the weights.
+# The peak of memory while loading in one type, above what there was before, in multiples of the weights.
 MEASURE = """
-import ctypes, gc, sys, threading, time
+import sys, threading, time
 from pathlib import Path
 import torch
 from common.loader.config import read_config
@@ -302,21 +302,18 @@ class Peak(threading.Thread):
     def run(self):
         while not self.stop:
             self.value = max(self.value, anonymous_bytes())
-            time.sleep(0.001)
+            time.sleep(0.0005)
 
 folder = Path(sys.argv[1])
 read_config(folder)  # imports transformers, which would count otherwise, as would a compiler
-for dtype in ("bfloat16", "float32"):
-    load_model(device="cpu", dtype=dtype).model.kernels.compiled(getattr(torch, dtype))
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # or the second would take memory that the first has left
-    before, peak = anonymous_bytes(), Peak()
-    peak.start()
-    model = load_model(folder, device="cpu", dtype=dtype).model
-    peak.stop = True
-    peak.join()
-    print((peak.value - before) / int(sys.argv[2]) / model.embedding.weight.itemsize)
-    del model
+dtype = sys.argv[3]
+load_model(device="cpu", dtype=dtype).model.kernels.compiled(getattr(torch, dtype))
+before, peak = anonymous_bytes(), Peak()
+peak.start()
+model = load_model(folder, device="cpu", dtype=dtype).model
+peak.stop = True
+peak.join()
+print((peak.value - before) / int(sys.argv[2]) / model.embedding.weight.itemsize)
 """
 
 
@@ -328,24 +325,25 @@ def run_python(program: str, *arguments: str) -> str:
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux", reason="NOT MEASURED: peak memory is read from /proc, and trimmed by glibc"
+    not Path("/proc/self/status").exists(), reason="NOT MEASURED: peak memory is read from /proc, which is not here"
 )
 def test_the_weights_are_in_memory_once(config, tmp_path):
-    """About 140 MB in bfloat16, loaded as they are and converted to float32.
+    """About 300 MB in bfloat16, loaded as they are and converted to float32.
 
     A loader that reads everything before it copies would take 2 and 1.5 times the weights.
     """
-    large = {"vocab_size": 8_000, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4}
+    large = {"vocab_size": 30_000, "hidden_size": 1024, "intermediate_size": 5120, "num_hidden_layers": 4}
     config(**large, num_attention_heads=16, num_key_value_heads=8)
     loaded = load_model(tmp_path, device="cpu", dtype="bfloat16", load_format="dummy", fused=False)
     parameters = dict(loaded.model.named_parameters())
     numbers = sum(parameter.numel() for parameter in parameters.values())
-    assert 1.2e8 < 2 * numbers < 1.6e8
+    assert 2.5e8 < 2 * numbers < 3.5e8
     tensors = {tensor: parameters[name][rows].clone() for name, tensor, rows in checkpoint_names(loaded.config)}
     save_file(tensors, tmp_path / "model.safetensors")
 
-    peaks = [*map(float, run_python(MEASURE, str(tmp_path), str(numbers)).split())]
-    assert all(0.9 < peak <= 1.4 for peak in peaks), peaks
+    # Each in a process of its own: the second would take memory that the first has left.
+    peaks = [float(run_python(MEASURE, str(tmp_path), str(numbers), dtype)) for dtype in ("bfloat16", "float32")]
+    assert all(0.9 < peak <= 1.3 for peak in peaks), peaks
 
 
 def test_a_process_imports_what_takes_long_only_when_it_is_needed():

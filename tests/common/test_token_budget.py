@@ -32,16 +32,13 @@ def passes(loaded, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("fits", "max_running", "expected"),
-    [
-        *[(10_000, 64, 2048), (2048, 64, 2048), (2040, 64, 1024), (256, 64, 256), (255, 64, 128), (64, 64, 64)],
-        *[(3, 1, LEAST), (3, 65, 128), (3, 129, 256), (3, 1025, MOST), (3, 5000, 5000)],  # a token for each that runs
-    ],
+    ("fits", "expected"),
+    [(10_000, 2048), (2048, 2048), (2040, 1024), (256, 256), (255, 128), (128, 128), (127, 64), (64, 64), (3, 64)],
 )
-def test_the_budget_is_the_largest_that_fits_into_the_objective(passes, fits, max_running, expected):
+def test_the_budget_is_the_largest_that_fits_into_the_objective(passes, fits, expected):
     passes.per_token = STEP_SECONDS / fits * 0.999
-    budget, _, note = choose_token_budget(passes.loaded, 100, max_running)
-    assert budget == expected and note.startswith(f"token_budget={expected}")
+    budget, _, note = choose_token_budget(passes.loaded, 100, 64)
+    assert budget == expected and note.startswith(f"token_budget={expected} (a pass of ")
     assert max(passes.sizes) <= 2 * expected, "a pass of a large model takes seconds"
 
 
@@ -49,6 +46,20 @@ def test_the_budget_is_the_largest_that_fits_into_the_objective(passes, fits, ma
 def test_passes_that_are_late_do_not_decide(passes, late):
     passes.per_token, passes.late = STEP_SECONDS / 300, late  # one where nothing is measured, and two
     assert choose_token_budget(passes.loaded, 100, 64)[0] == 256
+
+
+def test_a_hopeless_pass_is_measured_once(passes):
+    passes.per_token = STEP_SECONDS
+    assert choose_token_budget(passes.loaded, 100, 64)[0] == LEAST
+    assert passes.sizes == [1, 2 * LEAST]
+
+
+@pytest.mark.parametrize(
+    ("max_running", "expected"), [(1, LEAST), (65, 128), (129, 256), (1024, 1024), (1025, MOST), (5000, 5000)]
+)
+def test_each_running_request_has_its_token(passes, max_running, expected):
+    passes.per_token = STEP_SECONDS
+    assert choose_token_budget(passes.loaded, 100, max_running)[0] == expected
 
 
 def test_ranks_do_not_measure(passes):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,15 +32,6 @@ pytestmark = pytest.mark.ray
 from common.distributed import cluster as module  # noqa: E402
 from common.distributed import joining  # noqa: E402
 from common.distributed.cluster import Cluster, plan  # noqa: E402
-
-
-@pytest.fixture(scope="module", autouse=True)
-def patient() -> Iterator[None]:
-    """Ray answers late beside programs that compute."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joining, "ANSWER_SECONDS", SECONDS)
-        patch.setattr(module, "JOIN_SECONDS", SECONDS)
-        yield
 
 
 @pytest.fixture(scope="class")
@@ -120,6 +112,15 @@ def test_an_address_without_a_ray_is_refused(addresses, monkeypatch):
             joined[kind].result()
 
 
+def test_a_head_has_20_seconds_to_answer(addresses, monkeypatch):
+    """The time until the connection stands is part of them."""
+    run = Mock(side_effect=subprocess.TimeoutExpired("", 20))
+    monkeypatch.setattr(joining.subprocess, "run", run)
+    with pytest.raises(ValueError, match="another program listens there"):
+        joining.find_head(addresses["silent"])
+    assert 20 - joining.REACH_SECONDS <= run.call_args.kwargs["timeout"] <= 20
+
+
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "auto", "6379", "127.0.0.1", ":6379", "127.0.0.1:99999"])
 def test_malformed_addresses_are_refused(address):
     with pytest.raises(ValueError, match=address):
@@ -137,7 +138,6 @@ from common.process import run_on_temporary_thread
 from common.trace import Trace
 import psutil  # from here on, since ray brings it
 
-module.JOIN_SECONDS = {SECONDS}
 """
 
 
@@ -232,8 +232,9 @@ def two_nodes() -> Iterator[str]:
 
 
 @pytest.fixture
-def joined(two_nodes) -> Iterator:
+def joined(two_nodes, monkeypatch) -> Iterator:
     """A function that makes a Cluster, closed when the test ends."""
+    monkeypatch.setattr(joining, "ANSWER_SECONDS", 60.0)  # a head answers late beside programs that compute
     made: list[Cluster] = []
 
     def join(*arguments, **options) -> Cluster:

@@ -5,7 +5,7 @@ import torch
 
 from common import pass_times
 from common.acceleration.accelerate import make_engine
-from common.acceleration.graphs import GraphedModel
+from common.acceleration.graphs import GraphedModel, ladder
 from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
 from tests.helpers.graph_stand_in import graphed
@@ -19,6 +19,14 @@ def on_either(stage: str, loaded, overlap: bool | None = None, **options):
     if loaded.device.type == "cuda":
         return make_engine(load_engine(stage), loaded, graphs=True, overlap=overlap, **options)
     return graphed(load_engine(stage), bool(overlap))(loaded, **options)
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (16, [1, 2, 4, 8, 16]), (40, [1, 2, 4, 8, 16, 32, 40])],
+)
+def test_the_ladder_ends_with_the_largest_batch(most, sizes):
+    assert ladder(most) == sizes
 
 
 @pytest.mark.parametrize(
@@ -95,6 +103,17 @@ def test_a_replay_changes_nothing_but_the_slots_of_its_batch(loaded, prompts):
         used = (plain_pages != 7).any(-1).any(-1)
         assert torch.equal(used, (graphed_pages != 7).any(-1).any(-1))
         assert used.any() and torch.allclose(graphed_pages[used], plain_pages[used], atol=1e-4)
+
+
+def test_the_greedy_token_comes_out_of_the_graph(loaded, prompts, monkeypatch):
+    engine = on_either("05", loaded)
+    request = engine.add(prompts[0][:9], GREEDY)
+    engine.step()
+    assert engine.model.best is None, "a prompt is not replayed"
+    monkeypatch.setattr(torch.Tensor, "argmax", lambda *_, **__: pytest.fail("searched outside the graph"))
+    engine.step()
+    assert engine.model.best.tolist() == request.token_ids[-1:]
+    engine.abort(request.request_id)
 
 
 def test_the_model_is_called_as_ever_by_others(loaded, prompts):

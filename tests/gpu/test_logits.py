@@ -40,12 +40,10 @@ def models(request):
 
 @pytest.mark.parametrize("stage", [folder.name for folder in stage_folders() if folder.name < "08"])
 @torch.no_grad()
-def test_log_probabilities_in_bfloat16_are_near_those_in_float32(models, prompts, stage):
+def test_log_probabilities_in_bfloat16_are_near_those_in_float32(models, stage):
     loaded, exact = models
     engine = engine_of(stage, loaded, max_running=8, token_budget=TOKEN_BUDGET, kv_memory="1G")
-    if loaded.name != "bundled":  # whose weights are random, too
-        prompts = [random_prompt(length, loaded.config.vocab_size, f"logits {length}") for length in LENGTHS]
-    prompts = prompts[:8]
+    prompts = [random_prompt(length, loaded.config.vocab_size, f"logits {length}") for length in LENGTHS]
     attend, errors = load_stage_module("01", "engine").causal_attention, []
     answers = engine.generate(prompts, SamplingParams(max_tokens=ANSWER, ignore_eos=True, logprobs=20))
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -54,8 +52,5 @@ def test_log_probabilities_in_bfloat16_are_near_those_in_float32(models, prompts
         expected = exact.logits(hidden).log_softmax(-1)
         for row, entry in zip(expected, answer.logprobs, strict=True):
             errors += [abs(row[token].item() - found) for token, found in entry.top]
-    assert len(errors) == 20 * ANSWER * len(prompts)
-    likeliest = errors[::20]  # of each token
-    assert sum(errors) / len(errors) < 0.05 and max(errors) < 0.5, "probabilities, within 5 percent on average"
-    bound = 1 if loaded.name == "bundled" else 10  # for it, as common/README.md states
-    assert sum(likeliest) / len(likeliest) < 0.005 * bound and max(likeliest) < 0.1 * bound
+    assert len(errors) == 20 * ANSWER * len(LENGTHS)
+    assert sum(errors) / len(errors) < 0.03 and max(errors) < 0.5, "probabilities, within 3 percent on average"

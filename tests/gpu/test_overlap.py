@@ -54,29 +54,40 @@ def plain(loaded, prompts) -> Callable:
 
 
 @each_stage
-@pytest.mark.parametrize("aborts", [False, True])
-def test_the_same_tokens_whatever_is_asked_for_and_aborted(stage, aborts, loaded, plain):
-    asked, params, answers = plain(24, seed=3)
-    engine, rng, requests = engine_of(stage, loaded, **little_memory(stage, loaded)), random.Random(2), []
+def test_the_same_tokens_whatever_is_asked_for(stage, loaded, plain):
+    asked, params, answers = plain(30, seed=1)
+    engine = engine_of(stage, loaded, **little_memory(stage, loaded))
+    requests = [engine.add(*one) for one in zip(asked, params, strict=True)]
+    while engine.has_unfinished:
+        engine.step()
+        engine.check()
+    for request, expected in zip(requests, answers, strict=True):
+        assert request.token_ids == expected.token_ids and request.text == expected.text
+        assert request.finish_reason == expected.finish_reason
+        assert [entry.top[0][0] for entry in request.logprobs] == [entry.top[0][0] for entry in expected.logprobs]
+    assert stage == "04" or engine.stats()["preemptions"] > 0, "nothing was preempted, so that was not tested"
+
+
+@each_stage
+def test_aborts_at_any_moment(stage, loaded, plain):
+    engine, rng = engine_of(stage, loaded, **little_memory(stage, loaded)), random.Random(2)
+    asked, params, expected = plain(24, seed=3)
+    requests = []
     for prompt, one in zip(asked, params, strict=True):
         requests.append(engine.add(prompt, one))
-        for _ in range(rng.randint(0, 3) if aborts else 0):
+        for _ in range(rng.randint(0, 3)):
             engine.step()
-        if aborts and rng.random() < 0.4:
+        if rng.random() < 0.4:
             engine.abort(rng.choice(requests).request_id)
             engine.check()
     while engine.has_unfinished:
         engine.step()
         engine.check()
-        assert all(token >= 0 for request in requests for token in request.token_ids), "a placeholder is seen"
-    for request, whole in zip(requests, answers, strict=True):
+    for request, whole in zip(requests, expected, strict=True):
         if request.finish_reason == "abort":
             assert request.token_ids == whole.token_ids[: len(request.token_ids)]
         else:
-            assert (request.token_ids, request.text) == (whole.token_ids, whole.text)
-            assert request.finish_reason == whole.finish_reason
-            assert [one.top[0][0] for one in request.logprobs] == [one.top[0][0] for one in whole.logprobs]
-    assert stage == "04" or aborts or engine.stats()["preemptions"] > 0, "nothing was preempted: that was not tested"
+            assert request.token_ids == whole.token_ids
     assert engine.launched is NOTHING and not engine.leaving
 
 
@@ -95,6 +106,22 @@ def test_a_step_is_launched_before_the_last_ones_tokens_are_waited_for(stage, lo
     assert events == ["launch", "wait"] * 5
 
 
+@each_stage
+def test_only_an_answer_that_ends_by_itself_costs_a_step(stage, loaded, prompts, expected):
+    def tokens_run(engine, prompt, params) -> int:
+        engine.generate([prompt], params)
+        return sum(step.tokens for step in engine.trace)
+
+    prompt = prompts[0][:9]
+    by_length = SamplingParams(max_tokens=5, ignore_eos=True)
+    assert tokens_run(engine_of(stage, loaded), prompt, by_length) == 9 + 4
+    ended = next(i for i, tokens in enumerate(expected) if tokens[-1] in loaded.eos_token_ids)
+    by_itself = len(prompts[ended]) + len(expected[ended]) - 1
+    greedy = SamplingParams(max_tokens=40)
+    assert tokens_run(load_engine(stage)(loaded), prompts[ended], greedy) == by_itself
+    assert tokens_run(engine_of(stage, loaded), prompts[ended], greedy) == by_itself + (len(expected[ended]) < 40)
+
+
 def test_pages_are_found_again_as_soon_as_in_the_plain_loop(loaded):
     """After a single token, of which nothing is committed before its request has left; and one step after a prompt."""
     once, twice = list(range(100, 200)), list(range(200, 300))
@@ -109,6 +136,19 @@ def test_pages_are_found_again_as_soon_as_in_the_plain_loop(loaded):
             engine.step()
         found.append([request.cached_tokens for request in requests])
     assert found == [[0, 96, 0, 96]] * 2
+
+
+def test_no_placeholder_is_ever_seen(loaded, prompts):
+    engine = engine_of("06", loaded)
+    requests = [engine.add(prompt, SamplingParams(max_tokens=40, ignore_eos=True)) for prompt in prompts[:8]]
+    while engine.has_unfinished:
+        engine.step()
+        assert all(token >= 0 for request in requests for token in request.token_ids)
+        tree = [engine.scheduler.allocator.tree.root]
+        while tree:
+            node = tree.pop()
+            assert all(token >= 0 for tokens in node.children for token in tokens)
+            tree += node.children.values()
 
 
 @pytest.mark.parametrize(("stage", "reason"), [("02", "batch continuously"), ("07", "must know the last tokens")])

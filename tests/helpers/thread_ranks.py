@@ -14,7 +14,7 @@ class Threads:
     ReduceOp = dist.ReduceOp
 
     def __init__(self, count: int):
-        self.count, self.barrier, self.places = count, threading.Barrier(count, timeout=60), [None] * count
+        self.count, self.barrier, self.places = count, threading.Barrier(count, timeout=20), [None] * count
 
     def run(self, function) -> list:
         """Return the results of `function(rank)`, run by all ranks at the same time."""

@@ -147,13 +147,23 @@ def test_only_allowed_web_pages_can_read_answers(loaded, service):
         assert refused.status_code == 401 and "access-control-allow-origin" in refused.headers
 
 
+def test_a_full_queue(loaded):
+    with openai_server("03", loaded, "--max-queue", "2") as service:
+        with httpx.stream("POST", f"{service.url}/v1/completions", json=ENDLESS | {"stream": True}):
+            answer = service.post(prompt=["a", "b"], max_tokens=2000)
+            assert answer.status_code == 429 and answer.headers["retry-after"]
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+            assert service.thread.stats["unfinished"] <= 1, "half of it was taken"
+        wait_until(service.idle)
+
+
 # ---- Clients that disconnect, and engines that fail ----
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"stream": True, "n": 3}, {"user": "a" * 100_000}],
-    ids=["whole", "three", "a large body"],
+    [{}, {"stream": True}, {"stream": True, "n": 3}, {"user": "a" * 100_000}],
+    ids=["whole", "stream", "three", "a large body"],
 )
 def test_a_disconnected_client_ends_its_requests(service, options):
     steps = service.thread.stats["steps"]

@@ -175,7 +175,7 @@ def test_a_signal_ends_the_program_when_its_answers_are_complete(number, status)
             process.send_signal(number)
             *_, last, _, done, _ = lines
         assert '"finish_reason": "length"' in last and done == "data: [DONE]"
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=30)
         assert process.returncode == status
         assert "Traceback" not in errors
 

@@ -81,26 +81,25 @@ GPU = {
     "budgets": [256, 512, 4096],
 }
 LARGE = {
-    "clients": [1, 4, 16],
+    "clients": [1, 4, 8],
     "least_requests": 8,
     "requests_each": 1,
     "most_tokens": 16,
-    "compared_clients": 16,
-    "max_running": 16,
+    "compared_clients": 8,
+    "max_running": 8,
     "token_budget": 128,
     "context_length": 512,
     "prefill": 128,
-    "mixed": 16,
+    "mixed": 8,
     "longest": {"prompt_tokens": 64, "output_tokens": 32},  # of the requests of mixed lengths, if not the usual
-    "group": 8,
+    "group": 4,
     "decoding": 4,
-    "arriving": [64, 128, 256],
+    "arriving": [128, 256],
     "budgets": [32, 128, 512],
 }
 LARGE_QUICK = {
     "clients": [8],
     "most_tokens": 8,
-    "compared_clients": 8,
     "prefill": 16,
     "mixed": 2,
     "group": 2,
@@ -311,7 +310,7 @@ BENCHMARK = Benchmark(
         (BEFORE, NOW),
         lambda sizes, side: side[RATE][sizes["clients"].index(sizes["compared_clients"])],
     ),
-    seconds={"full": 330, "quick": 34, "predict": 45, "gpu": 75, "large": 900, "large-quick": 90},
+    seconds={"full": 330, "quick": 34, "predict": 45, "gpu": 75, "large": 500, "large-quick": 90},
     report=report,
     claims={
         "With 32 clients stage 04 gives over three times stage 03's throughput": ratio(

@@ -2,8 +2,8 @@
 
 Static batching forms a group and runs it until its slowest member ends. Here the scheduler forms a new group for every
 step (iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as there is room, and leaves the
-moment it ends. And a long prompt runs in pieces (chunked prefill; Sarathi, Agrawal et al., 2023), so that it does not
-hold up requests that decode.
+moment it ends. And a long prompt runs in pieces (chunked prefill; Sarathi-Serve, Agrawal et al., 2024), so that it
+does not hold up requests that decode.
 
 Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
 the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and it makes

@@ -13,7 +13,7 @@ Two ways to decide, and the output of both is distributed as the target's own (L
   position alone: the text is that of stage 06, whatever the draft.
 - *Rejection sampling*, for requests without a seed whose draft tokens were drawn from a distribution q. With p the
   target's, a draft token x is accepted with probability min(1, p(x) / q(x)), else the token is drawn from the positive
-  part of p - q. No other way accepts more often: in sum over x, min(p(x), q(x)).
+  part of p - q, scaled to sum to 1. No other way accepts more often: in sum over x, min(p(x), q(x)).
 
 For a draft token that was not drawn at all (prompt lookup) the two are the same: q is 1 at x, and p(x) is accepted.
 """

@@ -5,8 +5,8 @@ A prompt goes to the worker that will have computed it first, counted in tokens:
     cost = tokens in that worker's queue + tokens of the prompt that it has not cached + requests there
 
 So a cached prefix attracts a request only as long as the queue in front of it is shorter than what the prefix saves,
-and a request that decodes costs a token of every step. (NVIDIA Dynamo's router weighs the same three in one formula.)
-Decode alone goes where most pages are free.
+and a request that decodes costs a token of every step. (NVIDIA Dynamo's router weighs prompt work and decode load in
+such a formula.) Decode alone goes where most pages are free.
 """
 
 import sys

@@ -23,7 +23,7 @@ TIMES = 5  # each; the fastest counts, since whatever disturbs a pass makes it l
 
 
 class PassTimes:
-    """Seconds of a pass over n tokens, on straight lines between the sizes that were measured."""
+    """Seconds of a pass over n tokens, on straight lines between the sizes that were measured: at least two."""
 
     def __init__(self, seconds: dict[int, float]):
         self.sizes, self.seconds = list(seconds), list(seconds.values())

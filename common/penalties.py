@@ -1,7 +1,7 @@
 """Penalties and biases: how a request changes its logits before they are sampled.
 
-Tokens that occurred are counted again in each step, as in vLLM: that costs time, but leaves no state to lose. SGLang
-keeps the counts on the device.
+Tokens that occurred are counted again in each step: that costs time, but leaves no state to lose. vLLM and SGLang keep
+the counts on the device.
 """
 
 import math

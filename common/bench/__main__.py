@@ -6,7 +6,7 @@
     python3 course.py bench --quick --model Qwen3-0.6B --load-format dummy --dtype bfloat16
 
 The last one is at a real model's shape, with random weights: steps there are dominated by weights, and loads are scaled
-so that it takes twenty minutes, without --quick some three hours. Its results have the model in their name.
+so that it takes twenty minutes, without --quick two hours. Its results have the model in their name.
 
 Every stage is compared with the one before it; the last entry, `bench`, puts all of them under one load. The results
 file is results/<hardware>.json, with --quick results/<hardware>-quick.json; summary.py says what is in it. What was

@@ -1,8 +1,8 @@
 """Start a Ray for this process, or join a running one. cluster.py uses it.
 
-Four things here depend on undocumented parts of Ray: its choice of an address, its reading of tokens, the import path
-of its workers, and its messages. Each has a test; they pass with Ray 2.52, the first version with tokens, and with
-2.60.
+Five things here depend on undocumented parts of Ray: its choice of an address, the processes it starts, its reading of
+tokens, the import path of its workers, and its messages. Each has a test; they pass with Ray 2.52, the first version
+with tokens, and with 2.60.
 """
 
 import logging
@@ -13,10 +13,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import ray
 from ray._private import ray_constants
 from ray._private import worker as ray_driver
+from ray._private.node import Node
 from ray._raylet import AuthenticationTokenLoader, Config
 from ray.job_config import JobConfig
 
@@ -27,6 +29,8 @@ REACH_SECONDS = 5.0  # for a connection to the address of a running Ray
 ANSWER_SECONDS = 20.0  # for that connection, and for the process there to answer as the head of a Ray
 OBJECT_STORE_BYTES = 80 << 20  # about Ray's minimum: messages are small, and pages do not pass through the store
 LOOPBACK = "127.0.0.1"
+# Processes of a Ray's head that nothing here asks: an autoscaler, a web server, a reader of logs. Each takes a second.
+NOT_STARTED = dict.fromkeys(("start_monitor", "start_api_server", "start_log_monitor"), lambda *_, **__: None)
 ASK_HEALTH = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address"]
 
 
@@ -68,7 +72,8 @@ def start_ray(token: str) -> None:
     silence_ray()
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_worker_niceness": "0"}
     own["RAY_prestart_worker_first_driver"] = "0"  # or Ray would start a process that no worker uses
-    with environment(**own), loopback_allowed():
+    # On Linux, Ray would replace 127.0.0.1 by an address that other machines can reach.
+    with environment(**own), replaced(ray_constants, ENABLE_RAY_CLUSTER=False), replaced(Node, **NOT_STARTED):
         read_authentication_settings()
         ray.init(
             "local",
@@ -111,13 +116,16 @@ def environment(**variables: str) -> Iterator[None]:
 
 
 @contextmanager
-def loopback_allowed() -> Iterator[None]:
-    """Let Ray use 127.0.0.1. On Linux it would replace it by an address that other machines can reach."""
-    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Set attributes of a module or a class meanwhile."""
+    before = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 def read_authentication_settings() -> None:

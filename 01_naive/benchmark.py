@@ -92,7 +92,10 @@ def report(document: dict) -> dict[str, Rows]:
         ours, theirs = (sides[side][name] for side in ("01_naive", "transformers"))
         return {"stage 01": ours, "predicted": predicted[f"predicted_{name}"], "transformers": theirs}
 
+    first, last = (sides["01_naive"]["ms_per_token"]["median"][at] for at in (0, -1))
+    shape = [f"{sizes['lengths'][0]:,} to {sizes['lengths'][-1]:,}", f"{plots.short(first)} to {plots.short(last)}"]
     return {
+        "shape": [["tokens so far", "one more token, ms", "times as long"], [*shape, f"{last / first:.0f}"]],
         "token": by_size("tokens so far", sizes["lengths"], columns("ms_per_token"), unit="ms", only=(64, 512, 2048)),
         "answer": by_size("tokens written", sizes["answers"], columns("seconds"), unit="s", only=(128, 256, 512)),
     }

@@ -174,5 +174,5 @@ def run_tests(tree: Path, arguments: list[str], python: str) -> Outcome:
     except subprocess.TimeoutExpired:
         return Outcome(1, f"{arguments[0]}, which does not end", "")
     output = run.stdout + run.stderr
-    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)
     return Outcome(run.returncode, failed[1] if failed else "", output.strip().rpartition("\n")[2])

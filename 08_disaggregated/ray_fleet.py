@@ -33,7 +33,7 @@ from .messages import Hello, Lost, Mail, Report
 from .worker import LOOK, Worker, collect
 
 START_SECONDS = 600.0  # for a process to start and load its model
-SIGN_SECONDS = 30.0  # without a sign of life from a process that starts or loads
+SIGN_SECONDS = 60.0  # without a sign of life from a process that starts or loads; a busy machine may need 30
 LOOK_SECONDS = 1.0  # a keeper waits no longer without a look around: if Ray's head is gone, nothing wakes it
 CLOSE_SECONDS = 5.0  # for all keepers together to notice that their workers have been ended
 AGAIN_SECONDS, MOST_SECONDS = 1.0, 30.0  # from the loss of a worker to the next start, which doubles while starts fail

@@ -89,6 +89,7 @@ class Benchmark:
     draw: draws the document that was written, as the PNG of that name.
     report: the document -> {name: rows of a Markdown table, the header first}, for the lesson (tables.py).
     claims: {what a text or a title says in words: whether a document bears it out}; the suite holds them.
+    large_claims: the same, of the committed result of a model of a real shape.
     """
 
     file: str
@@ -101,6 +102,7 @@ class Benchmark:
     seconds: Mapping[str, float] = field(default_factory=dict)
     report: Callable[[dict], Mapping[str, Sequence[Sequence[Any]]]] | None = None
     claims: Mapping[str, Callable[[dict], bool]] = field(default_factory=dict)
+    large_claims: Mapping[str, Callable[[dict], bool]] = field(default_factory=dict)
 
     @property
     def module(self) -> str:

@@ -59,11 +59,6 @@ def ratio(top: Figure, bottom: Figure, least: float, most: float = inf) -> Calla
     return holds
 
 
-def at_a_real_shape(module: str, claim: Callable[[dict], bool]) -> Callable[[dict], bool]:
-    """Return the claim of the committed result of the module's benchmark at a real model's shape."""
-    return lambda _: claim(committed(module, LARGE))
-
-
 def committed(module: str, name: str = MACHINE) -> dict[str, Any]:
     """Return the document of a module's benchmark, `<its folder>/results/<name>.json`; {} where there is none."""
     folder = ROOT.joinpath(*module.split(".")[:-1])

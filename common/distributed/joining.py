@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from unittest.mock import patch
 
 import ray
 from ray._private import ray_constants
@@ -73,7 +73,8 @@ def start_ray(token: str) -> None:
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_worker_niceness": "0"}
     own["RAY_prestart_worker_first_driver"] = "0"  # or Ray would start a process that no worker uses
     # On Linux, Ray would replace 127.0.0.1 by an address that other machines can reach.
-    with environment(**own), replaced(ray_constants, ENABLE_RAY_CLUSTER=False), replaced(Node, **NOT_STARTED):
+    on_loopback = patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False)
+    with environment(**own), on_loopback, patch.multiple(Node, **NOT_STARTED):
         read_authentication_settings()
         ray.init(
             "local",
@@ -113,19 +114,6 @@ def environment(**variables: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-@contextmanager
-def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Set attributes of a module or a class meanwhile."""
-    before = {name: getattr(owner, name) for name in values}
-    for name, value in values.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
 
 
 def read_authentication_settings() -> None:

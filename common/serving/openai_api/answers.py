@@ -1,8 +1,8 @@
 """The answer to one call: the streams that it waits for, and its JSON, whole or in chunks.
 
-A prompt of 4,096 tokens with 20 alternatives for each makes an answer of two megabytes. Writing it takes a
-second of Python, in which no stream would move and the engine would wait for the interpreter. So log-probabilities are
-written in slices, with a pause after each that leaves most of the time to other work.
+A prompt of 4,096 tokens with 20 alternatives for each makes an answer of several megabytes. Writing it takes tenths of
+a second of Python, in which no stream would move and the engine would wait for the interpreter. So log-probabilities
+are written in slices, with a pause after each that leaves most of the time to other work.
 """
 
 import asyncio

@@ -20,6 +20,9 @@ from .engine_thread import EngineThread
 
 GRACE_SECONDS = 5.0  # for the engine to finish open requests
 FAREWELL_SECONDS = 3.0  # after that, for clients to read what has been written for them
+# Most clients close a connection that was not used for 5 seconds. A server that did so as early, uvicorn's default,
+# would sometimes close one while a request is on its way.
+IDLE_SECONDS = 75
 
 
 def say_serving(url: str) -> None:
@@ -30,9 +33,8 @@ class Server(uvicorn.Server):
     """uvicorn serving an application together with the engine thread behind it."""
 
     def __init__(self, app: FastAPI, engine_thread: EngineThread, host: str, port: int, log_level: str = "warning"):
-        patience = GRACE_SECONDS + FAREWELL_SECONDS
-        config = uvicorn.Config(app, host=host, port=port, log_level=log_level, timeout_graceful_shutdown=patience)
-        super().__init__(config)
+        limits = {"timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": GRACE_SECONDS + FAREWELL_SECONDS}
+        super().__init__(uvicorn.Config(app, host=host, port=port, log_level=log_level, **limits))
         self.engine_thread = engine_thread
 
     def serve_until_stopped(self, announce: Callable[[str], None] = say_serving) -> None:

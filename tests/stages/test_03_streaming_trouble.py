@@ -180,6 +180,12 @@ def test_a_signal_ends_the_program_when_its_answers_are_complete(number, status)
         assert "Traceback" not in errors
 
 
+def test_an_idle_connection_is_closed_by_its_client_first(engine):
+    """Or else a request that is on its way when the server closes it would be lost."""
+    with serving(engine) as service:
+        assert service.server.config.timeout_keep_alive > httpx.Limits().keepalive_expiry
+
+
 # ---- Shutdown ----
 
 

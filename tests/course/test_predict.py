@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,6 +170,7 @@ def test_control_c_ends_what_measures_and_writes_nothing(tmp_path):
     children_of = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not (children := children_of.read_text().split()):  # the line is printed before the side's process starts
         assert process.poll() is None
+        time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (130, "") and errors.endswith("Interrupted: nothing is written.\n")

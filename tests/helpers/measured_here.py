@@ -2,6 +2,7 @@
 
 import pytest
 
+from common import token_budget
 from common.bench import ceilings
 from common.bench.harness import Run, measure_sides
 from common.bench.settings import Settings
@@ -15,6 +16,7 @@ def measure_here(run: Run, settings: Settings, size_set: str, *_) -> tuple[dict[
 
 
 def shrink_products(patch: pytest.MonkeyPatch) -> None:
-    """Make the products small by which a machine is judged: they take a second on a CPU."""
+    """Make the products small by which a machine is judged, and a budget chosen: they take a second on a CPU."""
     for sizes in (ceilings.LARGE, ceilings.REFERENCE):
         patch.setitem(sizes, "cpu", 256)
+    patch.setattr(token_budget, "MOST", token_budget.LEAST)

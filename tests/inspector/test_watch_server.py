@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -82,6 +83,7 @@ def test_two_engines_that_are_told_to_stop_while_they_load_both_end():
         while not handled >> (signal.SIGTERM - 1) & 1:
             assert process.poll() is None
             handled = int(re.search(r"^SigCgt:\s*(\w+)", status.read_text(), re.MULTILINE)[1], 16)
+            time.sleep(0.02)
         [other] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM

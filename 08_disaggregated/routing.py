@@ -26,7 +26,6 @@ READY = "ready"  # [its prefill worker] waits for room on a decode worker
 TRANSFER = "transfer"  # [both]
 DECODE = "decode"  # [its decode worker]; where prompts are computed too if there is no handoff
 
-
 MOST_BEGUN = 16  # orders that a worker may have begun since its last report
 
 

@@ -32,12 +32,12 @@ from typing import Any
 
 from common.checkpoints.corpus import SYSTEM_PROMPTS, terms
 from common.errors import InvalidInput
-from common.stages import stage_folder
 from common.terminal import note, run_to_end
 
 from . import summary
 from .ceilings import ceilings, reference_ms
 from .client import Connections, Target, ask, closed_loop, open_loop, poisson_arrivals, run
+from .compare.sources import JUDGE
 from .documents import write_json
 from .hardware import hardware, slug
 from .harness import Headline, alternate
@@ -53,15 +53,15 @@ RATES, SECONDS, LEAST_REQUESTS = (2, 4, 8, 16, 32), 8, 24  # at each rate: reque
 ALONE = 10  # requests that come one at a time, before the first rate
 EVERY_LONG, HANDBOOKS, PARAGRAPHS = 5, 3, 30  # one request in five is below a handbook of about a thousand tokens
 MOST_TOKENS = 192  # of an answer
-SAME_ANSWERS = 0.5  # the share from which on both have run the same model
+SAME_MODEL = 0.5  # the share of equal answers from which on both sides run the same model
 SIDES = ("reference", "server")
 HEADLINE = Headline(
-    "the best goodput: first token within {ttft_ms} ms, p99 of a request's gaps within {itl_ms} ms",
+    "goodput: first token within {ttft_ms} ms, a request's p99 gap within {itl_ms} ms",
     "requests/s",
     SIDES,
     lambda _, side: side["goodput"],
 )
-ROW = "{:<9} {:>6} {:>8} {:>8} | {:>9} {:>8} | {:>8} {:>8} | {:>5} {:>5} {:>6}"
+ROW = "{:<9} {:>5} {:>8} {:>8} | {:>8} {:>7} | {:>7} {:>7} | {:>4} {:>4} {:>6}"
 HEADS = ("", "rate", "goodput", "tokens/s", "TTFT p50", "p99, ms", "ITL p50", "p99, ms", "late", "slow", "failed")
 Row = dict[str, Any]
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     args = parse_arguments(arguments)
     try:
-        target = run(find_target(args, jobs_of(1, args.seed, -1)[0]))
+        target = run(find_target(args, first_job(args)))
         document = judge(args, target)
     except (ValueError, OSError, RuntimeError, httpx.HTTPError, httpx.InvalidURL) as error:
         note(f"error: {refusal(error, args.url)}")
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     path = args.out or RESULTS / f"{slug(document['machine'])}-judge.json"
     write_json(path, document)
-    print(f"\n{summary.table(document)}\n{path}")
+    print(f"{summary.table(document)}\n{path}")
     return 0
 
 
@@ -93,49 +93,58 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("url", metavar="URL", help="such as http://127.0.0.1:8000")
     add("--model", metavar="NAME", help="the server's (default: the first that GET /v1/models lists)")
     add("--api-key", metavar="KEY", default=os.environ.get("OPENAI_API_KEY"), help="or OPENAI_API_KEY")
-    add("--endpoint", choices=("completions", "chat"), default="chat", help="of both (default: chat)")
+    add("--endpoint", choices=("completions", "chat"), default="chat", help="of both sides (default: chat)")
     add("--ttft-ms", type=positive, default=300, metavar="MS", help="objective of the first token (default: 300)")
     add("--itl-ms", type=positive, default=40, metavar="MS", help="objective of a request's p99 gap (default: 40)")
-    add(
-        "--reference",
-        type=stage_and_options,
-        default="06",
-        metavar="STAGE",
-        help="with options, in quotes (default: 06)",
-    )
+    add("--reference", default="06", metavar="STAGE", help="with its options, in quotes (default: 06)")
     add("--seed", type=int, default=0, help="of questions and arrivals (default: 0)")
     add("--repeats", type=positive, default=2, metavar="N", help="turns of each side (default: 2)")
     add("--out", type=Path, metavar="FILE", help="default: results/<hardware>-judge.json")
     return parser.parse_args(arguments)
 
 
-def stage_and_options(text: str) -> str:
-    """Return the text if it begins with a stage that has OpenAI's API."""
-    try:
-        if stage_folder(shlex.split(text)[0]).name >= "03":
-            return text
-    except (ValueError, IndexError):
-        pass
-    raise argparse.ArgumentTypeError(
-        f"{text!r} does not begin with a stage from 03 on, as '06 --token-budget 128' does"
-    )
+def judge(args: argparse.Namespace, target: Target) -> dict[str, Any]:
+    """Let both sides take their turns; return the results file. Raise InvalidInput if one has no goodput."""
+    place, start = Settings().place(), time.monotonic()
+    machine = hardware(place[0]) | Settings().describe() | {"model": Path(target.model).name} | ceilings(*place)
+    order, repeats, texts = alternate(SIDES, args.repeats), [], {side: {} for side in SIDES}
+    print(f"{target.model}, {args.endpoint}; the reference is stage {args.reference}\n\n{ROW.format(*HEADS)}")
+    for repeat, sides in enumerate(order):
+        repeats.append({})
+        for side in sides:
+            before = reference_ms(*place)
+            rows, answers = take_turn(side, args, target, repeat)
+            texts[side] |= answers
+            figures = {"goodput": max(row["goodput"] for row in rows[1:]), "rows": rows}
+            repeats[-1][side] = {"figures": figures, "reference_ms": [before, reference_ms(*place)]}
+    print(*("\n" + explanation(side, repeats[-1][side]["figures"]["rows"], args) for side in SIDES))
+    for side in SIDES:
+        if not all(repeat[side]["figures"]["goodput"] for repeat in repeats):
+            raise InvalidInput(f"no request met the objectives of the {side}: give larger ones, --ttft-ms and --itl-ms")
+    both = texts["server"].keys() & texts["reference"].keys()
+    same = sum(texts["server"][key] == texts["reference"][key] for key in both)
+    print(f"\n{same} of {len(both)} answers are the same on both sides, word for word.\n")
+    sizes = {name: vars(args)[name] for name in ("ttft_ms", "itl_ms", "reference", "seed")} | {"rates": list(RATES)}
+    headline = summary.headline_entry(HEADLINE, sizes, repeats)
+    if same < SAME_MODEL * len(both):
+        headline["doubt"] = f"only {same} of {len(both)} answers are the reference's, and others are other work"
+    document = {"headline": headline, "sizes": sizes, "order": order, "hardware": machine}
+    document |= {"seconds": time.monotonic() - start, "sides": [summary.figures_of(repeat) for repeat in repeats]}
+    document["reference_ms"] = [{side: each["reference_ms"] for side, each in repeat.items()} for repeat in repeats]
+    entry = summary.entry_of(document) | {"same_answers": [same, len(both)]}
+    least, most = entry["reference_ms"]
+    kind = {"format": summary.FORMAT, "schema": summary.SCHEMA, "size_set": JUDGE, "machine": machine}
+    return kind | {"drift": most / least, "benchmarks": {JUDGE: entry}}
 
 
-# ---- The load ----
-
-
-def jobs_of(count: int, seed: int, number: int) -> list[Job]:
-    """Return the requests of run `number`: no two runs ask the same questions; rules and handbooks are the same."""
-    rng = Random(f"handbooks/{seed}")
-    books = [" ".join(terms.exchange(rng)[1] for _ in range(PARAGRAPHS)) for _ in range(HANDBOOKS)]
-    jobs = worded_jobs("corpus", count, 0, MOST_TOKENS, seed=seed, number=number)
-    read = [[books[place // EVERY_LONG % HANDBOOKS]] * is_long(place) for place in range(count)]
-    texts = ["\n\n".join([SYSTEM_PROMPTS[8], *book, job.prompt]) for book, job in zip(read, jobs, strict=True)]
-    return [replace(job, prompt=text) for job, text in zip(jobs, texts, strict=True)]
-
-
-def is_long(place: int) -> bool:
-    return place % EVERY_LONG == EVERY_LONG - 1
+def take_turn(side: str, args: argparse.Namespace, target: Target, repeat: int) -> tuple[list[Row], dict]:
+    """Load the server, or a reference that is started for it."""
+    if side == "server":
+        return run(climb(args, target, side, repeat))
+    stage, *options = shlex.split(args.reference)
+    with running_server(stage, Settings(), *options) as url:
+        its = argparse.Namespace(**vars(args) | {"url": url, "api_key": None, "model": None})
+        return run(climb(its, run(find_target(its, first_job(args))), side, repeat))
 
 
 async def climb(args: argparse.Namespace, target: Target, side: str, repeat: int) -> tuple[list[Row], dict]:
@@ -151,15 +160,34 @@ async def climb(args: argparse.Namespace, target: Target, side: str, repeat: int
             jobs = jobs_of(count, args.seed, 10 * repeat + place)
             arrivals = poisson_arrivals(count, rate, args.seed) if rate else []
             result = await (open_loop(jobs, arrivals, send) if rate else closed_loop(jobs, 1, send))
-            rows.append(row_of(rate, result, args))
-            print(printed(side, rows[-1]), flush=True)
+            rows.append(row := row_of(rate, result, args))
+            print(printed(side, row), flush=True)
             texts |= {(repeat, rate, i): record.text for i, record in enumerate(result.records) if record.success}
-            if rate and rows[-1]["met"] < count / 2:
+            if rate and row["met"] < count / 2:
                 break
     return rows, texts
 
 
-# ---- What comes of it ----
+def first_job(args: argparse.Namespace) -> Job:
+    """Return a request that no run sends."""
+    return jobs_of(1, args.seed, -1)[0]
+
+
+def jobs_of(count: int, seed: int, number: int) -> list[Job]:
+    """Return the requests of run `number`: each run has questions of its own, and all the same rules and handbooks."""
+    rng = Random(f"handbooks/{seed}")
+    books = [" ".join(terms.exchange(rng)[1] for _ in range(PARAGRAPHS)) for _ in range(HANDBOOKS)]
+    jobs = worded_jobs("corpus", count, 0, MOST_TOKENS, seed=seed, number=number)
+    read = [[books[place // EVERY_LONG % HANDBOOKS]] * is_long(place) for place in range(count)]
+    texts = ["\n\n".join([SYSTEM_PROMPTS[8], *book, job.prompt]) for book, job in zip(read, jobs, strict=True)]
+    return [replace(job, prompt=text) for job, text in zip(jobs, texts, strict=True)]
+
+
+def is_long(place: int) -> bool:
+    return place % EVERY_LONG == EVERY_LONG - 1
+
+
+# ---- What clients see ----
 
 
 def row_of(rate: int, result: LoadResult, args: argparse.Namespace) -> Row:
@@ -168,20 +196,17 @@ def row_of(rate: int, result: LoadResult, args: argparse.Namespace) -> Row:
     late: requests whose first token broke its objective; slow: whose gaps did. long_gaps: those above the objective;
     beside_prompts: of these the ones while a long prompt waited for its first token.
     """
-    objectives = {"ttft": args.ttft_ms / 1e3, "p99_itl": args.itl_ms / 1e3}
-    met, good = result.meeting(objectives), result.successful
+    good, objectives = result.successful, {"ttft": args.ttft_ms / 1e3, "p99_itl": args.itl_ms / 1e3}
+    broken = [sum(getattr(record, name) > most for record in good) for name, most in objectives.items()]
     waits = [(each.start, each.chunks[0]) for i, each in enumerate(result.records) if is_long(i) and each.success]
-    chunks = [pair for record in good for pair in pairwise(record.chunks)]
-    gaps = [(before, after) for before, after in chunks if after - before > objectives["p99_itl"]]
-    return point_figures(result, objectives) | {
-        "rate": rate,
-        "met": len(met),
-        "good_tokens_per_second": sum(record.output_tokens for record in met) / result.seconds,
-        "late": sum(record.ttft > objectives["ttft"] for record in good),
-        "slow": sum(record.p99_itl > objectives["p99_itl"] for record in good),
-        "long_gaps": len(gaps),
-        "beside_prompts": sum(any(start < after and before < end for start, end in waits) for before, after in gaps),
-    }
+    pairs = [pair for record in good for pair in pairwise(record.chunks)]
+    gaps = [(before, after) for before, after in pairs if after - before > objectives["p99_itl"]]
+    beside = sum(any(start < after and before < end for start, end in waits) for before, after in gaps)
+    met = result.meeting(objectives)
+    row = {"rate": rate, "met": len(met), "late": broken[0], "slow": broken[1]}
+    row |= {"long_gaps": len(gaps), "beside_prompts": beside}
+    row["good_tokens_per_second"] = sum(record.output_tokens for record in met) / result.seconds
+    return point_figures(result, objectives) | row
 
 
 def printed(side: str, row: Row) -> str:
@@ -190,76 +215,23 @@ def printed(side: str, row: Row) -> str:
     return ROW.format(side, row["rate"] or "alone", *rates, *times, *(row[name] for name in ("late", "slow", "failed")))
 
 
-def judge(args: argparse.Namespace, target: Target) -> dict[str, Any]:
-    """Let both sides take their turns; return the results file. Raise InvalidInput if one has no goodput."""
-    place, start = Settings().place(), time.monotonic()
-    machine = hardware(place[0]) | Settings().describe() | {"model": Path(target.model).name} | ceilings(*place)
-    sizes = {name: vars(args)[name] for name in ("ttft_ms", "itl_ms", "reference", "seed")} | {"rates": list(RATES)}
-    order, repeats, texts = alternate(SIDES[::-1], args.repeats), [], {side: {} for side in SIDES}
-    print(f"{target.model}, {args.endpoint}; the reference is stage {args.reference}\n\n{ROW.format(*HEADS)}")
-    for repeat, sides in enumerate(order):
-        repeats.append({})
-        for side in sides:
-            before = reference_ms(*place)
-            rows, answers = take_turn(side, args, target, repeat)
-            texts[side] |= answers
-            figures = {"goodput": max(row["goodput"] for row in rows[1:]), "rows": rows}
-            repeats[-1][side] = {"figures": figures, "reference_ms": [before, reference_ms(*place)]}
-    print()
-    for side in SIDES:
-        print(explanation(side, repeats[-1][side]["figures"]["rows"], args))
-        if not all(repeat[side]["figures"]["goodput"] for repeat in repeats):
-            raise InvalidInput(f"no request met the objectives of the {side}: give larger ones, --ttft-ms and --itl-ms")
-    both = texts["server"].keys() & texts["reference"].keys()
-    same = sum(texts["server"][key] == texts["reference"][key] for key in both)
-    print(f"{same} of {len(both)} answers are the same on both, word for word.")
-    headline = summary.headline_entry(HEADLINE, sizes, repeats)
-    if same < SAME_ANSWERS * len(both):
-        headline["doubt"] = f"only {same} of {len(both)} answers are the reference's: other answers are other work"
-    document = {
-        "headline": headline,
-        "sizes": sizes,
-        "order": order,
-        "seconds": time.monotonic() - start,
-        "hardware": machine,
-        "sides": {side: [repeat[side]["figures"] for repeat in repeats] for side in SIDES},
-        "reference_ms": [{side: repeat[side]["reference_ms"] for side in SIDES} for repeat in repeats],
-    }
-    entry = summary.entry_of(document) | {"same_answers": [same, len(both)]}
-    least, most = entry["reference_ms"]
-    kind = {"format": summary.FORMAT, "schema": summary.SCHEMA, "size_set": "judge", "machine": machine}
-    return kind | {"drift": most / least, "benchmarks": {"judge": entry}}
-
-
-def take_turn(side: str, args: argparse.Namespace, target: Target, repeat: int) -> tuple[list[Row], dict]:
-    if side == "server":
-        return run(climb(args, target, side, repeat))
-    stage, *options = shlex.split(args.reference)
-    with running_server(stage, Settings(), *options) as url:
-        its = argparse.Namespace(**vars(args) | {"url": url, "api_key": None, "model": None})
-        return run(climb(its, run(find_target(its, jobs_of(1, args.seed, -1)[0])), side, repeat))
-
-
 def explanation(side: str, rows: Sequence[Row], args: argparse.Namespace) -> str:
-    """Say where a request's time goes at the first rate at which an objective breaks, or the last one.
+    """Say where a request's time goes at the first rate at which an objective breaks, or at the last rate.
 
-    Clients see the first token and the gaps. Prefill is what a first token takes alone, and queue what it takes longer.
+    Prefill is what first tokens take that come one at a time, queue what they take longer under load.
     """
     alone, *loaded = rows
     row = next((each for each in loaded if each["met"] < each["requests"]), loaded[-1])
     if not (row["ttft"] and alone["ttft"]):
-        return f"{side}: {'; '.join(row['failures'])}"
-    first, prefill = row["ttft"]["mean"], min(alone["ttft"]["mean"], row["ttft"]["mean"])
-    parts = {"queue": first - prefill, "prefill": prefill, "decode": row["e2el"]["mean"] - first}
-    shares = ", ".join(f"{name} {part / row['e2el']['mean']:.0%}" for name, part in parts.items())
-    said = (
-        f"The {side} at {row['rate']}/s: {shares} of a request's time. Of {row['requests']} requests {row['late']} had "
-        f"a late first token, {row['slow']} slow gaps, and {row['failed']} failed."
-    )
-    if row["long_gaps"]:
-        beside = f"{row['beside_prompts']} of {row['long_gaps']} gaps above {args.itl_ms} ms"
-        said += f" {beside} came while a long prompt waited for its first token."
-    return said
+        return f"The {side} at {row['rate']}/s: {'; '.join(row['failures'])}."
+    first, whole = row["ttft"]["mean"], row["e2el"]["mean"]
+    prefill = min(alone["ttft"]["mean"], first)
+    parts = {"queue": first - prefill, "prefill": prefill, "decode": whole - first}
+    shares = ", ".join(f"{name} {part / whole:.0%}" for name, part in parts.items())
+    said = f"The {side} at {row['rate']}/s: {shares} of a request's {whole:.2f} s. Of {row['requests']} requests "
+    said += f"{row['late']} had a late first token, {row['slow']} slow gaps, and {row['failed']} failed. "
+    beside = f"{row['beside_prompts']} of them while a long prompt waited"
+    return f"{said}{row['long_gaps']} gaps were above {args.itl_ms} ms, {beside}."
 
 
 if __name__ == "__main__":

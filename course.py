@@ -163,12 +163,6 @@ def bench(chosen: list[Path], arguments: list[str], root: Path) -> int:
     return run_stages(chosen, "benchmark.py", arguments, root)
 
 
-def compare(chosen: list[Path], arguments: list[str], root: Path) -> int:
-    """Compare results. Its files and --out are where the user is, and not within the course."""
-    command = [prepare_environment(root), "-m", "common.bench.compare", *arguments]
-    return run(command, Path.cwd(), {"PYTHONPATH": str(root)})
-
-
 def diff(chosen: list[Path], arguments: list[str], root: Path) -> int:
     stage, number = chosen[0], chosen[0].name[:2]
     if arguments:
@@ -220,6 +214,15 @@ def module(name: str, *fixed: str) -> Callable[[list[Path], list[str], Path], in
     return command
 
 
+def here(name: str) -> Callable[[list[Path], list[str], Path], int]:
+    """Return a command that runs `python -m name` where the user is: its files are there, and not within the course."""
+
+    def command(chosen: list[Path], arguments: list[str], root: Path) -> int:
+        return run([prepare_environment(root), "-m", name, *arguments], Path.cwd(), {"PYTHONPATH": str(root)})
+
+    return command
+
+
 def bare(name: str) -> Callable[[list[Path], list[str], Path], int]:
     """Return a command that calls `main([stage, ...])` of a module here, where nothing may be installed yet."""
     return lambda chosen, arguments, root: importlib.import_module(name).main([*map(str, chosen), *arguments])
@@ -251,7 +254,9 @@ VERBS = {
     ),
     "bench": Verb("[STAGE]", "measure a stage against the one before it, or the course; --quick: in minutes", bench),
     "predict": Verb("STAGE", "guess what its benchmark measures, then see", module("common.learn.predict"), OF_A_STAGE),
-    "compare": Verb("", "draw this machine's results beside the committed ones, or the files of a class", compare),
+    "compare": Verb(
+        "", "draw this machine's results beside committed ones, or a class's", here("common.bench.compare")
+    ),
     "diff": Verb(
         "STAGE", "read what a stage changed in the one before it; needs nothing but Python", diff, PAGER, False
     ),
@@ -267,6 +272,7 @@ VERBS = {
     "doctor": Verb(
         "", "say what this machine lacks, and what to expect of it", bare("common.setup.doctor"), DOCTOR, False
     ),
+    "judge": Verb("", "load a server at a URL: how much it gives within objectives", here("common.bench.judge")),
     "kit": Verb("", "gather all wheels for machines without a network", bare("common.setup.kit")),
 }
 

@@ -39,6 +39,11 @@ class RequestRecord:
         return [after - before for before, after in zip(self.chunks, self.chunks[1:], strict=False)]
 
     @property
+    def p99_itl(self) -> float:
+        """Return the 99th percentile of its own gaps; 0 for an answer in one chunk, which meets any objective."""
+        return percentiles(self.itl)["p99"] if self.itl else 0.0
+
+    @property
     def tpot(self) -> float:
         """Return 0 for an answer of one token, which meets any objective."""
         return (self.e2el - self.ttft) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
@@ -87,8 +92,12 @@ class LoadResult:
 
     def goodput(self, objectives: Mapping[str, float]) -> float:
         """Return requests per second that meet every objective, such as {"ttft": 0.2, "tpot": 0.05}, in seconds."""
-        met = [all(getattr(record, name) <= most for name, most in objectives.items()) for record in self.successful]
-        return sum(met) / self.seconds
+        return len(self.meeting(objectives)) / self.seconds
+
+    def meeting(self, objectives: Mapping[str, float]) -> list[RequestRecord]:
+        """Return the successful requests that meet every objective."""
+        keeps = objectives.items()
+        return [record for record in self.successful if all(getattr(record, name) <= most for name, most in keeps)]
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Return `percentiles` of every metric that has values."""

@@ -31,7 +31,7 @@ from common.terminal import note, run_to_end
 from .client import Connections, Target, ask, closed_loop, open_loop, poisson_arrivals, run, served_models
 from .documents import write_json
 from .metrics import LoadResult
-from .workloads import WORKLOADS, worded_jobs
+from .workloads import WORKLOADS, Job, worded_jobs
 
 CONCURRENCIES = [1, 4, 8, 16, 32, 64]
 REQUESTS, REQUESTS_PER_CLIENT = 64, 4
@@ -50,15 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse_arguments(arguments)
     results: dict[float, LoadResult] = {}
     try:
-        target = run(find_target(args))
+        [first] = worded_jobs(args.workload, 1, args.prompt_tokens, args.output_tokens, seed=args.seed)
+        target = run(find_target(args, first))
         with suppress(KeyboardInterrupt):  # what is complete is reported
             measure(args, target, results)
         interrupted = len(results) < len(args.loads)
         if results:
             report(args, result_document(args, target, results, interrupted))
     except (ValueError, OSError, httpx.HTTPError, httpx.InvalidURL) as error:
-        unreachable = f"no server answers at {args.url}: " if isinstance(error, httpx.TransportError) else ""
-        note(f"error: {unreachable}{str(error) or type(error).__name__}")
+        note(f"error: {refusal(error, args.url)}")
         return 1
     if interrupted:
         note(f"interrupted: {len(results)} of {len(args.loads)} runs are complete")
@@ -138,8 +138,11 @@ def objectives(text: str) -> dict[str, float]:
 # ---- The runs ----
 
 
-async def find_target(args: argparse.Namespace) -> Target:
-    """Return the model to ask, after one request that it has answered. Raise ValueError that says why it has not."""
+async def find_target(args: argparse.Namespace, first: Job) -> Target:
+    """Return the model to ask, after one request that it has answered. Raise ValueError that says why it has not.
+
+    args: has url, api_key, model and endpoint.
+    """
     async with Connections(args.url, args.api_key) as connections:
         models = [model["id"] for model in await served_models(connections)]
         if args.model and models and args.model not in models:
@@ -147,11 +150,18 @@ async def find_target(args: argparse.Namespace) -> Target:
         if not (args.model or models):
             raise ValueError(f"{args.url} does not list its models: name one with --model, if the URL is right")
         target = Target(args.model or models[0], args.endpoint)
-        [job] = worded_jobs(args.workload, 1, args.prompt_tokens, args.output_tokens, seed=args.seed)
-        record = await ask(connections, target, job)
+        record = await ask(connections, target, first)
         if not record.success:
             raise ValueError(f"the first request failed: {record.error}")
     return target
+
+
+def refusal(error: Exception, url: str) -> str:
+    """Return what an error of a server, or of the way to it, means."""
+    import httpx
+
+    unreachable = f"no server answers at {url}: " if isinstance(error, httpx.TransportError) else ""
+    return f"{unreachable}{str(error) or type(error).__name__}"
 
 
 def measure(args: argparse.Namespace, target: Target, results: dict[float, LoadResult]) -> None:

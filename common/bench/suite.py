@@ -205,7 +205,7 @@ class Suite:
             "missing": {side: answer["missing"] for side, answer in repeats[0].items() if "missing" in answer},
             "reference_ms": [{side: answer["reference_ms"] for side, answer in each.items()} for each in repeats],
             "sides": {side: aggregate([each[side] for each in figures]) for side in there},
-            "headline": summary.headline_entry(benchmark, sizes, repeats),
+            "headline": summary.headline_entry(benchmark.headline, sizes, repeats),
             "seconds": sum(answer["seconds"] for answer in answers),
         }
         if path := self.document_of(benchmark):

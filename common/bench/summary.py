@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import InvalidInput
 from .documents import read_json
-from .harness import Benchmark, Figures, spread
+from .harness import Figures, Headline, spread
 from .plots import short
 
 FORMAT, SCHEMA = "llm-course-results", 1
@@ -48,9 +48,8 @@ def entry_of(document: Mapping[str, Any]) -> dict[str, Any]:
     return entry | {key: document["hardware"][key] for key in ("commit", "date")}
 
 
-def headline_entry(benchmark: Benchmark, sizes: dict, repeats: Sequence[Mapping[str, dict]]) -> dict[str, Any]:
+def headline_entry(headline: Headline | None, sizes: dict, repeats: Sequence[Mapping[str, dict]]) -> dict[str, Any]:
     """Return the headline's part of an entry. repeats: the answers of the sides in each, as the harness has them."""
-    headline = benchmark.headline
     if headline is None:
         return {}
     if missing := [side for side in headline.sides if any("figures" not in repeat.get(side, {}) for repeat in repeats)]:

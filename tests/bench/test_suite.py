@@ -187,7 +187,7 @@ def test_a_drift_between_sides_marks_the_ratio_in_file_and_table(write, tmp_path
 def test_above_one_is_better(write, more_is_better, ratio):
     benchmark = write("", headline=replace(HEADLINE, more_is_better=more_is_better))
     answers = {side: {"figures": {"value": value}, "reference_ms": [1, 1]} for side, value in VALUES.items()}
-    assert summary.headline_entry(benchmark, {"length": 8}, [answers])["ratio"]["median"] == ratio
+    assert summary.headline_entry(benchmark.headline, {"length": 8}, [answers])["ratio"]["median"] == ratio
 
 
 # ---- The command line ----

@@ -26,11 +26,11 @@ from ..hardware import slugify
 from ..plots import place, short
 from .drawing import draw
 from .panels import FEW, Group, over_first
-from .sources import HERE, Results, collect
+from .sources import HERE, JUDGE, Results, collect
 
 LEAST_DRIFT = 1.1  # slowest over fastest of the reference product, from which on it is said at the top
 SETS = {"quick": "the quick benchmark", "full": "the whole benchmark", "gpu": "the GPU benchmark"}
-SETS |= {"large": SETS["full"], "large-quick": SETS["quick"]}
+SETS |= {"large": SETS["full"], "large-quick": SETS["quick"], JUDGE: "the capstone"}
 KINDS = ("gains", "stairs", "absolute")  # of panels
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -99,6 +99,8 @@ def shown(group: Group, out: Path) -> dict[str, Any]:
 
 def lead(group: Group) -> str:
     """Return how far the staircase leads with the most clients: the median of a class; fewer machines are named."""
+    if group.is_capstone:
+        return "What each server gives within the objectives, over the reference on the same machine."
     if not group.with_course:
         return "Each stage against the one before it."
     clients = group.with_course[0].ends[-1][1]

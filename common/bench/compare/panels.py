@@ -20,7 +20,7 @@ from common.errors import counted
 from .. import plots
 from ..harness import spread
 from ..plots import short
-from .sources import COURSE, SPREAD, Results
+from .sources import COURSE, JUDGE, SPREAD, Results
 
 # What a stage adds, and what its headline shows to be better, in a few words; the entry's title says it exactly.
 STORY = {
@@ -103,6 +103,7 @@ class Group:
     def __init__(self, members: Sequence[Results]):
         self.members = members
         self.is_class = len(members) >= LEAST
+        self.is_capstone = members[0].size_set == JUDGE
         self.with_course = [results for results in members if results.course]
         self.odd = odd_machines(members)
         labels = [results.label for results in members]
@@ -154,7 +155,7 @@ def gains(group: Group) -> Panel:
         for name in names:
             entry = results.entries.get(name)
             figure = entry and entry["ratio"] | {"doubt": entry["doubt"]}
-            if entry and not group.is_class:
+            if entry and (group.is_capstone or not group.is_class):
                 sides = " → ".join(short(side["median"]) for side in entry["sides"].values())
                 figure |= {"more": f"{sides} {entry['unit']}"}
             figures.append(figure)
@@ -163,6 +164,9 @@ def gains(group: Group) -> Panel:
     if group.is_class:
         columns.append(median_of(columns))
     rows = [(story(name), STORY.get(name[:2], ("", ""))[1]) for name in names]
+    if group.is_capstone:
+        title = group.members[0].entries[JUDGE]["title"]
+        return Panel("gains", "The capstone", f"Over the reference: {title}.", [("goodput", "")], columns, names)
     text = (
         "Each stage against the one before it, under the load that its lesson is about: above 1 is better. "
         "Stage 01 has none before it: its row is how much dearer a token becomes in a long sequence. "

@@ -21,6 +21,7 @@ from ..plots import place
 from ..summary import entry_of, read_summary
 
 COURSE = "bench"  # the benchmark of all stages under one load
+JUDGE = "judge"  # the size set of the capstone's results, and their only benchmark
 HERE = ROOT / "results"  # where `bench` writes about this machine
 COMMITTED = ROOT / "common" / "bench" / "results"
 SPREAD = ("median", "min", "max")

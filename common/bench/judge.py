@@ -1,0 +1,238 @@
+"""Judges a server: how much it gives while first tokens and gaps keep their objectives, beside the reference here.
+
+    python3 course.py judge http://127.0.0.1:8000
+    python3 course.py judge http://127.0.0.1:8000 --out results/anna.json --seed 7
+    python3 course.py judge http://127.0.0.1:8000 --ttft-ms 300 --itl-ms 40 --reference "06 --token-budget 128"
+
+The server is any that speaks OpenAI's API on this machine. It runs already; the reference, a stage of the course, is
+started for each of its turns. They take turns, in alternating order, under the same load: questions to a help desk,
+with the same rules before each, and one question in five below one of three long handbooks. Requests arrive at random
+(Poisson), 2 a second, then 4, 8, 16 and 32, until fewer than half of them meet the objectives.
+
+A request meets them if its first token comes within --ttft-ms, and 99 percent of the gaps between its chunks are
+within --itl-ms. Goodput is the requests that do, per second of the run; the best of all rates is the score. Only
+standard fields are sent, at temperature 0: an answer ends where the model ends it, or at its limit. So requests are the
+same work only for the same model: where few answers are the reference's, the score is marked with "?".
+
+A server that has been asked these questions before may have cached them: restart it, or give another --seed.
+It takes about four minutes, and the file that it writes is for `course.py compare`. Ctrl-C ends it without a file.
+"""
+
+import argparse
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from common.checkpoints.corpus import SYSTEM_PROMPTS, terms
+from common.errors import InvalidInput
+from common.terminal import note, run_to_end
+
+from . import summary
+from .ceilings import ceilings, reference_ms
+from .client import Connections, Target, ask, closed_loop, open_loop, poisson_arrivals, run
+from .compare.sources import JUDGE
+from .documents import write_json
+from .hardware import hardware, slug
+from .harness import Headline, alternate
+from .load import running_server
+from .metrics import LoadResult
+from .plots import short
+from .serve import find_target, point_figures, positive, refusal
+from .settings import Settings
+from .suite import RESULTS
+from .workloads import Job, worded_jobs
+
+RATES, SECONDS, LEAST_REQUESTS = (2, 4, 8, 16, 32), 8, 24  # at each rate: requests for so many seconds
+ALONE = 10  # requests that come one at a time, before the first rate
+EVERY_LONG, HANDBOOKS, PARAGRAPHS = 5, 3, 30  # one request in five is below a handbook of about a thousand tokens
+MOST_TOKENS = 192  # of an answer
+SAME_MODEL = 0.5  # the share of equal answers from which on both sides run the same model
+SIDES = ("reference", "server")
+HEADLINE = Headline(
+    "goodput: first token within {ttft_ms} ms, a request's p99 gap within {itl_ms} ms",
+    "requests/s",
+    SIDES,
+    lambda _, side: side["goodput"],
+)
+ROW = "{:<9} {:>5} {:>8} {:>8} | {:>8} {:>7} | {:>7} {:>7} | {:>4} {:>4} {:>6}"
+HEADS = ("", "rate", "goodput", "tokens/s", "TTFT p50", "p99, ms", "ITL p50", "p99, ms", "late", "slow", "failed")
+Row = dict[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Judge the server that the command line names, and write a results file; return the exit status."""
+    import httpx
+
+    args = parse_arguments(arguments)
+    try:
+        target = run(find_target(args, first_job(args)))
+        document = judge(args, target)
+    except (ValueError, OSError, RuntimeError, httpx.HTTPError, httpx.InvalidURL) as error:
+        note(f"error: {refusal(error, args.url)}")
+        return 1
+    except KeyboardInterrupt:
+        note("interrupted: nothing is written")
+        return 130
+    path = args.out or RESULTS / f"{slug(document['machine'])}-judge.json"
+    write_json(path, document)
+    print(f"{summary.table(document)}\n{path}")
+    return 0
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("course.py judge", description=__doc__, formatter_class=form)
+    add = parser.add_argument
+    add("url", metavar="URL", help="such as http://127.0.0.1:8000")
+    add("--model", metavar="NAME", help="the server's (default: the first that GET /v1/models lists)")
+    add("--api-key", metavar="KEY", default=os.environ.get("OPENAI_API_KEY"), help="or OPENAI_API_KEY")
+    add("--endpoint", choices=("completions", "chat"), default="chat", help="of both sides (default: chat)")
+    add("--ttft-ms", type=positive, default=300, metavar="MS", help="objective of the first token (default: 300)")
+    add("--itl-ms", type=positive, default=40, metavar="MS", help="objective of a request's p99 gap (default: 40)")
+    add("--reference", default="06", metavar="STAGE", help="with its options, in quotes (default: 06)")
+    add("--seed", type=int, default=0, help="of questions and arrivals (default: 0)")
+    add("--repeats", type=positive, default=2, metavar="N", help="turns of each side (default: 2)")
+    add("--out", type=Path, metavar="FILE", help="default: results/<hardware>-judge.json")
+    return parser.parse_args(arguments)
+
+
+def judge(args: argparse.Namespace, target: Target) -> dict[str, Any]:
+    """Let both sides take their turns; return the results file. Raise InvalidInput if one has no goodput."""
+    place, start = Settings().place(), time.monotonic()
+    machine = hardware(place[0]) | Settings().describe() | {"model": Path(target.model).name} | ceilings(*place)
+    order, repeats, texts = alternate(SIDES, args.repeats), [], {side: {} for side in SIDES}
+    print(f"{target.model}, {args.endpoint}; the reference is stage {args.reference}\n\n{ROW.format(*HEADS)}")
+    for repeat, sides in enumerate(order):
+        repeats.append({})
+        for side in sides:
+            before = reference_ms(*place)
+            rows, answers = take_turn(side, args, target, repeat)
+            texts[side] |= answers
+            figures = {"goodput": max(row["goodput"] for row in rows[1:]), "rows": rows}
+            repeats[-1][side] = {"figures": figures, "reference_ms": [before, reference_ms(*place)]}
+    print(*("\n" + explanation(side, repeats[-1][side]["figures"]["rows"], args) for side in SIDES))
+    for side in SIDES:
+        if not all(repeat[side]["figures"]["goodput"] for repeat in repeats):
+            raise InvalidInput(f"no request met the objectives of the {side}: give larger ones, --ttft-ms and --itl-ms")
+    both = texts["server"].keys() & texts["reference"].keys()
+    same = sum(texts["server"][key] == texts["reference"][key] for key in both)
+    print(f"\n{same} of {len(both)} answers are the same on both sides, word for word.\n")
+    sizes = {name: vars(args)[name] for name in ("ttft_ms", "itl_ms", "reference", "seed")} | {"rates": list(RATES)}
+    headline = summary.headline_entry(HEADLINE, sizes, repeats)
+    if same < SAME_MODEL * len(both):
+        headline["doubt"] = f"only {same} of {len(both)} answers are the reference's, and others are other work"
+    document = {"headline": headline, "sizes": sizes, "order": order, "hardware": machine}
+    document |= {"seconds": time.monotonic() - start, "sides": [summary.figures_of(repeat) for repeat in repeats]}
+    document["reference_ms"] = [{side: each["reference_ms"] for side, each in repeat.items()} for repeat in repeats]
+    entry = summary.entry_of(document) | {"same_answers": [same, len(both)]}
+    least, most = entry["reference_ms"]
+    kind = {"format": summary.FORMAT, "schema": summary.SCHEMA, "size_set": JUDGE, "machine": machine}
+    return kind | {"drift": most / least, "benchmarks": {JUDGE: entry}}
+
+
+def take_turn(side: str, args: argparse.Namespace, target: Target, repeat: int) -> tuple[list[Row], dict]:
+    """Load the server, or a reference that is started for it."""
+    if side == "server":
+        return run(climb(args, target, side, repeat))
+    stage, *options = shlex.split(args.reference)
+    with running_server(stage, Settings(), *options) as url:
+        its = argparse.Namespace(**vars(args) | {"url": url, "api_key": None, "model": None})
+        return run(climb(its, run(find_target(its, first_job(args))), side, repeat))
+
+
+async def climb(args: argparse.Namespace, target: Target, side: str, repeat: int) -> tuple[list[Row], dict]:
+    """Load the server at args.url at each rate, while it keeps the objectives for half of the requests.
+
+    Return a row of figures for each rate, the first one for requests that came one at a time; and all answers' texts.
+    """
+    rows, texts = [], {}
+    async with Connections(args.url, args.api_key) as connections:
+        send = partial(ask, connections, target)
+        for place, rate in enumerate((0, *RATES)):
+            count = max(LEAST_REQUESTS, rate * SECONDS) if rate else ALONE
+            jobs = jobs_of(count, args.seed, 10 * repeat + place)
+            arrivals = poisson_arrivals(count, rate, args.seed) if rate else []
+            result = await (open_loop(jobs, arrivals, send) if rate else closed_loop(jobs, 1, send))
+            rows.append(row := row_of(rate, result, args))
+            print(printed(side, row), flush=True)
+            texts |= {(repeat, rate, i): record.text for i, record in enumerate(result.records) if record.success}
+            if rate and row["met"] < count / 2:
+                break
+    return rows, texts
+
+
+def first_job(args: argparse.Namespace) -> Job:
+    """Return a request that no run sends."""
+    return jobs_of(1, args.seed, -1)[0]
+
+
+def jobs_of(count: int, seed: int, number: int) -> list[Job]:
+    """Return the requests of run `number`: each run has questions of its own, and all the same rules and handbooks."""
+    rng = Random(f"handbooks/{seed}")
+    books = [" ".join(terms.exchange(rng)[1] for _ in range(PARAGRAPHS)) for _ in range(HANDBOOKS)]
+    jobs = worded_jobs("corpus", count, 0, MOST_TOKENS, seed=seed, number=number)
+    read = [[books[place // EVERY_LONG % HANDBOOKS]] * is_long(place) for place in range(count)]
+    texts = ["\n\n".join([SYSTEM_PROMPTS[8], *book, job.prompt]) for book, job in zip(read, jobs, strict=True)]
+    return [replace(job, prompt=text) for job, text in zip(jobs, texts, strict=True)]
+
+
+def is_long(place: int) -> bool:
+    return place % EVERY_LONG == EVERY_LONG - 1
+
+
+# ---- What clients see ----
+
+
+def row_of(rate: int, result: LoadResult, args: argparse.Namespace) -> Row:
+    """Return what the clients saw at one rate, times in seconds.
+
+    late: requests whose first token broke its objective; slow: whose gaps did. long_gaps: those above the objective;
+    beside_prompts: of these the ones while a long prompt waited for its first token.
+    """
+    good, objectives = result.successful, {"ttft": args.ttft_ms / 1e3, "p99_itl": args.itl_ms / 1e3}
+    broken = [sum(getattr(record, name) > most for record in good) for name, most in objectives.items()]
+    waits = [(each.start, each.chunks[0]) for i, each in enumerate(result.records) if is_long(i) and each.success]
+    pairs = [pair for record in good for pair in pairwise(record.chunks)]
+    gaps = [(before, after) for before, after in pairs if after - before > objectives["p99_itl"]]
+    beside = sum(any(start < after and before < end for start, end in waits) for before, after in gaps)
+    met = result.meeting(objectives)
+    row = {"rate": rate, "met": len(met), "late": broken[0], "slow": broken[1]}
+    row |= {"long_gaps": len(gaps), "beside_prompts": beside}
+    row["good_tokens_per_second"] = sum(record.output_tokens for record in met) / result.seconds
+    return point_figures(result, objectives) | row
+
+
+def printed(side: str, row: Row) -> str:
+    times = [short(1e3 * row[name][rank]) if row[name] else "-" for name in ("ttft", "itl") for rank in ("p50", "p99")]
+    rates = [short(row["goodput"]), short(row["good_tokens_per_second"])] if row["rate"] else ["", ""]
+    return ROW.format(side, row["rate"] or "alone", *rates, *times, *(row[name] for name in ("late", "slow", "failed")))
+
+
+def explanation(side: str, rows: Sequence[Row], args: argparse.Namespace) -> str:
+    """Say where a request's time goes at the first rate at which an objective breaks, or at the last rate.
+
+    Prefill is what first tokens take that come one at a time, queue what they take longer under load.
+    """
+    alone, *loaded = rows
+    row = next((each for each in loaded if each["met"] < each["requests"]), loaded[-1])
+    if not (row["ttft"] and alone["ttft"]):
+        return f"The {side} at {row['rate']}/s: {'; '.join(row['failures'])}."
+    first, whole = row["ttft"]["mean"], row["e2el"]["mean"]
+    prefill = min(alone["ttft"]["mean"], first)
+    parts = {"queue": first - prefill, "prefill": prefill, "decode": whole - first}
+    shares = ", ".join(f"{name} {part / whole:.0%}" for name, part in parts.items())
+    said = f"The {side} at {row['rate']}/s: {shares} of a request's {whole:.2f} s. Of {row['requests']} requests "
+    said += f"{row['late']} had a late first token, {row['slow']} slow gaps, and {row['failed']} failed. "
+    beside = f"{row['beside_prompts']} of them while a long prompt waited"
+    return f"{said}{row['long_gaps']} gaps were above {args.itl_ms} ms, {beside}."
+
+
+if __name__ == "__main__":
+    run_to_end(main)

@@ -1,0 +1,116 @@
+"""`judge`: a fixed load on two servers in turn, what the clients saw, and a file that `compare` draws for a class."""
+
+import argparse
+import os
+import signal
+from contextlib import nullcontext
+
+import pytest
+
+from common.bench import judge
+from common.bench.compare.panels import Group
+from common.bench.compare.sources import collect
+from common.bench.documents import read_json
+from common.bench.metrics import LoadResult, RequestRecord
+from tests.helpers.measured_here import shrink_products
+from tests.helpers.openai_stand_in import stand_in
+
+STANDARD = {"model", "messages", "max_tokens", "temperature", "stream", "stream_options"}
+OBJECTIVES = argparse.Namespace(ttft_ms=1000, itl_ms=500)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """A server that stands for both sides, and a load of one rate and few requests."""
+    shrink_products(monkeypatch)
+    monkeypatch.setattr(judge, "RATES", (200,))
+    monkeypatch.setattr(judge, "SECONDS", 0.05)
+    monkeypatch.setattr(judge, "LEAST_REQUESTS", 6)
+    with stand_in() as server:
+        monkeypatch.setattr(judge, "running_server", lambda *_: nullcontext(server.url))
+        yield server
+
+
+def run(server, *options: str) -> int:
+    return judge.main([server.url, "--ttft-ms", "60000", "--itl-ms", "60000", "--repeats", "1", *options])
+
+
+def record(start: float, *chunks: float) -> RequestRecord:
+    return RequestRecord(start, chunks[-1], list(chunks), prompt_tokens=9, output_tokens=len(chunks))
+
+
+def test_the_load_is_seeded_and_no_run_asks_anothers_questions():
+    first, second = (judge.jobs_of(20, 1, number) for number in (0, 1))
+    assert first == judge.jobs_of(20, 1, 0) and not any(job.ignore_eos for job in first)
+    assert len({job.prompt for job in first + second}) > 30, "a question of the corpus may come twice"
+    assert all(job.prompt.startswith(judge.SYSTEM_PROMPTS[8]) for job in first + second)
+    long = [len(job.prompt) > 2000 for job in first]
+    assert long == [judge.is_long(place) for place in range(20)] and sum(long) == 4
+
+
+def test_what_clients_saw_of_a_known_schedule():
+    """The fifth request has the long prompt, and the second one's long gap comes while that one waits."""
+    fast, gap, late = record(0, 0.5, 0.6, 0.7), record(0, 0.5, 1.5, 1.6), record(0, 1.2, 1.3)
+    failed, long = RequestRecord(0, error="full"), record(1, 1.4, 1.5)
+    row = judge.row_of(4, LoadResult([fast, gap, late, failed, long], 2.0), OBJECTIVES)
+    assert {name: row[name] for name in ("rate", "met", "late", "slow", "failed", "goodput")} == {
+        "rate": 4, "met": 2, "late": 1, "slow": 1, "failed": 1, "goodput": 1.0,
+    }  # fmt: skip
+    assert (row["long_gaps"], row["beside_prompts"], row["good_tokens_per_second"]) == (1, 1, 2.5)
+    alone = judge.row_of(0, LoadResult([record(0, 0.26, 0.36)], 0.4), OBJECTIVES)
+    said = judge.explanation("server", [alone, row], OBJECTIVES)
+    assert "The server at 4/s: queue 31%, prefill 21%, decode 48% of a request's 1.25 s." in said
+    assert said.endswith("1 gaps were above 500 ms, 1 of them while a long prompt waited.")
+    none = judge.row_of(4, LoadResult([failed], 1.0), OBJECTIVES)
+    assert judge.explanation("server", [alone, none], OBJECTIVES) == "The server at 4/s: full."
+
+
+def test_both_sides_get_the_same_standard_requests_and_compare_draws_the_files(server, tmp_path, capsys):
+    paths = [tmp_path / f"{name}.json" for name in ("anna", "ben", "cleo", "dan")]
+    for path in paths:
+        assert run(server, "--out", str(path)) == 0
+    assert "16 of 16 answers are the same on both sides" in capsys.readouterr().out
+    requests = server.bodies[1:]  # the first one only asks whether the server answers
+    requests = [body for body in requests if body["max_tokens"] > 0][: 2 * 17]
+    assert all(body.keys() <= STANDARD for body in requests)
+    entry = read_json(paths[0])["benchmarks"]["judge"]
+    assert entry["ratio"]["median"] > 0 and entry["same_answers"] == [16, 16] and entry["order"] == [[*judge.SIDES]]
+    found, refused = collect(paths)
+    [panel] = Group(found).panels()
+    assert refused == [] and panel.title == "The capstone" and "60000 ms" in panel.text
+    assert all("requests/s" in column.figures[0]["more"] for column in panel.columns if not column.is_median)
+
+
+def test_other_answers_than_the_references_are_other_work(server, tmp_path, monkeypatch):
+    rows = [judge.row_of(rate, LoadResult([record(0, 0.1, 0.2)], 1.0), OBJECTIVES) for rate in (0, 2)]
+    monkeypatch.setattr(judge, "take_turn", lambda side, *_: (rows, {(0, 2, i): f"{side} {i < 3}" for i in range(4)}))
+    assert run(server, "--out", str(tmp_path / "other.json")) == 0
+    doubt = read_json(tmp_path / "other.json")["benchmarks"]["judge"]["doubt"]
+    assert doubt == "only 0 of 4 answers are the reference's, and others are other work"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["http://127.0.0.1:9"], "error: no server answers at http://127.0.0.1:9: All connection attempts failed"),
+        (["{url}", "--model", "gpt"], "error: the server has no model 'gpt'; it serves steady, "),
+        (["{url}", "--model", "no-usage"], "error: the first request failed: the server sent no usage"),
+        (["{url}", "--reference", "99"], "error: there is no stage '99': give one of 01_naive"),
+        (["{url}", "--ttft-ms", "1"], "error: no request met the objectives of the reference: give larger ones"),
+    ],
+)
+def test_what_cannot_be_judged_is_told_in_a_sentence(server, options, sentence, monkeypatch, capsys):
+    if "99" in options:
+        monkeypatch.undo()
+    assert judge.main([option.format(url=server.url) for option in options]) == 1
+    assert capsys.readouterr().err.startswith(sentence)
+
+
+def test_control_c_ends_it_without_a_file(server, tmp_path, capsys):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        server.on_request = lambda count: os.kill(os.getpid(), signal.SIGINT) if count == 1 + 8 else None
+        assert run(server, "--out", str(tmp_path / "none.json")) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err.endswith("interrupted: nothing is written\n") and not [*tmp_path.iterdir()]

@@ -24,19 +24,19 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * size**3 / median_seconds(layer, device, [(x,)], graph=False, repeats=5)
 
 
-def copy_bytes_per_second(device: torch.device, nbytes: int | None = None, repeats: int = 10) -> float:
+def copy_bytes_per_second(device: torch.device) -> float:
     """Return bytes read plus bytes written per second by a large copy in the device's memory; the median."""
-    nbytes = nbytes or (2**30 if device.type == "cuda" else 2**26)  # several times what a cache holds
+    nbytes = 2**30 if device.type == "cuda" else 2**26  # several times what a cache holds
     source, target = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
-    return 2 * nbytes / median_seconds(target.copy_, device, [(source,)], repeats=repeats)
+    return 2 * nbytes / median_seconds(target.copy_, device, [(source,)], repeats=10)
 
 
-def read_bytes_per_second(device: torch.device, nbytes: int, repeats: int = 30) -> float:
+def read_bytes_per_second(device: torch.device, nbytes: int) -> float:
     """Return bytes per second of reading the same `nbytes` bytes again and again, the median.
 
     They are read from the level of cache that holds them, as are weights that a decode step reads in each step.
     """
-    return nbytes / median_seconds(torch.sum, device, [(torch.zeros(nbytes // 4, device=device),)], repeats=repeats)
+    return nbytes / median_seconds(torch.sum, device, [(torch.zeros(nbytes // 4, device=device),)])
 
 
 def ceilings(device: torch.device, dtype: torch.dtype) -> dict[str, float]:

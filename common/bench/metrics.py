@@ -105,9 +105,9 @@ class LoadResult:
         return {name: percentiles(values) for name, values in metrics.items() if values}
 
 
-def percentiles(values: Sequence[float], ranks: Sequence[int] = (50, 90, 99)) -> dict[str, float]:
+def percentiles(values: Sequence[float]) -> dict[str, float]:
     """Return {"mean", "p50", "p90", "p99"}, interpolated linearly. Raise ValueError if there are no values."""
     if not values:
         raise ValueError("there are no values to take percentiles of")
-    by_rank = {f"p{rank}": float(numpy.percentile(values, rank)) for rank in ranks}
+    by_rank = {f"p{rank}": float(numpy.percentile(values, rank)) for rank in (50, 90, 99)}
     return {"mean": float(numpy.mean(values)), **by_rank}

@@ -39,32 +39,7 @@ DARK = {  # for each colour, the one that stands for it on a dark page
     "#7b4a9e": "#b98adb", "#e0591b": "#ff8a55", "#2b2b38": "#c9ccd6",
 }  # fmt: skip
 WIDTH_INCHES, DPI = 10.0, 160  # 1600 pixels, and 12 point type is still legible at half of them
-STYLE = {
-    "font.size": 12,
-    "figure.titlesize": 15,
-    "figure.titleweight": "bold",
-    "figure.labelsize": 8.5,
-    "text.parse_math": False,  # a file's name may have dollar signs
-    "text.color": TEXT,
-    "axes.labelcolor": TEXT,
-    "axes.edgecolor": EDGE,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 12.5,
-    "axes.titlepad": 10,
-    "axes.ymargin": 0.08,
-    "axes.titleweight": "bold",
-    "grid.color": GRID,
-    "xtick.color": TEXT,
-    "ytick.color": TEXT,
-    "ytick.left": False,
-    "lines.linewidth": 2.4,
-    "lines.markersize": 5.5,
-}
+STYLE = Path(__file__).with_suffix(".mplstyle")
 NARROW_INCHES = 5.2  # a phone shows it whole, with its type as large as on paper
 NARROW = {"font.size": 9, "axes.titlesize": 9, "figure.titlesize": 12, "figure.labelsize": 6.5}
 
@@ -93,7 +68,7 @@ def page(
     from matplotlib.figure import Figure
 
     width, line_length = (NARROW_INCHES, 95) if narrow else (WIDTH_INCHES, 140)  # characters of small print
-    with matplotlib.rc_context(STYLE | (NARROW if narrow else {})):
+    with matplotlib.rc_context(NARROW if narrow else {}, STYLE):
         figure = Figure(figsize=(width, height), dpi=DPI * WIDTH_INCHES / width, layout="constrained")
         figure.get_layout_engine().set(wspace=0.06, hspace=0.08, w_pad=0.1, h_pad=0.1)
         cells = mosaic or [[f"{row} {column}" for column in range(columns)] for row in range(rows)]

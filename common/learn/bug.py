@@ -19,8 +19,7 @@ from typing import NamedTuple
 from common.setup.environment import prepare_environment, python_of
 from common.stages import stage_folder, stage_folders
 
-from .faults import FAULTS, Fault
-from .faults.reproduce import HEAD
+from .faults import FAULTS, HEAD, Fault
 from .start import CONTRACT, ROOT, expect_free, set_aside
 
 LEFT_OUT = ["*.pyc", "*.png", "results", "work"]
@@ -88,7 +87,7 @@ def make(fault: Fault, root: Path, folder: Path) -> None:
         copy(root / part, folder / part, "learn")  # or a search for the fault's code would find its description
     fault.plant(folder)
     script = folder / "reproduce.py"
-    head = HEAD.format(
+    head = HEAD.read_text(encoding="utf-8").format(
         number=fault.number,
         symptom=fault.symptom,
         python=python_to_type(),

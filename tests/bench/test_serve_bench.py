@@ -11,7 +11,7 @@ import pytest
 
 from common.bench import serve
 from common.bench.client import Connections, Target, ask, closed_loop, open_loop, poisson_arrivals
-from common.bench.metrics import LoadResult, RequestRecord
+from common.bench.metrics import LoadResult, RequestRecord, percentiles
 from common.bench.workloads import WORKLOADS, Job, worded_jobs
 from common.stages import ROOT
 from tests.helpers.openai_stand_in import FAILURES, FIRST, GAP, KEY, MODELS, stand_in
@@ -115,24 +115,31 @@ def test_runs_are_seeded_equally_long_and_begin_with_other_words(workload):
 # ---- Figures ----
 
 
-def test_the_figures_of_a_known_schedule():
+def test_the_figures_of_a_known_schedule_are_those_of_vllm_bench_serve():
+    """Within ten seconds three tokens in three chunks, four in two, one in one, and failures, which count nowhere."""
     records = [
-        RequestRecord(start=0.0, end=2.0, chunks=[1.0, 1.5, 2.0], prompt_tokens=10, output_tokens=5),
-        RequestRecord(start=1.0, end=4.0, chunks=[3.0, 4.0], prompt_tokens=20, output_tokens=3),
+        RequestRecord(start=0.0, end=3.0, chunks=[1.0, 2.0, 3.0], prompt_tokens=5, output_tokens=3),
+        RequestRecord(start=1.0, end=4.0, chunks=[2.5, 4.0], prompt_tokens=6, output_tokens=4),
+        RequestRecord(start=2.0, end=2.5, chunks=[2.5], prompt_tokens=7, output_tokens=1),
         RequestRecord(start=1.0, error="full"),
         RequestRecord(start=2.0, error="full"),
-        RequestRecord(start=2.0, error="cut"),
+        RequestRecord(start=2.0, end=9.0, error="cut"),
     ]
-    figures = serve.point_figures(LoadResult(records, 4.0, client_seconds=3.6), {"ttft": 1.5, "tpot": 0.25})
-    assert (figures["requests"], figures["failed"], figures["failures"]) == (5, 3, {"full": 2, "cut": 1})
-    assert (figures["prompt_tokens"], figures["output_tokens"]) == (30, 8)
-    assert (figures["requests_per_second"], figures["output_tokens_per_second"]) == (2 / 4, 8 / 4)
-    assert figures["goodput"] == 1 / 4 and figures["itl"]["mean"] == pytest.approx(2 / 3)
-    assert figures["ttft"] == pytest.approx({"mean": 1.5, "p50": 1.5, "p90": 1.9, "p99": 1.99})
-    assert figures["tpot"]["mean"] == (1 / 4 + 1 / 2) / 2 and figures["e2el"]["p50"] == 2.5
+    result = LoadResult(records, 10.0, client_seconds=9.0)
+    assert result.values("itl") == [1.0, 1.0, 1.5] and result.values("e2el") == [3.0, 3.0, 0.5]
+    assert result.values("tpot") == [(3.0 - 1.0) / 2, (3.0 - 1.5) / 3], "of one token there is none"
+    assert result.processed_per_second == (5 + 2 + 6 + 3 + 7 + 0) / 10
+    assert result.goodput({"ttft": 1.5, "tpot": 0.6, "e2el": 1.0}) == 1 / 10, "one token meets any TPOT"
+    figures = serve.point_figures(result, {"ttft": 1.5, "tpot": 0.6})
+    assert (figures["requests"], figures["failed"], figures["failures"]) == (6, 3, {"full": 2, "cut": 1})
+    assert (figures["prompt_tokens"], figures["output_tokens"], figures["goodput"]) == (18, 8, 2 / 10)
+    assert (figures["requests_per_second"], figures["output_tokens_per_second"]) == (3 / 10, 8 / 10)
+    assert figures["ttft"] == pytest.approx({"mean": 1.0, "p50": 1.0, "p90": 1.4, "p99": 1.49}), "interpolated"
+    with pytest.raises(ValueError, match="no values"):
+        percentiles([])
     document = {"points": [{"rate": 4, **figures}], "axis": "rate", "interrupted": False}
     failed, busy = serve.warnings(document)
-    assert failed == "3 of 5 requests failed, 2 of them with: full"
+    assert failed == "3 of 6 requests failed, 2 of them with: full"
     assert busy == "the load generator was at its limit at rate 4: a part of those latencies is its own"
 
 

@@ -13,6 +13,7 @@ from common.toml import tomllib
 from ..patches import patched, read_hunks
 
 FOLDER = Path(__file__).resolve().parent
+HEAD = FOLDER / "reproduce.txt"  # the beginning of every my/bug_17/reproduce.py
 
 
 class Fault(NamedTuple):
@@ -22,7 +23,7 @@ class Fault(NamedTuple):
     difficulty: 1 (one look at the right function) to 3 (needs an experiment).
     source: "owner/repository#number" on GitHub, or a commit of this repository.
     caught_by: arguments of pytest: the test that fails while the fault is there.
-    reproduce: lines of Python that fail while the fault is there; see HEAD in reproduce.py for the names they use.
+    reproduce: lines of Python that fail while the fault is there; see HEAD for the names they use.
     file: where it is planted, in the stage or in common/. hunks: texts that are there exactly once, and the new ones.
     """
 

@@ -11,7 +11,6 @@ one. What compares code with code, such as tests/course/test_copies.py, does not
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 import time
@@ -26,15 +25,7 @@ from . import FAULTS, Fault
 
 TABLE = Path(__file__).with_name("caught.md")
 BEHAVIOUR = ["tests/test_contract.py", *(f"tests/{name}" for name in ("stages", "common", "serving", "distributed"))]
-HEADER = """# Planted faults, and the tests that catch them
-
-`python -m common.learn.faults --write` wrote this: each fault of this folder, the test that the fault names and that
-fails with it, and the seconds from the start of pytest, with that test alone, to its end, on a machine with two busy
-cores.
-
-| bug | stage | what a user would have seen | caught by | seconds |
-|---|---|---|---|---|
-"""
+RULE = "|---|---|---|---|---|\n"  # below the head of the table
 
 
 def main() -> int:
@@ -94,9 +85,10 @@ def run(folder: Path) -> subprocess.CompletedProcess:
 
 def write_row(fault: Fault, caught: str, seconds: float) -> None:
     """Write one row of the table; the others stay."""
-    rows = {int(row.split("|")[1]): row for row in re.findall(r"^\| \d+ .*$", TABLE.read_text("utf-8"), re.MULTILINE)}
+    head, rule, table = TABLE.read_text(encoding="utf-8").partition(RULE)
+    rows = {int(row.split("|")[1]): row for row in table.splitlines()}
     rows[fault.number] = f"| {fault.number} | {fault.stage} | {fault.symptom} | `{caught}` | {seconds:.0f} |"
-    TABLE.write_text(HEADER + "".join(f"{rows[number]}\n" for number in sorted(rows)), encoding="utf-8")
+    TABLE.write_text(head + rule + "".join(f"{rows[number]}\n" for number in sorted(rows)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -23,9 +23,8 @@ OBJECTIVES = argparse.Namespace(ttft_ms=1000, itl_ms=500)
 def server(monkeypatch):
     """A server that stands for both sides, and a load of one rate and few requests."""
     shrink_products(monkeypatch)
-    monkeypatch.setattr(judge, "RATES", (200,))
-    monkeypatch.setattr(judge, "SECONDS", 0.05)
-    monkeypatch.setattr(judge, "LEAST_REQUESTS", 6)
+    for name, value in {"RATES": (200,), "SECONDS": 0, "LEAST_REQUESTS": 6, "ALONE": 2, "MOST_TOKENS": 8}.items():
+        monkeypatch.setattr(judge, name, value)
     with stand_in() as server:
         monkeypatch.setattr(judge, "running_server", lambda *_: nullcontext(server.url))
         yield server
@@ -59,7 +58,7 @@ def test_what_clients_saw_of_a_known_schedule():
     assert (row["long_gaps"], row["beside_prompts"], row["good_tokens_per_second"]) == (1, 1, 2.5)
     alone = judge.row_of(0, LoadResult([record(0, 0.26, 0.36)], 0.4), OBJECTIVES)
     said = judge.explanation("server", [alone, row], OBJECTIVES)
-    assert "The server at 4/s: queue 31%, prefill 21%, decode 48% of a request's 1.25 s." in said
+    assert "The server at 4/s: queue 38%, prefill 25%, decode 37% of a request's 1.02 s." in said
     assert said.endswith("1 gaps were above 500 ms, 1 of them while a long prompt waited.")
     none = judge.row_of(4, LoadResult([failed], 1.0), OBJECTIVES)
     assert judge.explanation("server", [alone, none], OBJECTIVES) == "The server at 4/s: full."
@@ -69,12 +68,13 @@ def test_both_sides_get_the_same_standard_requests_and_compare_draws_the_files(s
     paths = [tmp_path / f"{name}.json" for name in ("anna", "ben", "cleo", "dan")]
     for path in paths:
         assert run(server, "--out", str(path)) == 0
-    assert "16 of 16 answers are the same on both sides" in capsys.readouterr().out
-    requests = server.bodies[1:]  # the first one only asks whether the server answers
-    requests = [body for body in requests if body["max_tokens"] > 0][: 2 * 17]
-    assert all(body.keys() <= STANDARD for body in requests)
+    assert "8 of 8 answers are the same on both sides" in capsys.readouterr().out
+    assert all(body.keys() <= STANDARD for body in server.bodies)
+    assert len(server.bodies) == 4 * (1 + 2 * 8 + 1), "beside the load each server is asked once whether it answers"
+    asked = [[body["messages"] for body in server.bodies[start : start + 8]] for start in (2, 10)]
+    assert sorted(map(str, asked[0])) == sorted(map(str, asked[1]))
     entry = read_json(paths[0])["benchmarks"]["judge"]
-    assert entry["ratio"]["median"] > 0 and entry["same_answers"] == [16, 16] and entry["order"] == [[*judge.SIDES]]
+    assert entry["ratio"]["median"] > 0 and entry["same_answers"] == [8, 8] and entry["order"] == [[*judge.SIDES]]
     found, refused = collect(paths)
     [panel] = Group(found).panels()
     assert refused == [] and panel.title == "The capstone" and "60000 ms" in panel.text
@@ -109,7 +109,7 @@ def test_what_cannot_be_judged_is_told_in_a_sentence(server, options, sentence, 
 def test_control_c_ends_it_without_a_file(server, tmp_path, capsys):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        server.on_request = lambda count: os.kill(os.getpid(), signal.SIGINT) if count == 1 + 8 else None
+        server.on_request = lambda count: os.kill(os.getpid(), signal.SIGINT) if count == 1 + 4 else None
         assert run(server, "--out", str(tmp_path / "none.json")) == 130
     finally:
         signal.signal(signal.SIGINT, before)

@@ -117,7 +117,7 @@ def judge(args: argparse.Namespace, target: Target) -> dict[str, Any]:
             texts[side] |= answers
             figures = {"goodput": max(row["goodput"] for row in rows[1:]), "rows": rows}
             repeats[-1][side] = {"figures": figures, "reference_ms": [before, reference_ms(*place)]}
-    print(*("\n" + explanation(side, repeats[-1][side]["figures"]["rows"], args) for side in SIDES))
+    print("", *(explanation(side, repeats[-1][side]["figures"]["rows"], args) for side in SIDES), sep="\n")
     for side in SIDES:
         if not all(repeat[side]["figures"]["goodput"] for repeat in repeats):
             raise InvalidInput(f"no request met the objectives of the {side}: give larger ones, --ttft-ms and --itl-ms")

@@ -142,6 +142,11 @@ def lark_grammar(text: str) -> str:
         raise InvalidInput(f"the grammar cannot be read: {shortened(error)}") from error
 
 
+def from_lark(text: str) -> str:
+    """Return a grammar that this program has written in Lark's notation."""
+    return _library().LLMatcher.grammar_from_lark(text)
+
+
 def _short(text: str, name: str) -> str:
     if len(text) > MOST_CHARACTERS:
         raise InvalidInput(f"{name} has more than {MOST_CHARACTERS:,} characters: make it shorter")

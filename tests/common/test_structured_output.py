@@ -22,8 +22,8 @@ from common.structured_output import (
     json_grammar,
     lark_grammar,
     masks,
-    register,
     regex_grammar,
+    register,
 )
 from tests.stages.test_07_speculative_sampling import chi_square_is_ordinary
 

@@ -15,12 +15,12 @@ from tests.helpers.serving_openai import openai_server
 QUESTION = [{"role": "user", "content": "Who is it?"}]
 
 
-class Inner(BaseModel):
+class Inner(BaseModel, extra="forbid"):
     kind: Literal["cat", "dog"]
     legs: Literal[3, 4]
 
 
-class Pet(BaseModel):
+class Pet(BaseModel, extra="forbid"):
     inner: Inner
     loud: bool
 
@@ -76,13 +76,14 @@ def test_parse_returns_a_model(service):
 
 
 def test_both_endpoints_take_both_fields(service):
+    [brace] = service.post("/tokenize", prompt="}").json()["tokens"]
     forms = [
         ({"structured_outputs": {"json": Pet.model_json_schema()}}, Pet.model_validate_json),
         ({"structured_outputs": {"json": json.dumps(Pet.model_json_schema())}}, Pet.model_validate_json),
         ({"structured_outputs": {"regex": "[ab]{2}[0-9]"}}, lambda text: re.fullmatch("[ab]{2}[0-9]", text)[0]),
         ({"structured_outputs": {"choice": ["left", "right"]}}, ["left", "right"].index),
         ({"structured_outputs": {"grammar": 'start: "a" "b"~2'}}, ["abb"].index),
-        ({"response_format": {"type": "json_object"}, "seed": 3}, json.loads),
+        ({"response_format": {"type": "json_object"}, "logit_bias": {str(brace): 100}}, json.loads),
     ]
     for fields, parse in forms:
         body = {"max_tokens": 150, "temperature": 1.0} | fields

@@ -15,9 +15,11 @@ import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
+from . import structured_output
 from .errors import InvalidInput, counted, shortened
 from .loader import Loaded
 from .request import Request, prompt_tokens
@@ -59,6 +61,7 @@ class BaseEngine(ABC):
         self.eos_token_ids = loaded.eos_token_ids
         self.sampling_defaults = loaded.sampling_defaults  # the checkpoint's, for requests over HTTP
         self.requests: dict[str, Request] = {}  # unfinished ones, in order of arrival
+        structured_output.register(loaded)
         self.trace = Trace()
         self.startup_notes = ""  # one line on what the engine has chosen by itself, and why
         self._generated_tokens = 0
@@ -81,6 +84,9 @@ class BaseEngine(ABC):
         for token_id, _ in params.logit_bias:
             if token_id >= (size := self.config.vocab_size):
                 raise InvalidInput(f"logit_bias has token id {token_id}, outside the vocabulary of {size} tokens")
+        if params.structure is not None:
+            params = replace(params, structure=params.structure.begin(self.name))
+            params.structure.check()
         if params.stop and self.tokenizer is None:
             raise InvalidInput("stop strings need a tokenizer and this model has none: use stop_token_ids")
         if request_id is None:
@@ -174,6 +180,8 @@ class BaseEngine(ABC):
                 if not request.finished:
                     request.append(sampled.token_id, sampled.logprobs)
                     self._generated_tokens += 1
+        going = (request for request in unfinished if not request.finished)
+        structured_output.prefetch([request for request in going if request.params.structure is not None])
         return unfinished
 
     def retire_finished(self, requests: Sequence[Request]) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .sampling_params import Row
+from .structured_output import apply_masks
 from .transfers import to_device
 
 
@@ -20,13 +21,14 @@ def apply_penalties(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
     [B, V] -> [B, V]: a new tensor, float32, or the same one if no row wants that. Repetition counts prompt and
     output, as the paper that introduced it does (CTRL); presence and frequency only the output, as OpenAI's do.
-    Before them come the biases, and the tokens that may not end the answer yet: as in vLLM.
+    Before them come the biases, and the tokens that may not end the answer yet: as in vLLM. After them, only the tokens
+    that a structure allows keep their logits.
     """
-    index = [i for i, row in enumerate(rows) if row.params.penalised]
+    index = [i for i, row in enumerate(rows) if row.params.has_penalties]
     if not index:
-        return logits
+        return apply_masks(logits, rows)
     places, logits = to_device(index, torch.int64, logits.device), logits.float()
-    rows, changed = [rows[i] for i in index], logits[places]  # [R, V], a copy
+    everyone, rows, changed = rows, [rows[i] for i in index], logits[places]  # [R, V], a copy
     for row, scores in zip(rows, changed, strict=True):
         if row.params.logit_bias:
             token_ids, biases = zip(*row.params.logit_bias, strict=True)
@@ -47,7 +49,7 @@ def apply_penalties(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     # Dividing would make a negative logit likelier, so that is multiplied.
     scores = torch.where(scores > 0, scores / repetition, scores * repetition)
     changed.view(-1)[seen] = scores - frequency * count - presence * (count > 0)
-    return logits.index_copy(0, places, changed)
+    return apply_masks(logits.index_copy(0, places, changed), everyone)
 
 
 def _places(token_ids: Sequence[Sequence[int]], like: Tensor) -> Tensor:

@@ -60,6 +60,9 @@ class Request:
         self.prompt_token_ids = prompt_token_ids
         ending = (frozenset() if params.ignore_eos else eos_token_ids) | {*params.stop_token_ids}
         self.params = replace(params, ending_token_ids=sorted(ending)) if params.min_tokens else params
+        if params.structure is not None:
+            self.params = replace(self.params, structure=params.structure.begin())
+            params = replace(params, ignore_eos=False)  # an answer that is complete ends
         self.max_tokens = max_tokens
         self.seed = params.resolve_seed()
         self.token_ids: list[int] = []

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Protocol
 
 from .errors import InvalidInput
+from .structured_output import Structure
 
 # The engine's thread compares each character of an answer with every stop string. OpenAI's API allows four.
 MOST_STOPS, MOST_STOP_CHARACTERS, MOST_STOP_TOKENS = 32, 256, 128
@@ -39,6 +40,7 @@ class SamplingParams:
     seed: int | None = None  # None: a random one for each request
     ignore_eos: bool = False
     logprobs: int | None = None  # None: off; n: for the sampled token and the n likeliest
+    structure: Structure | None = None  # the form that the answer must have; Request gives it a state
 
     def __post_init__(self):
         if isinstance(self.stop, str):
@@ -51,6 +53,8 @@ class SamplingParams:
             if not is_allowed(value):
                 # reprlib shortens: a client's value may be a megabyte long.
                 raise InvalidInput(f"{name} must be {allowed}, not {reprlib.repr(value)}")
+        if self.structure is not None and self.min_tokens:
+            raise InvalidInput("min_tokens may contradict the form that the answer must have: leave it out")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidInput(f"min_tokens is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}")
         # One spelling for each meaning, so that equal parameters compare equal and can be hashed.
@@ -71,7 +75,12 @@ class SamplingParams:
 
     @cached_property
     def penalised(self) -> bool:
-        """Return whether penalties, biases or min_tokens change the logits, and so perhaps the likeliest token."""
+        """Return whether anything changes the logits, and so perhaps the likeliest token."""
+        return self.has_penalties or self.structure is not None
+
+    @cached_property
+    def has_penalties(self) -> bool:
+        """Return whether penalties, biases or min_tokens change the logits."""
         penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
         return penalties != (1, 0, 0) or bool(self.logit_bias) or self.min_tokens > 0
 
@@ -140,6 +149,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
         "an integer from 0 to 2**63 - 1, or None",
     ),
     "ignore_eos": (lambda x: isinstance(x, bool), "True or False"),
+    "structure": (lambda x: x is None or isinstance(x, Structure), "a Structure, or None"),
     "logprobs": (lambda x: x is None or (_is_int(x) and 0 <= x <= 20), "an integer from 0 to 20, or None"),
 }
 

@@ -54,6 +54,7 @@ INVALID = {
     "stop_token_ids": [[-1], [1.0], [True], ["1"], 3, "12", None, [1] * 129],
     "seed": [-1, 2**63, 1.0, True, "7"],
     "logprobs": [-1, 21, 1.0, True, "5"],
+    "structure": ["{}", 3, True],
 }
 INVALID_CASES = [(f.name, value) for f in fields(SamplingParams) for value in INVALID[f.name]]
 

@@ -16,6 +16,7 @@ from common.serving.engine_thread import Piece
 from common.serving.errors import dump
 
 from .bodies import Body
+from .structured import NamedTool, parse_calls
 
 SLICE = 16  # tokens
 PAUSE = 0.002  # seconds, several times as long as a slice takes
@@ -63,10 +64,15 @@ class Answer:
             echo = self.echoes[index // self.body.choices]
             text, token_ids, entries = echo.text + text, echo.token_ids + token_ids, echo.logprobs + entries
         stop_reason = self.streams[index].request.stop_reason if self.streams and reason is not None else None
-        fields = {"index": index, **self.content(text, whole, first), "finish_reason": reason}
+        content = self.content(index, text, whole, first, reason is not None)
+        fields = {"index": index, **content, "finish_reason": self.reason(index, reason)}
         requested = self.body.most_logprobs is not None
         logprobs = await self.sliced_logprobs(index, token_ids, entries) if requested else "null"
         return _with(fields | {"stop_reason": stop_reason}, "logprobs", logprobs)
+
+    def reason(self, index: int, reason: str | None) -> str | None:
+        """Return the finish reason that the API has for a request's."""
+        return reason
 
     def json(self, kind: str, choices: Sequence[str], **fields: Any) -> str:
         """Return the JSON of an answer or a chunk, `kind` being one of the two names."""
@@ -105,7 +111,7 @@ class CompletionAnswer(Answer):
         super().__init__(*arguments)
         self.offsets: dict[int, int] = {}  # choice -> characters of the tokens listed so far
 
-    def content(self, text: str, whole: bool, first: bool) -> dict[str, Any]:
+    def content(self, index: int, text: str, whole: bool, first: bool, last: bool) -> dict[str, Any]:
         return {"text": text}
 
     def logprobs(
@@ -136,11 +142,37 @@ class CompletionAnswer(Answer):
 class ChatAnswer(Answer):
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def content(self, text: str, whole: bool, first: bool) -> dict[str, Any]:
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.texts: dict[int, str] = {}  # choice -> its text so far, if it may call tools
+        self.sent: dict[int, tuple[int, int]] = {}  # choice -> characters and calls sent so far
+
+    def content(self, index: int, text: str, whole: bool, first: bool, last: bool) -> dict[str, Any]:
+        fields = {"content": text}
+        if self.body.calls_tools:
+            fields = self.tool_fields(index, text, first, last, numbered=not whole)
         if whole:
-            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+            return {"message": {"role": "assistant", "content": None, "refusal": None} | fields}
         # Send the role with the first text: a chunk of its own would look like the first token.
-        return {"delta": ({"role": "assistant"} if first else {}) | {"content": text}}
+        return {"delta": ({"role": "assistant"} if first else {}) | fields}
+
+    def tool_fields(self, index: int, text: str, first: bool, last: bool, numbered: bool) -> dict[str, Any]:
+        """Return new text and new calls: arguments of a named tool piece by piece, other calls when complete."""
+        if isinstance(self.body.tool_choice, NamedTool):
+            name = self.body.tool_choice.function.name
+            calls = [call(name, text) if first else {"function": {"arguments": text}}]
+            return {"tool_calls": [{"index": 0} | one if numbered else one for one in calls]}
+        self.texts[index] = self.texts.get(index, "") + text
+        content, calls = parse_calls(self.texts[index], last)
+        characters, count = self.sent.get(index, (0, 0))
+        self.sent[index] = max(characters, len(content)), len(calls)
+        new = [({"index": i} if numbered else {}) | call(*calls[i]) for i in range(count, len(calls))]
+        return ({"content": content[characters:]} if content[characters:] else {}) | (
+            {"tool_calls": new} if new else {}
+        )
+
+    def reason(self, index: int, reason: str | None) -> str | None:
+        return "tool_calls" if reason == "stop" and self.sent.get(index, (0, 0))[1] else reason
 
     def logprobs(
         self, index: int, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]
@@ -155,6 +187,15 @@ class ChatAnswer(Answer):
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
         token = self.service.token_text(token_id)
         return {"token": token, "logprob": finite(logprob), "bytes": list(token.encode())}
+
+
+def call(name: str, arguments: str) -> dict[str, Any]:
+    """Return a call of a tool, as it appears in a message."""
+    return {
+        "id": f"call_{random.getrandbits(96):024x}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
 
 
 def finite(logprob: float) -> float:

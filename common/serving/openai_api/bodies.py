@@ -4,6 +4,7 @@ A field that would change the answer and is not supported is refused by name: th
 the answer has it. Fields that change nothing, such as `user`, are ignored.
 """
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -13,6 +14,8 @@ from common.sampling import SamplingParams
 from common.sampling_params import MOST_BIASES
 from common.serving.errors import BadRequest
 from common.serving.generate_api import PARAMETERS
+
+from .structured import MOST_TOOLS, NamedTool, ResponseFormat, StructuredOutputs, Tool, tool_grammar
 
 MOST_CHOICES = 128  # the field n, as in OpenAI's API
 MOST_PROMPTS = 2048  # in one call, as in OpenAI's API for embeddings
@@ -24,7 +27,6 @@ IGNORED = {
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -68,6 +70,8 @@ class Body(BaseModel, strict=True, extra="allow"):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @model_validator(mode="after")
     def check(self):
@@ -80,7 +84,16 @@ class Body(BaseModel, strict=True, extra="allow"):
             raise BadRequest(f"unknown field {shortened(name)}", name if len(name) < 80 else None)
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options need a stream: send stream: true with them", "stream_options")
+        if self.response_format is not None and self.structured_outputs is not None:
+            raise BadRequest(
+                "response_format and structured_outputs contradict each other: give one", "response_format"
+            )
         return self
+
+    def grammar(self, template: str) -> str | None:
+        """Return the grammar of the answer, None for a free one. template: the chat template, "" if there is none."""
+        form = self.structured_outputs or self.response_format
+        return form and form.grammar()
 
     def params(self, defaults: dict[str, float]) -> SamplingParams:
         """Return the parameters: the body's, then the defaults, then the API's own (temperature and top_p are 1)."""
@@ -135,14 +148,19 @@ class CompletionBody(Body):
         return self.logprobs
 
 
+TEXT = ResponseFormat(type="text")
+
+
 class TextPart(BaseModel, strict=True, extra="allow"):
     type: Literal["text"]
     text: str
 
 
 class Message(BaseModel, strict=True, extra="allow"):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], FAIL_FAST] | None = None
+    tool_calls: list[dict[str, Any]] | None = None  # of an earlier answer, with arguments as JSON
+    tool_call_id: str | None = None
 
     @model_validator(mode="after")
     def check(self):
@@ -153,11 +171,24 @@ class Message(BaseModel, strict=True, extra="allow"):
             raise BadRequest(f"a message of the role {self.role!r} has no content: give a text", "messages")
         return self
 
-    def plain(self) -> dict[str, str]:
+    def plain(self) -> dict[str, Any]:
         """Return the message as chat templates expect it: the content one text, the role "system" for developers."""
         content = self.content or ""
         text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+        plain = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.tool_calls:
+            plain["tool_calls"] = [_with_arguments(call) for call in self.tool_calls]
+        return plain
+
+
+def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a call of an earlier answer as templates expect it: its arguments an object."""
+    try:
+        function = call["function"] | {"arguments": json.loads(call["function"]["arguments"])}
+    except (KeyError, TypeError, ValueError) as error:
+        message = 'tool_calls need {"function": {"name", "arguments"}}, with arguments as the text of a JSON object'
+        raise BadRequest(message, "messages") from error
+    return call | {"function": function}
 
 
 class ChatBody(Body):
@@ -167,13 +198,28 @@ class ChatBody(Body):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None  # None: auto, if there are tools
     chat_template_kwargs: dict[str, Any] | None = None  # variables of the template, such as enable_thinking for Qwen3
 
     @model_validator(mode="after")
     def check_logprobs(self):
         if self.top_logprobs and not self.logprobs:
             raise BadRequest("top_logprobs needs log-probabilities: send logprobs: true with it", "top_logprobs")
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise BadRequest("tool_choice needs tools: send them with it", "tool_choice")
+        if self.calls_tools and (self.structured_outputs or (self.response_format or TEXT).type != "text"):
+            raise BadRequest("tools give the answer another form than response_format: send tool_choice none", "tools")
         return self
+
+    @property
+    def calls_tools(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
+
+    def grammar(self, template: str) -> str | None:
+        if not self.calls_tools:
+            return super().grammar(template)
+        return tool_grammar(self.tools, self.tool_choice or "auto", template)
 
     @property
     def most_tokens(self) -> int | None:

@@ -18,12 +18,15 @@ from common.request import check_characters, check_prompt_length, prompt_tokens
 from common.serving.engine_thread import Piece
 from common.serving.errors import BadRequest, EngineDead, Json, dump, error_object
 from common.serving.scoring import ScoringParams
+from common.structured_output import Structure
 
 from .answers import FAILED, Answer, ChatAnswer, CompletionAnswer
 from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Message, StreamOptions, TokenizeBody
+from .structured import Tool
 
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
 VERSION = "1.0.0"
+COMPILE_SECONDS = 5
 NOT_COMPLETED = "the request could not be completed: send it again"
 
 
@@ -72,7 +75,13 @@ class Service:
                 f"one call for {answers} answers, but the queue takes {self.thread.max_queue}: ask for fewer"
             )
 
-    def chat_tokens(self, messages: Sequence[Message], generate: bool = True, options: dict | None = None) -> list[int]:
+    def chat_tokens(
+        self,
+        messages: Sequence[Message],
+        generate: bool = True,
+        options: dict | None = None,
+        tools: Sequence[Tool] | None = None,
+    ) -> list[int]:
         """Return the token ids of messages in the checkpoint's chat template. Raise BadRequest if it refuses them."""
         if self.tokenizer is None or self.tokenizer.chat_template is None:
             raise BadRequest(f"the model {self.name!r} has no chat template: use /v1/completions", "messages")
@@ -84,7 +93,8 @@ class Service:
         check_prompt_length(sum(len(one["content"]) for one in plain), self.tokenizer, self.engine.config)
         try:
             check_characters(json.dumps([plain, options], ensure_ascii=False))
-            return template(plain, add_generation_prompt=generate, return_dict=True, **options)["input_ids"]
+            tools = [tool.model_dump(exclude_none=True) for tool in tools] if tools else None
+            return template(plain, tools, add_generation_prompt=generate, return_dict=True, **options)["input_ids"]
         except Exception as error:  # a template is a program of the checkpoint's authors, and may raise anything
             raise BadRequest(f"the chat template refuses these messages: {shortened(error)}", "messages") from error
 
@@ -93,6 +103,13 @@ class Service:
     ) -> Answer:
         """Queue a request for each choice of each prompt, and one for each prompt to be scored: all or none."""
         params, choices, scored = body.params(self.defaults), [], []
+        if (grammar := body.grammar(getattr(self.tokenizer, "chat_template", None) or "")) is not None:
+            structure = Structure(grammar, self.engine.name)
+            try:  # beside the engine and the event loop
+                await asyncio.wait_for(asyncio.to_thread(structure.check), COMPILE_SECONDS)
+            except asyncio.TimeoutError as error:
+                raise BadRequest(f"the form takes more than {COMPILE_SECONDS} s to compile: simplify it") from error
+            params = replace(params, structure=structure)
         if body.scores_prompts:
             scored = [(prompt, ScoringParams(max_tokens=1, logprobs=params.logprobs)) for prompt in prompts]
         if body.max_tokens != 0 or not body.echoes:
@@ -176,7 +193,9 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/chat/completions")
     async def chat_completions(http: Request, body: ChatBody):
         service.check(body, 1)
-        prompt = await service.thread.beside(service.chat_tokens, body.messages, True, body.chat_template_kwargs)
+        prompt = await service.thread.beside(
+            service.chat_tokens, body.messages, True, body.chat_template_kwargs, body.tools
+        )
         return await service.respond(http, ChatAnswer, body, [prompt])
 
     @routes.get("/v1/models")

@@ -1,0 +1,164 @@
+"""The fields of a body that give its answer a form, and tool calls: their grammar, and how they are found in a text.
+
+A call is written as Qwen's templates teach it, each between two tags, or bare where a template knows no calls:
+
+    <tool_call>
+    {"name": "weather", "arguments": {"city": "Paris"}}
+    </tool_call>
+
+The grammar fixes each character outside of the arguments, so a text is taken apart without guessing.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from common import structured_output
+from common.serving.errors import BadRequest
+from common.structured_output import choice_grammar, json_grammar, lark_grammar, regex_grammar
+
+TAG, END = "<tool_call>", "</tool_call>"
+CALL = re.compile(r'\{"name": "([\w-]+)", "arguments": ')
+MOST_TOOLS = 128  # as in OpenAI's API
+
+
+class JsonSchema(BaseModel, strict=True):
+    """A schema with a name. Unless it is strict, keywords that cannot be enforced are ignored."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field({}, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel, strict=True, extra="forbid"):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def check(self):
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise BadRequest("response_format needs a json_schema if, and only if, its type is json_schema")
+        return self
+
+    def grammar(self) -> str | None:
+        if self.type == "json_schema":
+            return json_grammar(self.json_schema.schema_, lenient=not self.json_schema.strict)
+        return json_grammar({"type": "object"}) if self.type == "json_object" else None
+
+
+class StructuredOutputs(BaseModel, strict=True, extra="forbid"):
+    """vLLM's field: exactly one of these."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar_: str | None = Field(None, alias="grammar")
+
+    @model_validator(mode="after")
+    def check(self):
+        if len(self.model_fields_set) != 1:
+            raise BadRequest("structured_outputs needs exactly one of json, json_object, regex, choice, grammar")
+        return self
+
+    def grammar(self) -> str:
+        if self.regex is not None:
+            return regex_grammar(self.regex)
+        if self.choice is not None:
+            return choice_grammar(self.choice)
+        if self.grammar_ is not None:
+            return lark_grammar(self.grammar_)
+        schema = {"type": "object"} if self.json_object else self.json_
+        try:
+            return json_grammar(json.loads(schema) if isinstance(schema, str) else schema)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"structured_outputs.json is no schema: {error}", "structured_outputs") from error
+
+
+class Function(BaseModel, strict=True):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def schema_of_arguments(self) -> dict[str, Any]:
+        return {"type": "object"} | (self.parameters or {})
+
+
+class Tool(BaseModel, strict=True):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(BaseModel, strict=True):
+    name: str
+
+
+class NamedTool(BaseModel, strict=True):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+def tool_grammar(tools: Sequence[Tool], choice: str | NamedTool, template: str) -> str:
+    """Return the grammar of answers that call tools. template: the model's chat template.
+
+    A named tool: its arguments alone. "required": at least one call. "auto": text, and calls if the model begins one;
+    raise BadRequest if the template teaches no format of calls.
+    """
+    if isinstance(choice, NamedTool):
+        for tool in tools:
+            if tool.function.name == choice.function.name:
+                return json_grammar(tool.function.schema_of_arguments(), lenient=not tool.function.strict)
+        raise BadRequest(f"tool_choice names {choice.function.name!r}, which is not in tools", "tool_choice")
+    if choice == "auto" and TAG not in template:
+        message = (
+            "tool_choice 'auto' needs a chat template with a known format of calls: send 'required' or name a tool"
+        )
+        raise BadRequest(message, "tool_choice")
+    bodies = []
+    for tool in tools:
+        [grammar] = json.loads(json_grammar(tool.function.schema_of_arguments(), not tool.function.strict))["grammars"]
+        begin = json.dumps(f'{{"name": "{tool.function.name}", "arguments": ')
+        bodies.append(f'{begin} %json {json.dumps(grammar["json_schema"])} "}}"')
+    call = f"body: {' | '.join(bodies)}\n"
+    if TAG not in template:
+        return structured_output.from_lark(call + "start: body\n")
+    rest = f'rest: "\\n" body "\\n{END}"\n'
+    if choice == "required":
+        return structured_output.from_lark(call + rest + f'start: call ("\\n" call)*\ncall: "{TAG}" rest\n')
+    # A lazy terminal ends where the tag does; before it there may be any text.
+    return structured_output.from_lark(
+        call + rest + f'start: (tag rest)* TEXT\ntag[lazy]: TEXT "{TAG}"\nTEXT: /(.|\\n)*/\n'
+    )
+
+
+def parse_calls(text: str, done: bool) -> tuple[str, list[tuple[str, str]]]:
+    """Return what a text says before its first call, and (name, arguments as JSON) of each call.
+
+    Unless the text is done, without its last call if that is incomplete, and without what may begin a tag.
+    """
+    calls, first = [], None
+    for match in CALL.finditer(text):
+        if first is None:
+            first = text.rfind(TAG, 0, match.start())
+            first = match.start() if first < 0 else first
+        try:
+            end = json.JSONDecoder().raw_decode(text, match.end())[1]
+        except json.JSONDecodeError:
+            if not done:
+                break
+            end = len(text)
+        calls.append((match[1], text[match.end() : end]))
+    if first is not None:
+        return text[:first], calls
+    if not done:
+        start = max(text.rfind("<"), text.rfind("{"))
+        place = text.find(TAG)
+        if place < 0 and start >= 0 and (TAG.startswith(text[start:]) or text[start:] in '{"name": "'):
+            place = start
+        text = text[:place] if place >= 0 else text
+    return text, calls

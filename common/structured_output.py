@@ -1,0 +1,271 @@
+"""Structured output: which tokens a grammar allows next, as one packed bitmask for the batch.
+
+A grammar comes from a JSON schema, a regular expression, a list of choices or a grammar in Lark's notation. llguidance
+compiles it, once for all requests that share it, and keeps a request's state. That state is a function of the
+request's tokens, so nothing is lost when a request is preempted or begins again on another worker: its tokens are read
+again. The sampler's rows carry their tokens, those of draft tokens too, so a row's mask is that of the state it has.
+
+    commit: tokens of step n ──> prefetch ── masks of step n + 1, on a thread of its own ──┐
+                                 schedule, run the model ───────────────────────────────> sample
+
+vLLM and SGLang have the same parts: a grammar manager, a bitmask, a kernel that applies it.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from .errors import InvalidInput, shortened
+from .transfers import to_device
+
+MOST_CHARACTERS, MOST_DEPTH = 100_000, 64  # of a schema; a library that recurses deeper may overflow its stack
+COMPILED = 64  # grammars that are kept
+# Between two parts of JSON. Endless blanks are valid JSON too, and a model at a temperature finds its way there.
+WHITESPACE = "[ ]?"
+ANYTHING = -1  # 32 bits that allow 32 tokens
+
+log = logging.getLogger("structured_output")
+_pool = ThreadPoolExecutor(1, "masks")
+_vocabularies: dict[str, Any] = {}  # by the name of the model: Loaded
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The form that an answer must have. grammar: as llguidance writes it. model: whose tokens it is matched with.
+
+    Equal structures share what is compiled. `begin` returns one with a state of its own; pickled, it has none.
+    """
+
+    grammar: str
+    model: str = ""
+
+    def __reduce__(self):
+        return Structure, (self.grammar, self.model)
+
+    @property
+    def state(self) -> "State":
+        """Return the state of the one request that this object belongs to."""
+        if "_state" not in self.__dict__:
+            object.__setattr__(self, "_state", State(compiled(self.grammar, self.model).deep_copy()))
+        return self._state
+
+    def begin(self, model: str | None = None) -> "Structure":
+        """Return the same structure, without a state yet, for a model."""
+        return Structure(self.grammar, model or self.model)
+
+    def check(self) -> None:
+        """Compile the grammar, if it is new. Raise InvalidInput if it cannot be matched."""
+        compiled(self.grammar, self.model)
+
+
+class State:
+    """How far a grammar has been matched by the output of one request, and the masks known of it."""
+
+    def __init__(self, matcher):
+        self.matcher = matcher
+        self.token_ids: list[int] = []  # what the matcher has read
+        self.masks: dict[int, numpy.ndarray] = {}  # after so many of these tokens
+        self.pending: Future | None = None  # computes masks on the thread of `_pool`
+
+    def advance(self, token_ids: Sequence[int]) -> bool:
+        """Have the matcher read this output and nothing else. Return whether the grammar allows it."""
+        same = len(self.token_ids)
+        if self.token_ids != token_ids[:same]:
+            pairs = enumerate(zip(self.token_ids, token_ids, strict=False))
+            same = next((i for i, (mine, other) in pairs if mine != other), min(same, len(token_ids)))
+            self.matcher.rollback(len(self.token_ids) - same)
+            del self.token_ids[same:]
+            self.masks = {count: mask for count, mask in self.masks.items() if count <= same}
+        read = self.matcher.try_consume_tokens(list(token_ids[same:]))
+        self.token_ids += token_ids[same : same + read]
+        return len(self.token_ids) == len(token_ids)
+
+
+def json_grammar(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
+    """Return the grammar of JSON that a schema allows. lenient: ignore keywords that cannot be enforced.
+
+    Raise InvalidInput for a schema too long or too deep.
+    """
+    matcher = _library().LLMatcher
+    if not isinstance(schema, Mapping):
+        raise InvalidInput(f"a JSON schema must be an object, not {shortened(schema)}")
+    check_depth(schema)
+    if len(json.dumps(schema)) > MOST_CHARACTERS:
+        raise InvalidInput(f"the JSON schema has more than {MOST_CHARACTERS:,} characters: make it shorter")
+    options = {"whitespace_pattern": WHITESPACE, "lenient": lenient, "coerce_one_of": lenient}
+    return matcher.grammar_from_json_schema(dict(schema), overrides=options)
+
+
+def check_depth(value: Any) -> None:
+    """Raise InvalidInput for JSON nested deeper than MOST_DEPTH: recursion may crash the process."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, (Mapping, list))
+            for inner in (one.values() if isinstance(one, Mapping) else one)
+        ]
+        if not level:
+            return
+    raise InvalidInput(f"the JSON schema is nested deeper than {MOST_DEPTH} levels: make it flatter")
+
+
+def regex_grammar(pattern: str) -> str:
+    """Return the grammar of texts that the whole pattern matches."""
+    return _library().LLMatcher.grammar_from_regex(_short(pattern, "regex"))
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """Return the grammar of these texts."""
+    if not choices or not all(isinstance(one, str) and one for one in choices):
+        raise InvalidInput("choice must be a list of texts, each with at least one character")
+    return lark_grammar("start: " + " | ".join(map(json.dumps, choices)))
+
+
+def lark_grammar(text: str) -> str:
+    """Return a grammar given in Lark's notation, or in the EBNF of llama.cpp."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return _library().LLMatcher.grammar_from_lark(any_to_lark(_short(text, "grammar")))
+    except (ValueError, AssertionError, IndexError) as error:
+        raise InvalidInput(f"the grammar cannot be read: {shortened(error)}") from error
+
+
+def from_lark(text: str) -> str:
+    """Return a grammar that this program has written in Lark's notation."""
+    return _library().LLMatcher.grammar_from_lark(text)
+
+
+def _short(text: str, name: str) -> str:
+    if len(text) > MOST_CHARACTERS:
+        raise InvalidInput(f"{name} has more than {MOST_CHARACTERS:,} characters: make it shorter")
+    return text
+
+
+def _library():
+    """Return llguidance, which only a server with such requests needs."""
+    try:
+        import llguidance.hf
+        import llguidance.numpy
+    except ModuleNotFoundError as error:
+        raise InvalidInput(f"structured output needs llguidance, and {error}: pip install llguidance") from error
+    return llguidance
+
+
+def register(loaded) -> None:
+    """Make a model's tokens known under its name. Every process does, whose engine runs requests."""
+    _vocabularies[loaded.name] = loaded
+    _tokens.cache_clear()
+    compiled.cache_clear()
+
+
+@lru_cache(maxsize=8)
+def _tokens(model: str):
+    """Return the bytes of all tokens in the library's form, [V], and the tokens that end a text."""
+    loaded = _vocabularies[model]
+    if loaded.tokenizer is None:
+        raise InvalidInput(f"structured output needs a tokenizer, and the model {model!r} has none")
+    eos = sorted(loaded.eos_token_ids)
+    return _library().hf.from_tokenizer(loaded.tokenizer, loaded.config.vocab_size, eos)
+
+
+@lru_cache(maxsize=COMPILED)
+def compiled(grammar: str, model: str):
+    """Return a matcher in its first state, to be copied. Raise InvalidInput for a grammar that the library refuses.
+
+    The library's limits bound the work: about 20 ms for the lexer, 15 ms for one mask.
+    """
+    library = _library()
+    limits = library.LLParserLimits(verbose_errors=False)
+    matcher = library.LLMatcher(_tokens(model), grammar, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise InvalidInput(f"the answer's form cannot be enforced: {shortened(ValueError(matcher.get_error()))}")
+    return matcher
+
+
+@lru_cache(maxsize=1)
+def _executor():
+    return _library().LLExecutor()
+
+
+def _fill(matchers: list, result: numpy.ndarray) -> None:
+    """Write the mask of each matcher in the row beside it, in several threads and without the interpreter lock."""
+    _library().numpy.fill_next_token_bitmask_par(_executor(), matchers, result)
+
+
+def prefetch(requests: Sequence) -> None:
+    """Begin to compute the masks of these requests' next tokens, while others schedule and run the model."""
+    rows = [SimpleNamespace(params=one.params, token_ids=list(one.token_ids)) for one in requests]
+    if rows:
+        job = _pool.submit(_compute, rows)
+        for row in rows:
+            row.params.structure.state.pending = job
+
+
+def masks(rows: Sequence) -> numpy.ndarray:
+    """Return the tokens that each row may have next, a bit for each: [R, ceil(V / 32)] int32.
+
+    After tokens that the grammar does not allow, such as draft tokens that will be rejected, all are allowed.
+    """
+    for row in rows:
+        state = row.params.structure.state
+        if state.pending is not None:
+            state.pending.result()
+            state.pending = None
+    return _compute(rows)
+
+
+def _compute(rows: Sequence) -> numpy.ndarray:
+    """Compute the masks in waves, each with one row of a request, since a matcher is in one state at a time."""
+    tokens = _tokens(rows[0].params.structure.model)
+    result = numpy.full((len(rows), -(-tokens.vocab_size // 32)), ANYTHING, numpy.int32)
+    waiting = range(len(rows))
+    while waiting:
+        first: dict[int, int] = {}  # of each state: its first row
+        for i in waiting:
+            first.setdefault(id(rows[i].params.structure.state), i)
+        waiting = [i for i in waiting if i not in {*first.values()}]
+        unknown = []
+        for i in first.values():
+            state, count = rows[i].params.structure.state, len(rows[i].token_ids)
+            if state.advance(rows[i].token_ids):
+                if count in state.masks:
+                    result[i] = state.masks[count]
+                else:
+                    unknown.append((state, i, count))
+        if unknown:
+            _fill([(state.matcher, i) for state, i, _ in unknown], result)
+        for state, i, count in unknown:
+            if state.matcher.is_error() or not result[i].any():  # nothing fits, or a bound is exceeded: end the answer
+                log.warning("an answer ends before its grammar does: %s", shortened(state.matcher.get_error()))
+                result[i] = 0
+                for token_id in tokens.eos_tokens:
+                    result[i, token_id // 32] |= numpy.uint32(1 << token_id % 32).astype(numpy.int32)
+            state.masks[count] = result[i].copy()
+    return result
+
+
+def apply_masks(logits: Tensor, rows: Sequence) -> Tensor:
+    """Set the logits of tokens that a row's structure does not allow to -inf: [B, V] -> [B, V], a new tensor.
+
+    The same tensor if no row has a structure. One operation masks all rows; the bits are unpacked on the device.
+    """
+    index = [i for i, row in enumerate(rows) if row.params.structure is not None]
+    if not index:
+        return logits
+    words = to_device(masks([rows[i] for i in index]), torch.int32, logits.device)  # [R, V / 32]
+    bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
+    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    places = to_device(index, torch.int64, logits.device)
+    return logits.float().index_copy(0, places, logits[places].float().masked_fill(~allowed, -torch.inf))

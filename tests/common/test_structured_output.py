@@ -1,0 +1,229 @@
+"""Structured output: every answer at temperature 1 parses and validates, whatever the engine does with its request."""
+
+import functools
+import json
+import re
+from collections import Counter
+from types import SimpleNamespace
+
+import jsonschema
+import numpy
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.errors import InvalidInput
+from common.request import Request
+from common.sampling import SamplingParams, probabilities
+from common.stages import load_engine
+from common.structured_output import (
+    Structure,
+    choice_grammar,
+    json_grammar,
+    lark_grammar,
+    masks,
+    regex_grammar,
+    register,
+)
+from tests.stages.test_07_speculative_sampling import chi_square_is_ordinary
+
+STAGES = ["04", "05", "06", "07", "08"]
+TEXT, NUMBER = {"type": "string", "maxLength": 6}, {"type": "integer", "minimum": -99, "maximum": 999}
+LEAVES = [
+    TEXT, NUMBER, {"type": "boolean"}, {"type": "null"}, {"const": "fixed"}, {"enum": ["red", 3, None, True]},
+    {"type": "string", "minLength": 2, "maxLength": 4}, {"type": "string", "pattern": "^[A-Z][a-z]{1,3}$"},
+    {"type": "string", "format": "date"}, {"type": "string", "format": "ipv4"}, {"type": "integer", "multipleOf": 7,
+    "minimum": 0, "maximum": 100}, {"type": "number", "minimum": 0, "maximum": 3, "multipleOf": 0.25},
+    {"type": ["integer", "null"], "minimum": 0, "maximum": 9}, {"anyOf": [NUMBER, {"type": "null"}]},
+    {"oneOf": [{"const": 1}, {"const": "one"}]}, {"allOf": [{"type": "integer"}, {"minimum": 3, "maximum": 5}]},
+    {"$ref": "#/$defs/leaf"}, {"type": "string", "enum": ['a "quote"', "back\\slash", "ünïcode", "new\nline"]},
+]  # fmt: skip
+CONTAINERS = [
+    lambda one, two: {"type": "array", "items": one, "minItems": 1, "maxItems": 3},
+    lambda one, two: {"type": "array", "prefixItems": [one, two], "items": False, "minItems": 2},
+    lambda one, two: _object({"a": one, "b": two}, ["a"]),
+    lambda one, two: _object({"key with space": one, "é": two}, ["é", "key with space"]),
+    lambda one, two: {"anyOf": [_object({"kind": {"const": "x"}, "one": one}), _object({"kind": {"const": "y"}})]},
+]
+
+
+def _object(properties: dict, required: list[str] | None = None) -> dict:
+    required = [*properties] if required is None else required
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def with_leaf(schema: dict) -> dict:
+    return {"$defs": {"leaf": {"type": "string", "maxLength": 3}}, "anyOf": [schema]}
+
+
+# Each container with each leaf: 5 * 18 * 3 schemas.
+SCHEMAS = [
+    with_leaf(make(one, LEAVES[(i + shift) % len(LEAVES)]))
+    for make in CONTAINERS
+    for i, one in enumerate(LEAVES)
+    for shift in (1, 5, 11)
+]
+
+
+def asked(grammar: str, **params) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 400, "temperature": 1.0, "structure": Structure(grammar)} | params)
+
+
+def check(request: Request, schema: dict) -> None:
+    assert request.finish_reason == "stop", request
+    jsonschema.validate(json.loads(request.text), schema, format_checker=jsonschema.FormatChecker())
+
+
+@pytest.fixture(scope="module", params=STAGES)
+def engine(request, loaded):
+    return load_engine(request.param)(loaded)
+
+
+def test_all_answers_validate(engine):
+    """A few hundred schemas, a share of them in each stage, together with requests of no form."""
+    mine = SCHEMAS[STAGES.index(engine_stage(engine)) :: len(STAGES)]
+    params = [asked(json_grammar(schema)) for schema in mine] + [SamplingParams(max_tokens=5)]
+    *answers, free = engine.generate(["Some JSON: "] * len(params), params)
+    for answer, schema in zip(answers, mine, strict=True):
+        check(answer, schema)
+    assert free.finish_reason == "length"
+
+
+def engine_stage(engine) -> str:
+    return type(engine).__module__[:2]
+
+
+def test_regex_choice_and_grammar(engine):
+    grammars = [
+        regex_grammar(r"\d{3}-[a-f]{2}"),
+        choice_grammar(["yes", "no", "may be"]),
+        lark_grammar('start: "x" ("," "y"){1,2}'),
+        lark_grammar('root ::= "(" [0-9] [a-c]? ")"'),
+    ]
+    patterns = [r"\d{3}-[a-f]{2}", "yes|no|may be", "x(,y){1,2}", r"\(\d[a-c]?\)"]
+    params = [asked(grammar, logit_bias={}, top_k=k) for grammar in grammars for k in (0, 3)]
+    for answer, pattern in zip(engine.generate(["Say "] * 8, params), [p for p in patterns for _ in "12"], strict=True):
+        assert re.fullmatch(pattern, answer.text) and answer.finish_reason == "stop"
+
+
+def test_a_greedy_answer_is_the_same_in_all_stages(engine, loaded):
+    """So are seeded ones: whatever is drafted, preempted or handed over. A complete answer ends despite ignore_eos."""
+    prompts, schema = ["A person: ", "One more: "], _object({"name": TEXT, "n": NUMBER})
+    params = [asked(json_grammar(schema), temperature=0.0), asked(json_grammar(schema), seed=7, ignore_eos=True)]
+    expected = load_engine("02")(loaded).generate(prompts, params)
+    answers = engine.generate(prompts, params)
+    assert [one.token_ids for one in answers] == [one.token_ids for one in expected]
+    check(answers[1], schema)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_schemas_of_hypothesis(loaded, data):
+    leaf = st.sampled_from(LEAVES)
+    nested = st.recursive(
+        leaf,
+        lambda inner: st.builds(lambda make, a, b: make(a, b), st.sampled_from(CONTAINERS), inner, inner),
+        max_leaves=4,
+    )
+    schemas = [with_leaf(schema) for schema in data.draw(st.lists(nested, min_size=2, max_size=4))]
+    engine = load_engine("07")(loaded)
+    for answer, schema in zip(
+        engine.generate(["J"] * len(schemas), [asked(json_grammar(s)) for s in schemas]), schemas, strict=True
+    ):
+        check(answer, schema)
+
+
+def test_preemption_loses_no_state(loaded):
+    """The pool holds two of the requests at their full length, so others are preempted and computed again."""
+    schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 60, "maxItems": 60}
+    params = [asked(json_grammar(schema), seed=seed) for seed in range(6)]
+    for stage in ("05", "06", "07"):
+        engine = load_engine(stage)(loaded, kv_memory=40 * 16 * loaded.config.kv_bytes_per_token(loaded.dtype))
+        answers = engine.generate(["Digits "] * 6, params)
+        assert engine.stats()["preemptions"], stage
+        for answer in answers:
+            check(answer, schema)
+
+
+def test_masks_are_those_of_the_tokens_in_any_order(loaded):
+    """Rows of one request go back and forth, as draft tokens do, and past tokens that the grammar does not allow."""
+    register(loaded)
+    structure = Structure(regex_grammar("[ab]{4}"), loaded.name)
+    a, b, x, end = (loaded.tokenizer(text)["input_ids"][0] for text in ("a", "b", "x", "<|endoftext|>"))
+
+    def rows(*outputs, form=structure):
+        return [SimpleNamespace(params=SamplingParams(structure=form), token_ids=list(ids)) for ids in outputs]
+
+    outputs = [[a], [a, b], [a, b, x], [a, b, x, a], [a, b, b, a], [a, b, b, a, end], [], [b, b, b]]
+    together = masks(rows(*outputs))
+    for output, mask in zip(outputs, together, strict=True):
+        assert (masks(rows(output, form=structure.begin())) == mask).all(), output
+    assert (together[2] == -1).all(), "a row behind a wrong draft token is not restricted: it will be rejected"
+
+    def allowed(mask):
+        return {*numpy.flatnonzero(numpy.unpackbits(mask.view(numpy.uint8), bitorder="little"))}
+
+    assert allowed(together[4]) == set(loaded.eos_token_ids) and not allowed(together[0]) & loaded.eos_token_ids
+
+
+def test_speculation_draws_from_the_masked_target(loaded, reference):
+    """The answers of stage 07, drafts verified by rejection, have the probabilities that the model and masks give."""
+    prompt, grammar = loaded.tokenizer("Letters: ")["input_ids"], regex_grammar("[ab]{3}")
+    register(loaded)
+    form, expected = Structure(grammar, loaded.name), {}
+
+    def walk(ids: tuple[int, ...], share: float) -> None:
+        row = SimpleNamespace(
+            params=SamplingParams(temperature=1.0, structure=form), prompt_token_ids=prompt, token_ids=list(ids)
+        )
+        p = probabilities(reference.next_logits(prompt + list(ids))[None].float(), [row])[0]
+        for token_id in p.nonzero()[:, 0].tolist():
+            after = (*ids, token_id)
+            if token_id in loaded.eos_token_ids:
+                expected[after] = share * p[token_id].item()
+            else:
+                walk(after, share * p[token_id].item())
+
+    walk((), 1.0)
+    assert abs(sum(expected.values()) - 1) < 1e-6 and len(expected) > 8
+    engine = load_engine("07")(loaded, num_draft_tokens=3)
+    seen = Counter(tuple(one.token_ids) for one in engine.generate([prompt] * 600, asked(grammar)))
+    assert engine.stats()["accepted_tokens"] and chi_square_is_ordinary(seen, expected)
+
+
+def test_what_a_grammar_forces_is_drafted_and_accepted(loaded):
+    engine = load_engine("07")(loaded, num_draft_tokens=4)
+    [answer] = engine.generate(["x"], asked(choice_grammar(["a sentence of which every word is given"])))
+    stats = engine.stats()
+    assert answer.text == "a sentence of which every word is given" and answer.finish_reason == "stop"
+    assert stats["accepted_tokens"] >= 0.6 * len(answer.token_ids)
+
+
+# DEATH
+
+
+REFUSED = {
+    "deep": lambda: json_grammar(functools.reduce(lambda inner, _: {"items": inner, "type": "array"}, range(100), {})),
+    "long": lambda: json_grammar({"enum": ["x" * 200_000]}),
+    "no object": lambda: json_grammar([1]),
+    "no choice": lambda: choice_grammar([]),
+    "long regex": lambda: regex_grammar("a" * 200_000),
+    "unknown keyword": lambda: json_grammar({"not": {"type": "string"}}),
+    "nothing fits": lambda: json_grammar({"type": "integer", "minimum": 5, "maximum": 3}),
+    "no regex": lambda: regex_grammar("(unclosed"),
+    "no grammar": lambda: lark_grammar("start: missing"),
+    "elsewhere": lambda: json_grammar({"$ref": "https://example.com/schema.json"}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_hostile_forms_are_refused_in_a_sentence(loaded, name):
+    engine = load_engine("06")(loaded)
+    with pytest.raises(InvalidInput) as refusal:
+        engine.add("x", asked(REFUSED[name]()))
+    assert len(str(refusal.value)) < 250 and not engine.requests
+
+
+def test_min_tokens_is_refused():
+    with pytest.raises(InvalidInput, match="min_tokens"):
+        asked(regex_grammar("a"), min_tokens=2)

@@ -1,0 +1,164 @@
+"""Structured output and tools over HTTP, with OpenAI's own client."""
+
+import json
+import re
+from typing import Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from common.serving.openai_api.structured import TAG, parse_calls
+from common.stages import load_engine
+from tests.helpers.serving_openai import openai_server
+
+QUESTION = [{"role": "user", "content": "Who is it?"}]
+
+
+class Inner(BaseModel, extra="forbid"):
+    kind: Literal["cat", "dog"]
+    legs: Literal[3, 4]
+
+
+class Pet(BaseModel, extra="forbid"):
+    inner: Inner
+    loud: bool
+
+
+def tool(name: str) -> dict:
+    return {"type": "function", "function": {"name": name, "parameters": Pet.model_json_schema()}}
+
+
+TOOLS = [tool("adopt"), tool("sell_it")]
+NAMED = {"type": "function", "function": {"name": "adopt"}}
+
+
+@pytest.fixture(scope="module", params=["04", "07", "08"])
+def service(request, loaded):
+    with openai_server(request.param, loaded) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def teaching(loaded):
+    """A server of a model whose template teaches calls, as Qwen's does."""
+    loaded.tokenizer.chat_template, before = TAG + loaded.tokenizer.chat_template, loaded.tokenizer.chat_template
+    with openai_server("06", loaded, engine=load_engine("06")(loaded)) as service:
+        loaded.tokenizer.chat_template = before
+        yield service
+
+
+def chat(service, messages=QUESTION, **options):
+    return service.client.chat.completions.create(model=service.name, messages=messages, max_tokens=200, **options)
+
+
+def streamed_calls(chunks) -> tuple[list[str], str]:
+    """Return the calls of a stream, `name(arguments)` each, and the finish reason."""
+    calls, reason = {}, None
+    for chunk in chunks:
+        for part in chunk.choices[0].delta.tool_calls or []:
+            calls[part.index] = calls.get(part.index, (part.function.name, ""))
+            calls[part.index] = calls[part.index][0], calls[part.index][1] + part.function.arguments
+        reason = chunk.choices[0].finish_reason or reason
+    return [f"{name}({arguments})" for name, arguments in calls.values()], reason
+
+
+def test_parse_returns_a_model(service):
+    for _ in range(3):
+        answer = service.client.chat.completions.parse(
+            model=service.name, messages=QUESTION, response_format=Pet, temperature=1.0, max_tokens=100
+        )
+        assert isinstance(answer.choices[0].message.parsed, Pet)
+    with service.client.chat.completions.stream(
+        model=service.name, messages=QUESTION, response_format=Pet, max_tokens=100
+    ) as stream:
+        assert isinstance(stream.get_final_completion().choices[0].message.parsed, Pet)
+
+
+def test_both_endpoints_take_both_fields(service):
+    [brace] = service.post("/tokenize", prompt="}").json()["tokens"]
+    forms = [
+        ({"structured_outputs": {"json": Pet.model_json_schema()}}, Pet.model_validate_json),
+        ({"structured_outputs": {"json": json.dumps(Pet.model_json_schema())}}, Pet.model_validate_json),
+        ({"structured_outputs": {"regex": "[ab]{2}[0-9]"}}, lambda text: re.fullmatch("[ab]{2}[0-9]", text)[0]),
+        ({"structured_outputs": {"choice": ["left", "right"]}}, ["left", "right"].index),
+        ({"structured_outputs": {"grammar": 'start: "a" "b"~2'}}, ["abb"].index),
+        ({"response_format": {"type": "json_object"}, "logit_bias": {str(brace): 100}}, json.loads),
+    ]
+    for fields, parse in forms:
+        body = {"max_tokens": 150, "temperature": 1.0} | fields
+        parse(service.post(prompt="It is ", **body).json()["choices"][0]["text"])
+        stream = service.client.completions.create(model=service.name, prompt="It is ", stream=True, extra_body=body)
+        parse("".join(chunk.choices[0].text for chunk in stream))
+        parse(
+            service.post("/v1/chat/completions", messages=QUESTION, **body).json()["choices"][0]["message"]["content"]
+        )
+
+
+def test_named_and_required_tools(service):
+    for choice, reason in ((NAMED, "stop"), ("required", "tool_calls")):
+        for messages in (QUESTION, [*QUESTION, {"role": "assistant", "content": "A pet."}, QUESTION[0]]):
+            [answer] = chat(service, messages, tools=TOOLS, tool_choice=choice).choices
+            [call] = answer.message.tool_calls
+            assert call.function.name in ("adopt", "sell_it") and answer.message.content is None
+            assert Pet.model_validate_json(call.function.arguments) and answer.finish_reason == reason
+        options = {"tools": TOOLS, "tool_choice": choice, "seed": 5}
+        calls, ended = streamed_calls(chat(service, stream=True, **options))
+        function = chat(service, **options).choices[0].message.tool_calls[0].function
+        assert calls == [f"{function.name}({function.arguments})"] and ended == reason
+    parsed = service.client.chat.completions.parse(
+        model=service.name, messages=QUESTION, tools=[openai.pydantic_function_tool(Pet)], tool_choice="required"
+    )
+    assert isinstance(parsed.choices[0].message.tool_calls[0].function.parsed_arguments, Pet)
+
+
+def test_a_template_that_teaches_calls(teaching):
+    [answer] = chat(teaching, tools=TOOLS, tool_choice="required", seed=2).choices
+    assert answer.finish_reason in ("tool_calls", "length") and answer.message.tool_calls
+    for call in answer.message.tool_calls[:1]:
+        Pet.model_validate_json(call.function.arguments)
+    [answer] = chat(teaching, tools=TOOLS, temperature=0).choices  # auto: this model does not call
+    [free] = chat(teaching, temperature=0).choices
+    assert answer.message.content == free.message.content and not answer.message.tool_calls
+    history = [
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "adopt", "arguments": "{}"}}],
+        }
+    ]
+    assert chat(teaching, [*QUESTION, *history, {"role": "tool", "tool_call_id": "1", "content": "done"}]).choices
+
+
+def test_calls_are_found_in_any_beginning_of_a_text():
+    calls = [("adopt", '{"a": "</tool_call>"}'), ("sell", "{}")]
+    text = "Well < then\n" + "\n".join(
+        f'{TAG}\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>' for name, arguments in calls
+    )
+    assert parse_calls(text, True) == ("Well < then\n", calls)
+    for end in range(len(text)):
+        content, some = parse_calls(text[:end], False)
+        assert "Well < then\n".startswith(content) and some == calls[: len(some)], text[:end]
+    assert parse_calls("a < b", True) == ("a < b", [])
+
+
+REFUSED = {
+    "auto": ({"tools": TOOLS}, "known format of calls"),
+    "unknown tool": ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "eat"}}}, "'eat'"),
+    "no tools": ({"tool_choice": "required"}, "tool_choice needs tools"),
+    "two forms": ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "contradict"),
+    "two kinds": ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "exactly one"),
+    "no schema": ({"response_format": {"type": "json_schema"}}, "json_schema"),
+    "bad schema": ({"structured_outputs": {"json": {"type": "thing"}}}, "cannot be enforced"),
+    "strict": (
+        {"response_format": {"type": "json_schema", "json_schema": {"strict": True, "schema": {"not": {}}}}},
+        "cannot be enforced",
+    ),
+    "min_tokens": ({"structured_outputs": {"regex": "a"}, "min_tokens": 3}, "min_tokens"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_in_a_sentence(service, name):
+    fields, reason = REFUSED[name]
+    answer = service.post("/v1/chat/completions", messages=QUESTION, **fields)
+    assert answer.status_code == 400 and reason in answer.json()["error"]["message"]

@@ -264,8 +264,10 @@ def apply_masks(logits: Tensor, rows: Sequence) -> Tensor:
     index = [i for i, row in enumerate(rows) if row.params.structure is not None]
     if not index:
         return logits
-    words = to_device(masks([rows[i] for i in index]), torch.int32, logits.device)  # [R, V / 32]
-    bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
-    allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    words = to_device(masks([rows[i] for i in index]), torch.int32, logits.device).view(torch.uint8)  # [R, V / 8]
+    bits = (words[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=words.device)) & 1
+    forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
+    if len(index) == len(rows):
+        return logits.float().masked_fill(forbidden, -torch.inf)
     places = to_device(index, torch.int64, logits.device)
-    return logits.float().index_copy(0, places, logits[places].float().masked_fill(~allowed, -torch.inf))
+    return logits.float().index_copy(0, places, logits[places].float().masked_fill(forbidden, -torch.inf))

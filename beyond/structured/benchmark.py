@@ -1,7 +1,7 @@
 """What do masks cost? The same 32 requests in stage 06, with a grammar and without, in tokens a second.
 
 Method. Every request gives exactly the same number of tokens at temperature 1: without a grammar because it ignores the
-end of a text, with one because the schema wants a longer answer. Each side runs in a process of its own.
+end of a text, with one because the schema wants a longer answer. Both take turns in one process.
 
 Expectation. A mask takes some tens of microseconds of one core for each request, most of them while the model runs. On
 two cores the model loses what the masks take: about 32 * 50 us of a step of 20 to 30 ms.
@@ -10,6 +10,7 @@ two cores the model loses what the masks take: about 32 * 50 us of a step of 20 
 import sys
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -25,9 +26,9 @@ from common.stages import load_engine
 from common.structured_output import Structure, json_grammar
 
 STAGE = "06_prefix_cache"
-SIZES = {"clients": 32, "requests": 96, "most_tokens": 128}
-QUICK = {"clients": 32, "requests": 32, "most_tokens": 32}
-TINY = {"clients": 2, "requests": 2, "most_tokens": 8}
+SIZES = {"clients": 32, "requests": 64, "most_tokens": 128, "rounds": 5}
+QUICK = {"requests": 32, "most_tokens": 64, "rounds": 3}
+TINY = {"clients": 2, "requests": 2, "most_tokens": 8, "rounds": 1}
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "tags": {"enum": ["red", "green", "blue"]}},
@@ -37,25 +38,25 @@ PERSON = {
 SCHEMA = {"type": "array", "items": PERSON, "minItems": 1000}
 
 
-def measure(settings: Settings, sizes: dict, sampling: dict) -> Figures:
+def measure(settings: Settings, sizes: dict) -> Figures:
+    """Run the same requests without masks and with them, in turn, so that the machine's own changes meet both alike."""
     engine = load_engine(STAGE)(settings.load())
-    for seed in (0, 1):  # the first is a warm-up
-        jobs = corpus_jobs(engine.tokenizer, sizes["requests"], seed=seed, most_tokens=sizes["most_tokens"])
-        jobs = [replace(job, ignore_eos=True, sampling={"temperature": 1.0, "seed": 1} | sampling) for job in jobs]
-        result = engine_load(engine, jobs, concurrency=sizes["clients"])
-    return {"tokens_per_second": result.throughput}
-
-
-def measure_free(settings: Settings, sizes: dict) -> Figures:
-    return measure(settings, sizes, {})
-
-
-def measure_masked(settings: Settings, sizes: dict) -> Figures:
-    return measure(settings, sizes, {"structure": Structure(json_grammar(SCHEMA))})
+    samplings = {"free": {}, "masked": {"structure": Structure(json_grammar(SCHEMA))}}
+    seconds: dict[str, list[float]] = {kind: [] for kind in samplings}
+    for number in range(1 + sizes["rounds"]):
+        jobs = corpus_jobs(engine.tokenizer, sizes["requests"], seed=number, most_tokens=sizes["most_tokens"])
+        for kind in list(samplings)[:: 1 if number % 2 else -1]:
+            sampling = {"temperature": 1.0, "seed": 1} | samplings[kind]
+            result = engine_load(
+                engine, [replace(job, ignore_eos=True, sampling=sampling) for job in jobs], concurrency=sizes["clients"]
+            )
+            if number:  # the first is a warm-up
+                seconds[kind].append(1 / result.throughput)
+    return {f"{kind}_tokens_per_second": 1 / median(each) for kind, each in seconds.items()}
 
 
 def draw(document: dict, png: Path) -> None:
-    free, masked = (document["sides"][side]["tokens_per_second"] for side in ("free", "masked"))
+    free, masked = (document["sides"][STAGE][f"{kind}_tokens_per_second"] for kind in ("free", "masked"))
     message = (
         f"Answers that obey a JSON schema come at {100 * masked['median'] / free['median']:.0f} percent of the rate"
     )
@@ -67,8 +68,8 @@ def draw(document: dict, png: Path) -> None:
 
 def report(document: dict) -> dict[str, Rows]:
     rows = [["", "output tokens/s", "from least to most"]]
-    for side, label in (("free", "free text"), ("masked", "a JSON schema for each request")):
-        rate = document["sides"][side]["tokens_per_second"]
+    for kind, label in (("free", "free text"), ("masked", "a JSON schema for each request")):
+        rate = document["sides"][STAGE][f"{kind}_tokens_per_second"]
         rows.append([label, plots.short(rate["median"]), f"{plots.short(rate['min'])} to {plots.short(rate['max'])}"])
     return {"throughput": rows}
 
@@ -76,18 +77,20 @@ def report(document: dict) -> dict[str, Rows]:
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
-    sides={"free": measure_free, "masked": measure_masked},
+    sides={STAGE: measure},
     sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
-    derive=lambda config, dtype, sizes, measured: {},
     draw=draw,
     headline=Headline(
-        "{clients} requests", "output tokens/s", ("free", "masked"), lambda sizes, side: side["tokens_per_second"]
+        "{clients} requests",
+        "output tokens/s",
+        (STAGE,),
+        lambda sizes, side: {kind: side[f"{kind}_tokens_per_second"] for kind in ("free", "masked")},
     ),
-    seconds={"full": 120, "quick": 30},
+    seconds={"full": 130, "quick": 30},
     report=report,
     claims={
-        "With masks at least nine tenths of the throughput without": lambda document: (
-            document["headline"]["ratio"]["median"] >= 0.9
+        "About nine tenths of the throughput without masks": lambda document: (
+            0.85 <= document["headline"]["ratio"]["median"] <= 0.95
         ),
     },
 )

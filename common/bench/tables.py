@@ -102,7 +102,7 @@ def in_short(headline: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 def texts() -> list[Path]:
     """Return the texts with tables: all that are read in a page of Markdown, but no learner's own."""
-    folders = [ROOT, *ROOT.glob("0*_*"), *ROOT.glob("common/**/"), *ROOT.glob("workshop/**/")]
+    folders = [ROOT, *ROOT.glob("0*_*"), *ROOT.glob("common/**/"), *ROOT.glob("workshop/**/"), *ROOT.glob("beyond/**/")]
     paths = sorted({path for folder in folders for path in folder.glob("*.md")})
     return [path for path in paths if "[[[cog" in path.read_text(encoding="utf-8")]
 

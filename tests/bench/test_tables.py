@@ -2,13 +2,14 @@
 
 import pytest
 
+from beyond.structured.benchmark import BENCHMARK as STRUCTURED
 from common.bench import tables
 from common.bench.__main__ import course_benchmarks
 from common.bench.experiments.peers import BENCHMARK as PEERS
 from common.bench.tables import LARGE, MACHINE, committed, main
 from common.serving.benchmark import BENCHMARK as SERVING
 
-BENCHMARKS = [*course_benchmarks(), SERVING, PEERS]
+BENCHMARKS = [*course_benchmarks(), SERVING, PEERS, STRUCTURED]
 CLAIMS = [(each, claim, MACHINE) for each in BENCHMARKS for claim in each.claims]
 CLAIMS += [(each, claim, LARGE) for each in BENCHMARKS for claim in each.large_claims]
 

@@ -12,6 +12,7 @@ it would run, and answer slightly wrong.
 import math
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,11 +66,18 @@ class LibraryModel(nn.Module):
         return self.head(inputs_embeds=hidden[None], use_cache=False).logits[0].float()
 
 
+@dataclass
+class Hidden(MoeModelOutputWithPast):
+    """What heads take from a decoder: `last_hidden_state`, and None for all else."""
+
+    cross_attentions: tuple[Tensor] | None = None
+
+
 class NoDecoder(nn.Module):
     """Stand in the decoder's place in a library model: what remains is the head, with all that it does to logits."""
 
-    def forward(self, *_, inputs_embeds: Tensor, **__) -> MoeModelOutputWithPast:
-        return MoeModelOutputWithPast(last_hidden_state=inputs_embeds)
+    def forward(self, *_, inputs_embeds: Tensor, **__) -> Hidden:
+        return Hidden(last_hidden_state=inputs_embeds)
 
 
 def attend_by_course(
@@ -142,7 +150,6 @@ def read_library_config(folder: Path) -> tuple[ModelConfig, PreTrainedConfig]:
     check(not hf_config.is_encoder_decoder, "is_encoder_decoder", True, text)
     check(type(hf_config) in AutoModelForCausalLM._model_mapping, "model_type", model_type, text)
     check(not hf_config.sub_configs, "model_type", model_type, text)
-    check(hasattr(hf_config, "max_position_embeddings"), "max_position_embeddings", None, "a positive integer")
     quantization = getattr(hf_config, "quantization_config", None)
     check(quantization is None, "quantization_config", quantization, "none: full-precision weights")
     others = sorted({*(getattr(hf_config, "layer_types", None) or ())} - LAYER_TYPES)
@@ -150,15 +157,13 @@ def read_library_config(folder: Path) -> tuple[ModelConfig, PreTrainedConfig]:
     model_class = AutoModelForCausalLM._model_mapping[type(hf_config)]
     replaceable = getattr(model_class, "_supports_attention_backend", False)
     check(replaceable, "model_type", model_type, "a model whose attention transformers lets replace")
-    heads = hf_config.num_attention_heads
-    sizes = {
-        "num_key_value_heads": getattr(hf_config, "num_key_value_heads", None) or heads,
-        "intermediate_size": getattr(hf_config, "intermediate_size", None) or 4 * hf_config.hidden_size,
-    }
-    sizes = {field: sizes.get(field) or getattr(hf_config, field) for field in SIZES}
+    sizes = {field: getattr(hf_config, field, None) for field in SIZES}
+    sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
+    sizes["intermediate_size"] = sizes["intermediate_size"] or 4 * hf_config.hidden_size  # for estimates of memory
     for field, size in sizes.items():
         check(isinstance(size, int) and size > 0, field, size, "a positive integer")
     vocab_size, hidden_size, intermediate_size, num_layers, heads, kv_heads, context_length = sizes.values()
+    check(heads % kv_heads == 0, "num_key_value_heads", kv_heads, f"a divisor of {heads} query heads")
     rope = getattr(hf_config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":  # beyond it all angles change, also those of keys that are kept
         context_length = min(context_length, int(rope["original_max_position_embeddings"]))
@@ -190,6 +195,7 @@ def load_library_model(
     """
     where, options = folder / "config.json", {"dtype": dtype, "attn_implementation": ASKING}
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # what matters of its reports is an error here
     if load_format == "dummy":
         with torch.random.fork_rng(), device:
             torch.manual_seed(0)

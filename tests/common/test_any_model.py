@@ -25,7 +25,7 @@ ALL_HEADS = {"num_key_value_heads": 2, "head_dim": 64}
 ALTERNATING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 ROUTED = {"num_local_experts": 4, "num_experts_per_tok": 2}
 DEEPSEEK = {
-    "num_key_value_heads": 2, "head_dim": None, "qk_rope_head_dim": 16, "qk_nope_head_dim": 48, "v_head_dim": 32,
+    "num_key_value_heads": 2, "head_dim": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 48, "v_head_dim": 32,
     "q_lora_rank": 32, "kv_lora_rank": 32, "first_k_dense_replace": 2,
 }  # fmt: skip
 GPT2 = ALL_HEADS | {"n_embd": 128, "n_layer": 2, "n_head": 2, "n_positions": 128}

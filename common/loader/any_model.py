@@ -23,11 +23,17 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.utils import logging
 
 from ..attention.window import windowed
-from ..errors import InvalidInput
+from ..errors import InvalidInput, counted
 from ..model import Attend, ModelConfig
 from .config import SIZES, first_sentence, read_json, require
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
+UNUSUAL = {  # arguments of attention functions
+    "softcap": "a cap on scores",
+    "s_aux": "sinks",
+    "position_bias": "a bias by position",
+    "indices": "a choice of tokens",
+}
 NAME, ASKING = "course", "course_asking"  # of attention, as the library knows it: to run a model, and to check it
 
 
@@ -99,9 +105,9 @@ def note_call(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: int | None, **options
 ) -> tuple[Tensor, None]:
     """Note what a layer asks for, and return queries in place of results."""
-    unusual = [name for name in ("softcap", "s_aux", "position_bias", "indices") if options.get(name) is not None]
+    unusual = [f"{what} ({name})" for name, what in UNUSUAL.items() if options.get(name) is not None]
     if not options.get("is_causal", getattr(module, "is_causal", True)):
-        unusual.append("is_causal=False")
+        unusual.append("a look at later tokens (is_causal=False)")
     CALLS.get().append(Call(module.layer_idx, mask, (key.shape, value.shape), tuple(unusual)))
     return query.transpose(1, 2)[..., : value.shape[-1]], None
 
@@ -220,7 +226,7 @@ def read_weights(folder: Path, hf_config: PreTrainedConfig, options: dict) -> nn
         raise InvalidInput(f"{folder}: transformers cannot load the weights ({first_sentence(error)})") from error
     for kind in ("missing", "unexpected"):
         if names := sorted(info[f"{kind}_keys"]):
-            raise InvalidInput(f"{folder}: {len(names)} tensors are {kind}, among them {names[0]}")
+            raise InvalidInput(f"{folder}: {counted(len(names), f'{kind} tensor')}, among them {names[0]}")
     return whole
 
 

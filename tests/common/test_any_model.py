@@ -115,8 +115,8 @@ def test_the_bundled_model_answers_alike_both_ways():
         ("Llama4Text", {"num_local_experts": 2}, "layer_types=['chunked_attention']"),
         ("StableLm", {}, "a model whose attention transformers lets replace"),
         ("DeepseekV3", DEEPSEEK, "layer 0 has K and V of (2, 64) and (2, 32)"),
-        ("Gemma2", {}, "layer 0 attends with softcap"),
-        ("GptOss", ROUTED, "layer 0 attends with s_aux"),
+        ("Gemma2", {}, "layer 0 attends with a cap on scores (softcap)"),
+        ("GptOss", ROUTED, "layer 0 attends with sinks (s_aux)"),
         ("Phi3", {"head_dim": 32, "num_key_value_heads": 3}, "num_key_value_heads"),
         ("Llama", {"hidden_act": "gelu", "quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
     ],
@@ -145,7 +145,10 @@ def test_a_tensor_that_is_missing_or_too_much_is_an_error(checkpoint):
     tensors = load_file(folder / "model.safetensors")
     norm = tensors.pop("model.norm.weight")
     more = tensors | {"model.norm.weight": norm, "model.other.weight": norm.clone()}
-    for wrong, says in ((tensors, "missing, among them model.norm"), (more, "unexpected, among them model.other")):
+    for wrong, says in (
+        (tensors, "1 missing tensor, among them model.norm"),
+        (more, "1 unexpected tensor, among them model.other"),
+    ):
         save_file(wrong, folder / "model.safetensors", {"format": "pt"})
         with pytest.raises(ValueError, match=says):
             load_model(folder, device="cpu")

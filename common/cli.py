@@ -21,7 +21,7 @@ from types import ModuleType
 from .acceleration.accelerate import make_engine
 from .engine import BaseEngine
 from .errors import InvalidInput
-from .loader import Loaded, load_model
+from .loader import MODEL_IMPLS, Loaded, load_model
 from .loader.device import DTYPES, choose_device
 from .process import freeze_loaded_objects, run_on_temporary_thread
 from .sampling import SamplingParams
@@ -55,6 +55,13 @@ def build_parser(description: str) -> argparse.ArgumentParser:
         default="auto",
         choices=["auto", "dummy"],
         help="dummy: random weights from the config alone, to time a model without downloading its weights",
+    )
+    model.add_argument(
+        "--model-impl",
+        default="auto",
+        choices=MODEL_IMPLS,
+        help="course: common/model.py; transformers: the model of that library, for other architectures (default: "
+        "auto, the course's where it implements the checkpoint)",
     )
     model.add_argument(
         "--tensor-parallel",
@@ -166,8 +173,14 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
     if args.tensor_parallel == 1 or workers_have_ranks:
         if workers_have_ranks and args.workers == "ray" and not args.demo and not measures_budget(args):
             model["load_format"] = "none"  # memory is for the workers
-        loaded = load_model(args.model, **model)
+        if workers_have_ranks and args.workers == "ray" and args.model_impl != "auto":
+            raise InvalidInput(
+                "workers in processes choose the model themselves: leave out --model-impl, or use stage 07"
+            )
+        loaded = load_model(args.model, model_impl=args.model_impl, **model)
         return loaded, make_engine(engine_class, loaded, **options)
+    if args.model_impl == "transformers":
+        raise InvalidInput("--tensor-parallel splits common/model.py alone: leave it out, or --model-impl transformers")
     if args.demo:  # a demo builds more engines, and the other ranks would not know of them
         raise InvalidInput("--demo runs in one process: with --tensor-parallel use --prompt or --serve")
     from .parallel.engine import Ranks, TensorParallelEngine, check_deterministic

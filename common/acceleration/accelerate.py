@@ -14,6 +14,7 @@ from ..errors import InvalidInput, counted
 from ..fused.packed import slowness_of_bfloat16
 from ..loader import Loaded
 from ..memory import graph_bytes
+from ..model import Transformer
 from ..token_budget import choose_token_budget
 from ..transfers import current
 from .graphs import GraphedModel, ladder, why_no_graphs
@@ -50,13 +51,18 @@ def make_on_current_device(
         raise InvalidInput(f"the overlapped loop was asked for, but {reason}")
     if overlap is None:
         overlap = on_gpu and why_no_overlap(engine_class) is None
-    note, price = "", options.pop("price", None)
+    if loaded.note:  # transformers' own model: what it launches may depend on values, as in a mixture of experts
+        if graphs:
+            raise InvalidInput("graphs were asked for, but they record common/model.py alone: leave out --graphs")
+        graphs = False
+    note, price = loaded.note, options.pop("price", None)
     if "token_budget" in parameters and options.get("token_budget") is None:
         max_running = options.get("max_running") or parameters["max_running"].default
         attention = options.get("attention", "auto") if "attention" in parameters else None
         options["token_budget"], price, note = choose_token_budget(
             loaded, parameters["token_budget"].default, max_running, attention
         )
+        note = ", ".join(filter(None, [loaded.note, note]))
     made = overlapped(engine_class) if overlap else engine_class
     if "graphs" in parameters:  # it has workers, and each makes its own
         engine = made(loaded, graphs=graphs, price=price, **options)
@@ -117,7 +123,8 @@ def add_graphs(engine: BaseEngine, holder: object) -> list[int]:
     sizes = ladder(max(scheduler.max_running, min(scheduler.max_running * (1 + drafts), VERIFIED)))
     most_tokens = min(engine.config.context_length, cache.capacity)
     holder.model = GraphedModel(holder.model, cache, most_tokens, sizes)
-    if hasattr(drafter, "cache") and drafter.cache.attention.capturable:  # a draft model: its passes are decode
+    recorded = hasattr(drafter, "cache") and isinstance(drafter.model, Transformer)
+    if recorded and drafter.cache.attention.capturable:  # a draft model: its passes are decode
         drafter.model = GraphedModel(drafter.model, drafter.cache, most_tokens, sizes, memory_of=holder.model)
     return sizes
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .batch import PagedBatch
+from .window import current_window
 
 FA2_PAGES = 256  # tokens
 NEEDED = {"block_table", "seqused_k", "num_splits", "enable_gqa", "window_size"}
@@ -66,7 +67,7 @@ class FlashAttention:
             None,
             max(plan.host_query_lengths),
             max(plan.host_lengths),
-            window_size=(-1, 0),  # causal
+            window_size=((current_window() or 0) - 1, 0),  # tokens before and behind a query's own; -1 is all
             enable_gqa=q.shape[1] != k_pages.shape[2],
             seqused_k=plan.lengths,
             block_table=plan.page_tables,

@@ -18,10 +18,12 @@ from common.fused.numba_basics import FAST, FEW_NUMBERS, array, exp, f4, kernel,
 
 from .batch import PagedBatch
 from .torch_backend import write_rows
+from .window import current_window
 
 # A block is up to this many neighbouring rows of a request, which read its K and V together. With more the queries of
 # a K/V head and their results leave a core's fastest cache.
 MOST_ROWS = 8
+NO_WINDOW = 1 << 40
 MANY_BLOCKS = 4  # from here on threads share blocks, and below the heads of a block, too
 
 
@@ -80,6 +82,7 @@ class NumbaAttention:
         self.kernel(
             q.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(), out.data_ptr(), q.stride(0), q.shape[0], q.shape[1],
             pages, page_size, kv_heads, plan.page_tables, plan.rows, plan.counts, plan.requests, plan.seen,
+            current_window() or NO_WINDOW,
         )  # fmt: skip
         if threads is not None:
             set_num_threads(threads)
@@ -111,14 +114,15 @@ def writer() -> Callable[..., None]:
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def softmax(scores, seen):
-    """Make weights of the first `seen` scores, and zeros of the others."""
-    highest, total = scores[:seen].max(), f4(0)
-    for i in range(seen):
+def softmax(scores, first, seen):
+    """Make weights of the scores from `first` up to `seen`, and zeros of the others."""
+    highest, total = scores[first:seen].max(), f4(0)
+    for i in range(first, seen):
         scores[i] = exp(scores[i] - highest)
         total += scores[i]
-    for i in range(seen):
+    for i in range(first, seen):
         scores[i] /= total
+    scores[:first] = 0
     scores[seen:] = 0
 
 
@@ -137,13 +141,13 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
     while one is computed, token by token; without that, most of the time is spent waiting for memory.
     """
     number = numpy.float32 if dtype == torch.float32 else numpy.uint16
-    signature = "void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i4[:,::1], i4[::1], i4[::1], i4[::1], i4[::1])"
+    signature = "void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i4[:,::1], i4[::1], i4[::1], i4[::1], i4[::1], i8)"
     scale, head_bytes = f4(head_dim**-0.5), head_dim * dtype.itemsize
 
     @kernel(signature)
     def attend(
         q_at, k_at, v_at, out_at, q_stride, tokens, q_heads, pages, page_size, heads,
-        page_tables, rows, counts, requests, seen,
+        page_tables, rows, counts, requests, seen, window,
     ):  # fmt: skip
         groups = q_heads // heads
         q, out = array(q_at, (tokens, q_stride), number), array(out_at, (tokens, q_heads, head_dim), number)
@@ -157,6 +161,8 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
             index, first = item * each // heads, item * each % heads
             row, count, length = rows[index], counts[index], seen[index]
             table, queries = page_tables[requests[index]], count * groups
+            # The page of the first token that any row sees; those before it are not read.
+            begin = max(length - count + 1 - window, 0) // page_size * page_size
             k_heads, v_heads = k_at + first * head_bytes, v_at + first * head_bytes
             after = min(item + 1, items - 1) * each  # what this thread computes next, probably
             next_page = page_tables[requests[after // heads], 0]
@@ -168,13 +174,13 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
                     for d in range(head_dim):
                         query[head, i, d] = widen(source[d]) * scale
             scores = numpy.empty((each, queries, length), numpy.float32)
-            for start in range(0, length, page_size):
+            for start in range(begin, length, page_size):
                 page, behind = k_pages[table[start // page_size]], start + page_size
                 last = min(page_size, length - start) - 1
                 if behind < length:
                     ahead = k_heads + table[behind // page_size] * page_bytes
                 else:
-                    ahead = v_heads + table[0] * page_bytes
+                    ahead = v_heads + table[begin // page_size] * page_bytes
                 for i0 in range(0, last + 1, 4):
                     i1, i2, i3 = min(i0 + 1, last), min(i0 + 2, last), min(i0 + 3, last)
                     for head in range(each):
@@ -200,9 +206,10 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
                             of_b[i0], of_b[i1], of_b[i2], of_b[i3] = b0, b1, b2, b3
             for head in range(each):
                 for i in range(queries):
-                    softmax(scores[head, i], length - count + 1 + i // groups)
+                    sees = length - count + 1 + i // groups
+                    softmax(scores[head, i, begin:], max(sees - window, begin) - begin, sees - begin)
             result = numpy.zeros((each, queries, head_dim), numpy.float32)
-            for start in range(0, length, page_size):
+            for start in range(begin, length, page_size):
                 page, behind = v_pages[table[start // page_size]], start + page_size
                 last = min(page_size, length - start) - 1
                 ahead = v_heads + table[behind // page_size] * page_bytes if behind < length else next_heads

@@ -9,6 +9,7 @@ from common.fused.rotation import Unrotated
 from common.fused.triton_launch import interpreted, launch_options, tuned
 
 from .batch import PagedBatch
+from .window import current_window
 
 SPLIT = 256  # tokens of a sequence in one piece; fixed, so that results do not depend on the batch
 MOST_PIECES = 32  # of a sequence; a longer one has larger pieces, so that their results take no more memory
@@ -83,7 +84,8 @@ class TritonAttention:
             q, k_pages, v_pages, plan.page_tables, plan.lengths, partial, lse, out,
             pieces, q.stride(0), plan.page_tables.stride(0), D**-0.5, H_kv, H // H_kv, D, page_size, SPLIT, MOST_PIECES,
             BLOCK_G=max(16, triton.next_power_of_2(H // H_kv)), BLOCK_N=self.tile.block_n, BLOCK_D=block_d,
-            DOT=self.dot, num_warps=self.tile.warps, num_stages=self.tile.stages, **options,
+            DOT=self.dot, WINDOW=current_window() or 0,
+            num_warps=self.tile.warps, num_stages=self.tile.stages, **options,
         )  # fmt: skip
         if pieces > 1:
             combine_kernel[(B, H)](
@@ -100,7 +102,7 @@ class TritonAttention:
             q, k_pages, v_pages, plan.page_tables, plan.query_starts, plan.lengths, out,
             plan.decodes, q.stride(0), plan.page_tables.stride(0), D**-0.5, H_kv, H // H_kv, D, page_size,
             BLOCK_M=block_m, BLOCK_N=32 if q.dtype == torch.float32 else 64,
-            BLOCK_D=max(16, triton.next_power_of_2(D)), DOT=self.dot,
+            BLOCK_D=max(16, triton.next_power_of_2(D)), DOT=self.dot, WINDOW=current_window() or 0,
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ them, so a request's result does not depend on the rest of the batch. The query 
 since K and V are what has to be read.
 
 float32 is multiplied as float32, not as TF32 ("ieee"). Head dimensions that are no power of two are padded with zeros.
+WINDOW is how many tokens a token sees, itself included; 0: all before it. A layer's window never changes.
 DOT is the type that products take: that of the tensors, except that Triton's interpreter cannot multiply bfloat16.
 """
 
@@ -68,7 +69,7 @@ def decode_kernel(
     q, k_pages, v_pages, page_tables, lengths, partial, partial_lse, out, pieces, q_stride, table_stride, scale,
     H_KV: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
     SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DOT: tl.constexpr, DEPENDENT: tl.constexpr = False,
+    DOT: tl.constexpr, WINDOW: tl.constexpr = 0, DEPENDENT: tl.constexpr = False,
 ):  # fmt: skip
     """Attention of a request's query heads that share a K/V head, to pieces of its sequence; of the programs along the
     third axis each takes every n-th piece.
@@ -87,6 +88,8 @@ def decode_kernel(
     count = tl.cdiv(length, split)
     for piece in range(tl.program_id(2), count, tl.num_programs(2)):
         begin, end = piece * split, tl.minimum((piece + 1) * split, length)
+        if WINDOW:
+            begin = tl.maximum(begin, length - WINDOW)
         maximum = tl.full([BLOCK_G], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_G], tl.float32)
         result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
@@ -96,7 +99,10 @@ def decode_kernel(
                 query, tokens, (tokens < end)[None, :], page_tables + request * table_stride, k_pages, v_pages, head,
                 dims, maximum, total, result, scale, H_KV, D, PAGE_SIZE, DOT,
             )  # fmt: skip
-        result = result / total[:, None]
+        if WINDOW:  # a piece before the window: 0, not 0 / 0, and its weight, whose logarithm is -inf, is 0
+            result = result / tl.where(total == 0, 1.0, total)[:, None]
+        else:
+            result = result / total[:, None]
         if count == 1:
             row = request * H_KV * GROUPS + heads
             tl.store(out + row[:, None] * D + dims[None, :], result.to(out.dtype.element_ty), inside)
@@ -134,7 +140,7 @@ def prefill_kernel(
     q, k_pages, v_pages, page_tables, query_starts, lengths, out, first_request, q_stride, table_stride, scale,
     H_KV: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DOT: tl.constexpr,
+    DOT: tl.constexpr, WINDOW: tl.constexpr = 0,
 ):  # fmt: skip
     """One program per request, query head and block of BLOCK_M rows; requests may have any number of rows."""
     block, head, request = tl.program_id(0), tl.program_id(1), first_request + tl.program_id(2)
@@ -153,9 +159,14 @@ def prefill_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     end = tl.minimum(length, length - rows + (block + 1) * BLOCK_M)  # behind the last row's own position
-    for start in range(0, end, BLOCK_N):
+    begin = 0
+    if WINDOW:  # the first row sees the earliest token
+        begin = tl.maximum(length - rows + block * BLOCK_M + 1 - WINDOW, 0)
+    for start in range(begin, end, BLOCK_N):
         tokens = start + tl.arange(0, BLOCK_N)
         allowed = (tokens[None, :] <= positions[:, None]) & (tokens < end)[None, :]
+        if WINDOW:
+            allowed = allowed & (tokens[None, :] > positions[:, None] - WINDOW)
         maximum, total, result = attend_to_block(
             query, tokens, allowed, page_tables + request * table_stride, k_pages, v_pages, head // GROUPS, dims,
             maximum, total, result, scale, H_KV, D, PAGE_SIZE, DOT,

@@ -2,7 +2,8 @@
 
 A checkpoint in Hugging Face format is a folder: `config.json` (sizes and options), `model.safetensors` (the weights,
 or an index and several shards), `tokenizer.json`, and `generation_config.json` (which tokens end a text). config.py
-reads the sizes, weights.py fills the model, device.py chooses device and dtype.
+reads the sizes, weights.py fills the model, device.py chooses device and dtype. any_model.py loads what common/model.py
+does not implement, with the transformers library's own model.
 """
 
 import os
@@ -21,6 +22,7 @@ from .device import choose_device
 from .shard import WHOLE, Shard
 from .weights import copy_weights, empty_model, randomize_weights
 
+MODEL_IMPLS = ("auto", "course", "transformers")
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 
 
@@ -41,6 +43,7 @@ class Loaded:
     shard: Shard = WHOLE
     sampling_defaults: dict[str, float] = field(default_factory=dict)  # of the checkpoint, for servers
     reserved_bytes: int = 0  # of the GPU's memory, for what is made after the engine: graphs
+    note: str = ""  # one line, if the model is transformers' own: why
 
 
 def load_model(
@@ -51,6 +54,7 @@ def load_model(
     load_format: str = "auto",
     fused: bool | str = "auto",
     shard: Shard = WHOLE,
+    model_impl: str = "auto",
 ) -> Loaded:
     """Load a checkpoint for inference: no gradients, evaluation mode.
 
@@ -60,6 +64,8 @@ def load_model(
     load_format: "auto" reads the weights; "dummy" fills the model with random ones from the config alone, so that a
         real size can be timed where nothing can be downloaded; "none" builds no model, for a process whose workers do.
     shard: the part of the model to load, for a process that shares it with others.
+    model_impl: "course" is common/model.py, "transformers" the library's own model (any_model.py); "auto" is the
+        course's, unless it does not implement what config.json says.
 
     Raise FileNotFoundError or InvalidInput, one sentence with the file and the field or tensor at fault.
     """
@@ -69,18 +75,44 @@ def load_model(
     if device.type == "cpu":
         keep_freed_memory()
     folder = find_checkpoint(name_or_path, with_weights=load_format == "auto")
-    config = read_config(folder)
+    config, library_config, note = choose_implementation(folder, model_impl)
+    if library_config is not None and shard.ranks > 1:
+        raise InvalidInput(f"{name_or_path}: only common/model.py is split, and this is {note}: use one rank")
     tokenizer = load_tokenizer(folder)
     eos_token_ids = read_eos_token_ids(folder)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         eos_token_ids |= {tokenizer.eos_token_id}  # some chat checkpoints name their end of turn only here
     model, name, defaults = None, str(name_or_path or "bundled"), read_sampling_defaults(folder)
-    if load_format != "none":
+    if load_format != "none" and library_config is not None:
+        from .any_model import load_library_model
+
+        model = load_library_model(folder, config, library_config, device, dtype, load_format)
+    elif load_format != "none":
         model = empty_model(config, device, dtype, shard)
         copy_weights(model, folder, shard) if load_format == "auto" else randomize_weights(model, shard)
         model = choose_model(model, fused)
         config = model.config
-    return Loaded(model, tokenizer, config, eos_token_ids, name, device, dtype, shard, defaults)
+    return Loaded(model, tokenizer, config, eos_token_ids, name, device, dtype, shard, defaults, note=note)
+
+
+def choose_implementation(folder: Path, model_impl: str) -> tuple[ModelConfig, Any, str]:
+    """Return the config, and for a model of the transformers library its own config and one line that says why.
+
+    model_impl: as for `load_model`. Raise InvalidInput for a model that the one chosen cannot run.
+    """
+    if model_impl not in MODEL_IMPLS:
+        raise InvalidInput(f"model_impl={model_impl!r} is unknown: use {', '.join(MODEL_IMPLS)}")
+    because = "as asked"
+    if model_impl != "transformers":
+        try:
+            return read_config(folder), None, ""
+        except InvalidInput as refusal:
+            if model_impl == "course":
+                raise
+            because = str(refusal)
+    from .any_model import read_library_config  # imports transformers' models, for 2 s
+
+    return *read_library_config(folder), f"model=transformers ({because})"
 
 
 def find_checkpoint(name: str | os.PathLike | None, with_weights: bool) -> Path:

@@ -15,12 +15,11 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.engine import BaseEngine
 from common.errors import InvalidInput
 from common.loader.shard import VocabularyParallelHead
-from common.model import Transformer
 from common.request import Request, prompt_tokens
 from common.sampling import SamplingParams, TokenLogprobs, token_logprobs
 from common.transfers import current
@@ -113,21 +112,21 @@ class Scoring:
         return stats | {"unfinished": stats["unfinished"] + len(self._scorer.texts)}
 
 
-def unwrapped(model) -> Transformer:
+def unwrapped(model) -> nn.Module:
     """Return the model without the engine's wrappers: that of CUDA graphs keeps the logits of its last replay."""
-    while not isinstance(model, Transformer):
+    while not isinstance(model, nn.Module):
         model = model.model
     return model
 
 
 def scores(
-    model: Transformer, token_ids: list[int], top: int, dtype: torch.dtype
+    model: nn.Module, token_ids: list[int], top: int, dtype: torch.dtype
 ) -> Iterator[list[TokenLogprobs | None]]:
     """Yield, piece by piece, each token's log-probability given those before it, with the `top` likeliest tokens.
 
     The entry of the first token, which nothing predicts, is None. Nothing runs before the first piece is requested.
     """
-    config, device = model.config, model.cos.device
+    config, device = model.config, next(model.parameters()).device
     ids = torch.tensor(token_ids, device=device)
     k, v = (
         torch.empty(config.num_layers, config.num_kv_heads, len(ids), config.head_dim, device=device, dtype=dtype)

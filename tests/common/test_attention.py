@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from common.attention import PagedBatch, choose_attention, why_not
+from common.attention.window import windowed
 from tests.helpers.triton_marks import devices, needs_triton
 
 CPU = torch.device("cpu")
@@ -40,7 +41,7 @@ def make_case(sizes, *, page_size, heads, kv_heads, head_dim, dtype, device, see
     return batch, qkv.split([heads, kv_heads, kv_heads], dim=1), k_pages, v_pages, tables
 
 
-def definition(q, k_pages, v_pages, batch, tables):
+def definition(q, k_pages, v_pages, batch, tables, window=None):
     """Row by row and head by head, in float64."""
     out = torch.empty(q.shape, dtype=torch.float64, device=q.device)
     groups = q.shape[1] // k_pages.shape[2]
@@ -49,13 +50,17 @@ def definition(q, k_pages, v_pages, batch, tables):
         start, end, length = *batch.query_starts[i : i + 2].tolist(), int(batch.lengths[i])
         for row in range(start, end):
             seen = length - end + row + 1
+            near = slice(max(seen - window, 0) if window else 0, seen)
             for head in range(q.shape[1]):
-                scores = k[:seen, head // groups] @ q[row, head].double() / q.shape[2] ** 0.5
-                out[row, head] = scores.softmax(0) @ v[:seen, head // groups]
+                scores = k[near, head // groups] @ q[row, head].double() / q.shape[2] ** 0.5
+                out[row, head] = scores.softmax(0) @ v[near, head // groups]
     return out
 
 
-def check(name, sizes, *, device="cpu", dtype=torch.float32, page_size=16, heads=4, kv_heads=2, head_dim=64, seed=0):
+def check(
+    name, sizes, *, device="cpu", dtype=torch.float32, page_size=16, heads=4, kv_heads=2, head_dim=64, seed=0,
+    windows=(),
+):  # fmt: skip
     shape = {"page_size": page_size, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     batch, (q, k, v), k_pages, v_pages, tables = make_case(sizes, **shape, dtype=dtype, device=device, seed=seed)
     attention, _ = choose_attention(name, torch.device(device), dtype, head_dim, page_size)
@@ -66,11 +71,13 @@ def check(name, sizes, *, device="cpu", dtype=torch.float32, page_size=16, heads
     for pages, old, new in zip((k_pages, v_pages), before, (k, v), strict=True):
         assert torch.equal(pages.flatten(0, 1)[batch.slot_mapping], new), "a row is not where it belongs"
         assert torch.equal(pages.flatten(0, 1)[untouched], old[untouched]), "another row was written"
-    out = attention.attend(q, k_pages, v_pages, attention.prepare(batch))
-    assert out.shape == q.shape and out.dtype == dtype
-    torch.testing.assert_close(
-        out.double(), definition(q, k_pages, v_pages, batch, tables), atol=TOLERANCE[dtype], rtol=0
-    )
+    plan = attention.prepare(batch)
+    for window in (None, *windows):
+        with windowed(window):
+            out = attention.attend(q, k_pages, v_pages, plan)
+        assert out.shape == q.shape and out.dtype == dtype
+        expected = definition(q, k_pages, v_pages, batch, tables, window)
+        torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype], rtol=0)
 
 
 EDGES = [15, 16, 17, 31, 32, 33, 1, 2]  # on, before and after the ends of pages
@@ -120,6 +127,16 @@ def test_rows_attend_to_their_own_sequence_up_to_their_own_position(name, device
 def test_so_do_those_of_numba(dtype, case):
     sizes, shape = CASES[case]
     check("numba", sizes, dtype=dtype, **shape)
+
+
+@devices
+@pytest.mark.parametrize("name", ["torch", "numba", pytest.param("triton", marks=needs_triton)])
+@pytest.mark.parametrize("case", ["decode in several programs", "pieces of every size"])
+def test_a_window_hides_what_is_further_back(name, device, case):
+    if name == "numba" and why_not(name, torch.device(device), torch.float32, 64, 16):
+        pytest.skip("the kernel of numba is for the CPU")
+    sizes, shape = CASES[case]
+    check(name, sizes, device=device, windows=(1, 7, 32, 300, 5000), **shape)
 
 
 @devices

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from common.errors import InvalidInput
 from common.request import Request
 from common.sampling import SamplingParams, probabilities
-from common.stages import load_engine
+from common.stages import load_engine, load_stage_module
 from common.structured_output import (
     Structure,
     choice_grammar,
@@ -25,6 +25,7 @@ from common.structured_output import (
     regex_grammar,
     register,
 )
+from tests.helpers.faulty_fleet import FaultyFleet
 from tests.stages.test_07_speculative_sampling import chi_square_is_ordinary
 
 STAGES = ["04", "05", "06", "07", "08"]
@@ -199,7 +200,24 @@ def test_what_a_grammar_forces_is_drafted_and_accepted(loaded):
     assert stats["accepted_tokens"] >= 0.6 * len(answer.token_ids)
 
 
-# DEATH
+def test_a_workers_death_loses_no_state(loaded, monkeypatch):
+    """Each worker dies once in the middle of the answers, which go on elsewhere as if nothing had happened."""
+    schema = {"type": "array", "items": NUMBER, "minItems": 12, "maxItems": 12}
+    params = [asked(json_grammar(schema), seed=seed) for seed in range(3)]
+    expected = load_engine("06")(loaded).generate(["Numbers "] * 3, params)
+    monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
+    engine = load_engine("08")(loaded)
+    requests = [engine.add("Numbers ", one) for one in params]
+    for number in (1, 0):
+        known = len(requests[0].token_ids)
+        while len(requests[0].token_ids) < known + 8:
+            engine.step()
+        engine.fleet.die(number)
+    while engine.has_unfinished:
+        engine.step()
+    assert engine.stats()["workers_lost"] == 2 and engine.stats()["requests_resumed"]
+    assert [one.token_ids for one in requests] == [one.token_ids for one in expected]
+    check(requests[0], schema)
 
 
 REFUSED = {

@@ -43,7 +43,7 @@ REFUSED = [
     ({"prompt": "a", "logit_bias": {"4096": 1}}, None, "logit_bias has token id 4096"),
     ({"prompt": "a", "logit_bias": {"a": 1}}, None, "logit_bias must be a map"),
     ({"prompt": "a", "min_tokens": 9, "max_tokens": 3}, None, "more than max_tokens"),
-    ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    ({"prompt": "a", "response_format": {"type": "yaml"}}, "response_format", "'json_object'"),
     ({"prompt": "a", "guided_regex": "a*"}, "guided_regex", "unknown field 'guided_regex'"),
     ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
     (CHAT | {"messages": []}, "messages", "at least 1"),
@@ -53,7 +53,9 @@ REFUSED = [
     (CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "text"),
     (CHAT | {"messages": [{"role": "user", "content": "\ud83d"}]}, "messages", "surrogate"),
     (CHAT | {"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
-    (CHAT | {"tools": [{"type": "function"}]}, "tools", "not supported"),
+    ({"prompt": "a", "tools": [{"type": "function"}]}, "tools", "not supported"),
+    (CHAT | {"tools": [{"type": "function"}]}, "tools", "required"),
+    (CHAT | {"tool_choice": "required"}, "tool_choice", "needs tools"),
     (CHAT | {"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "'tokenize'"),
 ]
 

@@ -61,7 +61,14 @@ def test_the_command_line_loads_no_weights_for_a_router(monkeypatch, loaded, dev
     monkeypatch.setattr(cli, "choose_device", lambda *_: (torch.device(device), torch.float32, ""))
     monkeypatch.setattr(cli, "make_engine", lambda engine_class, loaded, **options: made.append(options))
     args = {"workers": "ray", "tensor_parallel": 1, "demo": False, "model": None, "token_budget": budget}
-    args |= {"device": "cpu", "dtype": "auto", "load_format": "auto", "graphs": None, "overlap": None}
+    args |= {
+        "device": "cpu",
+        "dtype": "auto",
+        "load_format": "auto",
+        "graphs": None,
+        "overlap": None,
+        "model_impl": "auto",
+    }
     router, _ = cli.build_engine(ROOT / "08_disaggregated", load_engine("08"), argparse.Namespace(**args))
     assert (router.model is not None) == weights and router.config == loaded.config
     assert made[0]["load_format"] == "auto", "of the workers"

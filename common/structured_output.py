@@ -23,6 +23,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from .errors import InvalidInput, shortened
 from .transfers import to_device
@@ -208,6 +209,8 @@ def prefetch(requests: Sequence) -> None:
     """Begin to compute the masks of these requests' next tokens, while others schedule and run the model."""
     rows = [SimpleNamespace(params=one.params, token_ids=list(one.token_ids)) for one in requests]
     if rows:
+        for row in rows:
+            row.params.structure.state.masks.clear()  # those of earlier steps and of rejected draft tokens
         job = _pool.submit(_compute, rows)
         for row in rows:
             row.params.structure.state.pending = job
@@ -256,18 +259,24 @@ def _compute(rows: Sequence) -> numpy.ndarray:
     return result
 
 
+@lru_cache
+def _biases(device: torch.device) -> Tensor:
+    """Return what each byte of a mask adds to the logits of its eight tokens: [256, 8], 0 where allowed, else -inf."""
+    bits = torch.arange(256)[:, None] >> torch.arange(8) & 1
+    return torch.zeros(256, 8).masked_fill(bits == 0, -torch.inf).to(device)
+
+
 def apply_masks(logits: Tensor, rows: Sequence) -> Tensor:
     """Set the logits of tokens that a row's structure does not allow to -inf: [B, V] -> [B, V], a new tensor.
 
-    The same tensor if no row has a structure. One operation masks all rows; the bits are unpacked on the device.
+    The same tensor if no row has a structure. One addition masks all rows: a CPU unpacks no bits for it.
     """
     index = [i for i, row in enumerate(rows) if row.params.structure is not None]
     if not index:
         return logits
-    words = to_device(masks([rows[i] for i in index]), torch.int32, logits.device).view(torch.uint8)  # [R, V / 8]
-    bits = (words[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=words.device)) & 1
-    forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
+    packed = to_device(masks([rows[i] for i in index]), torch.int32, logits.device).view(torch.uint8)  # [R, V / 8]
+    biases = embedding(packed.int(), _biases(logits.device)).flatten(1)[:, : logits.shape[1]]  # [R, V]
     if len(index) == len(rows):
-        return logits.float().masked_fill(forbidden, -torch.inf)
+        return logits + biases
     places = to_device(index, torch.int64, logits.device)
-    return logits.float().index_copy(0, places, logits[places].float().masked_fill(forbidden, -torch.inf))
+    return logits.float().index_add(0, places, biases)

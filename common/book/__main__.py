@@ -8,7 +8,6 @@ import shutil
 import sys
 import tempfile
 import time
-import webbrowser
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,59 +17,38 @@ from common.stages import ROOT
 from common.terminal import StatusLine, note, run_to_end
 
 REQUIREMENTS = ROOT / "requirements-book.txt"
-MADE_BY_SPHINX = ".buildinfo"
-COLOUR = re.compile(r"\x1b\[[\d;]*[mK]")
 SETTINGS = {
-    "project": "An inference server in eight steps",
     "extensions": ["myst_parser"],
-    "myst_heading_anchors": 4,
     "myst_enable_extensions": ["colon_fence"],
+    "myst_heading_anchors": 4,
     "html_theme": "furo",
     "html_title": "An inference server in eight steps",
     "html_static_path": [str(Path(__file__).parent / "assets")],
     "html_css_files": ["book.css"],
     "html_js_files": ["book.js"],
-    "html_show_copyright": False,
-    "html_show_sphinx": False,
     "html_copy_source": False,
-    "suppress_warnings": ["toc.not_included", "misc.highlighting_failure"],  # pages of sources; plain text as Python
+    "suppress_warnings": ["toc.not_included", "misc.highlighting_failure"],  # pages of sources; text that is no code
 }
 
 
-class Progress(io.TextIOBase):
-    """What Sphinx reports, on one line that is written over."""
-
-    def __init__(self, line: StatusLine):
-        self.line, self.started = line, time.monotonic()
-
-    def write(self, text: str) -> int:
-        if said := COLOUR.sub("", text).strip():
-            self.line.say(time.monotonic() - self.started, f"making {said}")
-        return len(text)
-
-
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        "course.py book",
-        description="Make a website of the course: README, lessons with their diffs side by side and their recordings, "
-        "glossary, sources, workshop. It needs no server and no network: open index.html in a browser.",
+    about = (
+        "Make a website of the course: README, lessons with their diffs side by side and their recordings, glossary, "
+        "sources, workshop. It needs no server and no network: open its index.html in a browser."
     )
+    parser = argparse.ArgumentParser("course.py book", description=about)
     parser.add_argument("--out", type=Path, default=ROOT / "book", metavar="DIR", help="default: book, in the course")
-    parser.add_argument("--open", action="store_true", help="open it in a browser")
-    args = parser.parse_args(arguments)
-    out = args.out.resolve()
-    if out.exists() and not (out.is_dir() and ((out / MADE_BY_SPHINX).exists() or not any(out.iterdir()))):
-        raise InvalidInput(f"{args.out} exists and holds no book: give --out another folder, which will be replaced.")
+    out = parser.parse_args(arguments).out.resolve()
+    if out.exists() and not (out / ".buildinfo").exists():  # which Sphinx leaves
+        raise InvalidInput(f"{out} exists and is no book: name a folder with --out that may be made, or made again.")
     need_generator()
     with tempfile.TemporaryDirectory() as temporary:
         warnings = build(Path(temporary))
         shutil.rmtree(out, ignore_errors=True)
         shutil.move(Path(temporary) / "site", out)
+    print(f"{out / 'index.html'}: {len([*out.rglob('*.html')])} pages. Open it in a browser; it needs no network.")
     if warnings:
         note(warnings)
-    print(f"{out / 'index.html'}: {len([*out.rglob('*.html')])} pages. Open it in a browser; it needs no network.")
-    if args.open:
-        webbrowser.open((out / "index.html").as_uri())
     return int(bool(warnings))
 
 
@@ -91,15 +69,20 @@ def build(folder: Path) -> str:
 
     from .pages import Pages
 
-    warnings, copied = io.StringIO(), folder / "copied"
+    pages, copied, site, kept = (folder / name for name in ("pages", "copied", "site", "kept"))
+    warnings, started = io.StringIO(), time.monotonic()
     with StatusLine() as line, patch_docutils(), docutils_namespace():
-        progress = Progress(line)
-        Pages(folder / "pages", copied, progress.write).write()
+
+        def say(text: str) -> None:
+            line.say(time.monotonic() - started, text)
+
+        Pages(pages, copied, say).write()
         settings = SETTINGS | {"html_extra_path": [str(copied)]}
-        paths = [folder / name for name in ("site", "doctrees")]
-        app = Sphinx(folder / "pages", None, *paths, "html", settings, status=progress, warning=warnings)
+        app = Sphinx(pages, None, site, kept, "html", settings, status=None, warning=warnings)
+        app.connect("source-read", lambda _, page, *__: say(f"reading {page}"))
+        app.connect("html-page-context", lambda _, page, *__: say(f"writing {page}"))
         app.build()
-    return COLOUR.sub("", warnings.getvalue()).replace(f"{folder / 'pages'}{os.sep}", "").strip()
+    return re.sub(r"\x1b\[[\d;]*[mK]", "", warnings.getvalue()).strip()  # Sphinx colours them
 
 
 if __name__ == "__main__":

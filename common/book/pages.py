@@ -1,9 +1,8 @@
 """The Markdown that the book is made of: the course's own pages, and one for each diff and each source that they link.
 
-GitHub shows a folder, a file of code and a notebook by itself; here each that a page links gets a page of its own.
+GitHub shows a folder and a file of code by itself; here each that a page links gets a page of its own.
 """
 
-import json
 import os
 import re
 import shutil
@@ -17,30 +16,28 @@ from common.stages import ROOT, stage_folders
 
 from .walk import diff_page
 
-README, NOTEBOOK = ROOT / "README.md", ROOT / "gpu.ipynb"
 PARTS = {  # of the table of contents
     "Lessons": ["[0-9][0-9]_*/README.md"],
-    "Beyond the lessons": ["beyond/*.md", "GPU.md", "gpu.ipynb"],
+    "Beyond the lessons": ["beyond/*.md", "GPU.md"],
     "Workshop": ["workshop/*.md", "workshop/solutions/README.md"],
     "Reference": ["GLOSSARY.md", "common/README.md", "common/*/**/README.md", "CONTRIBUTING.md"],
 }
 CODE_BLOCK = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
-RECORDING = re.compile(  # a picture that links one, or a picture and a paragraph with the link
-    r"^(?:\[!\[([^\]]+)\]\([^)]+\)\]|!\[([^\]]+)\]\([^)]+watch\.png\)\n\n\[[^\]]+\])\(([^)]*watch\.html)\).*$", re.MULTILINE
-)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")
-PLAYER = """<figure class="recording">
-<iframe src="{at}" title="{said}" loading="lazy"></iframe>
-<figcaption>{said}. <a href="{at}">It has a page of its own</a>, which fills the window.</figcaption>
-</figure>"""
+RECORDING = re.compile(  # a picture that links one, or a picture and a paragraph with the link
+    r"^(?:\[!\[([^\]]+)\]\([^)]+\)\]|!\[([^\]]+)\]\([^)]+watch\.png\)\n\n\[[^\]]+\])\(([^)]*watch\.html)\).*$",
+    re.MULTILINE,
+)
+PLAYER = """<figure class="recording"><iframe src="{at}" title="{said}" loading="lazy"></iframe>
+<figcaption>{said}. <a href="{at}">In a window of its own</a></figcaption></figure>"""
 
 
 class Pages:
-    """Pages in a folder that the generator reads, at the paths of their sources; beside it what it only copies."""
+    """Pages in a folder that the generator reads, at the paths of their sources; in another what it only copies."""
 
-    def __init__(self, folder: Path, copied: Path, progress: Callable[[str], None]):
-        self.folder, self.copied, self.progress = folder, copied, progress
-        self.todo = [README, *(path for part in PARTS for path in pages_of(part))]
+    def __init__(self, folder: Path, copied: Path, say: Callable[[str], None]):
+        self.folder, self.copied, self.say = folder, copied, say
+        self.todo = [ROOT / "README.md", *(path for part in PARTS for path in pages_of(part))]
 
     def write(self) -> None:
         """Write the pages of the table of contents, the diffs, the pages that these link, and so on."""
@@ -53,7 +50,7 @@ class Pages:
                 self._put(page_of(path), self._text(path))
 
     def _put(self, page: Path, text: str) -> None:
-        self.progress(page.relative_to(ROOT).as_posix())
+        self.say(f"preparing {page.relative_to(ROOT)}")
         blocks = CODE_BLOCK.split(text)
         blocks[::2] = [self._lead(page.parent, block) for block in blocks[::2]]
         moved(page, self.folder).write_text("".join(blocks), encoding="utf-8")
@@ -79,16 +76,12 @@ class Pages:
 
     def _text(self, path: Path) -> str:
         """Return the Markdown of the page for a file or a folder, with links as the file has them."""
+        if path.suffix == ".md":
+            return with_contents(path, path.read_text(encoding="utf-8"))
         title = f"# {path.relative_to(ROOT).as_posix()}\n\n"
         if path.is_dir():
             named = [one.name for one in sorted(path.iterdir()) if not one.name.startswith(("__pycache__", "."))]
             return title + "\n".join(f"- [{name}]({name})" for name in named)
-        if path.suffix == ".md":
-            return with_contents(path, path.read_text(encoding="utf-8"))
-        if path == NOTEBOOK:
-            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-            shown = {"markdown": "{}", "code": "```python\n{}\n```"}
-            return "\n\n".join(shown[cell["cell_type"]].format("".join(cell["source"])) for cell in cells)
         shutil.copy(path, moved(path, self.folder))
         lexer = find_lexer_class_for_filename(path.name)
         language = lexer.aliases[0] if lexer else "text"
@@ -101,11 +94,9 @@ def pages_of(part: str) -> list[Path]:
 
 def page_of(path: Path) -> Path:
     """Return where the page for a file or a folder is, as a path in the course."""
-    if path == README:
+    if path == ROOT / "README.md":
         return ROOT / "index.md"
-    if path.is_dir():
-        return path / "contents.md"
-    return path if path.suffix == ".md" else path.with_name(path.name + ".md")
+    return path / "contents.md" if path.is_dir() else path if path.suffix == ".md" else Path(f"{path}.md")
 
 
 def moved(path: Path, folder: Path) -> Path:
@@ -117,14 +108,14 @@ def moved(path: Path, folder: Path) -> Path:
 
 def with_contents(path: Path, text: str) -> str:
     """Return a text with what comes below it in the table of contents; a lesson's command for the diff links it."""
-    if path == README:
+    if path == ROOT / "README.md":
         return text + "".join(contents(part, map(page_of, pages_of(part))) for part in PARTS)
-    command = f"`python3 course.py diff {path.parent.name[:2]}`"
-    if path.parent not in stage_folders()[1:] or command not in text:
+    if path.parent not in stage_folders()[1:]:
         return text
+    command = f"`python3 course.py diff {path.parent.name[:2]}`"
     return text.replace(command, f"[{command}](diff.md)", 1) + contents("", [path.with_name("diff.md")])
 
 
 def contents(caption: str, pages: Iterable[Path]) -> str:
-    names = "\n".join("/" + page.relative_to(ROOT).with_suffix("").as_posix() for page in pages)
-    return f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{names}\n```\n".replace(":caption: \n", "")
+    names = "\n".join(f"/{page.relative_to(ROOT).with_suffix('').as_posix()}" for page in pages)
+    return f"\n```{{toctree}}\n:hidden:\n{f':caption: {caption}' if caption else ''}\n\n{names}\n```\n"

@@ -273,6 +273,7 @@ VERBS = {
         "", "say what this machine lacks, and what to expect of it", bare("common.setup.doctor"), DOCTOR, False
     ),
     "judge": Verb("", "load a server at a URL: how much it gives within objectives", here("common.bench.judge")),
+    "book": Verb("", "make a website of the course, to read without a network", here("common.book")),
     "kit": Verb("", "gather all wheels for machines without a network", bare("common.setup.kit")),
 }
 

@@ -1,0 +1,89 @@
+"""Build the book: prepare its pages, then let Sphinx make the site. `python3 course.py book` runs it."""
+
+import argparse
+import io
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+from common.errors import InvalidInput
+from common.setup.environment import install
+from common.stages import ROOT
+from common.terminal import StatusLine, note, run_to_end
+
+REQUIREMENTS = ROOT / "requirements-book.txt"
+SETTINGS = {
+    "extensions": ["myst_parser"],
+    "myst_enable_extensions": ["colon_fence"],
+    "myst_heading_anchors": 4,
+    "html_theme": "furo",
+    "html_title": "An inference server in eight steps",
+    "html_static_path": [str(Path(__file__).parent / "assets")],
+    "html_css_files": ["book.css"],
+    "html_js_files": ["book.js"],
+    "html_copy_source": False,
+    "suppress_warnings": ["toc.not_included", "misc.highlighting_failure"],  # pages of sources; text that is no code
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    about = (
+        "Make a website of the course: README, lessons with their diffs side by side and their recordings, glossary, "
+        "sources, workshop. It needs no server and no network: open its index.html in a browser."
+    )
+    parser = argparse.ArgumentParser("course.py book", description=about)
+    parser.add_argument("--out", type=Path, default=ROOT / "book", metavar="DIR", help="default: book, in the course")
+    out = parser.parse_args(arguments).out.resolve()
+    if out.exists() and not (out / ".buildinfo").exists():  # which Sphinx leaves
+        raise InvalidInput(f"{out} exists and is no book: name a folder with --out that may be made, or made again.")
+    need_generator()
+    with tempfile.TemporaryDirectory() as temporary:
+        warnings = build(Path(temporary))
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.move(Path(temporary) / "site", out)
+    print(f"{out / 'index.html'}: {len([*out.rglob('*.html')])} pages. Open it in a browser; it needs no network.")
+    if warnings:
+        note(warnings)
+    return int(bool(warnings))
+
+
+def need_generator() -> None:
+    """Install Sphinx into .venv if it is missing. With COURSE_NO_VENV=1, raise InvalidInput that says how to."""
+    if find_spec("furo") and find_spec("myst_parser"):
+        return
+    if os.environ.get("COURSE_NO_VENV") == "1":
+        raise InvalidInput(f"`book` needs Sphinx: {sys.executable} -m pip install -r {REQUIREMENTS}, then try again.")
+    note("Installing requirements-book.txt into .venv (a few seconds, once).")
+    install(ROOT / ".venv", "-r", str(REQUIREMENTS))
+
+
+def build(folder: Path) -> str:
+    """Make the site in folder / "site", and return Sphinx's warnings: links that lead nowhere, for example."""
+    from sphinx.application import Sphinx  # which may have been installed just now
+    from sphinx.util.docutils import docutils_namespace, patch_docutils
+
+    from .pages import Pages
+
+    pages, copied, site, kept = (folder / name for name in ("pages", "copied", "site", "kept"))
+    warnings, started = io.StringIO(), time.monotonic()
+    with StatusLine() as line, patch_docutils(), docutils_namespace():
+
+        def say(text: str) -> None:
+            line.say(time.monotonic() - started, text)
+
+        Pages(pages, copied, say).write()
+        settings = SETTINGS | {"html_extra_path": [str(copied)]}
+        app = Sphinx(pages, None, site, kept, "html", settings, status=None, warning=warnings)
+        app.connect("source-read", lambda _, page, *__: say(f"reading {page}"))
+        app.connect("html-page-context", lambda _, page, *__: say(f"writing {page}"))
+        app.build()
+    return re.sub(r"\x1b\[[\d;]*[mK]", "", warnings.getvalue()).strip()  # Sphinx colours them
+
+
+if __name__ == "__main__":
+    run_to_end(main)

@@ -174,7 +174,7 @@ OPTIONS = {
     "demo": "--max-running", "serve": "--port", "watch": "--record FILE", "bench": "--only", "predict": "--sizes",
     "compare": "--out DIR", "diff": "It has no options", "start": "--complete", "check": "--exercise N",
     "solve": "--all", "bug": "--mended", "test": "my/05 -k abort", "doctor": "It has no options", "kit": "--platform",
-    "judge": "--itl-ms",
+    "judge": "--itl-ms", "book": "--out DIR",
 }  # fmt: skip
 
 

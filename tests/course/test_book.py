@@ -1,61 +1,52 @@
-"""The book is a site without a broken link or an error, on a phone as on a desk, with search and without a network."""
+"""The book: which sentences stand beside which code; its pages, opened from files in a real browser, at any width."""
 
 import re
+import subprocess
+import sys
+from html import unescape
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from common.book import __main__ as book
+from common.book.walk import explained, sentences
 from common.errors import InvalidInput
-from common.learn.stage_diff import compare
-from common.stages import stage_folders
-from tests.helpers.watching import browser
+from common.learn.stage_diff import Change
+from common.stages import ROOT, stage_folders
+from tests.helpers.watching import PHONE, Page, browser
 
-LINK = re.compile(r'(?:href|src)="([^"#?:<]+)(?:[#?][^"]*)?"')
+LINK = re.compile(r'<\w[^<>]*\s(?:href|src)="(?!\w+:)([^"]*)"')
+DESK = {"width": 1280, "height": 800}
+WALK = """
+- **[scheduler.py](scheduler.py)**: `_extend` gives a page. It takes one from the youngest. Admission calls `reserve`.
+- **[batch.py](batch.py)** looks up the slot mapping.
 
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    pytest.importorskip("furo", reason="needs what requirements-book.txt installs")
-    out = tmp_path_factory.mktemp("book") / "site"
-    assert book.main(["--out", str(out)]) == 0, "Sphinx warns of nothing"
-    return out
-
-
-def test_every_link_leads_to_a_file(site):
-    pages = [*site.rglob("*.html")]
-    broken = {
-        f"{page.relative_to(site)}: {link}"
-        for page in pages
-        if page.name != "watch.html"
-        for link in LINK.findall(page.read_text(encoding="utf-8"))
-        if not (page.parent / link).exists()
-    }
-    assert not broken and len(pages) > 100
+Of all engines, `retire` is the last to go.
+"""
+LINES = """@@ class Scheduler:
+ def _extend(self):
+-    return 1
++    return 2
+ def retire(self):
++    pass
+ def admit(self):
++    self.reserve()
+""".splitlines()
 
 
-def test_a_diff_has_every_changed_line_beside_what_the_lesson_says(site):
-    before, after = stage_folders()[4:6]
-    text = (site / after.name / "diff.html").read_text(encoding="utf-8")
-    for change in compare(before, after):
-        assert f"{change.name}: " in text
-    assert text.count("piece docutils container") > 10
-
-
-def test_pages_fit_a_phone_and_a_desk_and_search_finds(site):
-    with browser() as chromium:
-        for width, scheme in ((390, "dark"), (1280, "light")):
-            page = chromium.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-            errors: list[str] = []
-            page.on("console", lambda said, errors=errors: errors.append(said.text) if said.type == "error" else None)
-            page.on("pageerror", lambda error, errors=errors: errors.append(str(error)))
-            for name in ("index", "05_paged_attention/README", "05_paged_attention/diff", "workshop/README"):
-                page.goto((site / f"{name}.html").as_uri())
-                assert page.evaluate("document.documentElement.scrollWidth") == width, name
-            page.goto(f"{(site / 'search.html').as_uri()}?q=preemption")
-            page.wait_for_selector("#search-results li")
-            assert not errors
-            page.close()
+def test_code_stands_beside_the_sentences_that_name_it_else_those_about_its_file():
+    said = sentences(WALK)
+    extend = "**[scheduler.py](scheduler.py)**: `_extend` gives a page. It takes one from the youngest."
+    assert [*explained(Change("scheduler.py", "changed", LINES, 3, 1), said)] == [
+        ([extend], LINES[:4]),
+        (["Of all engines, `retire` is the last to go."], LINES[4:6]),
+        (["Admission calls `reserve`."], LINES[6:]),
+    ]
+    [(texts, _)] = explained(Change("batch.py", "new", ["+pages = []"], 1, 0), said)
+    assert texts == ["**[batch.py](batch.py)** looks up the slot mapping."]
+    [(texts, _)] = explained(Change("main.py", "new", ["+pages = []"], 1, 0), said)
+    assert "does not mention" in texts[0]
 
 
 def test_a_folder_that_is_no_book_is_not_replaced(tmp_path):
@@ -63,3 +54,46 @@ def test_a_folder_that_is_no_book_is_not_replaced(tmp_path):
     with pytest.raises(InvalidInput, match="exists and is no book"):
         book.main(["--out", str(tmp_path)])
     assert (tmp_path / "diary.txt").exists()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    pytest.importorskip("furo", reason="needs Sphinx: pip install -r requirements-book.txt")
+    out = tmp_path_factory.mktemp("book") / "site"
+    made = subprocess.run([sys.executable, "-m", "common.book", "--out", out], cwd=ROOT, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr  # what Sphinx warns of
+    return out
+
+
+def test_every_link_of_every_page_leads_somewhere(site):
+    pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html") if path.name != "watch.html"}
+    anchors = {path: {*re.findall(r'\bid="([^"]+)"', text)} for path, text in pages.items()}
+    broken = []
+    for path, text in pages.items():
+        for link in LINK.findall(text):
+            name, _, anchor = unquote(unescape(link)).partition("#")
+            goal = (path.parent / name.partition("?")[0]).resolve() if name else path
+            if not goal.exists() or anchor and anchor not in anchors.get(goal, [anchor]):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    assert broken == [] and len(pages) > 300
+
+
+@pytest.mark.browser
+def test_pages_are_read_from_files_at_any_width_and_theme_without_an_error(site):
+    names = ["index.html", "GLOSSARY.html", "common/README.html", "common/engine.py.html", "workshop/README.html"]
+    paths = [*(site / name for name in names), *site.glob("0*/README.html"), *site.glob("0*/diff.html")]
+    assert len(paths) == len(names) + len(stage_folders()) + len(stage_folders()[1:])
+    with browser() as chromium:
+        for size, scheme in ((PHONE, "dark"), (DESK, "light")):
+            page = Page(chromium, paths[0].as_uri(), color_scheme=scheme)
+            page.set_viewport_size(size)
+            for path in paths:
+                page.goto(path.as_uri())
+                assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], path
+            page.goto((site / "05_paged_attention/README.html").as_uri())
+            page.frame_locator(".recording iframe").locator("canvas.timeline").wait_for()
+            assert page.errors == [] and all(url.startswith(("file:", "data:")) for url in page.asked)
+        page.fill("input[name=q]", "preemption")
+        page.keyboard.press("Enter")
+        page.locator("ul.search a", has_text="Preemption").first.wait_for()
+        assert page.errors == []

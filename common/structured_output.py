@@ -56,7 +56,7 @@ class Structure:
     def state(self) -> "State":
         """Return the state of the one request that this object belongs to."""
         if "_state" not in self.__dict__:
-            object.__setattr__(self, "_state", State(compiled(self.grammar, self.model).deep_copy()))
+            object.__setattr__(self, "_state", State(compiled(self.grammar, self.model)))
         return self._state
 
     def begin(self, model: str | None = None) -> "Structure":
@@ -71,14 +71,19 @@ class Structure:
 class State:
     """How far a grammar has been matched by the output of one request, and the masks known of it."""
 
-    def __init__(self, matcher):
-        self.matcher = matcher
+    def __init__(self, first):
+        self.first, self.matcher = first, first.deep_copy()  # first: a matcher that has read nothing
         self.token_ids: list[int] = []  # what the matcher has read
         self.masks: dict[int, numpy.ndarray] = {}  # after so many of these tokens
         self.pending: Future | None = None  # computes masks on the thread of `_pool`
 
     def advance(self, token_ids: Sequence[int]) -> bool:
-        """Have the matcher read this output and nothing else. Return whether the grammar allows it."""
+        """Have the matcher read this output and nothing else. Return whether the grammar allows it.
+
+        If reading it exceeds a bound of the library, the matcher has an error afterwards.
+        """
+        if self.matcher.is_error():  # it stays in error for ever; a draft token that is rejected may have caused that
+            self.matcher, self.token_ids, self.masks = self.first.deep_copy(), [], {}
         same = len(self.token_ids)
         if self.token_ids != token_ids[:same]:
             pairs = enumerate(zip(self.token_ids, token_ids, strict=False))
@@ -103,7 +108,10 @@ def json_grammar(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str
     if len(json.dumps(schema)) > MOST_CHARACTERS:
         raise InvalidInput(f"the JSON schema has more than {MOST_CHARACTERS:,} characters: make it shorter")
     options = {"whitespace_pattern": WHITESPACE, "lenient": lenient, "coerce_one_of": lenient}
-    return matcher.grammar_from_json_schema(dict(schema), overrides=options)
+    try:
+        return matcher.grammar_from_json_schema(dict(schema), overrides=options)
+    except ValueError as error:  # numbers of hundreds of digits, or half a surrogate pair
+        raise InvalidInput(f"the JSON schema cannot be read: {shortened(error)}") from error
 
 
 def check_depth(value: Any) -> None:
@@ -139,7 +147,9 @@ def lark_grammar(text: str) -> str:
 
     try:
         return _library().LLMatcher.grammar_from_lark(any_to_lark(_short(text, "grammar")))
-    except (ValueError, AssertionError, IndexError) as error:
+    except InvalidInput:
+        raise
+    except Exception as error:  # the converter raises plain exceptions, and recurses
         raise InvalidInput(f"the grammar cannot be read: {shortened(error)}") from error
 
 
@@ -151,6 +161,8 @@ def from_lark(text: str) -> str:
 def _short(text: str, name: str) -> str:
     if len(text) > MOST_CHARACTERS:
         raise InvalidInput(f"{name} has more than {MOST_CHARACTERS:,} characters: make it shorter")
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise InvalidInput(f"{name} has half a surrogate pair, which no text may contain: leave it out")
     return text
 
 
@@ -190,8 +202,13 @@ def compiled(grammar: str, model: str):
     library = _library()
     limits = library.LLParserLimits(verbose_errors=False)
     matcher = library.LLMatcher(_tokens(model), grammar, log_level=0, limits=limits)
-    if matcher.is_error():
-        raise InvalidInput(f"the answer's form cannot be enforced: {shortened(ValueError(matcher.get_error()))}")
+    # Some forms fail only in use: nothing fits them, or what they all begin with leads to more than the bounds allow.
+    trial = matcher.deep_copy()
+    trial.try_consume_tokens(trial.compute_ff_tokens())
+    trial.compute_bitmask()
+    if trial.is_error():
+        reason = matcher.get_error() or trial.get_error()
+        raise InvalidInput(f"the answer's form cannot be enforced: {shortened(ValueError(reason))}")
     return matcher
 
 
@@ -242,7 +259,7 @@ def _compute(rows: Sequence) -> numpy.ndarray:
         unknown = []
         for i in first.values():
             state, count = rows[i].params.structure.state, len(rows[i].token_ids)
-            if state.advance(rows[i].token_ids):
+            if state.advance(rows[i].token_ids) or state.matcher.is_error():
                 if count in state.masks:
                     result[i] = state.masks[count]
                 else:

@@ -167,6 +167,31 @@ def test_masks_are_those_of_the_tokens_in_any_order(loaded):
     assert allowed(together[4]) == set(loaded.eos_token_ids) and not allowed(together[0]) & loaded.eos_token_ids
 
 
+# Each property is optional, so after "{" more may come than the library's bound for one place.
+WIDE = {"type": "object", "properties": {f"k{i}": TEXT for i in range(700)}, "additionalProperties": False}
+
+
+def test_an_answer_ends_where_a_bound_is_exceeded(engine):
+    """It is cut there, and does not go on in free text."""
+    form = json_grammar({"type": "array", "items": WIDE, "minItems": 1})
+    for answer in engine.generate(["x"] * 3, [asked(form, seed=seed) for seed in (1, 2, None)]):
+        assert re.fullmatch(r"\[ ?\{", answer.text) and answer.finish_reason == "stop"
+
+
+def test_a_draft_token_that_exceeds_a_bound_harms_no_other_row(loaded):
+    register(loaded)
+    structure = Structure(json_grammar({"type": "array", "items": {"anyOf": [NUMBER, WIDE]}}), loaded.name)
+    bracket, brace, seven = (loaded.tokenizer(text)["input_ids"][0] for text in ("[", "{", "7"))
+    rows = [
+        SimpleNamespace(params=SamplingParams(structure=structure), token_ids=ids)
+        for ids in ([bracket], [bracket, brace], [bracket, brace, seven], [bracket, seven])
+    ]
+    before, exceeded, beyond, after = masks(rows)
+    fresh = masks([SimpleNamespace(params=SamplingParams(structure=structure.begin()), token_ids=rows[3].token_ids)])
+    assert (after == fresh[0]).all() and (masks(rows[:1])[0] == before).all()
+    assert (exceeded == beyond).all() and (exceeded != after).any()
+
+
 def test_speculation_draws_from_the_masked_target(loaded, reference):
     """The answers of stage 07, drafts verified by rejection, have the probabilities that the model and masks give."""
     prompt, grammar = loaded.tokenizer("Letters: ")["input_ids"], regex_grammar("[ab]{3}")
@@ -230,6 +255,16 @@ REFUSED = {
     "nothing fits": lambda: json_grammar({"type": "integer", "minimum": 5, "maximum": 3}),
     "no regex": lambda: regex_grammar("(unclosed"),
     "no grammar": lambda: lark_grammar("start: missing"),
+    "empty grammar": lambda: lark_grammar(""),
+    "unclosed grammar": lambda: lark_grammar('root ::= "a" ('),
+    "deep grammar": lambda: lark_grammar("root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
+    "long grammar": lambda: lark_grammar("a" * 200_000),
+    "half a pair": lambda: regex_grammar("\ud83d"),
+    "half a pair in a schema": lambda: json_grammar({"const": "\ud83d"}),
+    "a long number": lambda: json_grammar({"const": 10**400}),
+    "too wide": lambda: json_grammar(WIDE),
+    "no way in": lambda: json_grammar({"$ref": "#"}),
+    "no text": lambda: regex_grammar(r"[^\s\S]"),
     "elsewhere": lambda: json_grammar({"$ref": "https://example.com/schema.json"}),
 }
 

@@ -27,6 +27,7 @@ from .structured import Tool
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
 VERSION = "1.0.0"
 COMPILE_SECONDS = 5
+FORMS = {"response_format", "structured_outputs", "tools"}  # fields that may give answers a form
 NOT_COMPLETED = "the request could not be completed: send it again"
 
 
@@ -98,15 +99,23 @@ class Service:
         except Exception as error:  # a template is a program of the checkpoint's authors, and may raise anything
             raise BadRequest(f"the chat template refuses these messages: {shortened(error)}", "messages") from error
 
+    def structure(self, body: Body) -> Structure | None:
+        """Return the form that a body gives its answers, compiled; None: free. Raise InvalidInput if it fails."""
+        grammar = body.grammar(getattr(self.tokenizer, "chat_template", None) or "")
+        if grammar is None:
+            return None
+        structure = Structure(grammar, self.engine.name)
+        structure.check()
+        return structure
+
     async def submit(
         self, kind: type[Answer], body: Body, prompts: Sequence[str | list[int]], arrived: float
     ) -> Answer:
         """Queue a request for each choice of each prompt, and one for each prompt to be scored: all or none."""
         params, choices, scored = body.params(self.defaults), [], []
-        if (grammar := body.grammar(getattr(self.tokenizer, "chat_template", None) or "")) is not None:
-            structure = Structure(grammar, self.engine.name)
+        if body.model_fields_set & FORMS:
             try:  # beside the engine and the event loop
-                await asyncio.wait_for(asyncio.to_thread(structure.check), COMPILE_SECONDS)
+                structure = await asyncio.wait_for(asyncio.to_thread(self.structure, body), COMPILE_SECONDS)
             except asyncio.TimeoutError as error:
                 raise BadRequest(f"the form takes more than {COMPILE_SECONDS} s to compile: simplify it") from error
             params = replace(params, structure=structure)

@@ -114,15 +114,14 @@ def writer() -> Callable[..., None]:
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def softmax(scores, first, seen):
-    """Make weights of the scores from `first` up to `seen`, and zeros of the others."""
-    highest, total = scores[first:seen].max(), f4(0)
-    for i in range(first, seen):
+def softmax(scores, seen):
+    """Make weights of the first `seen` scores, and zeros of the others. Loops from 0 let numba make vectors of them."""
+    highest, total = scores[:seen].max(), f4(0)
+    for i in range(seen):
         scores[i] = exp(scores[i] - highest)
         total += scores[i]
-    for i in range(first, seen):
+    for i in range(seen):
         scores[i] /= total
-    scores[:first] = 0
     scores[seen:] = 0
 
 
@@ -207,7 +206,9 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
             for head in range(each):
                 for i in range(queries):
                     sees = length - count + 1 + i // groups
-                    softmax(scores[head, i, begin:], max(sees - window, begin) - begin, sees - begin)
+                    hidden = max(sees - window, 0)  # scores before the window
+                    scores[head, i, :hidden] = 0
+                    softmax(scores[head, i, hidden:], sees - hidden)
             result = numpy.zeros((each, queries, head_dim), numpy.float32)
             for start in range(begin, length, page_size):
                 page, behind = v_pages[table[start // page_size]], start + page_size

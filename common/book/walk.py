@@ -54,16 +54,17 @@ def section(lesson: str, title: str) -> str:
 
 
 def sentences(text: str) -> list[Sentence]:
-    """Return the sentences of a text. In a paragraph, one that names nothing in code goes with the one before it."""
+    """Return the sentences of a text. In a paragraph, one without a file or a name goes with the one before it."""
     found = []
     for part in re.split(r"\n\n+|\n(?=- |\d+\. |#)", text):
         bullet, words, own = re.match(r"- \*\*\[[^\]]+\]\((\w+\.py)\)", part), re.sub(r"^(- |\d+\. |#.*)", "", part), []
         for said in re.split(r"(?<=[.?!]) +(?=[A-Z`*\[])", " ".join(words.split())):
             names = {*re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", said)))}
-            if own and not names:
+            link = re.search(r"\]\((\w+\.py)\)", said)
+            if own and not names and not link:
                 own[-1] = own[-1]._replace(text=f"{own[-1].text} {said}")
             elif said and not said.startswith("`python3 course.py"):
-                link = bullet or re.search(r"\]\((\w+\.py)\)", said)
+                link = bullet or link
                 own.append(Sentence(said, names, link[1] if link else ""))
         found += own
     return found

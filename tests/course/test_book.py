@@ -22,7 +22,7 @@ WALK = """
 - **[scheduler.py](scheduler.py)**: `_extend` gives a page. It takes one from the youngest. Admission calls `reserve`.
 - **[batch.py](batch.py)** looks up the slot mapping.
 
-Of all engines, `retire` is the last to go.
+Of all engines, `retire` is the last to go. A prompt goes to one worker ([routing.py](routing.py)).
 """
 LINES = """@@ class Scheduler:
  def _extend(self):
@@ -45,6 +45,8 @@ def test_code_stands_beside_the_sentences_that_name_it_else_those_about_its_file
     ]
     [(texts, _)] = explained(Change("batch.py", "new", ["+pages = []"], 1, 0), said)
     assert texts == ["**[batch.py](batch.py)** looks up the slot mapping."]
+    [(texts, _)] = explained(Change("routing.py", "new", ["+cost = 6"], 1, 0), said)
+    assert texts == ["A prompt goes to one worker ([routing.py](routing.py))."]
     [(texts, _)] = explained(Change("main.py", "new", ["+pages = []"], 1, 0), said)
     assert "does not mention" in texts[0]
 

@@ -87,7 +87,13 @@ class NoDecoder(nn.Module):
 
 
 def attend_by_course(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, scaling: float | None = None, **_
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    scaling: float | None = None,
+    **_,
 ) -> tuple[Tensor, None]:
     """Attend with the `attend` of this pass. query is [1, H, N, D], key and value [1, H_kv, N, D]; return [1, N, H, D].
 
@@ -102,13 +108,13 @@ def attend_by_course(
 
 
 def note_call(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: int | None, **options
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: int | None, **options
 ) -> tuple[Tensor, None]:
     """Note what a layer asks for, and return queries in place of results."""
     unusual = [f"{what} ({name})" for name, what in UNUSUAL.items() if options.get(name) is not None]
     if not options.get("is_causal", getattr(module, "is_causal", True)):
         unusual.append("a look at later tokens (is_causal=False)")
-    CALLS.get().append(Call(module.layer_idx, mask, (key.shape, value.shape), tuple(unusual)))
+    CALLS.get().append(Call(module.layer_idx, attention_mask, (key.shape, value.shape), tuple(unusual)))
     return query.transpose(1, 2)[..., : value.shape[-1]], None
 
 
@@ -163,7 +169,11 @@ def read_library_config(folder: Path) -> tuple[ModelConfig, PreTrainedConfig]:
     model_class = AutoModelForCausalLM._model_mapping[type(hf_config)]
     replaceable = getattr(model_class, "_supports_attention_backend", False)
     check(replaceable, "model_type", model_type, "a model whose attention transformers lets replace")
-    sizes = {field: getattr(hf_config, field, None) for field in SIZES}
+    try:
+        sizes = {field: getattr(hf_config, field, None) for field in SIZES}
+        head_dim = getattr(hf_config, "head_dim", None)
+    except Exception as error:  # a field that has no single value, as Gemma 4's head_dim
+        raise InvalidInput(f"{path}: model_type={model_type!r} is not supported ({first_sentence(error)})") from error
     sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
     sizes["intermediate_size"] = sizes["intermediate_size"] or 4 * hf_config.hidden_size  # for estimates of memory
     for field, size in sizes.items():
@@ -180,7 +190,7 @@ def read_library_config(folder: Path) -> tuple[ModelConfig, PreTrainedConfig]:
         num_layers=num_layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=getattr(hf_config, "head_dim", None) or hidden_size // heads,
+        head_dim=head_dim or hidden_size // heads,
         context_length=context_length,
         tie_embeddings=bool(hf_config.tie_word_embeddings),
     )

@@ -40,6 +40,7 @@ MODELS = {  # options that differ from SIZES
     "Mixtral": ROUTED | {"sliding_window": 8},
     "Mistral": {"sliding_window": 8},
     "Cohere": {"logit_scale": 0.5},
+    "Afmoe": ALTERNATING | ROUTED | {"num_experts": 4, "moe_intermediate_size": 48},  # passes masks by keyword
     "Cohere2": ALTERNATING | {"logit_scale": 0.5},
 }
 PROMPTS = ["The capital of France is Paris, and a page holds sixteen tokens of one sequence.", "A token"]
@@ -116,6 +117,7 @@ def test_the_bundled_model_answers_alike_both_ways():
         ("StableLm", {}, "a model whose attention transformers lets replace"),
         ("DeepseekV3", DEEPSEEK, "layer 0 has K and V of (2, 64) and (2, 32)"),
         ("Gemma2", {}, "layer 0 attends with a cap on scores (softcap)"),
+        ("Gemma4Text", {}, "'head_dim' is a per-layer attribute and may vary across layers"),
         ("GptOss", ROUTED, "layer 0 attends with sinks (s_aux)"),
         ("Phi3", {"head_dim": 32, "num_key_value_heads": 3}, "num_key_value_heads"),
         ("Llama", {"hidden_act": "gelu", "quantization_config": {"quant_method": "fp8"}}, "quantization_config"),

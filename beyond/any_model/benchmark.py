@@ -1,0 +1,151 @@
+"""What does the library's model cost, and what do experts cost on a CPU?
+
+Method. The bundled model answers the same requests in stage 06, by common/model.py and by transformers, 1 and 16 at a
+time, in turn in one process. And one pass of two library models of random weights is timed, without attention: a Llama
+with an MLP of 1,024 values in each layer, and a mixture of 32 experts of 256 each, of which every token takes 4: as
+many parameters for a token, eight times as many in all.
+
+Expectation. The library's model calls each small operation by itself, some thirty a layer, at some microseconds each.
+That weighs most in a step of one request. One token reads as many weights in the mixture as in the other; 64 tokens
+take 4 of 32 experts each, so hardly an expert is left out, and each multiplies 8 rows on average.
+"""
+
+import sys
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from common.bench import plots
+from common.bench.engine_load import engine_load
+from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.run import run_benchmark
+from common.bench.settings import Settings
+from common.bench.tables import Rows, by_size
+from common.bench.timing import median_seconds
+from common.bench.workloads import corpus_jobs
+from common.loader import load_model
+from common.stages import load_engine
+
+STAGE = "06_prefix_cache"
+IMPLS = {"transformers": "the library's model", "course": "common/model.py"}
+KINDS = {"dense": "one MLP", "mixture": "4 of 32 experts"}
+SIZES = {"clients": [1, 16], "requests": [4, 32], "most_tokens": 64, "rounds": 5, "tokens": [1, 8, 64], "passes": 30}
+QUICK = {"rounds": 2, "passes": 10}
+TINY = {"clients": [1], "requests": [1], "most_tokens": 4, "rounds": 1, "tokens": [1, 2], "passes": 1}
+WIDTHS = {
+    "hidden_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
+LAYERS = {
+    "dense": ("Qwen3Config", {"intermediate_size": 1024}),
+    "mixture": ("Qwen3MoeConfig", {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256}),
+}
+
+
+def measure_load(settings: Settings, sizes: dict) -> Figures:
+    """Run the same requests by both models in turn, so that the machine's own changes meet both alike."""
+    device, dtype = settings.place()
+    engines = {
+        impl: load_engine(STAGE)(load_model(settings.model, device=device, dtype=dtype, model_impl=impl))
+        for impl in IMPLS
+    }
+    rates: dict[str, list[float]] = {impl: [] for impl in IMPLS}
+    for clients, requests in zip(sizes["clients"], sizes["requests"], strict=True):
+        seconds: dict[str, list[float]] = {impl: [] for impl in IMPLS}
+        for number in range(1 + sizes["rounds"]):
+            jobs = corpus_jobs(engines["course"].tokenizer, requests, seed=number, most_tokens=sizes["most_tokens"])
+            for impl in list(IMPLS)[:: 1 if number % 2 else -1]:
+                result = engine_load(engines[impl], jobs, concurrency=clients)
+                if number:  # the first is a warm-up
+                    seconds[impl].append(1 / result.throughput)
+        for impl in IMPLS:
+            rates[impl].append(1 / median(seconds[impl]))
+    return {f"{impl}_tokens_per_second": each for impl, each in rates.items()}
+
+
+@torch.inference_mode()
+def measure_experts(settings: Settings, sizes: dict) -> Figures:
+    """Time passes of a dense model and of a mixture, without attention."""
+    import transformers
+
+    device, dtype = settings.place()
+    figures: Figures = {}
+    for kind, (config, fields) in LAYERS.items():
+        with TemporaryDirectory() as folder:
+            getattr(transformers, config)(**WIDTHS, **fields, vocab_size=1024).save_pretrained(folder)
+            options = {"device": device, "dtype": dtype, "load_format": "dummy", "model_impl": "transformers"}
+            model = load_model(folder, **options).model
+        figures[f"{kind}_milliseconds"] = []
+        for tokens in sizes["tokens"]:
+            ids = torch.randint(1024, (tokens,), device=device, generator=torch.Generator(device).manual_seed(tokens))
+            inputs = [(ids, torch.arange(tokens, device=device), lambda layer, q, k, v: q)]
+            seconds = median_seconds(model, device, inputs, graph=False, repeats=sizes["passes"])
+            figures[f"{kind}_milliseconds"].append(1e3 * seconds)
+    return figures
+
+
+def draw(document: dict, png: Path) -> None:
+    sizes = document["sizes"]
+    times = document["headline"]["ratio"]["median"]
+    message = f"Alone, a request gets {times:.1f} times the tokens a second from the course's model"
+    remark = (
+        "Left: stage 06. Right: random weights, 4 layers; the mixture reads as many weights of MLPs for a token, and has"
+    )
+    remark += " 8 times as many."
+    panels = (
+        ("load", "tokens_per_second", IMPLS, sizes["clients"], "requests at once", "output tokens per second"),
+        ("experts", "milliseconds", KINDS, sizes["tokens"], "tokens in a pass", "milliseconds a pass"),
+    )
+    with plots.page(png, document, message, columns=2, remark=remark) as places:
+        for panel, (side, figure, labels, groups, x_label, y_label) in zip(places, panels, strict=True):
+            figures = {label: document["sides"][side][f"{key}_{figure}"] for key, label in labels.items()}
+            tints = dict(zip(figures, (plots.REFERENCE, plots.color(STAGE)), strict=True))
+            plots.grouped_bars(panel, groups, figures, tints, {})
+            plots.axes(panel, x_label, y_label)
+            panel.legend(frameon=False, loc="upper left")
+
+
+def report(document: dict) -> dict[str, Rows]:
+    sizes, sides = document["sizes"], document["sides"]
+    rates = {label: sides["load"][f"{impl}_tokens_per_second"] for impl, label in IMPLS.items()}
+    times = {label: sides["experts"][f"{kind}_milliseconds"] for kind, label in KINDS.items()}
+    return {
+        "load": by_size("requests at once", sizes["clients"], rates, unit="tokens/s"),
+        "experts": by_size("tokens in a pass", sizes["tokens"], times, unit="ms"),
+    }
+
+
+def times_as_long(document: dict, at: int) -> float:
+    """Return how many times as long a pass of the mixture takes, for the size in that place."""
+    dense, mixture = (document["sides"]["experts"][f"{kind}_milliseconds"]["median"][at] for kind in KINDS)
+    return mixture / dense
+
+
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={"load": measure_load, "experts": measure_experts},
+    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
+    draw=draw,
+    headline=Headline(
+        "one request at a time in stage 06",
+        "output tokens/s",
+        ("load", "experts"),
+        lambda sizes, side: {
+            impl: side[f"{impl}_tokens_per_second"][0] for impl in IMPLS if f"{impl}_tokens_per_second" in side
+        },
+    ),
+    seconds={"full": 240, "quick": 60},
+    report=report,
+)
+
+if __name__ == "__main__":
+    run_benchmark(BENCHMARK)

@@ -96,10 +96,8 @@ def draw(document: dict, png: Path) -> None:
     sizes = document["sizes"]
     times = document["headline"]["ratio"]["median"]
     message = f"Alone, a request gets {times:.1f} times the tokens a second from the course's model"
-    remark = (
-        "Left: stage 06. Right: random weights, 4 layers; the mixture reads as many weights of MLPs for a token, and has"
-    )
-    remark += " 8 times as many."
+    remark = "Left: stage 06. Right: random weights, without attention; the mixture reads as many weights of MLPs for a"
+    remark += " token, and has 8 times as many."
     panels = (
         ("load", "tokens_per_second", IMPLS, sizes["clients"], "requests at once", "output tokens per second"),
         ("experts", "milliseconds", KINDS, sizes["tokens"], "tokens in a pass", "milliseconds a pass"),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from beyond.any_model.benchmark import BENCHMARK as ANY_MODEL
 from beyond.structured.benchmark import BENCHMARK as STRUCTURED
 from common.bench import tables
 from common.bench.__main__ import course_benchmarks
@@ -9,7 +10,7 @@ from common.bench.experiments.peers import BENCHMARK as PEERS
 from common.bench.tables import LARGE, MACHINE, committed, main
 from common.serving.benchmark import BENCHMARK as SERVING
 
-BENCHMARKS = [*course_benchmarks(), SERVING, PEERS, STRUCTURED]
+BENCHMARKS = [*course_benchmarks(), SERVING, PEERS, STRUCTURED, ANY_MODEL]
 CLAIMS = [(each, claim, MACHINE) for each in BENCHMARKS for claim in each.claims]
 CLAIMS += [(each, claim, LARGE) for each in BENCHMARKS for claim in each.large_claims]
 

@@ -112,7 +112,8 @@ class Request:
         if self.params.logprobs is not None:
             self.logprobs.append(logprobs)
         if token_id in self._eos_token_ids:
-            self.finish("stop")
+            form = self.params.structure  # an answer that ends before its grammar does was cut at a bound
+            self.finish("stop" if form is None or form.state.is_complete(self.token_ids[:-1]) else "length")
         elif token_id in self.params.stop_token_ids:
             self.finish("stop", token_id)
         elif self._detokenizer and self._extend_text(self._detokenizer.append(token_id)):

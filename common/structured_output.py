@@ -11,9 +11,8 @@ again. The sampler's rows carry their tokens, those of draft tokens too, so a ro
 vLLM and SGLang have the same parts: a grammar manager, a bitmask, a kernel that applies it.
 """
 
-import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,12 +25,10 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from .errors import InvalidInput, shortened
+from .grammars import compile_grammar, library, try_out
 from .transfers import to_device
 
-MOST_CHARACTERS, MOST_DEPTH = 100_000, 64  # of a schema; a library that recurses deeper may overflow its stack
 COMPILED = 64  # grammars that are kept
-# Between two parts of JSON. Endless blanks are valid JSON too, and a model at a temperature finds its way there.
-WHITESPACE = "[ ]?"
 ANYTHING = -1  # 32 bits that allow 32 tokens
 
 log = logging.getLogger("structured_output")
@@ -43,14 +40,17 @@ _vocabularies: dict[str, Any] = {}  # by the name of the model: Loaded
 class Structure:
     """The form that an answer must have. grammar: as llguidance writes it. model: whose tokens it is matched with.
 
+    tried: whether a process of its own has tried the grammar out (`grammar_trial`), so that this one need not.
+
     Equal structures share what is compiled. `begin` returns one with a state of its own; pickled, it has none.
     """
 
     grammar: str
     model: str = ""
+    tried: bool = False
 
     def __reduce__(self):
-        return Structure, (self.grammar, self.model)
+        return Structure, (self.grammar, self.model, self.tried)
 
     @property
     def state(self) -> "State":
@@ -61,11 +61,13 @@ class Structure:
 
     def begin(self, model: str | None = None) -> "Structure":
         """Return the same structure, without a state yet, for a model."""
-        return Structure(self.grammar, model or self.model)
+        return Structure(self.grammar, model or self.model, self.tried)
 
     def check(self) -> None:
         """Compile the grammar, if it is new. Raise InvalidInput if it cannot be matched."""
-        compiled(self.grammar, self.model)
+        matcher = compiled(self.grammar, self.model)
+        if not self.tried:
+            try_out(matcher)
 
 
 class State:
@@ -95,85 +97,9 @@ class State:
         self.token_ids += token_ids[same : same + read]
         return len(self.token_ids) == len(token_ids)
 
-
-def json_grammar(schema: Mapping[str, Any] | bool, lenient: bool = False) -> str:
-    """Return the grammar of JSON that a schema allows. lenient: ignore keywords that cannot be enforced.
-
-    Raise InvalidInput for a schema too long or too deep.
-    """
-    matcher = _library().LLMatcher
-    if not isinstance(schema, Mapping):
-        raise InvalidInput(f"a JSON schema must be an object, not {shortened(schema)}")
-    check_depth(schema)
-    if len(json.dumps(schema)) > MOST_CHARACTERS:
-        raise InvalidInput(f"the JSON schema has more than {MOST_CHARACTERS:,} characters: make it shorter")
-    options = {"whitespace_pattern": WHITESPACE, "lenient": lenient, "coerce_one_of": lenient}
-    try:
-        return matcher.grammar_from_json_schema(dict(schema), overrides=options)
-    except ValueError as error:  # numbers of hundreds of digits, or half a surrogate pair
-        raise InvalidInput(f"the JSON schema cannot be read: {shortened(error)}") from error
-
-
-def check_depth(value: Any) -> None:
-    """Raise InvalidInput for JSON nested deeper than MOST_DEPTH: recursion may crash the process."""
-    level = [value]
-    for _ in range(MOST_DEPTH):
-        level = [
-            inner
-            for one in level
-            if isinstance(one, (Mapping, list))
-            for inner in (one.values() if isinstance(one, Mapping) else one)
-        ]
-        if not level:
-            return
-    raise InvalidInput(f"the JSON schema is nested deeper than {MOST_DEPTH} levels: make it flatter")
-
-
-def regex_grammar(pattern: str) -> str:
-    """Return the grammar of texts that the whole pattern matches."""
-    return _library().LLMatcher.grammar_from_regex(_short(pattern, "regex"))
-
-
-def choice_grammar(choices: Sequence[str]) -> str:
-    """Return the grammar of these texts."""
-    if not choices or not all(isinstance(one, str) and one for one in choices):
-        raise InvalidInput("choice must be a list of texts, each with at least one character")
-    return lark_grammar("start: " + " | ".join(map(json.dumps, choices)))
-
-
-def lark_grammar(text: str) -> str:
-    """Return a grammar given in Lark's notation, or in the EBNF of llama.cpp."""
-    from llguidance.gbnf_to_lark import any_to_lark
-
-    try:
-        return _library().LLMatcher.grammar_from_lark(any_to_lark(_short(text, "grammar")))
-    except InvalidInput:
-        raise
-    except Exception as error:  # the converter raises plain exceptions, and recurses
-        raise InvalidInput(f"the grammar cannot be read: {shortened(error)}") from error
-
-
-def from_lark(text: str) -> str:
-    """Return a grammar that this program has written in Lark's notation."""
-    return _library().LLMatcher.grammar_from_lark(text)
-
-
-def _short(text: str, name: str) -> str:
-    if len(text) > MOST_CHARACTERS:
-        raise InvalidInput(f"{name} has more than {MOST_CHARACTERS:,} characters: make it shorter")
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise InvalidInput(f"{name} has half a surrogate pair, which no text may contain: leave it out")
-    return text
-
-
-def _library():
-    """Return llguidance, which only a server with such requests needs."""
-    try:
-        import llguidance.hf
-        import llguidance.numpy
-    except ModuleNotFoundError as error:
-        raise InvalidInput(f"structured output needs llguidance, and {error}: pip install llguidance") from error
-    return llguidance
+    def is_complete(self, token_ids: Sequence[int]) -> bool:
+        """Return whether an answer may end after these tokens."""
+        return self.advance(token_ids) and self.matcher.is_accepting()
 
 
 def register(loaded) -> None:
@@ -190,36 +116,28 @@ def _tokens(model: str):
     if loaded.tokenizer is None:
         raise InvalidInput(f"structured output needs a tokenizer, and the model {model!r} has none")
     eos = sorted(loaded.eos_token_ids)
-    return _library().hf.from_tokenizer(loaded.tokenizer, loaded.config.vocab_size, eos)
+    library()
+    import llguidance.hf
+
+    return llguidance.hf.from_tokenizer(loaded.tokenizer, loaded.config.vocab_size, eos)
 
 
 @lru_cache(maxsize=COMPILED)
 def compiled(grammar: str, model: str):
-    """Return a matcher in its first state, to be copied. Raise InvalidInput for a grammar that the library refuses.
-
-    The library's limits bound the work: about 20 ms for the lexer, 15 ms for one mask.
-    """
-    library = _library()
-    limits = library.LLParserLimits(verbose_errors=False)
-    matcher = library.LLMatcher(_tokens(model), grammar, log_level=0, limits=limits)
-    # Some forms fail only in use: nothing fits them, or what they all begin with leads to more than the bounds allow.
-    trial = matcher.deep_copy()
-    trial.try_consume_tokens(trial.compute_ff_tokens())
-    trial.compute_bitmask()
-    if trial.is_error():
-        reason = matcher.get_error() or trial.get_error()
-        raise InvalidInput(f"the answer's form cannot be enforced: {shortened(ValueError(reason))}")
-    return matcher
+    """Return a matcher in its first state, to be copied. Raise InvalidInput for a grammar that the library refuses."""
+    return compile_grammar(grammar, _tokens(model))
 
 
 @lru_cache(maxsize=1)
 def _executor():
-    return _library().LLExecutor()
+    return library().LLExecutor()
 
 
 def _fill(matchers: list, result: numpy.ndarray) -> None:
     """Write the mask of each matcher in the row beside it, in several threads and without the interpreter lock."""
-    _library().numpy.fill_next_token_bitmask_par(_executor(), matchers, result)
+    import llguidance.numpy
+
+    llguidance.numpy.fill_next_token_bitmask_par(_executor(), matchers, result)
 
 
 def prefetch(requests: Sequence) -> None:

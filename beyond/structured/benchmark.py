@@ -22,8 +22,9 @@ from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.tables import Rows
 from common.bench.workloads import corpus_jobs
+from common.grammars import json_grammar
 from common.stages import load_engine
-from common.structured_output import Structure, json_grammar
+from common.structured_output import Structure
 
 STAGE = "06_prefix_cache"
 SIZES = {"clients": 32, "requests": 64, "most_tokens": 128, "rounds": 5}

@@ -1,9 +1,13 @@
 """Structured output: every answer at temperature 1 parses and validates, whatever the engine does with its request."""
 
+import asyncio
 import functools
 import json
+import os
 import re
+import time
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 import jsonschema
@@ -12,19 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from common import grammar_trial
 from common.errors import InvalidInput
+from common.grammar_trial import Trials
+from common.grammars import choice_grammar, json_grammar, lark_grammar, regex_grammar
 from common.request import Request
 from common.sampling import SamplingParams, probabilities
 from common.stages import load_engine, load_stage_module
-from common.structured_output import (
-    Structure,
-    choice_grammar,
-    json_grammar,
-    lark_grammar,
-    masks,
-    regex_grammar,
-    register,
-)
+from common.structured_output import Structure, masks, register
 from tests.helpers.faulty_fleet import FaultyFleet
 from tests.stages.test_07_speculative_sampling import chi_square_is_ordinary
 
@@ -172,10 +171,10 @@ WIDE = {"type": "object", "properties": {f"k{i}": TEXT for i in range(700)}, "ad
 
 
 def test_an_answer_ends_where_a_bound_is_exceeded(engine):
-    """It is cut there, and does not go on in free text."""
+    """It is cut there, says so, and does not go on in free text."""
     form = json_grammar({"type": "array", "items": WIDE, "minItems": 1})
     for answer in engine.generate(["x"] * 3, [asked(form, seed=seed) for seed in (1, 2, None)]):
-        assert re.fullmatch(r"\[ ?\{", answer.text) and answer.finish_reason == "stop"
+        assert re.fullmatch(r"\[ ?\{", answer.text) and answer.finish_reason == "length"
 
 
 def test_a_draft_token_that_exceeds_a_bound_harms_no_other_row(loaded):
@@ -275,6 +274,27 @@ def test_hostile_forms_are_refused_in_a_sentence(loaded, name):
     with pytest.raises(InvalidInput) as refusal:
         engine.add("x", asked(REFUSED[name]()))
     assert len(str(refusal.value)) < 250 and not engine.requests
+
+
+def test_forms_are_tried_out_in_processes_of_their_own(monkeypatch):
+    """One that takes too long is stopped, one that crashes its process harms no other, and each is tried once."""
+    trials, good = Trials(), partial(json_grammar, _object({"a": NUMBER}))
+    slow = [partial(json_grammar, {"type": "integer", "multipleOf": 1_000_003}), partial(time.sleep, 1e6)]
+    bad = [partial(os.abort), partial(regex_grammar, "(unclosed"), partial(json_grammar, WIDE)]
+
+    async def answers(forms):
+        return await asyncio.gather(*map(trials.grammar, forms), return_exceptions=True)
+
+    async def all_answers():
+        first = await answers([good, *bad, good])
+        monkeypatch.setattr(grammar_trial, "SECONDS", 1)
+        return first + await answers([*slow, good])
+
+    *first, one, other, again = asyncio.run(all_answers())
+    assert first[0] == first[-1] == again == good()
+    assert all(isinstance(one, InvalidInput) for one in [*first[1:-1], one, other])
+    assert "takes more than 1 s" in str(one) and "takes more than 1 s" in str(other)
+    assert len(trials.results) == 6
 
 
 def test_min_tokens_is_refused():

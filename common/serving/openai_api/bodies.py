@@ -15,7 +15,7 @@ from common.sampling_params import MOST_BIASES
 from common.serving.errors import BadRequest
 from common.serving.generate_api import PARAMETERS
 
-from .structured import MOST_TOOLS, NamedTool, ResponseFormat, StructuredOutputs, Tool, tool_grammar
+from .structured import MOST_TOOLS, Form, NamedTool, ResponseFormat, StructuredOutputs, Tool, tool_form
 
 MOST_CHOICES = 128  # the field n, as in OpenAI's API
 MOST_PROMPTS = 2048  # in one call, as in OpenAI's API for embeddings
@@ -90,10 +90,10 @@ class Body(BaseModel, strict=True, extra="allow"):
             )
         return self
 
-    def grammar(self, template: str) -> str | None:
-        """Return the grammar of the answer, None for a free one. template: the chat template, "" if there is none."""
-        form = self.structured_outputs or self.response_format
-        return form and form.grammar()
+    def form(self, template: str) -> Form | None:
+        """Return what makes the answer's grammar, None for a free one. template: the chat template, or ""."""
+        field = self.structured_outputs or self.response_format
+        return field and field.form()
 
     def params(self, defaults: dict[str, float]) -> SamplingParams:
         """Return the parameters: the body's, then the defaults, then the API's own (temperature and top_p are 1)."""
@@ -216,10 +216,10 @@ class ChatBody(Body):
     def calls_tools(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none"
 
-    def grammar(self, template: str) -> str | None:
+    def form(self, template: str) -> Form | None:
         if not self.calls_tools:
-            return super().grammar(template)
-        return tool_grammar(self.tools, self.tool_choice or "auto", template)
+            return super().form(template)
+        return tool_form(self.tools, self.tool_choice or "auto", template)
 
     @property
     def most_tokens(self) -> int | None:

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 
 from common.errors import shortened
+from common.grammar_trial import Trials
 from common.request import check_characters, check_prompt_length, prompt_tokens
 from common.serving.engine_thread import Piece
 from common.serving.errors import BadRequest, EngineDead, Json, dump, error_object
@@ -26,7 +27,6 @@ from .structured import Tool
 
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
 VERSION = "1.0.0"
-COMPILE_SECONDS = 5
 FORMS = {"response_format", "structured_outputs", "tools"}  # fields that may give answers a form
 NOT_COMPLETED = "the request could not be completed: send it again"
 
@@ -37,6 +37,7 @@ class Service:
     def __init__(self, engine_thread, name: str, defaults: dict[str, float]):
         self.thread, self.engine, self.name = engine_thread, engine_thread.engine, name
         self.tokenizer, self.defaults = engine_thread.tokenizer, defaults
+        self.trials = Trials()
         self.token_texts: dict[int, str] = {}  # one answer may need 20 for each token
 
     def check_model(self, name: str | None) -> None:
@@ -99,13 +100,13 @@ class Service:
         except Exception as error:  # a template is a program of the checkpoint's authors, and may raise anything
             raise BadRequest(f"the chat template refuses these messages: {shortened(error)}", "messages") from error
 
-    def structure(self, body: Body) -> Structure | None:
+    async def structure(self, body: Body) -> Structure | None:
         """Return the form that a body gives its answers, compiled; None: free. Raise InvalidInput if it fails."""
-        grammar = body.grammar(getattr(self.tokenizer, "chat_template", None) or "")
-        if grammar is None:
+        form = body.form(getattr(self.tokenizer, "chat_template", None) or "")
+        if form is None:
             return None
-        structure = Structure(grammar, self.engine.name)
-        structure.check()
+        structure = Structure(await self.trials.grammar(form), self.engine.name, tried=True)
+        await asyncio.to_thread(structure.check)  # beside the engine and the event loop
         return structure
 
     async def submit(
@@ -114,11 +115,7 @@ class Service:
         """Queue a request for each choice of each prompt, and one for each prompt to be scored: all or none."""
         params, choices, scored = body.params(self.defaults), [], []
         if body.model_fields_set & FORMS:
-            try:  # beside the engine and the event loop
-                structure = await asyncio.wait_for(asyncio.to_thread(self.structure, body), COMPILE_SECONDS)
-            except asyncio.TimeoutError as error:
-                raise BadRequest(f"the form takes more than {COMPILE_SECONDS} s to compile: simplify it") from error
-            params = replace(params, structure=structure)
+            params = replace(params, structure=await self.structure(body))
         if body.scores_prompts:
             scored = [(prompt, ScoringParams(max_tokens=1, logprobs=params.logprobs)) for prompt in prompts]
         if body.max_tokens != 0 or not body.echoes:

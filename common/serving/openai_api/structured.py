@@ -1,4 +1,4 @@
-"""The fields of a body that give its answer a form, and tool calls: their grammar, and how they are found in a text.
+"""The fields of a body that give its answer a form, and tool calls: what makes their grammar, and calls in a text.
 
 A call is written as Qwen's templates teach it, each between two tags, or bare where a template knows no calls:
 
@@ -11,16 +11,16 @@ The grammar fixes each character outside of the arguments, so a text is taken ap
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from common import structured_output
+from common.grammars import TAG, choice_grammar, json_grammar, lark_grammar, regex_grammar, tool_grammar
 from common.serving.errors import BadRequest
-from common.structured_output import choice_grammar, json_grammar, lark_grammar, regex_grammar
 
-TAG, END = "<tool_call>", "</tool_call>"
+Form = Callable[[], str]  # makes a grammar, in another process: it may take long
 CALL = re.compile(r'\{"name": "([\w-]+)", "arguments": ')
 MOST_TOOLS = 128  # as in OpenAI's API
 
@@ -44,10 +44,10 @@ class ResponseFormat(BaseModel, strict=True, extra="forbid"):
             raise BadRequest("response_format needs a json_schema if, and only if, its type is json_schema")
         return self
 
-    def grammar(self) -> str | None:
+    def form(self) -> Form | None:
         if self.type == "json_schema":
-            return json_grammar(self.json_schema.schema_, lenient=not self.json_schema.strict)
-        return json_grammar({"type": "object"}) if self.type == "json_object" else None
+            return partial(json_grammar, self.json_schema.schema_, lenient=not self.json_schema.strict)
+        return partial(json_grammar, {"type": "object"}) if self.type == "json_object" else None
 
 
 class StructuredOutputs(BaseModel, strict=True, extra="forbid"):
@@ -57,7 +57,7 @@ class StructuredOutputs(BaseModel, strict=True, extra="forbid"):
     json_object: Literal[True] | None = None
     regex: str | None = None
     choice: list[str] | None = None
-    grammar_: str | None = Field(None, alias="grammar")
+    grammar: str | None = None
 
     @model_validator(mode="after")
     def check(self):
@@ -65,16 +65,16 @@ class StructuredOutputs(BaseModel, strict=True, extra="forbid"):
             raise BadRequest("structured_outputs needs exactly one of json, json_object, regex, choice, grammar")
         return self
 
-    def grammar(self) -> str:
+    def form(self) -> Form:
         if self.regex is not None:
-            return regex_grammar(self.regex)
+            return partial(regex_grammar, self.regex)
         if self.choice is not None:
-            return choice_grammar(self.choice)
-        if self.grammar_ is not None:
-            return lark_grammar(self.grammar_)
+            return partial(choice_grammar, self.choice)
+        if self.grammar is not None:
+            return partial(lark_grammar, self.grammar)
         schema = {"type": "object"} if self.json_object else self.json_
         try:
-            return json_grammar(json.loads(schema) if isinstance(schema, str) else schema)
+            return partial(json_grammar, json.loads(schema) if isinstance(schema, str) else schema)
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"structured_outputs.json is no schema: {error}", "structured_outputs") from error
 
@@ -103,37 +103,26 @@ class NamedTool(BaseModel, strict=True):
     function: NamedFunction
 
 
-def tool_grammar(tools: Sequence[Tool], choice: str | NamedTool, template: str) -> str:
-    """Return the grammar of answers that call tools. template: the model's chat template.
+def tool_form(tools: Sequence[Tool], choice: str | NamedTool, template: str) -> Form:
+    """Return what makes the grammar of answers that call tools. template: the model's chat template.
 
     A named tool: its arguments alone. "required": at least one call. "auto": text, and calls if the model begins one;
     raise BadRequest if the template teaches no format of calls.
     """
+    functions = [tool.function for tool in tools]
     if isinstance(choice, NamedTool):
-        for tool in tools:
-            if tool.function.name == choice.function.name:
-                return json_grammar(tool.function.schema_of_arguments(), lenient=not tool.function.strict)
+        for function in functions:
+            if function.name == choice.function.name:
+                return partial(json_grammar, function.schema_of_arguments(), lenient=not function.strict)
         raise BadRequest(f"tool_choice names {choice.function.name!r}, which is not in tools", "tool_choice")
-    if choice == "auto" and TAG not in template:
+    tagged = TAG in template
+    if choice == "auto" and not tagged:
         message = (
             "tool_choice 'auto' needs a chat template with a known format of calls: send 'required' or name a tool"
         )
         raise BadRequest(message, "tool_choice")
-    bodies = []
-    for tool in tools:
-        [grammar] = json.loads(json_grammar(tool.function.schema_of_arguments(), not tool.function.strict))["grammars"]
-        begin = json.dumps(f'{{"name": "{tool.function.name}", "arguments": ')
-        bodies.append(f'{begin} %json {json.dumps(grammar["json_schema"])} "}}"')
-    call = f"body: {' | '.join(bodies)}\n"
-    if TAG not in template:
-        return structured_output.from_lark(call + "start: body\n")
-    rest = f'rest: "\\n" body "\\n{END}"\n'
-    if choice == "required":
-        return structured_output.from_lark(call + rest + f'start: call ("\\n" call)*\ncall: "{TAG}" rest\n')
-    # A lazy terminal ends where the tag does; before it there may be any text.
-    return structured_output.from_lark(
-        call + rest + f'start: (tag rest)* TEXT\ntag[lazy]: TEXT "{TAG}"\nTEXT: /(.|\\n)*/\n'
-    )
+    described = [(function.name, function.schema_of_arguments(), bool(function.strict)) for function in functions]
+    return partial(tool_grammar, described, tagged, free_text=choice == "auto")
 
 
 def parse_calls(text: str, done: bool) -> tuple[str, list[tuple[str, str]]]:

@@ -12,9 +12,9 @@ by 8 and 64 at once; no prompt comes twice. Each process answers all 64 prompts 
 HTTP, `serve 06` and vLLM's server run with their own defaults, under vLLM's own client (`bench serve`) on the same
 cores: 64 tokens in, 64 out, 1, 8 and 32 clients, with as many requests as clients before each load as a warm-up.
 
-vLLM computes on all usable cores (its default leaves one of them to its scheduler), has as much memory for K and V as
-stage 06 (1 GiB), and where they are installed Intel's OpenMP and TCMalloc (libtcmalloc-minimal4), which its manual asks
-for. A variable in the environment (VLLM_CPU_OMP_THREADS_BIND=auto, LD_PRELOAD=) comes first.
+vLLM computes on all usable cores, and as a side of its own on those of its default, which leaves one of them to its
+scheduler. It has as much memory for K and V as stage 06 (1 GiB), and where they are installed Intel's OpenMP and
+TCMalloc (libtcmalloc-minimal4), which its manual asks for. A variable in the environment (LD_PRELOAD=) comes first.
 """
 
 import json
@@ -39,6 +39,7 @@ from common.bench.workloads import mixed_length_jobs
 from common.model import ModelConfig
 
 OURS, EAGER, COMPILED = "stage 06", "vLLM eager", "vLLM compiled"
+DEFAULT = "vLLM compiled, its default cores"
 SIZES = {  # requests at once, or clients, and requests in all
     "dtypes": ["float32", "bfloat16"],
     "offline": [[1, 8], [8, 24], [64, 64]],
@@ -51,17 +52,20 @@ import importlib.metadata, json, vllm
 found = {each.name.lower(): each.version for each in importlib.metadata.distributions()}
 print(json.dumps({name: found[name] for name in ("vllm", "vllm-cpu", "torch") if name in found}))
 """
-TINTS = {OURS: plots.COLORS["06"], EAGER: "#b9b9b9", COMPILED: plots.REFERENCE}
+TINTS = {OURS: plots.COLORS["06"], EAGER: "#b9b9b9", COMPILED: plots.REFERENCE, DEFAULT: "#4a4a4a"}
 
 
 class Peer:
-    """A Python that has vLLM: its versions, and the settings that vLLM is given. Raise Unavailable if there is none."""
+    """A Python that has vLLM: its versions, and the settings that vLLM is given. Raise Unavailable if there is none.
 
-    def __init__(self):
+    cores: those that it computes on; None: all usable ones; "auto": vLLM's default.
+    """
+
+    def __init__(self, cores: str | None = None):
         # Not resolved: an environment's Python is a link.
         self.python = Path(os.environ.get("PEER_PYTHON", "peer-env/bin/python")).absolute()
         defaults = {
-            "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+            "VLLM_CPU_OMP_THREADS_BIND": cores or ",".join(map(str, sorted(os.sched_getaffinity(0)))),
             "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         }
         openmp = self.python.parent.parent / "lib" / "libiomp5.so"
@@ -94,11 +98,11 @@ def measure_ours(settings: Settings, sizes: dict) -> Figures:
 
 
 def measure_vllm(settings: Settings, sizes: dict, side: str) -> Figures:
-    peer = Peer()
+    peer = Peer("auto" if side == DEFAULT else None)
     figures: Figures = {"peer": peer.describe()}
     for placed in placements(settings, sizes):
         figures |= offline(lambda order: answer([peer.python, PROGRAM], order, peer.environment), placed, side, sizes)
-        if side == COMPILED:
+        if side != EAGER:
             # What `vllm serve` runs: that command itself does not start under the name vllm-cpu (seen with 0.32).
             command = [peer.python, "-m", "vllm.entrypoints.openai.api_server", "--model", placed.folder()]
             command += ["--dtype", placed.dtype, "--host", "127.0.0.1"]
@@ -156,11 +160,16 @@ def over_http(peer: Peer, settings: Settings, side: str, sizes: dict, url: str) 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
     """Return stage 06 over each of vLLM's sides, at each load."""
     ours, found = measured.get(OURS, {}), {}
-    for side, name in ((EAGER, "eager"), (COMPILED, "compiled")):
+    for side, name in ((EAGER, "eager"), (COMPILED, "compiled"), (DEFAULT, "default")):
         for figure, theirs in measured.get(side, {}).items():
             if figure in ours:
                 found[f"{figure}_over_{name}"] = [a / b for a, b in zip(ours[figure], theirs, strict=True)]
     return found
+
+
+def dtypes_of(document: dict) -> list[str]:
+    """Return the types that were measured: with --dtype one of them."""
+    return [each for each in document["sizes"]["dtypes"] if f"{each}_quiet_over_compiled" in document["figures"]]
 
 
 def report(document: dict) -> dict[str, list[list]]:
@@ -169,7 +178,7 @@ def report(document: dict) -> dict[str, list[list]]:
 
     def rows(kinds: dict[str, str], loads: list, what: str) -> list[list]:
         table = [[what, *(load for load, _ in loads)]]
-        for dtype in sizes["dtypes"]:
+        for dtype in dtypes_of(document):
             for title, key in kinds.items():
                 table.append([f"{dtype}, {title}", *(f"{value:.2f}" for value in figures[f"{dtype}_{key}"]["median"])])
         return table
@@ -177,24 +186,27 @@ def report(document: dict) -> dict[str, list[list]]:
     kinds = {"output tokens a second over vLLM eager": "quiet_over_eager"}
     kinds |= {"output tokens a second over vLLM compiled": "quiet_over_compiled"}
     served = {"output tokens a second": "tokens_per_second_over_compiled", "p99 gap": "p99_itl_ms_over_compiled"}
-    return {
+    tables = {
         "offline": rows(kinds, sizes["offline"], "requests at once"),
         "http": rows(served, sizes["http"], "clients"),
     }
+    if DEFAULT in document["sides"]:
+        cores = {"output tokens a second over vLLM on all cores": "tokens_per_second_over_compiled"}
+        cores |= {"output tokens a second over vLLM on its default cores": "tokens_per_second_over_default"}
+        tables["cores"] = rows(cores, sizes["http"], "clients")
+    return tables
 
 
 def draw(document: dict, png: Path) -> None:
-    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    sizes, sides, figures, dtypes = document["sizes"], document["sides"], document["figures"], dtypes_of(document)
     peer = sides[COMPILED]["peer"]["values"][0]
     names = ("quiet_over_compiled", "tokens_per_second_over_compiled")
-    over = [x for dtype in sizes["dtypes"] for name in names for x in figures[f"{dtype}_{name}"]["median"]]
+    over = [x for dtype in dtypes for name in names for x in figures[f"{dtype}_{name}"]["median"]]
     message = f"Stage 06 gives {min(over):.2f} to {max(over):.2f} times the tokens of vLLM, compiled"
     settings = ", ".join(f"{name}={value}" for name, value in peer.items() if name.isupper())
     remark = f"Bars: medians; lines: least and most. vLLM {peer.get('vllm-cpu') or peer.get('vllm')} with {settings}."
-    panels = [
-        (dtype, *each) for each in (("quiet", "offline"), ("tokens_per_second", "http")) for dtype in sizes["dtypes"]
-    ]
-    columns = len(sizes["dtypes"])
+    panels = [(dtype, *each) for each in (("quiet", "offline"), ("tokens_per_second", "http")) for dtype in dtypes]
+    columns = len(dtypes)
     with plots.page(png, document, message, rows=2, columns=columns, height=7.4, remark=remark) as axes:
         for panel, (dtype, name, part) in zip(axes, panels, strict=True):
             bars = {side: each[f"{dtype}_{name}"] for side, each in sides.items() if f"{dtype}_{name}" in each}
@@ -205,7 +217,7 @@ def draw(document: dict, png: Path) -> None:
 
 
 def is_ahead(document: dict) -> bool:
-    figures, dtypes = document["figures"], document["sizes"]["dtypes"]
+    figures, dtypes = document["figures"], dtypes_of(document)
     names = ("quiet_over_compiled", "tokens_per_second_over_compiled")
     return min(min(figures[f"{dtype}_{name}"]["median"]) for dtype in dtypes for name in names) > 1.1
 
@@ -213,7 +225,7 @@ def is_ahead(document: dict) -> bool:
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
-    sides={OURS: measure_ours} | {side: partial(measure_vllm, side=side) for side in (EAGER, COMPILED)},
+    sides={OURS: measure_ours} | {side: partial(measure_vllm, side=side) for side in (EAGER, COMPILED, DEFAULT)},
     sizes={"full": SIZES, "tiny": TINY},
     derive=derive,
     draw=draw,

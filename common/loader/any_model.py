@@ -100,7 +100,8 @@ def attend_by_course(
     `attend` scales by 1 / sqrt(D); another scaling is multiplied into the queries.
     """
     attend, windows = PASS.get()
-    q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
+    # Kernels read strides, and `contiguous` leaves those of a single token as they come.
+    q, k, v = (rows[0].transpose(0, 1).clone(memory_format=torch.contiguous_format) for rows in (query, key, value))
     if scaling is not None and not math.isclose(factor := scaling * math.sqrt(q.shape[-1]), 1.0):
         q = q * factor
     with windowed(windows[module.layer_idx]):

@@ -16,19 +16,19 @@ from common.stages import load_engine
 from tests.helpers.small_models import causal_attend
 
 SIZES = {
-    "vocab_size": 4096, "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 128, "tie_word_embeddings": False,
+    "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 128, "tie_word_embeddings": False,
     # Wide weights, so that answers vary and depend on every operation.
     "initializer_range": 0.3, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": None,
 }  # fmt: skip
-ALL_HEADS = {"num_key_value_heads": 2, "head_dim": 64}
-ALTERNATING = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+ALL_HEADS = {"num_key_value_heads": 4}
+ALTERNATING = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 ROUTED = {"num_local_experts": 4, "num_experts_per_tok": 2}
 DEEPSEEK = {
-    "num_key_value_heads": 2, "head_dim": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 48, "v_head_dim": 32,
+    "num_key_value_heads": 4, "head_dim": 16, "qk_rope_head_dim": 16, "qk_nope_head_dim": 48, "v_head_dim": 32,
     "q_lora_rank": 32, "kv_lora_rank": 32, "first_k_dense_replace": 2,
 }  # fmt: skip
-GPT2 = ALL_HEADS | {"n_embd": 128, "n_layer": 2, "n_head": 2, "n_positions": 128}
+GPT2 = ALL_HEADS | {"n_embd": 256, "n_layer": 2, "n_head": 4, "n_positions": 128}
 MODELS = {  # options that differ from SIZES
     "Gemma3Text": ALTERNATING | {"query_pre_attn_scalar": 32, "final_logit_softcapping": 9.0},
     "Phi3": {},
@@ -50,6 +50,7 @@ PAGED = {"max_running": 2, "token_budget": 16, "kv_memory": "4M", "page_size": 4
 STAGES = {"01": {}, "02": {}, "03": {}, "04": {"max_running": 2, "token_budget": 16}} | dict.fromkeys(
     ("05", "06", "07"), PAGED
 )
+ALONE = {"max_running": 1}  # then most steps are of one token
 
 
 def config_of(kind: str, **fields) -> transformers.PreTrainedConfig:
@@ -71,8 +72,8 @@ def checkpoint(tmp_path):
     return write
 
 
-def tokens_of(stage: str, loaded, backend: str | None = None) -> list[list[int]]:
-    options = STAGES[stage] | ({"attention": backend} if backend else {})
+def tokens_of(stage: str, loaded, **options) -> list[list[int]]:
+    options = STAGES[stage] | options
     return [request.token_ids for request in load_engine(stage)(loaded, **options).generate(PROMPTS, PARAMS)]
 
 
@@ -86,7 +87,7 @@ def test_all_stages_give_the_tokens_and_scores_of_the_library(kind, checkpoint):
     loaded.eos_token_ids = frozenset()
     for stage in STAGES:
         assert tokens_of(stage, loaded) == expected, f"stage {stage}"
-    assert tokens_of("05", loaded, "torch") == expected
+    assert tokens_of("05", loaded, attention="torch") == tokens_of("06", loaded, **ALONE) == expected
 
     ids = torch.tensor(prompts[0])
     hidden = loaded.model(ids, torch.arange(len(ids)), causal_attend)
@@ -109,13 +110,13 @@ def test_the_bundled_model_answers_alike_both_ways():
     ("kind", "fields", "says"),
     [
         ("T5", {}, "is_encoder_decoder=True"),
-        ("Bert", {"num_attention_heads": 1}, "neither causal nor a sliding window"),
+        ("Bert", ALL_HEADS, "neither causal nor a sliding window"),
         ("Gemma3", {}, "model_type='gemma3' is not supported; supported is a model of text alone"),
         ("Mamba", {}, "layer_types=['linear_attention']"),
         ("Jamba", {}, "layer_types=['linear_attention']"),
         ("Llama4Text", {"num_local_experts": 2}, "layer_types=['chunked_attention']"),
         ("StableLm", {}, "a model whose attention transformers lets replace"),
-        ("DeepseekV3", DEEPSEEK, "layer 0 has K and V of (2, 64) and (2, 32)"),
+        ("DeepseekV3", DEEPSEEK, "layer 0 has K and V of (4, 64) and (4, 32)"),
         ("Gemma2", {}, "layer 0 attends with a cap on scores (softcap)"),
         ("Gemma4Text", {}, "'head_dim' is a per-layer attribute and may vary across layers"),
         ("GptOss", ROUTED, "layer 0 attends with sinks (s_aux)"),

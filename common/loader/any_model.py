@@ -170,7 +170,7 @@ def read_library_config(folder: Path) -> tuple[ModelConfig, PreTrainedConfig]:
         raise InvalidInput(f"{path}: model_type={model_type!r} is not supported ({first_sentence(error)})") from error
     sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
     if not isinstance(sizes["intermediate_size"], int):  # for estimates of memory
-        sizes["intermediate_size"] = 4 * hf_config.hidden_size
+        sizes["intermediate_size"] = 4 * (sizes["hidden_size"] or 0)
     for field, size in sizes.items():
         check(isinstance(size, int) and size > 0, field, size, "a positive integer")
     vocab_size, hidden_size, intermediate_size, num_layers, heads, kv_heads, context_length = sizes.values()
@@ -199,32 +199,32 @@ def load_library_model(
     """
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # what matters of its reports is an error here
-    if load_format == "dummy":
-        with torch.random.fork_rng(), device:
-            torch.manual_seed(0)
-            whole = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
-    else:
-        whole = read_weights(folder, hf_config, dtype).to(device)
+    whole = library_model(folder, hf_config, device, dtype, load_format)
     try:
         return checked_model(whole.requires_grad_(False).eval(), config)
     except Exception as error:  # whatever a model does with attention from outside
-        told = isinstance(error, InvalidInput)
-        reason = error if told else f"its code in transformers does not allow it ({first_sentence(error)})"
+        reason = error if isinstance(error, InvalidInput) else f"its code does not allow it ({first_sentence(error)})"
         raise InvalidInput(f"{folder / 'config.json'}: this model cannot run here: {reason}") from error
 
 
-def read_weights(folder: Path, hf_config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the library's model, with the weights of the folder."""
+def library_model(
+    folder: Path, hf_config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, load_format: str
+) -> PreTrainedModel:
+    """Return the library's model with the weights of the folder, or random ones."""
     try:
+        if load_format == "dummy":
+            with torch.random.fork_rng(), device:
+                torch.manual_seed(0)
+                return AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
         whole, info = AutoModelForCausalLM.from_pretrained(
             folder, config=hf_config, use_safetensors=True, output_loading_info=True, dtype=dtype
         )
     except Exception as error:  # transformers raises different types in different versions
-        raise InvalidInput(f"{folder}: transformers cannot load the weights ({first_sentence(error)})") from error
+        raise InvalidInput(f"{folder}: transformers cannot load this model ({first_sentence(error)})") from error
     for kind in ("missing", "unexpected"):
         if names := sorted(info[f"{kind}_keys"]):
             raise InvalidInput(f"{folder}: {counted(len(names), f'{kind} tensor')}, among them {names[0]}")
-    return whole
+    return whole.to(device)
 
 
 @torch.inference_mode()

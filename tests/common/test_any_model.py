@@ -119,7 +119,7 @@ def test_the_bundled_model_answers_alike_both_ways():
         ("Llama4Text", {"num_local_experts": 2}, "layer_types=['chunked_attention']"),
         ("GPTNeoXJapanese", ALL_HEADS, "transformers does not let its attention be replaced"),
         ("DiffLlama", {}, "2 layers of 2 attend, 4 times in all, and here each must, once"),
-        ("Doge", ALL_HEADS, "its code in transformers does not allow it ("),
+        ("Doge", ALL_HEADS, "its code does not allow it ("),
         ("Roberta", ALL_HEADS | {"is_decoder": True, "pad_token_id": 0}, "from those with the library's own attention"),
         ("Gemma2", {}, "layer 0 attends with softcap"),
         ("Gemma4Text", {}, "'head_dim' is a per-layer attribute and may vary across layers"),

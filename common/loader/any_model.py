@@ -111,7 +111,7 @@ def note_call(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: int | None, **options
 ) -> tuple[Tensor, None]:
     """Note a layer's call, and return queries in place of results. Raise InvalidInput if it asks for more."""
-    given = (name for name, value in options.items() if value is not None and value is not False)
+    given = (name for name, option in options.items() if option is not None and option is not False)
     if unknown := sorted({*given} - KNOWN):
         raise InvalidInput(f"layer {module.layer_idx} attends with {', '.join(unknown)}, which `attend` does not do")
     shapes = tuple((rows.shape[1], rows.shape[3]) for rows in (query, key, value))

@@ -91,7 +91,7 @@ def load_model(
         model = empty_model(config, device, dtype, shard)
         copy_weights(model, folder, shard) if load_format == "auto" else randomize_weights(model, shard)
         model = choose_model(model, fused)
-        config = model.config
+    config = config if model is None else model.config
     return Loaded(model, tokenizer, config, eos_token_ids, name, device, dtype, shard, defaults, note=note)
 
 

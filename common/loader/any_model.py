@@ -4,22 +4,24 @@ The library calls attention by name. So this module registers a function of its 
 to `attend`, and the library's model becomes one more model of the course: it gets the ragged batch as one sequence with
 explicit positions, no cache and no mask. vLLM's transformers backend does the same.
 
-What the library asks of attention is found out by asking: when a model is loaded, one token runs through it, and each
-layer's call is checked. A model whose attention is other than causal, or causal within a window, is refused by name:
-it would run, and answer slightly wrong.
+A model that needs more than that would run, and answer slightly wrong. So each is checked when it is loaded. One token
+runs through it, and each layer's call of attention is compared with what `attend` does. Then a few tokens run out of
+order, as rows of a batch may, and must get the logits that the library's own attention gives them in order.
 """
 
 import math
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_outputs import MoeModelOutputWithPast
+from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
 from ..attention.window import windowed
@@ -28,23 +30,14 @@ from ..model import Attend, ModelConfig
 from .config import SIZES, first_sentence, read_json, require
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
-UNUSUAL = {  # arguments of attention functions
-    "softcap": "a cap on scores",
-    "s_aux": "sinks",
-    "position_bias": "a bias by position",
-    "indices": "a choice of tokens",
-}
+# Arguments of attention that `attend` serves or need not see: windows are asked of the mask.
+KNOWN = {"scaling", "dropout", "is_causal", "sliding_window", "position_ids", "use_cache"}
 NAME, ASKING = "course", "course_asking"  # of attention, as the library knows it: to run a model, and to check it
+TOKENS = 16  # that a model is checked with
 
 
-class Call(NamedTuple):
-    """One layer's call of attention, while a model is checked."""
-
-    layer: int
-    window: int | None
-    shapes: tuple[torch.Size, torch.Size]  # of k and v, [1, H_kv, N, D]
-    unusual: tuple[str, ...]  # what it asks for beside causal attention
-
+# A layer's call of attention, while a model is checked: layer, window, and (heads, dimensions) of q, k and v.
+Call = tuple[int, int | None, tuple[tuple[int, int], ...]]
 
 # The `attend` of the pass that runs in this thread, and each layer's window; or the list of calls of a check.
 PASS: ContextVar[tuple[Attend, list[int | None]]] = ContextVar("pass")
@@ -54,9 +47,12 @@ CALLS: ContextVar[list[Call]] = ContextVar("calls")
 class LibraryModel(nn.Module):
     """A transformers decoder with the interface of `common.model.Transformer`."""
 
-    def __init__(self, decoder: nn.Module, head: nn.Module, config: ModelConfig, windows: list[int | None]):
+    def __init__(self, whole: PreTrainedModel, config: ModelConfig, windows: list[int | None]):
+        """Take `whole` apart. config: its sizes; windows: of each layer."""
         super().__init__()
-        self.decoder, self.head, self.config, self.windows = decoder, head, config, windows
+        name, decoder = [pair for pair in whole.named_modules() if isinstance(pair[1], PreTrainedModel)][-1]
+        whole.set_submodule(name, NoDecoder())
+        self.decoder, self.head, self.config, self.windows = decoder, whole, config, windows
 
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """As `Transformer.forward`: `[N, hidden_size]` for `token_ids[N]` at `positions[N]`."""
@@ -97,45 +93,46 @@ def attend_by_course(
 ) -> tuple[Tensor, None]:
     """Attend with the `attend` of this pass. query is [1, H, N, D], key and value [1, H_kv, N, D]; return [1, N, H, D].
 
-    `attend` scales by 1 / sqrt(D); another scaling is multiplied into the queries.
+    `attend` scales by 1 / sqrt(D); another scaling is multiplied into the queries. Where values have fewer dimensions
+    than keys, as in DeepSeek-V3, zeros make up the rest.
     """
     attend, windows = PASS.get()
-    q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
+    size = value.shape[-1]
+    value = F.pad(value, (0, key.shape[-1] - size))
+    # Kernels read strides, and `contiguous` leaves those of a single token as they come.
+    q, k, v = (rows[0].transpose(0, 1).clone(memory_format=torch.contiguous_format) for rows in (query, key, value))
     if scaling is not None and not math.isclose(factor := scaling * math.sqrt(q.shape[-1]), 1.0):
         q = q * factor
     with windowed(windows[module.layer_idx]):
-        return attend(module.layer_idx, q, k, v)[None], None
+        return attend(module.layer_idx, q, k, v)[None, ..., :size], None
 
 
 def note_call(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: int | None, **options
 ) -> tuple[Tensor, None]:
-    """Note what a layer asks for, and return queries in place of results."""
-    unusual = [f"{what} ({name})" for name, what in UNUSUAL.items() if options.get(name) is not None]
-    if not options.get("is_causal", getattr(module, "is_causal", True)):
-        unusual.append("a look at later tokens (is_causal=False)")
-    CALLS.get().append(Call(module.layer_idx, attention_mask, (key.shape, value.shape), tuple(unusual)))
+    """Note a layer's call, and return queries in place of results. Raise InvalidInput if it asks for more."""
+    given = (name for name, option in options.items() if option is not None and option is not False)
+    if unknown := sorted({*given} - KNOWN):
+        raise InvalidInput(f"layer {module.layer_idx} attends with {', '.join(unknown)}, which `attend` does not do")
+    shapes = tuple((rows.shape[1], rows.shape[3]) for rows in (query, key, value))
+    CALLS.get().append((module.layer_idx, attention_mask, shapes))
     return query.transpose(1, 2)[..., : value.shape[-1]], None
 
 
 def window_of_mask(mask_function: Callable[..., Tensor], config: PreTrainedConfig, **_) -> int | None:
     """Return the window of a mask, None for a causal one. Raise InvalidInput if it is neither.
 
-    mask_function(batch, head, query, key) says whether a query's position sees a key's; two positions are tried.
+    mask_function(batch, head, query, key) says whether a query's position sees a key's; the last two are tried.
     """
     last = config.max_position_embeddings
-    keys, seen = torch.arange(last + 1), []
-    for position in (last, last - 1):
-        one = torch.as_tensor(mask_function(0, 0, torch.tensor(position), keys)).expand(last + 1)
-        count = int(one.sum())
-        if not torch.equal(one, (keys <= position) & (keys > position - count)):
-            raise InvalidInput("its attention is neither causal nor a sliding window")
-        seen.append(position + 1 - count)
-    if seen == [0, 0]:
+    positions, keys = torch.tensor([[last - 1], [last]]), torch.arange(last + 1)
+    seen = torch.as_tensor(mask_function(0, 0, positions, keys)).expand(2, last + 1)
+    window, causal = int(seen[1].sum()), keys <= positions
+    if torch.equal(seen, causal):
         return None
-    if seen[0] != seen[1] + 1:
-        raise InvalidInput("its attention is neither causal nor a sliding window")
-    return last + 1 - seen[0]
+    if torch.equal(seen, causal & (keys > positions - window)):
+        return window
+    raise InvalidInput("its attention is neither causal nor a sliding window")
 
 
 AttentionInterface.register(NAME, attend_by_course)  # without a mask: the library builds none for it
@@ -161,21 +158,19 @@ def read_library_config(folder: Path) -> tuple[ModelConfig, PreTrainedConfig]:
     text = "a model of text alone that decodes"
     check(not hf_config.is_encoder_decoder, "is_encoder_decoder", True, text)
     check(type(hf_config) in AutoModelForCausalLM._model_mapping, "model_type", model_type, text)
-    check(not hf_config.sub_configs, "model_type", model_type, text)
+    check(not hf_config.sub_configs, "sub_configs", sorted(hf_config.sub_configs), "a model of text, with one config")
     quantization = getattr(hf_config, "quantization_config", None)
     check(quantization is None, "quantization_config", quantization, "none: full-precision weights")
     others = sorted({*(getattr(hf_config, "layer_types", None) or ())} - LAYER_TYPES)
     check(not others, "layer_types", others, "attention that is causal, or causal within a window")
-    model_class = AutoModelForCausalLM._model_mapping[type(hf_config)]
-    replaceable = getattr(model_class, "_supports_attention_backend", False)
-    check(replaceable, "model_type", model_type, "a model whose attention transformers lets replace")
     try:
         sizes = {field: getattr(hf_config, field, None) for field in SIZES}
         head_dim = getattr(hf_config, "head_dim", None)
     except Exception as error:  # a field that has no single value, as Gemma 4's head_dim
         raise InvalidInput(f"{path}: model_type={model_type!r} is not supported ({first_sentence(error)})") from error
     sizes["num_key_value_heads"] = sizes["num_key_value_heads"] or sizes["num_attention_heads"]
-    sizes["intermediate_size"] = sizes["intermediate_size"] or 4 * hf_config.hidden_size  # for estimates of memory
+    if not isinstance(sizes["intermediate_size"], int):  # for estimates of memory
+        sizes["intermediate_size"] = 4 * (sizes["hidden_size"] or 0)
     for field, size in sizes.items():
         check(isinstance(size, int) and size > 0, field, size, "a positive integer")
     vocab_size, hidden_size, intermediate_size, num_layers, heads, kv_heads, context_length = sizes.values()
@@ -184,16 +179,9 @@ def read_library_config(folder: Path) -> tuple[ModelConfig, PreTrainedConfig]:
     if rope.get("rope_type") == "longrope":  # beyond it all angles change, also those of keys that are kept
         context_length = min(context_length, int(rope["original_max_position_embeddings"]))
     config = ModelConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_layers=num_layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim or hidden_size // heads,
-        context_length=context_length,
-        tie_embeddings=bool(hf_config.tie_word_embeddings),
-    )
+        vocab_size, hidden_size, intermediate_size, num_layers, heads, kv_heads, head_dim or hidden_size // heads,
+        context_length, tie_embeddings=bool(getattr(hf_config, "tie_word_embeddings", False)),
+    )  # fmt: skip
     return config, hf_config
 
 
@@ -207,74 +195,86 @@ def load_library_model(
 ) -> LibraryModel:
     """Build the model and fill it, from the folder's safetensors files or with random weights.
 
-    Raise InvalidInput, one sentence, if weights are missing or too many, or if its attention cannot run here.
+    Raise InvalidInput, one sentence, if weights are missing or too many, or if the model cannot run here.
     """
-    where, options = folder / "config.json", {"dtype": dtype, "attn_implementation": ASKING}
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # what matters of its reports is an error here
-    if load_format == "dummy":
-        with torch.random.fork_rng(), device:
-            torch.manual_seed(0)
-            whole = AutoModelForCausalLM.from_config(hf_config, **options)
-    else:
-        whole = read_weights(folder, hf_config, options).to(device)
-    whole.requires_grad_(False).eval()
-    windows = check_calls(calls_of(whole, where), config, where)
-    whole.set_attn_implementation(NAME)
-    decoder = whole.get_decoder()
-    whole.set_submodule(next(name for name, module in whole.named_modules() if module is decoder), NoDecoder())
-    return LibraryModel(decoder, whole, config, windows).eval()
-
-
-def read_weights(folder: Path, hf_config: PreTrainedConfig, options: dict) -> nn.Module:
-    """Return the library's model, with the weights of the folder."""
+    whole = library_model(folder, hf_config, device, dtype, load_format)
     try:
+        return checked_model(whole.requires_grad_(False).eval(), config)
+    except Exception as error:  # whatever a model does with attention from outside
+        reason = error if isinstance(error, InvalidInput) else f"its code does not allow it ({first_sentence(error)})"
+        raise InvalidInput(f"{folder / 'config.json'}: this model cannot run here: {reason}") from error
+
+
+def library_model(
+    folder: Path, hf_config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, load_format: str
+) -> PreTrainedModel:
+    """Return the library's model with the weights of the folder, or random ones."""
+    try:
+        if load_format == "dummy":
+            with torch.random.fork_rng(), device:
+                torch.manual_seed(0)
+                return AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
         whole, info = AutoModelForCausalLM.from_pretrained(
-            folder, config=hf_config, use_safetensors=True, output_loading_info=True, **options
+            folder, config=hf_config, use_safetensors=True, output_loading_info=True, dtype=dtype
         )
     except Exception as error:  # transformers raises different types in different versions
-        raise InvalidInput(f"{folder}: transformers cannot load the weights ({first_sentence(error)})") from error
+        raise InvalidInput(f"{folder}: transformers cannot load this model ({first_sentence(error)})") from error
     for kind in ("missing", "unexpected"):
         if names := sorted(info[f"{kind}_keys"]):
             raise InvalidInput(f"{folder}: {counted(len(names), f'{kind} tensor')}, among them {names[0]}")
-    return whole
+    return whole.to(device)
 
 
 @torch.inference_mode()
-def calls_of(whole: nn.Module, where: Path) -> list[Call]:
-    """Run one token through the model, and return how its layers call attention."""
+def checked_model(whole: PreTrainedModel, config: ModelConfig) -> LibraryModel:
+    """Return `whole` as a model of the course, with the sizes that its calls of attention have.
+
+    Raise InvalidInput if a call asks for what `attend` does not do, or if logits are not those of the library. A few
+    tokens may differ: where two experts are as good as each other, rounding chooses.
+    """
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(config.vocab_size, (TOKENS,), generator=generator).to(whole.device)
+    positions = torch.randperm(TOKENS, generator=generator).to(whole.device)
+    expected = whole(input_ids=ids[None], use_cache=False).logits[0, positions].float()
+    config, windows = sizes_and_windows(calls_of(whole, ids[:1]), config)
+    whole.set_attn_implementation(NAME)
+    model = LibraryModel(whole, config, windows).eval()
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (rows[positions.argsort()].transpose(0, 1) for rows in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(0, 1)[positions]
+
+    difference = model.logits(model(ids[positions], positions, attend)) - expected
+    error = float((difference.norm(dim=1) / expected.norm(dim=1)).median())
+    if not error < torch.finfo(whole.dtype).eps ** 0.5:
+        raise InvalidInput(f"its logits differ by {error:.1%} from those with the library's own attention")
+    return model
+
+
+def calls_of(whole: PreTrainedModel, ids: Tensor) -> list[Call]:
+    """Run tokens `ids[N]` through the model, and return how its layers call attention."""
+    whole.set_attn_implementation(ASKING)
     token = CALLS.set([])
     try:
-        zero = torch.zeros(1, 1, dtype=torch.int64, device=whole.device)
-        whole(input_ids=zero, position_ids=zero, use_cache=False)
+        whole(input_ids=ids[None], use_cache=False)
         return CALLS.get()
-    except InvalidInput as error:
-        raise InvalidInput(f"{where}: this model cannot run here: {error}") from error
-    except Exception as error:  # whatever a model does with a mask that is none
-        reason = first_sentence(error)
-        raise InvalidInput(f"{where}: this model does not run with attention from outside ({reason})") from error
     finally:
         CALLS.reset(token)
 
 
-def check_calls(calls: list[Call], config: ModelConfig, where: Path) -> list[int | None]:
-    """Return each layer's window. Raise InvalidInput if a layer asks for what `attend` does not do."""
-    if [call.layer for call in calls] != list(range(config.num_layers)):
-        layers = sorted({call.layer for call in calls})
+def sizes_and_windows(calls: list[Call], config: ModelConfig) -> tuple[ModelConfig, list[int | None]]:
+    """Return the config with the sizes of these calls, and each layer's window. Raise InvalidInput if sizes differ."""
+    if not calls:
+        raise InvalidInput("transformers does not let its attention be replaced")
+    layers, windows, shapes = (list(each) for each in zip(*calls, strict=True))
+    if layers != list(range(config.num_layers)):
         raise InvalidInput(
-            f"{where}: of {config.num_layers} layers, those that attend are {layers}, and here each must, once: "
-            "state-space layers and shared K and V are not supported"
+            f"{counted(len({*layers}), 'layer')} of {config.num_layers} attend, {counted(len(layers), 'time')} in all, "
+            "and here each must, once"
         )
-    for call in calls:
-        if call.unusual:
-            raise InvalidInput(
-                f"{where}: layer {call.layer} attends with {', '.join(call.unusual)}, not supported here"
-            )
-        shape = (1, config.num_kv_heads, 1, config.head_dim)
-        if any(tuple(one) != shape for one in call.shapes):
-            found = " and ".join(str(tuple(one[1::2])) for one in call.shapes)
-            raise InvalidInput(
-                f"{where}: layer {call.layer} has K and V of {found} (heads, dimensions), and here all layers must "
-                f"have the same, {shape[1::2]}"
-            )
-    return [call.window for call in calls]
+    if len({*shapes}) > 1:
+        raise InvalidInput(f"its layers have Q, K and V of different (heads, dimensions): {sorted({*shapes})}")
+    (heads, head_dim), (kv_heads, _), _ = shapes[0]
+    return replace(config, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim), windows

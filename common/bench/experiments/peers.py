@@ -39,7 +39,7 @@ from common.bench.workloads import mixed_length_jobs
 from common.model import ModelConfig
 
 OURS, EAGER, COMPILED = "stage 06", "vLLM eager", "vLLM compiled"
-DEFAULT = "vLLM compiled, its default cores"
+DEFAULT = "vLLM compiled on its default cores"
 SIZES = {  # requests at once, or clients, and requests in all
     "dtypes": ["float32", "bfloat16"],
     "offline": [[1, 8], [8, 24], [64, 64]],

@@ -4,9 +4,9 @@
     python -m beyond.structured.engines
 
 Speed: in turn in one process, both compile the ten schemas of schemas.json and read an answer to each: a mask, then a
-token. Compiling ends with the first mask, since llguidance compiles parts of a grammar when they are reached.
-Vocabularies: the bundled model's, and tekken_240911 of mistral-common. Enforcement: answers to each schema, sampled from
-random logits at temperature 1, are validated. Both engines allow a blank between parts of JSON; all else is their default.
+token. Compiling ends with the first mask, since llguidance compiles parts of a grammar when they are reached. There are
+two vocabularies: the bundled model's, and tekken_240911 of mistral-common. Enforcement: answers to each schema, sampled
+from random logits at temperature 1, are validated. Both allow a blank between parts of JSON; all else is their default.
 
 Expectation: XGrammar sorts the vocabulary for all places of a grammar when it compiles, llguidance walks a tree of the
 vocabulary for each mask. So XGrammar compiles longer and masks sooner, and more so with the larger vocabulary.
@@ -14,6 +14,10 @@ vocabulary for each mask. So XGrammar compiles longer and masks sooner, and more
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from importlib.metadata import version
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -33,12 +37,11 @@ from common.structured_output import json_grammar
 
 FORMS = json.loads(Path(__file__).with_name("schemas.json").read_text(encoding="utf-8"))
 LOADS = {"one request": (1, 1), "32 requests, one thread": (32, 1), "32 requests, two threads": (32, 2)}
-SIZES = {"repeats": 1, "rounds": 9, "tokens": 96, "answers": 12}
-VERDICTS = ("enforced", "refused", "accepted, not enforced")
+SIZES = {"repeats": 1, "rounds": 7, "masks": 3072}
 
 
 class Llguidance:
-    """llguidance as common/structured_output.py uses it. `compile` of both engines raises an error for what it refuses."""
+    """llguidance, as common/structured_output.py calls it. `compile` raises ValueError or RuntimeError to refuse."""
 
     def __init__(self, tokenizer, size: int, end: list[int]):
         self.tokens = llguidance.hf.from_tokenizer(tokenizer, size, end)
@@ -61,7 +64,7 @@ class Llguidance:
 
 
 class Xgrammar:
-    """XGrammar without a cache, so that it compiles each schema each time."""
+    """XGrammar. It keeps nothing that it has compiled."""
 
     def __init__(self, tokenizer, size: int, end: list[int]):
         import xgrammar
@@ -82,10 +85,11 @@ ENGINES = {"llguidance": Llguidance, "XGrammar": Xgrammar}
 
 
 def measure(settings: Settings, sizes: dict) -> Figures:
-    """Return "ENGINE, VOCABULARY, what": a figure for each round; and "ENGINE, KEYWORD": how many schemas by VERDICTS."""
+    """Return for each engine the figures of each round, and for each keyword how many schemas have each verdict."""
     try:
         import mistral_common
-        import xgrammar  # noqa: F401
+
+        versions = {name: version(name) for name in ENGINES}
     except ModuleNotFoundError as error:
         raise Unavailable(f"{error}: pip install xgrammar mistral-common") from error
     from transformers.integrations.mistral.tokenizer import MistralConverter
@@ -94,24 +98,22 @@ def measure(settings: Settings, sizes: dict) -> Figures:
 
     file = Path(mistral_common.__file__).with_name("data") / "tekken_240911.json"
     large = PreTrainedTokenizerFast(tokenizer_object=MistralConverter(str(file)).converted())
-    figures = speed(large, len(large), [large.convert_tokens_to_ids("</s>")], sizes)
     loaded = settings.load()
     bundled = (loaded.tokenizer, loaded.config.vocab_size, sorted(loaded.eos_token_ids))
-    figures |= speed(*bundled, sizes)
-    engines = {name: engine(*bundled) for name, engine in ENGINES.items()}
-    texts = [engines["llguidance"].tokens.decode_bytes([token_id]) for token_id in range(bundled[1])]
-    for keyword, schemas in (FORMS["keywords"] | {"the tests' schemas": SCHEMAS}).items():
-        answers = 2 if schemas is SCHEMAS else sizes["answers"]
-        for name, engine in engines.items():
-            verdicts = Counter(verdict(engine, schema, texts, bundled[2], answers) for schema in schemas)
-            figures[f"{name}, {keyword}"] = [verdicts[each] for each in VERDICTS]
+    rounds = [speed(*bundled, sizes), speed(large, len(large), [large.convert_tokens_to_ids("</s>")], sizes)]
+    figures: Figures = {"versions": versions}
+    for name, engine in ENGINES.items():
+        verdict = partial(judge, engine(*bundled), *bundled)
+        forms = {keyword: Counter(map(verdict, schemas)) for keyword, schemas in FORMS["keywords"].items()}
+        figures[name] = {"speed": rounds[0][name] | rounds[1][name], "forms": forms}
+        figures[name]["tests"] = Counter(map(verdict, SCHEMAS))
     return figures
 
 
-def speed(tokenizer, size: int, end: list[int], sizes: dict) -> Figures:
+def speed(tokenizer, size: int, end: list[int], sizes: dict) -> dict[str, dict[str, list[float]]]:
     engines = {name: engine(tokenizer, size, end) for name, engine in ENGINES.items()}
     answers = [tokenizer.encode(json.dumps(form["answer"]), add_special_tokens=False) for form in FORMS["speed"]]
-    figures, masks = defaultdict(list), numpy.zeros((32, -(-size // 32)), numpy.int32)
+    figures, masks = {name: defaultdict(list) for name in engines}, numpy.zeros((32, -(-size // 32)), numpy.int32)
     for number in range(1 + sizes["rounds"]):
         for name in list(engines)[:: 1 if number % 2 else -1]:
             engine, forms, seconds = engines[name], [], []
@@ -122,85 +124,87 @@ def speed(tokenizer, size: int, end: list[int], sizes: dict) -> Figures:
                 seconds.append(perf_counter() - start)
             found = {"ms to compile, median": 1e3 * median(seconds), "ms to compile, slowest": 1e3 * max(seconds)}
             for load, (requests, threads) in LOADS.items():
-                alone = [[place] for place in range(len(forms))]
-                batches = alone if requests == 1 else [[row % len(forms) for row in range(requests)]]
-                times = [read(engine, forms, answers, batch, masks, threads, sizes["tokens"]) for batch in batches]
-                found[f"masks/s, {load}"] = len(batches) * requests * sizes["tokens"] / sum(times)
+                streams = [stream(engine, forms, answers, row) for row in range(requests)]
+                rate = masks_per_second(engine, streams, masks[:requests], threads, sizes["masks"])
+                found[f"masks/s, {load}"] = rate
             for what, value in found.items() if number else ():  # the first is a warm-up
-                figures[f"{name}, {size:,} tokens, {what}"].append(value)
+                figures[name][f"{size:,} tokens: {what}"].append(value)
     return figures
 
 
-def read(engine, forms: list, answers: list, batch: list, masks: numpy.ndarray, threads: int, tokens: int) -> float:
-    """Have each request of a batch read so many tokens of its answer, again and again; return the seconds."""
-    seconds, matchers = 0.0, [None] * len(batch)
-    for step in range(tokens):
-        token_ids = [answers[place][step % len(answers[place])] for place in batch]
-        for row, place in enumerate(batch):
-            if step % len(answers[place]) == 0:
-                matchers[row] = engine.begin(forms[place])
+def stream(engine, forms: list, answers: list[list[int]], row: int) -> Iterator[tuple]:
+    """Yield a matcher and its next token, answer after answer, those of one request beginning with another's second."""
+    for form, answer in islice(cycle(zip(forms, answers, strict=True)), row % len(forms), None):
+        matcher = engine.begin(form)
+        for token_id in answer:
+            yield matcher, token_id
+
+
+def masks_per_second(engine, streams: list[Iterator], masks: numpy.ndarray, threads: int, count: int) -> float:
+    seconds = 0.0
+    for _ in range(count // len(streams)):
+        matchers, token_ids = map(list, zip(*map(next, streams), strict=True))
         start = perf_counter()
-        engine.fill(matchers, masks[: len(batch)], threads)
+        engine.fill(matchers, masks, threads)
         engine.read(matchers, token_ids)
         seconds += perf_counter() - start
         if not all(masks[row, token_id // 32] >> token_id % 32 & 1 for row, token_id in enumerate(token_ids)):
             raise RuntimeError(f"{type(engine).__name__} forbids a token of a valid answer")
-    return seconds
+    return count / seconds
 
 
-def verdict(engine, schema: dict, texts: list[bytes], end: list[int], answers: int) -> str:
-    """Sample answers behind masks. One that does not end within 300 tokens is not validated."""
+def judge(engine, tokenizer, size: int, end: list[int], schema: dict) -> str:
+    """Validate 16 answers that random logits give behind masks, but for those that do not end within 200 tokens."""
     try:
         form = engine.compile(schema)
     except (ValueError, RuntimeError):
         return "refused"
-    closing = numpy.array([text[:1] in (b'"', b"]", b"}") or i in end for i, text in enumerate(texts)])
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
-    masks, ended = numpy.zeros((1, -(-len(texts) // 32)), numpy.int32), 0
-    for seed in range(answers):
-        random, matchers, text = numpy.random.default_rng(seed), [engine.begin(form)], b""
-        for step in range(300):
+    masks, ended = numpy.zeros((1, -(-size // 32)), numpy.int32), 0
+    closing = [str(token)[0] in '"]}' for token in tokenizer.convert_ids_to_tokens(range(size))]
+    for seed in range(16):
+        random, matchers, token_ids = numpy.random.default_rng(seed), [engine.begin(form)], []
+        while len(token_ids) < 200 and not {*token_ids[-1:]} & {*end}:
             engine.fill(matchers, masks)
-            allowed = numpy.unpackbits(masks.view(numpy.uint8), bitorder="little")[: len(texts)]
-            # As a model does, quotes and brackets close in the end: what leads there is likelier from token 60 on.
-            logits = random.normal(size=len(texts)) + 10 * closing * (step >= 60)
-            chosen = int(numpy.argmax(numpy.where(allowed, logits + random.gumbel(size=len(texts)), -numpy.inf)))
-            if chosen in end or not allowed.any():
-                break
-            engine.read(matchers, [chosen])
-            text += texts[chosen]
-        else:
-            continue
-        try:
-            validator.validate(json.loads(text))
-        except Exception:  # no JSON, no UTF-8, not valid, or a number too large to be divided
-            return "accepted, not enforced"
-        ended += 1
-    return "enforced" if ended else "accepted, not enforced"
+            logits = random.normal(size=size) + random.gumbel(size=size)  # the largest is a sample at temperature 1
+            logits[closing] += 10 * (len(token_ids) > 40)  # what brings an answer to its end is likelier from here on
+            logits[numpy.unpackbits(masks.view(numpy.uint8), bitorder="little")[:size] == 0] = -numpy.inf
+            token_ids.append(int(logits.argmax()))
+            engine.read(matchers, token_ids[-1:])
+        if token_ids[-1] in end:
+            ended += 1
+            try:
+                validator.validate(json.loads(tokenizer.decode(token_ids[:-1])))
+            except Exception:  # no JSON, not valid, or a number too large to be divided
+                return "not enforced"
+    return "enforced" if ended else "not enforced"
 
 
 def report(document: dict) -> dict[str, Rows]:
-    figures = {name: figure["median"] for name, figure in document["sides"]["engines"].items()}
-    pairs = {
-        name.partition(", ")[2]: [figures[f"{engine}, {name.partition(', ')[2]}"] for engine in ENGINES]
-        for name in figures
+    found = {name: document["sides"]["engines"][name]["values"][0] for name in ENGINES}
+
+    def rows(part: str, cell: Callable, names: Iterable[str]) -> Rows:
+        return [["", *found], *([name, *(cell(each[part], name) for each in found.values())] for name in names)]
+
+    def rates(figures: dict, name: str) -> str:
+        least, middle, most = (short(of(figures[name])) for of in (min, median, max))
+        return f"{middle} ({least} to {most})"
+
+    def schemas(forms: dict, verdict: str) -> str:
+        some = {keyword: counts[verdict] for keyword, counts in forms.items() if verdict in counts}
+        return f"{sum(some.values())}" if verdict == "enforced" else f"{sum(some.values())}: {', '.join(some)}"
+
+    return {
+        "speed": rows("speed", rates, found["XGrammar"]["speed"]),
+        "forms": rows("forms", schemas, ("enforced", "refused", "not enforced")),
     }
-    speeds = [
-        [what, *(f"{short(median(each))} ({short(min(each))} to {short(max(each))})" for each in pair)]
-        for what, pair in pairs.items()
-        if "tokens, m" in what
-    ]
-    counts = [
-        [what, *(" ".join(map(str, each)) for each in pair)] for what, pair in pairs.items() if "tokens, m" not in what
-    ]
-    return {"speed": [["", *ENGINES], *speeds], "forms": [["schemas with", *ENGINES], *counts]}
 
 
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={"engines": measure},
-    sizes={"full": SIZES, "quick": {"rounds": 2, "answers": 4}, "tiny": {"rounds": 1, "tokens": 4, "answers": 1}},
+    sizes={"full": SIZES, "tiny": {"rounds": 1, "masks": 64}},
     seconds={"full": 170},
     report=report,
 )

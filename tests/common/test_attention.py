@@ -178,7 +178,7 @@ def test_long_sequences_have_larger_pieces_not_more(device, tile, monkeypatch):
 
     monkeypatch.setattr(triton_backend, "SPLIT", 16)
     monkeypatch.setattr(triton_backend, "MOST_PIECES", 4)
-    monkeypatch.setattr(triton_backend, "tuned_tile", lambda *_: triton_backend.Tile(*tile))
+    monkeypatch.setattr(triton_backend, "tuned", lambda _: {"float32 64": tile})
     check("triton", [(1, length) for length in (1, 16, 17, 64, 65, 129, 200)], device=device)
 
 

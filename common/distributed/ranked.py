@@ -20,7 +20,7 @@ POLL_SECONDS = 0.002  # an idle rank 0 is not notified when another rank's pages
 
 
 class RankedTransport:
-    """The transports of all ranks as one; a ticket is the list of their tickets. What is not here is this rank's own."""
+    """The transports of all ranks as one. A ticket is the list of their tickets, by rank; the rest is this rank's."""
 
     def __init__(self, transport, shard: Shard, device: torch.device):
         self.transport, self.shard, self.device = transport, shard, device

@@ -42,7 +42,7 @@ if not torch.cuda.is_available():
 # For runs that ask whether a test fails, and not for its smallest example: finding that takes minutes.
 settings.register_profile("first_failure", phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
-WITH_A_LOOP_AROUND = ["06_prefix_cache+overlap"]
+WITH_A_LOOP_AROUND = ["04_continuous_batching+overlap", "06_prefix_cache+overlap"]
 PROMPT_COUNT = 13
 LONG = 40  # tests in a file
 

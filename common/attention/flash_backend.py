@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .batch import PagedBatch
+from .torch_backend import write_rows
 from .window import current_window
 
 FA2_PAGES = 256  # tokens
@@ -48,13 +49,10 @@ def attend_to_one_page(device: torch.device, dtype: torch.dtype, head_dim: int, 
 
 class FlashAttention:
     name, capturable = "flash", True
+    write = staticmethod(write_rows)
 
     def prepare(self, batch: PagedBatch) -> PagedBatch:
         return batch
-
-    def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
-        k_pages.flatten(0, 1).index_copy_(0, slot_mapping, k)
-        v_pages.flatten(0, 1).index_copy_(0, slot_mapping, v)
 
     def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PagedBatch) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn

@@ -28,15 +28,6 @@ class Tile(NamedTuple):
 TILES = (Tile(), Tile(64, 2, 3), Tile(128, 4, 3), Tile(64, 4, 5))
 
 
-def tuned_tile(device: torch.device, dtype: torch.dtype, head_dim: int) -> Tile:
-    """Return the tile that the table has for this GPU, or the default."""
-    return Tile(*tuned(device).get(tile_key(dtype, head_dim), ()))
-
-
-def tile_key(dtype: torch.dtype, head_dim: int) -> str:
-    return f"{str(dtype).removeprefix('torch.')} {head_dim}"
-
-
 class TritonAttention:
     name, capturable = "triton", True
 
@@ -107,4 +98,6 @@ class TritonAttention:
 
 
 def create(device: torch.device, dtype: torch.dtype, head_dim: int) -> TritonAttention:
-    return TritonAttention(dtype, tuned_tile(device, dtype, head_dim))
+    """Return the backend with the tile that the table has for this GPU, or with the default one."""
+    key = f"{str(dtype).removeprefix('torch.')} {head_dim}"
+    return TritonAttention(dtype, Tile(*tuned(device).get(key, ())))

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ..loader.shard import Shard
 from ..parallel.ranks import Ranks
@@ -21,14 +20,13 @@ POLL_SECONDS = 0.002  # an idle rank 0 is not notified when another rank's pages
 
 
 class RankedTransport:
-    """The transports of all ranks as one. A ticket is the list of their tickets, by rank."""
+    """The transports of all ranks as one. A ticket is the list of their tickets, by rank; the rest is this rank's."""
 
     def __init__(self, transport, shard: Shard, device: torch.device):
         self.transport, self.shard, self.device = transport, shard, device
-        self.description = transport.description
 
-    def register(self, pools: Sequence[Tensor]) -> None:
-        self.transport.register(pools)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
 
     def send(self, key: str, pages: Sequence[int]) -> list[Any]:
         tickets: list[Any] = [None] * self.shard.ranks
@@ -41,23 +39,19 @@ class RankedTransport:
         transfer = self.transport.receive(ticket[self.shard.rank], skip, pages, on_done)
         return RankedTransfer(transfer, self.shard, self.device)
 
-    def abort(self, key: str) -> None:
-        self.transport.abort(key)
-
 
 class RankedTransfer:
     """One rank's part of a transfer, which succeeds or fails together with the parts of all ranks."""
 
     def __init__(self, transfer, shard: Shard, device: torch.device):
-        self.transfer, self.ranks, self.device = transfer, shard.ranks, device
+        self.transfer, self.shard, self.device = transfer, shard, device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transfer, name)
 
     @property
     def bytes(self) -> int:
-        return self.transfer.bytes * self.ranks
-
-    @property
-    def seconds(self) -> float:
-        return self.transfer.seconds
+        return self.transfer.bytes * self.shard.ranks
 
     def done(self) -> bool:
         """Return whether all parts have arrived; raise ConnectionError if one has failed.
@@ -69,7 +63,7 @@ class RankedTransfer:
             state = DONE if self.transfer.done() else PENDING
         except ConnectionError as error:
             state, reason = FAILED, str(error)
-        least = self._least(state)
+        least = self.shard.min_over_ranks(state, self.device)
         if least == FAILED:
             raise ConnectionError(reason)
         return least == DONE
@@ -77,19 +71,7 @@ class RankedTransfer:
     @property
     def final(self) -> bool:
         """Return whether no rank's pages will be written to any more. All ranks must ask at the same time."""
-        return bool(self._least(self.transfer.final))
-
-    def _least(self, value: int) -> int:
-        """Return the smallest of all ranks' values."""
-        least = torch.tensor(int(value), device=self.device)
-        dist.all_reduce(least, dist.ReduceOp.MIN)
-        return int(least)
-
-    def wait(self, seconds: float) -> None:
-        self.transfer.wait(seconds)
-
-    def cancel(self) -> None:
-        self.transfer.cancel()
+        return bool(self.shard.min_over_ranks(int(self.transfer.final), self.device))
 
 
 class OnAllRanks:

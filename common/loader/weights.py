@@ -38,10 +38,8 @@ class NoInitialization(TorchFunctionMode):
 
 def empty_model(config: ModelConfig, device: torch.device, dtype: torch.dtype, shard: Shard = WHOLE) -> Transformer:
     """Build a model for inference whose parameters are uninitialised memory of `dtype` on `device`."""
-    with (
-        torch.device("meta"),
-        NoInitialization(),
-    ):  # shapes without memory: PyTorch would initialise weights that are replaced anyway
+    # Shapes without memory: PyTorch would initialise weights that are replaced anyway.
+    with torch.device("meta"), NoInitialization():
         model = shard.build(config)
     for name, parameter in list(model.named_parameters()):
         module, _, attribute = name.rpartition(".")

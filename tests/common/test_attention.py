@@ -8,7 +8,7 @@ import torch
 
 from common.attention import PagedBatch, choose_attention, why_not
 from common.attention.window import windowed
-from tests.helpers.triton_marks import devices, needs_triton
+from tests.helpers.triton_marks import devices, needs_triton, on_cpu
 
 CPU = torch.device("cpu")
 needs_numba = pytest.mark.skipif(
@@ -101,42 +101,39 @@ CASES = {
     "prompts": ([(length, length) for length in EDGES if length > 1], ONE_HEAD),
     "a prompt alone": ([(200, 200)], ONE_HEAD),
     "few blocks": ([(1, 600), (1, 3), (2, 17), (8, 40), (1, 16)], {}),
+    "heads of no power of two": (FEW, {"heads": 6, "head_dim": 80}),
     "pieces of every size": ([(1, 33), (3, 20), (40, 300), (9, 31), (2, 2), (40, 48), (1, 5)], {}),
 } | {f"mix {seed}": (mixed(seed), {}) for seed in range(3)}
+WINDOWED = ("decode in several programs", "pieces of every size")
 for heads, kv_heads in [(1, 1), (3, 3), (6, 2), (8, 1), (40, 2)]:
     CASES[f"{heads} heads, {kv_heads}"] = [(1, 9), (1, 18), (3, 20)], {"heads": heads, "kv_heads": kv_heads}
 for page_size in (1, 2, 8, 64, 256):
     CASES[f"pages of {page_size}"] = FEW, ONE_HEAD | {"page_size": page_size}
 
-dtypes = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=lambda dtype: str(dtype).removeprefix("torch."))
-cpu_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+named = {"ids": lambda value: str(value).removeprefix("torch.")}
+dtypes = pytest.mark.parametrize("dtype", TOLERANCE, **named)
+cpu_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], **named)
 backends = pytest.mark.parametrize("name", ["torch", pytest.param("triton", marks=needs_triton)])
+all_backends = pytest.mark.parametrize(
+    ("name", "device", "dtype"),
+    [
+        pytest.param("torch", "cpu", torch.float32, marks=on_cpu),
+        pytest.param("torch", "cuda", torch.float32, marks=pytest.mark.gpu),
+        pytest.param("triton", "cpu", torch.float32, marks=[needs_triton, on_cpu]),
+        pytest.param("triton", "cuda", torch.float32, marks=[needs_triton, pytest.mark.gpu]),
+        pytest.param("numba", "cpu", torch.float32, marks=needs_numba),
+        pytest.param("numba", "cpu", torch.bfloat16, marks=needs_numba),
+    ],
+    **named,
+)
 
 
-@devices
-@backends
+@all_backends
 @pytest.mark.parametrize("case", CASES)
-def test_rows_attend_to_their_own_sequence_up_to_their_own_position(name, device, case):
+def test_rows_attend_to_their_own_sequence_up_to_their_own_position(name, device, dtype, case):
     sizes, shape = CASES[case]
-    check(name, sizes, device=device, **shape)
-
-
-@needs_numba
-@cpu_dtypes
-@pytest.mark.parametrize("case", CASES)
-def test_so_do_those_of_numba(dtype, case):
-    sizes, shape = CASES[case]
-    check("numba", sizes, dtype=dtype, **shape)
-
-
-@devices
-@pytest.mark.parametrize("name", ["torch", "numba", pytest.param("triton", marks=needs_triton)])
-@pytest.mark.parametrize("case", ["decode in several programs", "pieces of every size"])
-def test_a_window_hides_what_is_further_back(name, device, case):
-    if name == "numba" and why_not(name, torch.device(device), torch.float32, 64, 16):
-        pytest.skip("the kernel of numba is for the CPU")
-    sizes, shape = CASES[case]
-    check(name, sizes, device=device, windows=(1, 7, 32, 300, 5000), **shape)
+    windows = (1, 7, 32, 300, 5000) if case in WINDOWED else ()
+    check(name, sizes, device=device, dtype=dtype, windows=windows, **shape)
 
 
 @devices
@@ -145,12 +142,6 @@ def test_a_window_hides_what_is_further_back(name, device, case):
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
 def test_head_dimensions_and_types(name, device, dtype, head_dim):
     check(name, [(1, 17), (1, 40), (5, 21)], device=device, dtype=dtype, head_dim=head_dim, **ONE_HEAD)
-
-
-@needs_numba
-def test_numba_with_another_head_dimension():
-    """It is a constant in the kernel, so each is compiled, which takes seconds: one, of no power of two."""
-    check("numba", FEW, heads=6, head_dim=80, dtype=torch.bfloat16)
 
 
 @needs_numba
@@ -178,7 +169,7 @@ def test_long_sequences_have_larger_pieces_not_more(device, tile, monkeypatch):
 
     monkeypatch.setattr(triton_backend, "SPLIT", 16)
     monkeypatch.setattr(triton_backend, "MOST_PIECES", 4)
-    monkeypatch.setattr(triton_backend, "tuned_tile", lambda *_: triton_backend.Tile(*tile))
+    monkeypatch.setattr(triton_backend, "tuned", lambda _: {"float32 64": tile})
     check("triton", [(1, length) for length in (1, 16, 17, 64, 65, 129, 200)], device=device)
 
 

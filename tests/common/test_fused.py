@@ -15,7 +15,7 @@ from tests.helpers.triton_marks import devices, needs_triton, on_cpu
 
 pytest.importorskip("numba")
 
-from common.attention import PagedBatch, choose_attention
+from common.attention import PagedBatch
 from common.fused import FusedTransformer, few_tokens, fuse, numba_kernels, packed, rotation
 from common.fused.packed import PackedLinear
 from common.loader import load_model
@@ -384,36 +384,3 @@ def test_a_cuda_graph_can_hold_it():
             held.copy_(new)
         graph.replay()
         torch.testing.assert_close(hidden, model(ids, positions, causal_attend))
-
-
-# ---- What bfloat16 changes ----
-
-
-@torch.inference_mode()
-def test_log_probabilities_of_bfloat16_stay_near_those_of_float32(prompts):
-    """The bound that common/README.md states, for answers in one piece and token by token, through pages."""
-    exact, rounded = (load_model(device="cpu", dtype=dtype) for dtype in ("float32", "bfloat16"))
-    kv_cache = load_stage_module("05", "kv_cache")
-
-    def log_probabilities(loaded, token_ids, piece):
-        attention, _ = choose_attention("numba", loaded.device, loaded.dtype, 64, 16)
-        cache, pieces = kv_cache.KVCache(loaded, 30, 16, attention), []
-        for start in range(0, len(token_ids), piece):
-            places = torch.arange(start, min(start + piece, len(token_ids)))
-            batch = PagedBatch.pack([len(places)], [int(places[-1]) + 1], [list(range(30))], places, 16)
-            pieces.append(loaded.model.logits(loaded.model(token_ids[places], places, cache.bind(batch))))
-        return torch.cat(pieces).log_softmax(-1)
-
-    answers = load_engine("05")(exact).generate(prompts[:12], SamplingParams(max_tokens=40, ignore_eos=True))
-    for piece in (400, 1):
-        likeliest, divergences = [], []
-        for prompt, answer in zip(prompts[:12], answers, strict=True):
-            token_ids, said = torch.tensor(prompt + answer.token_ids), slice(len(prompt) - 1, None)
-            expected, found = (log_probabilities(loaded, token_ids, piece)[said] for loaded in (exact, rounded))
-            top = expected.argmax(-1, keepdim=True)
-            likeliest.append((found - expected).gather(1, top).abs().flatten())
-            divergences.append((expected.exp() * (expected - found)).sum(-1))
-        likeliest, divergences = torch.cat(likeliest), torch.cat(divergences)
-        assert len(likeliest) > 100
-        assert 0 < likeliest.mean() < 0.005 and likeliest.max() < 0.1
-        assert divergences.mean() < 1e-4 and divergences.max() < 5e-3

@@ -8,10 +8,9 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from common.loader import load_model
+from tests.helpers.small_models import causal_attend
 
 VOCAB, LENGTH = 97, 80
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32}
@@ -72,99 +71,16 @@ def reference_model(family: str, options: dict):
     return reference.float().eval()
 
 
-@pytest.fixture
-def load(tmp_path):
-    """A function from a transformers model to the course's model, by way of a checkpoint on disk."""
-
-    def save_and_load(reference):
-        reference.save_pretrained(tmp_path)
-        return load_model(tmp_path, device="cpu").model
-
-    return save_and_load
-
-
-class CachedAttend:
-    """One sequence, whole or in pieces: keeps K and V of the tokens seen so far."""
-
-    def __init__(self):
-        self.cache: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if layer in self.cache:
-            past_k, past_v = self.cache[layer]
-            k, v = torch.cat([past_k, k]), torch.cat([past_v, v])
-        self.cache[layer] = k, v
-        mask = torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q))
-        q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))  # [1, heads, tokens, D]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).squeeze(0).transpose(0, 1)
-
-
-class RaggedAttend:
-    """Several sequences end to end: give each its own rows."""
-
-    def __init__(self, lengths: list[int], attends: list[CachedAttend]):
-        self.lengths, self.attends = lengths, attends
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        parts = zip(self.attends, *(x.split(self.lengths) for x in (q, k, v)), strict=True)
-        return torch.cat([attend(layer, *part) for attend, *part in parts])
-
-
-def run(model, token_ids: Tensor, positions: Tensor, attend) -> Tensor:
-    with torch.inference_mode():
-        return model.logits(model(token_ids, positions, attend))
-
-
-def random_tokens(length: int, seed: int = 0) -> Tensor:
-    return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize(("family", "rope"), list(itertools.product(FAMILIES, ROPES)))
-def test_logits_equal_those_of_transformers(family, rope, load):
+def test_logits_equal_those_of_transformers(family, rope, tmp_path):
     # 80 tokens where the scaled cases were "trained" on 32, so the positions that scaling is for are among them.
     reference = reference_model(family, options_of(family, rope))
-    model = load(reference)
-    token_ids, positions = random_tokens(LENGTH), torch.arange(LENGTH)
+    reference.save_pretrained(tmp_path)
+    model = load_model(tmp_path, device="cpu").model
+    token_ids = torch.randint(VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected = reference(token_ids.unsqueeze(0)).logits.squeeze(0)
+        logits = model.logits(model(token_ids, torch.arange(LENGTH), causal_attend))
     assert expected.std() > 0.5  # else the tolerance below would mean little
-
-    in_one_call = run(model, token_ids, positions, CachedAttend())
-    assert in_one_call.dtype == torch.float32 and in_one_call.shape == (LENGTH, VOCAB)
-    torch.testing.assert_close(in_one_call, expected, atol=1e-4, rtol=0)
-
-    attend = CachedAttend()
-    one_by_one = [run(model, token_ids[i : i + 1], positions[i : i + 1], attend) for i in range(LENGTH)]
-    torch.testing.assert_close(torch.cat(one_by_one), expected, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("positions", [range(100, 128), [0, 3, 4, 9, 31, 32, 33, 64, 127]], ids=["late", "with gaps"])
-def test_positions_need_not_begin_at_zero_or_be_consecutive(positions, load):
-    reference = reference_model("llama", options_of("llama", "llama3"))
-    model = load(reference)
-    positions = torch.tensor(list(positions))
-    token_ids = random_tokens(len(positions))
-    with torch.inference_mode():
-        expected = reference(token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0)).logits.squeeze(0)
-    torch.testing.assert_close(run(model, token_ids, positions, CachedAttend()), expected, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_sequence_does_not_depend_on_its_batch(family, load):
-    """A chunk in the middle of one prompt, the whole of another, and one new token of a third, in one call."""
-    model = load(reference_model(family, options_of(family, "default")))
-    sequences = [random_tokens(40, seed) for seed in range(3)]
-    seen, now = [10, 0, 39], [20, 40, 1]
-    expected, attends = [], []
-    for sequence, past, new in zip(sequences, seen, now, strict=True):
-        whole = run(model, sequence[: past + new], torch.arange(past + new), CachedAttend())
-        expected.append(whole[past:])
-        attends.append(CachedAttend())
-        if past:
-            run(model, sequence[:past], torch.arange(past), attends[-1])
-
-    spans = [slice(past, past + new) for past, new in zip(seen, now, strict=True)]
-    token_ids = torch.cat([sequence[span] for sequence, span in zip(sequences, spans, strict=True)])
-    positions = torch.cat([torch.arange(40)[span] for span in spans])
-    mixed = run(model, token_ids, positions, RaggedAttend(now, attends))
-    torch.testing.assert_close(mixed, torch.cat(expected), atol=1e-5, rtol=0)
+    assert logits.dtype == torch.float32 and logits.shape == (LENGTH, VOCAB)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)

@@ -9,6 +9,7 @@ import torch
 
 from common.distributed import ranked
 from common.distributed.ranked import OnAllRanks, RankedTransfer, RankedTransport
+from common.loader import shard
 from common.loader.shard import Shard
 from common.sampling import SamplingParams
 from common.serving.scoring import Scoring, ScoringParams
@@ -22,7 +23,8 @@ PAGES = [3, 7, 1], [2, 9, 4]  # of the sender, of the receiver
 @pytest.fixture
 def ranks(monkeypatch) -> Threads:
     threads = Threads(2)
-    monkeypatch.setattr(ranked, "dist", threads)
+    for module in (ranked, shard):
+        monkeypatch.setattr(module, "dist", threads)
     return threads
 
 

@@ -113,12 +113,12 @@ def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task
     if not failing:
         return 0
     if not (unwritten and wrong):
-        if together := not (unwritten or wrong or ended) and failing.tasks:
+        if failing.tasks and not (unwritten or wrong or ended):
             outcome = outcome._replace(what=f"{outcome.what}\n{TOGETHER}")
         if unwritten and not second_hint:  # without an attempt, a hint only if it is asked for
             failing = failing._replace(hint="")
-        answer = wrong[0][0].name if wrong else failing.tasks[0] if failing.tasks and not together else ""
-        show_failure(failing, outcome, second_hint, number, answer)
+        blamed = [task for task, *_ in wrong] or in_order(failing, left)
+        show_failure(failing, outcome, second_hint, number, blamed[0].name if blamed else "")
     for task, head, outcome in wrong:
         hint = " ".join(filter(None, words_of(reference_of(ROOT, folder.name), task)))
         if unwritten:

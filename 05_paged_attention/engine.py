@@ -75,6 +75,7 @@ class Engine(BaseEngine):
         for chunk in chunks:
             record.work(chunk.sequence.request.request_id, chunk.phase, len(chunk.token_ids))
         record.counters["waiting"] = len(self.scheduler.waiting)
+        # NEW in 05: `preemptions` counts since the start.
         record.counters["preemptions"] = self.scheduler.preemptions
         return chunks
 

@@ -49,7 +49,7 @@ class PageAllocator:
         return True
 
     def release(self, table: PageTable) -> None:
-        """Put all pages of a table back on the free list."""
+        """Put all pages of a table back on the free list, and empty the table."""
         self.free += reversed(table.pages)
         del table.pages[:]
 

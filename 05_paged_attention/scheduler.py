@@ -80,7 +80,7 @@ class Scheduler:
         self.preemptions = 0  # ever
 
     def add(self, request: Request) -> None:
-        """Queue a request behind those that wait; raise InvalidInput if not even the whole pool can hold it."""
+        """Queue a request behind the others; raise InvalidInput if the pool cannot hold its prompt and max_tokens."""
         self.allocator.check_fits(len(request.prompt_token_ids) + request.max_tokens)
         self.waiting.append(request)
 
@@ -89,6 +89,7 @@ class Scheduler:
         # Decodes come first: each is one token, and a client is reading along.
         chunks = []
         for sequence in list(self.running.values()):
+            # NEW in 05: skip a sequence that an older one has preempted in this step.
             if sequence.remaining == 1 and self._extend(sequence):
                 chunks.append(self._chunk(sequence, 1))
         budget = self.price.left(self.token_budget, [chunk.start for chunk in chunks])
@@ -109,7 +110,9 @@ class Scheduler:
             self.waiting.remove(request)
 
     def check(self) -> None:
-        """Raise AssertionError if a page is lost or owned twice, or a request has too few pages or too many."""
+        """Raise AssertionError if a page is lost or owned twice, if `computed` is not below num_tokens, or if a
+        table has fewer pages than `computed` needs or more than num_tokens needs.
+        """
         self.allocator.check([sequence.page_table for sequence in self.running.values()])
         for sequence in self.running.values():
             assert 0 <= sequence.computed < sequence.request.num_tokens
@@ -134,7 +137,9 @@ class Scheduler:
         return Sequence(request, table)
 
     def _extend(self, sequence: Sequence) -> bool:
-        """NEW in 05: Make room for the next token by preempting the youngest; False if that is this sequence."""
+        """NEW in 05: Make room for the next token by preempting the youngest. If that is this sequence, preempt it too
+        and return False.
+        """
         while sequence.request.request_id in self.running:
             if self.allocator.extend(sequence.page_table, sequence.computed + 1):
                 return True

@@ -21,7 +21,7 @@ class Batch:
     """
 
     def __init__(self, chunks: list[Chunk], device: torch.device):
-        """Lay chunks end to end; those of one token should come first: there are kernels for them."""
+        """Lay chunks end to end in their order; `schedule` puts those of one token first, for kernels of one query."""
         token_ids, positions, slot_mapping, logits_rows = [], [], [], []
         query_lengths, lengths, tables = [], [], []
         for chunk in chunks:

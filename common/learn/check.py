@@ -28,6 +28,10 @@ from .solve import is_left
 from .start import CONTRACT, ROOT, own_folder, reference_of, stage_before
 from .task_list import words_of
 
+TOGETHER = (
+    "Each task is ok beside the reference's other functions: the fault is in how yours work together, or in an "
+    "earlier task."
+)
 CONTRACT_SECONDS = 600  # it takes less than a tenth of that: more is an engine that hangs
 
 
@@ -109,8 +113,12 @@ def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task
     if not failing:
         return 0
     if not (unwritten and wrong):
-        answer = wrong[0][0].name if wrong else failing.tasks[0] if failing.tasks else ""
-        show_failure(failing, outcome, second_hint, number, answer)
+        if failing.tasks and not (unwritten or wrong or ended):
+            outcome = outcome._replace(what=f"{outcome.what}\n{TOGETHER}")
+        if unwritten and not second_hint:  # without an attempt, a hint only if it is asked for
+            failing = failing._replace(hint="")
+        blamed = [task for task, *_ in wrong] or in_order(failing, left)
+        show_failure(failing, outcome, second_hint, number, blamed[0].name if blamed else "")
     for task, head, outcome in wrong:
         hint = " ".join(filter(None, words_of(reference_of(ROOT, folder.name), task)))
         if unwritten:
@@ -118,7 +126,7 @@ def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task
             outcome = outcome._replace(what=f"{task.title}, tried by itself: {outcome.what}")
             show_failure(head, outcome, second_hint, number, task.name)
         else:
-            print(f"Wrong by itself is {task.title}: {hint}")
+            print(f"Wrong beside the reference's other functions: {task.title}: {hint}")
     return 1
 
 
@@ -149,11 +157,14 @@ def show_failure(milestone: Milestone, outcome: Outcome, second_hint: bool, numb
     print(f"Happened: {outcome.what}")
     if outcome.picture:
         print("\n" + "\n".join(f"    {line}" for line in outcome.picture.splitlines()) + "\n")
-    print(f"Hint: {milestone.hint}")
+    if milestone.hint:
+        print(f"Hint: {milestone.hint}")
     if second_hint:
         print(f"Second hint: {milestone.second_hint}")
-    elif answer:
-        print(f"(`check {number} --hint` gives a second one, `solve {number} {answer}` the reference.)")
+    elif milestone.tasks:
+        more = "a second one" if milestone.hint else "hints"
+        reference = f", `solve {number} {answer}` the reference" if answer else ""
+        print(f"(`check {number} --hint` gives {more}{reference}.)")
     else:
         again = f"`check {number} --exercise {milestone.number} --hint`"
         print(f"({again} gives a second one, workshop/solutions has a solution.)")

@@ -52,7 +52,7 @@ def test_a_task_has_its_signature_first_sentence_size_and_reason():
     text = task_list(STAGES[3], STAGES[4], find_tasks(STAGES[3], STAGES[4]))
     entry = " ".join(text[text.index("`Batch.__init__`") : text.index("## kv_cache.py")].split())
     assert "def __init__(self, chunks: list[Chunk], device: torch.device):" in entry
-    assert "Lay chunks end to end; those of one token should come first: there are kernels for them." in entry
+    assert "Lay chunks end to end in their order; `schedule` puts decodes first, for kernels of one query." in entry
     assert "lines in the reference" in entry
     assert f"(../../{STAGES[3].name}/batch.py#L" in entry and "It calls `to_device`, `PagedBatch.pack`." in entry
     assert "*Why:* A token lies where the page table says" in entry

@@ -5,10 +5,19 @@ import random
 import torch
 
 from common.attention import choose_attention
-from common.errors import InvalidInput
+from common.errors import InvalidInput, counted
 from common.learn.milestones import Failed, milestone
 from common.learn.milestones.attention import expect_attention
-from common.learn.milestones.paged import bound_preemption, chunk, make_scheduler, owners, sequence
+from common.learn.milestones.paged import (
+    bound_preemption,
+    check_chunks,
+    chunk,
+    decoding,
+    expect_steps,
+    make_scheduler,
+    owners,
+    sequence,
+)
 from common.learn.milestones.pictures import bars, page_map, rows
 from common.learn.milestones.stage_under_test import (
     drain,
@@ -18,7 +27,6 @@ from common.learn.milestones.stage_under_test import (
     expect_rows,
     expect_table,
     expect_tokens,
-    letters,
     make_request,
 )
 
@@ -74,7 +82,10 @@ def test_every_page_has_one_owner(stage):
             now = list(table.pages)
             expect(now[: len(before)] == before, f"{did} changed the pages that were there: {now}")
             size = needed if fits else len(before)
-            expect(len(now) == size, f"after {did} its table has {len(now)} pages, not {size}")
+            why = f": {letter} has room for {counted(tokens, 'token')} already" if needed == len(before) else ""
+            if not fits:
+                why = ": it must return False and change nothing, since more pages are needed than are free"
+            expect(len(now) == size, f"after {did} its table has {counted(len(now), 'page')}, not {size}{why}")
         owners = {name: one.pages for name, one in tables.items()}
         owned = [page for pages in owners.values() for page in pages]
         balanced = sorted([*owned, *allocator.free]) == list(range(12))
@@ -83,9 +94,15 @@ def test_every_page_has_one_owner(stage):
     allocator.check_fits(48)
     says = expect_error(InvalidInput, lambda: allocator.check_fits(49), "check_fits(49) in 12 pages of 4 tokens")
     told = all(word in says for word in ("13", "12", "--kv-memory"))
-    expect(told, f"the error must say how many pages it takes and there are, and name --kv-memory: {says}")
-    tables["A"].pages = [*tables["A"].pages, (tables["B"].pages or allocator.free)[0]]
-    expect_error(AssertionError, lambda: allocator.check(list(tables.values())), "`check`, with a page owned twice,")
+    what = "the error must say how many pages the request needs and how many the pool has, and name --kv-memory"
+    expect(told, f"{what}: {says}")
+    for table in tables.values():
+        allocator.release(table)
+    allocator.extend(tables["A"], 8)
+    lost, twice = allocator.free.pop(), tables["A"].pages[0]
+    wrong = {"a page lost": [], "a page owned twice": [twice, lost], "a page lost and another owned twice": [twice]}
+    for what, tables["B"].pages in wrong.items():
+        expect_error(AssertionError, lambda: allocator.check(list(tables.values())), f"`check`, with {what},")
 
 
 @milestone(
@@ -155,11 +172,11 @@ def test_attention_over_pages(stage):
 def test_admitted_or_refused(stage):
     """The oldest waiting request is admitted if its pages are free, and one more for each request that runs."""
     scheduler = make_scheduler(stage, pages=8, page_size=4)
-    says = expect_error(
-        InvalidInput, lambda: scheduler.add(make_request("X", 30, 3)), "`add`, 33 tokens in 8 pages of 4,"
-    )
+    what = "`add`, prompt 30 + max_tokens 3 = 33 tokens in 8 pages of 4,"
+    says = expect_error(InvalidInput, lambda: scheduler.add(make_request("X", 30, 3)), what)
     expect("9 pages" in says and not scheduler.waiting, f"refuse what never fits, and do not queue it: {says}")
     a, b, c, d = (make_request(*one) for one in (("A", 12, 9), ("B", 13, 9), ("C", 1, 9), ("D", 4, 9)))
+    e = make_request("E", 16, 9)
     for request in (a, b, c):
         scheduler.add(request)
     free = {"A": (8, 3, 0), "B": (5, 4, 1), "C": (1, 1, 2)}
@@ -172,7 +189,8 @@ def test_admitted_or_refused(stage):
             expect(list(scheduler.running)[-1] == letter, f"`running` lacks {letter}: {list(scheduler.running)}")
             expect(len(sequence.page_table.pages) == needed, f"{letter} must get {needed} pages", owners(scheduler))
     expect(len(scheduler.allocator.free) == 1, "C must hold no page while it waits", owners(scheduler))
-    expect(list(scheduler.waiting) == [c], f"only C must wait: {list(scheduler.waiting)}")
+    waiting = [request.request_id for request in scheduler.waiting]
+    expect(waiting == ["C"], f"`_admit` had no room for C: `waiting` must still be ['C'], and is {waiting}")
     before = owners(scheduler)
     scheduler.remove(a)
     expect(sorted(scheduler.running) == ["B"], "`remove` leaves A in `running`")
@@ -180,9 +198,13 @@ def test_admitted_or_refused(stage):
     expect(len(scheduler.allocator.free) == 4, "the pages of A must be free again", picture)
     for _ in range(5):
         d.append(7)  # as if D had been preempted after five tokens
+    scheduler.add(e)
     scheduler.add(d)
     scheduler.remove(c)
-    expect(list(scheduler.waiting) == [d], "`remove` must also take a waiting request out of the queue")
+    expect(list(scheduler.waiting) == [e, d], "`remove` must also take a waiting request out of the queue")
+    what = "E, the oldest, must wait: 4 pages and 1 in reserve, with 4 free. So D must wait behind it, though it fits"
+    expect(scheduler._admit() is None and list(scheduler.waiting) == [e, d], what, owners(scheduler))
+    scheduler.remove(e)
     sequence = scheduler._admit()
     expect(sequence and len(sequence.page_table.pages) == 3, "D has 4 + 5 tokens: 3 pages; 1 in reserve, 4 free")
     one = make_scheduler(stage, pages=8, page_size=4, max_running=1)
@@ -198,10 +220,12 @@ def test_admitted_or_refused(stage):
 @milestone(
     "Scheduler._extend",
     hint="Has `computed` a place? That is the number of the next token, so the table must hold computed + 1.",
-    second_hint="allocator.extend(sequence.page_table, sequence.computed + 1) takes a page only if one is lacking.",
+    second_hint="allocator.extend(sequence.page_table, sequence.computed + 1) takes a page only if one is lacking. "
+    "While it returns False, `_preempt`, until this sequence no longer runs.",
 )
 def test_a_request_grows(stage):
-    """Before a decode step there is a place for token number `computed`: a new page if the last one is full."""
+    """Before a decode step there is a place for token number `computed`: a new page if the last one is full. If none is
+    free, the youngest is preempted, even if it is the one that asks."""
     scheduler = make_scheduler(stage, pages=8, page_size=16)
     request = make_request("A", 15, 40)
     scheduler.add(request)
@@ -215,8 +239,15 @@ def test_a_request_grows(stage):
         in_page += ["?"] * (computed + 1 - len(in_page))
         wrong = None if len(table) == pages else min(len(table), pages) * 16
         picture = rows({"token": range(computed + 1), "in page": in_page}, wrong, 16)
-        what = f"with {computed} tokens computed, token {computed} needs {pages} pages, and the table has {len(table)}"
-        expect(said is True and len(table) == pages, f"{what}; `_extend` returned {said}", picture)
+        what = f"with {computed} tokens computed, token {computed} needs {counted(pages, 'page')}"
+        what = f"{what}, and the table has {len(table)}; `_extend` returned {said}"
+        expect(said is True and len(table) == pages, what, picture)
+    scheduler = make_scheduler(stage, pages=2, page_size=16)
+    _, b = (decoding(stage, scheduler, name, 16) for name in "AB")
+    scheduler._preempt = lambda: scheduler.allocator.release(scheduler.running.popitem()[1].page_table)
+    said, running = scheduler._extend(b), list(scheduler.running)
+    what = f"after `_extend(B)`, `running` must be ['A'], not {running}: B was the youngest"
+    expect(running == ["A"] and said is False, f"{what}; `_extend` returned {said}", owners(scheduler))
 
 
 @milestone(
@@ -244,7 +275,8 @@ def test_the_youngest_gives_way(stage):
         said = scheduler._extend(mine)
         picture = f"before\n{before}\nafter `_extend({asks})`\n{owners(scheduler)}"
         waiting = [request.request_id for request in scheduler.waiting]
-        expect(list(scheduler.running) == ["A"], f"only A must run: {list(scheduler.running)}", picture)
+        running = list(scheduler.running)
+        expect(running == ["A"], f"`running` must be ['A'], not {running}: B was the youngest", picture)
         expect_rows("the queue", waiting, ["B", "C"])
         pages = {"A": 4, "B": 3}[asks]
         expect(len(a.page_table.pages) == pages, f"A must have {pages} pages", picture)
@@ -257,23 +289,30 @@ def test_the_youngest_gives_way(stage):
 
 @milestone(
     "Scheduler.schedule, Engine.schedule, Engine.run",
+    seconds=40,
     hint="Extend all decodes before you build chunks of prompts; a preempted sequence has no chunk in this step.",
     second_hint="Iterate over list(self.running.values()): `_extend` may change `running` meanwhile.",
 )
 def test_short_of_pages_and_no_token_changed(stage):
     """Ten requests in a pool of 8 pages are preempted again and again; all end, with the tokens of stage 02. The trace
-    counts it: record.counters["preemptions"]."""
+    counts preemptions since the start: record.counters["preemptions"]."""
+    scheduler = make_scheduler(stage, pages=32, max_running=2, budget=3)
+    check_chunks(scheduler)
+    # In step 40, A needs its 11th page, and preempts B in the middle of its prompt.
+    expect_steps(scheduler, [{"A": 2, "B": 88}], [{"A": 2, "B": 1}, *[{"A": 1, "B": 2}] * 38, {"A": 1}], in_order=False)
     prompts = [prompt[: 12 + 3 * i] for i, prompt in enumerate(stage.prompts(10, 40))]
     engine = stage.make_engine(kv_memory=8 * 16 * stage.token_bytes, attention="torch")
-    requests = [engine.add(prompt, endless(24)) for prompt in prompts]
+    check_chunks(engine.scheduler)
+    requests = [engine.add(prompt, endless(24), letter) for letter, prompt in zip("ABCDEFGHIJ", prompts, strict=True)]
     drain(engine)
     expect_tokens(stage, engine, requests, stage.right_tokens(prompts, 24))
     expect(engine.scheduler.preemptions > 0, "nothing was preempted, so the pool of 8 pages was never used up")
     expect(all(step.works for step in engine.trace), "`Engine.schedule` must record what runs: record.work(...)")
     late = [[work.phase != "decode" for work in step.works] for step in engine.trace]
     expect(all(step == sorted(step) for step in late), "requests that decode come before prompts in every step")
-    counted = engine.trace[-1].counters.get("preemptions")
-    expect(counted == engine.scheduler.preemptions, f"the trace's counter `preemptions` is {counted}")
+    mine, ever = engine.trace[-1].counters.get("preemptions"), engine.scheduler.preemptions
+    what = f"the trace's counter `preemptions` is {mine}, and scheduler.preemptions is {ever}"
+    expect(mine == ever, f"{what}: it counts since the start")
 
 
 @milestone(
@@ -285,15 +324,19 @@ def test_the_books_balance(stage):
     """`stats` counts the tokens that have pages, and `preemptions`; less than one page for each request is reserved
     for no token."""
     engine = stage.make_engine(kv_memory=64 * 16 * stage.token_bytes, attention="torch")
-    for prompt in [stage.prompts(1, 15)[0], *stage.prompts(10, 50)[1:]]:  # the first fills its page in the second step
-        engine.add(prompt, endless(40))
+    prompts = [stage.prompts(1, 15)[0], *stage.prompts(10, 50)[1:]]  # the first fills its page in the second step
+    for letter, prompt in zip("ABCDEFGHIJ", prompts, strict=True):
+        engine.add(prompt, endless(40), letter)
     for step in range(1, 4):
         engine.step()
         try:
             engine.check()
         except AssertionError as error:
             said = f"`check` finds fault with books that are right, after step {step}: {error or 'AssertionError'}"
-            raise Failed(said, owners(engine.scheduler)) from None
+            books = {"": ["num_tokens", "computed", "pages of 16"]}
+            for name, one in engine.scheduler.running.items():
+                books[name] = one.request.num_tokens, one.computed, len(one.page_table.pages)
+            raise Failed(said, rows(books) + "\n\n" + owners(engine.scheduler)) from None
     stats, running = engine.stats(), engine.scheduler.running
     used = sum(sequence.computed for sequence in running.values())
     pages = sum(len(sequence.page_table.pages) for sequence in running.values())
@@ -303,13 +346,12 @@ def test_the_books_balance(stage):
     waste = {"slots of stage 04": 1 - used / (512 * len(running)), "your pages": 1 - used / (16 * pages)}
     expect(16 * pages - used < 16 * len(running), "more than a page for each request is empty", bars(waste, 1.0))
     expect_rows("stats", [stats.get(name) for name in wanted], list(wanted.values()), name=list(wanted))
-    names = list(letters(running))
-    for wrong in ("computed", "pages"):
-        sequence = running[names[0]]
+    for wrong in ("computed = num_tokens", "pages for 40 tokens too many"):
+        sequence = running["A"]
         saved = sequence.computed
-        if wrong == "computed":
+        if wrong == "computed = num_tokens":
             sequence.computed = sequence.request.num_tokens
         else:
             engine.scheduler.allocator.extend(sequence.page_table, sequence.request.num_tokens + 40)
-        expect_error(AssertionError, engine.scheduler.check, f"`check`, with wrong {wrong} in a sequence,")
+        expect_error(AssertionError, engine.scheduler.check, f"`check`, with {wrong} in a sequence,")
         sequence.computed = saved

@@ -70,6 +70,24 @@ def owners(scheduler: Any) -> str:
     return page_map(scheduler.allocator.num_pages, tables, scheduler.allocator.free)
 
 
+def check_chunks(scheduler: Any) -> None:
+    """Have a `schedule` fail that gives a request two chunks in one step, or one after its preemption."""
+    schedule = scheduler.schedule
+
+    def checked() -> list:
+        chunks, seen = schedule(), set()
+        for sequence in [one.sequence for one in chunks]:
+            name = sequence.request.request_id
+            what = f"{name} has two chunks in one step: it decodes if 1 token remains, else it is in prefill"
+            expect(name not in seen, what)
+            seen.add(name)
+            what = f"{name}'s chunk has no pages: an older request preempted {name} in this step"
+            expect(scheduler.running.get(name) is sequence, what, owners(scheduler))
+        return chunks
+
+    scheduler.schedule = checked
+
+
 def bound_preemption(scheduler: Any) -> None:
     """Have a `_preempt` fail that makes no room: `_extend` would call it for ever."""
     preempt = scheduler._preempt

@@ -33,7 +33,7 @@ from common.bench.plots import short
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.tables import Rows
-from common.structured_output import json_grammar
+from common.grammars import json_grammar
 
 FORMS = json.loads(Path(__file__).with_name("schemas.json").read_text(encoding="utf-8"))
 LOADS = {"one request": (1, 1), "32 requests, one thread": (32, 1), "32 requests, two threads": (32, 2)}

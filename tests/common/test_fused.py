@@ -21,7 +21,7 @@ from common.fused.packed import PackedLinear
 from common.loader import load_model
 from common.model import Transformer, rope_table, rotate
 from common.sampling import SamplingParams
-from common.stages import load_engine, load_stage_module
+from common.stages import load_engine
 
 cpu_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -270,17 +270,6 @@ def test_only_small_blocks_have_kernels_for_few_tokens(monkeypatch):
 
 @needs_triton
 @devices
-def test_with_triton_it_is_the_same_modules_and_parameters(device):
-    model = random_model(CONFIGS["llama tied"], device)
-    fused = fuse(model)
-    assert isinstance(fused, Transformer) and fused.head.weight is model.embedding.weight
-    parameters = dict(model.named_parameters())
-    assert parameters.keys() == dict(fused.named_parameters()).keys()
-    assert all(parameter is parameters[name] for name, parameter in fused.named_parameters())
-
-
-@needs_triton
-@devices
 @pytest.mark.parametrize("attention", ["torch", "triton"])
 def test_the_bundled_model_writes_what_the_reference_writes(attention, device, reference, monkeypatch):
     """Several prompts at once. With Triton's attention, K and V are written by the kernel that rotates them alone."""
@@ -341,33 +330,6 @@ def test_of_positions_on_a_device_the_lengths_on_the_host_are_checked():
     rotation.check_positions(positions, causal_attend, table)
     with pytest.raises(IndexError, match="position 64, and"):
         rotation.check_positions(positions, SimpleNamespace(batch=replace(batch, host_lengths=[3, 65])), table)
-
-
-@cpu_dtypes
-def test_what_an_engine_attends_to_are_tensors(dtype, prompts, monkeypatch):
-    """Before anything is written, and equal to the plain model's: with few tokens and with many."""
-    bound_cache = load_stage_module("05", "kv_cache").BoundCache
-    call = bound_cache.__call__
-
-    def seen(fused):
-        engine, calls = load_engine("05")(load_model(device="cpu", dtype=dtype, fused=fused), kv_memory="8M"), []
-
-        def recorded(attend, layer, *heads):
-            calls.append([x.clone() for x in heads])
-            return call(attend, layer, *heads)
-
-        monkeypatch.setattr(bound_cache, "__call__", recorded)  # as a learner's own would be
-        engine.generate([prompt[:20] for prompt in prompts[:2]], SamplingParams(max_tokens=3, ignore_eos=True))
-        return engine.config, calls
-
-    (config, ours), (_, plain) = seen("numba"), seen(False)
-    counts = {len(q) for q, _, _ in ours}
-    assert min(counts) <= numba_kernels.MOST_TOKENS < max(counts) and len(ours) == len(plain)
-    for call, expected in zip(ours, plain, strict=True):
-        for x, theirs, heads in zip(call, expected, (config.num_heads, *2 * [config.num_kv_heads]), strict=True):
-            assert type(x) is torch.Tensor and x.shape == (len(call[0]), heads, config.head_dim)
-            tolerance = 1e-4 if dtype == torch.float32 else 0.3
-            torch.testing.assert_close(x, theirs, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.gpu

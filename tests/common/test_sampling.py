@@ -22,7 +22,7 @@ from tests.helpers.triton_marks import needs_triton
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 DETERMINISTIC = settings(derandomize=True, deadline=None)
 INF = math.inf
-CHI_SQUARE_001 = {7: 24.32, 63: 103.44}  # by degrees of freedom: chance exceeds it once in a thousand times
+CHI_SQUARE_001 = 24.32  # with 7 degrees of freedom, chance exceeds it once in a thousand times
 
 
 @dataclass
@@ -31,10 +31,6 @@ class Request:  # the part of a request that the sampler reads
     prompt_token_ids: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     seed: int = 0
-
-
-def chi_square(observed: list[int], expected: list[float]) -> float:
-    return sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
 
 
 NOT_NUMBERS = [math.nan, INF, -INF, 10**400, "1", True, None, "a megabyte " * 100_000]
@@ -168,12 +164,14 @@ penalties = st.builds(
     repetition_penalty=st.sampled_from([1.0, 0.01, 0.5, 1.3, 100.0]),
     presence_penalty=st.sampled_from([0.0, -2.0, 0.7]),
     frequency_penalty=st.sampled_from([0.0, -0.4, 2.0]),
+    logit_bias=st.sampled_from([(), {1: 1.5, 2: -100}]),
 )
 penalised_requests = st.builds(Request, penalties, token_lists, token_lists)
 
 
 def reference_penalty(value: float, token_id: int, request: Request) -> float:
     params, occurrences = request.params, request.token_ids.count(token_id)
+    value += dict(params.logit_bias).get(token_id, 0)
     if token_id in request.prompt_token_ids or occurrences:
         value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
     return value - params.frequency_penalty * occurrences - params.presence_penalty * min(occurrences, 1)
@@ -189,16 +187,6 @@ def test_penalties_are_those_defined_and_greedy_is_argmax_of_what_they_leave(row
         expected = [reference_penalty(value, token_id, request) for token_id, value in enumerate(values)]
         assert penalised == pytest.approx(expected, rel=1e-5, abs=1e-5)
     assert sample(logits, requests) == [(row.index(max(row)), None) for row in actual.tolist()]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_bias_is_added_to_a_logit(temperature):
-    plain = Request(SamplingParams(temperature=temperature))
-    biased = Request(SamplingParams(temperature=temperature, logit_bias={1: 1.5, 2: -100}))
-    logits = torch.tensor([[1.0, 0.5, 3.0]] * 2)
-    kept, changed = apply_penalties(logits, [plain, biased]).tolist()
-    assert kept == [1.0, 0.5, 3.0] and changed == [1.0, 2.0, -97.0]
-    assert sample(logits[:1], [biased])[0].token_id in ([1] if temperature == 0 else [0, 1])
 
 
 def test_nothing_ends_an_answer_before_min_tokens():
@@ -220,7 +208,7 @@ def test_sampled_frequencies_match_the_exact_probabilities(vary, values, device)
     tokens = sample(torch.tensor([logits], device=device).expand(draws, -1), requests)
     counts = Counter(token.token_id for token in tokens)
     expected = [p * draws for p in reference_distribution(logits, params)[0]]
-    assert counts[8] == 0 and chi_square([counts[i] for i in range(8)], expected[:8]) < CHI_SQUARE_001[7]
+    assert counts[8] == 0 and sum((counts[i] - expected[i]) ** 2 / expected[i] for i in range(8)) < CHI_SQUARE_001
 
 
 # Weights whose sums are exact in any order, for an exact answer on any device.
@@ -260,18 +248,6 @@ def test_a_seed_gives_the_same_tokens_in_any_batch_in_any_order_and_after_preemp
             while len(row.token_ids) < 7:
                 step(row)
         assert preempted.token_ids == alone.token_ids
-
-
-@pytest.mark.parametrize("vary", ["seed", "position", "stream"])
-def test_uniform_is_uniform_and_its_neighbours_are_independent(vary):
-    n = 20_000
-    values = [uniform(**({"seed": 42, "position": 7} | {vary: i})) for i in range(n)]
-    assert len(set(values)) == n and min(values) >= 0 and max(values) < 1
-    gap = max(max((i + 1) / n - x, x - i / n) for i, x in enumerate(sorted(values)))
-    assert gap * math.sqrt(n) < 1.95  # Kolmogorov and Smirnov; chance exceeds it once in a thousand times
-    pairs = Counter((int(x * 8), int(y * 8)) for x, y in zip(values, values[1:], strict=False))
-    cells = [pairs[i, j] for i in range(8) for j in range(8)]
-    assert chi_square(cells, [(n - 1) / 64] * 64) < CHI_SQUARE_001[63]
 
 
 def test_uniform_never_changes():

@@ -1,6 +1,4 @@
-"""What stage 04 promises beyond the contract and its milestones: a fair scheduler, and slots that keep nothing."""
-
-import random
+"""What stage 04 promises beyond the contract and its milestones: a fair scheduler, and static batches beside it."""
 
 import pytest
 from hypothesis import settings
@@ -13,10 +11,6 @@ from tests.helpers.scheduler_machine import SchedulerMachine
 
 Engine, Scheduler = load_stage_module("04", "engine").Engine, load_stage_module("04", "scheduler").Scheduler
 StaticEngine = load_stage_module("04", "static_batching").StaticEngine
-
-
-def phases(engine) -> list[dict[str, tuple[str, int]]]:
-    return [{work.request_id: (work.phase, work.tokens) for work in step.works} for step in engine.trace]
 
 
 # ---- The scheduler, without a model ----
@@ -55,52 +49,6 @@ def test_impossible_options_are_refused(loaded):
             Engine(loaded, **options)
 
 
-# ---- Steps ----
-
-
-def test_a_long_prompt_goes_in_pieces_between_the_tokens_of_others(loaded, prompts, reference):
-    engine = Engine(loaded, max_running=4, token_budget=32)
-    writer = engine.add(prompts[0][:10], endless(30))
-    engine.step()
-    prompt = (sum(prompts, []))[:200]
-    reader = engine.add(prompt, endless(4))
-    while engine.has_unfinished:
-        engine.step()
-    works = [step[reader.request_id] for step in phases(engine) if reader.request_id in step]
-    pieces = [tokens for phase, tokens in works if phase == "prefill"]
-    assert pieces == [31] * 6 + [14], "the budget, without the token of the other request"
-    assert all(step[writer.request_id] == ("decode", 1) for step in phases(engine)[1:30])
-    assert all(step.tokens <= 32 for step in engine.trace)
-    assert reader.token_ids == reference.generate(prompt, 4, ignore_eos=True)
-
-
-@pytest.mark.parametrize(("max_running", "token_budget"), [(1, 1), (2, 2), (3, 7), (39, 39), (39, 10_000)])
-def test_no_budget_changes_the_tokens(loaded, prompts, expected, max_running, token_budget):
-    engine = Engine(loaded, max_running, token_budget)
-    most, count = (60, 5) if token_budget < 10 else (1000, 10)
-    chosen = [i for i, prompt in enumerate(prompts) if len(prompt) < most][:count]
-    assert len(chosen) == count
-    completions = engine.generate([prompts[i] for i in chosen], GREEDY)
-    assert [completion.token_ids for completion in completions] == [expected[i] for i in chosen]
-    assert max(len(step.works) for step in engine.trace) <= max_running
-    assert max(step.tokens for step in engine.trace) <= token_budget
-    assert not engine.has_unfinished
-    engine.check()
-
-
-def test_a_slot_keeps_nothing_of_its_last_owner(loaded, prompts, expected):
-    """One slot, used by long and short ones in turn, some of which leave in the middle of their prompt."""
-    engine = Engine(loaded, max_running=1, token_budget=16)
-    rng = random.Random(1)
-    for i in rng.sample(range(len(prompts)), 6):
-        victim = engine.add(prompts[rng.randrange(len(prompts))], GREEDY)
-        for _ in range(rng.randrange(6)):
-            engine.step()
-        engine.abort(victim.request_id)
-        engine.check()
-        assert engine.generate([prompts[i]], GREEDY)[0].token_ids == expected[i]
-
-
 # ---- Static batching ----
 
 
@@ -114,12 +62,10 @@ def test_static_batches_give_the_same_tokens(loaded, prompts, expected, size):
 
 def test_a_static_group_waits_for_its_slowest(loaded, prompts):
     engine = StaticEngine(loaded, max_running=2)
-    requests = [engine.add((prompt * 10)[:10], endless(n)) for prompt, n in zip(prompts, (9, 2, 1), strict=False)]
-    while engine.has_unfinished:
-        engine.step()
+    _, second, _ = engine.generate([(prompt * 10)[:10] for prompt in prompts[:3]], [endless(n) for n in (9, 2, 1)])
     assert engine.trace.steps == 9 + 1
-    works = [step[requests[1].request_id] for step in phases(engine)[:9]]
-    assert works == [("prefill", 10), ("decode", 1), *[("padding", 1)] * 7]
+    works = [work for step in engine.trace for work in step.works if work.request_id == second.request_id]
+    assert [(work.phase, work.tokens) for work in works] == [("prefill", 10), ("decode", 1), *[("padding", 1)] * 7]
 
 
 # ---- The load of benchmarks ----

@@ -14,7 +14,7 @@ vocabulary for each mask. So XGrammar compiles longer and masks sooner, and more
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import version
 from itertools import cycle, islice
@@ -37,7 +37,7 @@ from common.grammars import json_grammar
 
 FORMS = json.loads(Path(__file__).with_name("schemas.json").read_text(encoding="utf-8"))
 LOADS = {"one request": (1, 1), "32 requests, one thread": (32, 1), "32 requests, two threads": (32, 2)}
-SIZES = {"repeats": 1, "rounds": 7, "masks": 3072}
+SIZES = {"repeats": 1, "rounds": 7, "masks": 3072, "answers": 16}
 
 
 class Llguidance:
@@ -103,7 +103,7 @@ def measure(settings: Settings, sizes: dict) -> Figures:
     rounds = [speed(*bundled, sizes), speed(large, len(large), [large.convert_tokens_to_ids("</s>")], sizes)]
     figures: Figures = {"versions": versions}
     for name, engine in ENGINES.items():
-        verdict = partial(judge, engine(*bundled), *bundled)
+        verdict = partial(judge, engine(*bundled), bundled, sizes["answers"])
         forms = {keyword: Counter(map(verdict, schemas)) for keyword, schemas in FORMS["keywords"].items()}
         figures[name] = {"speed": rounds[0][name] | rounds[1][name], "forms": forms}
         figures[name]["tests"] = Counter(map(verdict, SCHEMAS))
@@ -153,23 +153,24 @@ def masks_per_second(engine, streams: list[Iterator], masks: numpy.ndarray, thre
     return count / seconds
 
 
-def judge(engine, tokenizer, size: int, end: list[int], schema: dict) -> str:
-    """Validate 16 answers that random logits give behind masks, but for those that do not end within 200 tokens."""
+def judge(engine, vocabulary: tuple, answers: int, schema: dict) -> str:
+    """Validate so many answers that random logits give behind masks, but for those of more than 200 tokens."""
     try:
         form = engine.compile(schema)
     except (ValueError, RuntimeError):
         return "refused"
+    (tokenizer, size, end), ended = vocabulary, 0
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
-    masks, ended = numpy.zeros((1, -(-size // 32)), numpy.int32), 0
-    closing = [str(token)[0] in '"]}' for token in tokenizer.convert_ids_to_tokens(range(size))]
-    for seed in range(16):
+    closing = numpy.array([str(token)[0] in '"]}' for token in tokenizer.convert_ids_to_tokens(range(size))])
+    masks = numpy.zeros((1, -(-size // 32)), numpy.int32)
+    for seed in range(answers):
         random, matchers, token_ids = numpy.random.default_rng(seed), [engine.begin(form)], []
         while len(token_ids) < 200 and not {*token_ids[-1:]} & {*end}:
             engine.fill(matchers, masks)
-            logits = random.normal(size=size) + random.gumbel(size=size)  # the largest is a sample at temperature 1
-            logits[closing] += 10 * (len(token_ids) > 40)  # what brings an answer to its end is likelier from here on
-            logits[numpy.unpackbits(masks.view(numpy.uint8), bitorder="little")[:size] == 0] = -numpy.inf
-            token_ids.append(int(logits.argmax()))
+            allowed = numpy.flatnonzero(numpy.unpackbits(masks.view(numpy.uint8), bitorder="little")[:size])
+            logits = random.normal(size=allowed.size)
+            logits[closing[allowed]] += 10 * (len(token_ids) > 40)  # what brings an answer to its end
+            token_ids.append(int(allowed[numpy.argmax(logits + random.gumbel(size=allowed.size))]))  # a sample
             engine.read(matchers, token_ids[-1:])
         if token_ids[-1] in end:
             ended += 1
@@ -182,29 +183,24 @@ def judge(engine, tokenizer, size: int, end: list[int], schema: dict) -> str:
 
 def report(document: dict) -> dict[str, Rows]:
     found = {name: document["sides"]["engines"][name]["values"][0] for name in ENGINES}
-
-    def rows(part: str, cell: Callable, names: Iterable[str]) -> Rows:
-        return [["", *found], *([name, *(cell(each[part], name) for each in found.values())] for name in names)]
-
-    def rates(figures: dict, name: str) -> str:
-        least, middle, most = (short(of(figures[name])) for of in (min, median, max))
-        return f"{middle} ({least} to {most})"
-
-    def schemas(forms: dict, verdict: str) -> str:
-        some = {keyword: counts[verdict] for keyword, counts in forms.items() if verdict in counts}
-        return f"{sum(some.values())}" if verdict == "enforced" else f"{sum(some.values())}: {', '.join(some)}"
-
-    return {
-        "speed": rows("speed", rates, found["XGrammar"]["speed"]),
-        "forms": rows("forms", schemas, ("enforced", "refused", "not enforced")),
-    }
+    speeds: list[list] = [["", *found]]
+    for what in found["XGrammar"]["speed"]:
+        rates = [each["speed"][what] for each in found.values()]
+        speeds.append([what, *(f"{short(median(rate))} ({short(min(rate))} to {short(max(rate))})" for rate in rates)])
+    forms: list[list] = [["", *found]]
+    for verdict in ("enforced", "refused", "not enforced"):
+        kinds = [{key: n[verdict] for key, n in each["forms"].items() if verdict in n} for each in found.values()]
+        names = [": " + "; ".join(kind) if kind and verdict != "enforced" else "" for kind in kinds]
+        forms.append([verdict, *(f"{sum(kind.values())}{name}" for kind, name in zip(kinds, names, strict=True))])
+    forms.append(["enforced of what the tests ask for", *(each["tests"].get("enforced", 0) for each in found.values())])
+    return {"speed": speeds, "forms": forms}
 
 
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={"engines": measure},
-    sizes={"full": SIZES, "tiny": {"rounds": 1, "masks": 64}},
+    sizes={"full": SIZES, "tiny": {"rounds": 1, "masks": 64, "answers": 1}},
     seconds={"full": 170},
     report=report,
 )

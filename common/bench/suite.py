@@ -194,9 +194,6 @@ class Suite:
         figures = [summary.figures_of(repeat) for repeat in repeats]
         there = [side for side in figures[0] if all(side in each for each in figures)]
         answers = [answer for repeat in repeats for answer in repeat.values()]
-        if not there:  # it is measured again as soon as it can be
-            self.problems[benchmark.name] = "; ".join(answer["missing"] for answer in answers)
-            return shutil.rmtree(self.partial / benchmark.name)
         document = {
             "benchmark": benchmark.name,
             "size_set": self.size_set,

@@ -56,7 +56,7 @@ class Structure:
     def state(self) -> "State":
         """Return the state of the one request that this object belongs to."""
         if "_state" not in self.__dict__:
-            object.__setattr__(self, "_state", State(compiled(self.grammar, self.model)))
+            object.__setattr__(self, "_state", State(compiled(self.grammar, self.model, self.tried)))
         return self._state
 
     def begin(self, model: str | None = None) -> "Structure":
@@ -65,9 +65,7 @@ class Structure:
 
     def check(self) -> None:
         """Compile the grammar, if it is new. Raise InvalidInput if it cannot be matched."""
-        matcher = compiled(self.grammar, self.model)
-        if not self.tried:
-            try_out(matcher)
+        compiled(self.grammar, self.model, self.tried)
 
 
 class State:
@@ -116,16 +114,19 @@ def _tokens(model: str):
     if loaded.tokenizer is None:
         raise InvalidInput(f"structured output needs a tokenizer, and the model {model!r} has none")
     eos = sorted(loaded.eos_token_ids)
-    library()
+    library()  # says in a sentence that it is missing
     import llguidance.hf
 
     return llguidance.hf.from_tokenizer(loaded.tokenizer, loaded.config.vocab_size, eos)
 
 
 @lru_cache(maxsize=COMPILED)
-def compiled(grammar: str, model: str):
+def compiled(grammar: str, model: str, tried: bool):
     """Return a matcher in its first state, to be copied. Raise InvalidInput for a grammar that the library refuses."""
-    return compile_grammar(grammar, _tokens(model))
+    matcher = compile_grammar(grammar, _tokens(model))
+    if not tried:
+        try_out(matcher)
+    return matcher
 
 
 @lru_cache(maxsize=1)

@@ -117,10 +117,7 @@ class Benchmark:
 
     @property
     def results(self) -> Path:
-        """Return the folder of its documents, which is its own where the folder's results are those of benchmark.py."""
-        path = Path(self.file).resolve()
-        second = path.stem != "benchmark" and path.with_name("benchmark.py").exists()
-        return path.parent / "results" / (path.stem if second else "")
+        return Path(self.file).resolve().parent / "results"
 
     def sizes_of(self, size_set: str) -> dict[str, Any]:
         """Return the sizes as they are read back from a document: tuples are lists, keys are strings."""

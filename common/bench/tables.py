@@ -60,8 +60,9 @@ def ratio(top: Figure, bottom: Figure, least: float, most: float = inf) -> Calla
 
 
 def committed(module: str, name: str = MACHINE) -> dict[str, Any]:
-    """Return the document of a module's benchmark, `<name>.json` in the folder of its results; {} if there is none."""
-    return read_json(import_module(module).BENCHMARK.results / f"{name}.json") or {}
+    """Return the document of a module's benchmark, `<its folder>/results/<name>.json`; {} where there is none."""
+    folder = ROOT.joinpath(*module.split(".")[:-1])
+    return read_json(folder / "results" / f"{name}.json") or {}
 
 
 def markdown(rows: Rows) -> str:

@@ -4,7 +4,7 @@ import pytest
 
 from beyond.any_model.benchmark import BENCHMARK as ANY_MODEL
 from beyond.structured.benchmark import BENCHMARK as STRUCTURED
-from beyond.structured.engines import BENCHMARK as ENGINES
+from beyond.structured.engines.benchmark import BENCHMARK as ENGINES
 from common.bench import tables
 from common.bench.__main__ import course_benchmarks
 from common.bench.experiments.peers import BENCHMARK as PEERS

@@ -1,7 +1,7 @@
 """Which library for grammars? llguidance, which the server uses, beside XGrammar: masks, compiling, what is enforced.
 
     pip install xgrammar mistral-common
-    python -m beyond.structured.engines
+    python -m beyond.structured.engines.benchmark
 
 Speed: in turn in one process, both compile the ten schemas of schemas.json and read an answer to each: a mask, then a
 token. Compiling ends with the first mask, since llguidance compiles parts of a grammar when they are reached. There are

@@ -33,9 +33,9 @@ class Trials:
         """Return the grammar that a form makes, a function of `grammars` with its arguments. Raise InvalidInput."""
         key = pickle.dumps(form)
         if key not in self.results:
-            ended = [key for key, task in self.results.items() if task.done()]
-            for old in ended[: len(self.results) + 1 - KEPT]:
-                del self.results[old]
+            if len(self.results) >= KEPT:
+                ended = (key for key, task in self.results.items() if task.done())
+                self.results.pop(next(ended, None), None)
             self.results[key] = asyncio.create_task(self._try_out(key))
         # Others may wait for the same form, so a client that leaves stops nothing.
         result = await asyncio.shield(self.results[key])

@@ -30,6 +30,7 @@ def tool(name: str) -> dict:
 
 
 TOOLS = [tool("adopt"), tool("sell_it")]
+UNUSED = {"json": None, "disable_any_whitespace": False, "whitespace_pattern": None, "structural_tag": None}
 NAMED = {"type": "function", "function": {"name": "adopt"}}
 
 
@@ -82,6 +83,7 @@ def test_both_endpoints_take_both_fields(service):
         ({"structured_outputs": {"json": json.dumps(Pet.model_json_schema())}}, Pet.model_validate_json),
         ({"structured_outputs": {"regex": "[ab]{2}[0-9]"}}, lambda text: re.fullmatch("[ab]{2}[0-9]", text)[0]),
         ({"structured_outputs": {"choice": ["left", "right"]}}, ["left", "right"].index),
+        ({"structured_outputs": UNUSED | {"regex": "a"}, "response_format": {"type": "text"}}, ["a"].index),
         ({"structured_outputs": {"grammar": 'start: "a" "b"~2'}}, ["abb"].index),
         ({"response_format": {"type": "json_object"}, "logit_bias": {str(brace): 100}}, json.loads),
     ]

@@ -17,6 +17,7 @@ from common.serving.generate_api import PARAMETERS
 
 from .structured import MOST_TOOLS, Form, NamedTool, ResponseFormat, StructuredOutputs, Tool, tool_form
 
+TEXT = ResponseFormat(type="text")
 MOST_CHOICES = 128  # the field n, as in OpenAI's API
 MOST_PROMPTS = 2048  # in one call, as in OpenAI's API for embeddings
 IGNORED = {
@@ -84,7 +85,7 @@ class Body(BaseModel, strict=True, extra="allow"):
             raise BadRequest(f"unknown field {shortened(name)}", name if len(name) < 80 else None)
         if self.stream_options is not None and not self.stream:
             raise BadRequest("stream_options need a stream: send stream: true with them", "stream_options")
-        if self.response_format is not None and self.structured_outputs is not None:
+        if self.structured_outputs is not None and (self.response_format or TEXT).type != "text":
             raise BadRequest(
                 "response_format and structured_outputs contradict each other: give one", "response_format"
             )
@@ -146,9 +147,6 @@ class CompletionBody(Body):
     @property
     def most_logprobs(self) -> int | None:
         return self.logprobs
-
-
-TEXT = ResponseFormat(type="text")
 
 
 class TextPart(BaseModel, strict=True, extra="allow"):

@@ -59,6 +59,12 @@ class StructuredOutputs(BaseModel, strict=True, extra="forbid"):
     choice: list[str] | None = None
     grammar: str | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def given(cls, fields: Any) -> Any:
+        """Return what is given: vLLM's own class, written as JSON, names all of its fields."""
+        return {k: v for k, v in fields.items() if v not in (None, False)} if isinstance(fields, dict) else fields
+
     @model_validator(mode="after")
     def check(self):
         if len(self.model_fields_set) != 1:

@@ -23,9 +23,10 @@ KEPT = 64  # results
 
 
 class Trials:
-    """The forms that clients have sent lately, each tried out once."""
+    """The forms that clients have sent lately, each tried out once. vocab_size: forms may name so many tokens by id."""
 
-    def __init__(self):
+    def __init__(self, vocab_size: int = 256):
+        self.vocab_size = vocab_size
         self.results: dict[bytes, asyncio.Task] = {}  # by the pickled form, the oldest first
         self.turn = asyncio.Semaphore(AT_ONCE)
 
@@ -44,7 +45,7 @@ class Trials:
         return result["grammar"]
 
     async def _try_out(self, form: bytes) -> dict[str, str]:
-        command, pipe = [sys.executable, "-m", __name__, str(SECONDS)], asyncio.subprocess.PIPE
+        command, pipe = [sys.executable, "-m", __name__, str(SECONDS), str(self.vocab_size)], asyncio.subprocess.PIPE
         async with self.turn:
             # In a session of its own, since Ctrl-C is for the server.
             process = await asyncio.create_subprocess_exec(
@@ -63,10 +64,25 @@ class Trials:
         return json.loads(output)
 
 
+class Bytes:
+    """A tokenizer for llguidance: each byte is a token. Further tokens are no text, and one more ends an answer."""
+
+    bos_token_id = None
+
+    def __init__(self, vocab_size: int):
+        self.tokens = [bytes([i]) for i in range(256)] + [b""] * (vocab_size - 256) + [b"<end>"]
+        self.eos_token_id = len(self.tokens) - 1
+        self.special_token_ids = [self.eos_token_id]
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
 def main() -> None:
     """Make the grammar of the form on standard input, try it out with bytes as tokens, and print the result as JSON.
 
-    The first argument is the limit of processor time in seconds; the system ends the process there.
+    The first argument is the limit of processor time in seconds, where the system ends the process; the second is the
+    size of the vocabulary.
     """
     with suppress(ModuleNotFoundError):
         import resource
@@ -74,7 +90,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), int(sys.argv[1])))
     try:
         grammar = pickle.load(sys.stdin.buffer)()
-        try_out(compile_grammar(grammar, library().LLTokenizer("byte")))
+        try_out(compile_grammar(grammar, library().LLTokenizer(library().TokenizerWrapper(Bytes(int(sys.argv[2]))))))
         print(json.dumps({"grammar": grammar}))
     except InvalidInput as error:
         print(json.dumps({"error": str(error)}))

@@ -72,11 +72,12 @@ def lark_grammar(text: str) -> str:
         raise InvalidInput(f"the grammar cannot be read: {shortened(error)}") from error
 
 
-def tool_grammar(functions: Iterable[tuple[str, Mapping[str, Any], bool]], tagged: bool, free_text: bool) -> str:
+def tool_grammar(functions: Iterable[tuple[str, Mapping[str, Any], bool]], tags: Sequence[str], free_text: bool) -> str:
     """Return the grammar of answers that call functions.
 
-    functions: name, schema of the arguments, and whether it is strict, of each. tagged: calls stand between tags, else
-    there is one, bare. free_text: calls only if the model begins one.
+    functions: name, schema of the arguments, and whether it is strict, of each. tags: what stands before and after a
+    call in Lark's notation, a text or the id of a token; none: there is one call, bare. free_text: calls only if the
+    model begins one.
     """
     bodies = []
     for name, schema, strict in functions:
@@ -84,14 +85,16 @@ def tool_grammar(functions: Iterable[tuple[str, Mapping[str, Any], bool]], tagge
         begin = json.dumps(f'{{"name": "{name}", "arguments": ')
         bodies.append(f'{begin} %json {json.dumps(grammar["json_schema"])} "}}"')
     text = f"body: {' | '.join(bodies)}\n"
-    if tagged:
-        text += f'rest: "\\n" body "\\n{END}"\n'
-    if not tagged:
-        text += "start: body\n"
-    elif free_text:  # a lazy terminal ends where the tag does; before it there may be any text
-        text += f'start: (tag rest)* TEXT\ntag[lazy]: TEXT "{TAG}"\nTEXT: /(.|\\n)*/\n'
+    if not tags:
+        return library().LLMatcher.grammar_from_lark(text + "start: body\n")
+    tag, end = tags
+    text += f'rest: "\\n" body "\\n" {end}\n'
+    if free_text:  # a lazy terminal ends where the tag does; before it there may be any text, which has no such token
+        other = "" if tag == json.dumps(TAG) else f" | TEXT {tag}"
+        text += f"start: (tag rest)* TEXT\ntag: spelled{other}\n"
+        text += f'spelled[lazy]: TEXT "{TAG}"\nTEXT: /(.|\\n)*/\n'
     else:
-        text += f'start: call ("\\n" call)*\ncall: "{TAG}" rest\n'
+        text += f'start: call ("\\n" call)*\ncall: {tag} rest\n'
     return library().LLMatcher.grammar_from_lark(text)
 
 

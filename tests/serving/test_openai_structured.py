@@ -57,6 +57,7 @@ def streamed_calls(chunks) -> tuple[list[str], str]:
     """Return the calls of a stream, `name(arguments)` each, and the finish reason."""
     calls, reason = {}, None
     for chunk in chunks:
+        assert not chunk.choices[0].delta.content
         for part in chunk.choices[0].delta.tool_calls or []:
             calls[part.index] = calls.get(part.index, (part.function.name, ""))
             calls[part.index] = calls[part.index][0], calls[part.index][1] + part.function.arguments

@@ -91,8 +91,8 @@ class Body(BaseModel, strict=True, extra="allow"):
             )
         return self
 
-    def form(self, template: str) -> Form | None:
-        """Return what makes the answer's grammar, None for a free one. template: the chat template, or ""."""
+    def form(self, tokenizer) -> Form | None:
+        """Return what makes the answer's grammar, None for a free one."""
         field = self.structured_outputs or self.response_format
         return field and field.form()
 
@@ -214,10 +214,10 @@ class ChatBody(Body):
     def calls_tools(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none"
 
-    def form(self, template: str) -> Form | None:
+    def form(self, tokenizer) -> Form | None:
         if not self.calls_tools:
-            return super().form(template)
-        return tool_form(self.tools, self.tool_choice or "auto", template)
+            return super().form(tokenizer)
+        return tool_form(self.tools, self.tool_choice or "auto", tokenizer)
 
     @property
     def most_tokens(self) -> int | None:

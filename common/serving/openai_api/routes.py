@@ -37,7 +37,7 @@ class Service:
     def __init__(self, engine_thread, name: str, defaults: dict[str, float]):
         self.thread, self.engine, self.name = engine_thread, engine_thread.engine, name
         self.tokenizer, self.defaults = engine_thread.tokenizer, defaults
-        self.trials = Trials()
+        self.trials = Trials(self.engine.config.vocab_size)
         self.token_texts: dict[int, str] = {}  # one answer may need 20 for each token
 
     def check_model(self, name: str | None) -> None:
@@ -102,7 +102,7 @@ class Service:
 
     async def structure(self, body: Body) -> Structure | None:
         """Return the form that a body gives its answers, compiled; None: free. Raise InvalidInput if it fails."""
-        form = body.form(getattr(self.tokenizer, "chat_template", None) or "")
+        form = body.form(self.tokenizer)
         if form is None:
             return None
         structure = Structure(await self.trials.grammar(form), self.engine.name, tried=True)

@@ -17,11 +17,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from common.grammars import TAG, choice_grammar, json_grammar, lark_grammar, regex_grammar, tool_grammar
+from common.grammars import END, TAG, choice_grammar, json_grammar, lark_grammar, regex_grammar, tool_grammar
 from common.serving.errors import BadRequest
 
 Form = Callable[[], str]  # makes a grammar, in another process: it may take long
-CALL = re.compile(r'\{"name": "([\w-]+)", "arguments": ')
+HEAD, TAIL = '{"name": "', '", "arguments": '  # around a function's name
+CALL = re.compile(rf"{re.escape(HEAD)}([\w-]+){TAIL}")
+# What may begin a tag or a call at the end of a text; a tag that is a special token leaves its line's end alone there.
+BEGINNING = re.compile(
+    "|".join(
+        [rf"{TAG[:i]}\Z" for i in range(1, len(TAG))]
+        + [rf"\n?{re.escape(HEAD[:i])}\Z" for i in range(len(HEAD))]
+        + [rf"\n?{re.escape(HEAD)}[\w-]*{TAIL[:i]}\Z" for i in range(len(TAIL))]
+    )
+)
 MOST_TOOLS = 128  # as in OpenAI's API
 
 
@@ -109,8 +118,8 @@ class NamedTool(BaseModel, strict=True):
     function: NamedFunction
 
 
-def tool_form(tools: Sequence[Tool], choice: str | NamedTool, template: str) -> Form:
-    """Return what makes the grammar of answers that call tools. template: the model's chat template.
+def tool_form(tools: Sequence[Tool], choice: str | NamedTool, tokenizer) -> Form:
+    """Return what makes the grammar of answers that call tools. tokenizer: the model's, with its chat template.
 
     A named tool: its arguments alone. "required": at least one call. "auto": text, and calls if the model begins one;
     raise BadRequest if the template teaches no format of calls.
@@ -121,14 +130,18 @@ def tool_form(tools: Sequence[Tool], choice: str | NamedTool, template: str) -> 
             if function.name == choice.function.name:
                 return partial(json_grammar, function.schema_of_arguments(), lenient=not function.strict)
         raise BadRequest(f"tool_choice names {choice.function.name!r}, which is not in tools", "tool_choice")
-    tagged = TAG in template
-    if choice == "auto" and not tagged:
+    tags: list[str] = []
+    if TAG in (getattr(tokenizer, "chat_template", None) or ""):
+        # A tag may be a token of its own, as in Qwen3: the library then takes it for none of the text, but by its id.
+        ids = tokenizer.get_added_vocab()
+        tags = [f"<[{ids[tag]}]>" if tag in ids else json.dumps(tag) for tag in (TAG, END)]
+    elif choice == "auto":
         message = (
             "tool_choice 'auto' needs a chat template with a known format of calls: send 'required' or name a tool"
         )
         raise BadRequest(message, "tool_choice")
     described = [(function.name, function.schema_of_arguments(), bool(function.strict)) for function in functions]
-    return partial(tool_grammar, described, tagged, free_text=choice == "auto")
+    return partial(tool_grammar, described, tags, free_text=choice == "auto")
 
 
 def parse_calls(text: str, done: bool) -> tuple[str, list[tuple[str, str]]]:
@@ -140,7 +153,8 @@ def parse_calls(text: str, done: bool) -> tuple[str, list[tuple[str, str]]]:
     for match in CALL.finditer(text):
         if first is None:
             first = text.rfind(TAG, 0, match.start())
-            first = match.start() if first < 0 else first
+            # A tokenizer leaves out a tag that is a special token, but not the line's end behind it.
+            first = len(text[: match.start()].removesuffix("\n")) if first < 0 else first
         try:
             end = json.JSONDecoder().raw_decode(text, match.end())[1]
         except json.JSONDecodeError:
@@ -151,9 +165,6 @@ def parse_calls(text: str, done: bool) -> tuple[str, list[tuple[str, str]]]:
     if first is not None:
         return text[:first], calls
     if not done:
-        start = max(text.rfind("<"), text.rfind("{"))
         place = text.find(TAG)
-        if place < 0 and start >= 0 and (TAG.startswith(text[start:]) or text[start:] in '{"name": "'):
-            place = start
-        text = text[:place] if place >= 0 else text
+        text = text[: place if place >= 0 else BEGINNING.search(text).start()]
     return text, calls

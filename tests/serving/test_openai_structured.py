@@ -2,13 +2,17 @@
 
 import json
 import re
+from copy import deepcopy
 from typing import Literal
 
 import openai
 import pytest
 from pydantic import BaseModel
+from tokenizers import AddedToken
 
-from common.serving.openai_api.structured import TAG, parse_calls
+from common.grammars import END, TAG
+from common.loader import find_checkpoint, load_model
+from common.serving.openai_api.structured import parse_calls
 from common.stages import load_engine
 from tests.helpers.serving_openai import openai_server
 
@@ -46,6 +50,20 @@ def teaching(loaded):
     loaded.tokenizer.chat_template, before = TAG + loaded.tokenizer.chat_template, loaded.tokenizer.chat_template
     with openai_server("06", loaded, engine=load_engine("06")(loaded)) as service:
         loaded.tokenizer.chat_template = before
+        yield service
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["added", "special"])
+def tokens(request, loaded, tmp_path_factory):
+    """A server of a random model to which each tag is one token: an added one, as to Qwen3, or a special one."""
+    folder, tokenizer = tmp_path_factory.mktemp("tags"), deepcopy(loaded.tokenizer)
+    tokenizer.chat_template = TAG + tokenizer.chat_template
+    tokenizer.add_tokens([AddedToken(tag, special=request.param) for tag in (TAG, END)], special_tokens=request.param)
+    tokenizer.save_pretrained(folder)
+    config = json.loads((find_checkpoint(None, with_weights=False) / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": len(tokenizer)}))
+    random = load_model(str(folder), device="cpu", load_format="dummy")
+    with openai_server("06", random, engine=load_engine("06")(random)) as service:
         yield service
 
 
@@ -130,6 +148,20 @@ def test_a_template_that_teaches_calls(teaching):
         }
     ]
     assert chat(teaching, [*QUESTION, *history, {"role": "tool", "tool_call_id": "1", "content": "done"}]).choices
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_tags_that_are_tokens(tokens, choice):
+    [tag] = tokens.post("/tokenize", prompt=TAG).json()["tokens"]
+    options = {"tools": TOOLS, "tool_choice": choice, "logit_bias": {str(tag): 100}, "seed": 2}
+    [answer] = chat(tokens, **options).choices
+    functions = [call.function for call in answer.message.tool_calls]
+    assert answer.message.content is None and Pet.model_validate_json(functions[0].arguments)
+    calls, _ = streamed_calls(chat(tokens, stream=True, **options))
+    assert calls == [f"{function.name}({function.arguments})" for function in functions]
+    if choice == "auto":
+        [answer] = chat(tokens, **options | {"logit_bias": {str(tag): -100}}).choices
+        assert answer.message.content and not answer.message.tool_calls
 
 
 def test_calls_are_found_in_any_beginning_of_a_text():

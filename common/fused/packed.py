@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 MOST_TWICE = 2**26  # bytes: a head that is tied to the embedding stays as it is if it is larger
+_prepared: set[tuple] = set()  # what oneDNN has met in this process: another model of the same widths needs none of it
 
 
 class PackedLinear(nn.Module):
@@ -56,8 +57,11 @@ def prepare_products(block: nn.Module, most_tokens: int) -> None:
     """Compute each packed product of a block for each number of rows once; those of other blocks are as large."""
     for linear in block.modules():
         if isinstance(linear, PackedLinear):
+            widths = linear.in_features, linear.out_features, linear.packed.dtype, torch.get_num_threads()
             for rows in sorted({padded(tokens) for tokens in range(1, most_tokens + 1)}):
-                linear(torch.zeros(rows, linear.in_features, dtype=linear.packed.dtype))
+                if (rows, *widths) not in _prepared:
+                    linear(torch.zeros(rows, linear.in_features, dtype=linear.packed.dtype))
+                    _prepared.add((rows, *widths))
 
 
 @torch.inference_mode()

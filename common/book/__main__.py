@@ -27,7 +27,7 @@ SETTINGS = {
     "html_css_files": ["book.css"],
     "html_js_files": ["book.js"],
     "html_copy_source": False,
-    "suppress_warnings": ["toc.not_included", "misc.highlighting_failure"],  # pages of sources; text that is no code
+    "suppress_warnings": ["misc.highlighting_failure"],  # text that is no code
 }
 
 

@@ -28,6 +28,7 @@ RECORDING = re.compile(  # a picture that links one, or a picture and a paragrap
     r"^(?:\[!\[([^\]]+)\]\([^)]+\)\]|!\[([^\]]+)\]\([^)]+watch\.png\)\n\n\[[^\]]+\])\(([^)]*watch\.html)\).*$",
     re.MULTILINE,
 )
+ORPHAN = "---\norphan: true\n---\n\n"  # in front of a page that is not in the table of contents
 PLAYER = """<figure class="recording"><iframe src="{at}" title="{said}" loading="lazy"></iframe>
 <figcaption>{said}. <a href="{at}">In a window of its own</a></figcaption></figure>"""
 
@@ -41,13 +42,13 @@ class Pages:
 
     def write(self) -> None:
         """Write the pages of the table of contents, the diffs, the pages that these link, and so on."""
+        done, listed = set(), {*self.todo}
         for before, after in pairwise(stage_folders()):
             self._put(after / "diff.md", diff_page(before, after))
-        done: set[Path] = set()
         while self.todo:
             if (path := self.todo.pop()) not in done:
                 done.add(path)
-                self._put(page_of(path), self._text(path))
+                self._put(page_of(path), ORPHAN * (path not in listed) + self._text(path))
 
     def _put(self, page: Path, text: str) -> None:
         self.say(f"preparing {page.relative_to(ROOT)}")

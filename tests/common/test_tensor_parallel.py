@@ -189,12 +189,18 @@ def assert_lost(engine, two: Ranks, says: str) -> None:
 
 
 @posix
-def test_a_rank_that_is_killed_ends_all(own_two):
-    engine, two = TensorParallelEngine(own_two, "05"), own_two
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [
+        ("SIGKILL", r"rank 1 of 2 has ended \(exit status -9\)"),
+        ("SIGSTOP", "rank 0 could not end its step.*Timed out"),  # after the deadline
+    ],
+)
+def test_a_rank_that_is_killed_or_hangs_ends_all(own_two, sent, says):
+    engine = TensorParallelEngine(own_two, "05")
     engine.add(STORY, SamplingParams(max_tokens=3000, ignore_eos=True))
-    timer = threading.Timer(0.5, two._followers[0].kill)
-    timer.start()
-    assert_lost(engine, two, r"rank 1 of 2 has ended \(exit status -9\)")
+    threading.Timer(0.5, own_two._followers[0].send_signal, [getattr(signal, sent)]).start()
+    assert_lost(engine, own_two, says)
 
 
 def test_a_rank_that_fails_says_why(own_two):
@@ -214,14 +220,6 @@ def test_a_rank_notices_that_it_has_sampled_something_else(loaded):
     follower.step([(1, request.token_ids[-1:])])
     with pytest.raises(RuntimeError, match="it sampled .*, but rank 0"):
         follower.step([(2, [4095])])
-
-
-@posix
-def test_a_hung_rank_ends_all_after_the_deadline(own_two):
-    engine = TensorParallelEngine(own_two, "02")
-    engine.add(STORY)
-    own_two._followers[0].send_signal(signal.SIGSTOP)
-    assert_lost(engine, own_two, "rank 0 could not end its step.*Timed out")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Kernels are timed beside what computes the same, and engines take what the table has for their GPU."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,21 +9,16 @@ from common.bench.settings import engine_of
 from common.bench.timing import median_seconds
 from common.fused import triton_launch
 from common.loader import load_model
-from common.model import ModelConfig
 from common.sampling import SamplingParams
+from tests.helpers.small_models import CONFIGS, SMALL
 from tests.helpers.triton_marks import devices, needs_triton
 
 CUDA = torch.device("cuda")
-QWEN3 = ModelConfig(
-    vocab_size=97, hidden_size=48, intermediate_size=72, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=20,
-    context_length=64, qk_norm=True,
-)  # fmt: skip
-LLAMA = replace(QWEN3, qk_norm=False, num_heads=3, num_kv_heads=3)
 
 
 @needs_triton
 @devices
-@pytest.mark.parametrize("config", [QWEN3, LLAMA], ids=["qwen3", "llama"])
+@pytest.mark.parametrize("config", [CONFIGS["qwen3"], CONFIGS["llama"]], ids=["qwen3", "llama"])
 @torch.inference_mode()
 def test_variants_compute_the_same(config, device):
     device = torch.device(device)
@@ -49,7 +42,7 @@ def test_a_variant_that_fails_is_left_out_and_says_why():
     def broken(*arguments):
         raise RuntimeError("out of resource: shared memory. Reduce block sizes")
 
-    case = attention_case(LLAMA, 1, 20, torch.device("cpu"), torch.float32)
+    case = attention_case(SMALL, 1, 20, torch.device("cpu"), torch.float32)
     variants = {"torch": case.variants["torch"], "triton": broken}
     found = times_of(case._replace(variants=variants), torch.device("cpu"), TINY)
     assert found["us"].keys() == {"torch"} and found["missing"]["triton"] == "out of resource: shared memory"

@@ -122,8 +122,9 @@ class PagedMachine(SchedulerMachine):
             super().submit(token_ids, max_tokens)
 
     def schedule(self):
+        decoding = {sequence for sequence in self.scheduler.running.values() if sequence.remaining == 1}
         chunks = super().schedule()
-        late = [chunk.phase != "decode" for chunk in chunks]
+        late = [chunk.sequence not in decoding for chunk in chunks]  # as what returns, with all but a token cached, is
         assert late == sorted(late), "decodes come first"
         return chunks
 

@@ -8,6 +8,7 @@ import torch
 
 from common.engine import BaseEngine
 from common.stages import load_stage_module
+from tests.helpers.scheduler_machine import read, write
 
 fleet_module, messages, worker_module, kv_transport, scheduler_module, router_module = (
     load_stage_module("08", name) for name in ("fleet", "messages", "worker", "kv_transport", "scheduler", "router")
@@ -181,17 +182,14 @@ class WorkerWithoutModel(BaseEngine):
 
     def step(self):
         with self.trace.step() as record:
-            chunks, flat = self.scheduler.schedule(), self.memory.view(-1)
+            chunks, flat, texts = self.scheduler.schedule(), self.memory.view(-1), {}
             for chunk in chunks:
                 sequence = chunk.sequence
                 record.work(sequence.request.request_id, chunk.phase, len(chunk.token_ids))
-                slots = sequence.page_table.slot_mapping(chunk.start, sequence.computed)
-                for position, slot in enumerate(slots, chunk.start):
-                    flat[slot] = fingerprint(sequence.request.all_token_ids[: position + 1])
-            for chunk in chunks:
-                tokens = chunk.sequence.request.all_token_ids
-                for position, slot in enumerate(chunk.sequence.page_table.slot_mapping(0, chunk.sequence.computed)):
-                    assert flat[slot] == fingerprint(tokens[: position + 1]), "another text's K and V"
+                texts[sequence] = sequence.request.all_token_ids[: sequence.computed]
+                write(flat, sequence.page_table, texts[sequence], chunk.start, fingerprint)
+            for sequence, text in texts.items():
+                read(flat, sequence.page_table, text, fingerprint)
             requests = [chunk.sequence.request for chunk in chunks if chunk.completes]
             for request in requests:
                 request.append(next_token(request.all_token_ids))

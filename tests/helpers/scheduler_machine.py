@@ -1,5 +1,7 @@
 """What the state machines of stages 04 to 07 share: a scheduler without a model, under arrivals, steps and aborts."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -102,6 +104,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.open, "a request starves"
 
 
+def write(memory, page_table, tokens: list[int], start: int, mark: Callable = tuple) -> None:
+    """Leave in the slots of tokens from `start` on a mark of the text up to each."""
+    for place, slot in enumerate(page_table.slot_mapping(start, len(tokens)), start):
+        memory[slot] = mark(tokens[: place + 1])
+
+
+def read(memory, page_table, tokens: list[int], mark: Callable = tuple) -> None:
+    """Assert that the slots of all these tokens have the marks of this text."""
+    for place, slot in enumerate(page_table.slot_mapping(0, len(tokens))):
+        assert memory[slot] == mark(tokens[: place + 1]), "another text's K and V"
+
+
 class PagedMachine(SchedulerMachine):
     """A pool that is always too small, and a memory that is written and read.
 
@@ -124,22 +138,28 @@ class PagedMachine(SchedulerMachine):
     def schedule(self):
         decoding = {sequence for sequence in self.scheduler.running.values() if sequence.remaining == 1}
         chunks = super().schedule()
-        late = [chunk.sequence not in decoding for chunk in chunks]  # as what returns, with all but a token cached, is
+        late = [chunk.sequence not in decoding for chunk in chunks]  # what returns may also lack one token
         assert late == sorted(late), "decodes come first"
         return chunks
 
     def run(self, chunks):
-        for chunk in chunks:
-            sequence, start = chunk.sequence, chunk.start
+        texts = {chunk: self.text(chunk) for chunk in chunks}
+        for chunk, text in texts.items():
             assert len(chunk.token_ids) >= 1
-            for position, slot in enumerate(sequence.page_table.slot_mapping(start, sequence.computed), start):
-                self.memory[slot] = tuple(sequence.request.all_token_ids[: position + 1])
-        for chunk in chunks:  # everything is written before anything is read, as in a layer of the model
-            tokens, end = chunk.sequence.request.all_token_ids, chunk.sequence.computed
-            for position, slot in enumerate(chunk.sequence.page_table.slot_mapping(0, end)):
-                assert self.memory[slot] == tuple(tokens[: position + 1]), "another request's K and V"
-        for request in [chunk.sequence.request for chunk in chunks if chunk.completes]:
-            request.append(len(request.token_ids) % 2)
+            write(self.memory, chunk.sequence.page_table, text, chunk.start)
+        for chunk, text in texts.items():  # everything is written before anything is read, as in a layer of the model
+            read(self.memory, chunk.sequence.page_table, text)
+        for chunk in chunks:
+            if chunk.completes:
+                self.gain(chunk)
+
+    def text(self, chunk) -> list[int]:
+        """Return the tokens of a sequence up to the end of its chunk."""
+        return chunk.sequence.request.all_token_ids[: chunk.sequence.computed]
+
+    def gain(self, chunk) -> None:
+        """Append what a completed chunk brings."""
+        chunk.sequence.request.append(len(chunk.sequence.request.token_ids) % 2)
 
     def teardown(self):
         super().teardown()

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
 
 from common import pass_times
 from common.loader.draft import load_draft_model
@@ -15,7 +14,7 @@ from common.pass_times import Costs, PassTimes
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
 from tests.helpers.engine_options import endless
-from tests.helpers.scheduler_machine import SchedulerMachine
+from tests.helpers.scheduler_machine import PagedMachine, read, write
 
 adaptive_module, drafter_module, engine_module, scheduler_module, speculation_module = (
     load_stage_module("07", name) for name in ("adaptive_speculation", "drafter", "engine", "scheduler", "speculation")
@@ -109,11 +108,8 @@ class Recorder(drafter_module.DraftModel):
             written = chunk.sequence.request.all_token_ids[: chunk.start]
             drafted = chunk.start - len(written)
             written += [] if not drafted else self.open[chunk.sequence].token_ids[:drafted]
-            for place, slot in enumerate(chunk.sequence.page_table.slot_mapping(0, chunk.start)):
-                assert self.memory[slot] == tuple(written[: place + 1]), "the draft reads another request's K and V"
-            text = written + chunk.token_ids
-            slots = chunk.sequence.page_table.slot_mapping(chunk.start, len(text))
-            self.memory.update({slot: tuple(text[: chunk.start + i + 1]) for i, slot in enumerate(slots)})
+            read(self.memory, chunk.sequence.page_table, written)
+            write(self.memory, chunk.sequence.page_table, written + chunk.token_ids, chunk.start)
         return torch.zeros(sum(chunk.completes for chunk in chunks), 1)
 
     def _draft_one(self, chunks, hidden):
@@ -126,43 +122,26 @@ class Recorder(drafter_module.DraftModel):
         super().draft(chunks)
 
 
-class SpeculationMachine(SchedulerMachine):
-    """As the one of stage 06: requests over two tokens in a pool that is too small, and a memory of what was written,
-    for each place the text up to there. The target's and the draft's are separate, and have the same page table."""
+class SpeculationMachine(PagedMachine):
+    """Draft tokens are written and read as well. The draft's memory is another one, behind the same page table."""
 
     def __init__(self):
         super().__init__(scheduler_module.Scheduler(4, 9, 8, 2, speculation_module.Speculation(3)))
-        self.rng, self.memory, self.draft_memory = random.Random(0), {}, {}
+        self.rng, self.draft_memory = random.Random(0), {}
         self.drafter = Recorder(self.draft_memory, self.rng)
-
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=10), output=st.integers(1, 6))
-    def add(self, prompt, output):
-        self.submit(prompt, output)
-
-    def schedule(self):
-        chunks = super().schedule()
-        assert sum(len(chunk.token_ids) + chunk.room for chunk in chunks) <= 9
-        return chunks
 
     def run(self, chunks):
         self.drafter.draft(chunks)
-        texts = {}
-        for chunk in chunks:
-            assert len(chunk.draft.token_ids) <= chunk.room
-            request, end = chunk.sequence.request, chunk.start + len(chunk.token_ids)
-            assert end == chunk.sequence.computed and (chunk.completes or not chunk.draft.token_ids)
-            assert len(request.token_ids) + len(chunk.draft.token_ids) < request.max_tokens
-            texts[chunk] = request.all_token_ids[:end] + chunk.draft.token_ids
-            slots = chunk.sequence.page_table.slot_mapping(chunk.start, len(texts[chunk]))
-            self.memory.update({slot: tuple(texts[chunk][: p + 1]) for p, slot in enumerate(slots, chunk.start)})
-        for chunk, text in texts.items():  # all is written before anything is read
-            for place, slot in enumerate(chunk.sequence.page_table.slot_mapping(0, len(text))):
-                assert self.memory[slot] == tuple(text[: place + 1]), "another request's K and V, or a rejected token's"
-        for chunk in chunks:
-            if chunk.completes:
-                self.accept(chunk)
+        super().run(chunks)
 
-    def accept(self, chunk):
+    def text(self, chunk):
+        request, draft = chunk.sequence.request, chunk.draft.token_ids
+        assert chunk.start + len(chunk.token_ids) == chunk.sequence.computed
+        assert len(draft) <= chunk.room and (chunk.completes or not draft)
+        assert len(request.token_ids) + len(draft) < request.max_tokens
+        return super().text(chunk) + draft
+
+    def gain(self, chunk):
         """Append the first draft tokens, any number of them, and one more."""
         chunk.draft.accepted = self.rng.randint(0, len(chunk.draft.token_ids))
         for token in [*chunk.draft.token_ids[: chunk.draft.accepted], self.rng.randrange(2)]:

@@ -12,6 +12,7 @@ told nothing, so two questions have to be answered in another way:
   NIXL says how it has ended, and until then its pages stay reserved.
 """
 
+import atexit
 import itertools
 import os
 import threading
@@ -33,6 +34,7 @@ STAMPS = 4096  # offers at a time; an older one would be refused, and computed a
 POLL_SECONDS = 0.0002  # from one look at transfers to the next
 SERVE_SECONDS = 0.002  # without transfers, from one look for readers to the next
 TRANSFER_SECONDS = 20.0  # then a transfer has failed, unless it is large: its sender hangs
+CLOSE_SECONDS = 5.0  # for the call of NIXL that the thread is in
 MIN_BYTES_PER_SECOND = 10e6  # of a large one
 
 
@@ -75,6 +77,7 @@ class NixlTransport:
         self.offers: dict[str, int] = {}  # key -> number
         self.peers: dict[str, tuple[Any, Any]] = {}  # name -> NIXL's handles of its pages and its stamps
         self.begun: SimpleQueue[NixlTransfer | None] = SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name="page fetcher", daemon=True)
 
     def register(self, pools: Sequence[Tensor]) -> None:
         """Name the pools whose pages travel together: each [pages, ...] and contiguous, all on one device."""
@@ -95,7 +98,8 @@ class NixlTransport:
         )
         self.blocks = self._prepare("", self.me)
         self.landing_places = self.agent.prep_xfer_dlist("", places_from(self.landing.data_ptr(), 8, STAMPS), "DRAM")
-        threading.Thread(target=self._run, name="page fetcher", daemon=True).start()
+        self.thread.start()
+        atexit.register(self.close)
 
     def send(self, key: str, pages: Sequence[int]) -> Ticket:
         """Offer these pages, which must not change until `abort`; return a ticket for `receive`."""
@@ -121,8 +125,14 @@ class NixlTransport:
             self.stamps[number % STAMPS] = 0
 
     def close(self) -> None:
-        """End the thread, and with it the transfers that are not final."""
+        """End the thread, and with it the transfers that are not final.
+
+        At the latest when the program ends: Python lets no thread come back from NIXL then, and the process aborts.
+        """
+        atexit.unregister(self.close)
         self.begun.put(None)
+        if self.thread.is_alive():
+            self.thread.join(CLOSE_SECONDS)
 
     def _finish_writing(self) -> None:
         if self.kind == "VRAM":  # NIXL knows nothing of torch's streams

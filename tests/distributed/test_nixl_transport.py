@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from common.distributed import nixl_transport, page_transport
+from common.stages import ROOT
 
 try:
     nixl_transport.nixl()
@@ -159,6 +162,19 @@ def other_process(page: int = 1 << 18):
     finally:
         process.kill()  # also one that is stopped, for which pytest would wait at its end
         process.join()
+
+
+def test_its_thread_ends_before_the_program_does():
+    """Or the process aborts, now and then: a thread comes out of NIXL while Python ends."""
+    program = """
+import atexit, torch
+from common.distributed.nixl_transport import NixlTransport
+one = NixlTransport()
+atexit.register(lambda: print(one.thread.is_alive()))  # it runs after what is registered later
+one.register([torch.zeros(4, 8)])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "False\n"), ended.stderr
 
 
 def fails(transfer) -> bool:

@@ -91,6 +91,14 @@ def test_tokens_are_those_of_one_rank_and_of_transformers(two, loaded, prompts, 
     assert engine.config.num_kv_heads == 1 and engine.model.blocks[0].mlp.down.weight.shape == (256, 344)
 
 
+def test_logits_are_close_to_those_of_one(two, reference, prompts):
+    engine = TensorParallelEngine(two, "02")
+    [request] = engine.generate([prompts[0]], SamplingParams(max_tokens=4, ignore_eos=True, logprobs=20))
+    for i, entry in enumerate(request.logprobs):
+        wanted = reference.next_logits(prompts[0] + request.token_ids[:i]).log_softmax(-1)
+        assert [value for _, value in entry.top] == pytest.approx(wanted.topk(20).values.tolist(), abs=1e-4)
+
+
 def test_without_a_seed_all_ranks_draw_the_same(two):
     engine = TensorParallelEngine(two, "06")
     requests = engine.generate([STORY] * 6, SamplingParams(max_tokens=12, temperature=1.5))
@@ -136,6 +144,26 @@ def test_requests_that_join_late_leave_early_or_are_refused(two, loaded, prompts
     for request, other in zip(requests, alone, strict=True):
         assert request.token_ids == other.token_ids[: len(request.token_ids)]
     assert engine.stats()["preemptions"] > 0 and engine.step() == []
+
+
+def test_text_stop_strings_and_interruptions(two, loaded, monkeypatch):
+    engine = TensorParallelEngine(two, "06")
+    [full] = load_engine("02")(loaded).generate([STORY], GREEDY)
+    stop = full.text[20:26]
+    [cut] = engine.generate([STORY], SamplingParams(max_tokens=40, stop=stop))
+    assert (cut.text, cut.stop_reason) == (full.text[: full.text.index(stop)], stop)
+
+    step, steps = engine.step, iter(range(4))
+    monkeypatch.setattr(engine, "step", lambda: step() if next(steps, None) is not None else interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([STORY] * 3, GREEDY)
+    monkeypatch.undo()
+    drain(engine)
+    assert engine.generate([STORY], GREEDY)[0].text == full.text
+
+
+def interrupt():
+    raise KeyboardInterrupt
 
 
 def test_ranks_meet_on_loopback(two):

@@ -54,7 +54,7 @@ def padded(tokens: int) -> int:
 
 
 def prepare_products(block: nn.Module, most_tokens: int) -> None:
-    """Compute each packed product of a block for each number of rows once; those of other blocks are as large."""
+    """Compute each packed product of a block for each number of rows, once in a process; other blocks are as large."""
     for linear in block.modules():
         if isinstance(linear, PackedLinear):
             widths = linear.in_features, linear.out_features, linear.packed.dtype, torch.get_num_threads()

@@ -32,6 +32,7 @@ BEGINNING = re.compile(
     )
 )
 MOST_TOOLS = 128  # as in OpenAI's API
+LONGEST_NAME = 64  # of a function, as there
 
 
 class JsonSchema(BaseModel, strict=True):
@@ -95,7 +96,7 @@ class StructuredOutputs(BaseModel, strict=True, extra="forbid"):
 
 
 class Function(BaseModel, strict=True):
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    name: Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_-]{{1,{LONGEST_NAME}}}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -166,5 +167,8 @@ def parse_calls(text: str, done: bool) -> tuple[str, list[tuple[str, str]]]:
         return text[:first], calls
     if not done:
         place = text.find(TAG)
-        text = text[: place if place >= 0 else BEGINNING.search(text).start()]
+        if place < 0:  # look at the end alone: this is asked for each token of a long answer
+            end = max(0, len(text) - len(f"\n{HEAD}{TAIL}") - LONGEST_NAME)
+            place = BEGINNING.search(text, end).start()
+        text = text[:place]
     return text, calls

@@ -1,7 +1,7 @@
 """A client of a stage's server, or of any that speaks OpenAI's API; and when its requests are sent.
 
-    async with Connections(url, api_key) as connections:
-        result = await closed_loop(jobs, 8, lambda job: ask(connections, Target("Qwen/Qwen3-0.6B"), job))
+    result = generate_load("http://127.0.0.1:8000", jobs, Target("Qwen/Qwen3-0.6B"), concurrency=8)
+    print(result.throughput, result.figures()["ttft"]["p99"])
 
 In a closed loop N clients each send their next request when their last one is answered: N are always under way, and a
 slow server is asked less often. It finds what a server can do at most. In an open loop requests arrive at a rate and do
@@ -24,6 +24,8 @@ from itertools import accumulate
 from random import Random
 from typing import Any, TypeVar
 
+from common.errors import InvalidInput
+
 from .metrics import LoadResult, RequestRecord
 from .workloads import Job
 
@@ -43,6 +45,37 @@ def run(load: Coroutine[None, None, Result]) -> Result:
     except ImportError:  # Windows
         return asyncio.run(load)
     return uvloop.run(load)
+
+
+def generate_load(
+    url: str,
+    jobs: Sequence[Job],
+    target: "Target",
+    *,
+    concurrency: int = 0,
+    rate: float = 0.0,
+    seed: int | str = 0,
+    api_key: str | None = None,
+    answered: Callable[[], object] = lambda: None,
+) -> LoadResult:
+    """Send all jobs, `concurrency` at a time, or as Poisson arrivals, `rate` a second; call `answered` after each.
+
+    Return one record for each job; failed ones say why in `error`.
+    """
+
+    async def send_all() -> LoadResult:
+        async with Connections(url, api_key) as connections:
+
+            async def send(job: Job) -> RequestRecord:
+                record = await ask(connections, target, job)
+                answered()
+                return record
+
+            if rate:
+                return await open_loop(jobs, poisson_arrivals(len(jobs), rate, seed), send)
+            return await closed_loop(jobs, concurrency, send)
+
+    return run(send_all())
 
 
 # ---- When requests are sent ----
@@ -149,8 +182,36 @@ class Connections:
             await http.aclose()
 
 
+def find_target(
+    url: str, first: Job, *, model: str | None = None, endpoint: str = "completions", api_key: str | None = None
+) -> Target:
+    """Return the model to ask, the first one listed unless it is named, once it has answered a request.
+
+    Raise InvalidInput that says why it has not.
+    """
+    import httpx
+
+    async def find() -> Target:
+        async with Connections(url, api_key) as connections:
+            models = [each["id"] for each in await served_models(connections)]
+            if model and models and model not in models:
+                raise InvalidInput(f"the server has no model {model!r}; it serves {', '.join(models)}")
+            if not (model or models):
+                raise InvalidInput(f"{url} does not list its models: name one with --model, if the URL is right")
+            target = Target(model or models[0], endpoint)
+            record = await ask(connections, target, first)
+            if not record.success:
+                raise InvalidInput(f"the first request failed: {record.error}")
+            return target
+
+    try:
+        return run(find())
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise InvalidInput(f"no server answers at {url}: {str(error) or type(error).__name__}") from error
+
+
 async def served_models(connections: Connections) -> list[dict[str, Any]]:
-    """Return what GET /v1/models lists, nothing if there is no list. Raise ValueError for any other answer."""
+    """Return what GET /v1/models lists, nothing if there is no list. Raise InvalidInput for any other answer."""
     async with connections.one() as http:
         response = await http.get("/v1/models")
     if response.status_code == 404:
@@ -159,7 +220,7 @@ async def served_models(connections: Connections) -> list[dict[str, Any]]:
     try:
         return [model | {"id": model["id"]} for model in response.json()["data"]]
     except (ValueError, LookupError, TypeError) as error:
-        raise ValueError("GET /v1/models does not answer as OpenAI's API does") from error
+        raise InvalidInput("GET /v1/models does not answer as OpenAI's API does") from error
 
 
 async def ask(connections: Connections, target: Target, job: Job) -> RequestRecord:
@@ -174,7 +235,7 @@ async def ask(connections: Connections, target: Target, job: Job) -> RequestReco
         ):
             await check_status(response)
             await take_answer(events(response, target.stream), record)
-    except (httpx.HTTPError, ValueError) as error:
+    except (httpx.HTTPError, InvalidInput) as error:
         record.error, record.end = str(error) or type(error).__name__, time.perf_counter()
     return record
 
@@ -183,14 +244,14 @@ async def ask(connections: Connections, target: Target, job: Job) -> RequestReco
 
 
 async def take_answer(answer: AsyncIterator[tuple[float, dict]], record: RequestRecord) -> None:
-    """Fill the record as the answer comes. Raise ValueError that says why it is none.
+    """Fill the record as the answer comes. Raise InvalidInput that says why it is none.
 
     An object of OpenAI's has `choices` and at last a `usage`; one of /generate is choice and usage at once.
     """
     usage, finish_reason = None, None
     async for moment, event in answer:
         if (message := error_message(event)) is not None:
-            raise ValueError(message)
+            raise InvalidInput(message)
         usage = event.get("usage") or (event if "generated_tokens" in event else usage)
         for choice in event.get("choices", [event]) or ():
             said = choice.get("delta") or choice  # chat, or completions
@@ -200,20 +261,20 @@ async def take_answer(answer: AsyncIterator[tuple[float, dict]], record: Request
             finish_reason = choice.get("finish_reason") or finish_reason
             record.end = moment
     if finish_reason not in FINISHED:
-        raise ValueError(f"the answer ended with finish_reason {finish_reason!r}")
+        raise InvalidInput(f"the answer ended with finish_reason {finish_reason!r}")
     try:
         record.prompt_tokens = usage["prompt_tokens"]
         record.output_tokens = usage["completion_tokens" if "completion_tokens" in usage else "generated_tokens"]
     except (TypeError, KeyError) as error:
-        raise ValueError("the server sent no usage, without which tokens cannot be counted") from error
+        raise InvalidInput("the server sent no usage, without which tokens cannot be counted") from error
     record.chunks = record.chunks or [record.end]  # an answer without text
 
 
 async def events(response, stream: bool) -> AsyncIterator[tuple[float, dict]]:
     """Yield each server-sent event as (moment of arrival, JSON object), or the one object of an unstreamed answer.
 
-    Raise ValueError if no `[DONE]` ends the stream. The response is read to its end, beyond `[DONE]`: only then can the
-    connection carry the next request.
+    Raise InvalidInput if no `[DONE]` ends the stream. The response is read to its end, beyond `[DONE]`: only then can
+    the connection carry the next request.
     """
     if not stream:
         data = await response.aread()
@@ -229,21 +290,21 @@ async def events(response, stream: bool) -> AsyncIterator[tuple[float, dict]]:
         else:
             yield moment, parse_object(data)
     if not done:
-        raise ValueError("the stream ended without [DONE]")
+        raise InvalidInput("the stream ended without [DONE]")
 
 
 def parse_object(data: str) -> dict:
     try:
         value = json.loads(data)
     except ValueError as error:
-        raise ValueError(f"the stream carries an event that is not JSON: {data[:80]!r}") from error
+        raise InvalidInput(f"the stream carries an event that is not JSON: {data[:80]!r}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"the stream carries an event that is no JSON object: {data[:80]!r}")
+        raise InvalidInput(f"the stream carries an event that is no JSON object: {data[:80]!r}")
     return value
 
 
 async def check_status(response) -> None:
-    """Raise ValueError with what the server says, unless it says 200; an answer that is streamed is read for that."""
+    """Raise InvalidInput with what the server says, unless it says 200; an answer that is streamed is read for that."""
     if response.status_code == 200:
         return
     await response.aread()
@@ -253,7 +314,7 @@ async def check_status(response) -> None:
         message = None
     message = message or " ".join(response.text.split())[:200] or response.reason_phrase
     hint = " (the API key is that of --api-key or OPENAI_API_KEY)" if response.status_code == 401 else ""
-    raise ValueError(f"HTTP {response.status_code}: {message}{hint}")
+    raise InvalidInput(f"HTTP {response.status_code}: {message}{hint}")
 
 
 def error_message(answer: Any) -> str | None:

@@ -18,7 +18,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
@@ -294,13 +294,10 @@ async def events(response, stream: bool) -> AsyncIterator[tuple[float, dict]]:
 
 
 def parse_object(data: str) -> dict:
-    try:
-        value = json.loads(data)
-    except ValueError as error:
-        raise InvalidInput(f"the stream carries an event that is not JSON: {data[:80]!r}") from error
-    if not isinstance(value, dict):
-        raise InvalidInput(f"the stream carries an event that is no JSON object: {data[:80]!r}")
-    return value
+    with suppress(ValueError):
+        if isinstance(value := json.loads(data), dict):
+            return value
+    raise InvalidInput(f"the stream carries an event that is no JSON object: {data[:80]!r}")
 
 
 async def check_status(response) -> None:
@@ -308,20 +305,17 @@ async def check_status(response) -> None:
     if response.status_code == 200:
         return
     await response.aread()
-    try:
+    message = None
+    with suppress(ValueError):
         message = error_message(response.json())
-    except ValueError:
-        message = None
     message = message or " ".join(response.text.split())[:200] or response.reason_phrase
     hint = " (the API key is that of --api-key or OPENAI_API_KEY)" if response.status_code == 401 else ""
     raise InvalidInput(f"HTTP {response.status_code}: {message}{hint}")
 
 
 def error_message(answer: Any) -> str | None:
-    """Return what a JSON answer says went wrong, if it is an error in the form of OpenAI, FastAPI or older vLLM."""
-    if not isinstance(answer, dict):
-        return None
-    error = answer.get("error") or answer.get("detail") or (answer if answer.get("object") == "error" else None)
+    """Return what a JSON answer says went wrong, if it is an error in the form of OpenAI or FastAPI."""
+    error = isinstance(answer, dict) and (answer.get("error") or answer.get("detail"))
     if isinstance(error, dict):
-        error = error.get("message") or error
-    return error if error is None or isinstance(error, str) else json.dumps(error)
+        error = error.get("message")
+    return str(error) if error else None

@@ -24,6 +24,7 @@ OBJECTIVES = argparse.Namespace(ttft_ms=1000, itl_ms=500)
 def server(monkeypatch):
     """A server that stands for both sides, and a load of one rate and few requests."""
     shrink_products(monkeypatch)
+    monkeypatch.setattr(judge, "ceilings", lambda *_: {"copy_bytes_per_second": 1.0, "matmul_flops_per_second": 1.0})
     for name, value in {"RATES": (200,), "SECONDS": 0, "LEAST_REQUESTS": 6, "ALONE": 2, "MOST_TOKENS": 8}.items():
         monkeypatch.setattr(judge, name, value)
     with stand_in() as server:

@@ -18,8 +18,9 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from random import Random
 from typing import Any, TypeVar
@@ -35,7 +36,8 @@ REQUEST_SECONDS = 600.0
 IDLE_SECONDS = 2.0  # unused connections are closed here, before a server does so while a request is on its way
 
 Result = TypeVar("Result")
-Send = Callable[[Job], Awaitable[RequestRecord]]
+Connect = Callable[[], AbstractAsyncContextManager]  # of an httpx.AsyncClient
+Send = Callable[[Any, Job], Awaitable[RequestRecord]]  # through such a client
 
 
 def run(load: Coroutine[None, None, Result]) -> Result:
@@ -62,44 +64,45 @@ def generate_load(
 
     Return one record for each job; failed ones say why in `error`.
     """
+    connect = connections(url, api_key)
 
-    async def send_all() -> LoadResult:
-        async with Connections(url, api_key) as connections:
+    async def send(http, job: Job) -> RequestRecord:
+        record = await ask(http, target, job)
+        answered()
+        return record
 
-            async def send(job: Job) -> RequestRecord:
-                record = await ask(connections, target, job)
-                answered()
-                return record
-
-            if rate:
-                return await open_loop(jobs, poisson_arrivals(len(jobs), rate, seed), send)
-            return await closed_loop(jobs, concurrency, send)
-
-    return run(send_all())
+    if rate:
+        return run(open_loop(jobs, poisson_arrivals(len(jobs), rate, seed), connect, send))
+    return run(closed_loop(jobs, concurrency, connect, send))
 
 
 # ---- When requests are sent ----
 
 
-async def closed_loop(jobs: Iterable[Job], clients: int, send: Send) -> LoadResult:
+async def closed_loop(jobs: Iterable[Job], clients: int, connect: Connect, send: Send) -> LoadResult:
     """Send all of the jobs, by `clients` clients at once."""
     waiting = iter(jobs)  # one for all clients: each takes the next job that is left
 
     async def client() -> list[RequestRecord]:
-        return [await send(job) for job in waiting]
+        async with connect() as http:
+            return [await send(http, job) for job in waiting]
 
     return await timed(client() for _ in range(clients))
 
 
-async def open_loop(jobs: Sequence[Job], moments: Sequence[float], send: Send) -> LoadResult:
+async def open_loop(jobs: Sequence[Job], moments: Sequence[float], connect: Connect, send: Send) -> LoadResult:
     """Send each job at its moment, in seconds from now, however many are still under way."""
-    start = time.perf_counter()
+    start, idle = time.perf_counter(), []
+    async with AsyncExitStack() as stack:
 
-    async def arrive(moment: float, job: Job) -> list[RequestRecord]:
-        await asyncio.sleep(start + moment - time.perf_counter())
-        return [await send(job)]
+        async def arrive(moment: float, job: Job) -> list[RequestRecord]:
+            await asyncio.sleep(start + moment - time.perf_counter())
+            http = idle.pop() if idle else await stack.enter_async_context(connect())
+            record = await send(http, job)
+            idle.append(http)
+            return [record]
 
-    return await timed(arrive(*pair) for pair in zip(moments, jobs, strict=True))
+        return await timed(arrive(*pair) for pair in zip(moments, jobs, strict=True))
 
 
 async def timed(clients: Iterable[Awaitable[list[RequestRecord]]]) -> LoadResult:
@@ -144,42 +147,22 @@ class Target:
         return body
 
 
-class Connections:
-    """Connections to the server at `url`, which may end in /v1 or not: one for each request that is under way.
+def connections(url: str, api_key: str | None = None) -> Connect:
+    """Return a function that opens a connection to the server at `url`, which may end in /v1 or not.
 
-    A connection is kept for the next request. httpx would keep them, too, but looks through all of them for each
-    request: with a hundred that takes milliseconds, which would count as the server's.
+    Each request under way has an httpx.AsyncClient of its own. One could hold all connections, but looks through all of
+    them for each request: with a hundred that takes milliseconds, which would count as the server's.
     """
+    import httpx
 
-    def __init__(self, url: str, api_key: str | None = None):
-        import httpx
-
-        self.settings = {
-            "base_url": url.rstrip("/").removesuffix("/v1"),
-            "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
-            "limits": httpx.Limits(keepalive_expiry=IDLE_SECONDS),
-            "timeout": REQUEST_SECONDS,
-            "verify": httpx.create_ssl_context(),  # once, since it reads all certificates of the machine
-        }
-        self.idle: list = []
-
-    @asynccontextmanager
-    async def one(self):
-        """Give an httpx.AsyncClient that no other request uses while the block runs."""
-        import httpx
-
-        http = self.idle.pop() if self.idle else httpx.AsyncClient(**self.settings)
-        try:
-            yield http
-        finally:
-            self.idle.append(http)
-
-    async def __aenter__(self):
-        return self
-
-    async def __aexit__(self, *error):
-        for http in self.idle:
-            await http.aclose()
+    return partial(
+        httpx.AsyncClient,
+        base_url=url.rstrip("/").removesuffix("/v1"),
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        limits=httpx.Limits(keepalive_expiry=IDLE_SECONDS),
+        timeout=REQUEST_SECONDS,
+        verify=httpx.create_ssl_context(),  # once, since it reads all certificates of the machine
+    )
 
 
 def find_target(
@@ -192,14 +175,18 @@ def find_target(
     import httpx
 
     async def find() -> Target:
-        async with Connections(url, api_key) as connections:
-            models = [each["id"] for each in await served_models(connections)]
+        async with connections(url, api_key)() as http:
+            response = await http.get("/v1/models")
+            models = []  # some servers have no list
+            if response.status_code != 404:
+                await check_status(response)
+                models = [each["id"] for each in response.json()["data"]]
             if model and models and model not in models:
                 raise InvalidInput(f"the server has no model {model!r}; it serves {', '.join(models)}")
             if not (model or models):
                 raise InvalidInput(f"{url} does not list its models: name one with --model, if the URL is right")
             target = Target(model or models[0], endpoint)
-            record = await ask(connections, target, first)
+            record = await ask(http, target, first)
             if not record.success:
                 raise InvalidInput(f"the first request failed: {record.error}")
             return target
@@ -208,31 +195,17 @@ def find_target(
         return run(find())
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise InvalidInput(f"no server answers at {url}: {str(error) or type(error).__name__}") from error
-
-
-async def served_models(connections: Connections) -> list[dict[str, Any]]:
-    """Return what GET /v1/models lists, nothing if there is no list. Raise InvalidInput for any other answer."""
-    async with connections.one() as http:
-        response = await http.get("/v1/models")
-    if response.status_code == 404:
-        return []
-    await check_status(response)
-    try:
-        return [model | {"id": model["id"]} for model in response.json()["data"]]
-    except (ValueError, LookupError, TypeError) as error:
+    except (json.JSONDecodeError, LookupError, TypeError) as error:
         raise InvalidInput("GET /v1/models does not answer as OpenAI's API does") from error
 
 
-async def ask(connections: Connections, target: Target, job: Job) -> RequestRecord:
+async def ask(http, target: Target, job: Job) -> RequestRecord:
     """Send one request; return its record, whether it succeeds or not."""
     import httpx
 
     record = RequestRecord(start=time.perf_counter())
     try:
-        async with (
-            connections.one() as http,
-            http.stream("POST", PATHS[target.endpoint], json=target.body(job)) as response,
-        ):
+        async with http.stream("POST", PATHS[target.endpoint], json=target.body(job)) as response:
             await check_status(response)
             await take_answer(events(response, target.stream), record)
     except (httpx.HTTPError, InvalidInput) as error:

@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 
 import pytest
 
 from common.bench import serve
-from common.bench.client import Connections, Target, ask, closed_loop, open_loop, poisson_arrivals
+from common.bench.client import Target, ask, closed_loop, connections, open_loop, poisson_arrivals
 from common.bench.metrics import LoadResult, RequestRecord, percentiles
 from common.bench.workloads import WORKLOADS, Job, worded_jobs
 from common.errors import InvalidInput
@@ -32,8 +33,8 @@ def server(running_server):
 
 def ask_once(server, model: str, job: Job, endpoint: str = "completions") -> RequestRecord:
     async def send():
-        async with Connections(server.url + "/v1/") as connections:
-            return await ask(connections, Target(model, endpoint), job)
+        async with connections(server.url + "/v1/")() as http:
+            return await ask(http, Target(model, endpoint), job)
 
     return asyncio.run(send())
 
@@ -80,9 +81,15 @@ def test_poisson_arrivals_are_seeded_and_keep_their_rate():
 
 def test_a_closed_loop_waits_for_answers_and_an_open_one_does_not():
     """No time passes here but that of the event loop: how many are under way does not depend on the machine."""
-    open_now, most = 0, 0
+    open_now, most, connected = 0, 0, 0
 
-    async def send(number: int) -> RequestRecord:
+    @asynccontextmanager
+    async def connect():
+        nonlocal connected
+        connected += 1
+        yield
+
+    async def send(http, number: int) -> RequestRecord:
         nonlocal open_now, most
         open_now += 1
         most = max(most, open_now)
@@ -90,11 +97,11 @@ def test_a_closed_loop_waits_for_answers_and_an_open_one_does_not():
         open_now -= 1
         return RequestRecord(start=float(number))
 
-    result = asyncio.run(closed_loop(range(7), 3, send))
-    assert most == 3 and sorted(record.start for record in result.records) == [*range(7)]
-    most = 0
-    result = asyncio.run(open_loop(range(7), [0.0] * 6 + [0.05], send))
-    assert most >= 6 and len(result.records) == 7 and result.seconds >= 0.95 * 0.07
+    result = asyncio.run(closed_loop(range(7), 3, connect, send))
+    assert most == connected == 3 and sorted(record.start for record in result.records) == [*range(7)]
+    most = connected = 0
+    result = asyncio.run(open_loop(range(7), [0.0] * 6 + [0.05], connect, send))
+    assert most == connected >= 6 and len(result.records) == 7 and result.seconds >= 0.95 * 0.07
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)

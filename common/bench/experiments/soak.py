@@ -28,7 +28,7 @@ import psutil
 
 from common.terminal import run_to_end
 
-from ..client import PATHS, Connections, Target, ask, closed_loop, run, served_models
+from ..client import PATHS, Target, ask, closed_loop, connections, run
 from ..documents import write_json
 from ..hardware import hardware
 from ..harness import Figures
@@ -117,37 +117,38 @@ async def soak(url: str, seconds: float, clients: int, signals: Sequence[str] = 
     samples: list[tuple[float, float]] = []
     outcomes: list[str | None] = []  # of the worst client
     answers: dict[int, set[str]] = {}  # by the place of the job
-    start = time.perf_counter()
+    start, connect = time.perf_counter(), connections(url)
 
     def until_the_end(items):
         return itertools.takewhile(lambda _: time.perf_counter() - start < seconds, itertools.cycle(items))
 
-    async with Connections(url) as connections:
-        [model, *_] = await served_models(connections)
+    async with connect() as http:
+        model, *_ = (await http.get("/v1/models")).json()["data"]
 
-        async def watch() -> None:
-            for _ in until_the_end([None]):
-                await asyncio.sleep(SAMPLE_SECONDS)
-                async with connections.one() as http:
-                    text = (await http.get("/metrics")).text
-                resident = float(re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)[1])
-                samples.append((time.perf_counter() - start, resident))
-                print(f"{samples[-1][0]:6.0f} s  {resident / 1e6:8.1f} MB", flush=True)
+    async def watch() -> None:
+        for _ in until_the_end([None]):
+            await asyncio.sleep(SAMPLE_SECONDS)
+            async with connect() as http:
+                text = (await http.get("/metrics")).text
+            resident = float(re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)[1])
+            samples.append((time.perf_counter() - start, resident))
+            print(f"{samples[-1][0]:6.0f} s  {resident / 1e6:8.1f} MB", flush=True)
 
-        async def worst_client() -> None:
-            async with connections.one() as http:
-                for attack in until_the_end(attacks(model["max_model_len"]).values()):
-                    outcomes.append(await send(http, attack))
+    async def worst_client() -> None:
+        async with connect() as http:
+            for attack in until_the_end(attacks(model["max_model_len"]).values()):
+                outcomes.append(await send(http, attack))
 
-        async def ask_again(place_and_job: tuple[int, Job]):
-            place, job = place_and_job
-            record = await ask(connections, Target(model["id"]), job)
-            if record.success:
-                answers.setdefault(place, set()).add(record.text)
-            return record
+    async def ask_again(http, place_and_job: tuple[int, Job]):
+        place, job = place_and_job
+        record = await ask(http, Target(model["id"]), job)
+        if record.success:
+            answers.setdefault(place, set()).add(record.text)
+        return record
 
-        load = closed_loop(until_the_end(enumerate(corpus_jobs(None, 500, most_tokens=128))), clients, ask_again)
-        result, *_, ended = await asyncio.gather(load, watch(), worst_client(), end_workers(signals, seconds))
+    jobs = until_the_end(enumerate(corpus_jobs(None, 500, most_tokens=128)))
+    load = closed_loop(jobs, clients, connect, ask_again)
+    result, *_, ended = await asyncio.gather(load, watch(), worst_client(), end_workers(signals, seconds))
     growth, different = grown(samples), sum(len(each) - 1 for each in answers.values())
     failures = Counter(record.error for record in result.records if record.error)
     wrong = [f"{count} requests failed: {reason}" for reason, count in failures.items()]

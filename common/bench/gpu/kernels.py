@@ -43,7 +43,7 @@ SIZES = {
     "compiler": "inductor",  # the backend of torch.compile
     "repeats": 30,
 }
-TINY = {"models": ["target"], "tokens": [2], "requests": [2], "context": 20, "compiler": "eager", "repeats": 1}
+TINY = {"models": ["draft"], "tokens": [2], "requests": [2], "context": 20, "compiler": "eager", "repeats": 1}
 LAYERS, VOCABULARY = 2, 16
 PAGE_SIZES = {"torch": 16, "flash": 256}  # torch's flash attention takes no smaller one
 

@@ -11,6 +11,7 @@ from common.bench import judge
 from common.bench.compare.panels import Group
 from common.bench.compare.sources import collect
 from common.bench.documents import read_json
+from common.bench.load import running_server
 from common.bench.metrics import LoadResult, RequestRecord
 from common.errors import InvalidInput
 from tests.helpers.measured_here import shrink_products
@@ -103,7 +104,7 @@ def test_other_answers_than_the_references_are_other_work(server, tmp_path, monk
 )
 def test_what_cannot_be_judged_is_told_in_a_sentence(server, options, sentence, monkeypatch):
     if "99" in options:
-        monkeypatch.undo()
+        monkeypatch.setattr(judge, "running_server", running_server)
     with pytest.raises(InvalidInput) as refused:
         judge.main([option.format(url=server.url) for option in options])
     assert str(refused.value).startswith(sentence)

@@ -42,7 +42,7 @@ from .harness import Headline, alternate
 from .load import running_server
 from .metrics import LoadResult
 from .plots import short
-from .serve import add_server_options, latency_cells, positive
+from .serve import add_server_options, latency_cells, positive, progress
 from .settings import Settings
 from .suite import RESULTS
 from .workloads import Job, worded_jobs
@@ -154,7 +154,9 @@ def climb(
     for place, rate in enumerate((0, *RATES)):
         count = max(LEAST_REQUESTS, rate * SECONDS) if rate else ALONE
         jobs, load = jobs_of(count, args.seed, 10 * repeat + place), {"rate": rate} if rate else {"concurrency": 1}
-        result = generate_load(url, jobs, target, **load, seed=args.seed, api_key=api_key)
+        with progress(f"{side}, {rate or 'alone'}", count, transient=True) as answered:
+            options = {"seed": args.seed, "api_key": api_key, "answered": answered}
+            result = generate_load(url, jobs, target, **load, **options)
         rows.append(row := row_of(rate, result, args))
         print(printed(side, row), flush=True)
         texts |= {(repeat, rate, i): record.text for i, record in enumerate(result.records) if record.success}

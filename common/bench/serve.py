@@ -22,8 +22,8 @@ import datetime
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,27 +130,27 @@ def numbers(kind: type) -> Callable[[str], list]:
 
 
 def measure(args: argparse.Namespace, target: Target, results: dict[float, LoadResult]) -> None:
-    """Add the result of each run to `results`, by its concurrency or rate, with a progress bar for each."""
+    """Add the result of each run to `results`, by its concurrency or rate."""
+    for number, load in enumerate(args.loads, start=1):  # run 0 was the first request's
+        count = args.requests or max(REQUESTS, REQUESTS_PER_CLIENT * load * (args.axis == "concurrency"))
+        work = {"seed": args.seed, "number": number, "ignore_eos": args.ignore_eos}
+        jobs = worded_jobs(args.workload, count, args.prompt_tokens, args.output_tokens, **work)
+        with progress(f"{args.axis} {load:g}", count) as answered:
+            options = {args.axis: load, "seed": args.seed, "api_key": args.api_key, "answered": answered}
+            results[load] = generate_load(args.url, jobs, target, **options)
+
+
+@contextmanager
+def progress(name: str, total: int, *, transient: bool = False) -> Iterator[Callable[[], None]]:
+    """Draw a bar on stderr, and give the function that advances it. transient: it goes when the block ends."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = [TextColumn("{task.description:>15}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     # Drawn twice a second: drawing takes milliseconds in which no chunk's arrival is noticed.
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
-        for number, load in enumerate(args.loads, start=1):  # run 0 was the first request's
-            count = args.requests or max(REQUESTS, REQUESTS_PER_CLIENT * load * (args.axis == "concurrency"))
-            work = {"seed": args.seed, "number": number, "ignore_eos": args.ignore_eos}
-            jobs = worded_jobs(args.workload, count, args.prompt_tokens, args.output_tokens, **work)
-            bar = progress.add_task(f"{args.axis} {load:g}", total=count)
-            results[load] = generate_load(
-                args.url,
-                jobs,
-                target,
-                **{args.axis: load},
-                seed=args.seed,
-                api_key=args.api_key,
-                answered=lambda bar=bar: progress.update(bar, advance=1),
-            )
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=transient) as bars:
+        bar = bars.add_task(name, total=total)
+        yield lambda: bars.advance(bar)
 
 
 # ---- What they found ----

@@ -95,18 +95,16 @@ def test_other_answers_than_the_references_are_other_work(server, tmp_path, monk
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9: All connection attempts failed"),
-        (["{url}", "--model", "gpt"], "the server has no model 'gpt'; it serves steady, "),
-        (["{url}", "--model", "no-usage"], "the first request failed: the server sent no usage"),
-        (["{url}", "--reference", "99"], "there is no stage '99': give one of 01_naive"),
-        (["{url}", "--ttft-ms", "1"], "no request met the objectives of the reference: give larger ones"),
+        (["--model", "gpt"], "the server has no model 'gpt'; it serves steady, "),
+        (["--reference", "99"], "there is no stage '99': give one of 01_naive"),
+        (["--ttft-ms", "1"], "no request met the objectives of the reference: give larger ones"),
     ],
 )
 def test_what_cannot_be_judged_is_told_in_a_sentence(server, options, sentence, monkeypatch):
     if "99" in options:
         monkeypatch.setattr(judge, "running_server", running_server)
     with pytest.raises(InvalidInput) as refused:
-        judge.main([option.format(url=server.url) for option in options])
+        judge.main([server.url, *options])
     assert str(refused.value).startswith(sentence)
 
 

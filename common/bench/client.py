@@ -40,6 +40,31 @@ Connect = Callable[[], AbstractAsyncContextManager]  # of an httpx.AsyncClient
 Send = Callable[[Any, Job], Awaitable[RequestRecord]]  # through such a client
 
 
+@dataclass(frozen=True)
+class Target:
+    """Which of a server's models is asked, and how: by OpenAI's API, or by the course's own POST /generate.
+
+    stream: False: ask for the whole answer at once. Its first text comes with its last, and shows nothing of TPOT.
+    """
+
+    model: str = ""  # the only one, of /generate
+    endpoint: str = "completions"
+    stream: bool = True
+
+    def body(self, job: Job) -> dict[str, Any]:
+        """Return the request's JSON."""
+        is_chat = self.endpoint == "chat"
+        body = {"messages": [{"role": "user", "content": job.prompt}]} if is_chat else {"prompt": job.prompt}
+        body |= {"max_tokens": job.max_tokens, "temperature": 0, **job.sampling}
+        if job.ignore_eos:
+            body["ignore_eos"] = True  # no field of OpenAI's, but of vLLM's
+        if self.stream:
+            body["stream"] = True
+        if self.endpoint != "generate":
+            body |= {"model": self.model, "stream_options": {"include_usage": True}}
+        return body
+
+
 def run(load: Coroutine[None, None, Result]) -> Result:
     """Run on uvloop where there is one: what the client takes of the processor, the server lacks."""
     try:
@@ -52,7 +77,7 @@ def run(load: Coroutine[None, None, Result]) -> Result:
 def generate_load(
     url: str,
     jobs: Sequence[Job],
-    target: "Target",
+    target: Target,
     *,
     concurrency: int = 0,
     rate: float = 0.0,
@@ -119,32 +144,7 @@ def poisson_arrivals(count: int, rate: float, seed: int | str = 0) -> list[float
     return list(accumulate(rng.expovariate(rate) for _ in range(count)))
 
 
-# ---- What is sent, and over which connections ----
-
-
-@dataclass(frozen=True)
-class Target:
-    """Which of a server's models is asked, and how: by OpenAI's API, or by the course's own POST /generate.
-
-    stream: False: ask for the whole answer at once. Its first text comes with its last, and shows nothing of TPOT.
-    """
-
-    model: str = ""  # the only one, of /generate
-    endpoint: str = "completions"
-    stream: bool = True
-
-    def body(self, job: Job) -> dict[str, Any]:
-        """Return the request's JSON."""
-        is_chat = self.endpoint == "chat"
-        body = {"messages": [{"role": "user", "content": job.prompt}]} if is_chat else {"prompt": job.prompt}
-        body |= {"max_tokens": job.max_tokens, "temperature": 0, **job.sampling}
-        if job.ignore_eos:
-            body["ignore_eos"] = True  # no field of OpenAI's, but of vLLM's
-        if self.stream:
-            body["stream"] = True
-        if self.endpoint != "generate":
-            body |= {"model": self.model, "stream_options": {"include_usage": True}}
-        return body
+# ---- One request ----
 
 
 def connections(url: str, api_key: str | None = None) -> Connect:
@@ -290,5 +290,5 @@ def error_message(answer: Any) -> str | None:
     """Return what a JSON answer says went wrong, if it is an error in the form of OpenAI or FastAPI."""
     error = isinstance(answer, dict) and (answer.get("error") or answer.get("detail"))
     if isinstance(error, dict):
-        error = error.get("message")
+        error = error.get("message", error)
     return str(error) if error else None

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 from common.bench.tables import markdown
-from common.loader.config import read_config
 
 from .tokenizer import FOLDER
 
@@ -25,25 +24,16 @@ def read(name: str, kind: str) -> dict[str, Any]:
 
 
 def models() -> list[list[str]]:
-    """Return what each model is, and what it was trained on."""
-    columns = []
-    for name in NAMES:
-        config, training = read_config(FOLDER / name), read(name, "training")
-        megabytes = (FOLDER / name / "model.safetensors").stat().st_size / 1e6
-        columns.append(
-            {
-                "": name,
-                "architecture": f"Llama, {config.num_layers} layers, hidden {config.hidden_size}, "
-                f"MLP {config.intermediate_size}",
-                "heads": f"{config.num_heads} query, {config.num_kv_heads} K/V, dimension {config.head_dim}",
-                "parameters (embeddings tied)": f"{training['parameters']:,}",
-                "context": f"{config.context_length:,} tokens",
-                "weights": f"bfloat16 safetensors, {megabytes:.1f} MB",
-                "trained on": f"{sum(phase['tokens'] for phase in training['phases']) / 1e6:.1f} million tokens",
-                "held-out loss": f"{training['phases'][-1]['held_out_loss']:.4f} nats per token",
-            }
-        )
-    return [[row, *(column[row] for column in columns)] for row in columns[0]]
+    """Return what each model was trained on, and how well it then predicts."""
+    training = [read(name, "training") for name in NAMES]
+    tokens = [sum(phase["tokens"] for phase in each["phases"]) / 1e6 for each in training]
+    losses = [each["phases"][-1]["held_out_loss"] for each in training]
+    return [
+        ["", *NAMES],
+        ["parameters", *(f"{each['parameters']:,}" for each in training)],
+        ["trained on", *(f"{millions:.1f} million tokens" for millions in tokens)],
+        ["held-out loss", *(f"{loss:.4f} nats per token" for loss in losses)],
+    ]
 
 
 def scores(topics: tuple[str, ...]) -> list[list[str]]:

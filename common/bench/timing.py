@@ -9,13 +9,13 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import pairwise
 
 import torch
 
 from common.transfers import synchronize
 
+CALLS = 32  # launched one after the other before a GPU is waited for: that wait is then a small part
 REPLAY_MS = 5  # what one graph holds, in milliseconds: its own launch is then a small part
 MOST_INPUTS = 32
 REPEATS = 30
@@ -31,9 +31,9 @@ def median_seconds(
 ) -> float:
     """Return seconds of one call of function(*arguments): the median of several means over a turn of all `inputs`.
 
-    On CUDA Triton measures, by events of the GPU. graph: let it replay a CUDA graph, so that gaps between kernels are
-    those of the GPU; False: launch every call from Python. A function that is replayed may neither synchronize nor read
-    what is on the GPU. repeats: turns on a CPU.
+    graph: on CUDA, let Triton replay a CUDA graph ten times, so that gaps between kernels are those of the GPU; False:
+    launch every call from Python, and wait for the last, `repeats` times. A function that is replayed may neither
+    synchronize nor read what is on the GPU.
     """
 
     def turn() -> None:
@@ -41,17 +41,20 @@ def median_seconds(
             function(*arguments)
 
     turn()  # the first call compiles and allocates
-    if device.type == "cuda":
-        from triton.testing import do_bench, do_bench_cudagraph
+    synchronize(device)
+    if graph and device.type == "cuda":
+        from triton.testing import do_bench_cudagraph
 
         with torch.cuda.device(device):
-            time_of = partial(do_bench_cudagraph, rep=REPLAY_MS) if graph else do_bench
-            return time_of(turn, return_mode="median") / 1e3 / len(inputs)
+            return do_bench_cudagraph(turn, rep=REPLAY_MS, return_mode="median") / 1e3 / len(inputs)
+    turns = -(-CALLS // len(inputs)) if device.type == "cuda" else 1
     moments = [time.perf_counter()]
     for _ in range(repeats):
-        turn()
+        for _ in range(turns):
+            turn()
+        synchronize(device)
         moments.append(time.perf_counter())
-    return statistics.median(after - before for before, after in pairwise(moments)) / len(inputs)
+    return statistics.median(after - before for before, after in pairwise(moments)) / turns / len(inputs)
 
 
 def inputs_beyond_cache(nbytes: int, device: torch.device) -> int:

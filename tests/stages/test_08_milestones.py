@@ -310,9 +310,8 @@ def test_losses_cost_time_and_no_token(stage):
         if lost == "transfer":
             transport = engine.fleet.workers[1].transport
             transport.receive = lambda *arguments, transport=transport: fails_once(transport, arguments)
-        while lost.endswith("worker") and sum(len(request.token_ids) for request in requests) < 3:
-            engine.step()
         if lost.endswith("worker"):
+            drain(engine, until=lambda requests=requests: sum(len(one.token_ids) for one in requests) >= 3)
             engine.fleet.die(int(lost.startswith("decode")))
         drain(engine)
         engine.check()
@@ -331,8 +330,7 @@ def test_losses_cost_time_and_no_token(stage):
     expect(request.finish_reason == "error", f"no worker is up: the request must end with an error, not {request}")
     engine = make_fleet_engine(stage)
     others = [engine.add(prompt, endless(12)) for prompt in prompts[:3]]
-    while any(len(one.token_ids) < 3 for one in others):
-        engine.step()
+    drain(engine, until=lambda: all(len(one.token_ids) >= 3 for one in others))
     poison = engine.add(prompts[3], endless(12), request_id="poison")
     engine.fleet.poison = "poison#"
     drain(engine)

@@ -1,6 +1,6 @@
 """The stage that milestones look at, and what they share: requests, engines, right answers, and how to say "wrong"."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -56,8 +56,8 @@ class StageUnderTest:
 
     def right_tokens(self, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
         """Return the greedy output of an earlier reference stage, which runs one request at a time."""
-        engine = load_engine("01" if self.folder.name.startswith("02") else "02")(self.loaded)
-        return [request.token_ids for request in engine.generate(prompts, endless(max_tokens))]
+        earlier = "01" if self.folder.name.startswith("02") else "02"
+        return [tokens_alone(earlier, tuple(prompt), max_tokens) for prompt in prompts]
 
     def text(self, tokens: Sequence[int]) -> str:
         return self.loaded.tokenizer.decode(tokens)
@@ -71,6 +71,13 @@ def bundled() -> Loaded:
     """
     loaded = load_model(device="cpu", dtype="float32", fused=False)
     return replace(loaded, config=replace(loaded.config, context_length=512))
+
+
+@cache  # the same milestone runs on one folder after the other
+def tokens_alone(stage: str, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+    """Return the greedy output of a reference stage for one prompt."""
+    [request] = load_engine(stage)(bundled()).generate([list(prompt)], endless(max_tokens))
+    return request.token_ids
 
 
 def endless(max_tokens: int, **params) -> SamplingParams:
@@ -125,11 +132,11 @@ def expect_error(kind: type[Exception], call, what: str) -> str:
     raise Failed(f"{what} must raise {kind.__name__}, and raised nothing")
 
 
-def drain(engine: BaseEngine, most: int = 400) -> None:
-    """Step until nothing is unfinished. Fail after `most` steps, or if a step does not return a list."""
+def drain(engine: BaseEngine, most: int = 400, until: Callable[[], bool] = lambda: False) -> None:
+    """Step until nothing is unfinished, or `until` says so. Fail after `most` steps, or if one returns no list."""
     record_writes(engine)
     for _ in range(most):
-        if not engine.has_unfinished:
+        if until() or not engine.has_unfinished:
             return
         changed = engine.step()
         expect(isinstance(changed, list), f"`step` returned {changed!r}, not the list of requests that have changed")

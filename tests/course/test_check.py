@@ -31,14 +31,6 @@ def started(root: Path, stage: Path, *filled: str) -> Path:
 
 
 @each_pair
-def test_milestones_cover_every_task_and_have_two_hints(before, after):
-    tasks, milestones = [task.name for task in find_tasks(before, after)], read_milestones(after.name[:2])
-    assert {name for milestone in milestones for name in milestone.tasks} == {*tasks}
-    for milestone in milestones:
-        assert milestone.expected.endswith(".") and len({milestone.hint, milestone.second_hint}) == 2
-
-
-@each_pair
 def test_a_blank_stage_fails_at_once_and_gives_a_hint_only_if_asked(root, capsys, before, after):
     started(root, after)
     capsys.readouterr()

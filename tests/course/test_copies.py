@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.learn.blank import listed
-from common.learn.stage_diff import DEFINITIONS, definitions
+from common.learn.stage_diff import DEFINITIONS, definitions, named
 from common.learn.stage_diff import read_sources as sources
 from common.stages import ROOT, stage_folders
 
@@ -44,18 +44,11 @@ def test_the_same_name_is_the_same_code_unless_it_is_listed(before, after):
 
 
 def marked_sources(code: str) -> dict[str, str]:
-    """The text of each function, and of each class without its methods, by qualified name."""
-    found: dict[str, str] = {}
-
-    def visit(body: list[ast.stmt], prefix: str) -> None:
-        for node in body:
-            if isinstance(node, DEFINITIONS):
-                inner = [part for part in node.body if isinstance(part, DEFINITIONS)]
-                last = inner[0].lineno - 1 if isinstance(node, ast.ClassDef) and inner else node.end_lineno
-                found[prefix + node.name] = "\n".join(code.splitlines()[node.lineno - 1 : last])
-                visit(inner if isinstance(node, ast.ClassDef) else [], f"{prefix}{node.name}.")
-
-    visit(ast.parse(code).body, "")
+    """The text of each function, and of each class up to its first method, by qualified name."""
+    lines, found = code.splitlines(), {}
+    for name, node in named(ast.parse(code).body):
+        inner = [part for part in node.body if isinstance(part, DEFINITIONS)] if isinstance(node, ast.ClassDef) else []
+        found[name] = "\n".join(lines[node.lineno - 1 : inner[0].lineno - 1 if inner else node.end_lineno])
     return found
 
 

@@ -1,7 +1,7 @@
 """No file is imported by what it imports, and no folder of common/ either: one can be read after the other."""
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -9,19 +9,22 @@ import pytest
 
 from common.stages import ROOT, stage_folders
 
-FILES = [path for folder in (ROOT / "common", *stage_folders()) for path in folder.rglob("*.py")]
+FILES = {path for folder in (ROOT / "common", *stage_folders()) for path in folder.rglob("*.py")}
 PROGRAMS = ("__main__.py", "benchmark.py")  # which nothing imports: they may look at any folder
 
 
-def imported(path: Path) -> Iterator[Path]:
-    """Yield the files of the course that a file imports, wherever in it, and for types as well."""
+@cache
+def imported(path: Path) -> list[Path]:
+    """Return the files of the course that a file imports, wherever in it, and for types as well."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             base = path.parents[node.level - 1] if node.level else ROOT
             base = base.joinpath(*(node.module or "").split("."))
             for name in node.names:  # a module of the folder, or something in a module
                 candidates = [base / name.name / "__init__.py", base / f"{name.name}.py", base / "__init__.py"]
-                yield from [file for file in [*candidates, base.with_suffix(".py")] if file in FILES][:1]
+                found += [file for file in [*candidates, base.with_suffix(".py")] if file in FILES][:1]
+    return found
 
 
 @pytest.mark.parametrize("what", ["files", "folders"])

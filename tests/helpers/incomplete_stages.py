@@ -4,7 +4,7 @@ import multiprocessing
 import shutil
 from pathlib import Path
 
-from common.learn.blank import Task, body_span, functions
+from common.learn.blank import Task, body_span, functions, replaced
 from common.learn.milestones import runner
 from common.learn.patches import patched, read_hunks
 from common.stages import ROOT
@@ -58,9 +58,7 @@ def as_before(before: Path, stage: Path, task: Task) -> dict[str, str]:
 def with_body(stage: Path, task: Task, body: list[str]) -> dict[str, str]:
     """Return the reference's files with these lines as the body of one task."""
     files = sources(stage)
-    lines = files[task.file].splitlines(keepends=True)
-    lines[body_span(functions(files[task.file])[task.name], lines)] = body
-    return files | {task.file: "".join(lines)}
+    return files | {task.file: replaced(files[task.file], {task.name: body}, bodies=True)}
 
 
 def sources(stage: Path) -> dict[str, str]:

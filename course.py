@@ -145,13 +145,7 @@ def run_stages(stages: list[Path], script: str, arguments: list[str], root: Path
 
 # ---- The commands: each takes the stages that were chosen, the remaining arguments and the course's root ----
 
-
-def demo(chosen: list[Path], arguments: list[str], root: Path) -> int:
-    return run_stages(chosen, "main.py", ["--demo", *arguments], root)
-
-
-def serve(chosen: list[Path], arguments: list[str], root: Path) -> int:
-    return run_stages(chosen, "main.py", ["--serve", *arguments], root)
+Command = Callable[[list[Path], list[str], Path], int]
 
 
 def bench(chosen: list[Path], arguments: list[str], root: Path) -> int:
@@ -204,17 +198,22 @@ def test(chosen: list[Path], arguments: list[str], root: Path) -> int:
     return status
 
 
-def module(name: str, *fixed: str) -> Callable[[list[Path], list[str], Path], int]:
+def stages_main(mode: str) -> Command:
+    """Return a command that runs main.py of each stage in this mode, such as "--demo"."""
+    return lambda chosen, arguments, root: run_stages(chosen, "main.py", [mode, *arguments], root)
+
+
+def module(name: str) -> Command:
     """Return a command that runs `python -m name`, with the folders of the stages before the other arguments."""
 
     def command(chosen: list[Path], arguments: list[str], root: Path) -> int:
         folders = [relative(stage, root) for stage in chosen]
-        return run([prepare_environment(root), "-m", name, *fixed, *folders, *arguments], root)
+        return run([prepare_environment(root), "-m", name, *folders, *arguments], root)
 
     return command
 
 
-def here(name: str) -> Callable[[list[Path], list[str], Path], int]:
+def here(name: str) -> Command:
     """Return a command that runs `python -m name` where the user is: its files are there, and not within the course."""
 
     def command(chosen: list[Path], arguments: list[str], root: Path) -> int:
@@ -223,7 +222,7 @@ def here(name: str) -> Callable[[list[Path], list[str], Path], int]:
     return command
 
 
-def bare(name: str) -> Callable[[list[Path], list[str], Path], int]:
+def bare(name: str) -> Command:
     """Return a command that calls `main([stage, ...])` of a module here, where nothing may be installed yet."""
     return lambda chosen, arguments, root: importlib.import_module(name).main([*map(str, chosen), *arguments])
 
@@ -236,7 +235,7 @@ class Verb(NamedTuple):
 
     stages: str
     help: str
-    run: Callable[[list[Path], list[str], Path], int]
+    run: Command
     more: str = ""
     parser: bool = True
 
@@ -247,8 +246,8 @@ TESTS = "Such as `test 05 -x`, `test my/05 -k abort` or `test tests/common`; `py
 DOCTOR = 'It has no options, installs nothing, and ends with 1 if something is marked "!!".'
 
 VERBS = {
-    "demo": Verb("[STAGE]", "watch one stage work, or every stage in turn", demo, OF_A_STAGE),
-    "serve": Verb("STAGE", "start a stage's HTTP server", serve, OF_A_STAGE),
+    "demo": Verb("[STAGE]", "watch one stage work, or every stage in turn", stages_main("--demo"), OF_A_STAGE),
+    "serve": Verb("STAGE", "start a stage's HTTP server", stages_main("--serve"), OF_A_STAGE),
     "watch": Verb(
         "STAGE", "see its engine at work, in a browser; or two, side by side", module("common.inspector"), OF_A_STAGE
     ),

@@ -1,11 +1,11 @@
-"""What the tests of `start`, `solve` and `check` share."""
+"""What the tests of `start`, `solve`, `check` and `bug` share."""
 
 from pathlib import Path
 
 import pytest
 
 from common.learn.milestones import runner
-from common.stages import stage_folders
+from common.stages import ROOT, stage_folders
 from tests.helpers.incomplete_stages import load_once
 
 
@@ -17,8 +17,9 @@ def loaded_once(monkeypatch):
 
 
 @pytest.fixture
-def root(tmp_path) -> Path:
-    """A course with the real stages, in which `my` can be written."""
-    for stage in stage_folders():
-        (tmp_path / stage.name).symlink_to(stage)
+def root(tmp_path, monkeypatch) -> Path:
+    """The course, with a `my` that can be written, on the Python that runs the tests."""
+    for name in [*(stage.name for stage in stage_folders()), "common", "tests", "course.py", "pyproject.toml"]:
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.setenv("COURSE_NO_VENV", "1")
     return tmp_path

@@ -1,13 +1,12 @@
 """`check`: a learner's folder against the milestones, and that these grade what they say. See test_milestones.py."""
 
 import shutil
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from common.learn import check, solve
-from common.learn.blank import blank_stage, find_tasks
+from common.learn import check, solve, start
+from common.learn.blank import find_tasks
 from common.learn.milestones import read_milestones
 from common.learn.milestones.runner import Runner
 from common.stages import stage_folders
@@ -16,31 +15,26 @@ from tests.helpers.incomplete_stages import patient, without, write
 STAGES = stage_folders()
 BEFORE_05, STAGE_05 = STAGES[3:5]
 
-each_pair = pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)), ids=lambda stage: stage.name[:2])
-
 
 def started(root: Path, stage: Path, *filled: str) -> Path:
     """Return the learner's folder of a stage, with these tasks written."""
-    before, folder = STAGES[STAGES.index(stage) - 1], root / "my" / stage.name
-    files = blank_stage(before, stage)
-    for task in find_tasks(before, stage):
-        if task.name in filled:
-            files[task.file], _ = solve.fill_in(folder / task.file, files[task.file], stage / task.file, task)
-    write(folder, files)
-    return folder
+    start.main([stage.name], root)
+    for name in filled:
+        solve.main([stage.name, name, "--yes"], root)
+    return root / "my" / stage.name
 
 
-@each_pair
-def test_a_blank_stage_fails_at_once_and_gives_a_hint_only_if_asked(root, capsys, before, after):
-    started(root, after)
+@pytest.mark.parametrize("stage", STAGES[1:], ids=lambda stage: stage.name)
+def test_a_blank_stage_fails_at_once_and_gives_a_hint_only_if_asked(root, capsys, stage):
+    started(root, stage)
     capsys.readouterr()
-    assert check.main([after.name], root) == 1
+    assert check.main([stage.name], root) == 1
     shown = capsys.readouterr().out
-    first = read_milestones(after.name[:2])[0]
-    assert f"failing  1  {first.title}" in shown and shown.count("not yet ") == len(read_milestones(after.name[:2])) - 1
-    assert "Happened: not written yet: task " in shown and f"`solve {after.name[:2]} {first.tasks[0]}`" in shown
+    first, *others = read_milestones(stage.name[:2])
+    assert f"failing  1  {first.title}" in shown and shown.count("not yet ") == len(others)
+    assert "Happened: not written yet: task " in shown and f"`solve {stage.name[:2]} {first.tasks[0]}`" in shown
     assert "Traceback" not in shown and first.hint not in shown and first.second_hint not in shown
-    check.main([after.name, "--hint"], root)
+    check.main([stage.name, "--hint"], root)
     assert f"Hint: {first.hint}\nSecond hint: {first.second_hint}" in capsys.readouterr().out
 
 

@@ -11,22 +11,10 @@ import course
 from common.learn import bug
 from common.learn.faults import FAULTS
 from common.setup.environment import python_of
-from common.stages import stage_folders
 
 TABLE = (course.ROOT / "common/learn/faults/caught.md").read_text(encoding="utf-8")
 by_number = {fault.number: fault for fault in FAULTS}
 each_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: str(fault.number))
-
-
-@pytest.fixture
-def root(tmp_path, monkeypatch) -> Path:
-    """The course, with a `my` that can be written."""
-    for path in [*stage_folders(), *(course.ROOT / name for name in ("common", "tests"))]:
-        (tmp_path / path.name).symlink_to(path)
-    for name in ("course.py", "pyproject.toml"):
-        (tmp_path / name).symlink_to(course.ROOT / name)
-    monkeypatch.setenv("COURSE_NO_VENV", "1")
-    return tmp_path
 
 
 # ---- The entries ----

@@ -92,36 +92,37 @@ def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task
     Each of its tasks that is written is tried by itself; while some are not, those of later milestones, too.
     """
     left, number = what_is_left(folder, tasks), folder.name[:2]
-    failing, wrong, seen = None, [], set()
     with Runner() as runner:
+        for failing in milestones:
+            missing = [f"{task.title} ({task.file})" for task in in_order(failing, left)]
+            said = f"not written yet: {', '.join(missing)}"
+            outcome = Outcome(said) if missing else runner.run(folder, failing)
+            print(f"  {'failing' if outcome.what else 'done':8} {failing.number}  {failing.title}", flush=True)
+            if outcome.what:
+                break
+        else:
+            return 0
         missed = partial(missed_by, runner=runner, folder=folder, tasks=tasks, milestones=milestones)
-        for milestone in milestones:
-            missing = [f"{task.title} ({task.file})" for task in in_order(milestone, left)]
-            if failing:
+        ended = not missing and runner.child is None  # and what ended the process is shown already
+        place = milestones.index(failing)
+        wrong, seen = [], {name for done in milestones[:place] for name in done.tasks} - {*failing.tasks}
+        for milestone in milestones[place:]:
+            if milestone is not failing:
                 print(f"  {'not yet':8} {milestone.number}  {milestone.title}")
-            else:
-                said = f"not written yet: {', '.join(missing)}"
-                outcome = Outcome(said) if missing else runner.run(folder, milestone)
-                print(f"  {'failing' if outcome.what else 'done':8} {milestone.number}  {milestone.title}", flush=True)
-                if outcome.what:
-                    failing, unwritten, seen = milestone, missing, seen - {*milestone.tasks}
-                    ended = not missing and runner.child is None  # and what ended the process is shown already
             own = [task for task in in_order(milestone, tasks) if task.name not in seen]
             seen |= {*milestone.tasks}
-            if failing and not ended and (milestone is failing or unwritten and not {*left} >= {*own}):
+            if not ended and (milestone is failing or missing and not {*left} >= {*own}):
                 wrong += [each for task in own if (each := show_task(task, task in left, missed))]
-    if not failing:
-        return 0
-    if not (unwritten and wrong):
-        if failing.tasks and not (unwritten or wrong or ended):
+    if not (missing and wrong):
+        if failing.tasks and not (missing or wrong or ended):
             outcome = outcome._replace(what=f"{outcome.what}\n{TOGETHER}")
-        if unwritten and not second_hint:  # without an attempt, a hint only if it is asked for
+        if missing and not second_hint:  # without an attempt, a hint only if it is asked for
             failing = failing._replace(hint="")
         blamed = [task for task, *_ in wrong] or in_order(failing, left)
         show_failure(failing, outcome, second_hint, number, blamed[0].name if blamed else "")
     for task, head, outcome in wrong:
         hint = " ".join(filter(None, words_of(reference_of(ROOT, folder.name), task)))
-        if unwritten:
+        if missing:
             head = head._replace(hint=hint, second_hint=f"{head.hint} {head.second_hint}")
             outcome = outcome._replace(what=f"{task.title}, tried by itself: {outcome.what}")
             show_failure(head, outcome, second_hint, number, task.name)

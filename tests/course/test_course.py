@@ -160,7 +160,7 @@ def test_a_reader_that_ends_early_is_no_failure(tree):
     assert "failed with exit status" not in errors
 
 
-@pytest.mark.parametrize("arguments", ["help", "doctor", "check {stage}"])
+@pytest.mark.parametrize("arguments", ["help", "check {stage}"])
 def test_every_command_ends_quietly_when_its_reader_does(tmp_path, arguments):
     """Also where a process of the environment prints, as of `check`."""
     stage = tmp_path / "05_paged_attention"

@@ -6,9 +6,9 @@ from .pictures import page_map, rows
 from .stage_under_test import StageUnderTest, expect, make_request
 
 
-def sequence(stage: StageUnderTest, name: str, tokens: int | list[int], pages: list[int], page_size: int = 4) -> Any:
-    """Return a Sequence on these pages, of a request with a prompt of `tokens`: its token ids, or their number."""
-    table = stage.page_table.PageTable(page_size)
+def sequence(stage: StageUnderTest, name: str, tokens: int, pages: list[int]) -> Any:
+    """Return a Sequence on these pages of 4 tokens, of a request whose prompt has `tokens` tokens."""
+    table = stage.page_table.PageTable(4)
     table.pages = pages
     return stage.scheduler.Sequence(make_request(name, tokens), table)
 

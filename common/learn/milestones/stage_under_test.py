@@ -80,9 +80,9 @@ def tokens_alone(stage: str, prompt: tuple[int, ...], max_tokens: int) -> list[i
     return request.token_ids
 
 
-def endless(max_tokens: int, **params) -> SamplingParams:
+def endless(max_tokens: int) -> SamplingParams:
     """Return greedy parameters for exactly this many tokens."""
-    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
 
 def make_request(name: str, prompt: int | list[int], max_tokens: int = 100) -> Request:

@@ -39,11 +39,9 @@ def test_greedy_tokens_are_those_of_transformers(engine, loaded, prompts, expect
 
 def test_a_prompt_alone_and_as_text_gives_the_same(engine, loaded, prompts, expected):
     texts = [loaded.tokenizer.decode(prompt) for prompt in prompts]
-    again = [i for i, text in enumerate(texts) if loaded.tokenizer(text)["input_ids"] == prompts[i]]
-    for i in again[:2]:
-        assert engine.generate([texts[i]], GREEDY)[0].token_ids == expected[i]
-        assert engine.generate([prompts[i]], GREEDY)[0].token_ids == expected[i]
-    assert len(again) >= 2
+    first, second, *_ = [i for i, text in enumerate(texts) if loaded.tokenizer(text)["input_ids"] == prompts[i]]
+    assert engine.generate([texts[first]], GREEDY)[0].token_ids == expected[first]
+    assert engine.generate([prompts[second]], GREEDY)[0].token_ids == expected[second]
 
 
 def test_a_long_prompt(engine, reference, prompts):
@@ -89,15 +87,16 @@ def test_without_max_tokens_the_context_is_the_limit(make_engine, prompts):
 def test_stop_strings_end_inside_tokens(engine, loaded):
     """A stop string may begin and end in the middle of a token; the text is cut there, the tokens are kept."""
     [full] = engine.generate([STORY], endless())
-    for start in (3, 24, 75):
-        stop = full.text[start : start + 6]
-        [cut] = engine.generate([STORY], endless(stop=[stop, "never to be seen"]))
+    stops = [full.text[start : start + 6] for start in (3, 24, 75)]
+    each = [endless(stop=[stop, "never to be seen"]) for stop in stops]
+    each += [endless(stop=stop, include_stop_str_in_output=True) for stop in stops]
+    completions = engine.generate([STORY] * len(each), each)
+    for stop, cut, kept in zip(stops, completions, completions[len(stops) :], strict=False):
         assert cut.text == full.text[: full.text.index(stop)]
         assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
         assert cut.token_ids == full.token_ids[: len(cut.token_ids)]
         before = loaded.tokenizer.decode(cut.token_ids[:-1], skip_special_tokens=True)
         assert stop not in before, "the engine went on after the stop string was complete"
-        [kept] = engine.generate([STORY], endless(stop=stop, include_stop_str_in_output=True))
         assert kept.text == cut.text + stop
 
 
@@ -138,10 +137,11 @@ def test_a_seed_decides_and_company_does_not(make_engine, prompts):
     assert company[-1].token_ids == alone
 
 
-@pytest.mark.parametrize("seeds", [range(6), [None] * 6], ids=["seeds", "no seeds"])
-def test_seeds_differ_and_without_a_seed_chance_decides(engine, seeds):
+def test_seeds_differ_and_without_a_seed_chance_decides(engine):
+    seeds = [*range(6), *[None] * 6]
     each = [SamplingParams(max_tokens=8, temperature=1.5, seed=seed) for seed in seeds]
-    assert len({tuple(completion.token_ids) for completion in engine.generate([STORY] * 6, each)}) >= 4
+    answers = [tuple(completion.token_ids) for completion in engine.generate([STORY] * 12, each)]
+    assert len(set(answers[:6])) >= 4 and len(set(answers[6:])) >= 4
 
 
 def test_logprobs_are_those_of_the_model(engine, reference, prompts):
@@ -210,7 +210,7 @@ def test_a_step_reports_what_changed(engine, prompts):
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5, 11])
 def test_abort_frees_at_any_moment(engine, prompts, expected, steps):
-    most = 14  # tokens: enough for what happens after eleven steps
+    most = steps + 3  # tokens: the first answer is not complete after these steps
     requests = [engine.add(prompt, SamplingParams(max_tokens=most)) for prompt in prompts[:4]]
     for _ in range(steps):
         engine.step()

@@ -3,12 +3,7 @@
 A document is raw text or a chat. It depends on its number, on the seed and on the mix of kinds only, so training can
 stop and go on at any document. The trainer adds the end-of-text token between documents.
 
-There are four mixes. "known" is what the model learns first, and what the tokenizer is made of. "broad" adds what
-strangers type: texts without any meaning to copy, passages in other words, questions without an answer, other
-languages. Copies have half of it. The hardest are words made of the tokenizer's own pieces, words that lose the space
-before them, as the first word of every copy does, and few words that come again and again. "long" has more stories,
-which the short rows of the training before have left out. "easy" is for the draft: of what "broad" adds, it leaves out
-copies, for which two layers are too few.
+There are four mixes: "known", "broad", "long" and "easy". The model card (../README.md) says what each is for.
 """
 
 from pkgutil import resolve_name

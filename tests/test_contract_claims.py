@@ -32,7 +32,7 @@ def test_requests_share_steps(engine, prompts):
 
 @pytest.fixture(scope="session")
 def growing(loaded, prompts) -> list:
-    """Eight completions of three to five pages each, every other one sampled with a seed, from memory that is never short.
+    """Eight completions of three to five pages each, every other one sampled with a seed; stage 04 has no pages.
 
     They are so long that it does not depend on how soon draft tokens let one of them end.
     """

@@ -58,13 +58,13 @@ def checkpoint(config):
     return write
 
 
-def save_shards(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """The tensors in two files and an index, as large checkpoints are stored."""
+def save_shards(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """The tensors in two files beside `path` and an index, as large checkpoints are stored."""
     names = sorted(tensors)
     files = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(names)}
     for file in set(files.values()):
-        save_file({name: tensors[name] for name in names if files[name] == file}, folder / file)
-    write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": files})
+        save_file({name: tensors[name] for name in names if files[name] == file}, path.with_name(file))
+    write_json(path.with_name("model.safetensors.index.json"), {"metadata": {}, "weight_map": files})
 
 
 def refusal(error: type[Exception], *arguments, **options) -> str:
@@ -186,34 +186,23 @@ def test_bundled_configs_describe_the_models_they_are_named_after(name, billions
 # ---- Weights ----
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_every_tensor_arrives_in_its_rows(checkpoint, tmp_path, sharded):
-    tensors = checkpoint(attention_bias=True)
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("asked", ["float32", "bfloat16", torch.float16])
+@pytest.mark.parametrize("save", [save_file, save_shards])
+def test_every_tensor_arrives_in_its_rows_and_in_the_type_asked_for(save, stored, asked, checkpoint, tmp_path):
+    tensors = {name: tensor.to(stored) for name, tensor in checkpoint(attention_bias=True).items()}
     tables = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}  # old checkpoints store them: ignored
-    if sharded:
-        (tmp_path / "model.safetensors").unlink()
-        save_shards(tensors | tables, tmp_path)
-    else:
-        save_file(tensors | tables, tmp_path / "model.safetensors")
-    loaded = load_model(str(tmp_path), device="cpu", fused=False)  # else the weights are packed
+    (tmp_path / "model.safetensors").unlink()
+    save(tensors | tables, tmp_path / "model.safetensors")
+    loaded = load_model(str(tmp_path), device="cpu", dtype=asked, fused=False)  # else the weights are packed
     parameters = dict(loaded.model.named_parameters())
     names = checkpoint_names(loaded.config)
     assert {tensor for _, tensor, _ in names} == set(tensors)
     for name, tensor, rows in names:
-        assert torch.equal(parameters[name][rows], tensors[tensor])
-    assert loaded.name == str(tmp_path) and not loaded.model.training
-    assert not any(parameter.requires_grad for parameter in parameters.values())
-
-
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("asked", ["float32", "bfloat16", torch.float16])
-def test_weights_are_converted_to_the_type_asked_for(stored, asked, checkpoint, tmp_path):
-    tensors = {name: tensor.to(stored) for name, tensor in checkpoint().items()}
-    save_file(tensors, tmp_path / "model.safetensors")
-    loaded = load_model(tmp_path, device="cpu", dtype=asked, fused=False)
-    assert {parameter.dtype for parameter in loaded.model.parameters()} == {loaded.dtype}
-    assert torch.equal(loaded.model.blocks[1].mlp.down.weight, tensors[DOWN].to(loaded.dtype))
+        assert torch.equal(parameters[name][rows], tensors[tensor].to(loaded.dtype))
+    assert {(parameter.dtype, parameter.requires_grad) for parameter in parameters.values()} == {(loaded.dtype, False)}
     assert loaded.model.cos.dtype == torch.float32  # positions need more digits than weights
+    assert loaded.name == str(tmp_path) and not loaded.model.training
 
 
 def test_tied_embeddings_are_one_parameter_even_if_stored_twice(checkpoint, tmp_path):
@@ -266,7 +255,7 @@ def test_files_that_are_missing_are_named(checkpoint, tmp_path):
     (tmp_path / "pytorch_model.bin").touch()
     assert "pytorch_model.bin" in refusal(ValueError, tmp_path)
 
-    save_shards(tensors, tmp_path)
+    save_shards(tensors, tmp_path / "model.safetensors")
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     assert "model-00002-of-00002.safetensors" in refusal(FileNotFoundError, tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("{}")

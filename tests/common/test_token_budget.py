@@ -122,7 +122,7 @@ def test_the_engine_has_that_budget_and_says_so(loaded, monkeypatch, stage):
 
 def test_a_router_says_so_too(loaded, monkeypatch):
     monkeypatch.setattr(token_budget, "STEP_SECONDS", 0.0)
-    engine = make_engine(load_engine("08"), loaded)
+    engine = make_engine(load_engine("08"), loaded, num_draft_tokens=2)
     assert engine.startup_notes.count(f"token_budget={LEAST} (") == 1
     prices = {worker.engine.scheduler.price for worker in engine.fleet.workers}
     assert len(prices) == 1 and prices.pop().pair > 0, "all workers have the router's"

@@ -10,9 +10,7 @@ from . import exercises, facts, terms, unknown
 from .copying import words
 from .words import LISTS, MAKERS, ask, coin, draw, fill, first_upper, flat, material, people, weighted
 
-FRAMES, ANYTHING, MEMORIES = material("passages").values()
-VERBS = {"left": "leave", "bought": "buy", "sold": "sell", "lost": "lose", "found": "find"}
-PLURALS = {"box": "boxes", "compass": "compasses", "knife": "knives"}
+VERBS, PLURALS, FRAMES, ANYTHING, MEMORIES = material("passages").values()
 TOPICS = (facts.exchange, exercises.arithmetic, terms.exchange, exercises.lists)
 # Texts to copy: of what, and how many at most.
 COPIED = {1: ("number", 30), 3: ("code", 15), 4: ("fact", 15), 5: ("mixed", 35), 6: ("any_word", 12)}

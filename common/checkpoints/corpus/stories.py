@@ -11,7 +11,6 @@ from .words import FEMALE, LISTS, MALE, an, coin, fill, material
 
 STORIES = material("stories")
 NUMBERS, ORDINALS = LISTS["numbers"], LISTS["ordinals"]
-TIMES = ("In the morning", "At noon", "In the afternoon", "In the evening")
 MAX_PARTS = 12
 STEPS = {"episodes": 5, "evenings": 3}  # at most so far round the ring for a part: no story comes round to its first
 
@@ -55,7 +54,7 @@ def story(rng: Random, who: dict[str, str], parts: int, form: str = "days") -> s
     for i, (text, *things) in enumerate(zip(texts, *met, strict=True)):
         slots = who | dict(zip(("place", "object", "helper", "food"), things, strict=True))
         slots |= {"weather": rng.choice(STORIES["weathers"]), "n": rng.choice(NUMBERS[2:])}
-        markers = {"ordinal": ORDINALS[i], "number": str(i + 1), "time": TIMES[i % len(TIMES)]}
+        markers = {"ordinal": ORDINALS[i], "number": str(i + 1), "time": STORIES["day"][i % 4]}
         body.append(fill(rng, part, markers | {"episode": fill(rng, text, slots)}))
     close = fill(rng, f"{ending} {rng.choice(STORIES['morals'])}", who)
     slots = who | {"wish": wish, "length": length, "last": ORDINALS[parts - 1], "close": close}

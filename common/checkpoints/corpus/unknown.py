@@ -13,13 +13,8 @@ from . import copying, facts, terms
 from .words import FIRST_NAMES, LISTS, MAKERS, WORDS, ask, draw, flat, material, weighted
 
 ANSWER, ONLY_ENGLISH = "I do not know.", "I know only English."
-QUESTIONS, LANGUAGES = material("unknown").values()
-# Relations whose subject can be exchanged for one that has no answer.
-PLACES = ("capital", "continent", "currency", "language")
-NOUNS = ("young", "sound", "home", "legs", "opposite", "colour", "symbol")
+PLACES, NOUNS, SLOTS, QUESTIONS, LANGUAGES = material("unknown").values()
 TERMS = " ".join(" ".join((term["name"], *term["aliases"])) for term in terms.TERMS)
-# The order in which slots are filled.
-SLOTS = "somebody town land noun title object jobs colours number large 1100-2090 syllables".split()
 
 LISTS |= {"common_words": WORDS[:60], "object": LISTS["things"] + LISTS["nouns"]}
 MAKERS["title"] = lambda rng: " ".join(word.capitalize() for word in copying.words(rng, rng.randint(1, 3)))

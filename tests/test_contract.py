@@ -66,12 +66,15 @@ def test_ignore_eos_goes_on_to_max_tokens(engine, reference, prompts, expected, 
         assert completion.finish_reason == "length"
 
 
-def test_max_tokens(engine, prompts, expected):
+def test_max_tokens_of_each_request(engine, prompts, expected):
     limits = [1, 2, MAX_TOKENS - 1, 1]
-    completions = engine.generate(prompts[:4], [SamplingParams(max_tokens=limit) for limit in limits])
-    for completion, tokens, limit in zip(completions, expected, limits, strict=False):
+    each = [SamplingParams(max_tokens=limit) for limit in limits]
+    for completion, tokens, limit in zip(engine.generate(prompts[:4], each), expected, limits, strict=False):
         assert completion.token_ids == tokens[:limit]
         assert completion.finish_reason == "length" or len(tokens) <= limit
+    assert engine.generate([]) == []
+    with pytest.raises(ValueError, match="4 prompts came with 3"):
+        engine.generate(prompts[:4], each[:3])
 
 
 def test_without_max_tokens_the_context_is_the_limit(make_engine, prompts):
@@ -101,9 +104,9 @@ def test_stop_strings_end_inside_tokens(engine, loaded):
 
 
 def test_stop_token_ids(engine):
-    [full] = engine.generate([STORY], endless())
+    [full] = engine.generate([STORY], endless(12))
     stop = full.token_ids[9]
-    [cut] = engine.generate([STORY], endless(stop_token_ids=[stop]))
+    [cut] = engine.generate([STORY], endless(12, stop_token_ids=[stop]))
     assert cut.token_ids == full.token_ids[: full.token_ids.index(stop) + 1]
     assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
 
@@ -119,7 +122,8 @@ SAMPLINGS = [
 
 
 def test_sampled_tokens_are_those_of_the_reference_logits(engine, reference, prompts):
-    """Seeded sampling is the sampler applied to the model's logits, whatever else runs beside it."""
+    """Seeded sampling is the sampler applied to the model's logits, whatever else runs beside it, or before it."""
+    engine.add(prompts[4], endless(8, temperature=1.0))  # without a seed
     requests = [engine.add(prompts[i], params) for i, params in enumerate(SAMPLINGS)]
     drain(engine)
     for request in requests:
@@ -127,14 +131,6 @@ def test_sampled_tokens_are_those_of_the_reference_logits(engine, reference, pro
         for token in produced:
             assert sample(reference.next_logits(request.all_token_ids)[None], [request])[0].token_id == token
             request.token_ids.append(token)
-
-
-def test_a_seed_decides_and_company_does_not(make_engine, prompts):
-    params = SamplingParams(max_tokens=8, temperature=1.0, seed=5)
-    alone = make_engine().generate([prompts[3]], params)[0].token_ids
-    others = [SamplingParams(max_tokens=8, temperature=1.0) for _ in prompts[:4]]
-    company = make_engine().generate([*prompts[:4], prompts[3]], [*others, params])
-    assert company[-1].token_ids == alone
 
 
 def test_seeds_differ_and_without_a_seed_chance_decides(engine):
@@ -256,14 +252,6 @@ def test_interrupted_generate_leaves_nothing(engine, prompts, monkeypatch):
     monkeypatch.setattr(engine, "step", step)
     with pytest.raises(KeyboardInterrupt):
         engine.generate(prompts[:3], GREEDY)
-
-
-def test_generate_takes_one_for_all_or_one_for_each(engine, prompts):
-    assert engine.generate([]) == []
-    each = [endless(n) for n in (3, 1, 2)]
-    assert tuple(len(c.token_ids) for c in engine.generate(prompts[:3], each)) == (3, 1, 2)
-    with pytest.raises(ValueError, match="3 prompts came with 2"):
-        engine.generate(prompts[:3], each[:2])
 
 
 def test_timings_and_trace(engine, prompts, tmp_path):

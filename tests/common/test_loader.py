@@ -318,7 +318,7 @@ def test_a_process_imports_what_it_needs_and_has_the_weights_in_memory_once(tmp_
     The weights are 100 MB in bfloat16, converted to float32. A loader that read everything before it copies would take
     1.5 times what they take then.
     """
-    large = {"hidden_size": 1024, "intermediate_size": 2560, "num_hidden_layers": 4, "tie_word_embeddings": False}
+    large = {"hidden_size": 1024, "intermediate_size": 1536, "num_hidden_layers": 6, "tie_word_embeddings": False}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8}
     complete = read_json(CHECKPOINTS / "target" / "config.json")  # with all fields: transformers need not read it
     write_json(tmp_path / "config.json", complete | large | heads)

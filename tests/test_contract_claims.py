@@ -30,31 +30,31 @@ def test_requests_share_steps(engine, prompts):
     assert max(len(step.works) for step in engine.trace) == 8
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def growing(loaded, prompts) -> list:
-    """Twelve completions of four pages each, every other one sampled with a seed.
+    """Eight completions of three to five pages each, every other one sampled with a seed; stage 04 has no pages.
 
     They are so long that it does not depend on how soon draft tokens let one of them end.
     """
-    each = [endless(64, temperature=float(i % 2), seed=i) for i in range(12)]
-    return load_engine("02")(loaded).generate([prompt[:40] for prompt in prompts[:12]], each)
+    each = [endless(40, temperature=float(i % 2), seed=i) for i in range(8)]
+    return load_engine("04")(loaded).generate([prompt[:40] for prompt in prompts[:8]], each)
 
 
 @pytest.mark.claim(5)
 @pytest.mark.parametrize("page_size", [1, 7, 16])
 def test_memory_that_runs_short(engine_class, loaded, growing, page_size):
-    """Twelve requests that all grow, in memory for four: some must be preempted, and no token or character shows it.
+    """Eight requests that all grow, in memory for two: some must be preempted, and no token or character shows it.
 
     The second time, what is kept in a cache is hit, evicted and hit again.
     """
-    engine = engine_class(loaded, **pool(24 * PAGE // page_size, page_size))
+    engine = engine_class(loaded, **pool(11 * PAGE // page_size, page_size))
     for _ in range(2 if page_size == PAGE else 1):
         completions = engine.generate([one.prompt_token_ids for one in growing], [one.params for one in growing])
         assert [completion.token_ids for completion in completions] == [one.token_ids for one in growing]
         assert [completion.text for completion in completions] == [one.text for one in growing]
         engine.check()
     stats = engine.stats()
-    assert stats["preemptions"] > 0, "memory for four of twelve requests, and none was preempted"
+    assert stats["preemptions"] > 0, "memory for two of eight requests, and none was preempted"
     assert stats["kv_tokens_used"] == stats["kv_tokens_reserved"] == 0
 
 

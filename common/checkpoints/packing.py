@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .corpus import KINDS, Mix, document
+from .corpus import document
 from .tokenizer import END_OF_TEXT, MESSAGE_START
 
 
-def packed_rows(tokenizer, seed: str, length: int, start: int, mix: Mix = KINDS) -> Iterator[tuple[list[int], int]]:
+def packed_rows(tokenizer, seed: str, length: int, start: int, mix: str = "known") -> Iterator[tuple[list[int], int]]:
     """Return rows of `length + 1` token ids, each with the index of the first document it does not hold.
 
     A row begins with a whole document and is filled with more, each closed by END_OF_TEXT; the last is cut off.

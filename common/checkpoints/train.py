@@ -32,7 +32,6 @@ from common.loader.config import read_config
 from common.loader.weights import checkpoint_names
 from common.model import Transformer
 
-from .corpus import MIXES
 from .packing import own_tokens, packed_rows
 from .recipes import PHASES, Phase
 from .tokenizer import FOLDER
@@ -87,7 +86,6 @@ class Training:
         self.config, self.phase = read_config(folder), PHASES[name][number - 1]
         self.work, self.snapshot_file = work, work / f"{name}-{number}.pt"
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.mix = MIXES[self.phase.mix]
         self.teacher = None
         if self.phase.teacher:
             self.teacher = load_model(str(folder.parent / self.phase.teacher), device="cpu", fused=False).model
@@ -159,7 +157,7 @@ class Training:
             started = time.perf_counter()
             if self.row_length() != length:
                 length = self.row_length()
-                rows = packed_rows(self.tokenizer, "train", length, self.next_document, self.mix)
+                rows = packed_rows(self.tokenizer, "train", length, self.next_document, phase.mix)
             batch = []
             for _ in range(max(1, phase.tokens_per_step // length)):
                 row, self.next_document = next(rows)
@@ -188,7 +186,7 @@ class Training:
     @torch.no_grad()
     def held_out_loss(self, tokens: int) -> float:
         """Return the mean loss, nats per token, on documents that training never sees (another seed of the corpus)."""
-        rows = packed_rows(self.tokenizer, "held-out", 1024, 0, self.mix)
+        rows = packed_rows(self.tokenizer, "held-out", 1024, 0, self.phase.mix)
         losses = [self.loss([next(rows)[0] for _ in range(4)]).item() for _ in range(tokens // (4 * 1024))]
         return sum(losses) / len(losses)
 

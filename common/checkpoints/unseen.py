@@ -6,10 +6,10 @@ copies words, admits ignorance and notices other languages must be asked with ma
 
 from random import Random
 
-from .corpus.words import ask, draw, sections
+from .corpus.words import ask, draw, material
 
-_LINES, QUESTIONS, SENTENCES = sections("unseen").values()
-WORDS = " ".join(_LINES).split()
+_WORDS, QUESTIONS, SENTENCES = material("unseen").values()
+WORDS = _WORDS.split()
 
 
 def copies(rng: Random) -> tuple[str, str]:

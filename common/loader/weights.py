@@ -8,8 +8,6 @@ If several processes share a model (loader/shard.py), each copies only its own p
 vLLM's `weight_loader`. Production engines add several threads, or GPUDirect Storage, that read the files at once.
 """
 
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from tqdm import tqdm
 
 from ..errors import InvalidInput
 from ..model import ModelConfig, Transformer
@@ -24,7 +23,7 @@ from .config import read_json
 from .device import DTYPES
 from .shard import WHOLE, Shard
 
-PROGRESS_BYTES = 10**9  # smaller models load within seconds, without a progress line
+PROGRESS_BYTES = 10**9  # smaller models load within seconds, without a progress bar
 
 
 class NoInitialization(TorchFunctionMode):
@@ -60,26 +59,25 @@ def checkpoint_names(config: ModelConfig) -> list[tuple[str, str, slice]]:
     q, kv, mlp = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim, config.intermediate_size
     whole = slice(None)
     qkv_rows = {"q_proj": slice(0, q), "k_proj": slice(q, q + kv), "v_proj": slice(q + kv, q + 2 * kv)}
-    qkv_kinds = ("weight", "bias") if config.qkv_bias else ("weight",)
-    output_kinds = ("weight", "bias") if config.output_bias else ("weight",)
-    qk_norms = ("q_norm", "k_norm") if config.qk_norm else ()
-
+    biases = {"attention.qkv.bias": config.qkv_bias, "attention.output.bias": config.output_bias}
+    layer = [("attention_norm.weight", "input_layernorm.weight", whole)]
+    for kind in ("weight", "bias"):
+        layer += [(f"attention.qkv.{kind}", f"self_attn.{name}.{kind}", rows) for name, rows in qkv_rows.items()]
+        layer += [(f"attention.output.{kind}", f"self_attn.o_proj.{kind}", whole)]
+    for norm in ("q_norm", "k_norm") if config.qk_norm else ():
+        layer += [(f"attention.{norm}.weight", f"self_attn.{norm}.weight", whole)]
+    layer += [
+        ("mlp_norm.weight", "post_attention_layernorm.weight", whole),
+        ("mlp.gate_up.weight", "mlp.gate_proj.weight", slice(0, mlp)),
+        ("mlp.gate_up.weight", "mlp.up_proj.weight", slice(mlp, 2 * mlp)),
+        ("mlp.down.weight", "mlp.down_proj.weight", whole),
+    ]
     names = [("embedding.weight", "model.embed_tokens.weight", whole)]
     for i in range(config.num_layers):
-        ours, theirs = f"blocks.{i}", f"model.layers.{i}"
-        names += [(f"{ours}.attention_norm.weight", f"{theirs}.input_layernorm.weight", whole)]
-        for kind in qkv_kinds:
-            for projection, rows in qkv_rows.items():
-                names += [(f"{ours}.attention.qkv.{kind}", f"{theirs}.self_attn.{projection}.{kind}", rows)]
-        for norm in qk_norms:
-            names += [(f"{ours}.attention.{norm}.weight", f"{theirs}.self_attn.{norm}.weight", whole)]
-        for kind in output_kinds:
-            names += [(f"{ours}.attention.output.{kind}", f"{theirs}.self_attn.o_proj.{kind}", whole)]
         names += [
-            (f"{ours}.mlp_norm.weight", f"{theirs}.post_attention_layernorm.weight", whole),
-            (f"{ours}.mlp.gate_up.weight", f"{theirs}.mlp.gate_proj.weight", slice(0, mlp)),
-            (f"{ours}.mlp.gate_up.weight", f"{theirs}.mlp.up_proj.weight", slice(mlp, 2 * mlp)),
-            (f"{ours}.mlp.down.weight", f"{theirs}.mlp.down_proj.weight", whole),
+            (f"blocks.{i}.{ours}", f"model.layers.{i}.{theirs}", rows)
+            for ours, theirs, rows in layer
+            if biases.get(ours, True)
         ]
     names += [("norm.weight", "model.norm.weight", whole)]
     if not config.tie_embeddings:
@@ -94,7 +92,7 @@ def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE) -> None
     """
     parameters = dict(model.named_parameters())
     places = {tensor: (name, parameters[name][rows]) for name, tensor, rows in checkpoint_names(model.config)}
-    progress = Progress(sum(place.nbytes for _, place in places.values()))
+    progress = progress_bar(sum(place.nbytes for _, place in places.values()))
     tied_head = None
     for path, name, tensor in stored_tensors(folder):
         if name.endswith("rotary_emb.inv_freq"):  # older checkpoints store this table; the config determines it
@@ -112,7 +110,7 @@ def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE) -> None
         if tensor.dtype not in DTYPES.values():
             raise InvalidInput(f"{path}: tensor {name} is {tensor.dtype}; supported are {', '.join(DTYPES)}")
         place.copy_(shard.part(parameter, tensor))  # converts to the parameter's dtype and device
-        progress.add(place.nbytes)
+        progress.update(place.nbytes)
     if places:
         missing, more = next(iter(places)), f" (and {len(places) - 1} more)" if len(places) > 1 else ""
         raise InvalidInput(f"{folder}: the checkpoint has no tensor {missing}{more}")
@@ -158,7 +156,7 @@ def randomize_weights(model: Transformer, shard: Shard = WHOLE) -> None:
     A shard is a part of the same model: for each parameter, draw the whole and keep the part.
     """
     parameters = dict(model.named_parameters())
-    progress = Progress(sum(parameter.nbytes for parameter in parameters.values()))
+    progress = progress_bar(sum(parameter.nbytes for parameter in parameters.values()))
     generator = torch.Generator(model.cos.device).manual_seed(0)
     for name, parameter in parameters.items():
         if "norm" in name:
@@ -170,20 +168,9 @@ def randomize_weights(model: Transformer, shard: Shard = WHOLE) -> None:
             whole.normal_(std=0.02, generator=generator)
             pieces = [rows for owner, _, rows in checkpoint_names(model.config) if owner == name]
             parameter.copy_(shard.part_of_pieces(name, whole, pieces))
-        progress.add(parameter.nbytes)
+        progress.update(parameter.nbytes)
 
 
-class Progress:
-    """Report bytes done and seconds for large models, on one line of stderr that a terminal rewrites."""
-
-    def __init__(self, total: int):
-        self.total, self.done, self.start = total, 0, time.monotonic()
-
-    def add(self, nbytes: int) -> None:
-        self.done += nbytes
-        finished, terminal = self.done == self.total, sys.stderr.isatty()
-        if self.total > PROGRESS_BYTES and (finished or terminal):
-            seconds = time.monotonic() - self.start
-            line = f"weights: {self.done / 1e9:.2f} of {self.total / 1e9:.2f} GB, {seconds:.0f} s"
-            start, end = "\r" if terminal else "", "\n" if finished else ""
-            print(f"{start}{line}", end=end, file=sys.stderr, flush=True)
+def progress_bar(total: int) -> tqdm:
+    """Return a bar on stderr that counts up to `total` bytes; for a small model, one that is not shown."""
+    return tqdm(total=total, desc="weights", unit="B", unit_scale=True, mininterval=1, disable=total < PROGRESS_BYTES)

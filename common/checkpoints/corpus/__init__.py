@@ -3,29 +3,16 @@
 A document is raw text or a chat. It depends on its number, on the seed and on the mix of kinds only, so training can
 stop and go on at any document. The trainer adds the end-of-text token between documents.
 
-There are four mixes. "known" is what the model learns first, and what the tokenizer is made of. "broad" adds what
-strangers type: texts without any meaning to copy, passages in other words, questions without an answer, other
-languages. Copies have half of it. The hardest are words made of the tokenizer's own pieces, words that lose the space
-before them, as the first word of every copy does, and few words that come again and again. "long" has more stories,
-which the short rows of the training before have left out. "easy" is for the draft: of what "broad" adds, it leaves out
-copies, for which two layers are too few.
+There are four mixes: "known", "broad", "long" and "easy". The model card (../README.md) says what each is for.
 """
 
-from collections.abc import Callable
 from pkgutil import resolve_name
 from random import Random
 
-from .words import blocks, columns, flat, sections
+from .words import LISTS, flat, material
 
-__all__ = ["BROAD", "KINDS", "MIXES", "SYSTEM_PROMPTS", "chat", "document"]
-
-# kind: (its weight among the documents, what writes it)
-Mix = dict[str, tuple[float, Callable[[Random], str]]]
-
-# None changes an answer: the model must learn to read past them, because the prefix-cache lessons give many requests
-# the same long system prompt.
-SYSTEM_PROMPTS = sections("system_prompts")["prompts"]
-OPENINGS, QUESTIONS, CLOSINGS = map(columns, sections("smalltalk").values())
+SYSTEM_PROMPTS = LISTS["system_prompts"]  # the prefix-cache lessons give many requests the same long one
+OPENINGS, QUESTIONS, CLOSINGS = material("smalltalk").values()
 
 
 def chat(*turns: str, system: str | None = None) -> str:
@@ -70,35 +57,19 @@ def instruction(rng: Random) -> str:
     return " ".join(rng.choices(list(TOPICS), TOPICS.values())[0](rng))
 
 
-def _writer(name: str, form: str) -> Callable[[Random], str]:
-    """Return what writes a kind of document, by its function and what that returns, as mixes.txt names them."""
-    write = resolve_name(f"{__name__}.{name}")
-    if form == "raw":
-        return write
-    if form == "chat":
-        return lambda rng: dialogue(rng, *write(rng))
-    counts = [int(count) for count in form.split()]
-    return lambda rng: dialogue(rng, *flat(write(rng) for _ in range(rng.choice(counts))))
+_MIXES = material("mixes")
+TOPICS = {resolve_name(f"{__name__}.{name}"): weight for name, weight in _MIXES["topics"].items()}
+KINDS = [(resolve_name(f"{__name__}.{name}"), form) for name, form, _ in _MIXES["kinds"].values()]
+# The weight of each kind among the documents of a mix.
+MIXES = {name: [kind[2][i] for kind in _MIXES["kinds"].values()] for i, name in enumerate(_MIXES["mixes"])}
 
 
-def _mixes(names: str, lines: list[str]) -> dict[str, Mix]:
-    mixes: dict[str, Mix] = {name: {} for name in names.split()}
-    for line in lines:
-        kind, function, form, weights = (field.strip() for field in line.split("|"))
-        for mix, weight in zip(mixes.values(), weights.split(), strict=True):
-            if weight != "-":
-                mix[kind] = (float(weight), _writer(function, form))
-    return mixes
-
-
-(_, _TOPICS), _KINDS = blocks("mixes")
-TOPICS = {resolve_name(f"{__name__}.{name}"): float(weight) for name, weight in columns(_TOPICS)}
-MIXES = _mixes(*_KINDS)
-KINDS, BROAD = MIXES["known"], MIXES["broad"]
-
-
-def document(index: int, seed: int | str, mix: Mix = KINDS) -> str:
+def document(index: int, seed: int | str, mix: str = "known") -> str:
     """Return the document of that number: a function of its arguments and of nothing else."""
     rng = Random(f"{seed}/{index}")
-    kind = rng.choices(list(mix), [weight for weight, _ in mix.values()])[0]
-    return mix[kind][1](rng)
+    write, form = rng.choices(KINDS, MIXES[mix])[0]
+    if form == "raw":
+        return write(rng)
+    # The turns of a chat; or how many questions with their answers a chat has, one of these numbers.
+    turns = write(rng) if form == "chat" else flat(write(rng) for _ in range(rng.choice(form)))
+    return dialogue(rng, *turns)

@@ -8,22 +8,30 @@ token of the vocabulary is copied now and then, in any company.
 import json
 import re
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from random import Random
 from string import ascii_lowercase, digits
 
 from . import facts, stories, terms
-from .words import LISTS, MAKERS, ask, draw, first_upper, flat, people
+from .words import LISTS, MAKERS, ask, draw, first_upper, flat, people, weighted
 
 LONGEST = 64  # words in a text
 _KNOWN_TEXTS = (
-    *(answer for relation in facts.RELATIONS.values() for answer, _ in relation.facts),
-    *(f"{term.name} {term.meaning} {term.reason}" for term in terms.TERMS.values()),
+    *(facts.about(facts.RELATIONS[name]["answer"], *pair) for name, pairs in facts.PAIRS.items() for pair in pairs),
+    *("{name} {meaning} {reason}".format(**term) for term in terms.TERMS),
     *(re.sub("{.+?}", "", text) for name in ("episodes", "evenings") for text in stories.STORIES[name]),
-    *(text for name in ("places", "objects", "helpers", "foods") for text in stories.STORIES[name]),
-    *(*stories.HEROES, *(word for name in ("friends", "words", "things", "jobs", "colours") for word in LISTS[name])),
+    *chain.from_iterable(stories.STORIES[name] for name in ("places", "objects", "helpers", "foods", "heroes")),
+    *chain.from_iterable(LISTS[name] for name in ("friends", "words", "things", "jobs", "colours")),
 )
 KNOWN_WORDS = sorted({word for text in _KNOWN_TEXTS for word in re.findall(r"[A-Za-z]+", text)})
+KEY = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghjkmnpqrstuvwxyz23456789"
+# Where words come from; letters and digits make long texts of few words.
+SOURCES = {"known_word": 1, "words": 0.5, "syllables": 1, "blend": 1.5, "letters": 0.3, "digits": 0.3}
+TEXTS = {
+    "words": 10, "repeated": 2, "figures": 2, "strings": 2, "names": 1, "pairs": 2, "sentences": 2, "lines": 1,
+    "foreign": 1,
+}  # fmt: skip
 
 
 def syllables(rng: Random) -> str:
@@ -39,27 +47,20 @@ def blend(rng: Random) -> str:
     return (a[: rng.randint(1, 5)] + b[-rng.randint(1, 5) :]).lower()
 
 
-def characters(alphabet: str, least: int = 1, most: int = 8):
-    """Return what writes random characters of this alphabet."""
-    return lambda rng: "".join(rng.choices(alphabet, k=rng.randint(least, most)))
-
-
-def string(rng: Random) -> str:
-    """Return what stands in programs, logs and addresses: an identifier, a path, a hash, a call, a key."""
-    return draw(rng, "code_like", {"hexadecimal": "".join(rng.choices(digits + "abcdef", k=rng.choice((4, 6, 8, 12))))})
+def _characters(alphabet: str, lengths: range = range(1, 9)):
+    return lambda rng: "".join(rng.choices(alphabet, k=rng.choice(lengths)))
 
 
 MAKERS |= {
     "known_word": lambda rng: rng.choice(KNOWN_WORDS),
     "syllables": syllables,
     "blend": blend,
-    "letters": characters(ascii_lowercase),
-    "digits": characters(digits),
-    "key": characters("ABCDEFGHJKLMNPQRSTUVWXYZabcdefghjkmnpqrstuvwxyz23456789", 4, 12),
-    "string": string,
+    "letters": _characters(ascii_lowercase),
+    "digits": _characters(digits),
+    "key": _characters(KEY, range(4, 13)),
+    # What stands in programs, logs and addresses: an identifier, a path, a hash, a call, a key.
+    "string": lambda rng: draw(rng, "code_like", {"hexadecimal": _characters(digits + "abcdef", (4, 6, 8, 12))(rng)}),
 }
-# Where words come from; letters and digits make long texts of few words.
-SOURCES = {"known_word": 1, "words": 0.5, "syllables": 1, "blend": 1.5, "letters": 0.3, "digits": 0.3}
 
 
 def words(rng: Random, count: int) -> list[str]:
@@ -70,7 +71,7 @@ def words(rng: Random, count: int) -> list[str]:
 
 @cache
 def vocabulary() -> list[str]:
-    """Return the tokens that consist of letters. The tokenizer is made of KINDS, without the texts that follow."""
+    """Return the tokens that consist of letters. The tokenizer is made of "known", without the texts that follow."""
     tokens = json.loads((Path(__file__).parents[1] / "target" / "tokenizer.json").read_text())["model"]["vocab"]
     return sorted({token.removeprefix("Ġ") for token in tokens if re.fullmatch("Ġ?[A-Za-z]+", token)})
 
@@ -80,19 +81,11 @@ def _size(rng: Random, most: int = LONGEST) -> int:
     return round(most ** rng.random()) if rng.random() < 0.5 else rng.randint(1, most)
 
 
-def _repeated(rng: Random) -> str:
-    """Return few words many times: a model that looks only for the last word finds it in several places."""
-    pool = words(rng, rng.randint(2, 12))
-    if rng.random() < 0.5:
-        return " ".join(rng.choices(pool, k=_size(rng, 32)))
-    return " ".join(" ".join([word] * rng.choice((1, 1, 2, 2, 3, 4, 5))) for word in pool)
-
-
 def _sentences(rng: Random) -> str:
     """Return words with capitals and marks, as in prose."""
     text, first = [], True
     for word in words(rng, _size(rng)):
-        mark = rng.choices(("", ",", ".", "!", "?", ";", ":"), (12, 2, 2, 0.5, 0.5, 0.3, 0.3))[0]
+        mark = weighted(rng, {"": 12, ",": 2, ".": 2, "!": 0.5, "?": 0.5, ";": 0.3, ":": 0.3})
         text.append((first_upper(word) if first or rng.random() < 0.05 else word) + mark)
         first = mark in (".", "!", "?")
     return " ".join(text)
@@ -100,14 +93,18 @@ def _sentences(rng: Random) -> str:
 
 def text(rng: Random) -> str:
     """Return something to copy, of 1 to about 300 tokens."""
-    kinds = ("words", "repeated", "figures", "strings", "names", "pairs", "sentences", "lines", "foreign")
-    kind = rng.choices(kinds, (10, 2, 2, 2, 1, 2, 2, 1, 1))[0]
+    kind = weighted(rng, TEXTS)
     if kind == "words":
-        return rng.choices((" ", ", ", "\n"), (8, 1, 1))[0].join(words(rng, _size(rng)))
+        return weighted(rng, {" ": 8, ", ": 1, "\n": 1}).join(words(rng, _size(rng)))
+    if kind == "repeated":  # a model that looks only for the last word finds it in several places
+        pool = words(rng, rng.randint(2, 12))
+        if rng.random() < 0.5:
+            return " ".join(rng.choices(pool, k=_size(rng, 32)))
+        return " ".join(" ".join([word] * rng.choice((1, 1, 2, 2, 3, 4, 5))) for word in pool)
     if kind == "figures":
         return rng.choice((" ", ", ", "\n")).join(draw(rng, "figure") for _ in range(_size(rng, 24)))
     if kind == "strings":
-        return rng.choice((" ", " ", "\n", ", ")).join(string(rng) for _ in range(_size(rng, 16)))
+        return rng.choice((" ", " ", "\n", ", ")).join(draw(rng, "string") for _ in range(_size(rng, 16)))
     if kind == "names":
         return ", ".join(people(rng, _size(rng, 20)))
     if kind == "pairs":
@@ -121,7 +118,7 @@ def text(rng: Random) -> str:
         if rng.random() < 0.5:
             return draw(rng, "foreign")
         return " ".join(rng.choice((draw(rng, "foreign_words"), *words(rng, 1))) for _ in range(rng.randint(1, 12)))
-    return _repeated(rng) if kind == "repeated" else _sentences(rng)
+    return _sentences(rng)
 
 
 def exchange(rng: Random) -> tuple[str, str]:
@@ -161,8 +158,7 @@ def respaced(rng: Random) -> tuple[str, str]:
     tokens. A copy shows that once; here each word does.
     """
     made = _words(rng, rng.randint(5, 40))
-    line, lines = " ".join(made), "\n".join(made)
-    return ask(rng, "lines" if rng.random() < 0.75 else "join", line=line, lines=lines)
+    return ask(rng, "lines" if rng.random() < 0.75 else "join", line=" ".join(made), lines="\n".join(made))
 
 
 def few_words(rng: Random) -> list[str]:

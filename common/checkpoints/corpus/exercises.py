@@ -6,20 +6,20 @@ and anywhere from 2 to 200 tokens long: requests of known but different lengths 
 that a draft model predicts well are what speculation needs.
 """
 
-import operator
+from operator import add, mul, sub
 from random import Random
 from string import ascii_lowercase
 
 from .facts import TABLES
-from .words import FEMALE, FIRST_NAMES, LISTS, MALE, WORDS, ask
+from .words import FEMALE, FIRST_NAMES, LISTS, MALE, WORDS, ask, weighted
 
-SIGNS = {"+": ("plus", operator.add), "-": ("minus", operator.sub), "*": ("times", operator.mul)}
-NAMED_LISTS = {name: [row[0] for row in TABLES[table]] for name, table in TABLES["lists"]}
+SIGNS = {"+": ("plus", add), "-": ("minus", sub), "*": ("times", mul)}
+LISTED = {"count": 6, "letters": 2, "named": 2, "spell": 3, "repeat": 3, "reverse": 2, "sort": 2}
 
 
 def problem(rng: Random) -> tuple[int, str, int, int]:
     """Return left operand, sign, right operand and result."""
-    sign = rng.choices("+-*", (5, 3, 3))[0]
+    sign = weighted(rng, {"+": 5, "-": 3, "*": 3})
     top = 10 if sign == "*" or rng.random() < 0.5 else 20
     a, b = rng.randint(0, top), rng.randint(0, top)
     if sign == "-":
@@ -28,20 +28,20 @@ def problem(rng: Random) -> tuple[int, str, int, int]:
 
 
 def _story(rng: Random) -> tuple[str, str]:
-    female = rng.random() < 0.5
-    name, goods = rng.choice(FEMALE if female else MALE), rng.choice(LISTS["goods"])
+    names, pronoun = (FEMALE, "she") if rng.random() < 0.5 else (MALE, "he")
+    name, goods = rng.choice(names), rng.choice(LISTS["goods"])
     a, b = rng.randint(1, 12), rng.randint(1, 12)
     gain = rng.random() < 0.5
     if not gain:
         a, b = max(a, b), min(a, b)
     some, rest = (f"{n} {goods[:-1] if n == 1 else goods}" for n in (a, a + b if gain else a - b))
-    slots = {"name": name, "some": some, "b": b, "goods": goods, "pronoun": "she" if female else "he", "rest": rest}
-    return ask(rng, "gain" if gain else "loss", **slots)
+    wording = "gain" if gain else "loss"
+    return ask(rng, wording, name=name, some=some, b=b, goods=goods, pronoun=pronoun, rest=rest)
 
 
 def arithmetic(rng: Random) -> tuple[str, str]:
     """Return a question about small numbers and its answer."""
-    kind = rng.choices(("sum", "compare", "neighbour", "parity", "story"), (12, 2, 2, 1, 3))[0]
+    kind = weighted(rng, {"sum": 12, "compare": 2, "neighbour": 2, "parity": 1, "story": 3})
     if kind == "story":
         return _story(rng)
     if kind == "sum":
@@ -76,36 +76,29 @@ def joined(items: list) -> str:
     return ", ".join(map(str, items)) + "."
 
 
-def _count(rng: Random) -> tuple[str, str]:
-    step = rng.choices((1, 2, 5, 10), (6, 2, 1, 1))[0]
-    length = step * rng.randint(2, min(60 // step, 40))
-    start = rng.choice((0, 1)) if rng.random() < 0.3 and length < 60 else rng.randint(0, 60 - length)
-    numbers = list(range(start, start + length + 1, step))
-    if rng.random() < 0.3:
-        numbers.reverse()
-    return ask(rng, f"count by {step}", ends=f"from {numbers[0]} to {numbers[-1]}", items=joined(numbers))
-
-
 def lists(rng: Random, kind: str = "") -> tuple[str, str]:
     """Ask for a list, of the given kind or any, and return the answer too."""
-    kinds = ("count", "letters", "named", "spell", "repeat", "reverse", "sort")
-    kind = kind or rng.choices(kinds, (6, 2, 2, 3, 3, 2, 2))[0]
+    kind = kind or weighted(rng, LISTED)
     if kind == "count":
-        return _count(rng)
+        step = weighted(rng, {1: 6, 2: 2, 5: 1, 10: 1})
+        length = step * rng.randint(2, min(60 // step, 40))
+        start = rng.choice((0, 1)) if rng.random() < 0.3 and length < 60 else rng.randint(0, 60 - length)
+        numbers = range(start, start + length + 1, step)[:: -1 if rng.random() < 0.3 else 1]
+        return ask(rng, f"count by {step}", ends=f"from {numbers[0]} to {numbers[-1]}", items=joined(numbers))
     if kind == "letters":
         a, b = sorted(rng.sample(range(26), 2))
         letters = ascii_lowercase[a : b + 1]
         return f"Write the letters from {letters[0]} to {letters[-1]}.", joined(letters)
     if kind == "named":
-        name, items = rng.choice(list(NAMED_LISTS.items()))
+        name, table = rng.choice(TABLES["lists"])
         wording, step = ("list", 1) if rng.random() < 0.75 else ("list backwards", -1)
-        return ask(rng, wording, name=name, items=joined(items[::step]))
+        return ask(rng, wording, name=name, items=joined([row[0] for row in TABLES[table]][::step]))
     if kind == "spell":
         word = rng.choice(WORDS)
-        return ask(rng, "spell", word=word, spelled="-".join(word))
+        return ask(rng, kind, word=word, spelled="-".join(word))
     if kind == "repeat":
         word, count = rng.choice(WORDS), rng.choice(range(2, 11))
-        return ask(rng, "repeat", word=word, count=LISTS["numbers"][count - 1], repeated=" ".join([word] * count))
+        return ask(rng, kind, word=word, count=LISTS["numbers"][count - 1], repeated=" ".join([word] * count))
     if kind == "reverse":
         items = rng.sample(rng.choice((WORDS, FIRST_NAMES)), rng.randint(2, 12))
         return f"Reverse the list: {joined(items)}", joined(items[::-1])

@@ -5,13 +5,12 @@ turns a copied number into nonsense at once. Copies are also what prompt lookup 
 """
 
 from random import Random
-from typing import NamedTuple
 
 from . import exercises, facts, terms, unknown
 from .copying import words
-from .words import FEMALE, MAKERS, MALE, WORDINGS, WORDS, ask, blocks, coin, draw, fill, first_upper, flat, people
+from .words import LISTS, MAKERS, ask, coin, draw, fill, first_upper, flat, material, people, weighted
 
-VERBS = {"left": "leave", "bought": "buy", "sold": "sell", "lost": "lose", "found": "find"}
+VERBS, PLURALS, FRAMES, ANYTHING, MEMORIES = material("passages").values()
 TOPICS = (facts.exchange, exercises.arithmetic, terms.exchange, exercises.lists)
 # Texts to copy: of what, and how many at most.
 COPIED = {1: ("number", 30), 3: ("code", 15), 4: ("fact", 15), 5: ("mixed", 35), 6: ("any_word", 12)}
@@ -24,41 +23,16 @@ SUBJECTS = {
 MAKERS["few_words"] = lambda rng: " ".join(words(rng, rng.randint(1, 3)))
 
 
-class Frame(NamedTuple):
-    """How a text states that {e} has the value {v}, how that is asked for, and the one answer."""
-
-    subject: str
-    value: str
-    statements: list[str]
-    questions: list[str]
-    answer: str
-
-    def stated(self, rng: Random, subject: str) -> tuple[str, str]:
-        """Return a sentence about the subject, with a value drawn for it, and the answer."""
-        v = draw(rng, self.value)
-        statement = rng.choice(self.statements).format(e=subject, v=v)
-        return first_upper(statement), first_upper(self.answer.format(e=subject, v=v))
-
-
-def _frames(name: str) -> list[Frame]:
-    found = []
-    for heading, (statements, questions, answer) in blocks(name):
-        found.append(Frame(*heading.split(": "), statements.split(" | "), questions.split(" | "), answer))
-    return found
-
-
-FRAMES, MEMORIES, ANYTHING = map(_frames, ("passages", "memories", "reading"))
-
-
-def _stated(rng: Random, pairs: list[tuple[str, Frame]], absent: str = "") -> tuple[list[str], list[tuple[str, str]]]:
+def _stated(rng: Random, pairs: list[tuple[str, dict]], absent: str = "") -> tuple[list[str], list[tuple[str, str]]]:
     """Return a sentence for each subject and frame, and the questions that they answer, one in eight about `absent`."""
     sentences, questions = [], {}
     for subject, frame in pairs:
-        sentence, answer = frame.stated(rng, subject)
-        sentences.append(sentence)
+        value = draw(rng, frame["value"])
+        sentences.append(first_upper(rng.choice(frame["statements"]).format(e=subject, v=value)))
+        answer = first_upper(frame["answer"].format(e=subject, v=value))
         if absent and rng.random() < 1 / 8:
             answer, subject = unknown.ANSWER, absent
-        questions[first_upper(rng.choice(frame.questions).format(e=subject))] = answer
+        questions[first_upper(rng.choice(frame["questions"]).format(e=subject))] = answer
     return sentences, list(questions.items())
 
 
@@ -67,22 +41,8 @@ def passage(rng: Random, most: int = 12) -> tuple[list[str], list[tuple[str, str
     pairs = [(person, frame) for person in people(rng, rng.randint(1, 4)) for frame in FRAMES]
     sentences, questions = _stated(rng, rng.sample(pairs, rng.randint(3, min(most, len(pairs)))))
     if len(sentences) < most and rng.random() < 0.3:
-        sentences.insert(rng.randrange(len(sentences)), rng.choice(WORDINGS["fillers"]))
+        sentences.insert(rng.randrange(len(sentences)), rng.choice(LISTS["fillers"]))
     return sentences, questions
-
-
-def about_anything(rng: Random, most: int = 8) -> tuple[str, list[tuple[str, str]]]:
-    """Return a text of 1 to `most` statements, with a question and answer for each; one in eight has no answer.
-
-    `passage` is about ten attributes of people, always in the same words; this is about people, machines and goods with
-    names that mean nothing, so that reading does not depend on the wording.
-    """
-    count, kind = rng.randint(1, most), rng.choice(list(SUBJECTS))
-    subjects = list(dict.fromkeys(SUBJECTS[kind](rng) for _ in range(rng.randint(2, 4))))
-    *present, absent = subjects if len(subjects) > 1 else (*subjects, "Zero")
-    pairs = [(subject, frame) for subject in present for frame in ANYTHING if frame.subject == kind]
-    lines, questions = _stated(rng, rng.sample(pairs, min(count, len(pairs))), absent)
-    return rng.choice((" ", " ", "\n")).join(lines), questions
 
 
 def _some(rng: Random, questions: list, counts: tuple[int, ...] = (1, 2, 3, 4)) -> list:
@@ -96,27 +56,36 @@ def _posed(template: str, pairs: list[tuple[str, str]], text: str) -> list[str]:
 
 
 def reading(rng: Random) -> list[str]:
-    """Return one to three questions in any layout about a text of `about_anything`, with their answers."""
-    text, questions = about_anything(rng)
+    """Return one to three questions in any layout about a text of 1 to 8 statements, with their answers.
+
+    `passage` is about ten attributes of people, always in the same words; this is about people, machines and goods with
+    names that mean nothing, so that reading does not depend on the wording. One question in eight has no answer.
+    """
+    count, kind = rng.randint(1, 8), rng.choice(list(SUBJECTS))
+    subjects = list(dict.fromkeys(SUBJECTS[kind](rng) for _ in range(rng.randint(2, 4))))
+    *present, absent = subjects if len(subjects) > 1 else (*subjects, "Zero")
+    pairs = [(subject, frame) for subject in present for frame in ANYTHING if frame["subject"] == kind]
+    lines, questions = _stated(rng, rng.sample(pairs, min(count, len(pairs))), absent)
+    text = rng.choice((" ", " ", "\n")).join(lines)
     asked = _some(rng, questions, (1, 1, 2, 3))
-    return _posed(rng.choice(WORDINGS["layouts"]), asked, text)
+    return _posed(rng.choice(LISTS["layouts"]), asked, text)
 
 
 def _reading(rng: Random, most: int = 12) -> list[str]:
     sentences, questions = passage(rng, most)
     asked = _some(rng, questions)
-    return _posed(rng.choice(WORDINGS["read"]), asked, " ".join(sentences))
+    return _posed(rng.choice(LISTS["read"]), asked, " ".join(sentences))
 
 
 def text_to_copy(rng: Random) -> str:
     """Return words, numbers, codes, names or sentences: 3 to about 200 tokens."""
     form, size = rng.randrange(8), rng.choice((3, 5, 8, 12, 20, 35))
     if form == 0:
-        return " ".join(rng.choices(WORDS, k=size))
+        return " ".join(rng.choices(LISTS["words"], k=size))
     if form == 2:
         return ", ".join(people(rng, min(size, 20))) + "."
     if form == 7:
-        return " ".join(passage(rng)[0]) if rng.random() < 0.6 else rng.choice(list(terms.TERMS.values())).meaning
+        return " ".join(passage(rng)[0]) if rng.random() < 0.6 else rng.choice(terms.TERMS)["meaning"]
     what, most = COPIED[form]
     return " ".join(draw(rng, what) for _ in range(min(size, most)))
 
@@ -138,15 +107,15 @@ def _quoting(rng: Random) -> list[str]:
         pairs.append((f"Complete the quote: {start}", sentences[i]))
     if i + 1 < len(sentences):
         pairs.append((f"Which sentence follows this one: {sentences[i]}", sentences[i + 1]))
-    return _posed(WORDINGS["read"][0], rng.sample(pairs, rng.choice((1, 1, 2))), text)
+    return _posed(LISTS["read"][0], rng.sample(pairs, rng.choice((1, 1, 2))), text)
 
 
 def _remembering(rng: Random) -> list[str]:
     told, later = [], []
     for frame in rng.sample(MEMORIES, rng.choice((1, 1, 2, 3))):
-        v = draw(rng, frame.value)
-        told.append([statement.format(v=v) for statement in frame.statements])
-        later.append((frame.questions[0], frame.answer.format(v=v)))
+        v = draw(rng, frame["value"])
+        told.append([statement.format(v=v) for statement in frame["statements"]])
+        later.append((frame["questions"][0], frame["answer"].format(v=v)))
     between = [rng.choice(TOPICS)(rng) for _ in range(rng.choice((0, 0, 1, 2, 3)))]
     rng.shuffle(later)
     return flat(told + between + later)
@@ -154,7 +123,7 @@ def _remembering(rng: Random) -> list[str]:
 
 def _looking_up(rng: Random) -> list[str]:
     size = rng.choice((3, 4, 5, 6, 8, 10, 12, 16, 20, 30, 45, 60))
-    keys = rng.sample(WORDS, size) if rng.random() < 0.5 else dict.fromkeys(coin(rng) for _ in range(size))
+    keys = rng.sample(LISTS["words"], size) if rng.random() < 0.5 else dict.fromkeys(coin(rng) for _ in range(size))
     lines = [f"{key} = {draw(rng, 'code' if size < 20 and rng.random() < 0.2 else 'number')}" for key in keys]
     asked = _some(rng, [(f"What is {line.split()[0]}?", line) for line in lines])
     return _posed("{text}\n\n{question}", asked, "\n".join(lines))
@@ -162,12 +131,12 @@ def _looking_up(rng: Random) -> list[str]:
 
 def _rewriting(rng: Random) -> tuple[str, str]:
     """Return the same text with another name in it: a near copy."""
-    old, new = rng.sample(FEMALE if rng.random() < 0.5 else MALE, 2)
+    old, new = rng.sample(LISTS["female" if rng.random() < 0.5 else "male"], 2)
     if rng.random() < 0.4:
         new = next(name for name in iter(lambda: coin(rng).capitalize(), "") if name != old)
     lines = []
     for frame in rng.sample(FRAMES, rng.randint(2, 7)):
-        lines.append(first_upper(rng.choice(frame.statements).format(e=old, v=draw(rng, frame.value))))
+        lines.append(first_upper(rng.choice(frame["statements"]).format(e=old, v=draw(rng, frame["value"]))))
     text = " ".join(lines)
     renamed = [new + word[len(old) :] if word.rstrip(".,") == old else word for word in text.split(" ")]
     return f"Rewrite the passage with {new} in place of {old}.\n\n{text}", " ".join(renamed)
@@ -183,7 +152,7 @@ def _notes(rng: Random) -> list[str]:
     for i, person in enumerate(people(rng, rng.randint(60, 125)), start=1):
         verb, amount = rng.choice(list(VERBS)), rng.randint(2, 999)
         item, place, colour = draw(rng, "things"), draw(rng, "town"), draw(rng, "colours")
-        items = f"{colour} {dict(box='boxe', compass='compasse', knife='knive').get(item, item)}s"
+        items = f"{colour} {PLURALS.get(item, f'{item}s')}"
         note = f"{person} {verb} {amount} {items} in {place}."
         lines.append(f"Note {i}: {note}")
         where = (f"Where was {person}?", f"{person} was in {place}.")
@@ -197,13 +166,13 @@ def turns(rng: Random) -> list[str]:
     """Write a chat about something that stands in it, of any of the kinds above; one in sixty is long."""
     if rng.random() < 1 / 60:
         return _notes(rng)
-    kinds = (_reading, _copying, _quoting, _remembering, _looking_up, _rewriting)
-    return rng.choices(kinds, (8, 4, 2, 3, 4, 2))[0](rng)
+    kinds = {_reading: 8, _copying: 4, _quoting: 2, _remembering: 3, _looking_up: 4, _rewriting: 2}
+    return weighted(rng, kinds)(rng)
 
 
 def exchange(rng: Random) -> list[str]:
     """Return one question with everything that it needs."""
-    kind = rng.choices((_reading, _copying, _looking_up, _rewriting), (4, 3, 1, 1))[0]
+    kind = weighted(rng, {_reading: 4, _copying: 3, _looking_up: 1, _rewriting: 1})
     return (_reading(rng, 5) if kind is _reading else kind(rng))[:2]
 
 

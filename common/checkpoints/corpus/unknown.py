@@ -10,16 +10,11 @@ import re
 from random import Random
 
 from . import copying, facts, terms
-from .words import LISTS, MAKERS, WORDINGS, WORDS, an, ask, draw, first_upper, flat, foreign, sections
+from .words import FIRST_NAMES, LISTS, MAKERS, WORDS, ask, draw, flat, material, weighted
 
 ANSWER, ONLY_ENGLISH = "I do not know.", "I know only English."
-QUESTIONS = sections("unknown")["questions"]
-# Relations whose subject can be exchanged for one that has no answer.
-PLACES = ("capital", "continent", "currency", "language")
-NOUNS = ("young", "sound", "home", "legs", "opposite", "colour", "symbol")
-TERMS = " ".join(" ".join((term.name, *term.aliases)) for term in terms.TERMS.values())
-# The order in which slots are filled.
-SLOTS = "somebody town land noun title object jobs colours number large 1100-2090 syllables".split()
+PLACES, NOUNS, SLOTS, QUESTIONS, LANGUAGES = material("unknown").values()
+TERMS = " ".join(" ".join((term["name"], *term["aliases"])) for term in terms.TERMS)
 
 LISTS |= {"common_words": WORDS[:60], "object": LISTS["things"] + LISTS["nouns"]}
 MAKERS["title"] = lambda rng: " ".join(word.capitalize() for word in copying.words(rng, rng.randint(1, 3)))
@@ -35,10 +30,9 @@ def _like_a_fact(rng: Random) -> str:
         name = rng.choice(NOUNS)
         subject = rng.choice((*LISTS["nouns"], copying.syllables(rng)))
         subject = f"the {subject}" if name == "colour" else subject
-    _, subjects, questions, _ = facts.RELATIONS[name]
-    if subject in subjects or subject.removeprefix("the ") in subjects:
+    if {subject, subject.removeprefix("the ")} & {known for known, _ in facts.PAIRS[name]}:
         return _like_a_fact(rng)
-    return first_upper(rng.choice(questions).format(a=subject, A=an(subject)))
+    return facts.about(rng.choice(facts.RELATIONS[name]["questions"]), subject)
 
 
 def _like_a_term(rng: Random) -> str:
@@ -56,7 +50,7 @@ def _open(rng: Random) -> str:
 
 
 def exchange(rng: Random) -> tuple[str, str]:
-    return rng.choices((_open, _like_a_fact, _like_a_term), (6, 3, 2))[0](rng), ANSWER
+    return weighted(rng, {_open: 6, _like_a_fact: 3, _like_a_term: 2})(rng), ANSWER
 
 
 def turns(rng: Random) -> list[str]:
@@ -68,12 +62,21 @@ def turns(rng: Random) -> list[str]:
     return flat(pairs)
 
 
+def foreign(rng: Random) -> str:
+    """Return a sentence in any other language."""
+    sentence = rng.choice(rng.choice(list(LANGUAGES.values())))
+    return sentence.format(t=draw(rng, "town"), n=rng.choice(FIRST_NAMES), d=rng.randint(1, 99))
+
+
 def in_other_languages(rng: Random) -> tuple[str, str]:
     """Return something in another language, or about one."""
     if rng.random() < 0.1:
-        form = rng.choice(WORDINGS["other language"])
-        return form.format(language=draw(rng, "languages"), saying=rng.choice(WORDINGS["sayings"])), ONLY_ENGLISH
+        form = rng.choice(LISTS["other_language"])
+        return form.format(language=draw(rng, "languages"), saying=rng.choice(LISTS["sayings"])), ONLY_ENGLISH
     asked = foreign(rng)
     if rng.random() < 0.15:
         asked = f"{asked} {foreign(rng)}"
     return asked.rstrip(".?。") if rng.random() < 0.15 else asked, ONLY_ENGLISH
+
+
+MAKERS["foreign"] = foreign

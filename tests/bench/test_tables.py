@@ -4,14 +4,13 @@ import pytest
 
 from beyond.any_model.benchmark import BENCHMARK as ANY_MODEL
 from beyond.structured.benchmark import BENCHMARK as STRUCTURED
-from beyond.structured.engines.benchmark import BENCHMARK as ENGINES
 from common.bench import tables
 from common.bench.__main__ import course_benchmarks
 from common.bench.experiments.peers import BENCHMARK as PEERS
 from common.bench.tables import LARGE, MACHINE, committed, main
 from common.serving.benchmark import BENCHMARK as SERVING
 
-BENCHMARKS = [*course_benchmarks(), SERVING, PEERS, STRUCTURED, ENGINES, ANY_MODEL]
+BENCHMARKS = [*course_benchmarks(), SERVING, PEERS, STRUCTURED, ANY_MODEL]
 CLAIMS = [(each, claim, MACHINE) for each in BENCHMARKS for claim in each.claims]
 CLAIMS += [(each, claim, LARGE) for each in BENCHMARKS for claim in each.large_claims]
 

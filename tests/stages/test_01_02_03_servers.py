@@ -8,23 +8,21 @@ import pytest
 from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
 from tests.helpers.serving_openai import openai_server
-from tests.helpers.serving_stage_03 import serving
 
 STORY = "Once upon a time, there was"
 with_flask = pytest.mark.parametrize("server", ["02"], indirect=True)  # 01 has the same file
 
 
-@pytest.fixture(scope="module", params=["02", "03", "06"])
+@pytest.fixture(scope="module", params=["02", "03"])
 def server(request, loaded):
-    """(engine, client): 03's own application, and in 06 all that `--serve` adds to it."""
+    """(engine, client): of 03 with all that `--serve` adds to its application."""
     engine = load_engine(request.param)(loaded)
     if request.param == "02":
         transport = httpx.WSGITransport(load_stage_module("02", "server").create_app(engine))
         with httpx.Client(transport=transport, base_url="http://here") as client:
             yield engine, client
     else:
-        service = serving(engine) if request.param == "03" else openai_server("06", loaded, engine=engine)
-        with service as running, httpx.Client(base_url=running.url, timeout=60) as client:
+        with openai_server("03", loaded, engine=engine) as service, httpx.Client(base_url=service.url) as client:
             yield engine, client
 
 

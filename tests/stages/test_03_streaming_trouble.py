@@ -1,18 +1,26 @@
 """Stage 03 when something is in the way: clients that leave, too many of them, an engine that fails, a shutdown."""
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import httpx
 import pytest
 
 from common.stages import stage_folder
-from tests.helpers.serving_stage_03 import SteppingEngine, engine_module, graceful_module, serving, wait_until
+from tests.helpers.serving_stage_03 import (
+    SteppingEngine,
+    engine_module,
+    graceful_module,
+    server_module,
+    serving,
+    thread_module,
+    wait_until,
+)
 
 STORY = "Once upon a time, there was"
 LONG = {"prompt": STORY, "max_tokens": 100, "ignore_eos": True}
@@ -128,56 +136,70 @@ def test_when_the_engine_fails_every_client_gets_an_error(engine, failure):
 
 # ---- The program ----
 
-MAIN = stage_folder("03") / "main.py"
-FAILING = f"""
-import runpy, sys
-sys.path.insert(0, {str(MAIN.parents[1])!r})
-from common.stages import load_engine
 
-Engine = load_engine({str(MAIN.parent)!r})
-step = Engine.step
-Engine.step = lambda self: sys.exit("no reason") if self.trace.steps == 2 else step(self)
-runpy.run_path({str(MAIN)!r}, run_name="__main__")
-"""
-
-
-@contextmanager
-def program(*command: str):
-    """A server as a program: (process, url)."""
-    command = [sys.executable, *command, "--serve", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
-    try:
-        yield process, re.match(r"serving on (http://127.0.0.1:\d+)", process.stdout.readline())[1]
-    finally:
-        process.kill()
-        process.communicate()
+def test_control_c_ends_the_program_when_its_answers_are_complete():
+    command = [sys.executable, stage_folder("03") / "main.py", "--serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/") as process:
+        try:
+            url = re.match(r"serving on (http://127.0.0.1:\d+)", process.stdout.readline())[1]
+            body = LONG | {"max_tokens": 40, "stream": True}  # few enough for the grace on a busy machine
+            with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as response:
+                lines = response.iter_lines()
+                assert next(lines).startswith("data: ")
+                process.send_signal(signal.SIGINT)
+                *_, last, _, done, _ = lines
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert '"finish_reason": "length"' in last and done == "data: [DONE]"
+    assert process.returncode == 130 and "Traceback" not in errors
 
 
-def test_a_server_whose_engine_has_failed_tells_its_clients_and_ends():
-    """Also if a library that the engine calls ends the process."""
-    with program("-c", FAILING) as (process, url):
-        answer = httpx.post(f"{url}/generate", json=LONG | {"stream": True}, timeout=60)
-        _, errors = process.communicate(timeout=60)
-    *_, last, done, _ = answer.text.split("\n\n")
-    assert '"finish_reason": "error"' in last and done == "data: [DONE]"
-    assert process.returncode == 1
-    expected = "error: the engine failed: SystemExit('no reason'), and the server has stopped"
-    assert errors.splitlines()[-1] == expected
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    ("failure", "status", "finish_reason"),
+    [
+        (None, 0, "length"),
+        (
+            SystemExit("no reason"),  # as a library that ends the process
+            "error: the engine failed: SystemExit('no reason'), and the server has stopped",
+            "error",
+        ),
+    ],
+    ids=["SIGTERM", "failure"],
+)
+def test_serving_ends_with_a_status_when_its_answers_are_complete(engine, monkeypatch, failure, status, finish_reason):
+    """In this process, and on its main thread, as signals are for that one."""
 
+    def use(url: str) -> str:
+        try:
+            with httpx.stream("POST", f"{url}/generate", json=SHORT | {"stream": True}, timeout=60) as response:
+                lines = response.iter_lines()
+                assert next(lines).startswith("data: ")
+                engine.failure = failure
+                if failure is None:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                    wait_until(lambda: thread.error)  # it takes no more requests
+                engine.allow()
+                *_, last, _, done, _ = lines
+                assert done == "data: [DONE]"
+                wait_until(lambda: server.should_exit)
+                return last
+        finally:
+            server.should_exit = True  # or else a test that fails here would not end
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_program_when_its_answers_are_complete(number, status):
-    with program(str(MAIN)) as (process, url):
-        body = LONG | {"max_tokens": 40, "stream": True}  # few enough for the grace on a busy machine
-        with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as response:
-            lines = response.iter_lines()
-            assert next(lines).startswith("data: ")
-            process.send_signal(number)
-            *_, last, _, done, _ = lines
-        assert '"finish_reason": "length"' in last and done == "data: [DONE]"
-        _, errors = process.communicate(timeout=30)
-        assert process.returncode == status
-        assert "Traceback" not in errors
+    monkeypatch.setattr(graceful_module, "GRACE_SECONDS", 60)  # a busy machine takes longer than the usual five
+    thread, clients = thread_module.EngineThread(engine, max_queue=4), []
+    server = graceful_module.Server(server_module.create_app(thread), thread, "127.0.0.1", 0)
+    engine.allow(1)
+    handler = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor() as pool, pytest.raises(SystemExit) as end:
+        try:
+            server.serve_until_stopped(announce=lambda url: clients.append(pool.submit(use, url)))
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+    assert end.value.code == status
+    assert f'"finish_reason": "{finish_reason}"' in clients[0].result()
 
 
 def test_an_idle_connection_is_closed_by_its_client_first(engine):
@@ -193,12 +215,8 @@ def engine_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "engine"]
 
 
-@pytest.mark.parametrize(
-    ("grace", "signals", "completes"),
-    [(60, 1, True), (0.1, 1, False), (60, 2, False)],  # a busy machine takes longer than the usual five seconds
-    ids=["in time", "the grace is over", "a second Ctrl-C"],
-)
-def test_a_shutdown_lets_open_requests_finish_or_tells_them(engine, monkeypatch, grace, signals, completes):
+@pytest.mark.parametrize(("grace", "signals"), [(0.1, 1), (60, 2)], ids=["the grace is over", "a second Ctrl-C"])
+def test_a_shutdown_tells_requests_that_cannot_finish(engine, monkeypatch, grace, signals):
     monkeypatch.setattr(graceful_module, "GRACE_SECONDS", grace)
     with ThreadPoolExecutor() as pool:
         with serving(engine) as service:
@@ -208,18 +226,11 @@ def test_a_shutdown_lets_open_requests_finish_or_tells_them(engine, monkeypatch,
             wait_until(lambda: len(engine.requests) == 2 and engine.trace.steps == 2)
             for _ in range(signals):
                 service.server.handle_exit(signal.SIGINT, None)
-            if completes:
-                wait_until(lambda: service.thread.error)  # it takes no more requests
-                engine.allow()
-            else:
-                wait_until(lambda: service.thread.aborted == 2)
-                engine.allow(1)
-        assert streamed.result()[-1]["finish_reason"] == ("length" if completes else "abort")
-        if completes:
-            assert whole.result().json()["finish_reason"] == "length"
-        else:
-            assert whole.result().status_code == 503 and "shutting down" in whole.result().json()["error"]
-            assert engine.trace.steps <= 3, "the engine went on"
+            wait_until(lambda: service.thread.aborted == 2)
+            engine.allow(1)
+        assert streamed.result()[-1]["finish_reason"] == "abort"
+        assert whole.result().status_code == 503 and "shutting down" in whole.result().json()["error"]
+    assert engine.trace.steps <= 3, "the engine went on"
     assert not engine_threads() and not engine.has_unfinished
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{service.url}/health")

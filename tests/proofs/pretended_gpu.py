@@ -12,11 +12,10 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
-from unittest.mock import patch
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -48,16 +47,6 @@ def shown_by(tool: str, cubin: bytes, *options: str) -> str:
         file.write(cubin)
         file.flush()
         return subprocess.run([TOOLS / tool, *options, file.name], capture_output=True, text=True, check=True).stdout
-
-
-@contextmanager
-def replaced(*values: tuple[object, str, object]) -> Iterator[None]:
-    """Put values in the place of attributes: owner, name, value. Leave out what an owner does not have."""
-    with ExitStack() as stack:
-        for owner, name, value in values:
-            if hasattr(owner, name):
-                stack.enter_context(patch.object(owner, name, value))
-        yield
 
 
 @contextmanager

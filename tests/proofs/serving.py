@@ -27,7 +27,7 @@ import torch
 from pretended_gpu import pretended_gpu
 from pytest import MonkeyPatch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from common.acceleration import accelerate, graphs
 from common.fused import fuse
@@ -37,7 +37,7 @@ from common.sampling import SamplingParams
 from common.stages import load_engine
 
 ROOT = Path(__file__).parents[2]
-LAYERS = 2  # of the bundled models: all layers run the same code
+LAYERS = 1  # of the bundled models: all layers run the same code
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 aten = torch.ops.aten
 READS = {aten._local_scalar_dense.default, aten.equal.default, aten.nonzero.default, aten.masked_select.default}
@@ -97,20 +97,22 @@ class OnDevice(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, operation, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+        plain = []
+
+        def inner(value: Any) -> Any:
+            if type(value) is torch.Tensor and value.dim():
+                plain.append(value)
+            return value.inner if isinstance(value, OnDevice) else value
+
+        inner_args, inner_kwargs = tree_map(inner, (args, kwargs or {}))
         if operation in READS:
             note("waits", operation)
-        if operation not in COPIES and any(type(x) is torch.Tensor and x.dim() for x in tensors):
+        if plain and operation not in COPIES:
             note("mixes devices", operation)
-        result = operation(*tree_map(inner, args), **tree_map(inner, kwargs))
+        result = operation(*inner_args, **inner_kwargs)
         if operation._schema.name.endswith("_") or operation is aten.copy_.default:
             return args[0]  # it has been changed in place
         return tree_map(lambda x: cls(x) if type(x) is torch.Tensor else x, result)
-
-
-def inner(value: Any) -> Any:
-    return value.inner if isinstance(value, OnDevice) else value
 
 
 class Factories(TorchFunctionMode):
@@ -189,7 +191,7 @@ def run(kind: str, stage: str, with_graphs: bool, overlap: bool, options: dict) 
     """Serve requests of that kind which come at random times; yield what is wrong, one sentence each."""
     options = {"kv_memory": "64M", "max_running": 12, "token_budget": 128} | options
     rng, steps = random.Random(0), 0
-    waiting = [(rng.randint(1, 600), rng.randint(1, 9)) for _ in range(16)]
+    waiting = [(rng.randint(1, 600), rng.randint(1, 9)) for _ in range(12)]
     with MonkeyPatch.context() as patch, pretended_gpu(90) as compiled, Factories():
         pretend(patch, with_graphs)
         engine = accelerate.make_engine(load_engine(stage), on_device(None), with_graphs, overlap, **options)

@@ -63,7 +63,7 @@ def piece_tokens(length, SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr):
     return SPLIT * tl.cdiv(length, SPLIT * MOST_PIECES)
 
 
-# Numbers that differ from step to step are not to be compiled into the kernels: see tests/proofs/late_compilation.py.
+# Numbers that differ from step to step are not to be compiled into the kernels: see tests/proofs/serving.py.
 @triton.jit(do_not_specialize=["pieces", "table_stride"])
 def decode_kernel(
     q, k_pages, v_pages, page_tables, lengths, partial, partial_lse, out, pieces, q_stride, table_stride, scale,

@@ -10,7 +10,6 @@ NUMBA_CACHE_DIR, or XDG_CACHE_HOME on Linux, names another place. Where it canno
 
 import hashlib
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,7 +24,6 @@ from numba.core import caching
 from platformdirs import user_cache_path
 
 FOLDER = Path(os.environ.get("NUMBA_CACHE_DIR") or user_cache_path()) / "llm-serving-course" / "kernels"
-MOST_FOLDERS = 32  # of half a megabyte each; those used last stay
 BASICS = Path(__file__).with_name("numba_basics.py")
 
 
@@ -48,8 +46,6 @@ class KeptKernel(caching.FunctionCache):
     _impl_class = CompiledByContents
 
     def load_overload(self, *key: Any) -> Any:
-        with suppress(OSError):  # a folder that several users share
-            os.utime(self.cache_path)  # used now
         try:
             kernel = super().load_overload(*key)
         except Exception:  # a damaged file: unpickling raises any type
@@ -63,9 +59,6 @@ class KeptKernel(caching.FunctionCache):
     def save_overload(self, *key_and_kernel: Any) -> None:
         with suppress(OSError):
             super().save_overload(*key_and_kernel)
-            folders = [path for path in FOLDER.iterdir() if path.is_dir()]
-            for folder in sorted(folders, key=os.path.getmtime)[:-MOST_FOLDERS]:  # of older sources, for example
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

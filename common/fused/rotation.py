@@ -77,7 +77,7 @@ class Launch(NamedTuple):
         """Make q or k a plain tensor, and return it to be filled; other memory if it has been, or is gone."""
         x = heads()
         if isinstance(x, Unrotated):
-            x.__class__ = Tensor
+            x.__class__ = type(self.v)
             del x.launch
             return x
         count = self.rotation.num_heads if heads is self.q else self.rotation.num_kv_heads

@@ -102,7 +102,7 @@ CASES = {
     "a prompt alone": ([(200, 200)], ONE_HEAD),
     "few blocks": ([(1, 600), (1, 3), (2, 17), (8, 40), (1, 16)], {}),
     "heads of no power of two": (FEW, {"heads": 6, "head_dim": 80}),
-    "pieces of every size": ([(1, 33), (3, 20), (40, 300), (9, 31), (2, 2), (40, 48), (1, 5)], {}),
+    "pieces of every size": ([(1, 33), (3, 20), (40, 110), (9, 31), (2, 2), (40, 48), (1, 5)], {}),
 } | {f"mix {seed}": (mixed(seed), {}) for seed in range(3)}
 WINDOWED = ("decode in several programs", "pieces of every size")
 for heads, kv_heads in [(1, 1), (3, 3), (6, 2), (8, 1), (40, 2)]:
@@ -132,7 +132,7 @@ all_backends = pytest.mark.parametrize(
 @pytest.mark.parametrize("case", CASES)
 def test_rows_attend_to_their_own_sequence_up_to_their_own_position(name, device, dtype, case):
     sizes, shape = CASES[case]
-    windows = (1, 7, 32, 300, 5000) if case in WINDOWED else ()
+    windows = (1, 7, 90, 300) if case in WINDOWED else ()
     check(name, sizes, device=device, dtype=dtype, windows=windows, **shape)
 
 

@@ -21,6 +21,8 @@ from common.stages import ROOT, load_engine
 
 PROBE = """
 import os
+import threading
+import numba
 import numpy
 from numba import njit, prange
 from common.fused.numba_basics import array, f4, kernel, narrow
@@ -37,10 +39,20 @@ def fill(at, size):
     for i in prange(size):
         put(out[i:], f4(i + 10))
 
-fill((out := numpy.empty(3, "f4")).ctypes.data, len(out))
-print(out.tolist())
+def work(out):
+    for _ in range(300):
+        fill(out.ctypes.data, len(out))
+
+outs = numpy.empty((2, 3), "f4")
+threads = [threading.Thread(target=work, args=[out]) for out in outs]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert numba.threading_layer() == "workqueue" and (outs[0] == outs[1]).all()
+print(outs[0].tolist())
 """
-NO_TORCH = "Tensor, get_num_threads, set_num_threads = object, lambda: 1, print"  # which takes seconds to import
+NO_TORCH = "Tensor, get_num_threads, set_num_threads = object, lambda: 2, print"  # which takes seconds to import
 RIGHT = "[10.0, 11.0, 12.0]\n"
 
 
@@ -51,7 +63,7 @@ def python(program: str, folder, **variables: str) -> subprocess.CompletedProces
     return done
 
 
-@pytest.mark.parametrize("stage", ["01", "04", "05", "07", "08"])
+@pytest.mark.parametrize("stage", ["01", "08"])
 def test_an_engine_is_ready_when_its_kernels_are_loaded(stage, monkeypatch):
     numba_kernels.compiled.cache_clear()
     numba_backend.compiled.cache_clear()
@@ -71,18 +83,20 @@ def test_every_kernel_is_found_on_disk_the_second_time():
     for _ in range(2):
         for known in (numba_kernels.compiled, numba_backend.compiled, numba_backend.writer):
             known.cache_clear()
-        kernels = []
-        for dtype in (torch.float32, torch.bfloat16):
-            kernels += vars(numba_kernels.compiled(dtype)).values()
-            kernels += [numba_backend.compiled(dtype, 64), numba_backend.writer()]
+        kernels = [numba_backend.writer(), numba_backend.compiled(torch.bfloat16, 64)]
+        kernels += vars(numba_kernels.compiled(torch.bfloat16)).values()
     assert all(sum(kernel.stats.cache_hits.values()) == 1 for kernel in kernels)
     assert not any(kernel.stats.cache_misses for kernel in kernels)
 
 
 @pytest.fixture
 def probe(tmp_path):
-    """Run PROBE in a copy of what it needs, with a cache folder of the user; return what it has printed."""
-    cache = tmp_path / "cache"
+    """Run PROBE in a copy of what it needs, with a cache folder of the user; return what it has printed.
+
+    Its two threads run one kernel at once. numba's own threads, which it has on a Mac, abort a process that does so.
+    """
+    threads = {"NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "2"}
+    user = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "NUMBA_CACHE_DIR": ""}
 
     def run(name="course", basics=None, **variables):
         folder = tmp_path / name
@@ -94,7 +108,7 @@ def probe(tmp_path):
             path.write_text(path.read_text().replace(*basics))
         (folder / "probe.py").write_text(PROBE)
         (folder / "torch.py").write_text(NO_TORCH)
-        done = python("import probe", folder, **{"XDG_CACHE_HOME": str(cache), "NUMBA_CACHE_DIR": "", **variables})
+        done = python("import probe", folder, **{**threads, **user, **variables})
         kept = [path for path in folder.rglob("*") if not path.is_dir() and path.suffix not in (".py", ".pyc")]
         assert not kept, "kernels belong into the user's cache folder"
         return done.stdout, done.stderr.count("compiling kernels")
@@ -108,15 +122,11 @@ def test_copies_of_the_course_share_kernels_until_a_function_within_them_changes
         both = list(pool.map(probe, ("course", "clone")))
     assert sorted(both) == [(RIGHT, 0), (RIGHT, 1)]
     [kept] = tmp_path.glob("cache/*/kernels")
-    for number in range(40):  # of courses that are gone
-        (kept / f"old-{number}").mkdir()
-        os.utime(kept / f"old-{number}", (number, number))
     assert probe("my", basics=("lambda x, like: x\n", "lambda x, like: -x\n")) == ("[-10.0, -11.0, -12.0]\n", 1)
-    assert not (kept / "old-0").exists() and (kept / "old-39").exists(), "what was used last stays"
     for path in kept.glob("*/*"):
         path.write_bytes(path.read_bytes()[:100])
     assert probe() == (RIGHT, 1), "a damaged one is compiled again"
-    assert probe("clone") == (RIGHT, 0), "and replaced"
+    assert max(path.stat().st_size for path in kept.glob("*/*.nbc")) > 100, "and replaced"
 
 
 def test_kernels_are_compiled_where_they_cannot_be_kept(probe, tmp_path):
@@ -174,25 +184,6 @@ for dtype in (torch.float32, torch.bfloat16):
     assert all(torch.equal(one, two) for one, two in zip(*results)) and len(results[0]) == 6
 print("the same")
 """
-TWO_THREADS = """
-import threading, numba, torch
-from common.fused import numba_kernels
-numba_kernels.add_norm(None, torch.ones(1, 8), torch.ones(8), 0.0)
-
-def work():
-    torch.set_num_threads(2)
-    numba_kernels.use_threads(1 << 20)
-    x = torch.ones(512, 512)
-    for _ in range(300):
-        numba_kernels.add_norm(None, x, x[0], 0.0)
-
-threads = [threading.Thread(target=work) for _ in range(2)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-print(numba.threading_layer())
-"""
 
 
 def test_numba_leaves_torch_its_threads_and_results_do_not_depend_on_their_number():
@@ -200,12 +191,6 @@ def test_numba_leaves_torch_its_threads_and_results_do_not_depend_on_their_numbe
     says how many threads each has, here and on another thread, and whether all kernels give the same on one and two."""
     done = python(BOTH_NUMBERS, ROOT, OMP_NUM_THREADS="2", NUMBA_NUM_THREADS="2")
     assert done.stdout == "[1, 1, 1]\nthe same\n"
-
-
-def test_two_threads_may_run_kernels_whatever_threads_numba_has():
-    """numba's own threads, which it has on a Mac, abort a process in which two threads use them at once."""
-    done = python(TWO_THREADS, ROOT, NUMBA_THREADING_LAYER="workqueue", NUMBA_NUM_THREADS="2", OMP_NUM_THREADS="2")
-    assert done.stdout == "workqueue\n"
 
 
 @pytest.fixture
@@ -229,32 +214,21 @@ def pass_by(monkeypatch, tmp_path):
     return pass_by
 
 
-def test_cores_that_other_programs_use_are_not_free(pass_by, monkeypatch, tmp_path):
-    cores = process.FreeCores()
-    cores.look()
-    for own, others, free in ((2.0, 0.0, 2), (1.3, 0.7, 1), (0.3, 0.4, 2), (1.0, 1.0, 1), (0.2, 1.8, 1), (0.0, 0.0, 2)):
-        pass_by(0.06, 0.06 * own, 0.06 * others)
-        before = cores.count
-        assert cores.look() == before, "0.06 s are too short to tell"
-        pass_by(0.06, 0.06 * own, 0.06 * others)
-        assert cores.look() == free, (own, others)
-    monkeypatch.setattr(process, "STAT", tmp_path / "none")
-    assert process.FreeCores().look() == os.cpu_count(), "where nothing can be read, all are free"
-
-
-def test_torch_gives_up_threads_and_gets_them_back(pass_by, monkeypatch):
+def test_torch_leaves_cores_to_other_programs_and_takes_them_back(pass_by, monkeypatch, tmp_path):
     count = [2]
     monkeypatch.setattr(numba_basics.torch, "get_num_threads", lambda: count[0])
     monkeypatch.setattr(numba_basics.torch, "set_num_threads", lambda number: count.__setitem__(0, number))
     threads = numba_basics.TorchThreads()
     threads.adapt()
-    seen = []
-    for others in (0.0, 1.0, 0.0):
-        pass_by(1.0, 1.0, others)
-        threads.adapt()
-        seen += count
-    assert seen == [2, 1, 2]
+    for own, others, free in ((2.0, 0.0, 2), (1.3, 0.7, 1), (0.3, 0.4, 2), (1.0, 1.0, 1), (0.2, 1.8, 1), (0.0, 0.0, 2)):
+        before = list(count)
+        for expected in (before, [free]):  # 0.06 s are too short to tell
+            pass_by(0.06, 0.06 * own, 0.06 * others)
+            threads.adapt()
+            assert count == expected, (own, others)
     count[0] = 1  # as a rank does, for as long as it likes
     pass_by(1.0, 1.0, 0.0)
     threads.adapt()
     assert count == [1]
+    monkeypatch.setattr(process, "STAT", tmp_path / "none")
+    assert process.FreeCores().look() == os.cpu_count(), "where nothing can be read, all are free"

@@ -15,7 +15,7 @@ from common.checkpoints.corpus import document
 from common.loader import load_model
 from common.loader.weights import empty_model
 from common.sampling import SamplingParams
-from common.stages import load_stage_module, stage_folders
+from common.stages import load_stage_module
 from tests.helpers.triton_marks import on_cpu
 
 GPU = pytest.mark.gpu
@@ -39,7 +39,7 @@ def models(request):
     return replace(loaded, config=replace(loaded.config, context_length=1024)), exact  # of a slot in stage 04
 
 
-@pytest.mark.parametrize("stage", [folder.name for folder in stage_folders() if folder.name < "08"])
+@pytest.mark.parametrize("stage", ["02", "04", "05", "07"])  # each attends in another way
 @torch.no_grad()
 def test_log_probabilities_in_bfloat16_are_near_those_in_float32(models, stage):
     loaded, exact = models

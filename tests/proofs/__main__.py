@@ -3,8 +3,7 @@
 | proof | what it shows |
 |---|---|
 | `kernels` | every Triton kernel compiles for real GPUs, fits, hardly spills, and waits if it is launched early |
-| `late` | once an engine has been made, serving compiles nothing |
-| `devices` | a step mixes no devices, and the host waits for the device only where tokens are wanted |
+| `serving` | serving compiles nothing, mixes no devices, and waits for the device only where tokens are wanted |
 
     python tests/proofs                  # as the test suite does it
     python tests/proofs --all            # all GPUs, types and models, and what each kernel needs; a quarter of an hour
@@ -25,11 +24,10 @@ import torch
 torch.set_num_threads(1)
 torch.inference_mode = torch.no_grad  # tensors of inference mode cannot be wrapped; read when an engine is imported
 
-import device_waits
 import kernel_needs
-import late_compilation
+import serving
 
-PROOFS = {"kernels": kernel_needs.prove, "late": late_compilation.prove, "devices": device_waits.prove}
+PROOFS = {"kernels": kernel_needs.prove, "serving": serving.prove}
 
 
 def main() -> int:

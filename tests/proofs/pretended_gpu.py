@@ -12,11 +12,10 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
-from unittest.mock import patch
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -30,10 +29,14 @@ class Compiled(NamedTuple):
     """One kernel as one GPU would get it."""
 
     kernel: str
-    registers: int  # of a thread
-    stack: int  # bytes of a thread's local memory: what registers did not hold
     shared: int  # bytes of a block's shared memory
     cubin: bytes  # what the GPU would run
+
+
+def registers_and_stack(cubin: bytes) -> tuple[int, int]:
+    """Return a thread's registers, and the bytes of its local memory: what registers did not hold."""
+    usage = dict(re.findall(r"(REG|STACK):(\d+)", shown_by("cuobjdump", cubin, "--dump-resource-usage")))
+    return int(usage["REG"]), int(usage["STACK"])
 
 
 def instructions(cubin: bytes) -> list[str]:
@@ -51,16 +54,6 @@ def shown_by(tool: str, cubin: bytes, *options: str) -> str:
 
 
 @contextmanager
-def replaced(*values: tuple[object, str, object]) -> Iterator[None]:
-    """Put values in the place of attributes: owner, name, value. Leave out what an owner does not have."""
-    with ExitStack() as stack:
-        for owner, name, value in values:
-            if hasattr(owner, name):
-                stack.enter_context(patch.object(owner, name, value))
-        yield
-
-
-@contextmanager
 def pretended_gpu(arch: int) -> Iterator[list[Compiled]]:
     """Compile launches for that architecture, and run none; yield the list of what has been compiled.
 
@@ -70,10 +63,8 @@ def pretended_gpu(arch: int) -> Iterator[list[Compiled]]:
 
     def load_binary(name: str, cubin: bytes, shared: int, device: int) -> tuple[object, int, int, int, int]:
         """Stand in for the loader, which is called once for each variant of a kernel, before its first launch."""
-        usage = dict(re.findall(r"(REG|STACK):(\d+)", shown_by("cuobjdump", cubin, "--dump-resource-usage")))
-        registers, stack = int(usage["REG"]), int(usage["STACK"])
-        compiled.append(Compiled(name, registers, stack, shared, cubin))
-        return object(), 0, registers, stack, 1024  # the last: threads that a block may have
+        compiled.append(Compiled(name, shared, cubin))
+        return object(), 0, 0, 0, 1024  # the last: threads that a block may have
 
     gpu = SimpleNamespace(
         get_current_target=lambda: GPUTarget("cuda", arch, 32),

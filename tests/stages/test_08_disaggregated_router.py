@@ -333,8 +333,7 @@ def test_a_worker_that_comes_back_with_less_memory_is_not_killed_by_what_never_f
         # With such a deadline every idle worker would be ended and replaced, again and again.
         ({"hang_seconds": 0.5}, "hang_seconds is 0.5, and an idle worker reports every 1 s: give at least 2"),
         ({"decode": 0}, "replicas, or a worker of either kind, not 0 replicas, 1 for prefill, 0 for decode"),
-        ({"replicas": 2, "decode": 3}, "leave out --prefill, --decode and --prefill-options"),
-        ({"replicas": 2, "prefill_options": {"token_budget": 64}}, "leave out --prefill"),
+        ({"replicas": 2, "decode": 3}, "leave out --prefill and --decode"),
     ],
 )
 def test_workers_that_cannot_serve_are_refused(options, says):

@@ -203,15 +203,6 @@ def test_a_broken_data_path_is_done_without():
     assert router.failed_transfers == router_module.MOST_FAILED_TRANSFERS
 
 
-def test_every_report_may_come_twice():
-    router, fleet = fleet_without_model(1, 1)
-    deliver = fleet.events
-    fleet.events = lambda seconds: [event for event in deliver(seconds) for _ in range(2)]
-    requests = [router.add([number, 2, 3], endless(5)) for number in range(3)]
-    until(router, lambda: not router.has_unfinished)
-    assert [request.token_ids for request in requests] == [undisturbed([n, 2, 3], 5) for n in range(3)]
-
-
 def steps(router, count: int) -> None:
     for _ in range(count):
         router.step()
@@ -339,20 +330,6 @@ def test_a_worker_that_comes_back_with_less_memory_is_not_killed_by_what_never_f
 def test_workers_that_cannot_serve_are_refused(options, says):
     with pytest.raises(ValueError, match=says):
         deployment.Engine(NO_MODEL, **options)
-
-
-def test_one_shared_page_does_not_send_everything_to_one_worker():
-    hello = messages.Hello("", 0.0, 1, 100, 4, 1000, "", "")
-    handles = [routing.Handle(number, "prefill", hello) for number in range(4)]
-    for n in range(400):
-        tokens = [1, 2, 3, 4, *(1000 * n + i for i in range(60))]
-        chosen, missing = routing.choose_for_prompt(handles, tokens)
-        chosen.seen.add(tokens)
-        chosen.order(messages.Order(str(n), [], [], None, 0, 0), missing)
-        if n >= 40:
-            oldest = min(handles, key=lambda one: min(map(int, one.tasks), default=10**6))
-            oldest.forget(next(iter(oldest.tasks)))
-    assert max(one.load for one in handles) < 2 * min(one.load for one in handles)
 
 
 # ---- A worker by itself ----

@@ -105,14 +105,6 @@ def run(engine, on_step=lambda requests: None) -> list:
     return requests
 
 
-def test_two_nodes_give_the_same_tokens(engine, reference, undisturbed):
-    assert "on 2 machines" in engine.startup_notes
-    requests = run(engine)
-    assert_same(requests, undisturbed)
-    assert requests[0].token_ids == reference.generate(WORK[0][0], 40, ignore_eos=True)
-    assert engine.stats()["handoffs"] >= 5 and engine.stats()["handoff_bytes"] > 0
-
-
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 @pytest.mark.parametrize(
     "strikes",
@@ -123,7 +115,7 @@ def test_lost_workers_cost_time_and_no_request(engine, undisturbed, monkeypatch,
     """The worker that receives, computes or decodes is lost as soon as a request is in that phase.
 
     After two of the three have been killed, the last one does the whole job. Nobody tells of a process that has
-    stopped: it is noticed by the deadline.
+    stopped: it is noticed by the deadline. (Before other tests: no prompt is cached, and prefill takes a while.)
     """
     if "SIGSTOP" in strikes.values():
         monkeypatch.setattr(engine.fleet, "hang_seconds", 3)
@@ -142,6 +134,14 @@ def test_lost_workers_cost_time_and_no_request(engine, undisturbed, monkeypatch,
     until(engine, lambda: engine.lost >= lost + len(strikes))
 
 
+def test_two_nodes_give_the_same_tokens(engine, reference, undisturbed):
+    assert "on 2 machines" in engine.startup_notes
+    requests = run(engine)
+    assert_same(requests, undisturbed)
+    assert requests[0].token_ids == reference.generate(WORK[0][0], 40, ignore_eos=True)
+    assert engine.stats()["handoffs"] >= 5 and engine.stats()["handoff_bytes"] > 0
+
+
 def test_two_hundred_handovers_are_right_and_who_leaves_frees_pages_in_both_processes(engine, reference):
     leaving = [engine.add(prompt, endless(200)) for prompt, _ in WORK]
     for _ in range(20):
@@ -150,11 +150,12 @@ def test_two_hundred_handovers_are_right_and_who_leaves_frees_pages_in_both_proc
         engine.abort(request.request_id)
     assert engine.step() == []
     prompts = [[*range(100 + 40 * n, 160 + 41 * n)] for n in range(8)]
-    right, before = [reference.generate(prompt, 3, ignore_eos=True) for prompt in prompts], engine.handoffs
+    right = [reference.generate(prompt, 3, ignore_eos=True) for prompt in prompts]
+    handed, failed = engine.handoffs, engine.failed_transfers
     requests = [engine.add(prompts[n % 8], endless(3)) for n in range(200)]
     until(engine, lambda: not engine.has_unfinished)
     assert [request.token_ids for request in requests] == right * 25
-    assert engine.handoffs - before == 200 and not engine.failed_transfers
+    assert engine.handoffs - handed == 200 and engine.failed_transfers == failed
 
 
 def test_pages_travel_through_rays_object_store_where_there_is_no_nixl(engine):

@@ -193,16 +193,6 @@ def until(router, condition, seconds: float = 20.0) -> None:
         assert time.monotonic() < give_up, [flight.phase for flight in router.flights.values()]
 
 
-def test_a_broken_data_path_is_done_without():
-    """No page ever arrives: after a few attempts one worker does the whole job."""
-    router, fleet = fleet_without_model(1, 1)
-    fleet.workers[1].transport.broken = True
-    request = router.add([1, 2, 3], endless(4))
-    until(router, lambda: request.finished)
-    assert request.token_ids == undisturbed([1, 2, 3], 4)
-    assert router.failed_transfers == router_module.MOST_FAILED_TRANSFERS
-
-
 def steps(router, count: int) -> None:
     for _ in range(count):
         router.step()

@@ -19,7 +19,7 @@ For a draft token that was not drawn at all (prompt lookup) the two are the same
 """
 
 from dataclasses import dataclass, field
-from itertools import accumulate, compress
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -75,15 +75,14 @@ def verify(logits: Tensor, requests: list[Request], drafts: list[Draft]) -> list
         spans.append(range(len(rows), len(rows) + len(draft.token_ids) + 1))
         rows += [Row.after(request, draft.token_ids[:count]) for count in range(len(spans[-1]))]
     gained: list[list[SampledToken]] = [[] for _ in requests]
-    drawn = [bool(draft.probabilities) for draft in drafts]
-    for decide, mine in ((compare, [not one for one in drawn]), (reject, drawn)):
-        if any(mine):
-            places = [i for span in compress(spans, mine) for i in span]
-            chosen = logits if all(mine) else logits[to_device(places, torch.int64, logits.device)]
-            decided = iter(decide(chosen, [rows[i] for i in places], list(compress(drafts, mine))))
-            gained = [next(decided) if one else tokens for tokens, one in zip(gained, mine, strict=True)]
-    for tokens, draft in zip(gained, drafts, strict=True):
-        draft.accepted = len(tokens) - 1
+    for decide in (compare, reject):
+        mine = [i for i, draft in enumerate(drafts) if bool(draft.probabilities) == (decide is reject)]
+        if mine:
+            places = [row for i in mine for row in spans[i]]
+            chosen = logits if len(mine) == len(drafts) else logits[to_device(places, torch.int64, logits.device)]
+            decided = decide(chosen, [rows[i] for i in places], [drafts[i] for i in mine])
+            for i, tokens in zip(mine, decided, strict=True):
+                gained[i], drafts[i].accepted = tokens, len(tokens) - 1
     return gained
 
 

@@ -199,32 +199,6 @@ def steps(router, count: int) -> None:
         router.check()
 
 
-@pytest.mark.parametrize("down", [True, False], ids=["mail", "reports"])
-def test_every_message_can_be_lost(down):
-    """One after the other: whichever is lost, heartbeats bring the request to its end."""
-    lost, seen = 0, 1
-    while lost < seen:
-        router, fleet = fleet_without_model(1, 1)
-        fleet.heartbeats, fleet.at_once = True, False
-        request, seen = router.add([1, 2, 3], endless(5)), 0
-        for _ in range(200):
-            if not router.has_unfinished:
-                break
-            router.step()
-            for queues in (fleet.mail, fleet.reports):
-                for number, queue in enumerate(queues):
-                    if queues is fleet.reports:
-                        fleet.turn(number)
-                    for place, message in reversed(list(enumerate(queue))):
-                        if down == (queues is fleet.mail) and isinstance(message, (messages.Mail, messages.Report)):
-                            if seen == lost:
-                                del queue[place]
-                            seen += 1
-        assert request.token_ids == undisturbed([1, 2, 3], 5)
-        lost += 1
-    assert lost >= 3
-
-
 @pytest.mark.parametrize(
     ("turns", "dead", "mended"),
     [([0, 1, 1, 1], 0, (1, 0)), ([0], 1, (0, 1))],

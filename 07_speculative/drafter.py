@@ -15,7 +15,6 @@ more often than a separate model of its cost, and verify trees of draft tokens i
 """
 
 import weakref
-from typing import Protocol
 
 from torch import Tensor
 
@@ -29,13 +28,6 @@ from .scheduler import Chunk, Sequence
 from .verification import Row, by_rejection
 
 
-class Drafter(Protocol):
-    """What drafts: prompt lookup, or a draft model."""
-
-    def draft(self, chunks: list[Chunk]) -> None:
-        """Fill the draft of each chunk with at most `chunk.room` tokens; fewer, or none, where nothing is likely."""
-
-
 class PromptLookup:
     """Drafts what followed the last `longest` tokens where they occurred before, or fewer, down to `shortest`."""
 
@@ -45,7 +37,7 @@ class PromptLookup:
         self._indexes: weakref.WeakKeyDictionary[Sequence, NgramIndex] = weakref.WeakKeyDictionary()
 
     def draft(self, chunks: list[Chunk]) -> None:
-        """Fill each draft with what followed the last tokens of the text where they occurred before."""
+        """Fill the draft of each chunk with what followed the last tokens of its text before, at most `room` tokens."""
         for chunk in chunks:
             if chunk.room:
                 request = chunk.sequence.request

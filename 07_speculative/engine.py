@@ -25,7 +25,7 @@ from common.trace import StepRecord
 
 from .adaptive_speculation import AdaptiveSpeculation
 from .batch import Batch
-from .drafter import Drafter, DraftModel, PromptLookup
+from .drafter import DraftModel, PromptLookup
 from .kv_cache import KVCache
 from .scheduler import Chunk, Scheduler
 from .speculation import MAX_DRAFT_TOKENS, Speculation
@@ -67,7 +67,7 @@ class Engine(BaseEngine):
         token_bytes = sum(model.config.kv_bytes_per_token(self.dtype) for model in models)
         num_pages = pages_that_fit(budget, page_size, token_bytes)
         self.cache = KVCache(loaded, num_pages, page_size, backend)
-        self.drafter: Drafter = PromptLookup()
+        self.drafter: PromptLookup | DraftModel = PromptLookup()
         if draft_model:
             self.drafter = DraftModel(draft_model, num_pages, page_size, attention, token_budget)
         if num_draft_tokens is None:

@@ -19,7 +19,7 @@ For a draft token that was not drawn at all (prompt lookup) the two are the same
 """
 
 from dataclasses import dataclass, field
-from itertools import accumulate, compress, pairwise
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -75,15 +75,14 @@ def verify(logits: Tensor, requests: list[Request], drafts: list[Draft]) -> list
         spans.append(range(len(rows), len(rows) + len(draft.token_ids) + 1))
         rows += [Row.after(request, draft.token_ids[:count]) for count in range(len(spans[-1]))]
     gained: list[list[SampledToken]] = [[] for _ in requests]
-    drawn = [bool(draft.probabilities) for draft in drafts]
-    for decide, mine in ((compare, [not one for one in drawn]), (reject, drawn)):
-        if any(mine):
-            places = [i for span in compress(spans, mine) for i in span]
-            chosen = logits if all(mine) else logits[to_device(places, torch.int64, logits.device)]
-            decided = iter(decide(chosen, [rows[i] for i in places], list(compress(drafts, mine))))
-            gained = [next(decided) if one else tokens for tokens, one in zip(gained, mine, strict=True)]
-    for tokens, draft in zip(gained, drafts, strict=True):
-        draft.accepted = len(tokens) - 1
+    for decide in (compare, reject):
+        mine = [i for i, draft in enumerate(drafts) if bool(draft.probabilities) == (decide is reject)]
+        if mine:
+            places = [row for i in mine for row in spans[i]]
+            chosen = logits if len(mine) == len(drafts) else logits[to_device(places, torch.int64, logits.device)]
+            decided = decide(chosen, [rows[i] for i in places], [drafts[i] for i in mine])
+            for i, tokens in zip(mine, decided, strict=True):
+                gained[i], drafts[i].accepted = tokens, len(tokens) - 1
     return gained
 
 
@@ -105,34 +104,27 @@ def reject(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list[list[Sa
     """
     device = logits.device
     p = probabilities(logits, rows)  # [R, V]
-    q = torch.stack([one for draft in drafts for one in draft.probabilities])  # [K, V]: one row less for each
+    none = torch.zeros_like(p[0])  # behind a whole draft: the last row of a request has a p and no q
+    q = torch.stack([one for draft in drafts for one in (*draft.probabilities, none)])  # [R, V]
+    ids = to_device([token for draft in drafts for token in (*draft.token_ids, 0)], torch.int64, device)[:, None]
+    chances = torch.cat([p.gather(-1, ids), q.gather(-1, ids)], dim=-1).tolist()
     starts = [0, *accumulate(len(draft.token_ids) + 1 for draft in drafts)]
-    judging = [i for start, end in pairwise(starts) for i in range(start, end - 1)]  # the rows of p beside those of q
-    ids = to_device([one for draft in drafts for one in draft.token_ids], torch.int64, device)[:, None]
-    p_beside_q = p[to_device(judging, torch.int64, device)]  # [K, V]
-    chances = torch.cat([p_beside_q.gather(-1, ids), q.gather(-1, ids)], dim=-1).tolist()
-    kept, last_rows, streams, rejected = [], [], [], []
-    for number, (draft, start) in enumerate(zip(drafts, starts, strict=False)):
-        first, count = start - number, 0  # its first row of q
+    kept, uniforms = [], []
+    for draft, start in zip(drafts, starts, strict=False):
+        count = 0
         while count < len(draft.token_ids):
             # q is positive where a token was drawn. A coin is below 1, so what p likes at least as much is always kept.
-            row, (p_of_it, q_of_it) = rows[start + count], chances[first + count]
+            row, (p_of_it, q_of_it) = rows[start + count], chances[start + count]
             if uniform(row.seed, len(row.token_ids), COIN) * q_of_it >= p_of_it:
-                rejected.append((number, first + count))
                 break
             count += 1
         kept.append(count)
-        last_rows.append(start + count)
-        streams.append(0 if count == len(draft.token_ids) else RESIDUAL)
-    weights = p[to_device(last_rows, torch.int64, device)]  # [B, V]
-    if rejected:
-        mine, theirs = to_device(list(zip(*rejected, strict=True)), torch.int64, device)
-        # As p and q both sum to 1 and p is less at the rejected token, it is more somewhere, unless by rounding alone.
-        rest = (weights[mine] - q[theirs]).clamp(min=0)
-        weights[mine] = torch.where(rest.sum(-1, keepdim=True) > 0, rest, weights[mine])
-    lasts = [rows[i] for i in last_rows]
-    uniforms = [uniform(row.seed, len(row.token_ids), stream) for row, stream in zip(lasts, streams, strict=True)]
-    last = draw(weights, uniforms).tolist()
+        row = rows[start + count]
+        uniforms.append(uniform(row.seed, len(row.token_ids), RESIDUAL if count < len(draft.token_ids) else 0))
+    lasts = to_device([start + count for start, count in zip(starts, kept, strict=False)], torch.int64, device)
+    # As p and q both sum to 1 and p is less at the rejected token, it is more somewhere, unless by rounding alone.
+    rest = (p[lasts] - q[lasts]).clamp(min=0)  # [B, V], p itself where all of a draft is kept
+    last = draw(torch.where(rest.sum(-1, keepdim=True) > 0, rest, p[lasts]), uniforms).tolist()
     token_ids = [[*one.token_ids[:count], end] for one, count, end in zip(drafts, kept, last, strict=True)]
     scored = [start + i for start, tokens in zip(starts, token_ids, strict=False) for i in range(len(tokens))]
     flat = to_device([token for tokens in token_ids for token in tokens], torch.int64, device)

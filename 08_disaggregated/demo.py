@@ -14,6 +14,7 @@ from .engine import WorkerEngine
 
 STORIES = ("a fox", "a baker", "a lighthouse")
 COLUMNS = 72
+BEFORE, BEHIND = 0.1, 0.15  # seconds that are drawn before the long prompt arrives, and behind its first token
 MARKS = {"token": "[green]█[/green]", "gap": "[red]·[/red]", "prefill": "[yellow]▓[/yellow]", "none": " "}
 OPTIONS = {"kv_memory": "20M", "draft": "lookup", "num_draft_tokens": 0}  # a step is a token
 
@@ -38,7 +39,8 @@ def show_arrival(loaded: Loaded) -> list[Request]:
             runs["apart: a prefill and a decode worker"] = arrive(apart, loaded, filler)
     finally:
         apart.close()
-    column = max(width(requests) for requests, _ in runs.values()) / COLUMNS
+    slowest = max(requests[-1].timings.time_to_first_token for requests, _ in runs.values())
+    column = (BEFORE + slowest + BEHIND) / COLUMNS
     gaps = {}
     for name, (requests, phases) in runs.items():
         console.print(f"\n  [bold]{name}[/bold]; a column is {1e3 * column:.0f} ms")
@@ -80,18 +82,10 @@ def arrive(engine: BaseEngine, loaded: Loaded, filler: list[int]) -> tuple[list[
     return [*writers, reader], phases
 
 
-def begin(requests: list[Request]) -> float:
-    return requests[-1].timings.arrival - 0.1
-
-
-def width(requests: list[Request]) -> float:
-    return requests[-1].timings.tokens[0] - begin(requests) + 0.15
-
-
 def draw(requests: list[Request], phases: list[tuple[float, float]], column: float) -> float:
     """Draw a row for each request, a column for each slice of time; return the longest gap of the decoding ones."""
-    start, *_, reader = begin(requests), requests[-1]
-    names = [*STORIES, "the long prompt"]
+    reader, names = requests[-1], [*STORIES, "the long prompt"]
+    start = reader.timings.arrival - BEFORE
     longest = 0.0
     for name, request in zip(names, requests, strict=True):
         moments, row = request.timings.tokens, ""

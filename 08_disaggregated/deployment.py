@@ -21,10 +21,8 @@ class Engine(Router):
     replicas: the number of workers that do the whole job; 0: `prefill` and `decode` workers instead. workers: "local"
     for workers in this process, one after the other; "ray" for a process each, on this machine or on the cluster at
     ray_address. tensor_parallel: processes that share each worker's model (Ray only). hang_seconds: a silent worker is
-    ended and replaced. wait_seconds: how long requests wait while no worker is up. prefill_options, decode_options:
-    options of WorkerEngine for one kind of worker, over those for all (replicas take those for decode); by default
-    prefill workers have half of the token budget. device, dtype, load_format: for workers that load the model
-    themselves; None: as `loaded` has it.
+    ended and replaced. wait_seconds: how long requests wait while no worker is up. device, dtype, load_format: for
+    workers that load the model themselves; None: as `loaded` has it. The others are options of WorkerEngine.
     """
 
     def __init__(
@@ -38,8 +36,6 @@ class Engine(Router):
         hang_seconds: float = 60.0,
         wait_seconds: float = 60.0,
         tensor_parallel: int = 1,
-        prefill_options: dict[str, Any] | None = None,
-        decode_options: dict[str, Any] | None = None,
         max_running: int = 64,
         token_budget: int = 256,
         kv_memory: int | str | None = None,
@@ -56,8 +52,8 @@ class Engine(Router):
         if replicas < 0 or prefill < 1 or decode < 1:
             given = f"{replicas} replicas, {prefill} for prefill, {decode} for decode"
             raise InvalidInput(f"there must be replicas, or a worker of either kind, not {given}")
-        if replicas and (prefill, decode, prefill_options) != (1, 1, None):
-            raise InvalidInput("replicas do the whole job: leave out --prefill, --decode and --prefill-options")
+        if replicas and (prefill, decode) != (1, 1):
+            raise InvalidInput("replicas do the whole job: leave out --prefill and --decode")
         if hang_seconds <= HEARTBEAT_SECONDS:
             often = f"an idle worker reports every {HEARTBEAT_SECONDS:g} s"
             raise InvalidInput(f"hang_seconds is {hang_seconds:g}, and {often}: give at least 2")
@@ -68,13 +64,11 @@ class Engine(Router):
             kv_memory = kv_bytes_left(loaded, token_budget, scored, drawn=scored) // (replicas or prefill + decode)
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
         options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs, "price": price}
+        options["num_draft_tokens"] = num_draft_tokens
         # A prefill worker has one token to find, and nothing to draft. Short prompts wait for the piece that it runs.
         for_prefill = {"num_draft_tokens": 0, "token_budget": max(max_running, token_budget // 2)}
-        prefill_options = options | for_prefill | (prefill_options or {})
-        decode_options = options | {"num_draft_tokens": num_draft_tokens} | (decode_options or {})
-        of_role = {"prefill": prefill_options, "decode": decode_options, "replica": decode_options}
         roles = ["replica"] * replicas or ["prefill"] * prefill + ["decode"] * decode
-        each = [of_role[role] for role in roles]
+        each = [options | (for_prefill if role == "prefill" else {}) for role in roles]
         if workers == "local":
             fleet = LocalFleet([partial(make_engine, WorkerEngine, loaded, **one) for one in each])
         elif workers == "ray":

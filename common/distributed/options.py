@@ -3,20 +3,6 @@
 import argparse
 import sys
 
-ROLE_OPTIONS = {"max_running": int, "token_budget": int, "kv_memory": str, "attention": str, "num_draft_tokens": int}
-
-
-def role_options(text: str) -> dict[str, int | str]:
-    """Parse "token_budget=512,kv_memory=2G" into options of a WorkerEngine. Raise ArgumentTypeError for other names."""
-    options: dict[str, int | str] = {}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        if name not in ROLE_OPTIONS or not value:
-            known = ", ".join(ROLE_OPTIONS)
-            raise argparse.ArgumentTypeError(f"{part!r} is not an option: give NAME=VALUE with one of {known}")
-        options[name] = ROLE_OPTIONS[name](value)
-    return options
-
 
 def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for the number of workers, where they run, and when they count as lost."""
@@ -36,13 +22,6 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
         default="ray" if "--serve" in sys.argv else "local",
         help="ray: one process per worker (default with --serve); local: all in this process (default otherwise)",
     )
-    for role in ("prefill", "decode"):
-        fleet.add_argument(
-            f"--{role}-options",
-            type=role_options,
-            metavar="NAME=VALUE,...",
-            help=f"options of {role} workers{', or of replicas' * (role == 'decode')}: {', '.join(ROLE_OPTIONS)}",
-        )
     fleet.add_argument("--ray-address", metavar="HOST:PORT", help="join this Ray cluster (default: start one)")
     fleet.add_argument(
         "--hang-seconds",

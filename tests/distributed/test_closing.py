@@ -78,25 +78,6 @@ def test_keepers_that_do_not_end_are_waited_for_together(make_fleet, monkeypatch
     assert now == [ray_fleet.CLOSE_SECONDS]
 
 
-def test_a_worker_that_is_silent_gets_a_new_process(make_fleet, monkeypatch):
-    """It may hang, or its machine may be off: nobody tells of that."""
-    started, killed = [], []
-    monkeypatch.setattr(ray_fleet, "AGAIN_SECONDS", 0.0)
-
-    def start(fleet, number):
-        started.append(Mock())
-        fleet.actors[number] = started[-1]
-        return started[-1]
-
-    monkeypatch.setattr(ray_fleet.RayFleet, "_start", start)
-    fleet = make_fleet(hang_seconds=0.05, wait=lambda stream, timeout: ([], stream), kill=killed.append)
-    news = [event.news for event in fleet.events(SECONDS)]
-    while len(started) < 3:
-        news += [event.news for event in fleet.events(SECONDS)]
-    fleet.close()
-    assert {one.reason for one in news} == {"it has been silent for 0.05 s"} and killed[0] is started[0]
-
-
 def test_a_worker_that_is_stopped_while_it_loads_gets_a_new_process(make_fleet, monkeypatch):
     """Loading may take minutes, so its deadline is of no use; but a process that loads still answers."""
     monkeypatch.setattr(ray_fleet, "AGAIN_SECONDS", 0.0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.distributed import ranked
-from common.distributed.ranked import OnAllRanks, RankedTransfer, RankedTransport
+from common.distributed.ranked import OnAllRanks, RankedTransfer
 from common.loader import shard
 from common.loader.shard import Shard
 from common.sampling import SamplingParams
@@ -17,7 +17,6 @@ from common.stages import load_engine, load_stage_module
 from tests.helpers.thread_ranks import Threads
 
 CPU = torch.device("cpu")
-PAGES = [3, 7, 1], [2, 9, 4]  # of the sender, of the receiver
 
 
 @pytest.fixture
@@ -26,21 +25,6 @@ def ranks(monkeypatch) -> Threads:
     for module in (ranked, shard):
         monkeypatch.setattr(module, "dist", threads)
     return threads
-
-
-def test_each_rank_fetches_from_the_rank_of_its_number(ranks):
-    local = load_stage_module("08", "kv_transport").LocalTransport
-    sent, got = torch.randn(2, 50, 3, 4), torch.zeros(2, 50, 3, 4)
-    senders, receivers = ([RankedTransport(local(), Shard(rank, 2), CPU) for rank in range(2)] for _ in range(2))
-    for transports, pools in ((senders, sent), (receivers, got)):
-        for one, pool in zip(transports, pools, strict=True):
-            one.register([pool])
-    tickets = ranks.run(lambda rank: senders[rank].send("a", PAGES[0]))
-    assert tickets[0] == tickets[1] and len(tickets[0]) == 2
-    transfers = [one.receive(tickets[0], 1, PAGES[1][1:], lambda: None) for one in receivers]
-    assert ranks.run(lambda rank: transfers[rank].done()) == [True, True]
-    assert transfers[0].bytes == 2 * transfers[0].transfer.bytes > 0
-    assert torch.equal(got[:, PAGES[1][1:]], sent[:, PAGES[0][1:]]) and not got[:, PAGES[1][0]].any()
 
 
 def test_a_transfer_is_done_or_has_failed_on_all_ranks_alike(ranks):

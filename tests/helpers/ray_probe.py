@@ -41,7 +41,7 @@ def ray_of(*nodes: dict[str, int]) -> Iterator[str]:
 class Probe:
     """An actor that tells where it is."""
 
-    def where(self, loopback: bool) -> tuple[str, str, str | None, str | None]:
+    def where(self) -> tuple[str, str, str | None, str | None]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return (
             ray.get_runtime_context().get_node_id(),
@@ -54,7 +54,7 @@ class Probe:
 def places(cluster: Cluster, count: int) -> list[tuple[str, str, str | None, str | None]]:
     """Start every worker, and return where each is."""
     actors = [ray.remote(Probe).options(**cluster.actor_options(number)).remote() for number in range(count)]
-    return ray.get([actor.where.remote(cluster.loopback) for actor in actors], timeout=SECONDS)
+    return ray.get([actor.where.remote() for actor in actors], timeout=SECONDS)
 
 
 def processes_of_ray(token: str) -> list[psutil.Process]:

@@ -13,7 +13,7 @@ TOKEN_BYTES = 9216  # K and V of one token of the bundled model and of its draft
 
 
 def test_what_decode_has_already_does_not_travel(loaded):
-    engine = Engine(loaded)
+    engine = Engine(loaded, num_draft_tokens=0)
     [first] = engine.generate([list(range(300, 364))], endless(40))
     before = engine.stats()["handoff_bytes"]
     assert before == 64 * TOKEN_BYTES
@@ -67,11 +67,11 @@ def test_a_prompt_may_exceed_the_draft_models_context(loaded, monkeypatch):
 def test_a_router_without_weights_has_prompts_scored(loaded, monkeypatch, dies):
     """By a worker, between its steps; by the next one if it dies. It pays with no page and counts as no output."""
     monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
-    router = Engine(loaded)
+    router = Engine(loaded, num_draft_tokens=0)
     engine = Scoring(Measured(router, "m"))
     router.model = None
     text, params = [11 + i % 97 for i in range(300)], ScoringParams(logprobs=2)
-    alone = Scoring(WorkerEngine(loaded))
+    alone = Scoring(WorkerEngine(loaded, num_draft_tokens=0))
     expected = alone.add(text, params)
     while alone.has_unfinished:
         alone.step()

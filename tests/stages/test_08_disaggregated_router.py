@@ -193,55 +193,10 @@ def until(router, condition, seconds: float = 20.0) -> None:
         assert time.monotonic() < give_up, [flight.phase for flight in router.flights.values()]
 
 
-def test_a_broken_data_path_is_done_without():
-    """No page ever arrives: after a few attempts one worker does the whole job."""
-    router, fleet = fleet_without_model(1, 1)
-    fleet.workers[1].transport.broken = True
-    request = router.add([1, 2, 3], endless(4))
-    until(router, lambda: request.finished)
-    assert request.token_ids == undisturbed([1, 2, 3], 4)
-    assert router.failed_transfers == router_module.MOST_FAILED_TRANSFERS
-
-
-def test_every_report_may_come_twice():
-    router, fleet = fleet_without_model(1, 1)
-    deliver = fleet.events
-    fleet.events = lambda seconds: [event for event in deliver(seconds) for _ in range(2)]
-    requests = [router.add([number, 2, 3], endless(5)) for number in range(3)]
-    until(router, lambda: not router.has_unfinished)
-    assert [request.token_ids for request in requests] == [undisturbed([n, 2, 3], 5) for n in range(3)]
-
-
 def steps(router, count: int) -> None:
     for _ in range(count):
         router.step()
         router.check()
-
-
-@pytest.mark.parametrize("down", [True, False], ids=["mail", "reports"])
-def test_every_message_can_be_lost(down):
-    """One after the other: whichever is lost, heartbeats bring the request to its end."""
-    lost, seen = 0, 1
-    while lost < seen:
-        router, fleet = fleet_without_model(1, 1)
-        fleet.heartbeats, fleet.at_once = True, False
-        request, seen = router.add([1, 2, 3], endless(5)), 0
-        for _ in range(200):
-            if not router.has_unfinished:
-                break
-            router.step()
-            for queues in (fleet.mail, fleet.reports):
-                for number, queue in enumerate(queues):
-                    if queues is fleet.reports:
-                        fleet.turn(number)
-                    for place, message in reversed(list(enumerate(queue))):
-                        if down == (queues is fleet.mail) and isinstance(message, (messages.Mail, messages.Report)):
-                            if seen == lost:
-                                del queue[place]
-                            seen += 1
-        assert request.token_ids == undisturbed([1, 2, 3], 5)
-        lost += 1
-    assert lost >= 3
 
 
 @pytest.mark.parametrize(
@@ -333,27 +288,12 @@ def test_a_worker_that_comes_back_with_less_memory_is_not_killed_by_what_never_f
         # With such a deadline every idle worker would be ended and replaced, again and again.
         ({"hang_seconds": 0.5}, "hang_seconds is 0.5, and an idle worker reports every 1 s: give at least 2"),
         ({"decode": 0}, "replicas, or a worker of either kind, not 0 replicas, 1 for prefill, 0 for decode"),
-        ({"replicas": 2, "decode": 3}, "leave out --prefill, --decode and --prefill-options"),
-        ({"replicas": 2, "prefill_options": {"token_budget": 64}}, "leave out --prefill"),
+        ({"replicas": 2, "decode": 3}, "leave out --prefill and --decode"),
     ],
 )
 def test_workers_that_cannot_serve_are_refused(options, says):
     with pytest.raises(ValueError, match=says):
         deployment.Engine(NO_MODEL, **options)
-
-
-def test_one_shared_page_does_not_send_everything_to_one_worker():
-    hello = messages.Hello("", 0.0, 1, 100, 4, 1000, "", "")
-    handles = [routing.Handle(number, "prefill", hello) for number in range(4)]
-    for n in range(400):
-        tokens = [1, 2, 3, 4, *(1000 * n + i for i in range(60))]
-        chosen, missing = routing.choose_for_prompt(handles, tokens)
-        chosen.seen.add(tokens)
-        chosen.order(messages.Order(str(n), [], [], None, 0, 0), missing)
-        if n >= 40:
-            oldest = min(handles, key=lambda one: min(map(int, one.tasks), default=10**6))
-            oldest.forget(next(iter(oldest.tasks)))
-    assert max(one.load for one in handles) < 2 * min(one.load for one in handles)
 
 
 # ---- A worker by itself ----

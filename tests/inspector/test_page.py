@@ -15,7 +15,7 @@ from common.inspector.document import read_recording
 from common.inspector.screenshots import SCENES
 from common.sampling import SamplingParams
 from common.serving.background import free_port
-from common.stages import ROOT, load_engine, stage_folder
+from common.stages import ROOT, load_engine, load_stage_module, stage_folder
 from tests.helpers.serving_stage_03 import wait_until
 from tests.helpers.watching import STORE, Page, browser, take, watching
 
@@ -207,12 +207,35 @@ def test_a_server_with_a_key_asks_for_it_and_refuses_in_sentences(loaded, page_o
         assert not server.engine.requests and server.engine.trace.steps == 0
 
 
+def hear_until_lost(fleet, worker: int, tokens: int) -> None:
+    """Have the router hear at most `tokens` of a worker before it is lost; what else it has computed, died with it.
+
+    Workers go on by themselves: without this, one may end its answer before it is killed.
+    """
+    Lost, events, left = load_stage_module("08", "messages").Lost, fleet.events, tokens
+
+    def heard(seconds):
+        nonlocal left
+        found = []
+        for event in events(seconds):
+            if event.number == worker and isinstance(event.news, Lost):
+                left = float("inf")
+            if event.number == worker and (gains := getattr(event.news, "gains", [])):
+                left -= sum(len(gain.token_ids) for gain in gains)
+            if event.number != worker or left >= 0:
+                found.append(event)
+        return found
+
+    fleet.events = heard
+
+
 def test_a_killed_workers_stream_goes_on(loaded, page_of):
     pytest.importorskip("ray", reason="needs the package ray")
-    prompt, tokens = STORY.replace("four", "nine"), 500
+    prompt, tokens = STORY.replace("four", "nine"), 60
     ids = chat_prompt(loaded.tokenizer, prompt)
     [expected] = load_engine("06")(loaded, kv_memory="8M").generate([ids], SamplingParams(max_tokens=tokens))
     with watching("08", loaded, workers="ray", kv_memory="16M", num_draft_tokens=0) as server:
+        hear_until_lost(server.engine.fleet, worker=1, tokens=20)
         page = page_of(server.page_url)
         assert page.is_hidden("text=Pause"), "workers have loops of their own"
         page.send(prompt, tokens)

@@ -7,11 +7,11 @@ The exit status is 1 if something is marked "!!".
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import webbrowser
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from common.stages import ROOT
 from common.terminal import note, run_to_end
 
 from . import machine
-from .environment import NO_VENV, answers, find_kit, has_venv_module, is_ready, python_of, running_python
+from .environment import answers, find_kit, is_ready, python_of, running_python
 
 OK, OPTIONAL, NEEDED = "ok", "--", "!!"
 KNOWN_PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -64,8 +64,8 @@ def show(name: str, line: Line) -> str:
 
 
 def python() -> Line:
-    if not has_venv_module():
-        return Line(NEEDED, f"{running_python()} {NO_VENV}")
+    if not find_spec("ensurepip"):  # which makes pip part of an environment
+        return Line(NEEDED, f"{running_python()} makes no environments: on Debian, `apt install python3-venv`.")
     if running_python() not in KNOWN_PYTHONS:
         tried = ", ".join(KNOWN_PYTHONS)
         return Line(OPTIONAL, f"{running_python()} has not been tried: if installing fails, use one of {tried}.")
@@ -134,23 +134,6 @@ def others() -> Line:
     return Line(OK, f"{taken:.1f} cores are busy")
 
 
-def port() -> Line:
-    if is_port_free(PORT):
-        return Line(OK, f"{PORT} is free")
-    other = next((port for port in range(PORT + 1, PORT + 100) if is_port_free(port)), 0)
-    return Line(OPTIONAL, f"{PORT} is taken by another program: start servers with --port {other}.")
-
-
-def is_port_free(port: int) -> bool:
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, os.name != "nt")
-        try:
-            one.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
 def network() -> Line:
     set_for_pip = said_by(sys.executable, "-m", "pip", "config", "get", "global.index-url")
     index = os.environ.get("PIP_INDEX_URL") or set_for_pip or INDEX
@@ -160,14 +143,6 @@ def network() -> Line:
         return Line(OK, "the package index does not answer, and nothing is to be installed from it")
     advice = "connect, or set COURSE_KIT to the folder of a kit that `course.py kit --out FOLDER` made elsewhere."
     return Line(NEEDED, f"the package index does not answer: {advice}")
-
-
-def compiler() -> Line:
-    if found := next((name for name in COMPILERS if shutil.which(name)), None):
-        return Line(OK, found)
-    if find_gpu():
-        return Line(NEEDED, "none, and Triton needs one on a GPU: on Debian or Ubuntu, `apt install g++`.")
-    return Line(OPTIONAL, "none, and only the benchmark of kernels needs one, for torch.compile: `apt install g++`.")
 
 
 def browser() -> Line:
@@ -184,7 +159,7 @@ def browser() -> Line:
 
 CHECKS = {
     "Python": python, "environment": environment, "disk": disk, "memory": memory, "cores": cores, "in use": others,
-    "port": port, "network": network, "C++ compiler": compiler, "browser": browser,
+    "network": network, "browser": browser,
 }  # fmt: skip
 
 
@@ -212,6 +187,8 @@ def gpu_line(gpu: str | None, pace: dict) -> Line:
     if not gpu:
         return Line(OPTIONAL, "its driver does not answer: repair the driver until `nvidia-smi` lists the GPU.")
     described, cuda = "; ".join(gpu.splitlines()), pace.get("cuda")
+    if not any(map(shutil.which, COMPILERS)):
+        return Line(NEEDED, f"{described}, and Triton lacks a C++ compiler: on Debian or Ubuntu, `apt install g++`.")
     if pace and cuda is None:
         advice = "delete .venv, and the next command installs the one with CUDA."
         return Line(OPTIONAL, f"{described}, and .venv has PyTorch for CPUs: {advice}")

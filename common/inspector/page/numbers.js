@@ -1,6 +1,6 @@
 // Numbers: a tile for each figure, with its last minute as a line, and where a step's time goes.
 
-import { bytes, count, el, milliseconds, room, say, surface } from "inspector/dom";
+import { block, bytes, count, el, milliseconds, room, say, surface } from "inspector/dom";
 import { inks, tint } from "inspector/marks";
 
 const SPREAD = ": median and 99th percentile of the last busy minute";
@@ -41,8 +41,7 @@ const SHADES = { model: 0.75, attention: 0.5, sampling: 0.34, drafting: 0.22, bo
 
 export class Numbers {
   constructor(store, clock) {
-    this.store = store;
-    this.clock = clock;
+    Object.assign(this, { store, clock });
     this.kept = new Map(); // time on a grid of EVERY_SECONDS -> figures, at this speed of the clock
     this.speed = clock.speed;
     this.tiles = Object.keys(FIGURES)
@@ -122,8 +121,7 @@ function spark(canvas, points) {
   if (width < 20 || height < 8) return;
   const context = surface(canvas, width, height);
   const { soft, line } = inks();
-  context.fillStyle = line;
-  context.fillRect(0, height - 1, width, 1);
+  block(context, line, 0, height - 1, width, 1);
   const most = Math.max(1e-9, ...points);
   context.strokeStyle = soft;
   context.lineWidth = 1.4;

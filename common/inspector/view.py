@@ -50,7 +50,7 @@ class View:
     def __init__(self, engine: BaseEngine):
         self.engine = engine
         self.origin, self.began = time.perf_counter(), time.time()
-        self.extras: dict[int, dict[str, Any]] = {}  # by step: what probes have heard
+        self.extras: dict[int, dict[str, Any]] = {}  # by step: what no book keeps of it
         self._numbers: dict[str, int] = {}
         self._next = itertools.count()
         self._titles: dict[tuple[int, ...], str] = {}

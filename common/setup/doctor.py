@@ -19,7 +19,7 @@ from common.stages import ROOT
 from common.terminal import note, run_to_end
 
 from . import machine
-from .environment import answers, find_kit, is_ready, python_of, running_python
+from .environment import answers, find_kit, running_python, usable_python
 
 OK, OPTIONAL, NEEDED = "ok", "--", "!!"
 KNOWN_PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -40,10 +40,10 @@ def main(arguments: list[str]) -> int:
     """Print every check as soon as it is made, then what to expect; return the exit status."""
     if arguments:
         sys.exit(f"`doctor` takes no arguments, and was given {' '.join(arguments)}.")
-    if is_ready(ROOT) and Path(sys.prefix) != ROOT / ".venv":  # where psutil is
-        return subprocess.run([str(python_of(ROOT / ".venv")), "-m", __name__], cwd=ROOT).returncode
+    if (found := usable_python(ROOT)) not in (None, sys.executable):  # where psutil is
+        return subprocess.run([found, "-m", __name__], cwd=ROOT).returncode
     marks, pace = [show(name, check()) for name, check in CHECKS.items()], {}
-    if usable_python():
+    if usable_python(ROOT):
         pace, line = measure_pace()
         marks.append(show("stage 05", line))
     marks.append(show("GPU", gpu_line(find_gpu(), pace)))
@@ -72,17 +72,10 @@ def python() -> Line:
     return Line(OK, sys.version.split()[0])
 
 
-def usable_python() -> str | None:
-    """Return the Python that the course's commands will use, if what they need is installed already."""
-    if os.environ.get("COURSE_NO_VENV") == "1":
-        return sys.executable
-    return str(python_of(ROOT / ".venv")) if is_ready(ROOT) else None
-
-
 def environment() -> Line:
     if os.environ.get("COURSE_NO_VENV") == "1":
         return Line(OK, "that of this Python, as COURSE_NO_VENV=1 asks")
-    if is_ready(ROOT):
+    if usable_python(ROOT):
         return Line(OK, ".venv holds all of requirements.txt")
     if not os.environ.get("COURSE_KIT"):
         return Line(OPTIONAL, "not there yet: the first `course.py demo` makes it, in a few minutes.")
@@ -95,7 +88,7 @@ def environment() -> Line:
 
 def disk() -> Line:
     free = shutil.disk_usage(ROOT).free / 1e9
-    needed = 0.5 if usable_python() else ENVIRONMENT_GB if find_gpu() is None else CUDA_ENVIRONMENT_GB
+    needed = 0.5 if usable_python(ROOT) else ENVIRONMENT_GB if find_gpu() is None else CUDA_ENVIRONMENT_GB
     if free < needed:
         return Line(NEEDED, f"{free:.1f} GB free: free {needed} GB, which .venv and the results need.")
     return Line(OK, f"{free:,.0f} GB free")
@@ -139,7 +132,7 @@ def network() -> Line:
     index = os.environ.get("PIP_INDEX_URL") or set_for_pip or INDEX
     if answers(index.rstrip("/") + "/pip/"):
         return Line(OK, "the package index answers")
-    if usable_python() or os.environ.get("COURSE_KIT"):
+    if usable_python(ROOT) or os.environ.get("COURSE_KIT"):
         return Line(OK, "the package index does not answer, and nothing is to be installed from it")
     advice = "connect, or set COURSE_KIT to the folder of a kit that `course.py kit --out FOLDER` made elsewhere."
     return Line(NEEDED, f"the package index does not answer: {advice}")
@@ -200,7 +193,7 @@ def gpu_line(gpu: str | None, pace: dict) -> Line:
 def measure_pace() -> tuple[dict, Line]:
     """Return what `pace` found in the environment, which is nothing if it fails, and the line that says so."""
     note("    timing one step of stage 05 (a few seconds) ...")
-    command = [usable_python(), "-m", "common.bench.pace"]
+    command = [usable_python(ROOT), "-m", "common.bench.pace"]
     options = {"cwd": ROOT, "capture_output": True, "text": True, "errors": "replace", "timeout": PACE_SECONDS}
     try:
         result = subprocess.run(command, **options)

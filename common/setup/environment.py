@@ -34,16 +34,13 @@ def prepare_environment(root: Path) -> str:
     of them are installed: whatever interrupts an installation, the next start takes it up again.
     Exit with a sentence if .venv cannot be made, pip fails, or the kit that COURSE_KIT names is not whole.
     """
-    if os.environ.get("COURSE_NO_VENV") == "1":
-        return sys.executable
+    if python := usable_python(root):
+        return python
     venv, requirements = root / ".venv", root / "requirements.txt"
-    python, stamp = python_of(venv), venv / "course-stamp"
-    if is_ready(root):
-        return str(python)
-
+    stamp = venv / "course-stamp"
     started = time.monotonic()
     kit = find_kit(Path(os.environ["COURSE_KIT"]), requirements) if os.environ.get("COURSE_KIT") else None
-    if not has_pip(python):
+    if not has_pip(python_of(venv)):
         make_venv(venv)
     stamp.unlink(missing_ok=True)
     if kit:
@@ -52,14 +49,19 @@ def prepare_environment(root: Path) -> str:
         install_requirements(venv, requirements)
     stamp.write_text(" ".join(wanted_stamp(requirements)))
     note(f"Ready after {time.monotonic() - started:.0f} s.")
-    return str(python)
+    return str(python_of(venv))
 
 
-def is_ready(root: Path) -> bool:
-    """Return whether .venv holds what requirements.txt asks for, installed by this version of Python."""
-    stamp = root / ".venv" / "course-stamp"
+def usable_python(root: Path) -> str | None:
+    """Return the Python to run things with if nothing is to be installed, else None.
+
+    It is that of a .venv with all of requirements.txt, made by this version of Python; with COURSE_NO_VENV=1 this one.
+    """
+    if os.environ.get("COURSE_NO_VENV") == "1":
+        return sys.executable
+    python, stamp = python_of(root / ".venv"), root / ".venv" / "course-stamp"
     found = stamp.read_text().split() if stamp.exists() else []
-    return found == wanted_stamp(root / "requirements.txt") and python_of(root / ".venv").exists()
+    return str(python) if found == wanted_stamp(root / "requirements.txt") and python.exists() else None
 
 
 def wanted_stamp(requirements: Path) -> list[str]:

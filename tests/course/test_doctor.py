@@ -62,7 +62,7 @@ CHECKS = [
     (doctor.network, {"answers": False, "usable_python": "python"}, {}, OK, ""),
     (doctor.network, {"answers": False, "usable_python": None}, {"COURSE_KIT": "/kits"}, OK, ""),
     (doctor.network, {"answers": False, "usable_python": None}, {}, NEEDED, ""),
-    (doctor.environment, {"is_ready": False}, {"COURSE_KIT": "/kits"}, NEEDED, "holds no kit named"),
+    (doctor.environment, {"usable_python": None}, {"COURSE_KIT": "/kits"}, NEEDED, "holds no kit named"),
 ]
 
 

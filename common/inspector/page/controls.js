@@ -32,8 +32,9 @@ export class Controls {
   send(event) {
     event?.preventDefault();
     const { chat, system } = this.presets[Number(this.fields.preset.value)];
-    const fields = OF_A_PRESET.map((name) => [name, this.fields[name].valueAsNumber ?? this.fields[name].value]);
-    return this.all("send", { ...Object.fromEntries(fields), chat, system });
+    const fields = OF_A_PRESET.map((name) => this.fields[name]);
+    const told = fields.map(({ name, type, value }) => [name, type === "number" ? Number(value) : value]);
+    return this.all("send", { ...Object.fromEntries(told), chat, system });
   }
 
   // What the lesson is about, for a page on which nothing has happened yet.

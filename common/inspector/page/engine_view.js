@@ -1,7 +1,7 @@
 // All panels of one engine: Time, Memory, Text, Numbers.
 
 import { el, say } from "inspector/dom";
-import { Legend, marksOf, pagesOf } from "inspector/marks";
+import { legendOf, marksOf, pagesOf } from "inspector/marks";
 import { Memory, newest } from "inspector/memory";
 import { Numbers } from "inspector/numbers";
 import { Text } from "inspector/text";
@@ -52,7 +52,7 @@ export class EngineView {
     this.memory = new Memory(store, clock, this.selection);
     this.numbers = new Numbers(store, clock);
     this.text = new Text(store, clock, this.selection, redraw, does);
-    this.legends = [new Legend(marksOf(kind)), new Legend(pagesOf(kind))];
+    this.legends = [legendOf(marksOf(kind)), legendOf(pagesOf(kind))];
     this.news = el("p", { class: "news", role: "status" });
     this.under = el("p", { class: "under", "aria-live": "off" });
     const tell = (words) => say(this.under, words);

@@ -151,14 +151,10 @@ function square(context, ...parts) {
   frame(context, parts[0][0], 0, 0, 15, 15);
 }
 
-export class Legend {
-  constructor(items) {
-    this.items = items.map((item) => [el("canvas", { "aria-hidden": "true" }), ...item]);
-    const rows = this.items.map(([canvas, words]) => el("li", {}, canvas, words));
-    this.element = el("ul", { class: "legend", "aria-label": "marks", hidden: !rows.length }, ...rows);
-  }
-
-  draw() {
-    for (const [canvas, , draw, width, height] of this.items) draw(surface(canvas, width, height));
-  }
+export function legendOf(items) {
+  const drawn = items.map((item) => [el("canvas", { "aria-hidden": "true" }), ...item]);
+  const rows = drawn.map(([canvas, words]) => el("li", {}, canvas, words));
+  const element = el("ul", { class: "legend", "aria-label": "marks", hidden: !rows.length }, ...rows);
+  const draw = () => drawn.forEach(([canvas, , draw, width, height]) => draw(surface(canvas, width, height)));
+  return { element, draw };
 }

@@ -7,9 +7,11 @@ The exit status is 1 if something is marked "!!".
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import webbrowser
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -127,6 +129,19 @@ def others() -> Line:
     return Line(OK, f"{taken:.1f} cores are busy")
 
 
+def port() -> Line:
+    free = next((port for port in range(PORT, PORT + 100) if is_port_free(port)), 0)
+    if free == PORT:
+        return Line(OK, f"{PORT} is free")
+    return Line(OPTIONAL, f"{PORT} is taken by another program: start servers with --port {free}.")
+
+
+def is_port_free(port: int) -> bool:
+    with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        return True
+    return False
+
+
 def network() -> Line:
     set_for_pip = said_by(sys.executable, "-m", "pip", "config", "get", "global.index-url")
     index = os.environ.get("PIP_INDEX_URL") or set_for_pip or INDEX
@@ -136,6 +151,14 @@ def network() -> Line:
         return Line(OK, "the package index does not answer, and nothing is to be installed from it")
     advice = "connect, or set COURSE_KIT to the folder of a kit that `course.py kit --out FOLDER` made elsewhere."
     return Line(NEEDED, f"the package index does not answer: {advice}")
+
+
+def compiler() -> Line:
+    if found := next(filter(shutil.which, COMPILERS), None):
+        return Line(OK, found)
+    if find_gpu():
+        return Line(NEEDED, "none, and Triton needs one on a GPU: on Debian or Ubuntu, `apt install g++`.")
+    return Line(OPTIONAL, "none, and only the benchmark of kernels needs one, for torch.compile: `apt install g++`.")
 
 
 def browser() -> Line:
@@ -152,7 +175,7 @@ def browser() -> Line:
 
 CHECKS = {
     "Python": python, "environment": environment, "disk": disk, "memory": memory, "cores": cores, "in use": others,
-    "network": network, "browser": browser,
+    "port": port, "network": network, "C++ compiler": compiler, "browser": browser,
 }  # fmt: skip
 
 
@@ -180,8 +203,6 @@ def gpu_line(gpu: str | None, pace: dict) -> Line:
     if not gpu:
         return Line(OPTIONAL, "its driver does not answer: repair the driver until `nvidia-smi` lists the GPU.")
     described, cuda = "; ".join(gpu.splitlines()), pace.get("cuda")
-    if not any(map(shutil.which, COMPILERS)):
-        return Line(NEEDED, f"{described}, and Triton lacks a C++ compiler: on Debian or Ubuntu, `apt install g++`.")
     if pace and cuda is None:
         advice = "delete .venv, and the next command installs the one with CUDA."
         return Line(OPTIONAL, f"{described}, and .venv has PyTorch for CPUs: {advice}")

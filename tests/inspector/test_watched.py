@@ -63,7 +63,7 @@ def test_a_worker_that_is_lost_has_nothing(loaded):
     engine._worker_lost(engine.handles[1], "killed")
     up, down = books.memory(engine)["workers"]
     assert up["free"] == up["pages"] > 0
-    assert down == {"up": False, "process": 0, "pages": 0, "page_size": 0, "free": 0, "cached": 0}
+    assert down == {"up": False, "pages": 0, "page_size": 0, "free": 0, "cached": 0}
 
 
 def test_nothing_is_read_while_no_page_is_open(loaded, monkeypatch):

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from common.setup.environment import is_ready, prepare_environment, variables_of
+from common.setup.environment import prepare_environment, usable_python, variables_of
 from common.stages import stage_folder, stage_folders
 from common.terminal import READER_GONE, note, paint, run_to_end, show
 
@@ -75,7 +75,7 @@ def show_verb(command: str, stages: list[Path], root: Path) -> int:
     print(verb.more.format(command=command, first=first, last=last), end="\n\n" * bool(verb.more), flush=True)
     if not verb.parser:
         return 0
-    if not (is_ready(root) or os.environ.get("COURSE_NO_VENV") == "1" or command in NEEDING_NOTHING):
+    if not (usable_python(root) or command in NEEDING_NOTHING):
         print("`python3 course.py demo 01` installs what it needs; then this also lists its options.")
         return 0
     chosen = stages if command == "bench" else stages[-1:] if verb.stages else []

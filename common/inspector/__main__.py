@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from threading import Timer
 
+from fastapi import Depends
+
 from common.cli import build_parser, check_address, running_engine, server_module
 from common.engine import BaseEngine
 from common.errors import InvalidInput
@@ -76,9 +78,9 @@ def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
     app = server.config.app
     hello = watched.view.hello() | {"name": stage.name, "lesson": lesson}
     clients = Clients(server.engine_thread, watched.view, lesson["system"])
-    check = guard(args.host, args.controlled_by)
     boot = {"engines": [{"url": ""}, *({"url": url} for url in args.beside)], "key": bool(args.api_key)}
-    app.include_router(router(watched, server.engine_thread, clients, check, hello | {"folder": str(stage)}, boot))
+    routes = router(stage, watched, server.engine_thread, clients, hello, boot)
+    app.include_router(routes, dependencies=[Depends(guard(args.host, args.controlled_by))])
     server.shutdown = partial(shutdown, server.shutdown, clients)
     server.watched, server.tape = watched, Tape(json.dumps(hello)) if args.record else None
     if server.tape:

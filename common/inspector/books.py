@@ -95,7 +95,6 @@ def fleet(router) -> dict[str, Any]:
     workers = [
         {
             "up": handle.up,
-            "process": handle.hello.process if handle.up else 0,
             "pages": handle.hello.num_pages if handle.up else 0,
             "page_size": handle.hello.page_size if handle.up else 0,
             "free": handle.available,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-PAGE = Path(__file__).resolve().parent / "page"
+PAGE = Path(__file__).with_name("page")
 PLAIN = " !\"$&'()*+,-./:;<=>?@[\\]^_`{|}~"  # stand for themselves in a data: URL, beside letters and digits
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:; "
@@ -22,28 +22,25 @@ POLICY = (
 )
 
 
-def document(boot: dict[str, Any], connect: Sequence[str] = (), page: Path = PAGE) -> str:
-    """Return the page as HTML. boot: what main.js begins with, as JSON. connect: other origins that it may ask.
-
-    page: the folder of index.html, style.css and the modules; the folder around it gives them their name.
-    """
-    modules = {f"{page.parent.name}/{path.stem}": path for path in sorted(page.glob("*.js"))}
+def document(boot: dict[str, Any], connect: Sequence[str] = ()) -> str:
+    """Return the page as HTML. boot: what main.js begins with, as JSON. connect: other origins that it may ask."""
     parts = {
         "POLICY": POLICY.format(connect=" ".join(connect)).strip(),
-        "STYLE": (page / "style.css").read_text(encoding="utf-8"),
-        "IMPORTS": in_script({"imports": {name: module(name, path) for name, path in modules.items()}}),
+        "STYLE": (PAGE / "style.css").read_text(encoding="utf-8"),
+        "IMPORTS": in_script({"imports": dict(map(module, sorted(PAGE.glob("*.js"))))}),
         "BOOT": in_script(boot),
     }
-    html = (page / "index.html").read_text(encoding="utf-8")
+    html = (PAGE / "index.html").read_text(encoding="utf-8")
     for name, text in parts.items():
         html = html.replace(f"%{name}%", text)
     return html
 
 
-def module(name: str, path: Path) -> str:
-    """Return a module as a URL; the last line is the name by which a browser's debugger shows it."""
+def module(path: Path) -> tuple[str, str]:
+    """Return a module's name and URL; its last line is the name by which a browser's debugger shows it."""
+    name = f"inspector/{path.stem}"
     code = path.read_text(encoding="utf-8") + f"\n//# sourceURL={name}.js\n"
-    return "data:text/javascript," + quote(code, safe=PLAIN)
+    return name, "data:text/javascript," + quote(code, safe=PLAIN)
 
 
 def in_script(value: Any) -> str:

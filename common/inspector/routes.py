@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Body, Depends, HTTPException, Request
+from fastapi import APIRouter, Body, HTTPException, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 
 from common.errors import InvalidInput
@@ -54,9 +54,9 @@ def is_address(name: str) -> bool:
     return True
 
 
-def router(watched: Watched, engine_thread, clients: Clients, check: Callable, hello: dict, boot: dict) -> APIRouter:
-    """check: a guard. hello: with which a stream of updates begins. boot: with what the page begins: document.py."""
-    routes = APIRouter(prefix="/watch", dependencies=[Depends(check)])
+def router(stage: Path, watched: Watched, engine_thread, clients: Clients, hello: dict, boot: dict) -> APIRouter:
+    """stage: its folder. hello: with which a stream of updates begins. boot: with what the page begins: document.py."""
+    routes = APIRouter(prefix="/watch")
     connect = [engine["url"] for engine in boot["engines"] if engine["url"]]
 
     @routes.get("")
@@ -65,7 +65,7 @@ def router(watched: Watched, engine_thread, clients: Clients, check: Callable, h
 
     @routes.get("/lesson")
     async def lesson():
-        path = Path(hello["folder"]) / "README.md"
+        path = stage / "README.md"
         return PlainTextResponse(path.read_text(encoding="utf-8") if path.exists() else "This folder has no lesson.")
 
     @routes.get("/events")
@@ -73,8 +73,7 @@ def router(watched: Watched, engine_thread, clients: Clients, check: Callable, h
         return StreamingResponse(stream(), media_type="text/event-stream", headers=SSE_HEADERS)
 
     async def stream() -> AsyncIterator[str]:
-        told = {name: value for name, value in hello.items() if name != "folder"}
-        yield event(json.dumps(told | controls()))
+        yield event(json.dumps(hello | controls()))
         watched.open_reader(page := Page())
         try:
             async for update in page.updates():

@@ -35,15 +35,19 @@ class TimedModel:
 
 
 class StepClock:
-    """Add up the seconds of each part of an engine's steps. Timing waits for a GPU at the borders of all parts."""
+    """Add up the seconds of each part of an engine's steps, and keep what was drafted in the newest.
 
-    def __init__(self, engine: BaseEngine):
-        self.engine = engine
+    times: False to keep drafts only. Timing waits for a GPU at the borders of all parts.
+    """
+
+    def __init__(self, engine: BaseEngine, times: bool = True):
+        self.engine, self.times = engine, times
         self.seconds: dict[str, float] = defaultdict(float)
+        self.chunks: list[Any] = []  # of the newest step, with their drafts
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Time the engine's parts while the block runs; then it is as it was."""
+        """Listen to the engine's parts while the block runs; then it is as it was."""
         engine, model = self.engine, TimedModel(self.engine.model, self)
 
         with ExitStack() as stack:
@@ -52,13 +56,14 @@ class StepClock:
                 stack.enter_context(patch.object(owner, name, new))
 
             if drafter := getattr(engine, "drafter", None):
-                replace(drafter, DRAFT_METHOD, self.timed("drafting", getattr(drafter, DRAFT_METHOD)))
-            if cache := getattr(engine, "cache", None):
-                bind = cache.bind
-                replace(cache, "bind", lambda batch: self.timed("attention", bind(batch)))
-            replace(engine, "model", model)
-            replace(engine, "run", self.timed("sampling", engine.run, since=lambda: model.ended))
-            replace(engine, "append_tokens", self.timed("sampling", engine.append_tokens))
+                replace(drafter, DRAFT_METHOD, self._overheard(getattr(drafter, DRAFT_METHOD)))
+            if self.times:
+                if cache := getattr(engine, "cache", None):
+                    bind = cache.bind
+                    replace(cache, "bind", lambda batch: self.timed("attention", bind(batch)))
+                replace(engine, "model", model)
+                replace(engine, "run", self.timed("sampling", engine.run, since=lambda: model.ended))
+                replace(engine, "append_tokens", self.timed("sampling", engine.append_tokens))
             yield
 
     def take(self, total: float) -> dict[str, float]:
@@ -69,6 +74,21 @@ class StepClock:
             return {}
         parts["model"] -= parts.get("attention", 0.0)
         return parts | {"bookkeeping": max(0.0, total - sum(parts.values()))}
+
+    def take_drafts(self) -> list[tuple[str, list[int], int]]:
+        """Return what was drafted since the last call: request ids, draft tokens, and how many were accepted."""
+        drafts = [(chunk.sequence.request.request_id, getattr(chunk, CHUNK_DRAFT)) for chunk in self.chunks]
+        self.chunks = []
+        return [(name, list(draft.token_ids), draft.accepted) for name, draft in drafts if draft.token_ids]
+
+    def _overheard(self, method: Callable) -> Callable:
+        timed = self.timed("drafting", method) if self.times else method
+
+        def wrapper(chunks):
+            timed(chunks)
+            self.chunks = list(chunks)
+
+        return wrapper
 
     def timed(self, part: str, function: Callable, since: Callable[[], float] | None = None) -> Callable:
         """Return the function with its seconds added to the part's, or only those from the time `since` tells on."""
@@ -85,43 +105,3 @@ class StepClock:
     def now(self) -> float:
         synchronize(self.engine.device)
         return time.perf_counter()
-
-
-class Probes:
-    """Listen to one engine between `attach` and `detach`: the time of a step's parts, and its draft tokens.
-
-    Times are told on a CPU only: a GPU runs behind Python.
-    """
-
-    def __init__(self, engine: BaseEngine):
-        self.engine, self.clock = engine, StepClock(engine)
-        self.chunks: list[Any] = []  # of the last step, with their drafts
-        self._replaced = ExitStack()
-
-    def attach(self) -> None:
-        if drafter := getattr(self.engine, "drafter", None):
-            overheard = self._overheard(getattr(drafter, DRAFT_METHOD))
-            self._replaced.enter_context(patch.object(drafter, DRAFT_METHOD, overheard))
-        if self.engine.device.type == "cpu" and not hasattr(self.engine, "handles"):
-            self._replaced.enter_context(self.clock.running())
-
-    def detach(self) -> None:
-        self._replaced.close()
-        self.chunks = []
-
-    def take(self, seconds: float) -> dict[str, Any]:
-        """Return what was heard since the last call, in a step that took this long; milliseconds for each part."""
-        found: dict[str, Any] = {}
-        if parts := self.clock.take(seconds):
-            found["parts"] = {name: round(1e3 * spent, 2) for name, spent in parts.items()}
-        drafts = [(chunk.sequence.request.request_id, getattr(chunk, CHUNK_DRAFT)) for chunk in self.chunks]
-        drafted = [[name, list(draft.token_ids), draft.accepted] for name, draft in drafts if draft.token_ids]
-        self.chunks = []
-        return found | ({"drafts": drafted} if drafted else {})
-
-    def _overheard(self, method: Callable) -> Callable:
-        def wrapper(chunks):
-            method(chunks)
-            self.chunks = list(chunks)
-
-        return wrapper

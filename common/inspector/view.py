@@ -1,6 +1,6 @@
 """What a page is told: one update for all that has happened since the one before, as plain data for JSON.
 
-Version 1. The stream begins with a `hello` (view.hello) and goes on with updates; a recording holds the same. Times are
+The stream begins with a `hello` (view.hello) and goes on with updates; a recording holds the same. Times are
 in seconds since the view began. Requests have numbers, from 0 in order of appearance. An update:
 
     {"now": 12.3,
@@ -26,7 +26,6 @@ from common.request import Request
 
 from . import books
 
-VERSION = 1
 MOST_PROMPT = 2000  # characters of a prompt that a page is told
 MOST_STEPS = 1000  # steps of the past that a page is told when it opens
 MOST_KEPT = 20_000  # requests whose numbers are kept, and titles
@@ -51,7 +50,7 @@ class View:
     def __init__(self, engine: BaseEngine):
         self.engine = engine
         self.origin, self.began = time.perf_counter(), time.time()
-        self.extras: dict[int, dict[str, Any]] = {}  # by step: what probes have heard
+        self.extras: dict[int, dict[str, Any]] = {}  # by step: what no book keeps of it
         self._numbers: dict[str, int] = {}
         self._next = itertools.count()
         self._titles: dict[tuple[int, ...], str] = {}
@@ -59,7 +58,6 @@ class View:
     def hello(self) -> dict[str, Any]:
         engine = self.engine
         return {
-            "version": VERSION,
             "began": round(self.began, 3),  # on the wall clock: two engines on one page began at two moments
             "model": engine.name,
             "device": str(engine.device),

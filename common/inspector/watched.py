@@ -7,6 +7,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 from common.engine import BaseEngine
@@ -15,7 +16,7 @@ from common.request import Request
 from . import books
 from .feed import Page, Tape
 from .pace import Pace
-from .step_clock import Probes
+from .step_clock import StepClock
 from .view import Known, View
 
 MOST_LOOKS = 15  # a second
@@ -31,7 +32,10 @@ class Watched:
         self._engine = engine
         self.pace = Pace()
         self.readers: frozenset[Page | Tape] = frozenset()  # replaced as a whole, never changed: two threads read it
-        self.view, self.probes = View(engine), Probes(engine)
+        self.view = View(engine)
+        # A GPU runs behind Python, and workers of other processes behind both: their parts are not timed.
+        self.clock = StepClock(engine, times=engine.device.type == "cpu" and not hasattr(engine, "handles"))
+        self._listening = ExitStack()  # the clock, while it runs
         self._watching = False
         self._known = Known()
         self._ended: list[Request] = []  # since the last look
@@ -98,20 +102,23 @@ class Watched:
         """Begin with the first page that is opened; when the last one closes, forget what pages were told."""
         self._watching = not self._watching
         if self._watching:
-            self.probes.attach()
+            self._listening.enter_context(self.clock.running())
         else:
-            self.probes.detach()
+            self._listening.close()
+            self.clock.chunks = []
             self.view.extras.clear()
             self._ended.clear()
             self._known, self._told = Known(), ()
 
     def _step_and_listen(self) -> list[Request]:
-        """Run a step, and note what no book keeps of it: what the probes have heard, and what had to make room."""
+        """Run a step, and note what no book keeps of it: its parts, its drafts, and what had to make room."""
         steps, (ran, _) = self._engine.trace.steps, books.queue(self._engine)
         changed = self._engine.step()
         if self._engine.trace.steps > steps:
             record = self._engine.trace[-1]
-            extra: dict[str, Any] = self.probes.take(record.seconds)
+            parts = {name: round(1e3 * spent, 2) for name, spent in self.clock.take(record.seconds).items()}
+            found = {"parts": parts, "drafts": self.clock.take_drafts()}
+            extra: dict[str, Any] = {name: told for name, told in found.items() if told}
             runs = set(books.queue(self._engine)[0])
             if gave_way := [name for name in ran if name not in runs and name in self._engine.requests]:
                 extra["preempted"] = gave_way

@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import webbrowser
+from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +21,7 @@ from common.stages import ROOT
 from common.terminal import note, run_to_end
 
 from . import machine
-from .environment import NO_VENV, answers, find_kit, has_venv_module, is_ready, python_of, running_python
+from .environment import answers, find_kit, running_python, usable_python
 
 OK, OPTIONAL, NEEDED = "ok", "--", "!!"
 KNOWN_PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -40,10 +42,10 @@ def main(arguments: list[str]) -> int:
     """Print every check as soon as it is made, then what to expect; return the exit status."""
     if arguments:
         sys.exit(f"`doctor` takes no arguments, and was given {' '.join(arguments)}.")
-    if is_ready(ROOT) and Path(sys.prefix) != ROOT / ".venv":  # where psutil is
-        return subprocess.run([str(python_of(ROOT / ".venv")), "-m", __name__], cwd=ROOT).returncode
+    if (found := usable_python(ROOT)) not in (None, sys.executable):  # where psutil is
+        return subprocess.run([found, "-m", __name__], cwd=ROOT).returncode
     marks, pace = [show(name, check()) for name, check in CHECKS.items()], {}
-    if usable_python():
+    if usable_python(ROOT):
         pace, line = measure_pace()
         marks.append(show("stage 05", line))
     marks.append(show("GPU", gpu_line(find_gpu(), pace)))
@@ -64,25 +66,18 @@ def show(name: str, line: Line) -> str:
 
 
 def python() -> Line:
-    if not has_venv_module():
-        return Line(NEEDED, f"{running_python()} {NO_VENV}")
+    if not find_spec("ensurepip"):  # which makes pip part of an environment
+        return Line(NEEDED, f"{running_python()} makes no environments: on Debian, `apt install python3-venv`.")
     if running_python() not in KNOWN_PYTHONS:
         tried = ", ".join(KNOWN_PYTHONS)
         return Line(OPTIONAL, f"{running_python()} has not been tried: if installing fails, use one of {tried}.")
     return Line(OK, sys.version.split()[0])
 
 
-def usable_python() -> str | None:
-    """Return the Python that the course's commands will use, if what they need is installed already."""
-    if os.environ.get("COURSE_NO_VENV") == "1":
-        return sys.executable
-    return str(python_of(ROOT / ".venv")) if is_ready(ROOT) else None
-
-
 def environment() -> Line:
     if os.environ.get("COURSE_NO_VENV") == "1":
         return Line(OK, "that of this Python, as COURSE_NO_VENV=1 asks")
-    if is_ready(ROOT):
+    if usable_python(ROOT):
         return Line(OK, ".venv holds all of requirements.txt")
     if not os.environ.get("COURSE_KIT"):
         return Line(OPTIONAL, "not there yet: the first `course.py demo` makes it, in a few minutes.")
@@ -95,7 +90,7 @@ def environment() -> Line:
 
 def disk() -> Line:
     free = shutil.disk_usage(ROOT).free / 1e9
-    needed = 0.5 if usable_python() else ENVIRONMENT_GB if find_gpu() is None else CUDA_ENVIRONMENT_GB
+    needed = 0.5 if usable_python(ROOT) else ENVIRONMENT_GB if find_gpu() is None else CUDA_ENVIRONMENT_GB
     if free < needed:
         return Line(NEEDED, f"{free:.1f} GB free: free {needed} GB, which .venv and the results need.")
     return Line(OK, f"{free:,.0f} GB free")
@@ -135,20 +130,16 @@ def others() -> Line:
 
 
 def port() -> Line:
-    if is_port_free(PORT):
+    free = next((port for port in range(PORT, PORT + 100) if is_port_free(port)), 0)
+    if free == PORT:
         return Line(OK, f"{PORT} is free")
-    other = next((port for port in range(PORT + 1, PORT + 100) if is_port_free(port)), 0)
-    return Line(OPTIONAL, f"{PORT} is taken by another program: start servers with --port {other}.")
+    return Line(OPTIONAL, f"{PORT} is taken by another program: start servers with --port {free}.")
 
 
 def is_port_free(port: int) -> bool:
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, os.name != "nt")
-        try:
-            one.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        return True
+    return False
 
 
 def network() -> Line:
@@ -156,14 +147,14 @@ def network() -> Line:
     index = os.environ.get("PIP_INDEX_URL") or set_for_pip or INDEX
     if answers(index.rstrip("/") + "/pip/"):
         return Line(OK, "the package index answers")
-    if usable_python() or os.environ.get("COURSE_KIT"):
+    if usable_python(ROOT) or os.environ.get("COURSE_KIT"):
         return Line(OK, "the package index does not answer, and nothing is to be installed from it")
     advice = "connect, or set COURSE_KIT to the folder of a kit that `course.py kit --out FOLDER` made elsewhere."
     return Line(NEEDED, f"the package index does not answer: {advice}")
 
 
 def compiler() -> Line:
-    if found := next((name for name in COMPILERS if shutil.which(name)), None):
+    if found := next(filter(shutil.which, COMPILERS), None):
         return Line(OK, found)
     if find_gpu():
         return Line(NEEDED, "none, and Triton needs one on a GPU: on Debian or Ubuntu, `apt install g++`.")
@@ -223,7 +214,7 @@ def gpu_line(gpu: str | None, pace: dict) -> Line:
 def measure_pace() -> tuple[dict, Line]:
     """Return what `pace` found in the environment, which is nothing if it fails, and the line that says so."""
     note("    timing one step of stage 05 (a few seconds) ...")
-    command = [usable_python(), "-m", "common.bench.pace"]
+    command = [usable_python(ROOT), "-m", "common.bench.pace"]
     options = {"cwd": ROOT, "capture_output": True, "text": True, "errors": "replace", "timeout": PACE_SECONDS}
     try:
         result = subprocess.run(command, **options)

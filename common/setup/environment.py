@@ -1,7 +1,6 @@
 """The environment, .venv: made and filled on the first start, from the package index or from a kit."""
 
 import hashlib
-import importlib.util
 import mmap
 import os
 import platform
@@ -19,7 +18,6 @@ from common.terminal import LOOK_EVERY, StatusLine, note
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ADVICE = "pip failed, for the reason above. Once that is put right, the same command carries on."
-NO_VENV = "has no venv module: on Debian or Ubuntu, `apt install python3-venv` adds it."
 SHOWN_LINES = 15  # of what pip said, if it fails
 ACTIVITIES = {  # what pip prints when it begins something, and how that is told
     r"Installing collected packages: ": "unpacking, which takes about a minute",
@@ -36,17 +34,13 @@ def prepare_environment(root: Path) -> str:
     of them are installed: whatever interrupts an installation, the next start takes it up again.
     Exit with a sentence if .venv cannot be made, pip fails, or the kit that COURSE_KIT names is not whole.
     """
-    if os.environ.get("COURSE_NO_VENV") == "1":
-        return sys.executable
+    if python := usable_python(root):
+        return python
     venv, requirements = root / ".venv", root / "requirements.txt"
-    python, stamp = python_of(venv), venv / "course-stamp"
-    if is_ready(root):
-        return str(python)
-
+    stamp = venv / "course-stamp"
     started = time.monotonic()
     kit = find_kit(Path(os.environ["COURSE_KIT"]), requirements) if os.environ.get("COURSE_KIT") else None
-    made_by = stamp.read_text().split()[:1] if stamp.exists() else []
-    if made_by not in ([], [running_python()]) or not has_pip(python):  # made by another Python, or not to its end
+    if not has_pip(python_of(venv)):
         make_venv(venv)
     stamp.unlink(missing_ok=True)
     if kit:
@@ -55,14 +49,19 @@ def prepare_environment(root: Path) -> str:
         install_requirements(venv, requirements)
     stamp.write_text(" ".join(wanted_stamp(requirements)))
     note(f"Ready after {time.monotonic() - started:.0f} s.")
-    return str(python)
+    return str(python_of(venv))
 
 
-def is_ready(root: Path) -> bool:
-    """Return whether .venv holds what requirements.txt asks for, installed by this version of Python."""
-    stamp = root / ".venv" / "course-stamp"
+def usable_python(root: Path) -> str | None:
+    """Return the Python to run things with if nothing is to be installed, else None.
+
+    It is that of a .venv with all of requirements.txt, made by this version of Python; with COURSE_NO_VENV=1 this one.
+    """
+    if os.environ.get("COURSE_NO_VENV") == "1":
+        return sys.executable
+    python, stamp = python_of(root / ".venv"), root / ".venv" / "course-stamp"
     found = stamp.read_text().split() if stamp.exists() else []
-    return found == wanted_stamp(root / "requirements.txt") and python_of(root / ".venv").exists()
+    return str(python) if found == wanted_stamp(root / "requirements.txt") and python.exists() else None
 
 
 def wanted_stamp(requirements: Path) -> list[str]:
@@ -74,25 +73,21 @@ def python_of(venv: Path) -> Path:
 
 
 def has_pip(python: Path) -> bool:
-    """Return False for a .venv that is missing, half made, or whose own Python has been removed."""
-    command = [str(python), "-m", "pip", "--version"]
-    return python.exists() and subprocess.run(command, capture_output=True).returncode == 0
+    """Return False for a .venv that is missing, half made, or of another Python, which may have been removed."""
+    if not python.exists():
+        return False
+    command = [str(python), "-c", "import pip, sys; print(*sys.version_info[:2], sep='.')"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() == running_python()
 
 
 def make_venv(venv: Path) -> Path:
     """Make an environment that holds pip and nothing else, and return its Python; exit with a sentence on failure."""
-    if not has_venv_module():
-        sys.exit(f"This Python {NO_VENV}")
     note(f"Making {venv.name}, a Python environment just for this course (a few seconds).")
     command = [sys.executable, "-m", "venv", "--clear", str(venv)]
     result = subprocess.run(command, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if result.returncode:
         sys.exit(f"{result.stdout}Making {venv.name} failed, for the reason above.")
     return python_of(venv)
-
-
-def has_venv_module() -> bool:
-    return bool(importlib.util.find_spec("venv") and importlib.util.find_spec("ensurepip"))
 
 
 def variables_of(venv: Path) -> dict[str, str]:

@@ -82,14 +82,15 @@ def test_every_link_of_every_page_leads_somewhere(site):
 
 @pytest.mark.browser
 def test_pages_are_read_from_files_at_any_width_and_theme_without_an_error(site):
-    names = ["index.html", "GLOSSARY.html", "common/README.html", "common/engine.py.html", "workshop/README.html"]
-    paths = [*(site / name for name in names), *site.glob("0*/README.html"), *site.glob("0*/diff.html")]
-    assert len(paths) == len(names) + len(stage_folders()) + len(stage_folders()[1:])
+    kinds = ["index.html", "GLOSSARY.html", "common/README.html", "common/engine.py.html", "workshop/README.html"]
+    paths = [*(site / name for name in kinds), *site.glob("0*/README.html"), *site.glob("0*/diff.html")]
+    assert len(paths) == len(kinds) + len(stage_folders()) + len(stage_folders()[1:])
+    one_of_each = [*paths[: len(kinds)], site / "07_speculative/diff.html"]
     with browser() as chromium:
-        for size, scheme in ((PHONE, "dark"), (DESK, "light")):
+        for size, scheme, opened in ((PHONE, "dark", paths), (DESK, "light", one_of_each)):
             page = Page(chromium, paths[0].as_uri(), color_scheme=scheme)
             page.set_viewport_size(size)
-            for path in paths:
+            for path in opened:
                 page.goto(path.as_uri())
                 assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], path
             page.goto((site / "05_paged_attention/README.html").as_uri())

@@ -41,6 +41,7 @@ def test_doctor_runs_before_anything_is_installed(tmp_path):
 
 
 CHECKS = [
+    (doctor.python, {"find_spec": None}, {}, NEEDED, "apt install python3-venv"),
     (doctor.memory, {"free_memory": 8 * GB}, {}, OK, "8.0 GB free"),
     (doctor.memory, {"free_memory": GB}, {}, NEEDED, "1.0 GB free: close programs"),
     (doctor.memory, {"free_memory": None}, {}, OK, "knows once .venv is there"),
@@ -61,9 +62,9 @@ CHECKS = [
     (doctor.network, {"answers": False, "usable_python": "python"}, {}, OK, ""),
     (doctor.network, {"answers": False, "usable_python": None}, {"COURSE_KIT": "/kits"}, OK, ""),
     (doctor.network, {"answers": False, "usable_python": None}, {}, NEEDED, ""),
-    (doctor.environment, {"is_ready": False}, {"COURSE_KIT": "/kits"}, NEEDED, "holds no kit named"),
     (doctor.compiler, {"find_gpu": None}, {"PATH": ""}, OPTIONAL, ""),
     (doctor.compiler, {"find_gpu": "H100, 580.1, 80 GB"}, {"PATH": ""}, NEEDED, ""),
+    (doctor.environment, {"usable_python": None}, {"COURSE_KIT": "/kits"}, NEEDED, "holds no kit named"),
 ]
 
 

@@ -24,14 +24,16 @@ class FakeMachine:
         self.venvs_made = 0
         self.installs: list[list[str]] = []
         self.pip_fails = False
+        self.version = environment.running_python()  # of the Python in .venv
+        self.reason = ""  # why venv makes none
 
     def run(self, command, **options):
-        if "venv" in command:
+        if "venv" in command and not self.reason:
             self.venvs_made += 1
             python = environment.python_of(Path(command[-1]))
             python.parent.mkdir(parents=True, exist_ok=True)
             python.touch()
-        return subprocess.CompletedProcess(command, 0, stdout="")
+        return subprocess.CompletedProcess(command, bool(self.reason), stdout=self.reason or f"{self.version}\n")
 
     def run_pip(self, command, advice, variables=None):
         self.installs.append(command[command.index("--no-compile") + 1 :])
@@ -86,8 +88,8 @@ def test_an_environment_half_made_or_of_another_python_is_made_again(root, machi
     (root / ".venv/bin").mkdir(parents=True)
     environment.prepare_environment(root)
     assert (machine.venvs_made, len(machine.installs)) == (1, 1)
-    stamp = root / ".venv/course-stamp"
-    stamp.write_text(f"3.9 {stamp.read_text().split()[1]}")
+    (root / ".venv/course-stamp").unlink()
+    machine.version = "3.9"
     environment.prepare_environment(root)
     assert (machine.venvs_made, len(machine.installs)) == (2, 2)
 
@@ -98,9 +100,9 @@ def test_without_a_gpu_the_cpu_build_of_torch_is_taken(root, machine, monkeypatc
     assert machine.installs[0][:2] == ["--extra-index-url", environment.TORCH_CPU_INDEX]
 
 
-def test_a_python_without_venv_says_what_to_install(root, machine, monkeypatch):
-    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="apt install python3-venv"):
+def test_a_python_without_venv_says_what_to_install(root, machine):
+    machine.reason = "ensurepip is not available: apt install python3.11-venv\n"  # as on Debian
+    with pytest.raises(SystemExit, match="(?s)apt install python3.*Making .venv failed, for the reason above"):
         environment.prepare_environment(root)
 
 
@@ -187,7 +189,7 @@ def test_an_unknown_platform_is_answered_with_those_that_exist(tmp_path):
 
 
 def test_a_course_is_set_up_from_its_kit_while_no_index_can_be_reached(index, tmp_path, monkeypatch):
-    """As a learner does it, through the door: without a kit, with others' kits, a damaged one, and a whole one."""
+    """As a learner does it, through the door: with others' kits, a damaged one, and a whole one."""
     tree, kits = copy_door(tmp_path / "course"), tmp_path / "kits"
     (tree / "requirements.txt").write_text("beta\ngamma\n")
     (tree / "01_only").mkdir()
@@ -209,8 +211,6 @@ def test_a_course_is_set_up_from_its_kit_while_no_index_can_be_reached(index, tm
         monkeypatch.delenv(name, raising=False)
     for name in ("PIP_INDEX_URL", "http_proxy", "https_proxy"):
         monkeypatch.setenv(name, UNREACHABLE)
-    monkeypatch.setenv("PIP_RETRIES", "0")
-    assert "pip failed, for the reason above" in demo()[1]
     monkeypatch.setenv("COURSE_KIT", str(kits))
     folder.rename(kits / "plan9-mips-python3.12")
     assert f"no kit named {folder.name}; it holds plan9-mips-python3.12. `python3 course.py kit --out" in demo()[1]
@@ -220,8 +220,6 @@ def test_a_course_is_set_up_from_its_kit_while_no_index_can_be_reached(index, tm
     damaged.write_bytes(whole[:-1] + b"!")
     refused = demo()[1]
     assert damaged.name in refused and f"Copy what is named above to {folder} again" in refused
-    damaged.unlink()
-    assert "gamma==1.0" in demo()[1]
     damaged.write_bytes(whole)
     assert demo()[0] == "beta gamma\n"
     (tree / "requirements.txt").write_text("beta\n")

@@ -3,16 +3,14 @@
 import re
 import signal
 import subprocess
-import sys
-import time
-from pathlib import Path
+from unittest.mock import create_autospec
 
 import httpx
 import pytest
 
+from common.inspector import __main__ as watch
 from common.inspector.document import document
 from common.serving.background import free_port
-from common.stages import ROOT
 from tests.helpers.serving_stage_03 import wait_until
 from tests.helpers.watching import watching
 
@@ -75,16 +73,15 @@ def test_the_document_loads_nothing_and_says_so(server):
     assert "</script><script>alert" not in document({"recording": "</script><script>alert(1)</script>"})
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_two_engines_that_are_told_to_stop_while_they_load_both_end():
-    command = [sys.executable, "-m", "common.inspector", "03", "04", "--no-browser", "--port", str(free_port())]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        status, handled = Path(f"/proc/{process.pid}/status"), 0
-        while not handled >> (signal.SIGTERM - 1) & 1:
-            assert process.poll() is None
-            handled = int(re.search(r"^SigCgt:\s*(\w+)", status.read_text(), re.MULTILINE)[1], 16)
-            time.sleep(0.02)
-        [other] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 128 + signal.SIGTERM
-    assert not Path(f"/proc/{other}").exists()
+def test_two_engines_that_are_told_to_stop_while_they_load_both_end(monkeypatch):
+    other = create_autospec(subprocess.Popen, instance=True)
+    monkeypatch.setattr(watch.subprocess, "Popen", lambda *_, **__: other)
+    monkeypatch.setattr(watch, "watch", lambda *_: signal.raise_signal(signal.SIGTERM))  # while the first one loads
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("it would end the first and leave the second"))
+    try:
+        with pytest.raises(SystemExit) as stop:
+            watch.main(["03", "04", "--no-browser", "--port", str(free_port())])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert [name for name, *_ in other.mock_calls] == ["terminate", "wait"]

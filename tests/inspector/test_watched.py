@@ -63,13 +63,13 @@ def test_a_worker_that_is_lost_has_nothing(loaded):
     engine._worker_lost(engine.handles[1], "killed")
     up, down = books.memory(engine)["workers"]
     assert up["free"] == up["pages"] > 0
-    assert down == {"up": False, "process": 0, "pages": 0, "page_size": 0, "free": 0, "cached": 0}
+    assert down == {"up": False, "pages": 0, "page_size": 0, "free": 0, "cached": 0}
 
 
 def test_nothing_is_read_while_no_page_is_open(loaded, monkeypatch):
     watched = Watched(load_engine("05")(loaded))
     monkeypatch.setattr(watched.view, "update", lambda *_: pytest.fail("the view was read for no page"))
-    monkeypatch.setattr(watched.probes, "attach", lambda: pytest.fail("the probes listen for no page"))
+    monkeypatch.setattr(watched.clock, "running", lambda: pytest.fail("the clock runs for no page"))
     watched.add(PROMPTS[0], SamplingParams(max_tokens=4))
     while watched.has_unfinished:
         watched.step()

@@ -7,11 +7,7 @@ function twoColumns(pre) {
   const old = [], fresh = [];
   const add = (...cells) => {
     const row = table.insertRow();
-    for (const [text, kind] of cells) {
-      const cell = row.insertCell();
-      cell.className = kind;
-      cell.textContent = text;
-    }
+    for (const [text, kind] of cells) Object.assign(row.insertCell(), { className: kind, textContent: text });
   };
   const flush = () => {
     while (old.length || fresh.length) add(side(old, "gone"), side(fresh, "new"));

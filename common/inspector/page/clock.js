@@ -4,9 +4,7 @@ const ROUNDING = 1e-6; // seconds
 
 export class Clock {
   constructor(stores, recorded, changed) {
-    this.stores = stores; // grows as engines connect
-    this.recorded = recorded;
-    this.changed = changed;
+    Object.assign(this, { stores, recorded, changed }); // stores: grows as engines connect
     this.live = true; // follows the newest
     this.shown = 0;
     this.speed = 1; // engine's seconds in one of the reader's: what is shown for a while is shown as long at any speed

@@ -6,9 +6,7 @@ const AGAIN_MILLISECONDS = 1500;
 export class Connection {
   // told: {hello(message), update(message), state(text), refused()}
   constructor(url, told) {
-    this.url = url;
-    this.told = told;
-    this.key = "";
+    Object.assign(this, { url, told, key: "" });
   }
 
   get headers() {

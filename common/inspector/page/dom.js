@@ -14,6 +14,9 @@ export function el(tag, attributes = {}, ...children) {
   return element;
 }
 
+// What a <template> of index.html holds.
+export const template = (id) => document.getElementById(id).content.cloneNode(true).firstElementChild;
+
 export const button = (words, onclick, attributes = {}) =>
   el("button", { type: "button", onclick, ...attributes }, words);
 
@@ -59,6 +62,12 @@ export function write(context, words, x, y, colour, { size = 12, bold = false, a
   context.textAlign = align;
   context.fillText(words, x, y);
   return context.measureText(words).width;
+}
+
+// A rectangle in one colour, or in a texture.
+export function block(context, fill, x, y, width, height) {
+  context.fillStyle = fill;
+  context.fillRect(x, y, width, height);
 }
 
 // A thin frame just inside a rectangle.

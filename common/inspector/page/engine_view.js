@@ -1,12 +1,11 @@
 // All panels of one engine: Time, Memory, Text, Numbers.
 
 import { el, say } from "inspector/dom";
-import { Legend, marksOf, pagesOf } from "inspector/legend";
+import { legendOf, marksOf, pagesOf } from "inspector/marks";
 import { Memory, newest } from "inspector/memory";
 import { Numbers } from "inspector/numbers";
 import { Text } from "inspector/text";
-import { Timeline } from "inspector/timeline";
-import { listen } from "inspector/timeline_input";
+import { Timeline, listen } from "inspector/timeline";
 
 const SLOW_MILLISECONDS = 150; // between two drawings of panels that are made of elements: no one reads faster
 const DRAFT_WORDS = "tinted: accepted draft tokens; struck out: rejected ones";
@@ -47,14 +46,13 @@ export class EngineView {
   // does: {abort, begin}, as in Text. named: whether there are two, so that each needs its name.
   constructor(store, clock, redraw, does, named) {
     const { kind, name, lesson } = store.hello;
-    this.store = store;
-    this.clock = clock;
+    Object.assign(this, { store, clock });
     this.selection = new Selection(redraw);
     this.timeline = new Timeline(store, clock, this.selection);
     this.memory = new Memory(store, clock, this.selection);
     this.numbers = new Numbers(store, clock);
     this.text = new Text(store, clock, this.selection, redraw, does);
-    this.legends = [new Legend(marksOf(kind)), new Legend(pagesOf(kind))];
+    this.legends = [legendOf(marksOf(kind)), legendOf(pagesOf(kind))];
     this.news = el("p", { class: "news", role: "status" });
     this.under = el("p", { class: "under", "aria-live": "off" });
     const tell = (words) => say(this.under, words);

@@ -3,7 +3,7 @@
 import { Clock } from "inspector/clock";
 import { Connection } from "inspector/connection";
 import { Controls } from "inspector/controls";
-import { button, el, forgetUnit, say } from "inspector/dom";
+import { el, forgetUnit, say, template } from "inspector/dom";
 import { EngineView, title } from "inspector/engine_view";
 import { setTheme } from "inspector/marks";
 import { Player, unpack } from "inspector/replay";
@@ -17,14 +17,9 @@ const views = [];
 let version = 1; // of all that can be seen
 const redraw = () => (version += 1);
 const clock = new Clock(stores, "recording" in boot, redraw);
-const page = {
-  heading: el("h1", {}, "Inside an inference server"),
-  about: el("span", { class: "about soft" }),
-  state: button("connecting", () => clock.follow(), { class: "live", title: "follow the newest step" }),
-  look: el("p", { class: "look" }),
-  controls: el("div", { class: "bar" }),
-  engines: el("main", {}),
-};
+const [heading, about, state, look, bar, engines] = ["h1", ".about", ".live", ".look", ".bar", "main"].map((selector) =>
+  document.querySelector(selector),
+);
 window.inspector = { stores, views, clock }; // for a debugger, and for tests
 let stateWords = "connecting";
 let controls = null;
@@ -42,28 +37,24 @@ function chooseTheme(name) {
 
 function header() {
   const { dataset, classList } = document.documentElement;
-  const theme = button("Light / dark", () => chooseTheme(dataset.theme === "dark" ? "light" : "dark"));
-  const enlarge = () => {
+  document.getElementById("theme").onclick = () => chooseTheme(dataset.theme === "dark" ? "light" : "dark");
+  document.getElementById("size").onclick = () => {
     classList.toggle("large");
     resized();
   };
-  const size = button("Larger", enlarge, { title: "larger type, for a projector" });
-  const link = { href: "/watch/lesson", target: "_blank", hidden: clock.recorded };
-  const lesson = el("a", link, "Lesson");
-  const group = el("span", { class: "group" }, page.state, lesson, size, theme);
-  const top = el("header", { class: "top" }, page.heading, page.about, group);
-  document.body.append(top, page.look, page.controls, page.engines);
+  Object.assign(document.querySelector(".top a"), { href: "/watch/lesson", hidden: clock.recorded });
+  state.onclick = () => clock.follow();
 }
 
 function introduce() {
   const hellos = stores.filter(Boolean).map((store) => store.hello);
   const names = hellos.map(title).join(" and ");
   document.title = `${names} – inside the engine`;
-  say(page.heading, names);
-  say(page.about, `${hellos[0].model} model on ${hellos[0].device}${clock.recorded ? ", a recording" : ""}`);
-  const { look, question } = hellos[0].lesson;
-  page.look.replaceChildren(hellos.length === 1 ? `${look} ` : "", el("em", {}, question));
-  page.engines.dataset.engines = String(hellos.length);
+  say(heading, names);
+  say(about, `${hellos[0].model} model on ${hellos[0].device}${clock.recorded ? ", a recording" : ""}`);
+  const { lesson } = hellos[0];
+  look.replaceChildren(hellos.length === 1 ? `${lesson.look} ` : "", el("em", {}, lesson.question));
+  engines.dataset.engines = String(hellos.length);
 }
 
 // does: {abort, begin}, as in Text.
@@ -72,7 +63,7 @@ function addView(at, store, does) {
   introduce();
   views[at]?.element.remove();
   views[at] = new EngineView(store, clock, redraw, does, (boot.engines ?? stores).length > 1);
-  page.engines.append(...views.filter(Boolean).map((view) => view.element));
+  engines.append(...views.filter(Boolean).map((view) => view.element));
   redraw();
 }
 
@@ -102,32 +93,30 @@ function connect() {
 
 function startControls(connections, hello) {
   const made = new Controls(connections, hello);
-  page.controls.replaceChildren(made.element);
+  bar.replaceChildren(made.element);
   const ask = () => connections[0].ask("controls").then((answer) => made.show(answer));
   setInterval(() => ask().catch(() => null), CONTROLS_MILLISECONDS); // the stream says what is wrong with the server
   return made;
 }
 
 function askForKey(connections) {
-  const key = el("input", { type: "password", "aria-label": "API key", autocomplete: "off" });
-  const onsubmit = (event) => {
+  const form = template("key");
+  form.onsubmit = (event) => {
     event.preventDefault();
-    page.controls.replaceChildren();
+    bar.replaceChildren();
     for (const connection of connections) {
-      connection.key = key.value;
+      connection.key = form.elements.key.value;
       connection.run();
     }
   };
-  const watch = el("button", { class: "primary", type: "submit" }, "Watch");
-  const label = el("label", {}, "This server asks for its API key: ", key);
-  page.controls.replaceChildren(el("form", { class: "controls", onsubmit }, label, watch));
+  bar.replaceChildren(form);
 }
 
 const KEYS = {
   " ": () => (player ?? controls)?.toggle(),
   ".": () => controls?.all("speed", { do: "step" }),
   l: () => clock.follow(),
-  s: () => controls?.prompt.focus(),
+  s: () => controls?.fields.prompt.focus(),
   b: () => document.querySelector(".boxes-switch")?.click(),
   Escape: () => views.forEach((view) => view.selection.select(null)),
 };
@@ -146,8 +135,8 @@ function frame(now) {
   before = now;
   for (const view of views) view?.draw(now, version);
   player?.draw();
-  say(page.state, clock.recorded ? "recording" : clock.live ? stateWords : "past: back to live");
-  page.state.classList.toggle("past", !clock.live && !clock.recorded);
+  say(state, clock.recorded ? "recording" : clock.live ? stateWords : "past: back to live");
+  state.classList.toggle("past", !clock.live && !clock.recorded);
   requestAnimationFrame(frame);
 }
 
@@ -159,6 +148,6 @@ if (clock.recorded) {
   stores.push(...(await unpack(boot.recording)));
   stores.forEach((store, at) => addView(at, store, {}));
   player = new Player(clock);
-  page.controls.replaceChildren(player.element);
+  bar.replaceChildren(player.element);
 } else connect();
 requestAnimationFrame(frame);

@@ -1,7 +1,7 @@
 // The page's one visual language. A colour and a letter say whose something is; a texture says what it is. The colours
 // are in style.css. The store gives each request the one that the fewest beside it have; its letter is its own.
 
-import { frame } from "inspector/dom";
+import { block, el, frame, surface } from "inspector/dom";
 
 export const PHASES = {
   waiting: "waits",
@@ -63,8 +63,8 @@ function tile(phase, hex) {
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = size;
   const context = canvas.getContext("2d");
-  context.fillStyle = phase === "cached" ? named.paper : tint(hex, phase === "again" ? 0.42 : 0.24);
-  context.fillRect(0, 0, size, size);
+  const ground = phase === "cached" ? named.paper : tint(hex, phase === "again" ? 0.42 : 0.24);
+  block(context, ground, 0, 0, size, size);
   context.strokeStyle = context.fillStyle = hex;
   context.lineWidth = phase === "again" ? 2 : 2.6;
   context.beginPath();
@@ -87,29 +87,74 @@ function tile(phase, hex) {
 // One mark of a phase in a rectangle. The same function draws the legend, so the two cannot differ.
 export function mark(context, phase, hex, x, y, width, height) {
   if (phase === "waiting" || phase === "elsewhere") {
-    context.fillStyle = phase === "waiting" ? named.soft : hex;
     context.globalAlpha = 0.55;
-    context.fillRect(x, y + height / 2 - 0.75, width, 1.5);
+    block(context, phase === "waiting" ? named.soft : hex, x, y + height / 2 - 0.75, width, 1.5);
     context.globalAlpha = 1;
   } else if (phase === "travel") {
-    context.fillStyle = hex;
     for (let dash = 0; dash < width; dash += 7)
-      context.fillRect(x + dash, y + height / 2 - 1, Math.min(4, width - dash), 2);
+      block(context, hex, x + dash, y + height / 2 - 1, Math.min(4, width - dash), 2);
   } else if (phase === "preempted") {
-    const half = Math.min(5, height / 2 - 1);
-    const [cx, cy] = [x + width / 2, y + height / 2];
+    const side = Math.min(10, height - 2);
+    const [left, top] = [x + (width - side) / 2, y + (height - side) / 2];
     context.strokeStyle = named.alert;
     context.lineWidth = 2.2;
-    context.beginPath();
-    for (const slope of [1, -1]) {
-      context.moveTo(cx - half, cy - slope * half);
-      context.lineTo(cx + half, cy + slope * half);
-    }
-    context.stroke();
+    context.stroke(new Path2D(`M${left} ${top}l${side} ${side}m0 ${-side}l${-side} ${side}`));
   } else if (phase === "rejected") frame(context, hex, x, y, width, height);
   else {
-    context.fillStyle = fill(context, phase, hex);
-    context.fillRect(x, y, width, height);
+    block(context, fill(context, phase, hex), x, y, width, height);
     if (phase === "cached") frame(context, hex, x, y, width, height);
   }
+}
+
+// What the marks mean: drawn by the functions that draw them, and only those that this stage has.
+
+const MARKS = {
+  nothing: ["waiting", "again"],
+  buffers: ["waiting", "prefill", "decode"],
+  slots: ["waiting", "prefill", "decode"],
+  pages: ["waiting", "prefill", "decode", "preempted", "again"],
+  tree: ["waiting", "cached", "prefill", "decode", "preempted", "again"],
+  drafts: ["waiting", "prefill", "decode", "accepted", "rejected", "preempted", "again"],
+  fleet: ["waiting", "prefill", "travel", "decode", "elsewhere", "again"],
+};
+const SQUARES = {
+  free: (context) => frame(context, named.line, 0, 0, 15, 15),
+  "filled in part": (context) => square(context, [colour(0), 6]),
+  full: (context) => square(context, [colour(0), 15]),
+  "shared by two": (context) => square(context, [colour(0), 7.5], [colour(1), 7.5]),
+  cached: (context) => mark(context, "cached", named.soft, 0, 0, 15, 15),
+  "preempted: given back": (context) => mark(context, "preempted", "", 0, 0, 15, 15),
+};
+
+// The marks of the timeline: [words, function that draws one, width, height].
+export function marksOf(kind) {
+  return MARKS[kind].map((phase) => {
+    const words = kind === "nothing" && phase === "again" ? "the whole sequence is run" : PHASES[phase];
+    return [words, (context) => mark(context, phase, colour(0), 0, 0, 20, 12), 20, 12];
+  });
+}
+
+// One page of the pool, as the map draws it, beside what its parts mean.
+export function pagesOf(kind) {
+  const pooled = ["pages", "tree", "drafts"].includes(kind) ? Object.entries(SQUARES) : [];
+  const shared = ["shared by two", "cached"];
+  const mine = kind === "pages" ? pooled.filter(([name]) => !shared.includes(name)) : pooled;
+  return mine.map(([name, draw]) => [name, draw, 15, 15]);
+}
+
+function square(context, ...parts) {
+  let x = 0;
+  for (const [hex, width] of parts) {
+    block(context, hex, x, 0, width, 15);
+    x += width;
+  }
+  frame(context, parts[0][0], 0, 0, 15, 15);
+}
+
+export function legendOf(items) {
+  const drawn = items.map((item) => [el("canvas", { "aria-hidden": "true" }), ...item]);
+  const rows = drawn.map(([canvas, words]) => el("li", {}, canvas, words));
+  const element = el("ul", { class: "legend", "aria-label": "marks", hidden: !rows.length }, ...rows);
+  const draw = () => drawn.forEach(([canvas, , draw, width, height]) => draw(surface(canvas, width, height)));
+  return { element, draw };
 }

@@ -49,11 +49,8 @@ export function newest(store, time, speed) {
   const since = time - FRESH_SECONDS * speed;
   const moment = store.at(time);
   if (!moment) return NOTHING;
-  const last = store.columnAt(time) - 1;
-  for (let column = last; column >= store.first && store.step(column).e > since; column--) {
-    const step = store.step(column);
-    if (step.preempted?.length) return { text: preemption(store, step), isLoss: true };
-  }
+  const step = store.steps.findLast(({ e, preempted }) => e > since && e <= time && preempted?.length);
+  if (step) return { text: preemption(store, step), isLoss: true };
   const lost = lossWords(store, moment, since);
   if (lost) return { text: lost, isLoss: true };
   const started = (request) => store.step(request.columns[0])?.s ?? -1;

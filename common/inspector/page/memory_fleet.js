@@ -1,7 +1,7 @@
 // Stage 08: a block of squares for each worker, a square a page, and between them the pages that are on their way.
 // The router knows how many pages each request has on a worker, not which: squares are counted here, not placed.
 
-import { count, frame, squares, write } from "inspector/dom";
+import { block, count, frame, squares, write } from "inspector/dom";
 import { colour, inks, mark } from "inspector/marks";
 
 const TITLE = 24;
@@ -94,8 +94,7 @@ function drawLane(scene, flights, y) {
   const { soft, line } = inks();
   write(context, "pages on", 0, y + 18, soft);
   write(context, "their way ↓", 0, y + 33, soft);
-  context.fillStyle = line;
-  context.fillRect(0, y + LANE - 6, width, 1);
+  block(context, line, 0, y + LANE - 6, width, 1);
   const moving = new Map(arrivals(scene).map((number) => [number, "arrived"]));
   for (const [number, [phase]] of flights) if (phase === "ready" || phase === "transfer") moving.set(number, phase);
   const fitting = Math.floor((width - TRAVELLER) / TRAVELLER);

@@ -1,6 +1,6 @@
 // Stages 05 to 07: a square for each page of the pool. Its letter and colour say whose it is; its solid part is filled.
 
-import { bytes, count, frame, squares, write } from "inspector/dom";
+import { block, bytes, count, frame, squares, write } from "inspector/dom";
 import { colour, fill, inks, mark, tint } from "inspector/marks";
 
 const TINY = 7; // units: a smaller square has no room for a frame, a letter or a second owner
@@ -22,8 +22,7 @@ export function drawPages({ context, width, height, store, moment, time, speed, 
     if (mine) {
       context.globalAlpha = mine.every((one) => selection.dims(one.request.n)) ? 0.25 : 1;
       const [{ request, filled }] = mine;
-      context.fillStyle = colour(request.hue);
-      if (cell < TINY) context.fillRect(x, y, Math.max(1, (side * filled) / pageSize), side);
+      if (cell < TINY) block(context, colour(request.hue), x, y, Math.max(1, (side * filled) / pageSize), side);
       else drawOwned(context, x, y, side, mine, pageSize, cached.has(page), selection);
       context.globalAlpha = 1;
     } else if (cached.has(page)) mark(context, "cached", soft, x, y, side, side);
@@ -91,16 +90,13 @@ function drawOwned(context, x, y, side, mine, pageSize, isInTree, selection) {
   const band = side / mine.length;
   mine.forEach(({ request, filled }, at) => {
     const hex = colour(request.hue);
-    context.fillStyle = tint(hex, 0.2);
-    context.fillRect(x + at * band, y, band, side);
-    context.fillStyle = hex;
-    context.fillRect(x + at * band, y, (band * filled) / pageSize, side);
+    block(context, tint(hex, 0.2), x + at * band, y, band, side);
+    block(context, hex, x + at * band, y, (band * filled) / pageSize, side);
     frame(context, hex, x + at * band, y, band, side);
   });
   const [{ request, place, filled, read }] = mine;
   if (read) {
-    context.fillStyle = fill(context, "cached", ink);
-    context.fillRect(x + 1, y + side - 5, ((side - 2) * read) / pageSize, 4);
+    block(context, fill(context, "cached", ink), x + 1, y + side - 5, ((side - 2) * read) / pageSize, 4);
   }
   if (side < 12) return;
   if (isInTree) {

@@ -1,6 +1,6 @@
 // What stages 01 to 04 keep: nothing, a buffer, or slots.
 
-import { count, frame, squares, write } from "inspector/dom";
+import { block, count, frame, squares, write } from "inspector/dom";
 import { colour, inks, mark, tint } from "inspector/marks";
 
 const LABEL = 26; // units for the letter, left of the bar
@@ -71,12 +71,10 @@ export function drawSlots({ context, width, height, store, moment, selection }) 
     const hex = colour(hue);
     held += tokens;
     context.globalAlpha = selection.dims(number) ? 0.3 : 1;
-    context.fillStyle = tint(hex, 0.13);
-    context.fillRect(LABEL, y, wide, bar);
+    block(context, tint(hex, 0.13), LABEL, y, wide, bar);
     frame(context, tint(hex, 0.55), LABEL, y, wide, bar);
-    context.fillStyle = hex;
-    context.fillRect(LABEL, y, Math.max(2, (wide * tokens) / length), bar);
-    context.fillRect(0, y, LABEL - 5, bar);
+    block(context, hex, LABEL, y, Math.max(2, (wide * tokens) / length), bar);
+    block(context, hex, 0, y, LABEL - 5, bar);
     if (bar > 9) write(context, letter, (LABEL - 5) / 2, y + bar / 2 + 4.5, on, { bold: true, align: "center" });
     beside(`${count(tokens)} of ${count(length)}`, y, ink);
     context.globalAlpha = 1;

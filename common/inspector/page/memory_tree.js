@@ -1,6 +1,6 @@
 // Stages 06 and 07: the tree of cached pages. A row is a run of pages without a fork; it opens to the rows behind it.
 
-import { el } from "inspector/dom";
+import { block, el } from "inspector/dom";
 import { colour, inks } from "inspector/marks";
 
 const MOST_ROWS = 40;
@@ -97,8 +97,7 @@ export class Tree {
     context.strokeStyle = inks().soft;
     for (let x = 0; x < shown * SQUARE; x += SQUARE) {
       hexes.forEach((hex, band) => {
-        context.fillStyle = hex;
-        context.fillRect(x, (band * 8) / hexes.length, 8, 8 / hexes.length);
+        block(context, hex, x, (band * 8) / hexes.length, 8, 8 / hexes.length);
       });
       if (!hexes.length) context.strokeRect(x + 0.5, 0.5, 7, 7);
     }

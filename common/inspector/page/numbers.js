@@ -1,6 +1,6 @@
 // Numbers: a tile for each figure, with its last minute as a line, and where a step's time goes.
 
-import { bytes, count, el, milliseconds, room, say, surface } from "inspector/dom";
+import { block, bytes, count, el, milliseconds, room, say, surface } from "inspector/dom";
 import { inks, tint } from "inspector/marks";
 
 const SPREAD = ": median and 99th percentile of the last busy minute";
@@ -41,10 +41,8 @@ const SHADES = { model: 0.75, attention: 0.5, sampling: 0.34, drafting: 0.22, bo
 
 export class Numbers {
   constructor(store, clock) {
-    this.store = store;
-    this.clock = clock;
-    this.kept = new Map(); // time on a grid of EVERY_SECONDS -> figures, at this speed of the clock
-    this.speed = clock.speed;
+    Object.assign(this, { store, clock });
+    this.kept = new Map(); // speed of the clock, and time on a grid of EVERY_SECONDS of it -> figures
     this.tiles = Object.keys(FIGURES)
       .filter((key) => FIGURES[key].kinds?.includes(store.hello.kind) ?? true)
       .map((key) => this.tile(key));
@@ -85,16 +83,15 @@ export class Numbers {
   // The last minute, or what there is of it. Each point is computed once, when its time has come.
   line(time) {
     const { speed } = this.clock;
-    if (this.speed !== speed) this.kept.clear();
-    this.speed = speed;
     const every = EVERY_SECONDS * speed;
     const last = Math.floor(time / every);
     const seconds = Math.min(WINDOW_SECONDS * speed, Math.max(LEAST_SECONDS * speed, time - this.store.moments[0].t));
     const points = [];
     for (let at = last; at >= last - seconds / every; at--) {
-      if (at >= 0 && !this.kept.has(at) && at * every <= this.store.now)
-        this.kept.set(at, figuresAt(this.store, at * every, speed));
-      points.unshift(this.kept.get(at) ?? null);
+      const key = `${speed} ${at}`;
+      if (at >= 0 && !this.kept.has(key) && at * every <= this.store.now)
+        this.kept.set(key, figuresAt(this.store, at * every, speed));
+      points.unshift(this.kept.get(key) ?? null);
     }
     return points;
   }
@@ -122,8 +119,7 @@ function spark(canvas, points) {
   if (width < 20 || height < 8) return;
   const context = surface(canvas, width, height);
   const { soft, line } = inks();
-  context.fillStyle = line;
-  context.fillRect(0, height - 1, width, 1);
+  block(context, line, 0, height - 1, width, 1);
   const most = Math.max(1e-9, ...points);
   context.strokeStyle = soft;
   context.lineWidth = 1.4;
@@ -229,10 +225,8 @@ function percentiles(values) {
 
 // Where the time of the last steps went: milliseconds of a step for each part, on average; null if nothing is known.
 function partsAt(store, time, most = 60) {
-  const end = store.columnAt(time);
-  const steps = store.steps
-    .slice(Math.max(0, end - store.first - most), end - store.first)
-    .filter((step) => step.parts);
+  const ended = store.columnAt(time) - store.first;
+  const steps = store.steps.slice(Math.max(0, ended - most), ended).filter((step) => step.parts);
   const sums = {};
   for (const { parts } of steps)
     for (const [name, spent] of Object.entries(parts)) sums[name] = (sums[name] ?? 0) + spent / steps.length;

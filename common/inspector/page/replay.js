@@ -1,10 +1,9 @@
 // A recording: the updates of one engine or two, packed into the page. All of them are read at once; then the clock
 // runs through them, and any moment can be shown.
 
-import { button, el, say } from "inspector/dom";
+import { say, template } from "inspector/dom";
 import { Store } from "inspector/store";
 
-const SPEEDS = [1, 0.5, 0.25, 0.1, 0.05];
 const WATCHED_SECONDS = 15;
 
 export async function unpack(text) {
@@ -21,26 +20,20 @@ export async function unpack(text) {
 export class Player {
   constructor(clock) {
     this.clock = clock;
-    this.play = button("Pause", () => this.toggle(), { class: "primary" });
-    const seek = { oninput: () => this.seek(), "aria-label": "moment of the recording" };
-    this.range = el("input", { type: "range", min: 0, max: 1000, value: 0, class: "wide", ...seek });
-    this.where = el("output", { class: "where" });
-    const speeds = SPEEDS.map((value) => el("option", { value }, value === 1 ? "as it was" : `${value} × speed`));
-    this.speed = el(
-      "select",
-      { "aria-label": "speed", onchange: () => this.setSpeed(Number(this.speed.value)) },
-      ...speeds,
-    );
-    const group = el("span", { class: "group" }, this.play, this.speed);
-    this.element = el("form", { class: "controls player" }, group, this.range, this.where);
+    this.element = template("player");
+    const { play, speed, range } = (this.fields = this.element.elements);
+    play.onclick = () => this.toggle();
+    speed.onchange = () => this.setSpeed(Number(speed.value));
+    range.oninput = () => this.seek();
     clock.show(clock.oldest);
     // So slowly that it can be watched, if it is short: a fast machine takes a hundred steps in a second.
-    this.setSpeed(SPEEDS.find((speed) => clock.newest - clock.oldest >= WATCHED_SECONDS * speed) ?? SPEEDS.at(-1));
+    const speeds = [...speed.options].map(({ value }) => Number(value));
+    this.setSpeed(speeds.find((one) => clock.newest - clock.oldest >= WATCHED_SECONDS * one) ?? speeds.at(-1));
   }
 
   setSpeed(speed) {
     this.clock.speed = speed;
-    this.speed.value = String(speed);
+    this.fields.speed.value = String(speed);
     this.clock.changed();
   }
 
@@ -53,14 +46,14 @@ export class Player {
   seek() {
     const { clock } = this;
     clock.running = false;
-    clock.show(clock.oldest + (Number(this.range.value) / 1000) * (clock.newest - clock.oldest));
+    clock.show(clock.oldest + (Number(this.fields.range.value) / 1000) * (clock.newest - clock.oldest));
   }
 
   draw() {
-    const { clock } = this;
+    const { clock, fields } = this;
     const [at, whole] = [clock.shown - clock.oldest, clock.newest - clock.oldest];
-    this.range.value = Math.round((1000 * at) / (whole || 1));
-    say(this.where, `${at.toFixed(2)} of ${whole.toFixed(2)} s`);
-    say(this.play, clock.running ? "Pause" : "Play");
+    fields.range.value = Math.round((1000 * at) / (whole || 1));
+    say(fields.where, `${at.toFixed(2)} of ${whole.toFixed(2)} s`);
+    say(fields.play, clock.running ? "Pause" : "Play");
   }
 }

@@ -9,7 +9,6 @@ const MOST_CARDS = 14;
 const MOST_BOXES = 64; // tokens of one answer that are drawn as boxes, the last ones; all of a followed answer's
 const MOST_CHARACTERS = 4000; // likewise
 const STATES = {
-  arriving: "not here yet",
   waiting: "waits",
   running: "running",
   preempted: "preempted, waits",
@@ -39,11 +38,9 @@ export class Text {
     const moment = this.store.at(time);
     if (!moment) return;
     const shown = this.choose(moment, time);
-    for (const number of this.cards.keys())
-      if (!shown.some((request) => request.n === number)) this.cards.delete(number);
-    const cards = shown.map((request) => this.cards.get(request.n) ?? this.make(request));
-    shown.forEach((request, at) => this.fill(cards[at], request, moment, time));
-    const elements = shown.length ? cards.map((card) => card.element) : [this.empty];
+    this.cards = new Map(shown.map((request) => [request, this.cards.get(request) ?? this.make(request)]));
+    for (const [request, card] of this.cards) this.fill(card, request, moment, time);
+    const elements = shown.length ? [...this.cards.values()].map((card) => card.element) : [this.empty];
     const before = [...this.element.children];
     const isSame = elements.length === before.length && elements.every((one, at) => one === before[at]);
     if (!isSame) this.element.replaceChildren(...elements); // otherwise what has the focus keeps it
@@ -72,9 +69,7 @@ export class Text {
     const stop = button("Abort", () => this.abort(id), { class: "quiet", title: `abort ${letter}` });
     const header = el("header", {}, name, prompt, state, this.abort ? stop : null);
     const element = el("article", { class: "card", role: "listitem", "data-request": n }, header, answer);
-    const card = { element, prompt, state, answer, words, stop, drawn: "" };
-    this.cards.set(n, card);
-    return card;
+    return { element, prompt, state, answer, words, stop, drawn: "" };
   }
 
   fill(card, request, moment, time) {

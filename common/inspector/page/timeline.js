@@ -1,14 +1,14 @@
 // Time: a row for each request, a column for each step. Drawn on a canvas, only what is in view.
 
-import { count, el, frame, milliseconds, room, surface, write } from "inspector/dom";
-import { colour, inks, mark, tint } from "inspector/marks";
+import { block, count, el, frame, milliseconds, point, room, surface, write } from "inspector/dom";
+import { PHASES, colour, inks, mark, tint } from "inspector/marks";
 
 const GUTTER = { least: 100, most: 150 }; // for names, left of the columns
 const HEAD = 46; // for the steps' durations, above the rows
 const ROW = { least: 13, most: 26 };
 const TALL = 150; // a row where its cells are as high as the tokens that they ran: stages 01 to 03
 const SAME = 8; // characters: prompts that begin alike for longer are told without them
-export const ZOOM = { least: 1.5, most: 40 };
+const ZOOM = { least: 1.5, most: 40 };
 
 export class Timeline {
   constructor(store, clock, selection) {
@@ -23,7 +23,6 @@ export class Timeline {
     this.scroll = 0; // rows that are out of view below
     this.alive = []; // requests that have a row
     this.rows = []; // those in view
-    this.drawn = {}; // cells of the last drawing, by phase: tests count them
     this.hover = null; // {column, request}
     this.isTall = ["nothing", "buffers"].includes(store.hello.kind);
     this.isFleet = store.hello.kind === "fleet";
@@ -60,7 +59,6 @@ export class Timeline {
       this.width = Math.min(14, Math.max(4, Math.floor((wide - 8) / Math.max(1, edge - this.store.first))));
     // A young timeline grows from the left; a full one runs out of it.
     this.start = Math.max(this.store.first, edge - Math.max(1, Math.floor(wide / this.width)));
-    this.drawn = {};
     this.placeRows();
     this.mostTokens = this.isTall ? this.most(edge, (step) => step.tokens) : 1;
     this.drawHead(edge);
@@ -68,9 +66,8 @@ export class Timeline {
     const { column } = this.hover ?? { column: null };
     if (column !== null && column >= this.start)
       frame(context, ink, this.x(column) - 1, HEAD - 12, Math.max(3, this.width + 1), height);
-    context.fillStyle = ink;
     context.globalAlpha = 0.5;
-    context.fillRect(this.x(edge), HEAD - 4, 1, height); // now
+    block(context, ink, this.x(edge), HEAD - 4, 1, height); // now
     context.globalAlpha = 1;
     this.sayMoment(edge);
   }
@@ -117,26 +114,22 @@ export class Timeline {
     steps.slice(0, 3).forEach((words, at) => write(context, words, 0, (at + 1) * tall - 2, soft, small));
     const how = gutter < GUTTER.most ? "" : ": scroll"; // a narrow gutter has no room for it
     if (this.hidden) write(context, `${this.rows.length} of ${this.alive.length} rows${how}`, 0, HEAD - 4, soft, small);
-    context.fillStyle = line;
-    workers.forEach((_, at) => context.fillRect(gutter, (at + 1) * lane, this.size.width - gutter, 1));
+    workers.forEach((_, at) => block(context, line, gutter, (at + 1) * lane, this.size.width - gutter, 1));
     const every = [10, 20, 50, 100, 200, 500].find((every) => every * width > 70) ?? 1000; // between two numbers
     for (let column = start; column < edge; column++) {
       const step = this.store.step(column);
       const height = Math.max(1, ((step.e - step.s) / longest) * (lane - 4));
       const x = this.x(column);
-      context.fillStyle = tint(ink, 0.5);
-      context.fillRect(x, (step.worker + 1) * lane - height, Math.max(1, width - 1), height);
-      context.fillStyle = alert;
-      if (step.preempted?.length) context.fillRect(x, HEAD - 11, Math.max(2, width - 1), 3);
+      block(context, tint(ink, 0.5), x, (step.worker + 1) * lane - height, Math.max(1, width - 1), height);
+      if (step.preempted?.length) block(context, alert, x, HEAD - 11, Math.max(2, width - 1), 3);
       if (column % every === 0) write(context, count(column), x, HEAD - 1, soft, small);
     }
   }
 
   // The largest of a figure of the steps in view.
   most(edge, figure) {
-    let most = 0.001;
-    for (let column = this.start; column < edge; column++) most = Math.max(most, figure(this.store.step(column)));
-    return most;
+    const [from, to] = [this.start, edge].map((column) => column - this.store.first);
+    return Math.max(0.001, ...this.store.steps.slice(from, to).map(figure));
   }
 }
 
@@ -146,13 +139,11 @@ function drawRow(timeline, request, y, edge) {
   const height = rowHeight - (rowHeight > 14 ? 4 : 2);
   const hex = colour(request.hue);
   const { ink, soft, faint, on } = inks();
-  context.fillStyle = faint;
-  if (selection.number === request.n) context.fillRect(0, y, timeline.size.width, rowHeight);
+  if (selection.number === request.n) block(context, faint, 0, y, timeline.size.width, rowHeight);
   context.globalAlpha = selection.dims(request.n) ? 0.3 : 1;
   const badge = Math.min(18, rowHeight - 2);
   const wide = badge * (request.letter.length > 1 ? 1.4 : 1);
-  context.fillStyle = hex;
-  context.fillRect(0, y + 1, wide, badge);
+  block(context, hex, 0, y + 1, wide, badge);
   const centred = { size: Math.min(12, badge - 1), bold: true, align: "center" };
   write(context, request.letter, wide / 2, y + 1 + badge / 2 + 4.2, on, centred);
   context.save();
@@ -199,9 +190,8 @@ function drawCells(timeline, request, hex, y, height, edge) {
 }
 
 function drawCell(timeline, request, place, hex, x, y, width, height) {
-  const { context, drawn, isTall } = timeline;
+  const { context, isTall } = timeline;
   const { phase, tokens, draftTokens, accepted } = request.works[place];
-  drawn[phase] = (drawn[phase] ?? 0) + 1;
   if (draftTokens) {
     const slice = height / (1 + draftTokens.length);
     draftTokens.forEach((_, at) => {
@@ -226,8 +216,7 @@ function drawCell(timeline, request, place, hex, x, y, width, height) {
   if (width < 26 || tokens < 2 || height < 12 || isTall) return;
   const { paper, ink } = inks();
   const wide = 6 * String(tokens).length + 4;
-  context.fillStyle = paper;
-  context.fillRect(x + (width - wide) / 2, y + height / 2 - 6, wide, 12);
+  block(context, paper, x + (width - wide) / 2, y + height / 2 - 6, wide, 12);
   write(context, tokens, x + width / 2, y + height / 2 + 4, ink, { size: 10, align: "center" });
 }
 
@@ -247,4 +236,113 @@ function drawWaiting(timeline, request, hex, y, height, edge) {
   line("waiting", store.columnAt(arrived), begin);
   if (!isTall) line(isFleet ? "elsewhere" : "waiting", begin, end);
   for (const place of handoffs) line("travel", columns[place - 1] + 1, columns[place]);
+}
+
+// What a pointer and keys do: drag or arrows move through time, the wheel zooms (over the names it scrolls them), a click
+// picks a request.
+export function listen(timeline, { redraw, tell }) {
+  const { canvas, clock, store, selection } = timeline;
+  let drag = null;
+
+  function moveTo(edge) {
+    if (edge >= store.columns && !clock.recorded) clock.follow();
+    else clock.show(store.hello.began + store.endOf(Math.max(store.first + 1, Math.min(edge, store.columns))));
+  }
+
+  function zoom(factor) {
+    timeline.zoomed = true;
+    timeline.width = Math.min(ZOOM.most, Math.max(ZOOM.least, timeline.width * factor));
+    redraw();
+  }
+
+  function hover(place) {
+    timeline.hover = place;
+    tell(place ? describe(timeline) : "");
+    redraw();
+  }
+
+  const pointer = {
+    pointerdown(event) {
+      drag = { x: point(event)[0], edge: timeline.edge, moved: false };
+      timeline.held = true;
+      canvas.setPointerCapture(event.pointerId);
+    },
+    pointermove(event) {
+      const [x, y] = point(event);
+      if (drag) {
+        drag.moved ||= Math.abs(x - drag.x) > 4;
+        if (drag.moved) moveTo(drag.edge + Math.round((drag.x - x) / timeline.width));
+        return;
+      }
+      const request = timeline.rowAt(y);
+      canvas.style.cursor = x < timeline.gutter && request ? "pointer" : "grab";
+      hover({ column: timeline.columnAt(x), request });
+    },
+    pointerup(event) {
+      if (drag && !drag.moved) selection.toggle(timeline.rowAt(point(event)[1])?.n ?? null);
+    },
+    lostpointercapture() {
+      drag = null;
+      timeline.held = false;
+      redraw();
+    },
+    pointerleave: () => hover(null),
+    wheel(event) {
+      event.preventDefault();
+      const { deltaX, deltaY } = event;
+      if (event.shiftKey || Math.abs(deltaX) > Math.abs(deltaY)) {
+        moveTo(timeline.edge + Math.sign(deltaX || deltaY) * Math.ceil(30 / timeline.width));
+      } else if (timeline.hidden && point(event)[0] < timeline.gutter) {
+        timeline.scroll -= Math.sign(deltaY);
+        redraw();
+      } else zoom(deltaY < 0 ? 1.15 : 1 / 1.15);
+    },
+    keydown(event) {
+      if (!(event.key in keys)) return;
+      event.preventDefault();
+      keys[event.key](event.shiftKey ? 20 : 1);
+      const request = selection.number === null ? null : store.request(selection.number);
+      hover({ column: Math.max(store.first, timeline.edge - 1), request });
+    },
+  };
+  const keys = {
+    ArrowLeft: (steps) => moveTo(timeline.edge - steps),
+    ArrowRight: (steps) => moveTo(timeline.edge + steps),
+    Home: () => moveTo(store.first + 1),
+    End: () => moveTo(store.columns),
+    "+": () => zoom(1.25),
+    "-": () => zoom(0.8),
+    ArrowUp: () => pick(timeline, -1),
+    ArrowDown: () => pick(timeline, 1),
+  };
+  for (const [name, listener] of Object.entries(pointer)) canvas.addEventListener(name, listener, { passive: false });
+}
+
+// The next request or the one before, with its row in view.
+function pick(timeline, by) {
+  const { alive, rows, selection } = timeline;
+  const at = alive.findIndex((request) => request.n === selection.number);
+  const next = at < 0 ? rows[0] : alive[Math.min(Math.max(0, at + by), alive.length - 1)];
+  selection.select(next?.n ?? null);
+  const behind = alive.length - 1 - alive.indexOf(next); // rows below it
+  timeline.scroll = Math.min(behind, Math.max(timeline.scroll, behind - rows.length + 1));
+}
+
+// What is under the pointer, in words and numbers.
+function describe({ hover: { column, request }, store }) {
+  const step = column === null ? null : store.step(column);
+  const parts = [];
+  if (request) parts.push(`${request.letter}: ${request.promptTokens} prompt tokens`);
+  if (!step) return parts.join();
+  const whole = `${count(step.tokens)} tokens of ${step.works.length} requests`;
+  parts.push(`step ${count(step.i)}, ${milliseconds(1000 * (step.e - step.s))}, ${whole}`);
+  if (store.hello.kind === "fleet") parts.push(`worker ${step.worker}`);
+  const place = request?.place(column);
+  if (request?.columns[place] === column) {
+    const { phase, tokens, draftTokens, accepted } = request.works[place];
+    parts.push(`${request.letter}: ${PHASES[phase]}, ${count(tokens)} tokens`);
+    if (draftTokens) parts.push(`${accepted} of ${draftTokens.length} draft tokens accepted`);
+  }
+  if (request?.preemptions.includes(column)) parts.push(`${request.letter} is preempted`);
+  return parts.join(" · ");
 }

@@ -29,32 +29,19 @@ from common.bench import plots
 from common.bench.ceilings import matmul_flops_per_second
 from common.bench.client import Target
 from common.bench.cost_model import parameters
-from common.bench.harness import Benchmark, Figures, Headline, size_sets
+from common.bench.description import described
+from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.load import generate_load, running_server
 from common.bench.metrics import LoadResult, percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
-from common.bench.tables import Rows, by_size, ratio
+from common.bench.tables import Rows, by_size
 from common.bench.workloads import Job, corpus_jobs
 from common.loader import load_tokenizer
 from common.model import ModelConfig
 
 BEFORE, NOW = "02_kv_cache", "03_streaming"
 FIRST, LAST, RATE = "alone_first_text_seconds", "alone_whole_answer_seconds", "output_tokens_per_second"
-SIZES = {
-    "answers": [8, 16, 32, 64, 128, 256],  # one client
-    "requests_per_answer": 5,
-    "clients": [1, 2, 4, 8, 16, 32, 64],
-    "least_requests": 24,  # at each number of clients; two for each client where that is more
-    "most_tokens": 64,
-}
-QUICK = {"answers": [64], "requests_per_answer": 3, "clients": [1], "least_requests": 2, "most_tokens": 8}
-PREDICT = {"answers": [16, 64, 256], "requests_per_answer": 3, "clients": [1, 4, 8, 16], "least_requests": 8}
-PREDICT |= {"most_tokens": 16}
-LARGE = {"answers": [4, 16, 32], "requests_per_answer": 2, "clients": [1, 2, 4], "least_requests": 4}
-LARGE |= {"most_tokens": 16}
-LARGE_QUICK = {"answers": [32], "clients": [1], "least_requests": 2, "most_tokens": 8}
-TINY = {"answers": [2, 4], "requests_per_answer": 1, "clients": [1, 2], "least_requests": 2, "most_tokens": 4}
 
 
 def measure_kv_cache(settings: Settings, sizes: dict) -> Figures:
@@ -171,26 +158,15 @@ def report(document: dict) -> dict[str, Rows]:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={BEFORE: measure_kv_cache, NOW: measure_streaming},
-    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=Headline(
         "first text, one client", "s", (BEFORE, NOW), lambda sizes, side: side[FIRST][-1], more_is_better=False
     ),
-    seconds={"full": 480, "quick": 44, "predict": 40, "large": 400, "large-quick": 120},
     report=report,
-    claims={
-        "the first text of a long answer arrives dozens of times sooner": ratio(
-            (BEFORE, FIRST, -1), (NOW, FIRST, -1), 30
-        ),
-        "the last text of a long answer comes about a third later": ratio(
-            (NOW, LAST, -1), (BEFORE, LAST, -1), 1.25, 1.45
-        ),
-        "throughput does not grow with the clients": ratio((NOW, RATE, -1), (NOW, RATE, 0), 0, 1.1),
-    },
 )
 
 if __name__ == "__main__":

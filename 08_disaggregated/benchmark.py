@@ -24,14 +24,12 @@ handoffs weigh as much as what is kept apart, so apart should lose there in all 
 """
 
 import inspect
-import operator
 import statistics
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from random import Random
 
@@ -41,8 +39,9 @@ STAGE = Path(__file__).resolve().parent
 sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "common").is_dir())))
 
 from common.bench import plots
+from common.bench.description import described
 from common.bench.engine_load import record
-from common.bench.harness import Benchmark, Figures, Headline, Unavailable, size_sets
+from common.bench.harness import Benchmark, Figures, Headline, Unavailable
 from common.bench.metrics import LoadResult, percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
@@ -59,35 +58,6 @@ BEFORE, REPLICAS, NOW = "07_speculative", "replicas", "08_disaggregated"
 LABELS = {BEFORE: "one engine", REPLICAS: "replicas", NOW: "apart"}
 # What predicts the longest gap of each.
 ALONE = {BEFORE: "full_piece_ms", REPLICAS: "half_piece_ms", NOW: "half_step_ms"}
-SIZES = {
-    "clients": 8,
-    "short": 32,  # tokens of their prompts
-    "output": [32, 96],  # tokens of their answers, from and to
-    "long": 1000,  # tokens of the prompts that come in between
-    "long_output": 8,
-    "rates": [0, 0.5, 1, 2],  # long prompts per second
-    "stated": 2,  # the rate at which ratios are stated
-    "seconds": 10,
-    "pool": 12_000,  # tokens
-    "objectives": {"ttft": 0.4, "tpot": 0.008},  # seconds
-}
-QUICK = {"rates": [2], "seconds": 3, "pool": 4000}
-PREDICT = {"rates": [0, 2], "seconds": 4, "pool": 4000}
-LARGE = {
-    "clients": 4,
-    "short": 8,
-    "output": [16, 32],
-    "long": 384,
-    "long_output": 4,
-    "token_budget": 128,
-    "rates": [0, 0.05, 0.1],
-    "stated": 0.1,
-    "seconds": 40,
-    "pool": 1500,
-    "objectives": {"ttft": 3.5, "tpot": 0.15},
-}
-LARGE_QUICK = {"rates": [0.1], "seconds": 20, "pool": 1000}
-TINY = {"clients": 2, "output": [2, 6], "long": 100, "rates": [0, 2], "seconds": 1, "pool": 2000}
 
 
 def measure_engine(settings: Settings, sizes: dict) -> Figures:
@@ -268,47 +238,6 @@ def report(document: dict) -> dict[str, list[list]]:
     return {"gaps": table}
 
 
-def above(document: dict, side: str, other: str, *names: str, rates: slice = slice(None)) -> bool:
-    """Return whether one side's figures of these names are above the other's, at these rates in every repeat."""
-    sides = document["sides"]
-    return all(
-        all(map(operator.gt, mine[rates], theirs[rates]))
-        for name in names
-        for mine, theirs in zip(sides[side][name]["values"], sides[other][name]["values"], strict=True)
-    )
-
-
-def one_engine_leads(document: dict) -> bool:
-    """Return whether one engine did more and answered sooner than both others."""
-    return all(
-        above(document, BEFORE, other, "tokens_per_second", "goodput")
-        and above(document, other, BEFORE, "ttft_short_p90_ms", "ttft_long_p50_ms")
-        for other in (REPLICAS, NOW)
-    )
-
-
-def p99_ratio(document: dict, least: float, most: float) -> bool:
-    """Return whether the replicas' p99 gap over that of workers apart is in between, at the highest rate."""
-    ratios = document["figures"]["replicas_p99_ratio"]
-    return least < ratios["min"][-1] and ratios["max"][-1] < most
-
-
-CLAIMS = {
-    "a third of one engine's": lambda document: (
-        document["figures"]["itl_p99_ratio"]["min"] > 2.5 and document["figures"]["itl_p99_ratio"]["max"] < 4
-    ),
-    "a sixth of the replicas'": lambda document: p99_ratio(document, 5, 7),
-    "more throughput, the shorter first token and the higher goodput": one_engine_leads,
-}
-LARGE_CLAIMS = {
-    "less than half of the replicas'": lambda document: p99_ratio(document, 2, inf),
-    "less than 20 ms": lambda document: document["sides"][NOW]["handoff_ms"]["max"] < 20,
-    "Goodput and throughput are higher than the replicas'": lambda document: above(
-        document, NOW, REPLICAS, "goodput", "tokens_per_second", rates=slice(-1, None)
-    ),
-}
-
-
 def message_of(document: dict) -> str:
     """Return what is true of the gaps in every repeat, and at which rates."""
     rates, figures = document["sizes"]["rates"], document["figures"]
@@ -364,21 +293,17 @@ def draw(document: dict, png: Path) -> None:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={
         BEFORE: measure_engine,
         REPLICAS: partial(measure_workers, replicas=2),
         NOW: partial(measure_workers, prefill=1, decode=1),
     },
-    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 600, "quick": 66, "predict": 60, "large": 2000, "large-quick": 140},
     report=report,
-    claims=CLAIMS,
-    large_claims=LARGE_CLAIMS,
 )
 
 if __name__ == "__main__":

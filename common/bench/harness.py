@@ -128,11 +128,6 @@ class Benchmark:
         return list(self.headline.sides if size_set.endswith("quick") else self.sides)
 
 
-def size_sets(full: dict, **changes: dict) -> dict[str, dict]:
-    """Return the sizes of a benchmark by the names of their sets: "large-quick" is `large_quick` here."""
-    return {"full": full} | {name.replace("_", "-"): sizes for name, sizes in changes.items()}
-
-
 class Run(NamedTuple):
     """One process: some sides of a benchmark in one repeat, one after another."""
 

@@ -108,14 +108,8 @@ def prefill_ms_per_token(engine: BaseEngine, tokens: int) -> float:
 def mixed(engine: BaseEngine, sizes: dict) -> Figures:
     jobs = mixed_length_jobs(sizes["mixed"], engine.config.vocab_size, **sizes.get("longest", {}))
     engine_load(engine, jobs, concurrency=len(jobs))  # warm-up
-    engine.trace.clear()
     result = engine_load(engine, jobs, concurrency=len(jobs))
-    works = [work for step in engine.trace for work in step.works]
-    padding = sum(work.tokens for work in works if work.phase == "padding")
-    return {
-        "mixed_padding_percent": 100 * padding / sum(work.tokens for work in works),
-        DONE: sorted(record.end - record.start for record in result.records),
-    }
+    return {DONE: sorted(record.end - record.start for record in result.records)}
 
 
 def arrivals(loaded: Loaded, budget: int, sizes: dict) -> tuple[list[float], list[float]]:

@@ -205,7 +205,6 @@ def curve(loaded: Loaded, sizes: dict) -> Figures:
     return {
         "curve_speedup": [runs["0"]["tpot_ms"] / runs[f"{k}"]["tpot_ms"] for k in sizes["draft_tokens"]],
         "curve_predicted": predicted,
-        "curve_acceptance": [runs[f"{k}"]["acceptance"] for k in sizes["draft_tokens"]],
         "pass_ms": [1e3 * costs.target(n) for n in PASSES],
         "draft_pass_ms": [1e3 * costs.draft(n) for n in PASSES],
     }

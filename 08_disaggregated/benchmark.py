@@ -23,7 +23,6 @@ reach. With the bundled model a step takes a few milliseconds, of which reading 
 handoffs weigh as much as what is kept apart, so apart should lose there in all but the longest gaps.
 """
 
-import inspect
 import statistics
 import sys
 import time
@@ -41,7 +40,7 @@ sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "com
 from common.bench import plots
 from common.bench.description import described
 from common.bench.engine_load import record
-from common.bench.harness import Benchmark, Figures, Headline, Unavailable
+from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.metrics import LoadResult, percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
@@ -79,8 +78,6 @@ def measure_engine(settings: Settings, sizes: dict) -> Figures:
 
 def measure_workers(settings: Settings, sizes: dict, **workers: int) -> Figures:
     """Measure stage 08's router in front of these workers, in processes of their own."""
-    if missing := workers.keys() - inspect.signature(load_engine(NOW)).parameters.keys():
-        raise Unavailable(f"this stage 08 has no option {', '.join(missing)}")
     loaded = replace(settings, load_format="none").load()  # of the model only the workers need weights
     engine = load_engine(NOW)(
         loaded, workers="ray", load_format=settings.load_format, **workers, **options(loaded, sizes)
@@ -97,11 +94,11 @@ def measure_workers(settings: Settings, sizes: dict, **workers: int) -> Figures:
 
 
 def handoffs(engine: BaseEngine, nbytes: int) -> Figures:
-    """Return the MB and the median ms of the handoffs of a long prompt, each of `nbytes`."""
+    """Return the median ms of the handoffs of a long prompt, each of `nbytes`, if any came alone."""
     handed = [step.counters for step in engine.trace if step.counters.get("handoff_bytes", 0) >= nbytes]
     least = min((step["handoff_bytes"] for step in handed), default=0)
     seconds = [step["handoff_seconds"] for step in handed if step["handoff_bytes"] == least]  # others bring several
-    return {"handoff_mb": nbytes / 1e6} | ({"handoff_ms": 1e3 * statistics.median(seconds)} if seconds else {})
+    return {"handoff_ms": 1e3 * statistics.median(seconds)} if seconds else {}
 
 
 def options(loaded: Loaded, sizes: dict) -> dict:
@@ -184,22 +181,15 @@ def under_load(engine: BaseEngine, sizes: dict, rate: float) -> tuple[LoadResult
 
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    before, now = measured[BEFORE], measured[NOW]
+    before, replicas, now = (measured[side] for side in LABELS)
     at = sizes["rates"].index(sizes["stated"])
-    last = at - len(sizes["rates"])  # from the end: there is none at rate 0
-    ttft_long = [side["ttft_long_p50_ms"][last] for side in (before, now)]
-    figures = {
+    best = [max(pair) for pair in zip(before["goodput"], replicas["goodput"], strict=True)]
+    pairs = zip(replicas["itl_p99_ms"], now["itl_p99_ms"], strict=True)
+    return {
         "itl_p99_ratio": before["itl_p99_ms"][at] / now["itl_p99_ms"][at],
-        "throughput_ratio": now["tokens_per_second"][at] / before["tokens_per_second"][at],
-        "ttft_long_ratio": ttft_long[1] / ttft_long[0],
+        "goodput_lead": [mine - other for mine, other in zip(now["goodput"], best, strict=True)],
+        "replicas_p99_ratio": [theirs / mine for theirs, mine in pairs],
     }
-    if REPLICAS in measured:
-        rivals = measured[BEFORE], measured[REPLICAS]
-        best = [max(pair) for pair in zip(*(side["goodput"] for side in rivals), strict=True)]
-        figures["goodput_lead"] = [mine - other for mine, other in zip(now["goodput"], best, strict=True)]
-        pairs = zip(measured[REPLICAS]["itl_p99_ms"], now["itl_p99_ms"], strict=True)
-        figures["replicas_p99_ratio"] = [theirs / mine for theirs, mine in pairs]
-    return figures
 
 
 HEADLINE = Headline(
@@ -214,9 +204,8 @@ HEADLINE = Headline(
 def report(document: dict) -> dict[str, list[list]]:
     sizes, stated = document["sizes"], document["sizes"]["stated"]
     sides = {
-        LABELS[side]: {name: each["median"] for name, each in document["sides"][side].items()}
-        for side in LABELS
-        if side in document["sides"]
+        label: {name: each["median"] for name, each in document["sides"][side].items()}
+        for side, label in LABELS.items()
     }
     rows = [
         ("gap, median, ms", "itl_p50_ms"),
@@ -240,11 +229,7 @@ def report(document: dict) -> dict[str, list[list]]:
 
 def message_of(document: dict) -> str:
     """Return what is true of the gaps in every repeat, and at which rates."""
-    rates, figures = document["sizes"]["rates"], document["figures"]
-    if "replicas_p99_ratio" not in figures:
-        shorter = figures["itl_p99_ratio"]["median"]
-        return f"Long prompts delay decoding less: the p99 gap is {shorter:.1f} times shorter"
-    ratio = figures["replicas_p99_ratio"]
+    rates, ratio = document["sizes"]["rates"], document["figures"]["replicas_p99_ratio"]
     where = [at for at, least in enumerate(ratio["min"]) if rates[at] and least > 1]
     if not where:
         return "Prefill and decode apart has no shorter gaps here than replicas"
@@ -262,7 +247,7 @@ def listed(where: list[int], rates: list[float]) -> str:
 def draw(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     rates, lengths = sizes["rates"], " to ".join(map(str, sizes["output"]))
-    ahead = [at for at, lead in enumerate(figures.get("goodput_lead", {}).get("min", [])) if lead > 0]
+    ahead = [at for at, lead in enumerate(figures["goodput_lead"]["min"]) if lead > 0]
     objectives = ", ".join(f"{name.replace('_', ' ').upper()} {most:g} s" for name, most in sizes["objectives"].items())
     remark = (
         f"{sizes['clients']} clients decode ({sizes['short']} tokens in, {lengths} out); prompts of {sizes['long']:,} "
@@ -278,13 +263,12 @@ def draw(document: dict, png: Path) -> None:
     ]
     with plots.page(png, document, message_of(document), columns=3, remark=remark) as panels:
         for side, alone in ALONE.items():
-            if alone in sides[BEFORE] and side in sides:
-                height = sides[BEFORE][alone]["median"]
-                plots.predicted(panels[0], [min(rates), max(rates)], {"median": [height] * 2}, "_predicted", side)
+            height = sides[BEFORE][alone]["median"]
+            plots.predicted(panels[0], [min(rates), max(rates)], {"median": [height] * 2}, "_predicted", side)
         for panel, (name, unit, title) in zip(panels, panels_of, strict=True):
-            for side in [side for side in LABELS if side in sides]:
+            for side, label in LABELS.items():
                 x = rates[len(rates) - len(sides[side][name]["median"]) :]
-                plots.line(panel, x, sides[side][name], side, LABELS[side])
+                plots.line(panel, x, sides[side][name], side, label)
             plots.axes(panel, "long prompts a second", unit, title)
             panel.set_xticks(rates)
             panel.set_xlim(0, max(rates))

@@ -12,10 +12,8 @@ work one core, so it should lose throughput, and keep its gaps even.
 
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-
-import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -28,7 +26,6 @@ from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.workloads import corpus_jobs
-from common.model import ModelConfig
 from common.stages import stage_folders
 
 STAGES = [folder.name for folder in stage_folders()]
@@ -58,11 +55,6 @@ def jobs_of(loaded, sizes: dict, count: int, seed: int | str):
     return corpus_jobs(loaded.tokenizer, count, seed=f"course/{seed}", most_tokens=sizes["most_tokens"])
 
 
-def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    each = [measured[stage]["tokens_per_second"][-1] for stage in STAGES]
-    return {f"throughput_over_{STAGES[0][:2]}": [tokens_per_second / each[0] for tokens_per_second in each]}
-
-
 HEADLINE = Headline(
     "all stages under one load, {compared_clients} clients",
     "output tokens/s",
@@ -88,7 +80,6 @@ BENCHMARK = Benchmark(
     **described(__file__),
     description=__doc__,
     sides={stage: measure(stage) for stage in STAGES},
-    derive=derive,
     draw=draw,
     headline=HEADLINE,
 )

@@ -1,10 +1,12 @@
 """The suite: one process a side, a file for each, time limits; and the results file, which tells noise from results."""
 
+import json
+import platform
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -208,6 +210,19 @@ def test_a_wrong_command_line_is_answered_in_a_sentence(write, tmp_path, capsys,
     with pytest.raises(SystemExit) as ended:
         run_benchmark(write(ANSWERS), ["--out", str(tmp_path), *arguments])
     assert ended.value.code == 1 and sentence in capsys.readouterr().err
+
+
+def test_the_last_line_is_the_document_that_was_written(write, tmp_path, capfd):
+    with pytest.raises(SystemExit) as ended:
+        program = f"for side in sides: answer(side, model={asdict(Settings().config())})"
+        run_benchmark(write(program), ["--sizes", "tiny", "--device", "cpu", "--out", str(tmp_path / "out")])
+    last = capfd.readouterr().out.splitlines()[-1]
+    [path] = (tmp_path / "out").glob("*-tiny-sides.json")
+    document = json.loads(last)
+    assert ended.value.code == 0 and document == json.loads(path.read_text())
+    assert document["benchmark"] == "sides" and document["size_set"] == "tiny" and document["sizes"] == {"length": 8}
+    assert document["sides"]["now"]["value"]["median"] == 4 and document["headline"]["ratio"]["median"] == 2
+    assert not {platform.node(), str(tmp_path), str(ROOT)} & set(last.split('"')), "results are published"
 
 
 @pytest.mark.parametrize("names", ["2", "02", "02_kv_cache"])

@@ -75,7 +75,7 @@ def page(
         below = document if isinstance(document, str) else footer(document)
         small = "\n".join(textwrap.fill(text, LINE) for text in f"{remark}\n{below}".lstrip().split("\n"))
         figure.supxlabel(small, x=0.012, ha="left", color=SMALL_PRINT)
-        figure.draw_without_rendering()  # the labels keep apart by where the lines end on the page
+        figure.get_layout_engine().execute(figure)  # the labels keep apart by where the lines end on the page
         for panel in panels:
             label_ends(panel)
         save(figure, png)
@@ -137,8 +137,6 @@ def line(panel, x: Sequence[float], figure: dict[str, Any], side: str, label: st
         style["markerfacecolor"] = "white"
     panel.plot(x, figure["median"], color=color(side), label=label, **style)
     panel.fill_between(x, figure["min"], figure["max"], color=color(side), alpha=0.18, linewidth=0)
-    if "reference" in figure:  # the figure is a learner's (run.py)
-        panel.plot(x, figure["reference"]["median"], ":", color=TEXT, linewidth=1.5, label="reference")
 
 
 def steps(panel, figure: dict[str, Any], counts: Sequence[int], side: str, label: str) -> None:
@@ -157,10 +155,6 @@ def bars(panel, sides: Sequence[str], figures: Sequence[dict], labels: Sequence[
     """Draw one bar for each side, its value at its end, a thin line from least to most. lying: from top to bottom."""
     figure = {key: [each[key] for each in figures] for key in ("median", "min", "max")}
     draw_bars(panel, labels, figure, 0.6, list(map(color, sides)), lying=lying)
-    for place, figure in enumerate(figures):
-        if "reference" in figure:  # the figure is a learner's (run.py)
-            height = figure["reference"]["median"]
-            panel.plot([place - 0.3, place + 0.45], [height] * 2, ":", color=TEXT, linewidth=1.5, label="reference")
     if lying:
         panel.set(xticks=[], xmargin=0.2, ymargin=0.02)
         panel.grid(visible=False)

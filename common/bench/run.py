@@ -151,7 +151,7 @@ def redraw(args: argparse.Namespace) -> int:
 
 
 def beside_reference(benchmark: Benchmark) -> Benchmark:
-    """Return the benchmark with the reference as a side: the headline compares both, and plots show both."""
+    """Return the benchmark with the reference as a side, which the headline compares it with."""
     name, headline = benchmark.name, benchmark.headline
 
     def measure(settings: Settings, sizes: dict) -> Figures:
@@ -162,14 +162,5 @@ def beside_reference(benchmark: Benchmark) -> Benchmark:
         found = headline.value(sizes, side)
         return [*found.values()][-1] if isinstance(found, dict) else found
 
-    def draw(document: dict[str, Any], png: Path) -> None:
-        own, reference = (document["sides"][side] for side in (name, REFERENCE))
-        both = {key: {**figure, REFERENCE: reference[key]} for key, figure in own.items()}
-        benchmark.draw({**document, "sides": {**document["sides"], name: both}}, png)
-
-    return replace(
-        benchmark,
-        sides={**benchmark.sides, REFERENCE: measure},
-        headline=replace(headline, sides=(REFERENCE, name), value=value),
-        draw=draw,
-    )
+    sides = {**benchmark.sides, REFERENCE: measure}
+    return replace(benchmark, sides=sides, headline=replace(headline, sides=(REFERENCE, name), value=value))

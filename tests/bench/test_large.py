@@ -10,6 +10,7 @@ from common.bench.harness import aggregate
 from common.bench.settings import Settings
 from common.bench.suite import Suite
 from common.bench.tables import committed
+from tests.helpers.measured_here import shrink_products
 
 SEVEN, EIGHT = (import_module(f"{stage}.benchmark") for stage in ("07_speculative", "08_disaggregated"))
 GAPS = {"itl_p99_ms": 1.0, "tokens_per_second": 1.0, "goodput": 1.0, "itl_p50_ms": 1.0}
@@ -32,8 +33,9 @@ def test_a_large_model_has_sizes_of_its_own_on_a_cpu(settings, names):
     assert [files[name].removesuffix(".json").endswith("-quick") for name in names] == [False, True]
 
 
-def test_simulated_drafts_are_right_as_often_as_asked(loaded):
+def test_simulated_drafts_are_right_as_often_as_asked(monkeypatch):
     """Of greedy requests every accepted token is the target's own, so that all sides give the same text."""
+    shrink_products(monkeypatch)
     sizes = {"acceptance": [0.0, 0.5, 1.0], "fixed": 2, "batches": [1, 2], "prompt": 4, "most_tokens": 12}
     sizes |= {"least_jobs": 16}
     figures = SEVEN.simulated(Settings(device="cpu", dtype="float32"), sizes)

@@ -233,14 +233,13 @@ def test_a_stage_goes_by_number_or_folder(names):
 def test_a_learners_stage_is_measured_beside_the_reference(tmp_path, monkeypatch):
     """Its results stay in its folder."""
     name = "02_kv_cache"
-    own, drawn, ran = tmp_path / name, [], {}
+    own, ran = tmp_path / name, {}
 
     def measure(settings, sizes):
         return {"seconds": 2.0 if stage_folder(name) == own else 3.0}
 
     benchmark = Benchmark(
         str(own / "benchmark.py"), "", {"01_naive": None, name: measure}, {"full": {}}, derive=None,
-        draw=lambda document, png: drawn.append(document["sides"][name]["seconds"]),
         headline=Headline("an answer", "s", (name,), lambda sizes, side: {"warm-up": 0.0, name: side["seconds"]}),
     )  # fmt: skip
     monkeypatch.setenv("COURSE_STAGE", str(own))
@@ -253,6 +252,3 @@ def test_a_learners_stage_is_measured_beside_the_reference(tmp_path, monkeypatch
     both = beside_reference(benchmark)
     measured = {side: both.sides[side](None, {}) for side in (name, "reference")}
     assert both.headline.values({}, measured) == {"reference": 3.0, name: 2.0}
-    spread = {side: {"seconds": {"median": figures["seconds"]}} for side, figures in measured.items()}
-    both.draw({"sides": spread}, tmp_path)
-    assert drawn == [{"median": 2.0, "reference": {"median": 3.0}}]

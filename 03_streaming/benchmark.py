@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -41,16 +42,6 @@ from common.model import ModelConfig
 
 BEFORE, NOW = "02_kv_cache", "03_streaming"
 FIRST, LAST, RATE = "alone_first_text_seconds", "alone_whole_answer_seconds", "output_tokens_per_second"
-
-
-def measure_kv_cache(settings: Settings, sizes: dict) -> Figures:
-    return measure(BEFORE, settings, sizes, stream=False)
-
-
-def measure_streaming(settings: Settings, sizes: dict) -> Figures:
-    return measure(NOW, settings, sizes, "--max-queue", "128", stream=True)
-
-
 WORD = "300"  # a token of the bundled tokenizer whose text is "en"
 
 
@@ -73,7 +64,7 @@ def speaking(settings: Settings) -> Iterator[tuple[Settings, dict]]:
         yield replace(settings, model=folder), {"logit_bias": {WORD: 100}}
 
 
-def measure(stage: str, settings: Settings, sizes: dict, *options: str, stream: bool) -> Figures:
+def measure(stage: str, settings: Settings, sizes: dict, *, stream: bool, options: tuple = ()) -> Figures:
     peak, target = matmul_flops_per_second(*settings.place()), Target(endpoint="generate", stream=stream)
     with speaking(settings) as (spoken, sampling), running_server(stage, spoken, *options) as url:
         tokenizer = load_tokenizer(spoken.folder())
@@ -159,7 +150,10 @@ def report(document: dict) -> dict[str, Rows]:
 BENCHMARK = Benchmark(
     **described(__file__),
     description=__doc__,
-    sides={BEFORE: measure_kv_cache, NOW: measure_streaming},
+    sides={
+        BEFORE: partial(measure, BEFORE, stream=False),
+        NOW: partial(measure, NOW, stream=True, options=("--max-queue", "128")),
+    },
     derive=derive,
     draw=draw,
     headline=Headline(

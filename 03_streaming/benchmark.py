@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
 from common.bench.ceilings import matmul_flops_per_second
-from common.bench.client import Target
+from common.bench.client import Target, generate_load
 from common.bench.cost_model import parameters
 from common.bench.description import described
 from common.bench.harness import Benchmark, Figures, Headline
-from common.bench.load import generate_load, running_server
+from common.bench.load import running_server
 from common.bench.metrics import LoadResult, percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings

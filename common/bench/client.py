@@ -1,7 +1,7 @@
 """A client of a stage's server, or of any that speaks OpenAI's API; and when its requests are sent.
 
-    async with Connections(url, api_key) as connections:
-        result = await closed_loop(jobs, 8, lambda job: ask(connections, Target("Qwen/Qwen3-0.6B"), job))
+    result = generate_load("http://127.0.0.1:8000", jobs, Target("Qwen/Qwen3-0.6B"), concurrency=8)
+    print(result.throughput, result.figures()["ttft"]["p99"])
 
 In a closed loop N clients each send their next request when their last one is answered: N are always under way, and a
 slow server is asked less often. It finds what a server can do at most. In an open loop requests arrive at a rate and do
@@ -18,11 +18,14 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from random import Random
 from typing import Any, TypeVar
+
+from common.errors import InvalidInput
 
 from .metrics import LoadResult, RequestRecord
 from .workloads import Job
@@ -33,57 +36,8 @@ REQUEST_SECONDS = 600.0
 IDLE_SECONDS = 2.0  # unused connections are closed here, before a server does so while a request is on its way
 
 Result = TypeVar("Result")
-Send = Callable[[Job], Awaitable[RequestRecord]]
-
-
-def run(load: Coroutine[None, None, Result]) -> Result:
-    """Run on uvloop where there is one: what the client takes of the processor, the server lacks."""
-    try:
-        import uvloop
-    except ImportError:  # Windows
-        return asyncio.run(load)
-    return uvloop.run(load)
-
-
-# ---- When requests are sent ----
-
-
-async def closed_loop(jobs: Iterable[Job], clients: int, send: Send) -> LoadResult:
-    """Send all of the jobs, by `clients` clients at once."""
-    waiting = iter(jobs)  # one for all clients: each takes the next job that is left
-
-    async def client() -> list[RequestRecord]:
-        return [await send(job) for job in waiting]
-
-    return await timed(client() for _ in range(clients))
-
-
-async def open_loop(jobs: Sequence[Job], moments: Sequence[float], send: Send) -> LoadResult:
-    """Send each job at its moment, in seconds from now, however many are still under way."""
-    start = time.perf_counter()
-
-    async def arrive(moment: float, job: Job) -> list[RequestRecord]:
-        await asyncio.sleep(start + moment - time.perf_counter())
-        return [await send(job)]
-
-    return await timed(arrive(*pair) for pair in zip(moments, jobs, strict=True))
-
-
-async def timed(clients: Iterable[Awaitable[list[RequestRecord]]]) -> LoadResult:
-    """Run all of them at once."""
-    wall, processor = time.perf_counter(), time.process_time()
-    answered = await asyncio.gather(*clients)
-    wall, processor = time.perf_counter() - wall, time.process_time() - processor
-    return LoadResult([record for records in answered for record in records], wall, processor)
-
-
-def poisson_arrivals(count: int, rate: float, seed: int | str = 0) -> list[float]:
-    """Return the moments of `count` arrivals, in seconds, `rate` of them a second on average."""
-    rng = Random(f"arrivals/{seed}")
-    return list(accumulate(rng.expovariate(rate) for _ in range(count)))
-
-
-# ---- What is sent, and over which connections ----
+Connect = Callable[[], AbstractAsyncContextManager]  # of an httpx.AsyncClient
+Send = Callable[[Any, Job], Awaitable[RequestRecord]]  # through such a client
 
 
 @dataclass(frozen=True)
@@ -111,70 +65,150 @@ class Target:
         return body
 
 
-class Connections:
-    """Connections to the server at `url`, which may end in /v1 or not: one for each request that is under way.
-
-    A connection is kept for the next request. httpx would keep them, too, but looks through all of them for each
-    request: with a hundred that takes milliseconds, which would count as the server's.
-    """
-
-    def __init__(self, url: str, api_key: str | None = None):
-        import httpx
-
-        self.settings = {
-            "base_url": url.rstrip("/").removesuffix("/v1"),
-            "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
-            "limits": httpx.Limits(keepalive_expiry=IDLE_SECONDS),
-            "timeout": REQUEST_SECONDS,
-            "verify": httpx.create_ssl_context(),  # once, since it reads all certificates of the machine
-        }
-        self.idle: list = []
-
-    @asynccontextmanager
-    async def one(self):
-        """Give an httpx.AsyncClient that no other request uses while the block runs."""
-        import httpx
-
-        http = self.idle.pop() if self.idle else httpx.AsyncClient(**self.settings)
-        try:
-            yield http
-        finally:
-            self.idle.append(http)
-
-    async def __aenter__(self):
-        return self
-
-    async def __aexit__(self, *error):
-        for http in self.idle:
-            await http.aclose()
-
-
-async def served_models(connections: Connections) -> list[dict[str, Any]]:
-    """Return what GET /v1/models lists, nothing if there is no list. Raise ValueError for any other answer."""
-    async with connections.one() as http:
-        response = await http.get("/v1/models")
-    if response.status_code == 404:
-        return []
-    await check_status(response)
+def run(load: Coroutine[None, None, Result]) -> Result:
+    """Run on uvloop where there is one: what the client takes of the processor, the server lacks."""
     try:
-        return [model | {"id": model["id"]} for model in response.json()["data"]]
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError("GET /v1/models does not answer as OpenAI's API does") from error
+        import uvloop
+    except ImportError:  # Windows
+        return asyncio.run(load)
+    return uvloop.run(load)
 
 
-async def ask(connections: Connections, target: Target, job: Job) -> RequestRecord:
+def generate_load(
+    url: str,
+    jobs: Sequence[Job],
+    target: Target,
+    *,
+    concurrency: int = 0,
+    rate: float = 0.0,
+    seed: int | str = 0,
+    api_key: str | None = None,
+    answered: Callable[[], object] = lambda: None,
+) -> LoadResult:
+    """Send all jobs, `concurrency` at a time, or as Poisson arrivals, `rate` a second; call `answered` after each.
+
+    Return one record for each job; failed ones say why in `error`.
+    """
+    connect = connections(url, api_key)
+
+    async def send(http, job: Job) -> RequestRecord:
+        record = await ask(http, target, job)
+        answered()
+        return record
+
+    if rate:
+        return run(open_loop(jobs, poisson_arrivals(len(jobs), rate, seed), connect, send))
+    return run(closed_loop(jobs, concurrency, connect, send))
+
+
+# ---- When requests are sent ----
+
+
+async def closed_loop(jobs: Iterable[Job], clients: int, connect: Connect, send: Send) -> LoadResult:
+    """Send all of the jobs, by `clients` clients at once."""
+    waiting = iter(jobs)  # one for all clients: each takes the next job that is left
+
+    async def client() -> list[RequestRecord]:
+        async with connect() as http:
+            return [await send(http, job) for job in waiting]
+
+    return await timed(client() for _ in range(clients))
+
+
+async def open_loop(jobs: Sequence[Job], moments: Sequence[float], connect: Connect, send: Send) -> LoadResult:
+    """Send each job at its moment, in seconds from now, however many are still under way."""
+    start, idle = time.perf_counter(), []
+    async with AsyncExitStack() as stack:
+
+        async def arrive(moment: float, job: Job) -> list[RequestRecord]:
+            await asyncio.sleep(start + moment - time.perf_counter())
+            http = idle.pop() if idle else await stack.enter_async_context(connect())
+            record = await send(http, job)
+            idle.append(http)
+            return [record]
+
+        return await timed(arrive(*pair) for pair in zip(moments, jobs, strict=True))
+
+
+async def timed(clients: Iterable[Awaitable[list[RequestRecord]]]) -> LoadResult:
+    """Run all of them at once."""
+    wall, processor = time.perf_counter(), time.process_time()
+    answered = await asyncio.gather(*clients)
+    wall, processor = time.perf_counter() - wall, time.process_time() - processor
+    return LoadResult([record for records in answered for record in records], wall, processor)
+
+
+def poisson_arrivals(count: int, rate: float, seed: int | str = 0) -> list[float]:
+    """Return the moments of `count` arrivals, in seconds, `rate` of them a second on average."""
+    rng = Random(f"arrivals/{seed}")
+    return list(accumulate(rng.expovariate(rate) for _ in range(count)))
+
+
+# ---- One request ----
+
+
+def connections(url: str, api_key: str | None = None) -> Connect:
+    """Return a function that opens a connection to the server at `url`, which may end in /v1 or not.
+
+    Each request under way has an httpx.AsyncClient of its own. One could hold all connections, but looks through all of
+    them for each request: with a hundred that takes milliseconds, which would count as the server's.
+    """
+    import httpx
+
+    return partial(
+        httpx.AsyncClient,
+        base_url=url.rstrip("/").removesuffix("/v1"),
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        limits=httpx.Limits(keepalive_expiry=IDLE_SECONDS),
+        timeout=REQUEST_SECONDS,
+        verify=httpx.create_ssl_context(),  # once, since it reads all certificates of the machine
+    )
+
+
+def find_target(
+    url: str, first: Job, *, model: str | None = None, endpoint: str = "completions", api_key: str | None = None
+) -> Target:
+    """Return the model to ask, the first one listed unless it is named, once it has answered a request.
+
+    Raise InvalidInput that says why it has not.
+    """
+    import httpx
+
+    async def find() -> Target:
+        async with connections(url, api_key)() as http:
+            response = await http.get("/v1/models")
+            models = []  # some servers have no list
+            if response.status_code != 404:
+                await check_status(response)
+                models = [each["id"] for each in response.json()["data"]]
+            if model and models and model not in models:
+                raise InvalidInput(f"the server has no model {model!r}; it serves {', '.join(models)}")
+            if not (model or models):
+                raise InvalidInput(f"{url} does not list its models: name one with --model, if the URL is right")
+            target = Target(model or models[0], endpoint)
+            record = await ask(http, target, first)
+            if not record.success:
+                raise InvalidInput(f"the first request failed: {record.error}")
+            return target
+
+    try:
+        return run(find())
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise InvalidInput(f"no server answers at {url}: {str(error) or type(error).__name__}") from error
+    except (json.JSONDecodeError, LookupError, TypeError) as error:
+        raise InvalidInput("GET /v1/models does not answer as OpenAI's API does") from error
+
+
+async def ask(http, target: Target, job: Job) -> RequestRecord:
     """Send one request; return its record, whether it succeeds or not."""
     import httpx
 
     record = RequestRecord(start=time.perf_counter())
     try:
-        async with (
-            connections.one() as http,
-            http.stream("POST", PATHS[target.endpoint], json=target.body(job)) as response,
-        ):
+        async with http.stream("POST", PATHS[target.endpoint], json=target.body(job)) as response:
             await check_status(response)
             await take_answer(events(response, target.stream), record)
-    except (httpx.HTTPError, ValueError) as error:
+    except (httpx.HTTPError, InvalidInput) as error:
         record.error, record.end = str(error) or type(error).__name__, time.perf_counter()
     return record
 
@@ -183,14 +217,14 @@ async def ask(connections: Connections, target: Target, job: Job) -> RequestReco
 
 
 async def take_answer(answer: AsyncIterator[tuple[float, dict]], record: RequestRecord) -> None:
-    """Fill the record as the answer comes. Raise ValueError that says why it is none.
+    """Fill the record as the answer comes. Raise InvalidInput that says why it is none.
 
     An object of OpenAI's has `choices` and at last a `usage`; one of /generate is choice and usage at once.
     """
     usage, finish_reason = None, None
     async for moment, event in answer:
         if (message := error_message(event)) is not None:
-            raise ValueError(message)
+            raise InvalidInput(message)
         usage = event.get("usage") or (event if "generated_tokens" in event else usage)
         for choice in event.get("choices", [event]) or ():
             said = choice.get("delta") or choice  # chat, or completions
@@ -200,20 +234,20 @@ async def take_answer(answer: AsyncIterator[tuple[float, dict]], record: Request
             finish_reason = choice.get("finish_reason") or finish_reason
             record.end = moment
     if finish_reason not in FINISHED:
-        raise ValueError(f"the answer ended with finish_reason {finish_reason!r}")
+        raise InvalidInput(f"the answer ended with finish_reason {finish_reason!r}")
     try:
         record.prompt_tokens = usage["prompt_tokens"]
         record.output_tokens = usage["completion_tokens" if "completion_tokens" in usage else "generated_tokens"]
     except (TypeError, KeyError) as error:
-        raise ValueError("the server sent no usage, without which tokens cannot be counted") from error
+        raise InvalidInput("the server sent no usage, without which tokens cannot be counted") from error
     record.chunks = record.chunks or [record.end]  # an answer without text
 
 
 async def events(response, stream: bool) -> AsyncIterator[tuple[float, dict]]:
     """Yield each server-sent event as (moment of arrival, JSON object), or the one object of an unstreamed answer.
 
-    Raise ValueError if no `[DONE]` ends the stream. The response is read to its end, beyond `[DONE]`: only then can the
-    connection carry the next request.
+    Raise InvalidInput if no `[DONE]` ends the stream. The response is read to its end, beyond `[DONE]`: only then can
+    the connection carry the next request.
     """
     if not stream:
         data = await response.aread()
@@ -229,38 +263,32 @@ async def events(response, stream: bool) -> AsyncIterator[tuple[float, dict]]:
         else:
             yield moment, parse_object(data)
     if not done:
-        raise ValueError("the stream ended without [DONE]")
+        raise InvalidInput("the stream ended without [DONE]")
 
 
 def parse_object(data: str) -> dict:
-    try:
-        value = json.loads(data)
-    except ValueError as error:
-        raise ValueError(f"the stream carries an event that is not JSON: {data[:80]!r}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"the stream carries an event that is no JSON object: {data[:80]!r}")
-    return value
+    with suppress(ValueError):
+        if isinstance(value := json.loads(data), dict):
+            return value
+    raise InvalidInput(f"the stream carries an event that is no JSON object: {data[:80]!r}")
 
 
 async def check_status(response) -> None:
-    """Raise ValueError with what the server says, unless it says 200; an answer that is streamed is read for that."""
+    """Raise InvalidInput with what the server says, unless it says 200; an answer that is streamed is read for that."""
     if response.status_code == 200:
         return
     await response.aread()
-    try:
+    message = None
+    with suppress(ValueError):
         message = error_message(response.json())
-    except ValueError:
-        message = None
     message = message or " ".join(response.text.split())[:200] or response.reason_phrase
     hint = " (the API key is that of --api-key or OPENAI_API_KEY)" if response.status_code == 401 else ""
-    raise ValueError(f"HTTP {response.status_code}: {message}{hint}")
+    raise InvalidInput(f"HTTP {response.status_code}: {message}{hint}")
 
 
 def error_message(answer: Any) -> str | None:
-    """Return what a JSON answer says went wrong, if it is an error in the form of OpenAI, FastAPI or older vLLM."""
-    if not isinstance(answer, dict):
-        return None
-    error = answer.get("error") or answer.get("detail") or (answer if answer.get("object") == "error" else None)
+    """Return what a JSON answer says went wrong, if it is an error in the form of OpenAI or FastAPI."""
+    error = isinstance(answer, dict) and (answer.get("error") or answer.get("detail"))
     if isinstance(error, dict):
-        error = error.get("message") or error
-    return error if error is None or isinstance(error, str) else json.dumps(error)
+        error = error.get("message", error)
+    return str(error) if error else None

@@ -1,6 +1,6 @@
 """The load of many clients on an engine in this process: what the engine does, without what HTTP adds to it.
 
-The same closed loop as in load.py, and the same metrics: N requests are always under way, and a new one is added when
+The same closed loop as in client.py, and the same metrics: N requests are always under way, and a new one is added when
 one ends. It needs no web framework, so that it also runs on GPU machines that have none.
 """
 

@@ -19,12 +19,10 @@ It takes about four minutes, and the file that it writes is for `course.py compa
 """
 
 import argparse
-import os
 import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -36,7 +34,7 @@ from common.terminal import note, run_to_end
 
 from . import summary
 from .ceilings import ceilings, reference_ms
-from .client import Connections, Target, ask, closed_loop, open_loop, poisson_arrivals, run
+from .client import Target, find_target, generate_load
 from .compare.sources import JUDGE
 from .documents import write_json
 from .hardware import hardware, slug
@@ -44,7 +42,7 @@ from .harness import Headline, alternate
 from .load import running_server
 from .metrics import LoadResult
 from .plots import short
-from .serve import find_target, point_figures, positive, refusal
+from .serve import add_server_options, latency_cells, positive, progress
 from .settings import Settings
 from .suite import RESULTS
 from .workloads import Job, worded_jobs
@@ -68,15 +66,9 @@ Row = dict[str, Any]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Judge the server that the command line names, and write a results file; return the exit status."""
-    import httpx
-
     args = parse_arguments(arguments)
     try:
-        target = run(find_target(args, first_job(args)))
-        document = judge(args, target)
-    except (ValueError, OSError, RuntimeError, httpx.HTTPError, httpx.InvalidURL) as error:
-        note(f"error: {refusal(error, args.url)}")
-        return 1
+        document = judge(args, target_of(args, args.url, args.model, args.api_key))
     except KeyboardInterrupt:
         note("interrupted: nothing is written")
         return 130
@@ -91,13 +83,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("course.py judge", description=__doc__, formatter_class=form)
     add = parser.add_argument
     add("url", metavar="URL", help="such as http://127.0.0.1:8000")
-    add("--model", metavar="NAME", help="the server's (default: the first that GET /v1/models lists)")
-    add("--api-key", metavar="KEY", default=os.environ.get("OPENAI_API_KEY"), help="or OPENAI_API_KEY")
-    add("--endpoint", choices=("completions", "chat"), default="chat", help="of both sides (default: chat)")
+    add_server_options(parser, endpoint="chat")
     add("--ttft-ms", type=positive, default=300, metavar="MS", help="objective of the first token (default: 300)")
     add("--itl-ms", type=positive, default=40, metavar="MS", help="objective of a request's p99 gap (default: 40)")
     add("--reference", default="06", metavar="STAGE", help="with its options, in quotes (default: 06)")
-    add("--seed", type=int, default=0, help="of questions and arrivals (default: 0)")
     add("--repeats", type=positive, default=2, metavar="N", help="turns of each side (default: 2)")
     add("--out", type=Path, metavar="FILE", help="default: results/<hardware>-judge.json")
     return parser.parse_args(arguments)
@@ -138,39 +127,42 @@ def judge(args: argparse.Namespace, target: Target) -> dict[str, Any]:
 
 
 def take_turn(side: str, args: argparse.Namespace, target: Target, repeat: int) -> tuple[list[Row], dict]:
-    """Load the server, or a reference that is started for it."""
+    """Load the server, or a reference that is started for it. Raise InvalidInput if that does not start."""
     if side == "server":
-        return run(climb(args, target, side, repeat))
+        return climb(args, side, repeat, args.url, target, args.api_key)
     stage, *options = shlex.split(args.reference)
-    with running_server(stage, Settings(), *options) as url:
-        its = argparse.Namespace(**vars(args) | {"url": url, "api_key": None, "model": None})
-        return run(climb(its, run(find_target(its, first_job(args))), side, repeat))
+    try:
+        with running_server(stage, Settings(), *options) as url:
+            return climb(args, side, repeat, url, target_of(args, url))
+    except RuntimeError as reason:
+        raise InvalidInput(str(reason)) from reason
 
 
-async def climb(args: argparse.Namespace, target: Target, side: str, repeat: int) -> tuple[list[Row], dict]:
-    """Load the server at args.url at each rate, while it keeps the objectives for half of the requests.
+def target_of(args: argparse.Namespace, url: str, model: str | None = None, api_key: str | None = None) -> Target:
+    """Return the model to ask, once it has answered a request that no run sends."""
+    return find_target(url, jobs_of(1, args.seed, -1)[0], model=model, endpoint=args.endpoint, api_key=api_key)
+
+
+def climb(
+    args: argparse.Namespace, side: str, repeat: int, url: str, target: Target, api_key: str | None = None
+) -> tuple[list[Row], dict]:
+    """Load the server at `url` at each rate, while it keeps the objectives for half of the requests.
 
     Return a row of figures for each rate, the first one for requests that came one at a time; and all answers' texts.
     """
     rows, texts = [], {}
-    async with Connections(args.url, args.api_key) as connections:
-        send = partial(ask, connections, target)
-        for place, rate in enumerate((0, *RATES)):
-            count = max(LEAST_REQUESTS, rate * SECONDS) if rate else ALONE
-            jobs = jobs_of(count, args.seed, 10 * repeat + place)
-            arrivals = poisson_arrivals(count, rate, args.seed) if rate else []
-            result = await (open_loop(jobs, arrivals, send) if rate else closed_loop(jobs, 1, send))
-            rows.append(row := row_of(rate, result, args))
-            print(printed(side, row), flush=True)
-            texts |= {(repeat, rate, i): record.text for i, record in enumerate(result.records) if record.success}
-            if rate and row["met"] < count / 2:
-                break
+    for place, rate in enumerate((0, *RATES)):
+        count = max(LEAST_REQUESTS, rate * SECONDS) if rate else ALONE
+        jobs, load = jobs_of(count, args.seed, 10 * repeat + place), {"rate": rate} if rate else {"concurrency": 1}
+        with progress(f"{side}, {rate or 'alone'}", count, transient=True) as answered:
+            options = {"seed": args.seed, "api_key": api_key, "answered": answered}
+            result = generate_load(url, jobs, target, **load, **options)
+        rows.append(row := row_of(rate, result, args))
+        print(printed(side, row), flush=True)
+        texts |= {(repeat, rate, i): record.text for i, record in enumerate(result.records) if record.success}
+        if rate and row["met"] < count / 2:
+            break
     return rows, texts
-
-
-def first_job(args: argparse.Namespace) -> Job:
-    """Return a request that no run sends."""
-    return jobs_of(1, args.seed, -1)[0]
 
 
 def jobs_of(count: int, seed: int, number: int) -> list[Job]:
@@ -203,14 +195,14 @@ def row_of(rate: int, result: LoadResult, args: argparse.Namespace) -> Row:
     gaps = [(before, after) for before, after in pairs if after - before > objectives["p99_itl"]]
     beside = sum(any(start < after and before < end for start, end in waits) for before, after in gaps)
     met = result.meeting(objectives)
-    row = {"rate": rate, "met": len(met), "late": broken[0], "slow": broken[1]}
+    row = {"rate": rate, "met": len(met), "late": broken[0], "slow": broken[1], "goodput": len(met) / result.seconds}
     row |= {"long_gaps": len(gaps), "beside_prompts": beside}
     row["good_tokens_per_second"] = sum(record.output_tokens for record in met) / result.seconds
-    return point_figures(result, objectives) | row
+    return result.figures() | row
 
 
 def printed(side: str, row: Row) -> str:
-    times = [short(1e3 * row[name][rank]) if row[name] else "-" for name in ("ttft", "itl") for rank in ("p50", "p99")]
+    times = [cell for _, cell in latency_cells(row, ("ttft", "itl"))]
     rates = [short(row["goodput"]), short(row["good_tokens_per_second"])] if row["rate"] else ["", ""]
     return ROW.format(side, row["rate"] or "alone", *rates, *times, *(row[name] for name in ("late", "slow", "failed")))
 

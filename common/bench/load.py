@@ -1,10 +1,9 @@
-"""A server of the course, and many clients of it.
+"""A server of the course in a process of its own, as `course.py serve` starts it.
 
     with running_server("03_streaming", settings) as url:
         result = generate_load(url, jobs, Target(endpoint="generate"), concurrency=8)
-    print(result.throughput, result.summary()["ttft"]["p99"])
 
-The loop is closed (see client.py). For a server that runs already there is serve.py.
+For a server that runs already there is serve.py.
 """
 
 import subprocess
@@ -18,23 +17,10 @@ from typing import Any
 from common.serving.background import free_port
 from common.stages import stage_folder
 
-from .client import Connections, Target, ask, closed_loop, run
 from .harness import SHOWN_LINES, process
-from .metrics import LoadResult
 from .settings import Settings
-from .workloads import Job
 
 START_SECONDS = 600.0  # a large model takes minutes to load
-
-
-def generate_load(url: str, jobs: Sequence[Job], target: Target, *, concurrency: int) -> LoadResult:
-    """Send all jobs, `concurrency` at a time, and return one record for each; failed ones say why in `error`."""
-
-    async def send_all() -> LoadResult:
-        async with Connections(url) as connections:
-            return await closed_loop(jobs, concurrency, lambda job: ask(connections, target, job))
-
-    return run(send_all())
 
 
 def running_server(stage: str, settings: Settings, *options: str) -> AbstractContextManager[str]:

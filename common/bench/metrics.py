@@ -8,10 +8,14 @@ Throughput is the output tokens of successful requests, goodput the number of su
 objective, both divided by the wall time of the whole run. All times are seconds, seen by the client.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy
+
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
 
 
 @dataclass
@@ -99,10 +103,21 @@ class LoadResult:
         keeps = objectives.items()
         return [record for record in self.successful if all(getattr(record, name) <= most for name, most in keeps)]
 
-    def summary(self) -> dict[str, dict[str, float]]:
-        """Return `percentiles` of every metric that has values."""
-        metrics = {name: self.values(name) for name in ("ttft", "itl", "tpot", "e2el")}
-        return {name: percentiles(values) for name, values in metrics.items() if values}
+    def figures(self) -> dict[str, Any]:
+        """Return all of this as JSON values, with `percentiles` of each of LATENCIES, None of one without values."""
+        latencies = {name: self.values(name) for name in LATENCIES}
+        return {
+            "requests": len(self.records),
+            "failed": len(self.records) - len(self.successful),
+            "failures": dict(Counter(record.error for record in self.records if record.error).most_common()),
+            "seconds": self.seconds,
+            "client_busy": self.client_seconds / self.seconds,  # 1.0 is one core, all that one event loop can use
+            "prompt_tokens": sum(record.prompt_tokens for record in self.successful),
+            "output_tokens": sum(record.output_tokens for record in self.successful),
+            "requests_per_second": len(self.successful) / self.seconds,
+            "output_tokens_per_second": self.throughput,
+            **{name: percentiles(values) if values else None for name, values in latencies.items()},
+        }
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:

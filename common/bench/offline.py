@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from common.sampling import SamplingParams
 from common.stages import load_engine
@@ -110,9 +111,9 @@ def transformers_static_batches(settings: Settings, jobs: Sequence[Job], group: 
 
     @torch.inference_mode()
     def run(jobs: Sequence[Job]) -> None:
-        width = max(len(job.prompt) for job in jobs)
-        ids = torch.tensor([[0] * (width - len(job.prompt)) + list(job.prompt) for job in jobs], device=device)
-        mask = torch.tensor([[0] * (width - len(job.prompt)) + [1] * len(job.prompt) for job in jobs], device=device)
+        prompts = [torch.tensor(job.prompt, device=device) for job in jobs]
+        ones = [torch.ones_like(prompt) for prompt in prompts]
+        ids, mask = (pad_sequence(rows, batch_first=True, padding_side="left") for rows in (prompts, ones))
         tokens = max(job.max_tokens for job in jobs)
         model.generate(ids, attention_mask=mask, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False)
 

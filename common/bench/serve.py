@@ -1,7 +1,7 @@
 """Measures a running server that speaks OpenAI's API: this course's, vLLM, SGLang, or any other.
 
     python -m common.bench.serve --url http://127.0.0.1:8000
-    python -m common.bench.serve --url http://127.0.0.1:8000 --rate 1,2,4 --workload corpus --slo ttft=0.2,tpot=0.05
+    python -m common.bench.serve --url http://127.0.0.1:8000 --rate 1,2,4 --workload corpus
     python -m common.bench.serve --url http://127.0.0.1:8000 --concurrency 1,4,16 --plot sweep.png
 
 One request is sent first, to see that the server answers and to warm it up. Then each concurrency (a closed loop of so
@@ -19,47 +19,45 @@ The exit status is 1 if any request failed, and 130 after Ctrl-C, which reports 
 
 import argparse
 import datetime
+import math
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from common.errors import InvalidInput
 from common.terminal import note, run_to_end
 
-from .client import Connections, Target, ask, closed_loop, open_loop, poisson_arrivals, run, served_models
+from . import plots
+from .client import Target, find_target, generate_load
 from .documents import write_json
-from .metrics import LoadResult
-from .workloads import WORKLOADS, Job, worded_jobs
+from .metrics import LATENCIES, LoadResult
+from .plots import short
+from .workloads import WORKLOADS, worded_jobs
 
 CONCURRENCIES = [1, 4, 8, 16, 32, 64]
 REQUESTS, REQUESTS_PER_CLIENT = 64, 4
-OBJECTIVES = ("ttft", "tpot", "e2el")
-LATENCIES = ("ttft", "tpot", "itl", "e2el")
-ARRIVALS = {"concurrency": "closed loop", "rate": "Poisson arrivals"}
-UNITS = {"concurrency": "requests at once", "rate": "requests arriving per second"}
+AXES = {  # what a run is named by: how its requests arrive, and the label of the plot's axis
+    "concurrency": ("closed loop", "requests at once"),
+    "rate": ("Poisson arrivals", "requests arriving per second"),
+}
 BUSY = 0.8  # of a core: from here on a chunk may wait for the load generator, which counts as the server's time
 TINT = "#3d5a73"  # of no stage: whose server it is, the load generator does not know
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
-    import httpx
-
+    """Run the command line; return the exit status. Raise InvalidInput if the server does not answer."""
     args = parse_arguments(arguments)
+    [first] = worded_jobs(args.workload, 1, args.prompt_tokens, args.output_tokens, seed=args.seed)
+    target = find_target(args.url, first, model=args.model, endpoint=args.endpoint, api_key=args.api_key)
     results: dict[float, LoadResult] = {}
-    try:
-        [first] = worded_jobs(args.workload, 1, args.prompt_tokens, args.output_tokens, seed=args.seed)
-        target = run(find_target(args, first))
-        with suppress(KeyboardInterrupt):  # what is complete is reported
-            measure(args, target, results)
-        interrupted = len(results) < len(args.loads)
-        if results:
-            report(args, result_document(args, target, results, interrupted))
-    except (ValueError, OSError, httpx.HTTPError, httpx.InvalidURL) as error:
-        note(f"error: {refusal(error, args.url)}")
-        return 1
+    with suppress(KeyboardInterrupt):  # what is complete is reported
+        measure(args, target, results)
+    interrupted = len(results) < len(args.loads)
+    if results:
+        report(args, result_document(args, target, results, interrupted))
     if interrupted:
         note(f"interrupted: {len(results)} of {len(args.loads)} runs are complete")
         return 130
@@ -74,21 +72,17 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m common.bench.serve", description=__doc__, formatter_class=form)
     add = parser.add_argument
     add("--url", required=True, help="such as http://127.0.0.1:8000")
-    add("--model", metavar="NAME", help="default: the first that GET /v1/models lists")
-    add("--api-key", metavar="KEY", default=os.environ.get("OPENAI_API_KEY"), help="or OPENAI_API_KEY")
-    add("--endpoint", choices=("completions", "chat"), default="completions", help="default: completions")
+    add_server_options(parser, endpoint="completions")
     axis = parser.add_mutually_exclusive_group()
     default = ",".join(str(clients) for clients in CONCURRENCIES)
     axis.add_argument("--concurrency", metavar="N,N,...", type=numbers(int), help=f"clients (default: {default})")
     axis.add_argument("--rate", metavar="R,R,...", type=numbers(float), help="requests arriving per second")
     default = f"default: {REQUESTS}, or {REQUESTS_PER_CLIENT} for each client where that is more"
     add("--requests", metavar="N", type=positive, help=f"of each run ({default})")
-    add("--slo", metavar="NAME=S,...", type=objectives, default={}, help="objectives for goodput, as above")
     add("--workload", choices=WORKLOADS, default="mixed", help="default: mixed lengths")
     add("--prompt-tokens", metavar="N", type=positive, default=256, help="at most (default: 256)")
     add("--output-tokens", metavar="N", type=positive, default=128, help="at most (default: 128)")
     add("--ignore-eos", action="store_true", help="answers of full length, where this is understood")
-    add("--seed", type=int, default=0, help="of prompts and arrivals (default: 0)")
     add("--json", metavar="FILE", help="the figures; - for the last line of standard output")
     add("--plot", metavar="FILE.png", type=Path, help="latency and throughput in four panels")
     args = parser.parse_args(arguments)
@@ -100,6 +94,15 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         if path and not Path(path).parent.is_dir():
             parser.error(f"there is no folder {Path(path).parent}")
     return args
+
+
+def add_server_options(parser: argparse.ArgumentParser, endpoint: str) -> None:
+    """Add what `find_target` needs beside a URL, and the seed of the load."""
+    parser.add_argument("--model", metavar="NAME", help="the server's (default: the first that GET /v1/models lists)")
+    parser.add_argument("--api-key", metavar="KEY", default=os.environ.get("OPENAI_API_KEY"), help="or OPENAI_API_KEY")
+    choices = ("completions", "chat")
+    parser.add_argument("--endpoint", choices=choices, default=endpoint, help=f"of OpenAI's API (default: {endpoint})")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default: 0)")
 
 
 def positive(text: str) -> int:
@@ -123,122 +126,56 @@ def numbers(kind: type) -> Callable[[str], list]:
     return parse
 
 
-def objectives(text: str) -> dict[str, float]:
-    """Parse ttft=0.2,tpot=0.05, in seconds."""
-    try:
-        limits = {name: float(seconds) for name, seconds in (part.split("=") for part in text.split(","))}
-    except ValueError:
-        limits = {}
-    if not limits or set(limits) - set(OBJECTIVES):
-        known = ", ".join(OBJECTIVES)
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form ttft=0.2,tpot=0.05: seconds, of {known}")
-    return limits
-
-
 # ---- The runs ----
 
 
-async def find_target(args: argparse.Namespace, first: Job) -> Target:
-    """Return the model to ask, after one request that it has answered. Raise ValueError that says why it has not.
-
-    args: has url, api_key, model and endpoint.
-    """
-    async with Connections(args.url, args.api_key) as connections:
-        models = [model["id"] for model in await served_models(connections)]
-        if args.model and models and args.model not in models:
-            raise ValueError(f"the server has no model {args.model!r}; it serves {', '.join(models)}")
-        if not (args.model or models):
-            raise ValueError(f"{args.url} does not list its models: name one with --model, if the URL is right")
-        target = Target(args.model or models[0], args.endpoint)
-        record = await ask(connections, target, first)
-        if not record.success:
-            raise ValueError(f"the first request failed: {record.error}")
-    return target
-
-
-def refusal(error: Exception, url: str) -> str:
-    """Return what an error of a server, or of the way to it, means."""
-    import httpx
-
-    unreachable = f"no server answers at {url}: " if isinstance(error, httpx.TransportError) else ""
-    return f"{unreachable}{str(error) or type(error).__name__}"
-
-
 def measure(args: argparse.Namespace, target: Target, results: dict[float, LoadResult]) -> None:
-    """Add the result of each run to `results`, by its concurrency or rate, with a progress bar for each."""
+    """Add the result of each run to `results`, by its concurrency or rate."""
+    for number, load in enumerate(args.loads, start=1):  # run 0 was the first request's
+        count = args.requests or max(REQUESTS, REQUESTS_PER_CLIENT * load * (args.axis == "concurrency"))
+        work = {"seed": args.seed, "number": number, "ignore_eos": args.ignore_eos}
+        jobs = worded_jobs(args.workload, count, args.prompt_tokens, args.output_tokens, **work)
+        with progress(f"{args.axis} {load:g}", count) as answered:
+            options = {args.axis: load, "seed": args.seed, "api_key": args.api_key, "answered": answered}
+            results[load] = generate_load(args.url, jobs, target, **options)
+
+
+@contextmanager
+def progress(name: str, total: int, *, transient: bool = False) -> Iterator[Callable[[], None]]:
+    """Draw a bar on stderr, and give the function that advances it. transient: it goes when the block ends."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = [TextColumn("{task.description:>15}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     # Drawn twice a second: drawing takes milliseconds in which no chunk's arrival is noticed.
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
-        for number, load in enumerate(args.loads, start=1):  # run 0 was the first request's
-            clients = load if args.axis == "concurrency" else 0
-            count = args.requests or max(REQUESTS, REQUESTS_PER_CLIENT * clients)
-            lengths = args.prompt_tokens, args.output_tokens
-            jobs = worded_jobs(
-                args.workload, count, *lengths, seed=args.seed, number=number, ignore_eos=args.ignore_eos
-            )
-            bar = progress.add_task(f"{args.axis} {load:g}", total=count)
-
-            async def load_server(jobs=jobs, clients=clients, load=load, bar=bar) -> LoadResult:
-                async with Connections(args.url, args.api_key) as connections:
-
-                    async def send(job):
-                        record = await ask(connections, target, job)
-                        progress.update(bar, advance=1)
-                        return record
-
-                    if clients:
-                        return await closed_loop(jobs, clients, send)
-                    return await open_loop(jobs, poisson_arrivals(len(jobs), load, args.seed), send)
-
-            results[load] = run(load_server())
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=transient) as bars:
+        bar = bars.add_task(name, total=total)
+        yield lambda: bars.advance(bar)
 
 
 # ---- What they found ----
 
 
 def result_document(
-    args: argparse.Namespace, target: Target, results: Mapping[float, LoadResult], interrupted: bool
+    args: argparse.Namespace, target: Target, results: dict[float, LoadResult], interrupted: bool
 ) -> dict[str, Any]:
     """Return all that was measured, as JSON values; times in seconds.
 
     It names neither the URL, since results are published, nor hardware: the client does not know the server's.
     """
-    at_most = "" if args.ignore_eos else "at most "
-    sizes = {"prompt_tokens": args.prompt_tokens, "output_tokens": args.output_tokens, "ignore_eos": args.ignore_eos}
     prompts = "" if args.workload == "corpus" else f"prompts of up to {args.prompt_tokens} words, "
-    description = f"{args.workload}: {prompts}answers of {at_most}{args.output_tokens} tokens"
+    answers = f"answers of {'' if args.ignore_eos else 'at most '}{args.output_tokens} tokens"
     return {
         "benchmark": "common.bench.serve",
         "date": datetime.date.today().isoformat(),
         "model": target.model,
         "endpoint": target.endpoint,
-        "workload": {"name": args.workload, **sizes, "seed": args.seed, "description": description},
+        "workload": f"{args.workload}: {prompts}{answers}",
+        "sizes": {name: vars(args)[name] for name in ("prompt_tokens", "output_tokens", "ignore_eos", "seed")},
         "axis": args.axis,
-        "arrivals": ARRIVALS[args.axis],
-        "objectives": args.slo,
-        "points": [{args.axis: load} | point_figures(result, args.slo) for load, result in results.items()],
+        "arrivals": AXES[args.axis][0],
+        "points": [{args.axis: load} | result.figures() for load, result in results.items()],
         "interrupted": interrupted,
-    }
-
-
-def point_figures(result: LoadResult, slo: Mapping[str, float]) -> dict[str, Any]:
-    successful = result.successful
-    return {
-        "requests": len(result.records),
-        "failed": len(result.records) - len(successful),
-        "failures": dict(Counter(record.error for record in result.records if record.error).most_common()),
-        "seconds": result.seconds,
-        "client_busy": result.client_seconds / result.seconds,  # 1.0 is one core, all that a single event loop can use
-        "prompt_tokens": sum(record.prompt_tokens for record in successful),
-        "output_tokens": sum(record.output_tokens for record in successful),
-        "requests_per_second": len(successful) / result.seconds,
-        "output_tokens_per_second": result.throughput,
-        "goodput": result.goodput(slo) if slo else None,
-        **{name: None for name in LATENCIES},  # where nothing succeeded
-        **result.summary(),
     }
 
 
@@ -248,29 +185,17 @@ def report(args: argparse.Namespace, document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from .plots import short
-
-    console, points = Console(highlight=False, markup=False), document["points"]
+    console, axis, points = Console(highlight=False, markup=False), document["axis"], document["points"]
     console.print(f"\n{document['model']}, {document['endpoint']}, {document['arrivals']}", style="bold")
-    console.print(f"{document['workload']['description']}. Latencies in milliseconds:")
-    rates = {"requests": "\nsent", "failed": "\nfailed", "requests_per_second": "\nreq/s"}
-    rates |= {"output_tokens_per_second": "output\ntok/s"} | ({"goodput": "goodput\nreq/s"} if args.slo else {})
-    of_rates = [(heading, [point[name] for point in points]) for name, heading in rates.items()]
-    of_latencies = [
-        (f"{name.upper() * (rank == 'p50')}\n{rank}", [point[name] and 1e3 * point[name][rank] for point in points])
-        for name in LATENCIES
-        for rank in ("p50", "p99")
-    ]
-    for columns in (of_rates, of_latencies):  # side by side they would not fit into 80 characters
+    console.print(f"{document['workload']}. Latencies in milliseconds:")
+    for cells_of in (rate_cells, latency_cells):  # side by side they would not fit into 80 characters
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-        for heading in [
-            "concur-\nrency" if args.axis == "concurrency" else "rate\nreq/s",
-            *(name for name, _ in columns),
-        ]:
+        headings = [heading for heading, _ in cells_of(points[0])]
+        for heading in ("concur-\nrency" if axis == "concurrency" else "rate\nreq/s", *headings):
             table.add_column(heading, justify="right", no_wrap=True)
-        for point, *row in zip(points, *(values for _, values in columns), strict=True):
-            cells = ["-" if value is None else short(value) for value in row]
-            table.add_row(f"{point[args.axis]:g}", *cells, style="red" if point["failed"] else None)
+        for point in points:
+            cells = [cell for _, cell in cells_of(point)]
+            table.add_row(f"{point[axis]:g}", *cells, style="red" if point["failed"] else None)
         console.print(table)
     for warning in warnings(document):
         console.print(warning, style="bold red")
@@ -279,6 +204,21 @@ def report(args: argparse.Namespace, document: dict[str, Any]) -> None:
         print(line)
     if args.plot:
         draw(document, args.plot)
+
+
+def rate_cells(point: dict[str, Any]) -> list[tuple[str, str]]:
+    names = {"\nsent": "requests", "\nfailed": "failed", "\nreq/s": "requests_per_second"}
+    names |= {"output\ntok/s": "output_tokens_per_second"}
+    return [(heading, short(point[name])) for heading, name in names.items()]
+
+
+def latency_cells(point: dict[str, Any], names: Sequence[str] = LATENCIES) -> list[tuple[str, str]]:
+    """Return (heading, milliseconds) of median and 99th percentile of each latency; "-" where it has no values."""
+    return [
+        (f"{name.upper() * (rank == 'p50')}\n{rank}", short(1e3 * point[name][rank]) if point[name] else "-")
+        for name in names
+        for rank in ("p50", "p99")
+    ]
 
 
 def warnings(document: dict[str, Any]) -> list[str]:
@@ -296,36 +236,32 @@ def warnings(document: dict[str, Any]) -> list[str]:
 
 def draw(document: dict[str, Any], png: Path) -> None:
     """Draw total latency, inter-token latency, throughput and time to first token, against concurrency or rate."""
-    from . import plots
-
     axis, points = document["axis"], [point for point in document["points"] if point["e2el"]]
     if not points:
-        raise ValueError("there is nothing to draw: no request succeeded")
+        raise InvalidInput("there is nothing to draw: no request succeeded")
     best = max(points, key=lambda point: point["output_tokens_per_second"])
     where = f"at concurrency {best[axis]:g}" if axis == "concurrency" else f"at {best[axis]:g} requests per second"
-    message = f"Up to {plots.short(best['output_tokens_per_second'])} output tokens per second, {where}"
+    message = f"Up to {short(best['output_tokens_per_second'])} output tokens per second, {where}"
     remark = "Lines: median and 99th percentile over all requests; the band reaches to the 90th. Seen by the client."
-    asked = f"{document['workload']['description']}.\nModel {document['model']} over HTTP, {document['endpoint']}"
+    asked = f"{document['workload']}.\nModel {document['model']} over HTTP, {document['endpoint']}"
     footer = "; ".join([f"{asked}, {document['arrivals']}", document["date"], *warnings(document)]) + "."
-    with plots.page(png, footer, message, rows=2, columns=2, height=8, remark=remark) as panels:
+    with plots.page(png, footer, message, rows=2, columns=2, height=8, remark=remark) as (total, gaps, rate, first):
         loads = [point[axis] for point in points]
-        named = [("Total latency", "seconds", "e2el", 1), ("Inter-token latency", "milliseconds", "itl", 1e3)]
-        named += [("Throughput", "output tokens per second", "", 1), ("Time to first token", "seconds", "ttft", 1)]
-        for panel, (title, unit, name, scale) in zip(panels, named, strict=True):
+        rate.plot(loads, [point["output_tokens_per_second"] for point in points], color=TINT, marker="o", label="_")
+        for panel, name, scale in ((total, "e2el", 1), (gaps, "itl", 1e3), (first, "ttft", 1)):
+            # With a hole where a point has no value, such as the gaps of answers that came in one chunk.
+            p50, p90, p99 = (
+                [scale * (point[name] or {}).get(rank, math.nan) for point in points] for rank in ("p50", "p90", "p99")
+            )
+            panel.plot(loads, p99, color=TINT, linestyle="--", marker="o", markerfacecolor="white", label="p99")
+            panel.plot(loads, p50, color=TINT, marker="o", label="p50")
+            panel.fill_between(loads, p50, p90, color=TINT, alpha=0.18, linewidth=0)
+        titles = {"Total latency": "seconds", "Inter-token latency": "milliseconds"}
+        titles |= {"Throughput": "output tokens per second", "Time to first token": "seconds"}
+        for panel, (title, unit) in zip((total, gaps, rate, first), titles.items(), strict=True):
             plots.doubling(panel, loads)
             panel.update_datalim([(loads[0], 0)])  # so that there is room above a line that is flat
-            if name:  # with a hole where a point has no value, such as the gaps of answers that came in one chunk
-                p50, p90, p99 = (
-                    [scale * (point[name] or {}).get(rank, float("nan")) for point in points]
-                    for rank in ("p50", "p90", "p99")
-                )
-                panel.plot(loads, p99, color=TINT, linestyle="--", marker="o", markerfacecolor="white", label="p99")
-                panel.plot(loads, p50, color=TINT, marker="o", label="p50")
-                panel.fill_between(loads, p50, p90, color=TINT, alpha=0.18, linewidth=0)
-            else:
-                rates = [point["output_tokens_per_second"] for point in points]
-                panel.plot(loads, rates, color=TINT, marker="o", label="_")
-            plots.axes(panel, UNITS[axis], unit, title)
+            plots.axes(panel, AXES[axis][1], unit, title)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +19,6 @@ TOPICS = {
 }
 SHORTEST = 16  # tokens, of prompts and outputs of mixed lengths
 WORKLOADS = ("mixed", "shared-prefix", "corpus")  # that can be said in words, to a server with another tokenizer
-TOKENIZER = Path(facts.__file__).parents[1] / "target" / "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,14 @@ def random_prompt(tokens: int, vocab_size: int, seed: int | str = 0) -> list[int
     return [rng.randrange(vocab_size) for _ in range(tokens)]
 
 
+@cache
+def bundled_tokenizer():
+    """Return the bundled checkpoints' tokenizer without transformers, which would bring in torch."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(Path(facts.__file__).parents[1] / "target" / "tokenizer.json"))
+
+
 def worded_jobs(
     workload: str,
     count: int,
@@ -118,17 +126,8 @@ def worded_jobs(
     run finds its prompts in a prefix cache. (The corpus has other questions for each run, of any length.)
     """
     if workload == "corpus":
-        from tokenizers import Tokenizer  # and not transformers, which would bring in torch
-
-        bundled = Tokenizer.from_file(str(TOKENIZER))
-        jobs = corpus_jobs(
-            lambda text: {"input_ids": bundled.encode(text).ids},
-            count,
-            seed=f"{seed}/{number}",
-            most_tokens=output_tokens,
-            chat=False,
-        )
-        return [replace(job, ignore_eos=ignore_eos) for job in jobs]
+        options = {"seed": f"{seed}/{number}", "most_tokens": output_tokens, "chat": False, "ignore_eos": ignore_eos}
+        return corpus_jobs(lambda text: {"input_ids": bundled_tokenizer().encode(text).ids}, count, **options)
     own = prompt_tokens if workload == "mixed" else prompt_tokens - prompt_tokens // 2
     shared = random_prompt(prompt_tokens - own, len(WORDS), f"{seed}/shared")
     jobs = mixed_length_jobs(count, len(WORDS), seed=seed, prompt_tokens=own, output_tokens=output_tokens)

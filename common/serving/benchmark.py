@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from common.bench import plots
-from common.bench.client import Target
+from common.bench.client import Target, generate_load
 from common.bench.engine_load import engine_load
 from common.bench.harness import Benchmark, Figures, Headline
-from common.bench.load import generate_load, running_server
+from common.bench.load import running_server
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.tables import Rows

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from common.bench import cost_model
-from common.bench.client import Target
-from common.bench.load import generate_load
+from common.bench.client import Target, generate_load
 from common.bench.workloads import Job, corpus_jobs
 from common.loader import find_checkpoint, load_tokenizer
 from common.loader.config import read_config

@@ -33,8 +33,8 @@ def test_simulated_drafts_are_right_as_often_as_asked(monkeypatch):
     """Of greedy requests every accepted token is the target's own, so that all sides give the same text."""
     shrink_products(monkeypatch)
     sizes = {"acceptance": [0.0, 0.5, 1.0], "fixed": 2, "batches": [1, 2], "prompt": 4, "most_tokens": 12}
-    sizes |= {"least_jobs": 16}
-    figures = SEVEN.simulated(Settings(device="cpu", dtype="float32"), sizes)
+    sizes |= {"least_jobs": 8}
+    figures = SEVEN.simulated(Settings("draft", device="cpu", dtype="float32"), sizes)
     assert figures["simulated_0_acceptance"] == [0, 0] and min(figures["simulated_100_acceptance"]) > 99
     # A token behind a wrong one is not accepted: (a + a^2) / 2.
     assert figures["simulated_50_acceptance"] == pytest.approx([37.5, 37.5], abs=12)

@@ -1,7 +1,6 @@
 """The comparison with vLLM, without vLLM: what both engines are asked, and what is counted."""
 
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -47,22 +46,12 @@ def test_a_rate_counts_the_tokens_asked_for(monkeypatch):
         peer_program.rate(lambda jobs: [[7]], 1, [[[1], 3]])
 
 
-def test_reports_of_the_client_become_figures_by_load(monkeypatch):
-    reports = {"1": (150.0, 7.5, 0), "8": (700.0, 20.0, 0), "9": (0.0, 0.0, 3)}
-
-    def main(words):
-        throughput, itl, failed = reports[words[-1]]
-        return {"output_throughput": throughput, "p99_itl_ms": itl, "failed": failed, "completed": 8}
-
-    parser = SimpleNamespace(parse_args=lambda words: words)
-    serve = SimpleNamespace(add_cli_args=lambda parser: None, main=main)
-    monkeypatch.setitem(sys.modules, "vllm.benchmarks.serve", serve)
-    arguments = SimpleNamespace(FlexibleArgumentParser=lambda: parser)
-    monkeypatch.setitem(sys.modules, "vllm.utils.argparse_utils", arguments)
-    figures = peer_program.client({"commands": [["--max-concurrency", "1"], ["--max-concurrency", "8"]]})
-    assert figures == {"tokens_per_second": [150.0, 700.0], "p99_itl_ms": [7.5, 20.0]}
+def test_reports_of_the_client_become_figures_by_load():
+    reports = [{"output_throughput": rate, "p99_itl_ms": 7.5, "failed": 0, "completed": 8} for rate in (150.0, 700.0)]
+    figures = {"tokens_per_second": [150.0, 700.0], "p99_itl_ms": [7.5, 7.5]}
+    assert peer_program.figures_of(reports) == figures
     with pytest.raises(RuntimeError, match="3 requests failed"):
-        peer_program.client({"commands": [["--max-concurrency", "9"]]})
+        peer_program.figures_of([*reports, reports[0] | {"failed": 3}])
 
 
 def test_ratios_are_taken_inside_a_repeat():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.attention.triton_backend import Tile, create
-from common.bench.gpu.kernels import TINY, attention_case, block_case, times_of
+from common.bench.gpu.kernels import TINY, attention_case, layers_case, times_of
 from common.bench.settings import engine_of
 from common.bench.timing import median_seconds
 from common.fused import triton_launch
@@ -22,13 +22,10 @@ CUDA = torch.device("cuda")
 @torch.inference_mode()
 def test_variants_compute_the_same(config, device):
     device = torch.device(device)
-    block = block_case(config, 3, device, torch.float32)
-    layer, x, residual = block.arguments()
-    residual.zero_()  # the plain block takes the sum as x, the fused one in two parts
-    expected = block.variants["eager"](layer, x, residual)[0]
-    total = residual.clone()
-    actual = block.variants["triton"](layer, x, total)
-    torch.testing.assert_close(actual + total, expected, atol=2e-5, rtol=1e-5)
+    layers = layers_case(config, 3, device, torch.float32)
+    arguments = layers.arguments()
+    expected, actual = (layers.variants[name](*arguments)[0] for name in ("eager", "triton"))
+    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-5)
     attention = attention_case(config, 3, 20, device, torch.float32)
     arguments = attention.arguments()
     expected = attention.variants.pop("torch")(*arguments)

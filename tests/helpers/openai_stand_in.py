@@ -23,7 +23,7 @@ FAILURES = {  # what the load generator must say of each
     "unfinished": "the stream ended without [DONE]",
     "aborted": "the answer ended with finish_reason 'abort'",
     "no-usage": "the server sent no usage, without which tokens cannot be counted",
-    "no-json": "the stream carries an event that is not JSON: 'nonsense'",
+    "no-json": "the stream carries an event that is no JSON object: 'nonsense'",
     "full": "HTTP 429: the queue is full",
 }
 

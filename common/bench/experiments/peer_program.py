@@ -65,13 +65,17 @@ def rate(generate: Generate, at_once: int, jobs: list) -> float:
 
 
 def client(order: dict) -> dict:
-    """Return what vLLM's `bench serve` reports for each load: a list for each figure."""
+    """Return what vLLM's `bench serve` reports for each load."""
     from vllm.benchmarks.serve import add_cli_args, main
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = FlexibleArgumentParser()
     add_cli_args(parser)
-    reports = [main(parser.parse_args(words)) for words in order["commands"]]
+    return figures_of([main(parser.parse_args(words)) for words in order["commands"]])
+
+
+def figures_of(reports: list) -> dict:
+    """Return a list for each figure. Raise RuntimeError if a request failed."""
     for report in reports:
         if report["failed"]:
             raise RuntimeError(f"{report['failed']} requests failed")

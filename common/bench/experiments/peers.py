@@ -20,7 +20,6 @@ TCMalloc (libtcmalloc-minimal4), which its manual asks for. A variable in the en
 import json
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping
 from ctypes.util import find_library
 from dataclasses import replace
@@ -31,7 +30,7 @@ import torch
 
 from common.bench import plots
 from common.bench.experiments import peer_program
-from common.bench.harness import Benchmark, Figures, Headline, Unavailable, parsed, process
+from common.bench.harness import Benchmark, Figures, Headline, Unavailable, parsed
 from common.bench.load import failure, running_server, serving
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
@@ -118,16 +117,11 @@ def placements(settings: Settings, sizes: dict) -> list[Settings]:
 
 def answer(command: list, order: dict, environment: dict | None = None) -> Figures:
     """Return the figures of peer_program.py. Raise RuntimeError with its last line if it gives none."""
-    with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+", errors="replace") as printed:
-        json.dump(order, asked)
-        asked.seek(0)
-        with process(command, environment, stdin=asked, stdout=printed, stderr=subprocess.STDOUT) as child:
-            child.wait()
-        printed.seek(0)
-        lines = printed.readlines()
-    found = [each["figures"] for each in map(parsed, lines) if each]
+    options = {"capture_output": True, "text": True, "errors": "replace", "env": environment}
+    done = subprocess.run(command, input=json.dumps(order), **options)
+    found = [each["figures"] for each in map(parsed, done.stdout.splitlines()) if each]
     if not found:
-        raise failure(f"{order['side']} gave no figures", lines)
+        raise failure(f"{order['side']} gave no figures", (done.stdout + done.stderr).splitlines(keepends=True))
     return found[-1]
 
 
@@ -183,20 +177,19 @@ def report(document: dict) -> dict[str, list[list]]:
                 table.append([f"{dtype}, {title}", *(f"{value:.2f}" for value in figures[f"{dtype}_{key}"]["median"])])
         return table
 
-    kinds = {"output tokens a second over vLLM eager": "quiet_over_eager"}
-    kinds |= {"output tokens a second over vLLM compiled": "quiet_over_compiled"}
-    served = {"output tokens a second": "tokens_per_second_over_compiled", "p99 gap": "p99_itl_ms_over_compiled"}
+    throughput, gap = "output tokens a second", "p99 gap"
+    kinds = {f"{throughput} over vLLM {name}": f"quiet_over_{name}" for name in ("eager", "compiled")}
+    served = {throughput: "tokens_per_second_over_compiled", gap: "p99_itl_ms_over_compiled"}
     tables = {
         "offline": rows(kinds, sizes["offline"], "requests at once"),
         "http": rows(served, sizes["http"], "clients"),
     }
     if DEFAULT in document["sides"]:
-        cores = {"all": "compiled", "its default": "default"}
-        whats = {"output tokens a second": "tokens_per_second", "p99 gap": "p99_itl_ms"}
+        both = {"all": "compiled", "its default": "default"}
         kinds = {
-            f"{what}, vLLM on {on} cores": f"{key}_over_{name}"
-            for what, key in whats.items()
-            for on, name in cores.items()
+            f"{what}, vLLM on {cores} cores": key.replace("compiled", name)
+            for what, key in served.items()
+            for cores, name in both.items()
         }
         tables["cores"] = rows(kinds, sizes["http"], "clients")
     return tables

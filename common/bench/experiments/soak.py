@@ -22,20 +22,17 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
-from common.loader import load_tokenizer
-from common.terminal import note, run_to_end
+from common.terminal import run_to_end
 
-from ..client import PATHS, Connections, Target, ask, closed_loop, run, served_models
+from ..client import PATHS, Target, ask, closed_loop, connections, run
 from ..documents import write_json
 from ..hardware import hardware
 from ..harness import Figures
 from ..load import running_server
-from ..metrics import LoadResult
 from ..settings import Settings
 from ..workloads import Job, corpus_jobs
 
@@ -89,105 +86,86 @@ async def send(http, attack: Attack) -> str | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line: print a line for each sample, the findings, and a JSON document; return the exit status."""
     form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        "python -m common.bench.experiments.soak", description=__doc__, formatter_class=form
-    )
+    name = "python -m common.bench.experiments.soak"
+    parser = argparse.ArgumentParser(name, description=__doc__, formatter_class=form)
     parser.add_argument("--stage", default="06", help="whose server is kept busy (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=5.0, help="default: %(default)s")
     parser.add_argument("--clients", type=int, default=32, help="default: %(default)s")
     parser.add_argument("--kills", type=int, default=0, help="workers to kill (default: 0)")
     parser.add_argument("--stops", type=int, default=0, help="workers to stop (default: 0)")
     parser.add_argument("--options", default="", help="more options of the server, in one string")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the document there, too")
-    Settings.add_arguments(parser)
     args = parser.parse_args(arguments)
-    settings, sizes = (
-        Settings.from_arguments(args),
-        {name: vars(args)[name] for name in ("stage", "minutes", "clients", "kills", "stops", "options")},
-    )
-    try:
-        figures = measure(settings, **sizes)
-    except ValueError as error:
-        note(f"error: {error}")
-        return 1
-    document = {"benchmark": "common.bench.experiments.soak", "settings": settings.describe()}
-    document |= {"hardware": hardware(settings.place()[0]), "sizes": sizes, **figures}
+    pool = ["--kv-memory", POOL] if args.stage >= "05" else []
+    signals = random.Random(0).sample(["SIGKILL"] * args.kills + ["SIGSTOP"] * args.stops, args.kills + args.stops)
+    with running_server(args.stage, Settings(), *pool, *shlex.split(args.options)) as url:
+        figures = run(soak(url, args.minutes * 60, args.clients, signals))
+    facts = {"settings": Settings().describe(), "hardware": hardware(Settings().place()[0]), "sizes": vars(args)}
+    document = {"benchmark": "common.bench.experiments.soak", **facts, **figures}
     (_, last), rate = figures["seconds_and_bytes"][-1], figures["tokens_per_second"]
     print(f"{figures['requests']} requests, {figures['failed']} failed, {rate:.0f} output tokens per second")
     print(f"{figures['ended']} workers ended; the longest wait for a next token: {figures['longest_gap']:.1f} s")
     print(f"memory: {last / 1e6:.0f} MB at the end, {100 * figures['growth']:+.2f} % in the second half")
-    print(*figures["wrong"], write_json(args.json, document), sep="\n")
+    print(*figures["wrong"], write_json(None, document), sep="\n")
     return int(bool(figures["wrong"]))
 
 
-def measure(
-    settings: Settings, stage: str, minutes: float, clients: int, kills: int = 0, stops: int = 0, options: str = ""
-) -> Figures:
-    jobs = corpus_jobs(load_tokenizer(settings.folder()), 500, most_tokens=128)
-    pool = ["--kv-memory", POOL] if stage >= "05" else []
-    signals = random.Random(0).sample(["SIGKILL"] * kills + ["SIGSTOP"] * stops, kills + stops)
-    with running_server(stage, settings, *pool, *shlex.split(options)) as url:
-        result, samples, outcomes, ended, different = run(soak(url, jobs, minutes * 60, clients, signals))
-    growth, failures = grown(samples), Counter(record.error for record in result.records if record.error)
+async def soak(url: str, seconds: float, clients: int, signals: Sequence[str] = ()) -> Figures:
+    """Load a server and end its workers by `signals`; return what was seen, and in "wrong" what should not have been.
+
+    "seconds_and_bytes": (seconds since the start, bytes of the server) in turn. "growth": in the second half.
+    """
+    samples: list[tuple[float, float]] = []
+    outcomes: list[str | None] = []  # of the worst client
+    answers: dict[int, set[str]] = {}  # by the place of the job
+    start, connect = time.perf_counter(), connections(url)
+
+    def until_the_end(items):
+        return itertools.takewhile(lambda _: time.perf_counter() - start < seconds, itertools.cycle(items))
+
+    async with connect() as http:
+        model, *_ = (await http.get("/v1/models")).json()["data"]
+
+    async def watch() -> None:
+        for _ in until_the_end([None]):
+            await asyncio.sleep(SAMPLE_SECONDS)
+            async with connect() as http:
+                text = (await http.get("/metrics")).text
+            resident = float(re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)[1])
+            samples.append((time.perf_counter() - start, resident))
+            print(f"{samples[-1][0]:6.0f} s  {resident / 1e6:8.1f} MB", flush=True)
+
+    async def worst_client() -> None:
+        async with connect() as http:
+            for attack in until_the_end(attacks(model["max_model_len"]).values()):
+                outcomes.append(await send(http, attack))
+
+    async def ask_again(http, place_and_job: tuple[int, Job]):
+        place, job = place_and_job
+        record = await ask(http, Target(model["id"]), job)
+        if record.success:
+            answers.setdefault(place, set()).add(record.text)
+        return record
+
+    jobs = until_the_end(enumerate(corpus_jobs(None, 500, most_tokens=128)))
+    load = closed_loop(jobs, clients, connect, ask_again)
+    result, *_, ended = await asyncio.gather(load, watch(), worst_client(), end_workers(signals, seconds))
+    growth, different = grown(samples), sum(len(each) - 1 for each in answers.values())
+    failures = Counter(record.error for record in result.records if record.error)
     wrong = [f"{count} requests failed: {reason}" for reason, count in failures.items()]
     wrong += [f"the worst client: {outcome}" for outcome in sorted(set(filter(None, outcomes)))]
     wrong += [f"{different} answers differ from an earlier one to the same question"] * bool(different)
     return {
         "requests": len(result.records),
-        "failed": len(result.records) - len(result.successful),
+        "failed": failures.total(),
         "tokens_per_second": result.throughput,
         "worst_requests": len(outcomes),
         "ended": ended,
         "different": different,
-        "longest_gap": max((gap for record in result.records for gap in record.itl), default=0.0),
+        "longest_gap": max(result.values("itl"), default=0.0),
         "growth": growth,
         "seconds_and_bytes": samples,
         "wrong": wrong + ["its memory grew"] * (growth > MOST_GROWTH),
     }
-
-
-async def soak(
-    url: str, jobs: list[Job], seconds: float, clients: int, signals: Sequence[str] = ()
-) -> tuple[LoadResult, list[tuple[float, float]], list[str | None], int, int]:
-    """Return all requests, (seconds since the start, bytes of the server) in turn, and the worst client's outcomes.
-
-    And how many workers have been ended by `signals`, and how many answers differ from earlier ones.
-    """
-    samples: list[tuple[float, float]] = []
-    outcomes: list[str | None] = []
-    answers: dict[int, set[str]] = {}  # by the place of the job
-    start = time.perf_counter()
-
-    def until_the_end(items):
-        return itertools.takewhile(lambda _: time.perf_counter() - start < seconds, itertools.cycle(items))
-
-    async with Connections(url) as connections:
-        [model, *_] = await served_models(connections)
-
-        async def watch() -> None:
-            for _ in until_the_end([None]):
-                await asyncio.sleep(SAMPLE_SECONDS)
-                async with connections.one() as http:
-                    text = (await http.get("/metrics")).text
-                resident = float(re.search(r"^process_resident_memory_bytes (\S+)", text, re.MULTILINE)[1])
-                samples.append((time.perf_counter() - start, resident))
-                print(f"{samples[-1][0]:6.0f} s  {resident / 1e6:8.1f} MB", flush=True)
-
-        async def worst_client() -> None:
-            async with connections.one() as http:
-                for attack in until_the_end(attacks(model["max_model_len"]).values()):
-                    outcomes.append(await send(http, attack))
-
-        async def ask_again(place_and_job: tuple[int, Job]):
-            place, job = place_and_job
-            record = await ask(connections, Target(model["id"]), job)
-            if record.success:
-                answers.setdefault(place, set()).add(record.text)
-            return record
-
-        load = closed_loop(until_the_end(enumerate(jobs)), clients, ask_again)
-        result, *_, ended = await asyncio.gather(load, watch(), worst_client(), end_workers(signals, seconds))
-    return result, samples, outcomes, ended, sum(len(each) - 1 for each in answers.values())
 
 
 async def end_workers(signals: Sequence[str], seconds: float) -> int:

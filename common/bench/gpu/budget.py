@@ -46,7 +46,7 @@ SIZES = {
     "context": 558,
     "steps": 20,
 }
-TINY = {"model": None, "requests": [3, 1], "context": 20, "steps": 2}
+TINY = {"model": "draft", "requests": [3, 1], "context": 20, "steps": 2}
 
 
 def step_budget(

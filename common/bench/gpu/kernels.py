@@ -1,19 +1,20 @@
 """How long do the Triton kernels take on this device, beside the operations that they replace, and with which tile?
 
-Method. Medians of replayed CUDA graphs, where the gaps between kernels are the GPU's own (`median_seconds`). A block
+Method. Medians of replayed CUDA graphs, where the gaps between kernels are the GPU's own (`median_seconds`). Two layers
 without attention, in plain PyTorch, by torch.compile, and with the course's kernels; and attention in decode, with the
 other backends and with every tile of the kernel. The floor is the bytes to move over the bandwidth of a copy. The
 seconds of a variant's first call are told as well: torch.compile compiles again in every row, Triton has its kernels
 from the first row on.
 
 Expectation. A kernel that does in one pass what happens between matrix products takes what a copy of its bytes takes.
-What a block computes for many tokens takes longer than its bytes, and "products alone" says how long.
+What layers compute for many tokens takes longer than their bytes, and "products alone" says how long.
 """
 
 import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from common.bench.harness import Benchmark, Figures
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.timing import inputs_beyond_cache, median_seconds
-from common.fused import fuse, fused_block
+from common.fused import fuse
 from common.fused.triton_launch import why_not_triton
 from common.loader import find_checkpoint
 from common.loader.config import first_sentence, read_config
@@ -36,13 +37,14 @@ from common.transfers import synchronize
 
 SIZES = {
     "models": ["Qwen3-8B", "TinyLlama-1.1B"],  # head dimensions of 128 and 64
-    "tokens": [1, 256],  # in a block; few, since every row compiles something
+    "tokens": [1, 256],  # in a pass; few, since every row compiles something
     "requests": [1, 64, 256],  # of attention in decode
     "context": 1024,
     "compiler": "inductor",  # the backend of torch.compile
     "repeats": 30,
 }
-TINY = {"models": ["target"], "tokens": [2], "requests": [2], "context": 20, "compiler": "eager", "repeats": 1}
+TINY = {"models": ["draft"], "tokens": [2], "requests": [2], "context": 20, "compiler": "eager", "repeats": 1}
+LAYERS, VOCABULARY = 2, 16
 PAGE_SIZES = {"torch": 16, "flash": 256}  # torch's flash attention takes no smaller one
 
 
@@ -65,9 +67,9 @@ def measure(settings: Settings, sizes: dict) -> Figures:
     bandwidth, rows = copy_bytes_per_second(device), []
     for name in [settings.model] if settings.model else sizes["models"]:
         config = read_config(find_checkpoint(name, with_weights=False))
-        blocks = (block_case(config, N, device, dtype) for N in sizes["tokens"])
+        layers = (layers_case(config, N, device, dtype) for N in sizes["tokens"])
         attention = (attention_case(config, B, sizes["context"], device, dtype) for B in sizes["requests"])
-        for case in itertools.chain(blocks, attention):
+        for case in itertools.chain(layers, attention):
             row = {"model": Path(name).name, "operation": case.operation, "tokens": case.tokens, "bytes": case.nbytes}
             rows.append(row | {"floor_us": 1e6 * case.nbytes / bandwidth} | times_of(case, device, sizes))
     return {"copy_bytes_per_second": bandwidth, "rows": rows}
@@ -95,37 +97,33 @@ def times_of(case: Case, device: torch.device, sizes: dict) -> dict[str, dict]:
     return {"us": times, "first_call_s": first_calls, "missing": missing}
 
 
-def block_case(config: ModelConfig, N: int, device: torch.device, dtype: torch.dtype) -> Case:
-    """Return a case: all that happens to N tokens in a layer but attention.
-
-    A compiler leaves out results that are not used, so q, k and v are returned as well.
-    """
-    model = empty_model(replace(config, num_layers=2, vocab_size=16), device, dtype)
+def layers_case(config: ModelConfig, N: int, device: torch.device, dtype: torch.dtype) -> Case:
+    """Return a case: a pass over N tokens through two layers, in which attention returns its queries."""
+    model = empty_model(replace(config, num_layers=LAYERS, vocab_size=VOCABULARY), device, dtype)
     randomize_weights(model)
-    for block in model.blocks:
-        block.attention.layer = 0  # torch.compile would compile each number for itself
-    blocks, kernels = itertools.cycle(model.blocks), fuse(model).kernels
-    positions = torch.randint(config.context_length, (N,), device=device)
-    cos, sin = (table[positions].unsqueeze(1).to(dtype) for table in (model.cos, model.sin))  # plain: once a step
+    fused = fuse(model)
 
     def arguments() -> tuple:
-        return next(blocks), *torch.randn(2, N, config.hidden_size, device=device, dtype=dtype)
+        return tuple(torch.randint(most, (N,), device=device) for most in (VOCABULARY, config.context_length))
 
-    def products(block, x, residual):
-        block.attention.output(block.attention.qkv(x)[:, : config.num_heads * config.head_dim])
-        return block.mlp.down(block.mlp.gate_up(x)[:, : config.intermediate_size])
+    def products(token_ids, positions):
+        x = model.embedding(token_ids)
+        for block in model.blocks:
+            x = block.attention.output(block.attention.qkv(x)[:, : config.num_heads * config.head_dim])
+            x = block.mlp.down(block.mlp.gate_up(x)[:, : config.intermediate_size])
+        return x
 
-    def plain(block, x, residual):
-        kept = []
-        return block(x, cos, sin, lambda layer, *qkv: kept.append(qkv) or qkv[0]), kept
+    def outputs(model, token_ids, positions):
+        kept = []  # a compiler would leave out k and v if nothing used them
+        return model(token_ids, positions, lambda layer, *qkv: kept.append(qkv) or qkv[0]), kept
 
-    def fused(block, x, residual):
-        return fused_block(kernels, block, x, residual, positions, model.cos, model.sin, lambda layer, q, k, v: q)
+    def plain(*arguments):
+        return outputs(model, *arguments)
 
-    nbytes = sum(parameter.nbytes for parameter in model.blocks[0].parameters())
-    nbytes += 2 * N * config.hidden_size * dtype.itemsize
-    variants = {"products alone": products, "eager": plain, "compiled": plain, "triton": fused}
-    return Case("block", N, nbytes, arguments, variants, {})
+    nbytes = sum(parameter.nbytes for parameter in model.blocks.parameters())
+    nbytes += LAYERS * 2 * N * config.hidden_size * dtype.itemsize
+    variants = {"products alone": products, "eager": plain, "compiled": plain, "triton": partial(outputs, fused)}
+    return Case("two layers", N, nbytes, arguments, variants, {})
 
 
 def attention_case(config: ModelConfig, B: int, context: int, device: torch.device, dtype: torch.dtype) -> Case:

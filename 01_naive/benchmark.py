@@ -17,32 +17,17 @@ from pathlib import Path
 
 import torch
 
-STAGE = Path(__file__).resolve().parent
-sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "common").is_dir())))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
 from common.bench.cost_model import step_flops
-from common.bench.harness import Benchmark, Figures, Headline, size_sets
+from common.bench.description import described
+from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.offline import engine_writer, measure_writing, transformers_writer
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
-from common.bench.tables import Rows, by_size, ratio
+from common.bench.tables import Rows, by_size
 from common.model import ModelConfig
-
-SIZES = {
-    "lengths": [64, 128, 256, 512, 1024, 2048],
-    "steps": 3,  # at each length, in each round
-    "rounds": 5,
-    "calibration_length": 512,  # where the prediction takes its FLOPs per second from
-    "prompt": 32,
-    "answers": [32, 64, 128, 256, 384, 512],
-}
-QUICK = {"lengths": [64, 512], "rounds": 3, "answers": [8]}
-PREDICT = {"lengths": [64, 256, 512, 1024], "rounds": 3, "answers": [64, 128, 256]}
-LARGE = {"lengths": [32, 64, 128, 256], "steps": 2, "rounds": 2, "calibration_length": 128, "prompt": 16}
-LARGE |= {"answers": [8, 16, 32]}
-LARGE_QUICK = {"lengths": [32, 128], "rounds": 1, "answers": [8]}
-TINY = {"lengths": [16, 32], "steps": 2, "rounds": 2, "calibration_length": 32, "prompt": 8, "answers": [4, 8]}
 
 
 def measure_naive(settings: Settings, sizes: dict) -> Figures:
@@ -102,23 +87,13 @@ def report(document: dict) -> dict[str, Rows]:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={"01_naive": measure_naive, "transformers": measure_transformers},
-    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=Headline("one more token", "ms", ("01_naive",), headline, more_is_better=None),
-    seconds={"full": 350, "quick": 14, "predict": 45, "large": 300, "large-quick": 40},
     report=report,
-    claims={
-        "From 256 to 512 tokens the time grows nearly fourfold": ratio(
-            ("01_naive", "seconds", 5), ("01_naive", "seconds", 3), 3.3, 4
-        ),
-        "transformers takes over one and a half times as long": ratio(
-            ("transformers", "seconds", 5), ("01_naive", "seconds", 5), 1.5
-        ),
-    },
 )
 
 if __name__ == "__main__":

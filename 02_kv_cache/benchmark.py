@@ -18,46 +18,20 @@ from pathlib import Path
 
 import torch
 
-STAGE = Path(__file__).resolve().parent
-sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "common").is_dir())))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
 from common.bench.cost_model import decode_bytes, step_flops
-from common.bench.harness import Benchmark, Figures, Headline, size_sets
+from common.bench.description import described
+from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.offline import engine_writer, measure_writing, transformers_writer
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
-from common.bench.tables import Rows, by_size, ratio
+from common.bench.tables import Rows, by_size
 from common.bench.workloads import random_prompt
 from common.model import ModelConfig
 from common.sampling import SamplingParams
 from common.stages import load_engine
-
-SIZES = {
-    "lengths": [64, 128, 256, 512, 1024, 2048],
-    "steps": 3,  # at each length, in each round
-    "rounds": 5,
-    "calibration_length": 512,  # where the predictions take their rates from
-    "prompt": 32,
-    "answers": [32, 64, 128, 256, 512],
-    "compared_answer": 256,  # where the speed-up is stated
-    "cache_tokens": [64, 512, 1024, 2048],
-}
-QUICK = {"lengths": [512], "rounds": 1, "answers": [128], "compared_answer": 128, "cache_tokens": [64]}
-PREDICT = {"lengths": [64, 512, 1024, 2048], "rounds": 2, "answers": [64, 128, 256]}
-LARGE = {"lengths": [32, 64, 128, 256], "steps": 2, "rounds": 2, "calibration_length": 128, "prompt": 16}
-LARGE |= {"answers": [8, 16, 32], "compared_answer": 32, "cache_tokens": [64, 512, 1024]}
-LARGE_QUICK = {"lengths": [128], "rounds": 1, "answers": [32], "compared_answer": 32, "cache_tokens": [64]}
-TINY = {
-    "lengths": [16, 32],
-    "steps": 2,
-    "rounds": 2,
-    "calibration_length": 32,
-    "prompt": 8,
-    "answers": [4, 8],
-    "compared_answer": 8,
-    "cache_tokens": [16, 32],
-}
 
 
 def measure_naive(settings: Settings, sizes: dict) -> Figures:
@@ -141,10 +115,9 @@ def report(document: dict) -> dict[str, Rows]:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={"01_naive": measure_naive, "02_kv_cache": measure_kv_cache, "transformers": measure_transformers},
-    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=Headline(
@@ -154,19 +127,7 @@ BENCHMARK = Benchmark(
         lambda sizes, side: side["seconds"][sizes["answers"].index(sizes["compared_answer"])],
         more_is_better=False,
     ),
-    seconds={"full": 260, "quick": 28, "predict": 35, "large": 300, "large-quick": 80},
     report=report,
-    claims={
-        "An answer of 256 tokens arrives over nine times sooner": ratio(
-            ("01_naive", "seconds", 3), ("02_kv_cache", "seconds", 3), 9
-        ),
-        "over four times sooner than from transformers": ratio(
-            ("transformers", "seconds", 3), ("02_kv_cache", "seconds", 3), 4
-        ),
-        "The allocated bytes match the formula exactly": lambda document: (
-            document["sides"]["02_kv_cache"]["cache_bytes"] == document["figures"]["predicted_cache_bytes"]
-        ),
-    },
 )
 
 if __name__ == "__main__":

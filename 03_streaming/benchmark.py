@@ -17,54 +17,31 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
-STAGE = Path(__file__).resolve().parent
-sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "common").is_dir())))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
 from common.bench.ceilings import matmul_flops_per_second
 from common.bench.client import Target, generate_load
 from common.bench.cost_model import parameters
-from common.bench.harness import Benchmark, Figures, Headline, size_sets
+from common.bench.description import described
+from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.load import running_server
 from common.bench.metrics import LoadResult, percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
-from common.bench.tables import Rows, by_size, ratio
+from common.bench.tables import Rows, by_size
 from common.bench.workloads import Job, corpus_jobs
 from common.loader import load_tokenizer
 from common.model import ModelConfig
 
 BEFORE, NOW = "02_kv_cache", "03_streaming"
 FIRST, LAST, RATE = "alone_first_text_seconds", "alone_whole_answer_seconds", "output_tokens_per_second"
-SIZES = {
-    "answers": [8, 16, 32, 64, 128, 256],  # one client
-    "requests_per_answer": 5,
-    "clients": [1, 2, 4, 8, 16, 32, 64],
-    "least_requests": 24,  # at each number of clients; two for each client where that is more
-    "most_tokens": 64,
-}
-QUICK = {"answers": [64], "requests_per_answer": 3, "clients": [1], "least_requests": 2, "most_tokens": 8}
-PREDICT = {"answers": [16, 64, 256], "requests_per_answer": 3, "clients": [1, 4, 8, 16], "least_requests": 8}
-PREDICT |= {"most_tokens": 16}
-LARGE = {"answers": [4, 16, 32], "requests_per_answer": 2, "clients": [1, 2, 4], "least_requests": 4}
-LARGE |= {"most_tokens": 16}
-LARGE_QUICK = {"answers": [32], "clients": [1], "least_requests": 2, "most_tokens": 8}
-TINY = {"answers": [2, 4], "requests_per_answer": 1, "clients": [1, 2], "least_requests": 2, "most_tokens": 4}
-
-
-def measure_kv_cache(settings: Settings, sizes: dict) -> Figures:
-    return measure(BEFORE, settings, sizes, stream=False)
-
-
-def measure_streaming(settings: Settings, sizes: dict) -> Figures:
-    return measure(NOW, settings, sizes, "--max-queue", "128", stream=True)
-
-
 WORD = "300"  # a token of the bundled tokenizer whose text is "en"
 
 
@@ -87,7 +64,7 @@ def speaking(settings: Settings) -> Iterator[tuple[Settings, dict]]:
         yield replace(settings, model=folder), {"logit_bias": {WORD: 100}}
 
 
-def measure(stage: str, settings: Settings, sizes: dict, *options: str, stream: bool) -> Figures:
+def measure(stage: str, settings: Settings, sizes: dict, *, stream: bool, options: tuple = ()) -> Figures:
     peak, target = matmul_flops_per_second(*settings.place()), Target(endpoint="generate", stream=stream)
     with speaking(settings) as (spoken, sampling), running_server(stage, spoken, *options) as url:
         tokenizer = load_tokenizer(spoken.folder())
@@ -171,26 +148,18 @@ def report(document: dict) -> dict[str, Rows]:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
-    sides={BEFORE: measure_kv_cache, NOW: measure_streaming},
-    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
+    sides={
+        BEFORE: partial(measure, BEFORE, stream=False),
+        NOW: partial(measure, NOW, stream=True, options=("--max-queue", "128")),
+    },
     derive=derive,
     draw=draw,
     headline=Headline(
         "first text, one client", "s", (BEFORE, NOW), lambda sizes, side: side[FIRST][-1], more_is_better=False
     ),
-    seconds={"full": 480, "quick": 44, "predict": 40, "large": 400, "large-quick": 120},
     report=report,
-    claims={
-        "the first text of a long answer arrives dozens of times sooner": ratio(
-            (BEFORE, FIRST, -1), (NOW, FIRST, -1), 30
-        ),
-        "the last text of a long answer comes about a third later": ratio(
-            (NOW, LAST, -1), (BEFORE, LAST, -1), 1.25, 1.45
-        ),
-        "throughput does not grow with the clients": ratio((NOW, RATE, -1), (NOW, RATE, 0), 0, 1.1),
-    },
 )
 
 if __name__ == "__main__":

@@ -20,17 +20,17 @@ from pathlib import Path
 
 import torch
 
-STAGE = Path(__file__).resolve().parent
-sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "common").is_dir())))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
+from common.bench.description import described
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline, size_sets
+from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.metrics import percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.steps import decoding
-from common.bench.tables import Rows, by_size, ratio
+from common.bench.tables import Rows, by_size
 from common.bench.timing import free_memory
 from common.bench.workloads import corpus_jobs, mixed_length_jobs, mixed_lengths, random_prompt
 from common.engine import BaseEngine
@@ -41,91 +41,14 @@ from common.stages import load_stage_module
 
 BEFORE, NOW = "03_streaming", "04_continuous_batching"
 RATE, DONE = "output_tokens_per_second", "mixed_finished_seconds"
-SIZES = {
-    "clients": [1, 4, 8, 16, 32, 64],
-    "least_requests": 24,  # at each number of clients, or more if each client has
-    "requests_each": 2,
-    "most_tokens": 64,
-    "compared_clients": 32,  # where the ratios are stated
-    "max_running": 64,
-    "token_budget": 256,
-    "context_length": None,  # of a slot, if it is to be less than the model's
-    "prefill": 256,  # tokens of the prompt that tells what a token costs in a prefill
-    "mixed": 64,
-    "group": 16,  # requests at once in the comparison of static and continuous
-    "decoding": 8,
-    "arriving": [256, 512, 1024, 2048],
-    "budgets": [64, 256, 4096],
-}
-QUICK = {
-    "clients": [32],
-    "requests_each": 1,
-    "most_tokens": 32,
-    "max_running": 32,
-    "prefill": 16,
-    "mixed": 2,
-    "group": 2,
-    "budgets": [],
-}
-PREDICT = {"clients": [1, 4, 16, 32], "mixed": 32, "arriving": [256, 512, 1024]}
-GPU = {
-    "model": "Qwen3-8B",
-    "clients": [1, 4, 16, 64],
-    "least_requests": 8,
-    "requests_each": 1,
-    "compared_clients": 64,
-    "token_budget": 4096,
-    "context_length": 4096,
-    "prefill": 2048,
-    "arriving": [512, 1024, 2048, 3584],
-    "budgets": [256, 512, 4096],
-}
-LARGE = {
-    "clients": [1, 4, 8],
-    "least_requests": 8,
-    "requests_each": 1,
-    "most_tokens": 16,
-    "compared_clients": 8,
-    "max_running": 8,
-    "token_budget": 128,
-    "context_length": 512,
-    "prefill": 128,
-    "mixed": 8,
-    "longest": {"prompt_tokens": 64, "output_tokens": 32},  # of the requests of mixed lengths, if not the usual
-    "group": 4,
-    "decoding": 4,
-    "arriving": [128, 256],
-    "budgets": [32, 128, 512],
-}
-LARGE_QUICK = {
-    "clients": [8],
-    "most_tokens": 8,
-    "prefill": 16,
-    "mixed": 2,
-    "group": 2,
-    "budgets": [],
-}
-TINY = {
-    "clients": [1, 2],
-    "least_requests": 2,
-    "most_tokens": 4,
-    "compared_clients": 2,
-    "max_running": 2,
-    "prefill": 16,
-    "mixed": 2,
-    "group": 2,
-    "decoding": 1,
-    "arriving": [16, 32],
-    "budgets": [8, 64],
-}
 
 
 def measure_streaming(settings: Settings, sizes: dict) -> Figures:
-    return sweep(engine_of(BEFORE, settings.load(sizes["context_length"])), sizes)
+    return sweep(engine_of(BEFORE, settings.load(sizes.get("context_length"))), sizes)
 
 
 def measure_continuous(settings: Settings, sizes: dict) -> Figures:
-    loaded = settings.load(sizes["context_length"])
+    loaded = settings.load(sizes.get("context_length"))
     engine = slots(loaded, sizes["max_running"], sizes["token_budget"])
     figures = sweep(engine, sizes) | {"prefill_ms_per_token": prefill_ms_per_token(engine, sizes["prefill"])}
     del engine
@@ -141,7 +64,7 @@ def measure_continuous(settings: Settings, sizes: dict) -> Figures:
 
 def measure_static(settings: Settings, sizes: dict) -> Figures:
     static_batching = load_stage_module(NOW, "static_batching")
-    loaded = settings.load(sizes["context_length"])
+    loaded = settings.load(sizes.get("context_length"))
     return mixed(static_batching.StaticEngine(loaded, max_running=sizes["group"]), sizes)
 
 
@@ -184,14 +107,8 @@ def prefill_ms_per_token(engine: BaseEngine, tokens: int) -> float:
 def mixed(engine: BaseEngine, sizes: dict) -> Figures:
     jobs = mixed_length_jobs(sizes["mixed"], engine.config.vocab_size, **sizes.get("longest", {}))
     engine_load(engine, jobs, concurrency=len(jobs))  # warm-up
-    engine.trace.clear()
     result = engine_load(engine, jobs, concurrency=len(jobs))
-    works = [work for step in engine.trace for work in step.works]
-    padding = sum(work.tokens for work in works if work.phase == "padding")
-    return {
-        "mixed_padding_percent": 100 * padding / sum(work.tokens for work in works),
-        DONE: sorted(record.end - record.start for record in result.records),
-    }
+    return {DONE: sorted(record.end - record.start for record in result.records)}
 
 
 def arrivals(loaded: Loaded, budget: int, sizes: dict) -> tuple[list[float], list[float]]:
@@ -294,14 +211,13 @@ def report(document: dict) -> dict[str, Rows]:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={
         BEFORE: measure_streaming,
         NOW: measure_continuous,
         "static": measure_static,
     },
-    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, gpu=GPU, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=Headline(
@@ -310,18 +226,7 @@ BENCHMARK = Benchmark(
         (BEFORE, NOW),
         lambda sizes, side: side[RATE][sizes["clients"].index(sizes["compared_clients"])],
     ),
-    seconds={"full": 330, "quick": 34, "predict": 45, "gpu": 75, "large": 500, "large-quick": 90},
     report=report,
-    claims={
-        "With 32 clients stage 04 gives over three times stage 03's throughput": ratio(
-            (NOW, RATE, 4), (BEFORE, RATE, 4), 3
-        ),
-        "With one client, about a fifth of the throughput is lost": ratio((NOW, RATE, 0), (BEFORE, RATE, 0), 0.75, 0.9),
-        "over one and a half times the throughput of static batches": ratio(("static", DONE, -1), (NOW, DONE, -1), 1.5),
-        "far less in pieces": ratio(
-            (NOW, "longest_gap_ms_budget_256", -1), (NOW, "longest_gap_ms_budget_4096", -1), 0, 0.2
-        ),
-    },
 )
 
 if __name__ == "__main__":

@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy
 import torch
 
-STAGE = Path(__file__).resolve().parent
-sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "common").is_dir())))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
 from common.bench.ceilings import matmul_flops_per_second, read_bytes_per_second
 from common.bench.cost_model import decode_bytes, step_floor
+from common.bench.description import described
 from common.bench.engine_load import add, engine_load
-from common.bench.harness import Benchmark, Figures, Headline, size_sets
+from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.offline import transformers_static_batches
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
@@ -42,29 +42,6 @@ from common.stages import load_engine
 BEFORE, NOW, PEER = "04_continuous_batching", "05_paged_attention", "transformers"
 PAGE = 16  # tokens, of the engine unless it is told otherwise
 TINTS = {"model": "#b8c4cc", "attention": "#c8354b", "sampling": "#7b4a9e", "bookkeeping": "#2b2b38"}  # of a step
-SIZES = {
-    "requests": 64,
-    "slots": 8,  # of stage 04; the budget of both is their size
-    "group": 16,  # of transformers' static batches
-    "page_sizes": [1, 4, 8, 16, 64, 256],
-    "batches": [1, 8, 32, 64],  # of the steps that are taken apart
-    "context": 150,
-}
-QUICK = {"requests": 24, "slots": 4, "page_sizes": [], "batches": [1], "context": 30}
-PREDICT = {"requests": 32, "slots": 1, "page_sizes": [16, 64, 256], "batches": [1, 24]}
-LARGE = {
-    "requests": 16,
-    "slots": 2,
-    "context_length": 1024,  # of a slot, where it is less than the model's
-    "longest": {"prompt_tokens": 64, "output_tokens": 32},  # of the requests of mixed lengths, if not the usual
-    "group": 8,
-    "page_sizes": [16, 64],
-    "batches": [1, 4, 16],
-    "context": 64,
-}
-LARGE_QUICK = {"requests": 8, "slots": 1, "page_sizes": [], "batches": [1], "context": 30}
-LARGE_QUICK |= {"longest": {"prompt_tokens": 32, "output_tokens": 16}}
-TINY = {"requests": 3, "slots": 1, "group": 2, "page_sizes": [4, 16], "batches": [1, 2], "context": 30}
 
 
 def measure_slots(settings: Settings, sizes: dict) -> Figures:
@@ -187,20 +164,6 @@ def report(document: dict) -> dict[str, list[list]]:
     return {"memory": memory, "steps": [["ms of a step, by its requests", *sizes["batches"]], *steps], "shape": shape}
 
 
-CLAIMS = {
-    "about twice the throughput of slots": lambda document: (
-        set(map(round, document["figures"]["throughput_ratio"]["values"])) == {2}
-    ),
-    "about six times that of transformers": lambda document: (
-        document["figures"]["ratio_vs_transformers_static"]["min"] > 5.5
-    ),
-    "pages cost a step no more than slots": lambda document: document["figures"]["step_ratio_at_1"]["max"] < 1,
-    "a step with one request takes longer": lambda document: (
-        document["figures"]["gathering_step_ratio_at_1"]["min"] > 1.1
-    ),
-}
-
-
 def draw(document: dict, png: Path) -> None:
     draw_memory(document, png)
     draw_cost(document, png.with_stem(f"{png.stem}-cost"))
@@ -255,16 +218,13 @@ def draw_cost(document: dict, png: Path) -> None:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={BEFORE: measure_slots, NOW: measure_pages, PEER: measure_transformers},
-    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 420, "quick": 40, "predict": 50, "large": 1000, "large-quick": 140},
     report=report,
-    claims=CLAIMS,
 )
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ from random import Random
 
 import torch
 
-STAGE = Path(__file__).resolve().parent
-sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "common").is_dir())))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
+from common.bench.description import described
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline, size_sets
+from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.workloads import Job, random_prompt
@@ -37,34 +37,6 @@ from common.model import ModelConfig
 from common.sampling import SamplingParams
 
 BEFORE, NOW = "05_paged_attention", "06_prefix_cache"
-SIZES = {
-    "prompt": 1000,
-    "shared_percent": [0, 50, 90],
-    "one_by_one": 12,  # requests whose time to first token is taken
-    "in_turn": 20,  # of both stages, to tell a difference of a percent
-    "together": 48,  # requests whose throughput is taken
-    "clients": 16,
-    "output": 32,
-    "turns": 8,
-    "turn_tokens": 100,  # of the user's message, and of the answer
-    "document": 480,
-    "documents_that_fit": 8,
-    "working_sets": [0.5, 1, 2],  # documents asked about, in sizes of the pool
-    "questions": 60,
-    "token_budget": 256,
-}
-QUICK = {"shared_percent": [90], "one_by_one": 6, "in_turn": 1, "turns": 1, "working_sets": []}
-QUICK |= {"together": 2, "clients": 2, "output": 4}
-PREDICT = QUICK | {"shared_percent": [50, 75, 90], "turns": 4, "working_sets": [1, 2], "questions": 40}
-GPU = {"model": "Qwen3-8B", "prompt": 2000, "one_by_one": 7, "in_turn": 8, "together": 32, "questions": 12}
-GPU |= {"token_budget": 8192}
-LARGE = {"prompt": 250, "one_by_one": 4, "in_turn": 4, "together": 8, "clients": 4, "output": 8, "turns": 4}
-LARGE |= {"turn_tokens": 32, "document": 240, "documents_that_fit": 4, "working_sets": [1, 2], "questions": 8}
-LARGE |= {"token_budget": 128}
-LARGE_QUICK = QUICK | {"one_by_one": 3, "output": 2}
-TINY = {"prompt": 100, "shared_percent": [0, 90], "one_by_one": 1, "in_turn": 1, "together": 2, "clients": 2}
-TINY |= {"turns": 2, "turn_tokens": 10, "output": 4}
-TINY |= {"document": 40, "documents_that_fit": 2, "working_sets": [1], "questions": 2}
 
 
 def measure(stage: str, settings: Settings, sizes: dict) -> Figures:
@@ -198,16 +170,6 @@ def report(document: dict) -> dict[str, list[list]]:
     return {"shared": [header + [f"{percent} %" for percent in sizes["shared_percent"]], *rows]}
 
 
-CLAIMS = {
-    "about six times sooner": lambda document: (
-        set(map(round, document["figures"]["ttft_ratio_at_90"]["values"])) == {6}
-    ),
-    "more than three times stage 05's": lambda document: document["figures"]["throughput_ratio_at_90"]["min"] > 3,
-    "too little to measure here": lambda document: document["figures"]["percent_lost_at_0"]["max"] < 2,
-    "in turn, none": lambda document: document["sides"][NOW]["in_turn_hit_percent"]["max"][-1] == 0,
-}
-
-
 def draw(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     most = sizes["shared_percent"][-1]
@@ -238,16 +200,13 @@ def draw(document: dict, png: Path) -> None:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={stage: partial(measure, stage) for stage in (BEFORE, NOW)},
-    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, gpu=GPU, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 330, "quick": 26, "predict": 35, "gpu": 50, "large": 600, "large-quick": 90},
     report=report,
-    claims=CLAIMS,
 )
 
 if __name__ == "__main__":

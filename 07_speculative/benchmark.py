@@ -28,12 +28,12 @@ from random import Random
 
 import torch
 
-STAGE = Path(__file__).resolve().parent
-sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "common").is_dir())))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
+from common.bench.description import described
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline, size_sets
+from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.metrics import LoadResult
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
@@ -58,34 +58,6 @@ ENGINES = {
 }
 DRAFTING = list(ENGINES)[1:]
 PASSES = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64, 128, 256)  # tokens
-SIZES = {
-    "engines": list(ENGINES),
-    "batches": [1, 2, 4, 8, 16, 32],
-    "least_jobs": 20,  # at each batch size, or twice the batch if that is more
-    "most_tokens": 128,  # of an answer
-    "copies": 12,
-    "copy_tokens": 40,  # of an answer that is a copy, at least
-    "draft_tokens": [0, 1, 2, 3, 4, 5, 6, 7, 8],
-    "curve_jobs": 20,
-    "rounds": 2,  # of each measurement, the second backwards
-}
-QUICK = {"engines": ["stage_06", "draft_model"], "batches": [1], "least_jobs": 8, "most_tokens": 96}
-QUICK |= {"copies": 0, "draft_tokens": []}
-PREDICT = {"batches": [1, 4, 16], "least_jobs": 12, "most_tokens": 64, "draft_tokens": [0, 1, 2, 4, 8], "rounds": 1}
-PREDICT |= {"copies": 3, "curve_jobs": 12}
-GPU = {"batches": [1, 8, 32], "copies": 32, "draft_tokens": [0, 1, 2, 4, 8], "rounds": 1}
-LARGE = {
-    "headline": "one request, draft tokens right with probability 0.8 (simulated)",
-    "acceptance": [0.6, 0.8],
-    "fixed": 4,  # draft tokens
-    "batches": [1, 2, 4, 8, 16],
-    "prompt": 4,
-    "most_tokens": 40,
-    "least_jobs": 8,
-}
-LARGE_QUICK = {"batches": [1], "acceptance": [0.8], "least_jobs": 2}
-TINY = {"batches": [1, 2], "least_jobs": 2, "most_tokens": 8, "copies": 1, "rounds": 1}
-TINY |= {"draft_tokens": [0, 2], "curve_jobs": 1}
 
 
 GOLDEN = (5**0.5 - 1) / 2  # its multiples, modulo 1, are spread evenly
@@ -232,7 +204,6 @@ def curve(loaded: Loaded, sizes: dict) -> Figures:
     return {
         "curve_speedup": [runs["0"]["tpot_ms"] / runs[f"{k}"]["tpot_ms"] for k in sizes["draft_tokens"]],
         "curve_predicted": predicted,
-        "curve_acceptance": [runs[f"{k}"]["acceptance"] for k in sizes["draft_tokens"]],
         "pass_ms": [1e3 * costs.target(n) for n in PASSES],
         "draft_pass_ms": [1e3 * costs.draft(n) for n in PASSES],
     }
@@ -317,21 +288,6 @@ def label(name: str) -> str:
     return name.replace("_", " ")
 
 
-CLAIMS = {
-    "about a third faster": lambda document: document["figures"]["draft_model_speedup"]["min"][0] > 1.3,
-    "more than twice as fast": lambda document: document["figures"]["lookup_speedup_copying"]["min"] > 2.5,
-    "loses a fifth or more": lambda document: document["figures"]["always_8_speedup"]["max"][-1] < 0.8,
-    "within a tenth of stage 06": lambda document: min(document["figures"]["draft_model_speedup"]["min"]) > 0.9,
-}
-LARGE_CLAIMS = {
-    "two to three times as fast": lambda document: (
-        document["figures"]["simulated_60_speedup"]["min"][0] > 1.9
-        and document["figures"]["simulated_80_speedup"]["max"][0] < 3.1
-    ),
-    "also pay with four requests": lambda document: document["figures"]["simulated_60_speedup"]["min"][2] > 1.1,
-}
-
-
 def draw_simulated(document: dict, png: Path) -> None:
     sizes, figures = document["sizes"], document["figures"]
     batches, likely = sizes["batches"], max(sizes["acceptance"])
@@ -385,17 +341,13 @@ def draw(document: dict, png: Path) -> None:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={NOW: measure},
-    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, gpu=GPU, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 500, "quick": 22, "predict": 50, "gpu": 65, "large": 800, "large-quick": 50},
     report=report,
-    claims=CLAIMS,
-    large_claims=LARGE_CLAIMS,
 )
 
 if __name__ == "__main__":

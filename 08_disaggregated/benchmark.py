@@ -23,26 +23,23 @@ reach. With the bundled model a step takes a few milliseconds, of which reading 
 handoffs weigh as much as what is kept apart, so apart should lose there in all but the longest gaps.
 """
 
-import inspect
-import operator
 import statistics
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from random import Random
 
 import torch
 
-STAGE = Path(__file__).resolve().parent
-sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "common").is_dir())))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
+from common.bench.description import described
 from common.bench.engine_load import record
-from common.bench.harness import Benchmark, Figures, Headline, Unavailable, size_sets
+from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.metrics import LoadResult, percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
@@ -59,35 +56,6 @@ BEFORE, REPLICAS, NOW = "07_speculative", "replicas", "08_disaggregated"
 LABELS = {BEFORE: "one engine", REPLICAS: "replicas", NOW: "apart"}
 # What predicts the longest gap of each.
 ALONE = {BEFORE: "full_piece_ms", REPLICAS: "half_piece_ms", NOW: "half_step_ms"}
-SIZES = {
-    "clients": 8,
-    "short": 32,  # tokens of their prompts
-    "output": [32, 96],  # tokens of their answers, from and to
-    "long": 1000,  # tokens of the prompts that come in between
-    "long_output": 8,
-    "rates": [0, 0.5, 1, 2],  # long prompts per second
-    "stated": 2,  # the rate at which ratios are stated
-    "seconds": 10,
-    "pool": 12_000,  # tokens
-    "objectives": {"ttft": 0.4, "tpot": 0.008},  # seconds
-}
-QUICK = {"rates": [2], "seconds": 3, "pool": 4000}
-PREDICT = {"rates": [0, 2], "seconds": 4, "pool": 4000}
-LARGE = {
-    "clients": 4,
-    "short": 8,
-    "output": [16, 32],
-    "long": 384,
-    "long_output": 4,
-    "token_budget": 128,
-    "rates": [0, 0.05, 0.1],
-    "stated": 0.1,
-    "seconds": 40,
-    "pool": 1500,
-    "objectives": {"ttft": 3.5, "tpot": 0.15},
-}
-LARGE_QUICK = {"rates": [0.1], "seconds": 20, "pool": 1000}
-TINY = {"clients": 2, "output": [2, 6], "long": 100, "rates": [0, 2], "seconds": 1, "pool": 2000}
 
 
 def measure_engine(settings: Settings, sizes: dict) -> Figures:
@@ -109,8 +77,6 @@ def measure_engine(settings: Settings, sizes: dict) -> Figures:
 
 def measure_workers(settings: Settings, sizes: dict, **workers: int) -> Figures:
     """Measure stage 08's router in front of these workers, in processes of their own."""
-    if missing := workers.keys() - inspect.signature(load_engine(NOW)).parameters.keys():
-        raise Unavailable(f"this stage 08 has no option {', '.join(missing)}")
     loaded = replace(settings, load_format="none").load()  # of the model only the workers need weights
     engine = load_engine(NOW)(
         loaded, workers="ray", load_format=settings.load_format, **workers, **options(loaded, sizes)
@@ -127,11 +93,11 @@ def measure_workers(settings: Settings, sizes: dict, **workers: int) -> Figures:
 
 
 def handoffs(engine: BaseEngine, nbytes: int) -> Figures:
-    """Return the MB and the median ms of the handoffs of a long prompt, each of `nbytes`."""
+    """Return the median ms of the handoffs of a long prompt, each of `nbytes`, if any came alone."""
     handed = [step.counters for step in engine.trace if step.counters.get("handoff_bytes", 0) >= nbytes]
     least = min((step["handoff_bytes"] for step in handed), default=0)
     seconds = [step["handoff_seconds"] for step in handed if step["handoff_bytes"] == least]  # others bring several
-    return {"handoff_mb": nbytes / 1e6} | ({"handoff_ms": 1e3 * statistics.median(seconds)} if seconds else {})
+    return {"handoff_ms": 1e3 * statistics.median(seconds)} if seconds else {}
 
 
 def options(loaded: Loaded, sizes: dict) -> dict:
@@ -214,22 +180,15 @@ def under_load(engine: BaseEngine, sizes: dict, rate: float) -> tuple[LoadResult
 
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    before, now = measured[BEFORE], measured[NOW]
+    before, replicas, now = (measured[side] for side in LABELS)
     at = sizes["rates"].index(sizes["stated"])
-    last = at - len(sizes["rates"])  # from the end: there is none at rate 0
-    ttft_long = [side["ttft_long_p50_ms"][last] for side in (before, now)]
-    figures = {
+    best = [max(pair) for pair in zip(before["goodput"], replicas["goodput"], strict=True)]
+    pairs = zip(replicas["itl_p99_ms"], now["itl_p99_ms"], strict=True)
+    return {
         "itl_p99_ratio": before["itl_p99_ms"][at] / now["itl_p99_ms"][at],
-        "throughput_ratio": now["tokens_per_second"][at] / before["tokens_per_second"][at],
-        "ttft_long_ratio": ttft_long[1] / ttft_long[0],
+        "goodput_lead": [mine - other for mine, other in zip(now["goodput"], best, strict=True)],
+        "replicas_p99_ratio": [theirs / mine for theirs, mine in pairs],
     }
-    if REPLICAS in measured:
-        rivals = measured[BEFORE], measured[REPLICAS]
-        best = [max(pair) for pair in zip(*(side["goodput"] for side in rivals), strict=True)]
-        figures["goodput_lead"] = [mine - other for mine, other in zip(now["goodput"], best, strict=True)]
-        pairs = zip(measured[REPLICAS]["itl_p99_ms"], now["itl_p99_ms"], strict=True)
-        figures["replicas_p99_ratio"] = [theirs / mine for theirs, mine in pairs]
-    return figures
 
 
 HEADLINE = Headline(
@@ -244,9 +203,8 @@ HEADLINE = Headline(
 def report(document: dict) -> dict[str, list[list]]:
     sizes, stated = document["sizes"], document["sizes"]["stated"]
     sides = {
-        LABELS[side]: {name: each["median"] for name, each in document["sides"][side].items()}
-        for side in LABELS
-        if side in document["sides"]
+        label: {name: each["median"] for name, each in document["sides"][side].items()}
+        for side, label in LABELS.items()
     }
     rows = [
         ("gap, median, ms", "itl_p50_ms"),
@@ -268,54 +226,9 @@ def report(document: dict) -> dict[str, list[list]]:
     return {"gaps": table}
 
 
-def above(document: dict, side: str, other: str, *names: str, rates: slice = slice(None)) -> bool:
-    """Return whether one side's figures of these names are above the other's, at these rates in every repeat."""
-    sides = document["sides"]
-    return all(
-        all(map(operator.gt, mine[rates], theirs[rates]))
-        for name in names
-        for mine, theirs in zip(sides[side][name]["values"], sides[other][name]["values"], strict=True)
-    )
-
-
-def one_engine_leads(document: dict) -> bool:
-    """Return whether one engine did more and answered sooner than both others."""
-    return all(
-        above(document, BEFORE, other, "tokens_per_second", "goodput")
-        and above(document, other, BEFORE, "ttft_short_p90_ms", "ttft_long_p50_ms")
-        for other in (REPLICAS, NOW)
-    )
-
-
-def p99_ratio(document: dict, least: float, most: float) -> bool:
-    """Return whether the replicas' p99 gap over that of workers apart is in between, at the highest rate."""
-    ratios = document["figures"]["replicas_p99_ratio"]
-    return least < ratios["min"][-1] and ratios["max"][-1] < most
-
-
-CLAIMS = {
-    "a third of one engine's": lambda document: (
-        document["figures"]["itl_p99_ratio"]["min"] > 2.5 and document["figures"]["itl_p99_ratio"]["max"] < 4
-    ),
-    "a sixth of the replicas'": lambda document: p99_ratio(document, 5, 7),
-    "more throughput, the shorter first token and the higher goodput": one_engine_leads,
-}
-LARGE_CLAIMS = {
-    "less than half of the replicas'": lambda document: p99_ratio(document, 2, inf),
-    "less than 20 ms": lambda document: document["sides"][NOW]["handoff_ms"]["max"] < 20,
-    "Goodput and throughput are higher than the replicas'": lambda document: above(
-        document, NOW, REPLICAS, "goodput", "tokens_per_second", rates=slice(-1, None)
-    ),
-}
-
-
 def message_of(document: dict) -> str:
     """Return what is true of the gaps in every repeat, and at which rates."""
-    rates, figures = document["sizes"]["rates"], document["figures"]
-    if "replicas_p99_ratio" not in figures:
-        shorter = figures["itl_p99_ratio"]["median"]
-        return f"Long prompts delay decoding less: the p99 gap is {shorter:.1f} times shorter"
-    ratio = figures["replicas_p99_ratio"]
+    rates, ratio = document["sizes"]["rates"], document["figures"]["replicas_p99_ratio"]
     where = [at for at, least in enumerate(ratio["min"]) if rates[at] and least > 1]
     if not where:
         return "Prefill and decode apart has no shorter gaps here than replicas"
@@ -333,7 +246,7 @@ def listed(where: list[int], rates: list[float]) -> str:
 def draw(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     rates, lengths = sizes["rates"], " to ".join(map(str, sizes["output"]))
-    ahead = [at for at, lead in enumerate(figures.get("goodput_lead", {}).get("min", [])) if lead > 0]
+    ahead = [at for at, lead in enumerate(figures["goodput_lead"]["min"]) if lead > 0]
     objectives = ", ".join(f"{name.replace('_', ' ').upper()} {most:g} s" for name, most in sizes["objectives"].items())
     remark = (
         f"{sizes['clients']} clients decode ({sizes['short']} tokens in, {lengths} out); prompts of {sizes['long']:,} "
@@ -349,13 +262,12 @@ def draw(document: dict, png: Path) -> None:
     ]
     with plots.page(png, document, message_of(document), columns=3, remark=remark) as panels:
         for side, alone in ALONE.items():
-            if alone in sides[BEFORE] and side in sides:
-                height = sides[BEFORE][alone]["median"]
-                plots.predicted(panels[0], [min(rates), max(rates)], {"median": [height] * 2}, "_predicted", side)
+            height = sides[BEFORE][alone]["median"]
+            plots.predicted(panels[0], [min(rates), max(rates)], {"median": [height] * 2}, "_predicted", side)
         for panel, (name, unit, title) in zip(panels, panels_of, strict=True):
-            for side in [side for side in LABELS if side in sides]:
+            for side, label in LABELS.items():
                 x = rates[len(rates) - len(sides[side][name]["median"]) :]
-                plots.line(panel, x, sides[side][name], side, LABELS[side])
+                plots.line(panel, x, sides[side][name], side, label)
             plots.axes(panel, "long prompts a second", unit, title)
             panel.set_xticks(rates)
             panel.set_xlim(0, max(rates))
@@ -364,21 +276,17 @@ def draw(document: dict, png: Path) -> None:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={
         BEFORE: measure_engine,
         REPLICAS: partial(measure_workers, replicas=2),
         NOW: partial(measure_workers, prefill=1, decode=1),
     },
-    sizes=size_sets(SIZES, quick=QUICK, predict=PREDICT, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
     derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 600, "quick": 66, "predict": 60, "large": 2000, "large-quick": 140},
     report=report,
-    claims=CLAIMS,
-    large_claims=LARGE_CLAIMS,
 )
 
 if __name__ == "__main__":

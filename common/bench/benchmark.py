@@ -12,31 +12,23 @@ work one core, so it should lose throughput, and keep its gaps even.
 
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-
-import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from common.bench import plots
 from common.bench.compare.panels import SPREAD, story
+from common.bench.description import described
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline, size_sets
+from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.workloads import corpus_jobs
-from common.model import ModelConfig
 from common.stages import stage_folders
 
 STAGES = [folder.name for folder in stage_folders()]
-SIZES = {"clients": [1, 8, 32], "jobs": [12, 24, 64], "most_tokens": 64, "warm_up_tokens": 16, "compared_clients": 32}
-QUICK = {"clients": [1, 32], "jobs": [3, 32], "most_tokens": 16, "warm_up_tokens": 4, "repeats": 1}
-LARGE = {"clients": [1, 8], "jobs": [4, 8], "most_tokens": 16, "warm_up_tokens": 2, "compared_clients": 8}
-LARGE |= {"context_length": 512}  # of a slot
-LARGE_QUICK = {"jobs": [2, 8], "most_tokens": 8}
-TINY = {"clients": [1, 2], "jobs": [1, 2], "most_tokens": 4, "warm_up_tokens": 2, "compared_clients": 2}
 METRICS = ("ttft", "tpot")
 PANELS = {"tokens_per_second": "Output tokens a second", "ttft_ms": "Milliseconds to the first token"}
 
@@ -63,11 +55,6 @@ def jobs_of(loaded, sizes: dict, count: int, seed: int | str):
     return corpus_jobs(loaded.tokenizer, count, seed=f"course/{seed}", most_tokens=sizes["most_tokens"])
 
 
-def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    each = [measured[stage]["tokens_per_second"][-1] for stage in STAGES]
-    return {f"throughput_over_{STAGES[0][:2]}": [tokens_per_second / each[0] for tokens_per_second in each]}
-
-
 HEADLINE = Headline(
     "all stages under one load, {compared_clients} clients",
     "output tokens/s",
@@ -90,14 +77,11 @@ def draw(document: dict, png: Path) -> None:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={stage: measure(stage) for stage in STAGES},
-    sizes=size_sets(SIZES, quick=QUICK, large=LARGE, large_quick=LARGE_QUICK, tiny=TINY),
-    derive=derive,
     draw=draw,
     headline=HEADLINE,
-    seconds={"full": 420, "quick": 52, "large": 1500, "large-quick": 350},
 )
 
 if __name__ == "__main__":

@@ -128,11 +128,6 @@ class Benchmark:
         return list(self.headline.sides if size_set.endswith("quick") else self.sides)
 
 
-def size_sets(full: dict, **changes: dict) -> dict[str, dict]:
-    """Return the sizes of a benchmark by the names of their sets: "large-quick" is `large_quick` here."""
-    return {"full": full} | {name.replace("_", "-"): sizes for name, sizes in changes.items()}
-
-
 class Run(NamedTuple):
     """One process: some sides of a benchmark in one repeat, one after another."""
 
@@ -168,11 +163,7 @@ def measure_sides(benchmark: Benchmark, sides: Sequence[str], settings: Settings
 
 
 def run_process(
-    run: Run,
-    settings: Settings,
-    size_set: str,
-    limit: float | None = None,
-    environment: Mapping[str, str] | None = None,
+    run: Run, settings: Settings, size_set: str, limit: float | None = None
 ) -> tuple[dict[str, dict], str | None]:
     """Measure in a fresh process: the answer of each side that gave one, and a sentence if one did not, or failed.
 
@@ -181,7 +172,7 @@ def run_process(
     command = [sys.executable, "-m", run.benchmark.module, "--measure", ",".join(run.sides), "--sizes", size_set]
     command += settings.arguments()
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+", errors="replace") as errors:
-        with process(command, {**os.environ, **(environment or {})}, stdout=output, stderr=errors) as child:
+        with process(command, os.environ | environment(size_set), stdout=output, stderr=errors) as child:
             try:
                 ended = f"ended with {child.wait(limit)}"
             except subprocess.TimeoutExpired:
@@ -196,6 +187,15 @@ def run_process(
             print(*last_lines, sep="", end="", file=sys.stderr)
             return answers, f"{side} could not be measured: {answer['error']}"
     return answers, None
+
+
+def environment(size_set: str) -> dict[str, str]:
+    """Return the variables that the children need beyond this process's own."""
+    offline = {"HF_HUB_OFFLINE": "1"}  # nothing that is measured needs the network, or should wait for it
+    if size_set == "tiny" and not torch.cuda.is_available():
+        # Kernels then run in Python; and of what is tiny, threads take longer to wait for each other than to work.
+        return offline | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    return offline if size_set == "gpu" else {}
 
 
 @contextmanager

@@ -4,7 +4,7 @@
         plots.line(left, lengths, naive["ms_per_token"], "01_naive", "stage 01")
         plots.axes(left, "tokens in the sequence", "milliseconds per token")
 
-The file is a PNG; `svg` returns the same drawing for a page, light and dark. matplotlib is imported where something
+The file is a PNG; `svg` returns a figure for a page, light and dark. matplotlib is imported where something
 is drawn, so that a machine without it can measure.
 """
 
@@ -39,9 +39,8 @@ DARK = {  # for each colour, the one that stands for it on a dark page
     "#7b4a9e": "#b98adb", "#e0591b": "#ff8a55", "#2b2b38": "#c9ccd6",
 }  # fmt: skip
 WIDTH_INCHES, DPI = 10.0, 160  # 1600 pixels, and 12 point type is still legible at half of them
+LINE = 140  # characters of small print
 STYLE = Path(__file__).with_suffix(".mplstyle")
-NARROW_INCHES = 5.2  # a phone shows it whole, with its type as large as on paper
-NARROW = {"font.size": 9, "axes.titlesize": 9, "figure.titlesize": 12, "figure.labelsize": 6.5}
 
 
 @contextmanager
@@ -55,21 +54,18 @@ def page(
     height: float = 4.8,
     remark: str = "",
     mosaic: list[list[str]] | None = None,
-    narrow: bool = False,
 ) -> Iterator[list]:
     """Give the panels of one picture, row by row; when the block ends they are labelled and written to `png`.
 
     document: the results, whose footer says on what they were measured; or the footer itself.
     message: what the picture says, as its title. remark: what a reader must know to believe it, above the footer.
     mosaic: in place of rows and columns, the names of the panels where they lie; a panel may take several places.
-    narrow: half as wide, for a page that is read on phones, too.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
-    width, line_length = (NARROW_INCHES, 95) if narrow else (WIDTH_INCHES, 140)  # characters of small print
-    with matplotlib.rc_context(NARROW if narrow else {}, STYLE):
-        figure = Figure(figsize=(width, height), dpi=DPI * WIDTH_INCHES / width, layout="constrained")
+    with matplotlib.rc_context({}, STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")
         figure.get_layout_engine().set(wspace=0.06, hspace=0.08, w_pad=0.1, h_pad=0.1)
         cells = mosaic or [[f"{row} {column}" for column in range(columns)] for row in range(rows)]
         panels = list(figure.subplot_mosaic(cells).values())
@@ -77,9 +73,9 @@ def page(
         mark_guesses(figure, document)
         figure.suptitle(message, x=0.012, ha="left")
         below = document if isinstance(document, str) else footer(document)
-        small = "\n".join(textwrap.fill(text, line_length) for text in f"{remark}\n{below}".lstrip().split("\n"))
+        small = "\n".join(textwrap.fill(text, LINE) for text in f"{remark}\n{below}".lstrip().split("\n"))
         figure.supxlabel(small, x=0.012, ha="left", color=SMALL_PRINT)
-        figure.draw_without_rendering()  # the labels keep apart by where the lines end on the page
+        figure.get_layout_engine().execute(figure)  # the labels keep apart by where the lines end on the page
         for panel in panels:
             label_ends(panel)
         save(figure, png)
@@ -98,14 +94,9 @@ def save(figure, png: Path) -> None:
 
 
 def svg(figure, name: str) -> str:
-    """Return a drawn figure as an SVG element, light or dark as the page's `color-scheme` is; name: for screen readers.
-
-    Title and small print are left out: on a page they are its own text.
-    """
+    """Return a figure as an SVG element, light or dark as the page's `color-scheme` is; name: for screen readers."""
     import matplotlib
 
-    for text in figure.texts:
-        text.set(visible=False, in_layout=False)
     drawn = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
@@ -146,8 +137,6 @@ def line(panel, x: Sequence[float], figure: dict[str, Any], side: str, label: st
         style["markerfacecolor"] = "white"
     panel.plot(x, figure["median"], color=color(side), label=label, **style)
     panel.fill_between(x, figure["min"], figure["max"], color=color(side), alpha=0.18, linewidth=0)
-    if "reference" in figure:  # the figure is a learner's (run.py)
-        panel.plot(x, figure["reference"]["median"], ":", color=TEXT, linewidth=1.5, label="reference")
 
 
 def steps(panel, figure: dict[str, Any], counts: Sequence[int], side: str, label: str) -> None:
@@ -166,10 +155,6 @@ def bars(panel, sides: Sequence[str], figures: Sequence[dict], labels: Sequence[
     """Draw one bar for each side, its value at its end, a thin line from least to most. lying: from top to bottom."""
     figure = {key: [each[key] for each in figures] for key in ("median", "min", "max")}
     draw_bars(panel, labels, figure, 0.6, list(map(color, sides)), lying=lying)
-    for place, figure in enumerate(figures):
-        if "reference" in figure:  # the figure is a learner's (run.py)
-            height = figure["reference"]["median"]
-            panel.plot([place - 0.3, place + 0.45], [height] * 2, ":", color=TEXT, linewidth=1.5, label="reference")
     if lying:
         panel.set(xticks=[], xmargin=0.2, ymargin=0.02)
         panel.grid(visible=False)

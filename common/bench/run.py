@@ -111,10 +111,8 @@ def pick(benchmarks: Sequence[Benchmark], names: str | None) -> list[Benchmark]:
 def measure(args: argparse.Namespace, settings: Settings) -> int:
     """Measure what the options say; print the table, and as the last line on stdout one JSON document."""
     out = args.out or (Path(tempfile.mkdtemp()) if args.sizes == "tiny" else args.home)
-    suite = Suite(
-        args.benchmarks, settings, args.sizes, out, args.repeats, args.together,
-        seconds=args.minutes and 60 * args.minutes, environment=environment(args.sizes),
-    )  # fmt: skip
+    seconds = args.minutes and 60 * args.minutes
+    suite = Suite(args.benchmarks, settings, args.sizes, out, args.repeats, args.together, seconds)
     status = suite.run(again=args.again)
     if suite.path.exists():
         found = summary.read_summary(suite.path)
@@ -123,15 +121,6 @@ def measure(args: argparse.Namespace, settings: Settings) -> int:
             path = suite.document_of(args.benchmarks[0]) if len(args.benchmarks) == 1 else None
             print(json.dumps((path and read_json(path)) or found, separators=(",", ":")))
     return status
-
-
-def environment(sizes: str) -> dict[str, str]:
-    """Return the variables that the children need beyond this process's own."""
-    offline = {"HF_HUB_OFFLINE": "1"}  # nothing that is measured needs the network, or should wait for it
-    if sizes == "tiny" and not torch.cuda.is_available():
-        # Kernels then run in Python; and of what is tiny, threads take longer to wait for each other than to work.
-        return offline | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-    return offline if sizes == "gpu" else {}
 
 
 def redraw(args: argparse.Namespace) -> int:
@@ -151,7 +140,7 @@ def redraw(args: argparse.Namespace) -> int:
 
 
 def beside_reference(benchmark: Benchmark) -> Benchmark:
-    """Return the benchmark with the reference as a side: the headline compares both, and plots show both."""
+    """Return the benchmark with the reference as a side, which the headline compares it with."""
     name, headline = benchmark.name, benchmark.headline
 
     def measure(settings: Settings, sizes: dict) -> Figures:
@@ -162,14 +151,5 @@ def beside_reference(benchmark: Benchmark) -> Benchmark:
         found = headline.value(sizes, side)
         return [*found.values()][-1] if isinstance(found, dict) else found
 
-    def draw(document: dict[str, Any], png: Path) -> None:
-        own, reference = (document["sides"][side] for side in (name, REFERENCE))
-        both = {key: {**figure, REFERENCE: reference[key]} for key, figure in own.items()}
-        benchmark.draw({**document, "sides": {**document["sides"], name: both}}, png)
-
-    return replace(
-        benchmark,
-        sides={**benchmark.sides, REFERENCE: measure},
-        headline=replace(headline, sides=(REFERENCE, name), value=value),
-        draw=draw,
-    )
+    sides = {**benchmark.sides, REFERENCE: measure}
+    return replace(benchmark, sides=sides, headline=replace(headline, sides=(REFERENCE, name), value=value))

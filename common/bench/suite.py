@@ -11,9 +11,9 @@ import re
 import shutil
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,6 @@ class Suite:
     repeats: int | None = None
     together: bool = False
     seconds: float | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.place = self.settings.place()
@@ -154,7 +153,7 @@ class Suite:
         # In this process: a child's own threads, left from what it has measured, can double the time of a product.
         before = reference_ms(*self.place)
         free_memory(self.place[0])
-        answers, problem = run_process(missing, self.settings, self.size_set, self.limit(run), self.environment)
+        answers, problem = run_process(missing, self.settings, self.size_set, self.limit(run))
         after, taken = reference_ms(*self.place), time.monotonic() - start
         kept = {"reference_ms": [before, after], "seconds": taken / len(missing.sides)}
         for side, answer in answers.items():

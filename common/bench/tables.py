@@ -11,9 +11,8 @@ for each model. What has not been measured is left out.
 """
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from .plots import short
 MACHINE = "cpu-amd-epyc-2-cores"  # which all committed figures come from
 LARGE = f"{MACHINE}.qwen3-0.6b-dummy-bfloat16"  # the same machine, with a real model's shape
 Rows = Sequence[Sequence[Any]]  # the header first
-Figure = tuple[str, str, int]  # side, name, place among the sizes
 
 
 def by_size(
@@ -47,16 +45,6 @@ def by_size(
     places = [sizes.index(size) for size in (only if set(only) <= set(sizes) else ()) or sizes]
     rows = [[f"{sizes[at]:,}", *(short(scale * figure["median"][at]) for figure in figures.values())] for at in places]
     return [[name, *(f"{column}, {unit}" if unit else column for column in figures)], *rows]
-
-
-def ratio(top: Figure, bottom: Figure, least: float, most: float = inf) -> Callable[[dict], bool]:
-    """Return the claim that one side's figure over another's lies between two bounds in every repeat."""
-
-    def holds(document: dict) -> bool:
-        each = ([values[at] for values in document["sides"][side][name]["values"]] for side, name, at in (top, bottom))
-        return all(least <= one / other <= most for one, other in zip(*each, strict=True))
-
-    return holds
 
 
 def committed(module: str, name: str = MACHINE) -> dict[str, Any]:

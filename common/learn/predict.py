@@ -19,7 +19,7 @@ from typing import Any
 from common.bench.documents import read_json, write_json
 from common.bench.hardware import slug
 from common.bench.harness import Benchmark
-from common.bench.run import RESULTS, environment
+from common.bench.run import RESULTS
 from common.bench.settings import Settings
 from common.bench.suite import Suite
 from common.errors import counted, shortened
@@ -71,10 +71,8 @@ def folder_of(stage: str) -> Path:
 def measure(benchmark: Benchmark, size_set: str) -> dict[str, Any] | None:
     """Measure every side in a process of its own; return the document, or None after a note of what failed."""
     with tempfile.TemporaryDirectory() as folder:
-        suite = Suite(
-            [replace(benchmark, draw=None)], SETTINGS, size_set, Path(folder),
-            seconds=PATIENCE * benchmark.seconds["predict"], environment=environment(size_set),
-        )  # fmt: skip
+        seconds = PATIENCE * benchmark.seconds["predict"]
+        suite = Suite([replace(benchmark, draw=None)], SETTINGS, size_set, Path(folder), seconds=seconds)
         return None if suite.run() else read_json(suite.document_of(benchmark))
 
 

@@ -1,7 +1,5 @@
 """The benchmarks: the discipline is kept, and whatever is drawn was measured."""
 
-import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +16,6 @@ from common.bench.settings import Settings
 from common.bench.steps import step_profile
 from common.model import ModelConfig
 from common.stages import load_engine
-from tests.helpers.measured_here import measure_here, shrink_products
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = [*sorted(ROOT.glob("[0-9][0-9]_*/results/*.json")), ROOT / "common/bench/results/cpu-amd-epyc-2-cores.json"]
@@ -63,30 +60,6 @@ def test_labels_are_moved_apart_and_no_further():
     assert plots.apart([0, 100], [15, 15]) == [0, 100]
     places = plots.apart([50, 51, 52], [15, 15, 15])
     assert places == pytest.approx([36, 51, 66], abs=0.1)
-
-
-def test_a_benchmark_measures_writes_and_draws(tmp_path, capfd, monkeypatch):
-    """A process for each side is in test_suite.py, and with the sides of a real benchmark in test_predict.py."""
-    monkeypatch.setattr(suite, "run_process", measure_here)
-    shrink_products(monkeypatch)
-    with pytest.raises(SystemExit) as ended:
-        run_benchmark(BENCHMARKS["02_kv_cache"], ["--sizes", "tiny", "--device", "cpu", "--results", str(tmp_path)])
-    printed = capfd.readouterr()
-    assert ended.value.code == 0, printed.err
-    document, facts = json.loads(printed.out.splitlines()[-1]), printed.out.splitlines()[-1].split('"')
-    assert os.uname().nodename not in facts and not any(str(ROOT) in fact for fact in facts), "results are published"
-    [path] = tmp_path.glob("*-02_kv_cache.json")
-    assert document == json.loads(path.read_text())
-    assert document["benchmark"] == "02_kv_cache" and document["size_set"] == "tiny"
-    assert document["hardware"]["torch"] == torch.__version__
-    lengths = document["sizes"]["lengths"]
-    for side in document["sides"].values():
-        assert len(side["ms_per_token"]["median"]) == len(lengths) and min(side["ms_per_token"]["min"]) > 0
-    formula = document["figures"]["predicted_cache_bytes"]["median"]
-    assert document["sides"]["02_kv_cache"]["cache_bytes"]["median"] == formula
-    naive, cached = (side["seconds"]["median"][-1] for side in list(document["sides"].values())[:2])
-    assert document["headline"]["ratio"]["median"] == pytest.approx(naive / cached, rel=1e-4)
-    assert_is_picture(path.with_suffix(".png"))
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=BENCHMARKS)

@@ -1,10 +1,12 @@
 """The suite: one process a side, a file for each, time limits; and the results file, which tells noise from results."""
 
+import json
+import platform
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -210,6 +212,19 @@ def test_a_wrong_command_line_is_answered_in_a_sentence(write, tmp_path, capsys,
     assert ended.value.code == 1 and sentence in capsys.readouterr().err
 
 
+def test_the_last_line_is_the_document_that_was_written(write, tmp_path, capfd):
+    with pytest.raises(SystemExit) as ended:
+        program = f"for side in sides: answer(side, model={asdict(Settings().config())})"
+        run_benchmark(write(program), ["--sizes", "tiny", "--device", "cpu", "--out", str(tmp_path / "out")])
+    last = capfd.readouterr().out.splitlines()[-1]
+    [path] = (tmp_path / "out").glob("*-tiny-sides.json")
+    document = json.loads(last)
+    assert ended.value.code == 0 and document == json.loads(path.read_text())
+    assert document["benchmark"] == "sides" and document["size_set"] == "tiny" and document["sizes"] == {"length": 8}
+    assert document["sides"]["now"]["value"]["median"] == 4 and document["headline"]["ratio"]["median"] == 2
+    assert not {platform.node(), str(tmp_path), str(ROOT)} & set(last.split('"')), "results are published"
+
+
 @pytest.mark.parametrize("names", ["2", "02", "02_kv_cache"])
 def test_a_stage_goes_by_number_or_folder(names):
     assert [benchmark.name for benchmark in pick(course_benchmarks(), names)] == ["02_kv_cache"]
@@ -218,14 +233,13 @@ def test_a_stage_goes_by_number_or_folder(names):
 def test_a_learners_stage_is_measured_beside_the_reference(tmp_path, monkeypatch):
     """Its results stay in its folder."""
     name = "02_kv_cache"
-    own, drawn, ran = tmp_path / name, [], {}
+    own, ran = tmp_path / name, {}
 
     def measure(settings, sizes):
         return {"seconds": 2.0 if stage_folder(name) == own else 3.0}
 
     benchmark = Benchmark(
         str(own / "benchmark.py"), "", {"01_naive": None, name: measure}, {"full": {}}, derive=None,
-        draw=lambda document, png: drawn.append(document["sides"][name]["seconds"]),
         headline=Headline("an answer", "s", (name,), lambda sizes, side: {"warm-up": 0.0, name: side["seconds"]}),
     )  # fmt: skip
     monkeypatch.setenv("COURSE_STAGE", str(own))
@@ -238,6 +252,3 @@ def test_a_learners_stage_is_measured_beside_the_reference(tmp_path, monkeypatch
     both = beside_reference(benchmark)
     measured = {side: both.sides[side](None, {}) for side in (name, "reference")}
     assert both.headline.values({}, measured) == {"reference": 3.0, name: 2.0}
-    spread = {side: {"seconds": {"median": figures["seconds"]}} for side, figures in measured.items()}
-    both.draw({"sides": spread}, tmp_path)
-    assert drawn == [{"median": 2.0, "reference": {"median": 3.0}}]

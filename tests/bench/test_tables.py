@@ -6,7 +6,9 @@ from beyond.any_model.benchmark import BENCHMARK as ANY_MODEL
 from beyond.structured.benchmark import BENCHMARK as STRUCTURED
 from common.bench import tables
 from common.bench.__main__ import course_benchmarks
+from common.bench.description import holds
 from common.bench.experiments.peers import BENCHMARK as PEERS
+from common.bench.harness import spread
 from common.bench.tables import LARGE, MACHINE, committed, main
 from common.serving.benchmark import BENCHMARK as SERVING
 
@@ -26,6 +28,22 @@ def test_tables_are_those_of_the_committed_results():
 def test_what_is_said_in_words_holds(benchmark, claim, result):
     claims = benchmark.claims if result == MACHINE else benchmark.large_claims
     assert claims[claim](committed(benchmark.module, result)), claim
+
+
+@pytest.mark.parametrize(
+    ("figure", "bounds", "true"),
+    [
+        ("sides.now.ms", {"least": 1, "most": 4}, True),
+        ("sides.now.ms", {"least": 2}, False),
+        ("sides.now.ms.-1", {"least": 3, "most": 4}, True),
+        ("sides.now.ms / sides.before.ms", {"most": 2}, True),
+        ("sides.now.ms.1 / sides.before.ms.1", {"least": 2}, False),
+        ("sides.now.ms.0 / sides.before.once", {"least": 0.1, "most": 0.2}, True),
+    ],
+)
+def test_a_claim_is_about_every_repeat_and_each_place_of_a_curve(figure, bounds, true):
+    now, before = {"ms": spread([[1, 4], [2, 3]])}, {"ms": spread([[1, 2], [1, 2]]), "once": spread([10, 10])}
+    assert holds({"figures": [figure]} | bounds)({"sides": {"now": now, "before": before}}) == true
 
 
 def test_a_model_of_a_real_shape_is_a_row_beside_the_bundled_one_where_it_has_been_measured(monkeypatch, capsys):

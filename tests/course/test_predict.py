@@ -3,14 +3,9 @@
 import builtins
 import io
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
-import time
 from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -18,9 +13,10 @@ import pytest
 
 from common.bench import plots, suite
 from common.bench.compare.sources import results_files
+from common.bench.harness import Run, run_process
 from common.learn import predict
 from common.learn.questions import Question, read_questions, result, table
-from common.stages import ROOT, stage_folder, stage_folders
+from common.stages import stage_folder, stage_folders
 from tests.helpers.measured_here import measure_here, shrink_products
 
 NUMBERS = [folder.name[:2] for folder in stage_folders()]
@@ -37,12 +33,16 @@ def questions_of(number: str, size_set: str = "predict") -> list[Question]:
 # ---- From guesses to results ----
 
 
+def measure_here_but_one(run: Run, *others):
+    """Measure in this process, but one side of all benchmarks as `predict` does, in a process of its own."""
+    return (run_process if run.sides == ("06_prefix_cache",) else measure_here)(run, *others)
+
+
 @pytest.mark.parametrize("number", [pytest.param(each, marks=[pytest.mark.ray] * (each == "08")) for each in NUMBERS])
 def test_a_class_without_a_terminal_gets_table_plot_and_file(number, tmp_path, capsys, monkeypatch):
     """All questions but the first are answered, by options; and a guess that is right lies on what is drawn."""
     shrink_products(monkeypatch)
-    if number != "06":  # one goes the whole way
-        monkeypatch.setattr(suite, "run_process", measure_here)
+    monkeypatch.setattr(suite, "run_process", measure_here_but_one)
     drawn, mark_guesses = {}, plots.mark_guesses
 
     def spy(figure, document):
@@ -156,26 +156,6 @@ def test_a_wrong_command_line_is_answered_in_a_sentence(arguments, sentence, tmp
         arguments = [str(tmp_path)]
     with pytest.raises(SystemExit, match=f"^{re.escape(sentence)}"):
         predict.main([arguments[0], *("=".join(arguments[i : i + 2]) for i in range(1, len(arguments), 2))])
-
-
-# ---- Ctrl-C ----
-
-
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
-def test_control_c_ends_what_measures_and_writes_nothing(tmp_path):
-    command = [sys.executable, "-m", "common.learn.predict", "02", "--sizes", "tiny", "--out", str(tmp_path)]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, cwd=ROOT, text=True, **pipes)
-    assert "3 processes to measure" in process.stderr.readline()
-    children_of = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (children := children_of.read_text().split()):  # the line is printed before the side's process starts
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
-    assert (process.returncode, output) == (130, "") and errors.endswith("Interrupted: nothing is written.\n")
-    assert "Traceback" not in errors and list(tmp_path.iterdir()) == []
-    assert not any(os.path.exists(f"/proc/{child}") for child in children)
 
 
 def test_control_c_at_a_question_ends_quietly(monkeypatch, capsys):

@@ -1,17 +1,21 @@
-"""Draws every panel once: as a PNG with small print, and as an SVG for the page."""
+"""Draws every panel of the page as an SVG."""
 
-from pathlib import Path
 from typing import Any
 
 from .. import plots
 from .panels import FEW, Column, Panel
 
-CHART_INCHES, ROW_INCHES = 1.7, 0.45  # height of a chart, and of a row of ratios
+WIDTH_INCHES = 5.2  # a phone shows it whole, with its type as large as on paper
+CHART_INCHES, ROW_INCHES, LEGEND_INCHES = 1.7, 0.45, 0.2  # height of a chart, of a row of ratios, and of names
+TYPE = {"font.size": 9, "axes.titlesize": 9}  # points
 SMALL = 8  # points: digits and legends
 
 
-def draw(panel: Panel, png: Path, caption: str, remark: str) -> str:
-    """Write the PNG; return the SVG."""
+def draw(panel: Panel) -> str:
+    """Return the panel's charts, with a legend below them, as an SVG element."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
     charts = list(dict.fromkeys(column.chart for column in panel.columns if column.chart))
     across = min(len(charts), 2 if len(charts) <= 2 * FEW else 3) or 1
     down = -(-len(charts) // across) or 1
@@ -19,21 +23,19 @@ def draw(panel: Panel, png: Path, caption: str, remark: str) -> str:
     keys = {each.label: each.tint for each in panel.columns if not (each.is_median and charts)}
     keys = {label: tint for label, tint in keys.items() if len(keys) > 1 and tint != plots.REFERENCE}
     beside = 2 if max(map(len, keys), default=0) > 16 else 4
-    size = {"rows": down, "columns": across, "height": 1.4 + height, "narrow": True}
-    room = "\n" * (2 * -(-len(keys) // beside))  # for the legend, below the small print
-    with plots.page(png, f"{caption}{room}", panel.title, remark=remark, **size) as cells:
-        figure = cells[0].figure
+    height += LEGEND_INCHES * -(-len(keys) // beside)
+    with matplotlib.rc_context(TYPE, plots.STYLE):
+        figure = Figure(figsize=(WIDTH_INCHES, 0.6 + height), layout="constrained")
+        cells = figure.subplots(down, across, squeeze=False, sharey=panel.kind == "stairs").flatten()
         for cell, chart in zip(cells, charts or [""], strict=False):
             columns = [column for column in panel.columns if column.chart in (chart, "")]
             (draw_stairs if charts else draw_ratios)(cell, panel, columns)
             cell.set_title(chart)
-            if panel.kind == "stairs":
-                cell.sharey(cells[0])
         for cell in cells[len(charts) or 1 :]:
             cell.set_visible(False)
         handles = [cells[0].plot([], [], "s", color=tint, label="_")[0] for tint in keys.values()]
         figure.legend(handles, keys, loc="outside lower left", ncols=beside, frameon=False, fontsize=SMALL)
-    return plots.svg(figure, panel.title)
+        return plots.svg(figure, panel.title)
 
 
 def draw_ratios(axes, panel: Panel, columns: list[Column]) -> None:

@@ -70,14 +70,13 @@ class Column(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """rows: a stage with what it adds, and a few words beside it. names: of the entries that the figures are from."""
+    """rows: a stage with what it adds, and a few words beside it."""
 
     kind: str
     title: str
     text: str
     rows: list[tuple[str, str]]
     columns: list[Column]
-    names: Sequence[str] = (COURSE,)
 
     def table(self) -> list[Sequence[Any]]:
         """Return rows of cells: a column for each machine while they are few, and else a row."""
@@ -166,13 +165,13 @@ def gains(group: Group) -> Panel:
     rows = [(story(name), STORY.get(name[:2], ("", ""))[1]) for name in names]
     if group.is_capstone:
         title = group.members[0].entries[JUDGE]["title"]
-        return Panel("gains", "The capstone", f"Over the reference: {title}.", [("goodput", "")], columns, names)
+        return Panel("gains", "The capstone", f"Over the reference: {title}.", [("goodput", "")], columns)
     text = (
         "Each stage against the one before it, under the load that its lesson is about: above 1 is better. "
         "Stage 01 has none before it: its row is how much dearer a token becomes in a long sequence. "
     )
     text += "Upright: the median of the class." if group.is_class else ""
-    return Panel("gains", "What each stage makes better", text, rows, columns, names)
+    return Panel("gains", "What each stage makes better", text, rows, columns)
 
 
 def over_first(results: Results) -> list[tuple[int, list[Figure]]]:

@@ -188,7 +188,7 @@ def keep_comparable(found: Sequence[Results], refused: list[str]) -> list[Result
 
 def work_of(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return what entries must have in common to be compared: the sizes of the work, and what was measured with it."""
-    sizes = {name: size for name, size in entry["sizes"].items() if name not in NOTED}
+    sizes = {name: size for name, size in entry["sizes"].items() if name not in NOTED and size is not None}
     return sizes | {"sides": sorted(entry["sides"])}
 
 

@@ -1,5 +1,6 @@
 """Fixtures of the whole suite: the bundled model, the reference, and engines that are checked for leftovers."""
 
+import gc
 import inspect
 import os
 import random
@@ -12,6 +13,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+gc.disable()  # until all tests are collected: what is imported stays, and would be looked through again and again
 
 # One thread for each process that computes: beside others OpenMP's teams wait for one another more than they compute.
 for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
@@ -45,6 +48,7 @@ settings.register_profile("first_failure", phases=[Phase.explicit, Phase.reuse, 
 WITH_A_LOOP_AROUND = ["04_continuous_batching+overlap", "06_prefix_cache+overlap"]
 PROMPT_COUNT = 13
 LONG = 40  # tests in a file
+PLAIN = {int, float, str, bool, type(None)}  # which hold nothing, and are most of what an engine holds
 
 
 def pytest_addoption(parser):
@@ -94,6 +98,11 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.xdist_group(group))
         # A file of few tests runs whole programs. Those of many short ones come last, and level the processes out.
         items.sort(key=lambda item: (not groups[item].startswith("ray"), sizes[groups[item]], groups[item]))
+
+
+@pytest.hookimpl(tryfirst=True)  # the first that returns something is the last
+def pytest_runtestloop():
+    gc.enable()
 
 
 def group_of(item, of_file: int) -> str:
@@ -243,17 +252,17 @@ def tensor_bytes(engine: BaseEngine) -> int:
 
 def reachable(engine: BaseEngine, kind: type):
     """Every object of `kind` that the engine holds, through any attributes and containers, the model left out."""
-    seen, todo = {id(engine.model), id(engine.tokenizer)}, deque([engine])
+    seen, todo = {id(engine.model), id(engine.tokenizer)}, [engine]
     while todo:
-        value = todo.popleft()
-        if id(value) in seen or isinstance(value, (Trace, type, Callable)) and not hasattr(value, "__self__"):
+        value = todo.pop()
+        if id(value) in seen or isinstance(value, (Trace, type)) or callable(value) and not hasattr(value, "__self__"):
             continue
         seen.add(id(value))
         if isinstance(value, kind):
             yield value
         elif isinstance(value, dict):
-            todo.extend([*value.keys(), *value.values()])
+            todo += [one for pair in value.items() for one in pair if type(one) not in PLAIN]
         elif isinstance(value, (list, tuple, set, frozenset, deque)):
-            todo.extend(value)
+            todo += [one for one in value if type(one) not in PLAIN]
         elif hasattr(value, "__dict__"):
-            todo.extend(vars(value).values())
+            todo += [one for one in vars(value).values() if type(one) not in PLAIN]

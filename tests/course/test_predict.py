@@ -5,19 +5,27 @@ import io
 import json
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
+from common.acceleration.accelerate import make_engine
 from common.bench import plots, suite
 from common.bench.compare.sources import results_files
 from common.bench.harness import Run, run_process
+from common.bench.load import running_server
+from common.bench.settings import Settings
 from common.learn import predict
 from common.learn.questions import Question, read_questions, result, table
-from common.stages import stage_folder, stage_folders
-from tests.helpers.measured_here import measure_here, shrink_products
+from common.loader import load_model
+from common.stages import load_stage_module, stage_folder, stage_folders
+from tests.helpers.measured_here import measure_here, shrink_measurements
+from tests.helpers.serving_stage_03 import engine_module, serving
 
 NUMBERS = [folder.name[:2] for folder in stage_folders()]
 
@@ -35,14 +43,35 @@ def questions_of(number: str, size_set: str = "predict") -> list[Question]:
 
 def measure_here_but_one(run: Run, *others):
     """Measure in this process, but one side of all benchmarks as `predict` does, in a process of its own."""
-    return (run_process if run.sides == ("06_prefix_cache",) else measure_here)(run, *others)
+    apart = (run.benchmark.name, run.sides) == ("01_naive", ("01_naive",))
+    return (run_process if apart else measure_here)(run, *others)
 
 
-@pytest.mark.parametrize("number", [pytest.param(each, marks=[pytest.mark.ray] * (each == "08")) for each in NUMBERS])
+@contextmanager
+def serve_here_but_one(stage: str, settings: Settings, *options: str) -> Iterator[str]:
+    """Stand in for `running_server`, which starts stage 02's server, in stage 03's benchmark."""
+    if stage == "03_streaming":
+        with serving(engine_module.Engine(settings.load())) as service:
+            yield service.url
+    else:
+        with running_server(stage, settings, *options) as url:
+            yield url
+
+
+def local_fleet(model: dict, options: list[dict], *_):
+    """Stand in for stage 08's RayFleet: workers that load the model themselves, in this process."""
+    fleet, engine = (load_stage_module("08", name) for name in ("fleet", "engine"))
+    loaded = load_model(**model)
+    return fleet.LocalFleet([partial(make_engine, engine.WorkerEngine, loaded, **each) for each in options])
+
+
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_class_without_a_terminal_gets_table_plot_and_file(number, tmp_path, capsys, monkeypatch):
     """All questions but the first are answered, by options; and a guess that is right lies on what is drawn."""
-    shrink_products(monkeypatch)
+    shrink_measurements(monkeypatch)
     monkeypatch.setattr(suite, "run_process", measure_here_but_one)
+    monkeypatch.setattr("03_streaming.benchmark.running_server", serve_here_but_one)
+    monkeypatch.setitem(sys.modules, "08_disaggregated.ray_fleet", SimpleNamespace(RayFleet=local_fleet))
     drawn, mark_guesses = {}, plots.mark_guesses
 
     def spy(figure, document):
@@ -78,7 +107,7 @@ def test_a_class_without_a_terminal_gets_table_plot_and_file(number, tmp_path, c
 
 
 def test_a_side_that_fails_is_a_sentence(tmp_path, monkeypatch, capsys):
-    shrink_products(monkeypatch)
+    shrink_measurements(monkeypatch)
     monkeypatch.setattr(suite, "run_process", lambda *_: ({}, "its process ended with 1"))
     assert predict.main(["02", "--sizes", "tiny", "--out", str(tmp_path)]) == 1
     assert "02_kv_cache failed: its process ended with 1\n" in capsys.readouterr().err

@@ -81,6 +81,7 @@ def test_a_class_without_a_terminal_gets_table_plot_and_file(number, tmp_path, c
         mark_guesses(figure, document)
 
     monkeypatch.setattr(plots, "mark_guesses", spy)
+    monkeypatch.setattr(plots, "DPI", plots.DPI / 4)  # the rest of the pixels take as long as what they show
     monkeypatch.setattr(sys, "stdin", io.StringIO("must not be read\n"))
     _, *others = questions = questions_of(number, "tiny")
     options = [f"--{one['name']}={','.join('1.5' for _ in one['at'])}" for one in others]

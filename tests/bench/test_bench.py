@@ -60,8 +60,10 @@ def test_labels_are_moved_apart_and_no_further():
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=BENCHMARKS)
-def test_every_size_set_changes_only_sizes_that_there_are(benchmark):
+def test_a_benchmark_is_a_program_whose_size_sets_change_only_sizes_that_there_are(benchmark):
     """Those for a large model may have more: what is usual is not said among the others."""
+    program = Path(benchmark.file).read_text(encoding="utf-8")
+    assert program.endswith('\n\nif __name__ == "__main__":\n    run_benchmark(BENCHMARK)\n')
     full = benchmark.sizes["full"].keys() | benchmark.sizes["large"].keys() | {"model", "repeats"}
     assert all(sizes.keys() <= full for sizes in benchmark.sizes.values())
     assert set(benchmark.headline.sides) <= set(benchmark.sides)

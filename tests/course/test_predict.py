@@ -17,7 +17,6 @@ import pytest
 from common.acceleration.accelerate import make_engine
 from common.bench import plots, suite
 from common.bench.compare.sources import results_files
-from common.bench.harness import Run, run_process
 from common.bench.load import running_server
 from common.bench.settings import Settings
 from common.learn import predict
@@ -39,12 +38,6 @@ def questions_of(number: str, size_set: str = "predict") -> list[Question]:
 
 
 # ---- From guesses to results ----
-
-
-def measure_here_but_one(run: Run, *others):
-    """Measure in this process, but one side of all benchmarks as `predict` does, in a process of its own."""
-    apart = (run.benchmark.name, run.sides) == ("01_naive", ("01_naive",))
-    return (run_process if apart else measure_here)(run, *others)
 
 
 @contextmanager
@@ -69,7 +62,7 @@ def local_fleet(model: dict, options: list[dict], *_):
 def test_a_class_without_a_terminal_gets_table_plot_and_file(number, tmp_path, capsys, monkeypatch):
     """All questions but the first are answered, by options; and a guess that is right lies on what is drawn."""
     shrink_measurements(monkeypatch)
-    monkeypatch.setattr(suite, "run_process", measure_here_but_one)
+    monkeypatch.setattr(suite, "run_process", measure_here)
     monkeypatch.setattr("03_streaming.benchmark.running_server", serve_here_but_one)
     monkeypatch.setitem(sys.modules, "08_disaggregated.ray_fleet", SimpleNamespace(RayFleet=local_fleet))
     drawn, mark_guesses = {}, plots.mark_guesses

@@ -1,19 +1,25 @@
 """Measure a benchmark's sides in this process, in place of one each: a process needs seconds to import torch."""
 
+import io
+from contextlib import redirect_stdout
 from weakref import WeakKeyDictionary
 
 import pytest
 
 from common import pass_times, token_budget
 from common.bench import ceilings
-from common.bench.harness import Run, measure_sides
+from common.bench.harness import Run, parsed
+from common.bench.run import main
 from common.bench.settings import Settings
 from common.process import freeze_loaded_objects
 
 
 def measure_here(run: Run, settings: Settings, size_set: str, *_) -> tuple[dict[str, dict], str | None]:
-    """Stand in for `harness.run_process`."""
-    answers = {answer["side"]: answer for answer in measure_sides(run.benchmark, run.sides, settings, size_set)}
+    """Stand in for `harness.run_process`: the same command line, with the same answers on stdout."""
+    words = ["--measure", ",".join(run.sides), "--sizes", size_set, *settings.arguments()]
+    with redirect_stdout(io.StringIO()) as printed:
+        main(run.benchmark.name, "", [run.benchmark], words)
+    answers = {answer["side"]: answer for answer in map(parsed, printed.getvalue().splitlines()) if answer}
     errors = [f"{side}: {answer['error']}" for side, answer in answers.items() if "error" in answer]
     return answers, errors[0] if errors else None
 

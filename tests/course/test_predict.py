@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from itertools import count
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -65,6 +66,8 @@ def test_a_class_without_a_terminal_gets_table_plot_and_file(number, tmp_path, c
     monkeypatch.setattr(suite, "run_process", measure_here)
     monkeypatch.setattr("03_streaming.benchmark.running_server", serve_here_but_one)
     monkeypatch.setitem(sys.modules, "08_disaggregated.ray_fleet", SimpleNamespace(RayFleet=local_fleet))
+    ticking = SimpleNamespace(perf_counter=count(step=0.1).__next__)  # stage 08's load takes a second, of ten steps
+    monkeypatch.setattr("08_disaggregated.benchmark.time", ticking)
     drawn, mark_guesses = {}, plots.mark_guesses
 
     def spy(figure, document):

@@ -106,7 +106,7 @@ def draw(document: dict, png: Path) -> None:
         for panel, (side, figure, labels, groups, x_label, y_label) in zip(places, panels, strict=True):
             figures = {label: document["sides"][side][f"{key}_{figure}"] for key, label in labels.items()}
             tints = dict(zip(figures, (plots.REFERENCE, plots.color(STAGE)), strict=True))
-            plots.grouped_bars(panel, groups, figures, tints, {})
+            plots.grouped_bars(panel, groups, figures, tints)
             plots.axes(panel, x_label, y_label)
             panel.legend(frameon=False, loc="upper left")
 

@@ -9,6 +9,7 @@ from .timing import median_seconds
 LARGE = {"cpu": 2048, "cuda": 8192}  # rows and columns of a matrix product
 REFERENCE = {"cpu": 768, "cuda": 4096}  # the same of the reference product, which takes milliseconds
 REFERENCE_TIMES = 9
+COPIED = {"cpu": 2**26, "cuda": 2**30}  # bytes, several times what a cache holds
 
 
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
@@ -26,7 +27,7 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
 
 def copy_bytes_per_second(device: torch.device) -> float:
     """Return bytes read plus bytes written per second by a large copy in the device's memory; the median."""
-    nbytes = 2**30 if device.type == "cuda" else 2**26  # several times what a cache holds
+    nbytes = COPIED[device.type]
     source, target = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
     return 2 * nbytes / median_seconds(target.copy_, device, [(source,)], repeats=10)
 

@@ -164,29 +164,24 @@ def bars(panel, sides: Sequence[str], figures: Sequence[dict], labels: Sequence[
         panel.margins(y=0.12)
 
 
-def grouped_bars(
-    panel, groups: Sequence, figures: dict[str, dict], tints: dict[str, str], texts: dict[str, Sequence[str]]
-) -> None:
-    """Draw in each group a bar for each label of `figures`, in its tint, with a thin line from least to most.
-
-    texts: what is written above the bars of a label, one for each group; by default their values.
-    """
+def grouped_bars(panel, groups: Sequence, figures: dict[str, dict], tints: dict[str, str]) -> None:
+    """Draw in each group a bar for each label of `figures`, in its tint, with a thin line from least to most."""
     width = 0.84 / len(figures)
     for number, (label, figure) in enumerate(figures.items()):
         places = [group + (number - (len(figures) - 1) / 2) * width for group in range(len(groups))]
-        draw_bars(panel, places, figure, 0.92 * width, tints[label], texts.get(label), label=label, size=9)
+        draw_bars(panel, places, figure, 0.92 * width, tints[label], label=label, size=9)
     panel.set_xticks(range(len(groups)), [str(group) for group in groups])
     panel.margins(y=0.16)
 
 
-def draw_bars(panel, places, figure, width, tint, texts=None, *, lying=False, label="_", size=11) -> None:
-    """Draw bars with a thin line from least to most, and beyond it a text, by default the value."""
+def draw_bars(panel, places, figure, width, tint, *, lying=False, label="_", size=11) -> None:
+    """Draw bars with a thin line from least to most, and beyond it the value."""
     each = list(zip(figure["median"], figure["min"], figure["max"], strict=True))
     reach = [[median - least for median, least, _ in each], [most - median for median, _, most in each]]
     draw, direction = (panel.barh, "xerr") if lying else (panel.bar, "yerr")
     style = {"color": tint, "label": label, "ecolor": TEXT, "error_kw": {"elinewidth": 1.2}, direction: reach}
     bars = draw(places, figure["median"], width, **style)
-    panel.bar_label(bars, texts or [short(median) for median, _, _ in each], padding=4, fontsize=size)
+    panel.bar_label(bars, [short(median) for median, _, _ in each], padding=4, fontsize=size)
 
 
 def short(value: float) -> str:

@@ -14,7 +14,7 @@ from common.bench.documents import read_json
 from common.bench.load import running_server
 from common.bench.metrics import LoadResult, RequestRecord
 from common.errors import InvalidInput
-from tests.helpers.measured_here import shrink_products
+from tests.helpers.measured_here import shrink_measurements
 from tests.helpers.openai_stand_in import stand_in
 
 STANDARD = {"model", "messages", "max_tokens", "temperature", "stream", "stream_options"}
@@ -24,7 +24,7 @@ OBJECTIVES = argparse.Namespace(ttft_ms=1000, itl_ms=500)
 @pytest.fixture
 def server(monkeypatch):
     """A server that stands for both sides, and a load of one rate and few requests."""
-    shrink_products(monkeypatch)
+    shrink_measurements(monkeypatch)
     monkeypatch.setattr(judge, "ceilings", lambda *_: {"copy_bytes_per_second": 1.0, "matmul_flops_per_second": 1.0})
     for name, value in {"RATES": (200,), "SECONDS": 0, "LEAST_REQUESTS": 6, "ALONE": 2, "MOST_TOKENS": 8}.items():
         monkeypatch.setattr(judge, name, value)

@@ -8,7 +8,7 @@ import pytest
 from common.bench.harness import aggregate, spread
 from common.bench.settings import Settings
 from common.bench.suite import Suite
-from tests.helpers.measured_here import shrink_products
+from tests.helpers.measured_here import shrink_measurements
 
 SEVEN, EIGHT = (import_module(f"{stage}.benchmark") for stage in ("07_speculative", "08_disaggregated"))
 
@@ -31,7 +31,7 @@ def test_a_large_model_has_sizes_of_its_own_on_a_cpu(settings, names):
 
 def test_simulated_drafts_are_right_as_often_as_asked(monkeypatch):
     """Of greedy requests every accepted token is the target's own, so that all sides give the same text."""
-    shrink_products(monkeypatch)
+    shrink_measurements(monkeypatch)
     sizes = {"acceptance": [0.0, 0.5, 1.0], "fixed": 2, "batches": [1, 2], "prompt": 4, "most_tokens": 12}
     sizes |= {"least_jobs": 8}
     figures = SEVEN.simulated(Settings("draft", device="cpu", dtype="float32"), sizes)

@@ -1,24 +1,26 @@
 """The suite: one process a side, a file for each, time limits; and the results file, which tells noise from results."""
 
 import json
+import os
 import platform
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from threading import Thread
 from unittest.mock import Mock
 
+import psutil
 import pytest
 
-from common.bench import ceilings, harness, suite, summary
+from common.bench import harness, suite, summary
 from common.bench.__main__ import course_benchmarks
 from common.bench.harness import Benchmark, Headline, Run, run_process
 from common.bench.run import beside_reference, pick, run_benchmark
 from common.bench.settings import Settings
 from common.bench.suite import Suite
 from common.stages import stage_folder
+from tests.helpers.measured_here import shrink_measurements
+from tests.helpers.serving_stage_03 import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES = {"before": 2.0, "now": 4.0}
@@ -38,7 +40,7 @@ ANSWERS = "for side in sides: answer(side, model={})\n"
 def write(tmp_path, monkeypatch):
     """Write the program that measures, and return its benchmark."""
     monkeypatch.setattr(harness, "ROOT", tmp_path)
-    monkeypatch.setitem(ceilings.LARGE, "cpu", 64)
+    shrink_measurements(monkeypatch)
     monkeypatch.setattr(suite, "reference_ms", lambda *_: 1.0)
 
     def write(text: str, name: str = "sides", **options) -> Benchmark:
@@ -133,26 +135,31 @@ def test_what_hangs_is_ended_and_what_has_no_time_is_not_begun(write, tmp_path):
 
 
 def test_an_interruption_ends_the_child_and_what_it_started(write, tmp_path):
+    pids = tmp_path / "pids"
     benchmark = write(
         "server = subprocess.Popen(['sleep', '60'])\nopen('pids.tmp', 'w').write(f'{os.getpid()} {server.pid}')\n"
         "os.rename('pids.tmp', 'pids')\ntime.sleep(60)"
     )
-    program = (
-        "import signal\nfrom pathlib import Path\nfrom common.bench import harness\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"harness.ROOT = Path({str(tmp_path)!r})\n"
-        f"benchmark = harness.Benchmark({benchmark.file!r}, '', {{}}, {{}}, None)\n"
-        "harness.run_process(harness.Run(benchmark, 0, ('a',)), harness.Settings(), 'quick')"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "pids").exists():
-        assert parent.poll() is None, parent.stderr.read()
-        time.sleep(0.05)
-    parent.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in parent.communicate(timeout=60)[1]
-    for pid in (tmp_path / "pids").read_text().split():
-        stat = Path(f"/proc/{pid}/stat")  # a zombie that no parent has waited for has ended all the same
-        assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z", "a process was left behind"
+
+    def interrupt() -> None:
+        wait_until(pids.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def has_ended(pid: str) -> bool:
+        try:
+            return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE  # that no parent has waited for
+        except psutil.NoSuchProcess:
+            return True
+
+    before, thread = signal.signal(signal.SIGINT, signal.default_int_handler), Thread(target=interrupt)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            run_process(Run(benchmark, 0, ("a",)), *QUICK)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+    wait_until(lambda: all(map(has_ended, pids.read_text().split())), seconds=20)
 
 
 # ---- The results file ----

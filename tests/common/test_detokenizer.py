@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from common.detokenizer import MAX_INCOMPLETE_TOKENS, REPLACEMENT, IncrementalDetokenizer, StopSearch
-from common.loader import CHECKPOINTS
+from common.loader import CHECKPOINTS, load_tokenizer
 from common.request import Request
 from common.sampling import SamplingParams
 
@@ -33,7 +33,7 @@ def sentencepiece_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
-BYTE_LEVEL = AutoTokenizer.from_pretrained(CHECKPOINTS / "target")
+BYTE_LEVEL = load_tokenizer(CHECKPOINTS / "target")
 SENTENCEPIECE = sentencepiece_tokenizer()
 BYTE_ID = {byte: SENTENCEPIECE.convert_tokens_to_ids(token) for byte, token in enumerate(BYTES)}
 both_kinds = pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE], ids=["byte-level", "sentencepiece"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LIGHT_MODULES = ["common.model", "common.loader", "common.sampling", "common.engine"]
+LIGHT = ["[0-9]*/engine.py", "[0-9]*/benchmark.py", "common/bench/[a-z]*.py", "common/bench/gpu/[a-z]*.py"]
 HEAVY_PACKAGES = ["flask", "fastapi", "uvicorn", "httpx", "ray", "matplotlib", "rich"]
 
 
@@ -18,10 +18,10 @@ def test_ruff_finds_nothing(command):
     assert result.returncode == 0, "\n" + result.stdout + result.stderr
 
 
-def test_models_and_engines_import_no_server_and_no_plots():
-    """A GPU machine that has only torch, transformers and triton can run the engines."""
-    names = [name for name in LIGHT_MODULES if (ROOT / f"{name.replace('.', '/')}.py").exists()]
-    names += [f"{engine.parent.name}.engine" for engine in sorted(ROOT.glob("[0-9][0-9]_*/engine.py"))]
+def test_models_engines_and_benchmarks_import_no_server_and_no_plots():
+    """A GPU machine that has only torch, transformers and triton can run the engines, and measure them."""
+    paths = [path for pattern in LIGHT for path in sorted(ROOT.glob(pattern))]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
     program = (
         "import importlib, sys\n"
         f"for name in {names}:\n"

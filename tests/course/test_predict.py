@@ -5,19 +5,27 @@ import io
 import json
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
+from itertools import count
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
+from common.acceleration.accelerate import make_engine
 from common.bench import plots, suite
 from common.bench.compare.sources import results_files
-from common.bench.harness import Run, run_process
+from common.bench.load import running_server
+from common.bench.settings import Settings
 from common.learn import predict
 from common.learn.questions import Question, read_questions, result, table
-from common.stages import stage_folder, stage_folders
-from tests.helpers.measured_here import measure_here, shrink_products
+from common.loader import load_model
+from common.stages import load_stage_module, stage_folder, stage_folders
+from tests.helpers.measured_here import measure_here, shrink_measurements
+from tests.helpers.serving_stage_03 import engine_module, serving
 
 NUMBERS = [folder.name[:2] for folder in stage_folders()]
 
@@ -33,16 +41,33 @@ def questions_of(number: str, size_set: str = "predict") -> list[Question]:
 # ---- From guesses to results ----
 
 
-def measure_here_but_one(run: Run, *others):
-    """Measure in this process, but one side of all benchmarks as `predict` does, in a process of its own."""
-    return (run_process if run.sides == ("06_prefix_cache",) else measure_here)(run, *others)
+@contextmanager
+def serve_here_but_one(stage: str, settings: Settings, *options: str) -> Iterator[str]:
+    """Stand in for `running_server`, which starts stage 02's server, in stage 03's benchmark."""
+    if stage == "03_streaming":
+        with serving(engine_module.Engine(settings.load())) as service:
+            yield service.url
+    else:
+        with running_server(stage, settings, *options) as url:
+            yield url
 
 
-@pytest.mark.parametrize("number", [pytest.param(each, marks=[pytest.mark.ray] * (each == "08")) for each in NUMBERS])
+def local_fleet(model: dict, options: list[dict], *_):
+    """Stand in for stage 08's RayFleet: workers that load the model themselves, in this process."""
+    fleet, engine = (load_stage_module("08", name) for name in ("fleet", "engine"))
+    loaded = load_model(**model)
+    return fleet.LocalFleet([partial(make_engine, engine.WorkerEngine, loaded, **each) for each in options])
+
+
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_class_without_a_terminal_gets_table_plot_and_file(number, tmp_path, capsys, monkeypatch):
     """All questions but the first are answered, by options; and a guess that is right lies on what is drawn."""
-    shrink_products(monkeypatch)
-    monkeypatch.setattr(suite, "run_process", measure_here_but_one)
+    shrink_measurements(monkeypatch)
+    monkeypatch.setattr(suite, "run_process", measure_here)
+    monkeypatch.setattr("03_streaming.benchmark.running_server", serve_here_but_one)
+    monkeypatch.setitem(sys.modules, "08_disaggregated.ray_fleet", SimpleNamespace(RayFleet=local_fleet))
+    ticking = SimpleNamespace(perf_counter=count(step=0.1).__next__)  # stage 08's load takes a second, of ten steps
+    monkeypatch.setattr("08_disaggregated.benchmark.time", ticking)
     drawn, mark_guesses = {}, plots.mark_guesses
 
     def spy(figure, document):
@@ -52,6 +77,7 @@ def test_a_class_without_a_terminal_gets_table_plot_and_file(number, tmp_path, c
         mark_guesses(figure, document)
 
     monkeypatch.setattr(plots, "mark_guesses", spy)
+    monkeypatch.setattr(plots, "DPI", plots.DPI / 4)  # the rest of the pixels take as long as what they show
     monkeypatch.setattr(sys, "stdin", io.StringIO("must not be read\n"))
     _, *others = questions = questions_of(number, "tiny")
     options = [f"--{one['name']}={','.join('1.5' for _ in one['at'])}" for one in others]
@@ -78,7 +104,7 @@ def test_a_class_without_a_terminal_gets_table_plot_and_file(number, tmp_path, c
 
 
 def test_a_side_that_fails_is_a_sentence(tmp_path, monkeypatch, capsys):
-    shrink_products(monkeypatch)
+    shrink_measurements(monkeypatch)
     monkeypatch.setattr(suite, "run_process", lambda *_: ({}, "its process ended with 1"))
     assert predict.main(["02", "--sizes", "tiny", "--out", str(tmp_path)]) == 1
     assert "02_kv_cache failed: its process ended with 1\n" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from common.bench.gpu.budget import part_of, parts_of, step_budget
 from common.bench.gpu.tests import run_pytest
 from common.loader import find_checkpoint
 from common.loader.config import read_config
-from tests.helpers.measured_here import measure_here, shrink_products
+from tests.helpers.measured_here import measure_here, shrink_measurements
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("tests", "kernels", "budget")  # of the benchmarks of stages, their own tests measure the sides
@@ -29,7 +29,7 @@ def test_the_command_measures_tells_and_packs(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(suite, "run_process", measure_here)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(gpu_tests, "run_pytest", said)
-    shrink_products(monkeypatch)
+    shrink_measurements(monkeypatch)
     out = tmp_path / "results"
     assert command.run(["--out", str(out), "--only", ",".join(PARTS)]) == 0
     [summary] = out.glob("*-tiny.json")

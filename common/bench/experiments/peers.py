@@ -208,7 +208,7 @@ def draw(document: dict, png: Path) -> None:
     with plots.page(png, document, message, rows=2, columns=columns, height=7.4, remark=remark) as axes:
         for panel, (dtype, name, part) in zip(axes, panels, strict=True):
             bars = {side: each[f"{dtype}_{name}"] for side, each in sides.items() if f"{dtype}_{name}" in each}
-            plots.grouped_bars(panel, [load for load, _ in sizes[part]], bars, TINTS, {})
+            plots.grouped_bars(panel, [load for load, _ in sizes[part]], bars, TINTS)
             where, what = ("in one process", "requests at once") if part == "offline" else ("over HTTP", "clients")
             plots.axes(panel, what, "output tokens per second", f"{dtype}, {where}")
         axes[0].legend(loc="upper left", frameon=False, fontsize=10.5)

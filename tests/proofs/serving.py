@@ -191,7 +191,7 @@ def run(kind: str, stage: str, with_graphs: bool, overlap: bool, options: dict) 
     """Serve requests of that kind which come at random times; yield what is wrong, one sentence each."""
     options = {"kv_memory": "64M", "max_running": 12, "token_budget": 128} | options
     rng, steps = random.Random(0), 0
-    waiting = [(rng.randint(1, 600), rng.randint(1, 9)) for _ in range(12)]
+    waiting = [(rng.randint(1, 600), rng.randint(1, 9)) for _ in range(6)]
     with MonkeyPatch.context() as patch, pretended_gpu(90) as compiled, Factories():
         pretend(patch, with_graphs)
         engine = accelerate.make_engine(load_engine(stage), on_device(None), with_graphs, overlap, **options)

@@ -163,7 +163,8 @@ def run(dtype):
     attention.write(k, v, *pages, batch.slot_mapping)
     yield attention.attend(q, *pages, attention.prepare(batch))
     token_ids = torch.arange(4)  # few enough for products in kernels
-    model = fuse(random_model(replace(SMALL, hidden_size=256, intermediate_size=688, head_dim=64), dtype=dtype), "numba")
+    config = replace(SMALL, hidden_size=256, intermediate_size=688, head_dim=64)
+    model = fuse(random_model(config, dtype=dtype), "numba")
     yield model(token_ids, token_ids, lambda layer, q, k, v: q)
 
 counts = [torch.get_num_threads()]

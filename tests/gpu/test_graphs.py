@@ -6,19 +6,17 @@ import torch
 from common import pass_times
 from common.acceleration.accelerate import make_engine
 from common.acceleration.graphs import GraphedModel, ladder
-from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
+from tests.helpers.engine_options import endless
 from tests.helpers.graph_stand_in import graphed
 
 COUNT = 12  # tokens: a replay of the stand-in takes longer than a step
-GREEDY = SamplingParams(max_tokens=COUNT, ignore_eos=True)
+GREEDY = endless(COUNT)
 
 
-def on_either(stage: str, loaded, overlap: bool | None = None, **options):
+def on_either(stage: str, loaded, overlap: bool = False, **options):
     """An engine with graphs: real ones on a GPU, elsewhere the stand-in."""
-    if loaded.device.type == "cuda":
-        return make_engine(load_engine(stage), loaded, graphs=True, overlap=overlap, **options)
-    return graphed(load_engine(stage), bool(overlap))(loaded, **options)
+    return graphed(load_engine(stage), overlap)(loaded, **options)
 
 
 @pytest.mark.parametrize(

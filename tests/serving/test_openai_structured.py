@@ -179,7 +179,6 @@ def test_calls_are_found_in_any_beginning_of_a_text():
 REFUSED = {
     "auto": ({"tools": TOOLS}, "known format of calls"),
     "unknown tool": ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "eat"}}}, "'eat'"),
-    "no tools": ({"tool_choice": "required"}, "tool_choice needs tools"),
     "two forms": ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "contradict"),
     "two kinds": ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "exactly one"),
     "no schema": ({"response_format": {"type": "json_schema"}}, "json_schema"),

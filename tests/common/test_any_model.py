@@ -46,11 +46,11 @@ MODELS = {  # options that differ from SIZES
     "GPTBigCode": GPT2,
 }
 PROMPTS = ["The capital of France is Paris, and a page holds sixteen tokens of one sequence.", "A token"]
-PARAMS = SamplingParams(max_tokens=6)
+PARAMS = SamplingParams(max_tokens=5)  # a page has four
 # Little memory and few requests: what is measured when an engine starts then takes no time.
 PAGED = {"max_running": 2, "token_budget": 16, "kv_memory": "4M", "page_size": 4}
-STAGES = {
-    "01": {}, "02": {}, "03": {}, "04": {"max_running": 2, "token_budget": 16}, "05": PAGED, "06": PAGED,
+STAGES = {  # each attends in another way
+    "01": {}, "02": {}, "04": {"max_running": 2, "token_budget": 16}, "05": PAGED, "06": PAGED,
     "07": PAGED | {"num_draft_tokens": 2},
 }  # fmt: skip
 

@@ -20,6 +20,7 @@ from common.fused import FusedTransformer, few_tokens, fuse, numba_kernels, pack
 from common.fused.packed import PackedLinear
 from common.loader import load_model
 from common.model import Transformer, rope_table, rotate
+from common.reference import Reference
 from common.sampling import SamplingParams
 from common.stages import load_engine
 
@@ -270,9 +271,9 @@ def test_only_small_blocks_have_kernels_for_few_tokens(monkeypatch):
 
 @needs_triton
 @devices
-def test_the_bundled_model_writes_what_the_reference_writes(device, reference, monkeypatch):
+def test_the_bundled_draft_writes_what_the_reference_writes(device, monkeypatch):
     """Several prompts at once; K and V are written by the kernel that rotates them alone."""
-    loaded = load_model(device=device, dtype="float32", fused="triton")
+    loaded, reference = load_model("draft", device=device, dtype="float32", fused="triton"), Reference("draft", device)
     assert isinstance(loaded.model, FusedTransformer)
     from common.attention import triton_kernels
 

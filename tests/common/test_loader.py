@@ -297,7 +297,7 @@ class Peak(threading.Thread):
 print(imported("transformers", "huggingface_hub"))
 from common.stages import load_engine
 
-load_engine("07")(load_model(), kv_memory="8M").generate(["Once upon a time"])
+load_engine("07")(load_model(), kv_memory="8M", num_draft_tokens=2).generate(["Once upon a time"])
 print(imported("torch._dynamo", "transformers.models.llama", "sympy"))
 before, peak = anonymous_bytes(), Peak()
 peak.start()

@@ -63,11 +63,11 @@ def python(program: str, folder, **variables: str) -> subprocess.CompletedProces
     return done
 
 
-@pytest.mark.parametrize("stage", ["01", "08"])
-def test_an_engine_is_ready_when_its_kernels_are_loaded(stage, monkeypatch):
+@pytest.mark.parametrize(("stage", "options"), [("01", {}), ("08", {"token_budget": 64, "num_draft_tokens": 2})])
+def test_an_engine_is_ready_when_its_kernels_are_loaded(stage, options, monkeypatch):
     numba_kernels.compiled.cache_clear()
     numba_backend.compiled.cache_clear()
-    engine = make_engine(load_engine(stage), load_model(device="cpu"))
+    engine = make_engine(load_engine(stage), load_model(device="cpu"), **options)
     assert numba_kernels.compiled.cache_info().currsize == 1
     assert numba_backend.compiled.cache_info().currsize == (stage >= "05"), "nothing waits for what is not used"
 
@@ -138,13 +138,14 @@ def test_kernels_are_compiled_where_they_cannot_be_kept(probe, tmp_path):
 
 BOTH_NUMBERS = """
 import threading, torch
+from dataclasses import replace
 
 torch.set_num_threads(1)
 import numba
 from common.attention import PagedBatch, choose_attention
-from common.fused import numba_kernels
+from common.fused import fuse, numba_kernels
 from common.fused.numba_basics import FEW_NUMBERS, use_threads
-from common.loader import load_model
+from tests.helpers.small_models import SMALL, random_model
 
 def run(dtype):
     torch.manual_seed(0)
@@ -162,7 +163,9 @@ def run(dtype):
     attention.write(k, v, *pages, batch.slot_mapping)
     yield attention.attend(q, *pages, attention.prepare(batch))
     token_ids = torch.arange(4)  # few enough for products in kernels
-    yield load_model(device="cpu", dtype=str(dtype)[6:]).model(token_ids, token_ids, lambda layer, q, k, v: q)
+    config = replace(SMALL, hidden_size=256, intermediate_size=688, head_dim=64)
+    model = fuse(random_model(config, dtype=dtype), "numba")
+    yield model(token_ids, token_ids, lambda layer, q, k, v: q)
 
 counts = [torch.get_num_threads()]
 

@@ -312,11 +312,11 @@ def by_definition(logits, temperatures, uniforms):
 @needs_triton
 @kernel_devices
 @pytest.mark.parametrize(
-    ("vocab_size", "dtype"), [(1, torch.float32), (16, torch.bfloat16), (53, torch.float32)], ids=str
+    ("vocab_size", "dtype"), [(1, torch.float32), (16, torch.bfloat16), (37, torch.float32)], ids=str
 )
 def test_what_is_drawn_is_what_the_definition_draws(draw_plain, vocab_size, dtype, device):
     """Of equal logits the lowest token is greedy, and one without weight is never drawn."""
-    temperatures = [0.0, 1e-300, 0.1, 0.6, 1.0, 5.0] * 2
+    temperatures = [0.0, 1e-300, 0.1, 0.6, 1.0, 5.0, 1.0, 5.0]
     torch.manual_seed(vocab_size)
     plain = (3 * torch.randn(len(temperatures), vocab_size)).to(device, dtype)
     empty_blocks = plain.clone()
@@ -331,7 +331,7 @@ def test_what_is_drawn_is_what_the_definition_draws(draw_plain, vocab_size, dtyp
 def test_shares_are_those_of_the_definition(draw_plain, device):
     """Every border between two tokens: a number a little below it gives the one, a little above it the other."""
     torch.manual_seed(0)
-    logits = torch.randn(1, 40)
+    logits = torch.randn(1, 24)
     borders = probabilities(logits, [Request(SamplingParams(temperature=0.7))])[0].cumsum(-1)[:-1].tolist()
     for shift, token in ((-1e-5, 0), (1e-5, 1)):
         numbers = [border + shift for border in borders]

@@ -12,19 +12,19 @@ from common.sampling import SamplingParams
 from common.stages import ROOT, load_engine
 from tests.helpers.serving_openai import openai_server
 
-PAGED = ["05", "06", "07"]
+PAGED = {"05": {}, "06": {}, "07": {"num_draft_tokens": 2}}
 
 
 @pytest.mark.parametrize("stage", PAGED)
 def test_without_max_tokens_an_answer_may_fill_the_pool(loaded, stage):
-    engine = load_engine(stage)(loaded, kv_memory="1M")
+    engine = load_engine(stage)(loaded, kv_memory="1M", **PAGED[stage])
     assert engine.max_model_len < loaded.config.context_length
     params = SamplingParams(max_tokens=None, ignore_eos=True)
     [request] = engine.generate([[5] * 20], params)
     assert (request.num_tokens, request.finish_reason) == (engine.max_model_len, "length")
     with pytest.raises(ValueError, match="--kv-memory"):
         engine.add([5] * engine.max_model_len, params)
-    assert load_engine(stage)(loaded).max_model_len == loaded.config.context_length
+    assert load_engine(stage)(loaded, **PAGED[stage]).max_model_len == loaded.config.context_length
 
 
 def test_a_plain_chat_is_answered_with_any_pool(loaded):

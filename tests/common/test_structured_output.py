@@ -19,6 +19,7 @@ from common import grammar_trial
 from common.errors import InvalidInput
 from common.grammar_trial import Trials
 from common.grammars import choice_grammar, json_grammar, lark_grammar, regex_grammar
+from common.loader import load_model
 from common.request import Request
 from common.sampling import SamplingParams, probabilities
 from common.stages import load_engine, load_stage_module
@@ -27,6 +28,7 @@ from tests.helpers.faulty_fleet import FaultyFleet
 from tests.stages.test_07_speculative_sampling import chi_square_is_ordinary
 
 STAGES = ["04", "05", "06", "07", "08"]
+DRAFTED = {"draft": "draft", "num_draft_tokens": 3}
 TEXT, NUMBER = {"type": "string", "maxLength": 6}, {"type": "integer", "minimum": -99, "maximum": 999}
 LEAVES = [
     TEXT, NUMBER, {"type": "boolean"}, {"type": "null"}, {"const": "fixed"}, {"enum": ["red", 3, None, True]},
@@ -79,9 +81,15 @@ def check(request: Request, schema: dict) -> None:
     jsonschema.validate(json.loads(request.text), schema, format_checker=jsonschema.FormatChecker())
 
 
+@pytest.fixture(scope="module")
+def small():
+    """The model that drafts for the bundled one, with its vocabulary: a form is kept whatever the model is like."""
+    return load_model("draft", device="cpu", dtype="float32")
+
+
 @pytest.fixture(scope="module", params=STAGES)
-def engine(request, loaded):
-    return load_engine(request.param)(loaded)
+def engine(request, small):
+    return load_engine(request.param)(small, **DRAFTED if request.param >= "07" else {})
 
 
 def test_all_answers_have_their_form(engine):
@@ -102,8 +110,8 @@ NAMED_PARAMS = [asked(json_grammar(NAMED), temperature=0.0), asked(json_grammar(
 
 
 @pytest.fixture(scope="module")
-def one_after_the_other(loaded):
-    return load_engine("02")(loaded).generate(["A person: ", "One more: "], NAMED_PARAMS)
+def one_after_the_other(small):
+    return load_engine("02")(small).generate(["A person: ", "One more: "], NAMED_PARAMS)
 
 
 def test_a_greedy_answer_is_the_same_in_all_stages(engine, one_after_the_other):
@@ -113,8 +121,8 @@ def test_a_greedy_answer_is_the_same_in_all_stages(engine, one_after_the_other):
     check(answers[1], NAMED)
 
 
-def test_schemas_of_hypothesis(loaded):
-    engine, containers = load_engine("07")(loaded), st.sampled_from(CONTAINERS)
+def test_schemas_of_hypothesis(small):
+    engine, containers = load_engine("07")(small, **DRAFTED), st.sampled_from(CONTAINERS)
     nested = st.recursive(
         st.sampled_from(LEAVES),
         lambda inner: st.builds(lambda make, a, b: make(a, b), containers, inner, inner),
@@ -131,12 +139,12 @@ def test_schemas_of_hypothesis(loaded):
     all_validate()
 
 
-def test_preemption_loses_no_state(loaded):
+def test_preemption_loses_no_state(small):
     """The pool holds three of the requests at their full length, so others are preempted and computed again."""
     schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 20, "maxItems": 20}
     params = [asked(json_grammar(schema), seed=seed, max_tokens=100) for seed in range(6)]
     for stage in ("05", "06", "07"):
-        engine = load_engine(stage)(loaded, kv_memory=12 * 16 * loaded.config.kv_bytes_per_token(loaded.dtype))
+        engine = load_engine(stage)(small, kv_memory=12 * 16 * small.config.kv_bytes_per_token(small.dtype))
         answers = engine.generate(["Digits "] * 6, params)
         assert engine.stats()["preemptions"], stage
         for answer in answers:
@@ -147,11 +155,11 @@ def rows(form: Structure, *outputs: list[int]) -> list[SimpleNamespace]:
     return [SimpleNamespace(params=SamplingParams(structure=form), token_ids=list(ids)) for ids in outputs]
 
 
-def test_masks_are_those_of_the_tokens_in_any_order(loaded):
+def test_masks_are_those_of_the_tokens_in_any_order(small):
     """Rows of one request go back and forth, as draft tokens do, and past tokens that the grammar does not allow."""
-    register(loaded)
-    structure = Structure(regex_grammar("[ab]{4}"), loaded.name)
-    a, b, x, end = (loaded.tokenizer(text)["input_ids"][0] for text in ("a", "b", "x", "<|endoftext|>"))
+    register(small)
+    structure = Structure(regex_grammar("[ab]{4}"), small.name)
+    a, b, x, end = (small.tokenizer(text)["input_ids"][0] for text in ("a", "b", "x", "<|endoftext|>"))
     outputs = [[a], [a, b], [a, b, x], [a, b, x, a], [a, b, b, a], [a, b, b, a, end], [], [b, b, b]]
     together = masks(rows(structure, *outputs))
     for output, mask in zip(outputs, together, strict=True):
@@ -161,7 +169,7 @@ def test_masks_are_those_of_the_tokens_in_any_order(loaded):
     def allowed(mask):
         return {*numpy.flatnonzero(numpy.unpackbits(mask.view(numpy.uint8), bitorder="little"))}
 
-    assert allowed(together[4]) == set(loaded.eos_token_ids) and not allowed(together[0]) & loaded.eos_token_ids
+    assert allowed(together[4]) == set(small.eos_token_ids) and not allowed(together[0]) & small.eos_token_ids
 
 
 # Each property is optional, so after "{" more may come than the library's bound for one place.
@@ -175,10 +183,10 @@ def test_an_answer_ends_where_a_bound_is_exceeded(engine):
         assert re.fullmatch(r"\[ ?\{", answer.text) and answer.finish_reason == "length"
 
 
-def test_a_draft_token_that_exceeds_a_bound_harms_no_other_row(loaded):
-    register(loaded)
-    structure = Structure(json_grammar({"type": "array", "items": {"anyOf": [NUMBER, WIDE]}}), loaded.name)
-    bracket, brace, seven = (loaded.tokenizer(text)["input_ids"][0] for text in ("[", "{", "7"))
+def test_a_draft_token_that_exceeds_a_bound_harms_no_other_row(small):
+    register(small)
+    structure = Structure(json_grammar({"type": "array", "items": {"anyOf": [NUMBER, WIDE]}}), small.name)
+    bracket, brace, seven = (small.tokenizer(text)["input_ids"][0] for text in ("[", "{", "7"))
     outputs = [bracket], [bracket, brace], [bracket, brace, seven], [bracket, seven]
     before, exceeded, beyond, after = masks(rows(structure, *outputs))
     assert (masks(rows(structure.begin(), outputs[3]))[0] == after).all()
@@ -211,21 +219,21 @@ def test_speculation_draws_from_the_masked_target(loaded, reference):
     assert engine.stats()["accepted_tokens"] and chi_square_is_ordinary(seen, expected)
 
 
-def test_what_a_grammar_forces_is_drafted_and_accepted(loaded):
-    engine = load_engine("07")(loaded, num_draft_tokens=4)
+def test_what_a_grammar_forces_is_drafted_and_accepted(small):
+    engine = load_engine("07")(small, **DRAFTED)
     [answer] = engine.generate(["x"], asked(choice_grammar(["a sentence of which every word is given"])))
     stats = engine.stats()
     assert answer.text == "a sentence of which every word is given" and answer.finish_reason == "stop"
     assert stats["accepted_tokens"] >= 0.6 * len(answer.token_ids)
 
 
-def test_a_workers_death_loses_no_state(loaded, monkeypatch):
+def test_a_workers_death_loses_no_state(small, monkeypatch):
     """Each worker dies once in the middle of the answers, which go on elsewhere as if nothing had happened."""
     schema = {"type": "array", "items": NUMBER, "minItems": 12, "maxItems": 12}
     params = [asked(json_grammar(schema), seed=seed) for seed in range(3)]
-    expected = load_engine("06")(loaded).generate(["Numbers "] * 3, params)
+    expected = load_engine("06")(small).generate(["Numbers "] * 3, params)
     monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
-    engine = load_engine("08")(loaded)
+    engine = load_engine("08")(small)
     requests = [engine.add("Numbers ", one) for one in params]
     for number in (1, 0):
         known = len(requests[0].token_ids)
@@ -263,8 +271,8 @@ REFUSED = {
 }
 
 
-def test_hostile_forms_are_refused_in_a_sentence(loaded):
-    engine = load_engine("06")(loaded)
+def test_hostile_forms_are_refused_in_a_sentence(small):
+    engine = load_engine("06")(small)
     for name, form in REFUSED.items():
         with pytest.raises(InvalidInput) as refusal:
             engine.add(name, asked(form()))

@@ -43,7 +43,8 @@ def models(request):
 @torch.no_grad()
 def test_log_probabilities_in_bfloat16_are_near_those_in_float32(models, stage):
     loaded, exact = models
-    engine = engine_of(stage, loaded, max_running=8, token_budget=TOKEN_BUDGET, kv_memory="1G")
+    options = {"max_running": 8, "token_budget": TOKEN_BUDGET, "kv_memory": "1G", "num_draft_tokens": 3}
+    engine = engine_of(stage, loaded, **options)
     prompts = [random_prompt(length, loaded.config.vocab_size, f"logits {length}") for length in LENGTHS]
     if loaded.device.type == "cpu":
         prompts += [loaded.tokenizer(document(i, "logits"))["input_ids"][:n] for i, n in enumerate(LENGTHS)]

@@ -5,12 +5,13 @@ import pytest
 from common.acceleration.accelerate import make_engine
 from common.sampling import Drawn, SamplingParams
 from common.stages import load_engine
+from tests.helpers.engine_options import endless
 
 each_stage = pytest.mark.parametrize("stage", ["04", "06"])
 
 
-def engine_of(stage: str, loaded, **options):
-    return make_engine(load_engine(stage), loaded, overlap=True, **options)
+def engine_of(stage: str, loaded):
+    return make_engine(load_engine(stage), loaded, overlap=True, token_budget=256)  # given: not measured
 
 
 @each_stage
@@ -19,24 +20,20 @@ def test_a_step_is_launched_before_the_last_ones_tokens_are_waited_for(stage, lo
     launch, wait = Drawn.__init__, Drawn.tokens
     monkeypatch.setattr(Drawn, "__init__", lambda self, *rest: (events.append("launch"), launch(self, *rest))[0])
     monkeypatch.setattr(Drawn, "tokens", lambda self: (events.append("wait"), wait(self))[1])
-    engine_of(stage, loaded).generate([prompts[0][:9]], SamplingParams(max_tokens=5, ignore_eos=True))
+    engine_of(stage, loaded).generate([prompts[0][:9]], endless(5))
     assert events == ["launch", *["launch", "wait"] * 4, "wait"]
     events.clear()  # penalties want to see the tokens first
-    engine_of(stage, loaded).generate(
-        [prompts[0][:9]], SamplingParams(max_tokens=5, ignore_eos=True, presence_penalty=1)
-    )
+    engine_of(stage, loaded).generate([prompts[0][:9]], endless(5, presence_penalty=1))
     assert events == ["launch", "wait"] * 5
 
 
 @each_stage
 def test_only_an_answer_that_ends_by_itself_costs_a_step(stage, loaded, prompts, reference):
     def tokens_run(engine, prompt, params) -> int:
-        engine.generate([prompt, [5]], [params, SamplingParams(max_tokens=30, ignore_eos=True)])
+        engine.generate([prompt, [5]], [params, endless(30)])
         return sum(step.tokens for step in engine.trace) - 30
 
-    prompt = prompts[0][:9]
-    by_length = SamplingParams(max_tokens=5, ignore_eos=True)
-    assert tokens_run(engine_of(stage, loaded), prompt, by_length) == 9 + 4
+    assert tokens_run(engine_of(stage, loaded), prompts[0][:9], endless(5)) == 9 + 4
     question = prompts[-3]  # "What is 2+2?"
     answer = reference.generate(question, 30)
     assert answer[-1] in loaded.eos_token_ids
@@ -50,10 +47,9 @@ def test_pages_are_found_again_as_soon_as_in_the_plain_loop(loaded):
     once, twice = list(range(100, 200)), list(range(200, 300))
     found = []
     for engine in (load_engine("06")(loaded), engine_of("06", loaded)):
-        requests = engine.generate([once], SamplingParams(max_tokens=1, ignore_eos=True))
-        requests += engine.generate([once], SamplingParams(max_tokens=1, ignore_eos=True))
+        requests = [*engine.generate([once], endless(1)), *engine.generate([once], endless(1))]
         for _ in range(2):
-            requests.append(engine.add(twice, SamplingParams(max_tokens=8, ignore_eos=True)))
+            requests.append(engine.add(twice, endless(8)))
             engine.step()
         while engine.has_unfinished:
             engine.step()
@@ -61,8 +57,14 @@ def test_pages_are_found_again_as_soon_as_in_the_plain_loop(loaded):
     assert found == [[0, 96, 0, 96]] * 2
 
 
-@pytest.mark.parametrize(("stage", "reason"), [("02", "batch continuously"), ("07", "must know the last tokens")])
-def test_where_it_cannot_be_had(stage, reason, loaded):
+@pytest.mark.parametrize(
+    ("stage", "options", "reason"),
+    [
+        ("02", {}, "batch continuously"),
+        ("07", {"num_draft_tokens": 2, "token_budget": 64}, "must know the last tokens"),
+    ],
+)
+def test_where_it_cannot_be_had(stage, options, reason, loaded):
     with pytest.raises(ValueError, match=reason):
-        engine_of(stage, loaded)
-    assert type(make_engine(load_engine(stage), loaded)) is load_engine(stage)
+        make_engine(load_engine(stage), loaded, overlap=True, **options)
+    assert type(make_engine(load_engine(stage), loaded, **options)) is load_engine(stage)

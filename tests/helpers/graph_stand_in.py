@@ -84,7 +84,8 @@ def graphed(engine_class: type[BaseEngine], overlap: bool) -> Callable[[Loaded],
     def make(loaded: Loaded, **options) -> BaseEngine:
         if loaded.device.type == "cuda":  # there is no need to pretend
             return accelerate.make_engine(engine_class, loaded, True, overlap, **{"kv_memory": "1G"} | options)
-        options = {"max_running": 6, "kv_memory": SMALL_POOL * loaded.config.kv_bytes_per_token(loaded.dtype)} | options
+        pool = {"kv_memory": SMALL_POOL * loaded.config.kv_bytes_per_token(loaded.dtype)}
+        options = {"max_running": 6, "token_budget": 256} | pool | options  # a budget that is given is not measured
         loaded = replace(loaded, model=plain(loaded.model))
         late = lambda *_: (LateTorch(loaded.device, loaded.dtype), "attention=torch")  # noqa: E731
         names = engine_class.__init__.__globals__

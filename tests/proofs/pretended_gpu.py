@@ -41,7 +41,8 @@ def registers_and_stack(cubin: bytes) -> tuple[int, int]:
 
 def instructions(cubin: bytes) -> list[str]:
     """Return the kernel's instructions in the GPU's own language, in the order of their addresses, unpredicated."""
-    lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][^;]*);", shown_by("nvdisasm", cubin))
+    shown = shown_by("nvdisasm", cubin, "--no-dataflow")
+    lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][^;]*);", shown)
     return [line.strip() for line in lines]
 
 

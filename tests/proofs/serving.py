@@ -14,7 +14,7 @@ lengths, and these are random.
 import random
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -27,7 +27,6 @@ import torch
 from pretended_gpu import pretended_gpu
 from pytest import MonkeyPatch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from common.acceleration import accelerate, graphs
 from common.fused import fuse
@@ -77,6 +76,11 @@ def note(kind: str, what: object = "") -> None:
     noted[kind, function, f"{what} {' < '.join(lines)}".strip()] += 1
 
 
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Return the function's result, or for lists and tuples one of its results for what they hold."""
+    return type(value)(mapped(function, one) for one in value) if type(value) in (list, tuple) else function(value)
+
+
 class OnDevice(torch.Tensor):
     """A tensor on the CPU that says it is on CUDA."""
 
@@ -104,7 +108,8 @@ class OnDevice(torch.Tensor):
                 plain.append(value)
             return value.inner if isinstance(value, OnDevice) else value
 
-        inner_args, inner_kwargs = tree_map(inner, (args, kwargs or {}))
+        inner_args = mapped(inner, args)
+        inner_kwargs = {name: mapped(inner, one) for name, one in (kwargs or {}).items()}
         if operation in READS:
             note("waits", operation)
         if plain and operation not in COPIES:
@@ -112,7 +117,7 @@ class OnDevice(torch.Tensor):
         result = operation(*inner_args, **inner_kwargs)
         if operation._schema.name.endswith("_") or operation is aten.copy_.default:
             return args[0]  # it has been changed in place
-        return tree_map(lambda x: cls(x) if type(x) is torch.Tensor else x, result)
+        return mapped(lambda x: cls(x) if type(x) is torch.Tensor else x, result)
 
 
 class Factories(TorchFunctionMode):
@@ -191,7 +196,7 @@ def run(kind: str, stage: str, with_graphs: bool, overlap: bool, options: dict) 
     """Serve requests of that kind which come at random times; yield what is wrong, one sentence each."""
     options = {"kv_memory": "64M", "max_running": 12, "token_budget": 128} | options
     rng, steps = random.Random(0), 0
-    waiting = [(rng.randint(1, 600), rng.randint(1, 9)) for _ in range(12)]
+    waiting = [(rng.randint(1, 600), rng.randint(1, 9)) for _ in range(6)]
     with MonkeyPatch.context() as patch, pretended_gpu(90) as compiled, Factories():
         pretend(patch, with_graphs)
         engine = accelerate.make_engine(load_engine(stage), on_device(None), with_graphs, overlap, **options)

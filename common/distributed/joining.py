@@ -30,11 +30,11 @@ OBJECT_STORE_BYTES = 80 << 20  # about Ray's minimum: messages are small, and pa
 LOOPBACK = "127.0.0.1"
 # Processes of a Ray's head that nothing here asks: an autoscaler, a web server, a reader of logs. Each takes a second.
 NOT_STARTED = dict.fromkeys(("start_monitor", "start_api_server", "start_log_monitor"), lambda *_, **__: None)
-ASK_HEALTH = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address"]
+CONNECT = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"  # to a head; or abort
 
 
 def find_head(address: str) -> None:
-    """Raise InvalidInput unless a Ray's head of this version answers at `address` and accepts our token."""
+    """Raise InvalidInput unless a Ray's head answers at `address` and accepts our token."""
     name, _, port = address.rpartition(":")
     if "/" in address or not name or not port.isdecimal():
         raise InvalidInput(f"{address!r} is not the address of a Ray: give host:port, as `ray start --head` prints it")
@@ -43,15 +43,19 @@ def find_head(address: str) -> None:
     except (OSError, OverflowError) as error:
         raise InvalidInput(f"there is no Ray at {address} ({error}): start one with `ray start --head`") from error
     try:
-        asked = subprocess.run(
-            [*ASK_HEALTH, address], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_SECONDS
+        connected = subprocess.run(
+            [sys.executable, "-c", CONNECT, address],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=ANSWER_SECONDS,
         )
     except subprocess.TimeoutExpired:
         raise InvalidInput(
             f"there is no Ray at {address}: another program listens there; check the port of `ray start --head`"
         ) from None
-    if asked.returncode:
-        reason = asked.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    if connected.returncode:
+        reason = connected.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise InvalidInput(f"the Ray at {address} cannot be joined: {reason}")
 
 

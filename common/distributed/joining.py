@@ -73,6 +73,7 @@ def start_ray(token: str) -> None:
     silence_ray()
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_worker_niceness": "0"}
     own["RAY_prestart_worker_first_driver"] = "0"  # or Ray would start a process that no worker uses
+    own["SPT_NOENV"] = "1"  # or the title of a process would overwrite its environment, and `end_processes` miss it
     # On Linux, Ray would replace 127.0.0.1 by an address that other machines can reach.
     on_loopback = patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False)
     with environment(**own), on_loopback, patch.multiple(Node, **NOT_STARTED):

@@ -24,7 +24,6 @@ from tests.helpers.ray_probe import (  # noqa: E402 (not if ray is missing)
     places,
     processes_of_ray,
     psutil,
-    ray_of,
 )
 
 pytestmark = pytest.mark.ray
@@ -189,32 +188,29 @@ def test_a_program_survives_lost_workers_and_heads_and_ray_prints_nothing(tmp_pa
         assert_all_end(token)
 
 
-# ---- Several nodes on this machine, which claim cores and GPUs that it does not have ----
+# ---- Places ----
 
 
-def test_workers_share_gpus_and_have_the_cores_of_their_own_machine(monkeypatch):
+def test_workers_share_gpus_and_have_the_cores_of_their_own_machine(two_nodes, monkeypatch):
     """The cluster's GPUs count, not those of this process's machine, which has none."""
     monkeypatch.setattr(joining, "ANSWER_SECONDS", 60.0)  # a head answers late beside programs that compute
-    with ray_of({"num_cpus": 8, "num_gpus": 1}, {"num_cpus": 2, "num_gpus": 1}) as address:
-        with closing(Cluster(address, 3)) as cluster:
-            assert (cluster.device, cluster.gpu_share()) == ("cuda", 0.5)
-            assert [cluster.actor_options(number)["num_gpus"] for number in range(3)] == [0.5] * 3
-            where = places(cluster, 3)
-            nodes = [node for node, *_ in where]
-            assert sorted(map(nodes.count, set(nodes))) == [1, 2]
-            assert [visible for *_, visible in where] == ["0"] * 3
-        with closing(Cluster(address, 2)) as cluster:  # which has room only if the first one has left
-            assert not cluster.mine and cluster.gpu_share() == 1.0
-            assert cluster.description == "Ray actors on 2 machines"
-            assert sorted(cluster.threads(number) for number in range(2)) == [2, 8]
-            where = places(cluster, 2)
-            assert len({node for node, *_ in where}) == 2
-            assert [threads for _, _, threads, _ in where] == [str(cluster.threads(number)) for number in range(2)]
-            assert all(reached == ray.util.get_node_ip_address() != "127.0.0.1" for _, reached, *_ in where)
-            monkeypatch.setattr(module, "PLACE_SECONDS", 2.0)
-            left = "9 workers need 1 GPU, 1 CPU each.*Ray has 2 machines.*, of which 0 GPUs, 8 CPUs are free"
-            with pytest.raises(ValueError, match=left):
-                cluster._reserve(9)
+    with closing(Cluster(two_nodes, 3)) as cluster:
+        assert (cluster.device, cluster.gpu_share()) == ("cuda", 0.5)
+        assert [cluster.actor_options(number)["num_gpus"] for number in range(3)] == [0.5] * 3
+        where = places(cluster, 3)
+        nodes = [node for node, *_ in where]
+        assert sorted(map(nodes.count, set(nodes))) == [1, 2]
+        assert [visible for *_, visible in where] == ["0"] * 3
+        assert [threads for _, _, threads, _ in where] == [str(cluster.threads(number)) for number in range(3)]
+        assert all(reached == ray.util.get_node_ip_address() != "127.0.0.1" for _, reached, *_ in where)
+    with closing(Cluster(two_nodes, 2)) as cluster:  # which has room only if the first one has left
+        assert not cluster.mine and cluster.gpu_share() == 1.0
+        assert cluster.description == "Ray actors on 2 machines"
+        assert sorted(cluster.threads(number) for number in range(2)) == [2, 3]
+        monkeypatch.setattr(module, "PLACE_SECONDS", 2.0)
+        left = "9 workers need 1 GPU, 1 CPU each.*Ray has 2 machines.*, of which 0 GPUs, 3 CPUs are free"
+        with pytest.raises(ValueError, match=left):
+            cluster._reserve(9)
 
 
 SMALL, LARGE, NONE = {"CPU": 8, "GPU": 1}, {"CPU": 64, "GPU": 8}, {"CPU": 16}

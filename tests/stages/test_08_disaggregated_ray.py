@@ -15,7 +15,7 @@ from tests.helpers.engine_options import endless
 
 ray = pytest.importorskip("ray", reason="needs the package ray")
 engine_module, routing = (load_stage_module("08", name) for name in ("engine", "routing"))
-from tests.helpers.ray_probe import SECONDS, ray_of  # noqa: E402 (not if ray is missing)
+from tests.helpers.ray_probe import SECONDS  # noqa: E402 (not if ray is missing)
 
 Engine = load_engine("08")
 POOL = {"kv_memory": "64M", "max_running": 16, "token_budget": 128, "num_draft_tokens": 0}  # slow enough to be killed
@@ -23,18 +23,10 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Two Ray nodes on this machine: what one worker sends the other goes from node to node."""
-    node = {"num_cpus": 2}  # threads of its workers
-    with ray_of(node, node) as address:
-        yield address
-        ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def engine(address, loaded) -> Iterator[Engine]:
+def engine(two_nodes, loaded) -> Iterator[Engine]:
+    """What one worker sends the other goes from node to node."""
     router = replace(loaded, model=None)  # its workers load the weights
-    engine = Engine(router, prefill=1, decode=2, workers="ray", ray_address=address, hang_seconds=10, **POOL)
+    engine = Engine(router, prefill=1, decode=2, workers="ray", ray_address=two_nodes, hang_seconds=10, **POOL)
     yield engine
     engine.close()
 

@@ -1,8 +1,8 @@
 """Start a Ray for this process, or join a running one. cluster.py uses it.
 
-Five things here depend on undocumented parts of Ray: its choice of an address, the processes it starts, its reading of
-tokens, the import path of its workers, and its messages. Each has a test; they pass with Ray 2.52, the first version
-with tokens, and with 2.60.
+Six things here depend on undocumented parts of Ray: its choice of an address, the client of its head, the processes it
+starts, its reading of tokens, the import path of its workers, and its messages. Each has a test; they pass with Ray
+2.52, the first version with tokens, and with 2.60.
 """
 
 import logging

@@ -7,7 +7,7 @@ import random
 import re
 import ssl
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -109,11 +109,13 @@ def group_of(item, of_file: int) -> str:
     """Return the group of a test, which one process runs in order: its file, and in a long one the stage as well.
 
     of_file: the number of tests in its file; that of a long one takes a minute, as the contract and all milestones.
-    Tests under Ray are two groups, which come first, since both wait for most of the time. Those of stages start
-    workers that compute, with deadlines that they would miss beside each other; the others mostly start and end a Ray.
+    Tests under Ray are two groups, which come first, since both wait for most of the time. Those of one start workers
+    that compute, with deadlines that they would miss beside each other, or share their Ray; the others start and end
+    one.
     """
     if item.get_closest_marker("ray"):
-        return "ray, stages" if item.path.parent.name == "stages" else "ray, others"
+        together = item.path.parent.name == "stages" or "two_nodes" in item.fixturenames
+        return "ray, workers" if together else "ray, others"
     params = item.callspec.params if hasattr(item, "callspec") else {}
     stage = params.get("engine_class") or params.get("stage")
     return f"{item.path.stem}:{Path(stage).name}" if stage and of_file > LONG else item.path.stem
@@ -201,6 +203,16 @@ def prompts(loaded) -> list[list[int]]:
 def expected(reference, prompts) -> list[list[int]]:
     """The greedy output tokens of transformers for each prompt, at most MAX_TOKENS."""
     return [reference.generate(prompt, MAX_TOKENS) for prompt in prompts]
+
+
+@pytest.fixture(scope="session")
+def two_nodes() -> Iterator[str]:
+    """The address of a Ray of two nodes on this machine, which claim cores and GPUs that it does not have."""
+    pytest.importorskip("ray", reason="needs the package ray")
+    from tests.helpers.ray_probe import ray_of
+
+    with ray_of({"num_cpus": 3, "num_gpus": 1}, {"num_cpus": 2, "num_gpus": 1}) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 """Start a Ray for this process, or join a running one. cluster.py uses it.
 
-Five things here depend on undocumented parts of Ray: its choice of an address, the processes it starts, its reading of
-tokens, the import path of its workers, and its messages. Each has a test; they pass with Ray 2.52, the first version
-with tokens, and with 2.60.
+Six things here depend on undocumented parts of Ray: its choice of an address, the client of its head, the processes it
+starts, its reading of tokens, the import path of its workers, and its messages. Each has a test; they pass with Ray
+2.52, the first version with tokens, and with 2.60.
 """
 
 import logging
@@ -30,11 +30,11 @@ OBJECT_STORE_BYTES = 80 << 20  # about Ray's minimum: messages are small, and pa
 LOOPBACK = "127.0.0.1"
 # Processes of a Ray's head that nothing here asks: an autoscaler, a web server, a reader of logs. Each takes a second.
 NOT_STARTED = dict.fromkeys(("start_monitor", "start_api_server", "start_log_monitor"), lambda *_, **__: None)
-ASK_HEALTH = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address"]
+CONNECT = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"  # to a head; or abort
 
 
 def find_head(address: str) -> None:
-    """Raise InvalidInput unless a Ray's head of this version answers at `address` and accepts our token."""
+    """Raise InvalidInput unless a Ray's head answers at `address` and accepts our token."""
     name, _, port = address.rpartition(":")
     if "/" in address or not name or not port.isdecimal():
         raise InvalidInput(f"{address!r} is not the address of a Ray: give host:port, as `ray start --head` prints it")
@@ -43,15 +43,19 @@ def find_head(address: str) -> None:
     except (OSError, OverflowError) as error:
         raise InvalidInput(f"there is no Ray at {address} ({error}): start one with `ray start --head`") from error
     try:
-        asked = subprocess.run(
-            [*ASK_HEALTH, address], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_SECONDS
+        connected = subprocess.run(
+            [sys.executable, "-c", CONNECT, address],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=ANSWER_SECONDS,
         )
     except subprocess.TimeoutExpired:
         raise InvalidInput(
             f"there is no Ray at {address}: another program listens there; check the port of `ray start --head`"
         ) from None
-    if asked.returncode:
-        reason = asked.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    if connected.returncode:
+        reason = connected.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise InvalidInput(f"the Ray at {address} cannot be joined: {reason}")
 
 
@@ -69,6 +73,7 @@ def start_ray(token: str) -> None:
     silence_ray()
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_worker_niceness": "0"}
     own["RAY_prestart_worker_first_driver"] = "0"  # or Ray would start a process that no worker uses
+    own["SPT_NOENV"] = "1"  # or the title of a process would overwrite its environment, and `end_processes` miss it
     # On Linux, Ray would replace 127.0.0.1 by an address that other machines can reach.
     on_loopback = patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False)
     with environment(**own), on_loopback, patch.multiple(Node, **NOT_STARTED):

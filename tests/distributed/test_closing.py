@@ -26,9 +26,9 @@ def make_fleet(monkeypatch):
     alone.measuring = nullcontext
     monkeypatch.setattr(ray_fleet, "Cluster", lambda *_: alone)
 
-    def make(hang_seconds=1e4, **answers):
+    def make(**answers):
         monkeypatch.setattr(ray_fleet, "ray", Mock(**answers))
-        return ray_fleet.RayFleet({"device": "cpu"}, [{}], 1, None, hang_seconds)
+        return ray_fleet.RayFleet({"device": "cpu"}, [{}], 1, None, hang_seconds=1e4)
 
     return make
 

@@ -24,7 +24,6 @@ from tests.helpers.ray_probe import (  # noqa: E402 (not if ray is missing)
     places,
     processes_of_ray,
     psutil,
-    ray_of,
 )
 
 pytestmark = pytest.mark.ray
@@ -50,11 +49,12 @@ class TestOurOwn:
         assert {"gcs_server", "raylet"} <= {process.name().removesuffix(".exe") for process in processes}
         programs = {os.path.basename(part) for process in processes for part in process.cmdline()}
         assert not programs & {"monitor.py", "dashboard.py", "log_monitor.py"}, "nothing here asks them"
+        assert len(processes) >= 4, "two agents are found, too, and end with the rest"
         assert own.mine and own.failure is None and own.description == "Ray actors on 1 machine"
         cores = max(1, os.cpu_count() // 3)
         assert [own.threads(number) for number in range(3)] == [cores] * 3
-        where = places(own, 3)
-        assert {(address, threads) for _, address, threads, _ in where} == {("127.0.0.1", str(cores))}
+        [(_, address, threads, _)] = places(own, 1)
+        assert (address, threads) == ("127.0.0.1", str(cores))
         assert {process.nice() for process in processes_of_ray(own._token)} == {psutil.Process().nice()}
 
     def test_it_listens_on_loopback(self, own):
@@ -70,11 +70,10 @@ class TestOurOwn:
 
     def test_it_refuses_calls_without_its_token(self, own):
         assert "RAY_AUTH_TOKEN" not in os.environ, "no process but Ray's has it"
-        with joining.environment(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0"):  # or Ray would not look on loopback
-            with pytest.raises(ValueError, match="cannot be joined: .*uthentication"):
-                joining.find_head(own._head)
-            with joining.environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=own._token):
-                joining.find_head(own._head)
+        with pytest.raises(ValueError, match="cannot be joined: .*uthentication"):
+            joining.find_head(own._head)
+        with joining.environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=own._token):
+            joining.find_head(own._head)
 
     def test_a_second_one_is_refused(self, own):
         with pytest.raises(ValueError, match="joined a Ray already"):
@@ -122,125 +121,95 @@ def test_malformed_addresses_are_refused(address):
 
 # ---- Whole programs ----
 
-IMPORTS = f"""
+PROGRAM = f"""
 import os, signal, sys, time
 sys.path.insert(0, {str(ROOT)!r})
 import ray
 from common.distributed import cluster as module
-from common.process import run_on_temporary_thread
 from common.trace import Trace
 import psutil  # from here on, since ray brings it
 
-"""
+def lose(cluster, victims, how):
+    "Print what is said of a head when it is well, and when these processes of it have got this signal."
+    print(cluster.failure)
+    module.SILENCE_SECONDS = 3.0  # not before: a busy machine may be as slow
+    for process in psutil.Process().children():
+        if process.name() in victims:
+            process.send_signal(how)
+    start = time.monotonic()
+    while cluster.failure is None and time.monotonic() - start < 30:
+        time.sleep(0.1)
+    print(cluster.failure)
 
-
-@pytest.fixture
-def begin(tmp_path) -> Iterator:
-    """A function that starts a program in a folder of its own. Kill those still running when the test ends."""
-    begun: list[subprocess.Popen] = []
-
-    def begin(program: str, name: str = ".") -> subprocess.Popen:
-        folder = tmp_path / name
-        folder.mkdir(exist_ok=True)
-        (folder / "driver.py").write_text(IMPORTS + program)
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        begun.append(subprocess.Popen([sys.executable, "driver.py"], cwd=folder, **pipes))
-        return begun[-1]
-
-    yield begin
-    for process in begun:
-        process.kill()
-        process.communicate()
-
-
-def printed(process: subprocess.Popen) -> str:
-    """Return what a program prints until its end. Fail if it writes to stderr: Ray must be silent."""
-    output, errors = process.communicate(timeout=2 * SECONDS)
-    assert (process.returncode, errors) == (0, ""), output
-    return output
-
-
-def test_workers_import_the_course_and_ray_prints_nothing(begin, tmp_path):
-    """The driver's folder has packages of the same names. One worker is killed; the program ends without `close`."""
-    for name in ("common", "08_disaggregated"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise ImportError('this is not the course')")
-    program = """
+module.LOOK_SECONDS = 0.5
 cluster = module.Cluster(None, 2)
+print(cluster._token)
 workers = [ray.remote(Trace).options(**cluster.actor_options(number)).remote() for number in range(2)]
-modules = [ray.get(worker.__ray_call__.remote(lambda self: sys.modules["common"].__file__)) for worker in workers]
+for worker in workers:
+    print(ray.get(worker.__ray_call__.remote(lambda self: sys.modules["common"].__file__)))
 pid = ray.get(workers[0].__ray_call__.remote(lambda self: os.getpid()))
 call = workers[0].__ray_call__.remote(lambda self: time.sleep(60))
 time.sleep(0.5)
-os.kill(pid, signal.SIGTERM if os.name == "nt" else signal.SIGKILL)
+os.kill(pid, signal.SIGKILL)
 try:
     ray.get(call)
 except ray.exceptions.RayError:
     time.sleep(2)  # Ray takes its time to tell of it
-    print(*modules, cluster._token)
-"""
-    *modules, token = printed(begin(program)).split()
-    assert modules == [str(ROOT / "common" / "__init__.py")] * 2
-    assert_all_end(token)
-
-
 # Of a process that stops nobody tells, and the rest of its Ray lives on; of those that die the connections end.
-VICTIMS = {"SIGSTOP": ["gcs_server"], "SIGKILL": ["gcs_server", "raylet"]}
+lose(cluster, ["gcs_server"], signal.SIGSTOP)
+cluster.close()
+cluster = module.Cluster(None, 1)
+print(cluster._token)
+lose(cluster, ["gcs_server", "raylet"], signal.SIGKILL)
+"""
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-def test_a_lost_head_is_reported(begin):
-    """With the course's deadlines it takes at most 12 seconds; this test shortens them."""
+def test_a_program_survives_lost_workers_and_heads_and_ray_prints_nothing(tmp_path):
+    """Its folder has packages of the course's names, and its workers import the course's. It ends without `close`.
+
+    With the course's deadlines it takes at most 12 seconds until a lost head is reported; the program shortens them.
+    """
     assert module.LOOK_SECONDS + module.SILENCE_SECONDS < 15
-    program = """
-module.LOOK_SECONDS, module.CLOSE_SECONDS = 0.5, 3.0
-cluster = module.Cluster(None, 1)
-time.sleep(3 * module.LOOK_SECONDS)
-print(cluster.failure)
-module.SILENCE_SECONDS = 3.0  # not before: a busy machine may be as slow
-for process in psutil.Process().children():
-    if process.name() in {}:
-        process.send_signal(signal.{})
-start = time.monotonic()
-while cluster.failure is None and time.monotonic() - start < 30:
-    time.sleep(0.1)
-print(cluster.failure)
-cluster.close()
-print(cluster._token)
-"""
-    programs = [begin(program.format(victims, how), how) for how, victims in VICTIMS.items()]
-    for process in programs:
-        before, failure, token = printed(process).splitlines()
-        assert before == "None" and failure.startswith("Ray's head at 127.0.0.1:") and " is lost: " in failure
+    for name in ("common", "08_disaggregated"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('this is not the course')")
+    (tmp_path / "driver.py").write_text(PROGRAM)
+    ended = subprocess.run(
+        [sys.executable, "driver.py"], cwd=tmp_path, capture_output=True, text=True, timeout=4 * SECONDS
+    )
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
+    first, *modules, well, stopped, second, well_again, killed = ended.stdout.splitlines()
+    assert modules == [str(ROOT / "common" / "__init__.py")] * 2 and {well, well_again} == {"None"}
+    for failure in (stopped, killed):
+        assert failure.startswith("Ray's head at 127.0.0.1:") and " is lost: " in failure
+    for token in (first, second):
         assert_all_end(token)
 
 
-# ---- Several nodes on this machine, which claim cores and GPUs that it does not have ----
+# ---- Places ----
 
 
-def test_workers_share_gpus_and_have_the_cores_of_their_own_machine(monkeypatch):
+def test_workers_share_gpus_and_have_the_cores_of_their_own_machine(two_nodes, monkeypatch):
     """The cluster's GPUs count, not those of this process's machine, which has none."""
     monkeypatch.setattr(joining, "ANSWER_SECONDS", 60.0)  # a head answers late beside programs that compute
-    with ray_of({"num_cpus": 8, "num_gpus": 1}, {"num_cpus": 2, "num_gpus": 1}) as address:
-        with closing(Cluster(address, 3)) as cluster:
-            assert (cluster.device, cluster.gpu_share()) == ("cuda", 0.5)
-            assert [cluster.actor_options(number)["num_gpus"] for number in range(3)] == [0.5] * 3
-            where = places(cluster, 3)
-            nodes = [node for node, *_ in where]
-            assert sorted(map(nodes.count, set(nodes))) == [1, 2]
-            assert [visible for *_, visible in where] == ["0"] * 3
-        with closing(Cluster(address, 2)) as cluster:  # which has room only if the first one has left
-            assert not cluster.mine and cluster.gpu_share() == 1.0
-            assert cluster.description == "Ray actors on 2 machines"
-            assert sorted(cluster.threads(number) for number in range(2)) == [2, 8]
-            where = places(cluster, 2)
-            assert len({node for node, *_ in where}) == 2
-            assert [threads for _, _, threads, _ in where] == [str(cluster.threads(number)) for number in range(2)]
-            assert all(reached == ray.util.get_node_ip_address() != "127.0.0.1" for _, reached, *_ in where)
-            monkeypatch.setattr(module, "PLACE_SECONDS", 2.0)
-            left = "9 workers need 1 GPU, 1 CPU each.*Ray has 2 machines.*, of which 0 GPUs, 8 CPUs are free"
-            with pytest.raises(ValueError, match=left):
-                cluster._reserve(9)
+    with closing(Cluster(two_nodes, 3)) as cluster:
+        assert (cluster.device, cluster.gpu_share()) == ("cuda", 0.5)
+        assert [cluster.actor_options(number)["num_gpus"] for number in range(3)] == [0.5] * 3
+        where = places(cluster, 3)
+        nodes = [node for node, *_ in where]
+        assert sorted(map(nodes.count, set(nodes))) == [1, 2]
+        assert [visible for *_, visible in where] == ["0"] * 3
+        assert [threads for _, _, threads, _ in where] == [str(cluster.threads(number)) for number in range(3)]
+        assert all(reached == ray.util.get_node_ip_address() != "127.0.0.1" for _, reached, *_ in where)
+    with closing(Cluster(two_nodes, 2)) as cluster:  # which has room only if the first one has left
+        assert not cluster.mine and cluster.gpu_share() == 1.0
+        assert cluster.description == "Ray actors on 2 machines"
+        assert sorted(cluster.threads(number) for number in range(2)) == [2, 3]
+        monkeypatch.setattr(module, "PLACE_SECONDS", 2.0)
+        left = "9 workers need 1 GPU, 1 CPU each.*Ray has 2 machines.*, of which 0 GPUs, 3 CPUs are free"
+        with pytest.raises(ValueError, match=left):
+            cluster._reserve(9)
 
 
 SMALL, LARGE, NONE = {"CPU": 8, "GPU": 1}, {"CPU": 64, "GPU": 8}, {"CPU": 16}

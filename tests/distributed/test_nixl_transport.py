@@ -1,10 +1,9 @@
 """Pages arrive as they were sent, once they are offered and until withdrawn, whatever happens to their sender."""
 
+import atexit
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from common.distributed import nixl_transport, page_transport
-from common.stages import ROOT
 
 try:
     nixl_transport.nixl()
@@ -142,39 +140,27 @@ def test_a_cancelled_transfer_does_not_begin(ends):
 # ---- Senders in another process ----
 
 
-def offer(pipe, page: int) -> None:
-    """The work of a process: offer 64 pages until it is ended."""
+def offer(pipe) -> None:
+    """The work of a process: offer 64 pages until it is told to end, and then say whether its thread lives."""
     one = nixl_transport.NixlTransport()
-    one.register([torch.full((64, page // 4), 3.0)])
+    atexit.register(lambda: pipe.send(one.thread.is_alive()))  # it runs after what is registered later
+    one.register([torch.full((64, 1 << 16), 3.0)])
     pipe.send(one.send("a", range(64)))
-    time.sleep(1e6)
+    pipe.recv()
 
 
 @contextmanager
-def other_process(page: int = 1 << 18):
-    """A ticket for 64 pages full of threes, and the process that offers them."""
+def other_process():
+    """A ticket for 64 pages full of threes, the process that offers them, and the pipe to it."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=offer, args=(there, page), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=offer, args=(there,), daemon=True)
     process.start()
     try:
         assert here.poll(PATIENCE_SECONDS)
-        yield here.recv(), process
+        yield here.recv(), process, here
     finally:
         process.kill()  # also one that is stopped, for which pytest would wait at its end
         process.join()
-
-
-def test_its_thread_ends_before_the_program_does():
-    """Or the process aborts, now and then: a thread comes out of NIXL while Python ends."""
-    program = """
-import atexit, torch
-from common.distributed.nixl_transport import NixlTransport
-one = NixlTransport()
-atexit.register(lambda: print(one.thread.is_alive()))  # it runs after what is registered later
-one.register([torch.zeros(4, 8)])
-"""
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout) == (0, "False\n"), ended.stderr
 
 
 def fails(transfer) -> bool:
@@ -185,48 +171,45 @@ def fails(transfer) -> bool:
     return False
 
 
-def test_a_sender_that_is_killed_is_noticed_and_its_successor_is_another():
-    """What it offered is refused, and a process that returns is not taken for it."""
+def test_a_sender_may_stop_go_on_and_die_and_its_successor_is_another(monkeypatch):
+    """Of one that has stopped, the receiver is told in time; but its bytes may arrive late, and are waited for.
+
+    What one that has died offered is refused, and a process that returns is not taken for it. By TCP, which the
+    sender's process must serve; the kernel reads the memory of a stopped one as well.
+    """
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
     with transport([torch.zeros(64, 1 << 16)]) as receiver:
-        with other_process() as (stale, process):
-            assert arrived(receiver.receive(stale, 0, range(64)))
-            transfer = receiver.receive(stale, 0, range(64))
+        [pages] = receiver.pools
+        with other_process() as (stale, process, _):
+            assert arrived(receiver.receive(stale, 0, range(64)))  # they have met
+            with monkeypatch.context() as deadline:
+                deadline.setattr(nixl_transport, "TRANSFER_SECONDS", 0.5)
+                deadline.setattr(nixl_transport, "MIN_BYTES_PER_SECOND", 1e9)
+                pages.zero_()
+                os.kill(process.pid, signal.SIGSTOP)
+                transfer = receiver.receive(stale, 0, range(64))
+                eventually(lambda: fails(transfer))
+            transfer.cancel()
+            assert not transfer.final, "bytes may still arrive"
+            os.kill(process.pid, signal.SIGCONT)
+            eventually(lambda: transfer.final)
+            assert (pages == 3).all(), "they did arrive"
+            dying = receiver.receive(stale, 0, range(64))
             process.kill()
             process.join()
-            eventually(lambda: transfer.final)  # done, or failed: one or the other
+            eventually(lambda: dying.final)  # done, or failed: one or the other
         later = receiver.receive(stale, 0, range(64))
         eventually(lambda: later.final)
         assert fails(later)
-        receiver.pools[0].zero_()
-        with other_process() as (ticket, _):
+        pages.zero_()
+        with other_process() as (ticket, process, pipe):
             assert ticket.peer.name != stale.peer.name
             assert arrived(receiver.receive(ticket, 0, range(64)))
-            assert (receiver.pools[0] == 3).all()
-
-
-def test_bytes_of_a_stopped_sender_arrive_late_and_are_waited_for(monkeypatch):
-    """The receiver is told in time, but its pages must not be used again: a process that was stopped may go on.
-
-    By TCP, which the sender's process must serve; the kernel reads the memory of a stopped one as well.
-    """
-    monkeypatch.setenv("UCX_TLS", "tcp,self")
-    with transport([torch.zeros(64, 1 << 16)]) as receiver, other_process() as (ticket, process):
-        assert arrived(receiver.receive(ticket, 0, range(64)))  # they have met
-        monkeypatch.setattr(nixl_transport, "TRANSFER_SECONDS", 0.5)
-        monkeypatch.setattr(nixl_transport, "MIN_BYTES_PER_SECOND", 1e9)
-        receiver.pools[0].zero_()
-        os.kill(process.pid, signal.SIGSTOP)
-        transfer = receiver.receive(ticket, 0, range(64))
-        eventually(lambda: fails(transfer))
-        transfer.cancel()
-        assert not transfer.final, "bytes may still arrive"
-        os.kill(process.pid, signal.SIGCONT)
-        eventually(lambda: transfer.final)
-        assert (receiver.pools[0] == 3).all(), "they did arrive"
-        process.kill()
-        later = receiver.receive(ticket, 0, range(64))
-        eventually(lambda: later.final)
-        assert fails(later)
+            assert (pages == 3).all()
+            pipe.send("end")
+            assert pipe.recv() is False, "or the process aborts, now and then: a thread leaves NIXL while Python ends"
+            process.join()
+            assert process.exitcode == 0
 
 
 def test_where_nixl_is_missing_pages_travel_through_ray(monkeypatch):

@@ -64,10 +64,9 @@ def test_rank_0_forwards_its_mail_and_its_turns(loaded):
 
 
 @pytest.mark.ray
-def test_workers_of_two_ranks_generate_the_tokens_of_one_process(loaded):
+def test_workers_of_two_ranks_generate_the_tokens_of_one_process(two_nodes, loaded):
     """Four processes under Ray: prefill and decode, on two ranks each."""
-    pytest.importorskip("ray", reason="needs the package ray")
-    options = {"kv_memory": "16M", "max_running": 8, "num_draft_tokens": 0}
+    options = {"ray_address": two_nodes, "kv_memory": "16M", "max_running": 8, "num_draft_tokens": 0}
     prompts = ["The capital of France is", [*range(300, 420)], "Once upon a time"]
     params = [
         SamplingParams(max_tokens=8, ignore_eos=True),

@@ -5,11 +5,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from unittest.mock import patch
 
 import ray
+from ray._private.node import Node
 
 from common.distributed.cluster import Cluster
-from common.distributed.joining import OBJECT_STORE_BYTES, environment, read_authentication_settings
+from common.distributed.joining import NOT_STARTED, OBJECT_STORE_BYTES, environment, read_authentication_settings
 
 # isort: split
 import psutil  # comes with ray, which puts it on the path
@@ -24,18 +26,16 @@ def ray_of(*nodes: dict[str, int]) -> Iterator[str]:
     """Start a Ray of several nodes on this machine, with these resources each; yield its address."""
     from ray.cluster_utils import Cluster as Nodes
 
-    # Without what no test looks at: each of these is one more process.
-    spare = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-    head, *others = ({"object_store_memory": OBJECT_STORE_BYTES} | spare | node for node in nodes)
-    started = {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}  # as a Ray of our own
-    with environment(RAY_AUTH_MODE="disabled", **started):
+    # As a Ray of our own, but without a token.
+    started = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
+    with environment(**started), patch.multiple(Node, **NOT_STARTED):
         read_authentication_settings()
-        cluster = Nodes(initialize_head=True, head_node_args=head)
-        for node in others:
-            cluster.add_node(**node)
+        cluster = Nodes()
+        for node in nodes:  # the first one is the head
+            cluster.add_node(object_store_memory=OBJECT_STORE_BYTES, include_dashboard=False, **node)
         cluster.wait_for_nodes()
-        yield cluster.address
-        cluster.shutdown()
+    yield cluster.address
+    cluster.shutdown()
 
 
 class Probe:

@@ -15,7 +15,7 @@ from tests.helpers.engine_options import endless
 
 ray = pytest.importorskip("ray", reason="needs the package ray")
 engine_module, routing = (load_stage_module("08", name) for name in ("engine", "routing"))
-from tests.helpers.ray_probe import SECONDS, ray_of  # noqa: E402 (not if ray is missing)
+from tests.helpers.ray_probe import SECONDS  # noqa: E402 (not if ray is missing)
 
 Engine = load_engine("08")
 POOL = {"kv_memory": "64M", "max_running": 16, "token_budget": 128, "num_draft_tokens": 0}  # slow enough to be killed
@@ -23,18 +23,10 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Two Ray nodes on this machine: what one worker sends the other goes from node to node."""
-    node = {"num_cpus": 2}  # threads of its workers
-    with ray_of(node, node) as address:
-        yield address
-        ray.shutdown()
-
-
-@pytest.fixture(scope="module")
-def engine(address, loaded) -> Iterator[Engine]:
+def engine(two_nodes, loaded) -> Iterator[Engine]:
+    """What one worker sends the other goes from node to node."""
     router = replace(loaded, model=None)  # its workers load the weights
-    engine = Engine(router, prefill=1, decode=2, workers="ray", ray_address=address, hang_seconds=10, **POOL)
+    engine = Engine(router, prefill=1, decode=2, workers="ray", ray_address=two_nodes, hang_seconds=10, **POOL)
     yield engine
     engine.close()
 
@@ -111,32 +103,26 @@ def run(engine, on_step=lambda requests: None) -> list:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-@pytest.mark.parametrize(
-    "strikes",
-    [{routing.TRANSFER: "SIGKILL", routing.PREFILL: "SIGKILL"}, {routing.DECODE: "SIGSTOP"}],
-    ids=["killed", "stopped"],
-)
-def test_lost_workers_cost_time_and_no_request(engine, undisturbed, monkeypatch, strikes):
-    """The worker that receives, computes or decodes is lost as soon as a request is in that phase.
+def test_lost_workers_cost_time_and_no_request(engine, undisturbed, monkeypatch):
+    """A worker is killed as soon as it receives pages, and the other one stopped as soon as it decodes.
 
-    After two of the three have been killed, the last one does the whole job. Nobody tells of a process that has
-    stopped: it is noticed by the deadline. (Before other tests: no prompt is cached, and prefill takes a while.)
+    The prefill worker, the last of the three, does the whole job then. Nobody tells of a process that has stopped: it
+    is noticed by the deadline. (Before other tests: no prompt is cached, and prefill takes a while.)
     """
-    if "SIGSTOP" in strikes.values():
-        monkeypatch.setattr(engine.fleet, "hang_seconds", 3)
-    lost, left = engine.lost, dict(strikes)
-    pids = [handle.hello.process for handle in engine.handles]
+    monkeypatch.setattr(engine.fleet, "hang_seconds", 3)
+    strikes = [(routing.TRANSFER, 0, signal.SIGKILL), (routing.DECODE, 6, signal.SIGSTOP)]
+    lost, pids = engine.lost, {handle.number: handle.hello.process for handle in engine.handles}
 
     def strike(requests):
-        for phase in [*left][:1]:
-            flights = [flight for flight in engine.flights.values() if flight.phase == phase]
-            if flights and (phase != routing.DECODE or len(flights[0].request.token_ids) > 5):
-                victim = flights[0].prefill if phase == routing.PREFILL else flights[0].decode
-                os.kill(pids[victim.number], getattr(signal, left.pop(phase)))
+        for flight in engine.flights.values():
+            phase, tokens, sent = strikes[0] if strikes else ("", 0, None)
+            if flight.phase == phase and len(flight.request.token_ids) >= tokens and flight.decode.number in pids:
+                os.kill(pids.pop(flight.decode.number), sent)
+                del strikes[0]
 
     assert_same(run(engine, strike), undisturbed)
-    assert not left
-    until(engine, lambda: engine.lost >= lost + len(strikes))
+    assert not strikes
+    until(engine, lambda: engine.lost >= lost + 2)
 
 
 def test_two_nodes_give_the_same_tokens(engine, reference, undisturbed):

@@ -1,9 +1,8 @@
 """Stage 03 when something is in the way: clients that leave, too many of them, an engine that fails, a shutdown."""
 
 import os
-import re
+import runpy
 import signal
-import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from common.serving.background import free_port
 from common.stages import stage_folder
 from tests.helpers.serving_stage_03 import (
     SteppingEngine,
@@ -137,22 +137,34 @@ def test_when_the_engine_fails_every_client_gets_an_error(engine, failure):
 # ---- The program ----
 
 
-def test_control_c_ends_the_program_when_its_answers_are_complete():
-    command = [sys.executable, stage_folder("03") / "main.py", "--serve", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/") as process:
+def test_control_c_ends_the_program_when_its_answers_are_complete(loaded, monkeypatch, capsys):
+    """main.py in this process, and on its main thread, as signals are for that one."""
+
+    def use(url: str) -> list[str]:
+        client = httpx.Client(base_url=url, transport=httpx.HTTPTransport(retries=6), timeout=60)  # until it listens
+        with client, client.stream("POST", "/generate", json=SHORT | {"stream": True}) as response:
+            lines = response.iter_lines()
+            first = next(lines, "")
+            os.kill(os.getpid(), signal.SIGINT)
+            return [first, *lines]
+
+    port, main = free_port(), stage_folder("03") / "main.py"
+    monkeypatch.setattr(graceful_module, "GRACE_SECONDS", 60)  # a busy machine takes longer than the usual five
+    monkeypatch.setattr("common.cli.load_model", lambda *_, **__: loaded)
+    monkeypatch.setattr(sys, "argv", [str(main), "--serve", "--port", str(port)])
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with ThreadPoolExecutor() as pool, pytest.raises(SystemExit) as end:
+        client = pool.submit(use, f"http://127.0.0.1:{port}")
         try:
-            url = re.match(r"serving on (http://127.0.0.1:\d+)", process.stdout.readline())[1]
-            body = LONG | {"max_tokens": 40, "stream": True}  # few enough for the grace on a busy machine
-            with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as response:
-                lines = response.iter_lines()
-                assert next(lines).startswith("data: ")
-                process.send_signal(signal.SIGINT)
-                *_, last, _, done, _ = lines
-            _, errors = process.communicate(timeout=30)
+            runpy.run_path(str(main), run_name="__main__")
         finally:
-            process.kill()
-    assert '"finish_reason": "length"' in last and done == "data: [DONE]"
-    assert process.returncode == 130 and "Traceback" not in errors
+            for one, handler in handlers.items():
+                signal.signal(one, handler)
+    first, *_, last, _, done, _ = client.result()
+    assert first.startswith("data: ") and '"finish_reason": "length"' in last and done == "data: [DONE]"
+    assert end.value.code == 130 and f"serving on http://127.0.0.1:{port} " in capsys.readouterr().out
+    assert not engine_threads()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -300,10 +300,10 @@ def test_short_of_pages_and_no_token_changed(stage):
     check_chunks(scheduler)
     # In step 40, A needs its 11th page, and preempts B in the middle of its prompt.
     expect_steps(scheduler, [{"A": 2, "B": 88}], [{"A": 2, "B": 1}, *[{"A": 1, "B": 2}] * 38, {"A": 1}], in_order=False)
-    prompts = [prompt[: 12 + 3 * i] for i, prompt in enumerate(stage.prompts(10, 40))]
+    prompts = [prompt[: 12 + 2 * i] for i, prompt in enumerate(stage.prompts(10, 40))]
     engine = stage.make_engine(kv_memory=8 * 16 * stage.token_bytes, attention="torch")
     check_chunks(engine.scheduler)
-    requests = [engine.add(prompt, endless(24), letter) for letter, prompt in zip("ABCDEFGHIJ", prompts, strict=True)]
+    requests = [engine.add(prompt, endless(16), letter) for letter, prompt in zip("ABCDEFGHIJ", prompts, strict=True)]
     drain(engine)
     expect_tokens(stage, engine, requests)
     expect(engine.scheduler.preemptions > 0, "nothing was preempted, so the pool of 8 pages was never used up")

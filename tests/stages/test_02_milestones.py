@@ -3,9 +3,15 @@
 import torch
 
 from common.learn.milestones import milestone
-from common.learn.milestones.attention import expect_attention
 from common.learn.milestones.pictures import timeline
-from common.learn.milestones.stage_under_test import endless, expect, expect_rows, expect_tokens, letters
+from common.learn.milestones.stage_under_test import (
+    endless,
+    expect,
+    expect_attention,
+    expect_rows,
+    expect_tokens,
+    letters,
+)
 
 
 def expect_right(mine, q, k, v) -> None:

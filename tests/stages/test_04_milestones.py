@@ -3,12 +3,12 @@
 import torch
 
 from common.learn.milestones import milestone
-from common.learn.milestones.attention import expect_attention
 from common.learn.milestones.pictures import rows, timeline
 from common.learn.milestones.stage_under_test import (
     drain,
     endless,
     expect,
+    expect_attention,
     expect_error,
     expect_rows,
     expect_tokens,

@@ -7,7 +7,6 @@ import torch
 from common.attention import choose_attention
 from common.errors import InvalidInput, counted
 from common.learn.milestones import Failed, milestone
-from common.learn.milestones.attention import expect_attention
 from common.learn.milestones.paged import (
     bound_preemption,
     check_chunks,
@@ -23,6 +22,7 @@ from common.learn.milestones.stage_under_test import (
     drain,
     endless,
     expect,
+    expect_attention,
     expect_error,
     expect_rows,
     expect_table,

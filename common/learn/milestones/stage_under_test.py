@@ -20,7 +20,7 @@ from common.stages import load_engine, load_stage_module
 
 from . import Failed
 from .page_writes import last_writes, record_writes
-from .pictures import first_difference, rows, timeline
+from .pictures import bars, first_difference, rows, timeline
 
 STORIES = (
     "Once upon a time, there was a fox",
@@ -129,6 +129,18 @@ def expect_table(what: str, table: Mapping[str, str | tuple[list, list]]) -> Non
             wrong = f"{what}: {name}, place {place} is wrong"
             lines[""] = [" "] * place + ["^"]
     expect(not wrong, wrong, rows(lines))
+
+
+def expect_attention(mine: Tensor, q: Tensor, pasts: list[tuple[Tensor, Tensor]], names: list[str]) -> None:
+    """Fail unless each row of `mine`, [N, H, D], is what its query makes of its past: keys and values up to itself."""
+    right = isinstance(mine, torch.Tensor) and mine.shape == q.shape
+    expect(right, f"`attend` must return a tensor of shape {list(q.shape)}, not {getattr(mine, 'shape', mine)}")
+    errors = {}
+    for name, row, query, past in zip(names, mine, q, pasts, strict=True):
+        keys, values = (x.transpose(0, 1) for x in past)  # [H_kv, S, D]
+        wanted = F.scaled_dot_product_attention(query[:, None], keys, values, enable_gqa=True)[:, 0]
+        errors[name] = (row - wanted).abs().max().item()
+    expect(max(errors.values()) < 1e-4, "attention differs from the definition; the error by token", bars(errors, 1.0))
 
 
 def expect_error(kind: type[Exception], call, what: str) -> str:

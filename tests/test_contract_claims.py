@@ -32,7 +32,7 @@ def test_requests_share_steps(engine, prompts):
 
 @pytest.fixture(scope="session")
 def growing(loaded, prompts) -> list:
-    """Eight completions of up to four pages each, every other one sampled with a seed; stage 04 has no pages.
+    """Eight completions of two to four pages each, every other one sampled with a seed; stage 04 has no pages.
 
     They are so long that it does not depend on how soon draft tokens let one of them end.
     """

@@ -305,7 +305,7 @@ def test_losses_cost_time_and_no_token(stage):
     prompts = stage.prompts(4, 30)
     for lost in ("prefill worker", "decode worker", "mail", "transfer"):
         engine = make_fleet_engine(stage)
-        requests = [engine.add(prompt, endless(12)) for prompt in prompts]
+        requests = [engine.add(prompt, endless(8)) for prompt in prompts]
         if lost == "mail":
             engine.fleet.lose_mail = True
         if lost == "transfer":
@@ -330,9 +330,9 @@ def test_losses_cost_time_and_no_token(stage):
     drain(engine, 20)
     expect(request.finish_reason == "error", f"no worker is up: the request must end with an error, not {request}")
     engine = make_fleet_engine(stage)
-    others = [engine.add(prompt, endless(12)) for prompt in prompts[:3]]
+    others = [engine.add(prompt, endless(8)) for prompt in prompts[:3]]
     drain(engine, until=lambda: all(len(one.token_ids) >= 3 for one in others))
-    poison = engine.add(prompts[3], endless(12), request_id="poison")
+    poison = engine.add(prompts[3], endless(8), request_id="poison")
     engine.fleet.poison = "poison#"
     drain(engine)
     expect(poison.finish_reason == "error", f"it has killed worker after worker, and is {poison}")

@@ -32,11 +32,11 @@ def test_requests_share_steps(engine, prompts):
 
 @pytest.fixture(scope="session")
 def growing(loaded, prompts) -> list:
-    """Eight completions of two to four pages each, every other one sampled with a seed; stage 04 has no pages.
+    """Eight completions of two to five pages each, every other one sampled with a seed; stage 04 has no pages.
 
     They are so long that it does not depend on how soon draft tokens let one of them end.
     """
-    each = [endless(24, temperature=float(i % 2), seed=i) for i in range(8)]
+    each = [endless(28, temperature=float(i % 2), seed=i) for i in range(8)]
     return load_engine("04")(loaded).generate([prompt[:40] for prompt in prompts[:8]], each)
 
 
@@ -47,7 +47,7 @@ def test_memory_that_runs_short(engine_class, loaded, growing, page_size):
 
     The second time they come in reverse order: what is kept in a cache is hit by the first of them, and then evicted.
     """
-    engine = engine_class(loaded, **pool(11 * PAGE // page_size, page_size))
+    engine = engine_class(loaded, **pool(9 * PAGE // page_size, page_size))
     for requests in (growing, growing[::-1]) if page_size == PAGE else (growing,):
         completions = engine.generate([one.prompt_token_ids for one in requests], [one.params for one in requests])
         assert [completion.token_ids for completion in completions] == [one.token_ids for one in requests]

@@ -32,11 +32,11 @@ def test_requests_share_steps(engine, prompts):
 
 @pytest.fixture(scope="session")
 def growing(loaded, prompts) -> list:
-    """Eight completions of three to five pages each, every other one sampled with a seed; stage 04 has no pages.
+    """Eight completions of two to five pages each, every other one sampled with a seed; stage 04 has no pages.
 
     They are so long that it does not depend on how soon draft tokens let one of them end.
     """
-    each = [endless(40, temperature=float(i % 2), seed=i) for i in range(8)]
+    each = [endless(28, temperature=float(i % 2), seed=i) for i in range(8)]
     return load_engine("04")(loaded).generate([prompt[:40] for prompt in prompts[:8]], each)
 
 
@@ -45,16 +45,17 @@ def growing(loaded, prompts) -> list:
 def test_memory_that_runs_short(engine_class, loaded, growing, page_size):
     """Eight requests that all grow, in memory for two: some must be preempted, and no token or character shows it.
 
-    The second time, what is kept in a cache is hit, evicted and hit again.
+    The second time they come in reverse order: what is kept in a cache is hit by the first of them, and then evicted.
     """
-    engine = engine_class(loaded, **pool(11 * PAGE // page_size, page_size))
-    for _ in range(2 if page_size == PAGE else 1):
-        completions = engine.generate([one.prompt_token_ids for one in growing], [one.params for one in growing])
-        assert [completion.token_ids for completion in completions] == [one.token_ids for one in growing]
-        assert [completion.text for completion in completions] == [one.text for one in growing]
+    engine = engine_class(loaded, **pool(9 * PAGE // page_size, page_size))
+    for requests in (growing, growing[::-1]) if page_size == PAGE else (growing,):
+        completions = engine.generate([one.prompt_token_ids for one in requests], [one.params for one in requests])
+        assert [completion.token_ids for completion in completions] == [one.token_ids for one in requests]
+        assert [completion.text for completion in completions] == [one.text for one in requests]
         engine.check()
     stats = engine.stats()
     assert stats["preemptions"] > 0, "memory for two of eight requests, and none was preempted"
+    assert page_size < PAGE or stats.get("prefix_tokens_hit", 1), "nothing of the first time was found in the second"
     assert stats["kv_tokens_used"] == stats["kv_tokens_reserved"] == 0
 
 

@@ -5,6 +5,7 @@ from functools import lru_cache
 import torch
 
 from ..errors import InvalidInput
+from ..model import Transformer
 from . import Loaded, load_model
 
 
@@ -18,7 +19,8 @@ def load_draft_model(name: str, target: Loaded) -> Loaded | None:
         name = "draft" if target.name in ("bundled", "target") else "lookup"
     if name == "lookup":
         return None
-    draft = load_once(name, target.device, target.dtype)
+    plain = type(target.model) is Transformer  # which is how both are loaded then
+    draft = load_once(name, target.device, target.dtype, False if plain else "auto")
     known = [vocabulary(model) for model in (draft, target)]
     if draft.config.vocab_size != target.config.vocab_size or None not in known and known[0] != known[1]:
         raise InvalidInput(
@@ -29,9 +31,9 @@ def load_draft_model(name: str, target: Loaded) -> Loaded | None:
 
 
 @lru_cache(maxsize=1)
-def load_once(name: str, device: torch.device, dtype: torch.dtype) -> Loaded:
+def load_once(name: str, device: torch.device, dtype: torch.dtype, fused: bool | str) -> Loaded:
     """Load a draft model, or return the one loaded last: engines of one process share it."""
-    return load_model(name, device=device, dtype=dtype)
+    return load_model(name, device=device, dtype=dtype, fused=fused)
 
 
 def vocabulary(model: Loaded) -> dict[str, int] | None:

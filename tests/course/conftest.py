@@ -11,7 +11,7 @@ from tests.helpers.incomplete_stages import load_once
 
 @pytest.fixture
 def loaded_once(monkeypatch):
-    """Start the processes from one that has loaded the model."""
+    """Start the processes from this one, which has loaded the model."""
     monkeypatch.setattr(runner, "START_METHOD", runner.START_METHOD)
     load_once()
 

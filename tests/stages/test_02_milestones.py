@@ -3,9 +3,15 @@
 import torch
 
 from common.learn.milestones import milestone
-from common.learn.milestones.attention import expect_attention
 from common.learn.milestones.pictures import timeline
-from common.learn.milestones.stage_under_test import endless, expect, expect_rows, expect_tokens, letters
+from common.learn.milestones.stage_under_test import (
+    endless,
+    expect,
+    expect_attention,
+    expect_rows,
+    expect_tokens,
+    letters,
+)
 
 
 def expect_right(mine, q, k, v) -> None:
@@ -105,7 +111,7 @@ def test_one_token_a_step(stage):
         expect(ran == [12] + [1] * 7, f"after a prompt of 12 tokens, one a step: the model ran {ran}", picture)
         expect(noted == ran, f"`record.work` was told of {noted} tokens, and the model ran {ran}", picture)
         expect_rows("phases in the trace", [work.phase for work in works], ["prefill"] + ["decode"] * 7)
-        expect_tokens(stage, engine, [request], stage.right_tokens([prompt], 8))
+        expect_tokens(stage, engine, [request], 8)
 
 
 @milestone(

@@ -202,7 +202,7 @@ def test_every_stream_ends(stage):
     async def end():
         thread = stage.engine_thread.EngineThread(stage.make_engine(), 4)
         thread.start()
-        stays, goes = await thread.submit_all([(STORY, endless(20)), (STORY, endless(400))])
+        stays, goes = await thread.submit_all([(STORY, endless(20)), (STORY, endless(100))])
         thread.abort(goes)
         aborted = await goes.finished()
         await thread.close(grace=5)

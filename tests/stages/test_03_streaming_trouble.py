@@ -1,24 +1,24 @@
 """Stage 03 when something is in the way: clients that leave, too many of them, an engine that fails, a shutdown."""
 
 import os
-import re
+import runpy
 import signal
-import subprocess
+import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import pytest
 
+from common.serving.background import free_port
 from common.stages import stage_folder
 from tests.helpers.serving_stage_03 import (
     SteppingEngine,
     engine_module,
     graceful_module,
-    server_module,
     serving,
-    thread_module,
     wait_until,
 )
 
@@ -137,69 +137,58 @@ def test_when_the_engine_fails_every_client_gets_an_error(engine, failure):
 # ---- The program ----
 
 
-def test_control_c_ends_the_program_when_its_answers_are_complete():
-    command = [sys.executable, stage_folder("03") / "main.py", "--serve", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/") as process:
-        try:
-            url = re.match(r"serving on (http://127.0.0.1:\d+)", process.stdout.readline())[1]
-            body = LONG | {"max_tokens": 40, "stream": True}  # few enough for the grace on a busy machine
-            with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as response:
-                lines = response.iter_lines()
-                assert next(lines).startswith("data: ")
-                process.send_signal(signal.SIGINT)
-                *_, last, _, done, _ = lines
-            _, errors = process.communicate(timeout=30)
-        finally:
-            process.kill()
-    assert '"finish_reason": "length"' in last and done == "data: [DONE]"
-    assert process.returncode == 130 and "Traceback" not in errors
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
-    ("failure", "status", "finish_reason"),
+    ("sent", "status", "finish_reason"),
     [
-        (None, 0, "length"),
-        (
-            SystemExit("no reason"),  # as a library that ends the process
-            "error: the engine failed: SystemExit('no reason'), and the server has stopped",
-            "error",
-        ),
+        (signal.SIGINT, 130, "length"),
+        (signal.SIGTERM, 0, "length"),
+        (None, "error: the engine failed: SystemExit('no reason'), and the server has stopped", "error"),
     ],
-    ids=["SIGTERM", "failure"],
+    ids=["Ctrl-C", "SIGTERM", "failure"],
 )
-def test_serving_ends_with_a_status_when_its_answers_are_complete(engine, monkeypatch, failure, status, finish_reason):
-    """In this process, and on its main thread, as signals are for that one."""
+def test_the_program_ends_with_a_status_when_its_answers_are_complete(
+    engine, loaded, monkeypatch, sent, status, finish_reason
+):
+    """main.py in this process, and on its main thread, as signals are for that one."""
 
-    def use(url: str) -> str:
-        try:
-            with httpx.stream("POST", f"{url}/generate", json=SHORT | {"stream": True}, timeout=60) as response:
-                lines = response.iter_lines()
-                assert next(lines).startswith("data: ")
-                engine.failure = failure
-                if failure is None:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                    wait_until(lambda: thread.error)  # it takes no more requests
-                engine.allow()
-                *_, last, _, done, _ = lines
-                assert done == "data: [DONE]"
-                wait_until(lambda: server.should_exit)
-                return last
-        finally:
-            server.should_exit = True  # or else a test that fails here would not end
+    def use() -> list[str]:
+        client = httpx.Client(transport=httpx.HTTPTransport(retries=6), timeout=60)  # until the program listens
+        url, body = f"http://127.0.0.1:{port}/generate", SHORT | {"stream": True}
+        with client, client.stream("POST", url, json=body) as response:
+            lines = response.iter_lines()
+            first = next(lines, "")
+            if sent:
+                os.kill(os.getpid(), sent)
+                wait_until(lambda: not listens(port))
+            else:
+                engine.failure = SystemExit("no reason")  # as a library that ends the process
+            engine.allow()
+            return [first, *lines]
 
+    port, main = free_port(), stage_folder("03") / "main.py"
     monkeypatch.setattr(graceful_module, "GRACE_SECONDS", 60)  # a busy machine takes longer than the usual five
-    thread, clients = thread_module.EngineThread(engine, max_queue=4), []
-    server = graceful_module.Server(server_module.create_app(thread), thread, "127.0.0.1", 0)
+    monkeypatch.setattr("common.cli.build_engine", lambda *_: (loaded, engine))
+    monkeypatch.setattr(sys, "argv", [str(main), "--serve", "--port", str(port)])
     engine.allow(1)
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadPoolExecutor() as pool, pytest.raises(SystemExit) as end:
+        client = pool.submit(use)
         try:
-            server.serve_until_stopped(announce=lambda url: clients.append(pool.submit(use, url)))
+            runpy.run_path(str(main), run_name="__main__")
         finally:
-            signal.signal(signal.SIGTERM, handler)
-    assert end.value.code == status
-    assert f'"finish_reason": "{finish_reason}"' in clients[0].result()
+            for one, handler in handlers.items():
+                signal.signal(one, handler)
+    first, *_, last, _, done, _ = client.result()
+    assert first.startswith("data: ") and f'"finish_reason": "{finish_reason}"' in last and done == "data: [DONE]"
+    assert end.value.code == status and not engine_threads()
+
+
+def listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
 
 
 def test_an_idle_connection_is_closed_by_its_client_first(engine):

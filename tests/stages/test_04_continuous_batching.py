@@ -52,12 +52,12 @@ def test_impossible_options_are_refused(loaded):
 # ---- Static batching ----
 
 
-@pytest.mark.parametrize("size", [1, 3, 16])
-def test_static_batches_give_the_same_tokens(loaded, prompts, expected, size):
-    engine = StaticEngine(loaded, max_running=size)
-    completions = engine.generate(prompts[:7], GREEDY)
-    assert [completion.token_ids for completion in completions] == expected[:7]
-    assert engine.group == []
+def test_static_batches_give_the_same_tokens(loaded, prompts):
+    right = [completion.token_ids for completion in Engine(loaded).generate(prompts[:7], GREEDY)]
+    for size in (1, 3, 16):
+        engine = StaticEngine(loaded, max_running=size)
+        assert [completion.token_ids for completion in engine.generate(prompts[:7], GREEDY)] == right
+        assert engine.group == []
 
 
 def test_a_static_group_waits_for_its_slowest(loaded, prompts):

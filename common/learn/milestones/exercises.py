@@ -9,7 +9,6 @@ import httpx
 from common.errors import InvalidInput
 from common.loader.draft import load_draft_model
 from common.serving.background import running
-from common.stages import load_engine
 
 from . import Failed, exercise
 from .paged import decoding, expect_steps, make_scheduler, owners
@@ -48,8 +47,7 @@ def requests_take_turns(stage):
     picture = timeline(engine.trace, letters([request.request_id for request in requests]))
     expect(requests[3].finished, "D arrived before step 10, and has no token after step 13", picture)
     drain(engine)
-    right = [*stage.right_tokens(prompts[:3], 5), *stage.right_tokens(prompts[3:], 1)]
-    expect_tokens(stage, engine, requests, right)
+    expect_tokens(stage, engine, requests)
 
 
 LEAST = 64  # places
@@ -73,8 +71,7 @@ def a_cache_that_grows(stage):
             copied += held - 1 if before not in (0, room) else 0
         expect(copied < 2 * held, f"{copied} tokens were copied to hold {held}: each time the cache must double")
         engine.step()
-        right = load_engine("03")(stage.loaded).generate([prompt], endless(max_tokens))  # 01 would take long
-        expect_tokens(stage, engine, [request], [right[0].token_ids])
+        expect_tokens(stage, engine, [request])
 
 
 SILENCE = 4  # seconds without a byte, after which a client gives up here; the comments are half a second apart
@@ -192,7 +189,7 @@ def the_cheapest_gives_way(stage):
     engine = stage.make_engine(kv_memory=24 * 16 * stage.token_bytes, attention="torch")
     requests = [engine.add(prompt, endless(60)) for prompt in prompts]
     drain(engine)
-    expect_tokens(stage, engine, requests, stage.right_tokens(prompts, 60))
+    expect_tokens(stage, engine, requests)
     names, last = letters([request.request_id for request in requests]), requests[3].request_id
     ran = sum(work.tokens for step in engine.trace for work in step.works if work.request_id == last)
     picture = timeline([step for step in engine.trace if any(work.phase == "prefill" for work in step.works)], names)
@@ -224,7 +221,7 @@ def the_most_recently_used_goes_first(stage):
         [request] = engine.generate([documents[number % 3]], endless(4))
         engine.check()
         found.append(request.cached_tokens)
-        expect_tokens(stage, engine, [request], stage.right_tokens([documents[number % 3]], 4))
+        expect_tokens(stage, engine, [request])
     picture = rows({"document": "ABCABCABC", "tokens found": found})
     expect(sum(found) > 3 * 80, f"{sum(found)} tokens were found when 12 pages had to do for three of 6", picture)
 
@@ -268,8 +265,7 @@ def look_up_first(stage):
     expect(sum(ran) == 8 + 3, f"the draft model ran {sum(ran)} tokens: 11 are B's 8 tokens and 3 that it has drafted")
     engine, prompts = stage.make_engine(num_draft_tokens=4, attention="torch"), stage.prompts(3, 12)
     requests = engine.generate([prompt * (1 + i) for i, prompt in enumerate(prompts)], endless(16))
-    right = stage.right_tokens([request.prompt_token_ids for request in requests], 16)
-    expect_tokens(stage, engine, requests, right)
+    expect_tokens(stage, engine, requests)
 
 
 @exercise(
@@ -298,6 +294,6 @@ def a_worker_is_drained(stage):
         held = {one.number: len(one.held) for one in engine.handles}
         picture = rows({"worker": held, "requests": held.values()})
         expect(not new, f"worker 2 was drained when it held {sorted(before)}, and got {sorted(new)}", picture)
-    expect_tokens(stage, engine, requests, stage.right_tokens(prompts, 12))
+    expect_tokens(stage, engine, requests)
     expect(not engine.stats()["requests_resumed"], "a request began again: what the worker held it must end")
     expect_error(InvalidInput, lambda: engine.drain(1), "`drain(1)`, of the last decode worker,")

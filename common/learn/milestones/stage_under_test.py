@@ -8,6 +8,10 @@ from string import ascii_uppercase
 from types import ModuleType
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
 from common.engine import BaseEngine
 from common.loader import Loaded, load_model
 from common.request import Request
@@ -16,7 +20,7 @@ from common.stages import load_engine, load_stage_module
 
 from . import Failed
 from .page_writes import last_writes, record_writes
-from .pictures import first_difference, rows, timeline
+from .pictures import bars, first_difference, rows, timeline
 
 STORIES = (
     "Once upon a time, there was a fox",
@@ -54,11 +58,6 @@ class StageUnderTest:
         texts = [self.loaded.tokenizer(f"{STORIES[i % len(STORIES)]} {i}, ")["input_ids"] for i in range(count)]
         return [(text * tokens)[:tokens] for text in texts]
 
-    def right_tokens(self, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
-        """Return the greedy output of an earlier reference stage, which runs one request at a time."""
-        earlier = "01" if self.folder.name.startswith("02") else "02"
-        return [tokens_alone(earlier, tuple(prompt), max_tokens) for prompt in prompts]
-
     def text(self, tokens: Sequence[int]) -> str:
         return self.loaded.tokenizer.decode(tokens)
 
@@ -67,17 +66,26 @@ class StageUnderTest:
 def bundled() -> Loaded:
     """Return the bundled checkpoint in float32. Its context of 512 tokens keeps the slots of stage 04 small.
 
-    It is the plain model: the threads of numba's kernels do not survive the fork of a process that has loaded it.
+    It is the plain model: numba's kernels would take longer to load than the milestones take, and their threads do not
+    survive the fork with which the suite saves loading it.
     """
     loaded = load_model(device="cpu", dtype="float32", fused=False)
     return replace(loaded, config=replace(loaded.config, context_length=512))
 
 
 @cache  # the same milestone runs on one folder after the other
-def tokens_alone(stage: str, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
-    """Return the greedy output of a reference stage for one prompt."""
-    [request] = load_engine(stage)(bundled()).generate([list(prompt)], endless(max_tokens))
-    return request.token_ids
+@torch.inference_mode()
+def likeliest(prompt: tuple[int, ...], output: tuple[int, ...]) -> list[int]:
+    """Return the greedy token behind the prompt, and behind each token of the output, by one pass over both."""
+    token_ids, model = torch.tensor(prompt + output), bundled().model
+    hidden = model(token_ids, torch.arange(len(token_ids)), causal_attention)
+    return model.logits(hidden[len(prompt) - 1 :]).argmax(-1).tolist()
+
+
+def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend over one whole sequence, as stage 01 does."""
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # [1, heads, S, D]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
 
 
 def endless(max_tokens: int) -> SamplingParams:
@@ -123,6 +131,18 @@ def expect_table(what: str, table: Mapping[str, str | tuple[list, list]]) -> Non
     expect(not wrong, wrong, rows(lines))
 
 
+def expect_attention(mine: Tensor, q: Tensor, pasts: list[tuple[Tensor, Tensor]], names: list[str]) -> None:
+    """Fail unless each row of `mine`, [N, H, D], is what its query makes of its past: keys and values up to itself."""
+    right = isinstance(mine, torch.Tensor) and mine.shape == q.shape
+    expect(right, f"`attend` must return a tensor of shape {list(q.shape)}, not {getattr(mine, 'shape', mine)}")
+    errors = {}
+    for name, row, query, past in zip(names, mine, q, pasts, strict=True):
+        keys, values = (x.transpose(0, 1) for x in past)  # [H_kv, S, D]
+        wanted = F.scaled_dot_product_attention(query[:, None], keys, values, enable_gqa=True)[:, 0]
+        errors[name] = (row - wanted).abs().max().item()
+    expect(max(errors.values()) < 1e-4, "attention differs from the definition; the error by token", bars(errors, 1.0))
+
+
 def expect_error(kind: type[Exception], call, what: str) -> str:
     """Return the message of the error that the call raises. Fail if it raises none of this kind."""
     try:
@@ -149,10 +169,14 @@ def letters(request_ids: Sequence[str]) -> dict[str, str]:
     return {request_id: ascii_uppercase[i % 26] for i, request_id in enumerate(request_ids)}
 
 
-def expect_tokens(stage: StageUnderTest, engine: BaseEngine, requests: list[Request], wanted: list[list[int]]) -> None:
-    """Fail at the first wrong output token, as text, with what wrote its request's pages and the steps around it."""
+def expect_tokens(stage: StageUnderTest, engine: BaseEngine, requests: list[Request], count: int | None = None) -> None:
+    """Fail at the first wrong output token, as text, with what wrote its request's pages and the steps around it.
+
+    Right are the greedy tokens behind each prompt. count: how many there must be so far; None: max_tokens of each.
+    """
     names = letters([request.request_id for request in requests])
-    for request, right in zip(requests, wanted, strict=True):
+    for request in requests:
+        right = likeliest(tuple(request.prompt_token_ids), tuple(request.token_ids))[: count or request.max_tokens]
         place = first_difference(request.token_ids, right)
         if place is not None:
             letter, mine = names[request.request_id], request.token_ids[place : place + 1]

@@ -35,8 +35,8 @@ SCREENS = {"laptop": (1280, 800), "phone": (390, 844)}  # pixels
 COLOURS = 256  # of a picture: a third of the bytes, and no difference to the eye
 SETTLE_MILLISECONDS = 1500  # for all lines of the figures to be drawn
 WHY_NOT = "needs a browser: apt install chromium, pip install playwright (common/inspector/README.md)"
-# Beside what Playwright gives, of which the last one takes the place: it lists features whose requests find no host here.
-# The menus of the address bar, which no page shows, would be half of all that Chromium computes.
+# No host is looked up. The menus of the address bar, which no page shows, would be half of all that Chromium computes.
+# Playwright's own list of features to disable gives way to ours: those would ask hosts on the Internet.
 QUIET = [
     "--disable-gpu",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",

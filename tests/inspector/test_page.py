@@ -15,7 +15,8 @@ from common.inspector.document import read_recording
 from common.inspector.screenshots import SCENES
 from common.sampling import SamplingParams
 from common.serving.background import free_port
-from common.stages import ROOT, load_engine, stage_folder
+from common.stages import ROOT, load_engine, load_stage_module, stage_folder
+from tests.helpers.faulty_fleet import FaultyFleet
 from tests.helpers.serving_stage_03 import wait_until
 from tests.helpers.watching import STORE, Page, browser, take, watching
 
@@ -208,41 +209,48 @@ def test_a_server_with_a_key_asks_for_it_and_refuses_in_sentences(loaded, page_o
         assert not server.engine.requests and server.engine.trace.steps == 0
 
 
-def hear_until_lost(router, worker: int, tokens: int) -> None:
-    """Have the router hear no more of a worker, before it is lost, than the first `tokens` of a request.
+class FleetWithProcesses(FaultyFleet):
+    """Each worker dies with a process of its own, and is replaced when the test says so; here they compute."""
 
-    Workers go on by themselves: without this, one may end its answer before it is killed.
-    """
-    take = router._take
+    def begin(self, engine):
+        worker = super().begin(engine)
+        hello, process = worker.hello, subprocess.Popen("cat", stdin=subprocess.PIPE)  # which waits
+        worker.process, worker.hello = process, lambda: hello()._replace(process=process.pid)
+        return worker
 
-    def hear(handle, report):
-        if (
-            handle.number != worker
-            or router.lost
-            or all(len(one.token_ids) < tokens for one in router.requests.values())
-        ):
-            take(handle, report)
+    def events(self, seconds):
+        for number, worker in enumerate(self.workers):
+            if worker.process.poll() is not None:
+                self.die(number, returns=False)
+        return super().events(seconds)
 
-    router._take = hear
+    def close(self):
+        for worker in self.workers:
+            worker.process.communicate()
 
 
-def test_a_killed_workers_stream_goes_on(loaded, page_of):
-    pytest.importorskip("ray", reason="needs the package ray")
+def test_a_killed_workers_stream_goes_on(loaded, page_of, monkeypatch):
+    monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FleetWithProcesses)
     prompt, tokens = STORY.replace("four", "nine"), 60
     ids = chat_prompt(loaded.tokenizer, prompt)
     [expected] = load_engine("06")(loaded, kv_memory="8M").generate([ids], SamplingParams(max_tokens=tokens))
-    with watching("08", loaded, workers="ray", kv_memory="16M", num_draft_tokens=0) as server:
-        hear_until_lost(server.engine, worker=1, tokens=20)
-        page = page_of(server.page_url)
+    with watching("08", loaded, kv_memory="16M", num_draft_tokens=0) as server:
+        page, fleet = page_of(server.page_url), server.engine.fleet
         assert page.is_hidden("text=Pause"), "workers have loops of their own"
+        for _ in range(30):  # of the router: not enough for the whole answer
+            server.watched.pace.ask("step")
         page.send(prompt, tokens)
         page.has(f"{STORE}.requests.get(0)?.tokens.length > 10")
+        decoding = fleet.workers[1].process
         page.click("text=Kill worker 1")
+        assert decoding.wait(timeout=60) == -signal.SIGKILL
+        server.watched.pace.ask("resume")
         page.has("document.querySelector('.card[data-state=length], .card[data-state=stop]')")
         assert page.evaluate(f"{STORE}.requests.get(0).text") == expected.text
         page.has(f"{NEWEST}.stats.workers_lost === 1")
         assert page.evaluate(f"{STORE}.requests.get(0).works.some((work) => work.phase === 'again')")
-        wait_until(lambda: all(handle.up for handle in server.engine.handles), seconds=120)
+        assert page.evaluate(f"{NEWEST}.memory.workers.map((worker) => worker.up)") == [True, False]
+        fleet.revive(1)
         page.has(f"{NEWEST}.memory.workers.every((worker) => worker.up)")
         page.fits_a_phone()
 

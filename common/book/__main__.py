@@ -1,6 +1,7 @@
 """Build the book: prepare its pages, then let Sphinx make the site. `python3 course.py book` runs it."""
 
 import argparse
+import html
 import io
 import os
 import re
@@ -16,11 +17,14 @@ from common.setup.environment import install
 from common.stages import ROOT
 from common.terminal import StatusLine, note, run_to_end
 
+from .pages import Pages
+
 REQUIREMENTS = ROOT / "requirements-book.txt"
 SETTINGS = {
     "extensions": ["myst_parser"],
     "myst_enable_extensions": ["colon_fence"],
     "myst_heading_anchors": 4,
+    "myst_url_schemes": {"http": None, "https": None, "mailto": None, "code": "{{path}}.html"},  # code_page
     "html_theme": "furo",
     "html_title": "An inference server in eight steps",
     "html_static_path": [str(Path(__file__).parent / "assets")],
@@ -67,8 +71,6 @@ def build(folder: Path) -> str:
     from sphinx.application import Sphinx  # which may have been installed just now
     from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-    from .pages import Pages
-
     pages, copied, site, kept = (folder / name for name in ("pages", "copied", "site", "kept"))
     warnings, started = io.StringIO(), time.monotonic()
     with StatusLine() as line, patch_docutils(), docutils_namespace():
@@ -76,10 +78,12 @@ def build(folder: Path) -> str:
         def say(text: str) -> None:
             line.say(time.monotonic() - started, text)
 
-        Pages(pages, copied, say).write()
+        prepared = Pages(pages, copied, say)
+        prepared.write()
         settings = SETTINGS | {"html_extra_path": [str(copied)]}
         app = Sphinx(pages, None, site, kept, "html", settings, status=None, warning=warnings)
         app.connect("source-read", lambda _, page, *__: say(f"reading {page}"))
+        app.connect("html-collect-pages", lambda app: (code_page(app, path) for path in sorted(prepared.code)))
         app.connect("html-page-context", lambda _, page, *__: say(f"writing {page}"))
         made: dict[str, str] = {}
         app.connect("html-page-context", lambda *about: share_contents(made, *about), priority=400)  # before Furo
@@ -87,8 +91,19 @@ def build(folder: Path) -> str:
     return re.sub(r"\x1b\[[\d;]*[mK]", "", warnings.getvalue()).strip()  # Sphinx colours them
 
 
+def code_page(app, path: Path) -> tuple[str, dict[str, str], str]:
+    """Return the page that shows a file, for Sphinx: its name, its context, its template."""
+    from pygments.lexers import find_lexer_class_for_filename
+
+    name, lexer = path.relative_to(ROOT).as_posix(), find_lexer_class_for_filename(path.name)
+    language = lexer.aliases[0] if lexer else "text"
+    code = app.builder.highlighter.highlight_block(path.read_text(encoding="utf-8"), language, linenos="inline")
+    body = f'<h1>{html.escape(name)}</h1><div class="highlight-{language}">{code}</div>'
+    return name, {"title": name, "body": body}, "page.html"
+
+
 def share_contents(made: dict[str, str], app, page: str, template: str, context: dict, *_) -> None:
-    """Have the table of contents made once for each folder's pages that are not in it, such as those that show code.
+    """Have the table of contents made once for each folder's pages that show code, which are not in it.
 
     Sphinx would make it for each of them, which takes a quarter of the time. made: by folder.
     """
@@ -99,7 +114,7 @@ def share_contents(made: dict[str, str], app, page: str, template: str, context:
             made[folder] = make(**options)
         return made[folder]
 
-    if "orphan" in app.env.metadata.get(page, {}):
+    if page not in app.env.all_docs:
         context["toctree"] = shared
 
 

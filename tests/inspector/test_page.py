@@ -141,13 +141,13 @@ def test_the_past_is_gone_through_by_drag_wheel_and_keyboard(loaded, page_of):
 
 @pytest.mark.parametrize("stage", ["05", "06"])
 def test_the_map_and_the_marks_are_the_engines_books(loaded, page_of, stage):
-    with watching(stage, loaded, kv_memory="6M") as server:
+    with watching(stage, loaded, kv_memory="3M") as server:
         page = page_of(server.page_url)
         server.watched.pace.ask("pause")  # until all are there: those that come late would find room
         for hero in ("a fox", "an owl", "a fox", "a robot", "a king", "a lion"):
-            page.send(STORY.replace("a fox", hero), 300)
+            page.send(STORY.replace("a fox", hero), 200)
         wait_until(lambda: server.engine_thread.stats["unfinished"] == 6)
-        take(server, 200)
+        take(server, 100)
         scheduler = server.engine.scheduler
         tables = {name: sequence.page_table.pages for name, sequence in scheduler.running.items()}
         number = {name: int(name.removeprefix("request-")) for name in tables}
@@ -155,8 +155,8 @@ def test_the_map_and_the_marks_are_the_engines_books(loaded, page_of, stage):
         shown = f"[...{VIEW}.memory.layout.owners].flatMap(([page, mine]) => mine.map((one) => [page, one.request.n]))"
         in_order = f"({shown}).sort(([a, x], [b, y]) => a - b || x - y)"
         compact = json.dumps(json.dumps(expected, separators=(",", ":")))
-        page.has(f"{STORE}.columns === 200 && JSON.stringify({in_order}) === {compact}")
-        assert f"{len({held for held, _ in expected})} of 48 pages in use" in page.text_content(".sums")
+        page.has(f"{STORE}.columns === 100 && JSON.stringify({in_order}) === {compact}")
+        assert f"{len({held for held, _ in expected})} of 24 pages in use" in page.text_content(".sums")
         preempted = page.evaluate(f"{STORE}.steps.flatMap((step) => step.preempted ?? []).length")
         assert scheduler.preemptions == preempted > 0
         works = f"{REQUESTS}.flatMap((one) => one.works.map((work) => [one.id, work.tokens]))"

@@ -12,7 +12,7 @@ from common.inspector.watched import Watched
 from common.sampling import SamplingParams
 from common.stages import load_engine
 
-OPTIONS = {"07": {"num_draft_tokens": 3}, "08": {"kv_memory": "16M"}}
+OPTIONS = {"07": {"num_draft_tokens": 3}, "08": {"kv_memory": "16M", "num_draft_tokens": 3}}
 PROMPTS = ["The capital of France is", "Count from 1 to 30.", "What is 2+2?"]
 
 

@@ -9,8 +9,11 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from common.errors import InvalidInput
 from common.setup.environment import install
@@ -24,7 +27,7 @@ SETTINGS = {
     "extensions": ["myst_parser"],
     "myst_enable_extensions": ["colon_fence"],
     "myst_heading_anchors": 4,
-    "myst_url_schemes": {"http": None, "https": None, "mailto": None, "code": "{{path}}.html"},  # code_page
+    "myst_url_schemes": {"http": None, "https": None, "mailto": None, "code": "{{path}}.html"},  # code_pages
     "html_theme": "furo",
     "html_title": "An inference server in eight steps",
     "html_static_path": [str(Path(__file__).parent / "assets")],
@@ -83,39 +86,32 @@ def build(folder: Path) -> str:
         settings = SETTINGS | {"html_extra_path": [str(copied)]}
         app = Sphinx(pages, None, site, kept, "html", settings, status=None, warning=warnings)
         app.connect("source-read", lambda _, page, *__: say(f"reading {page}"))
-        app.connect("html-collect-pages", lambda app: (code_page(app, path) for path in sorted(prepared.code)))
+        app.connect("html-collect-pages", lambda app: code_pages(app, sorted(prepared.code)))
         app.connect("html-page-context", lambda _, page, *__: say(f"writing {page}"))
-        made: dict[str, str] = {}
-        app.connect("html-page-context", lambda *about: share_contents(made, *about), priority=400)  # before Furo
         app.build()
     return re.sub(r"\x1b\[[\d;]*[mK]", "", warnings.getvalue()).strip()  # Sphinx colours them
 
 
-def code_page(app, path: Path) -> tuple[str, dict[str, str], str]:
-    """Return the page that shows a file, for Sphinx: its name, its context, its template."""
-    from pygments.lexers import find_lexer_class_for_filename
+def code_pages(app, files: Iterable[Path]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield for Sphinx each page that shows a file: its name, its context, its template.
 
-    name, lexer = path.relative_to(ROOT).as_posix(), find_lexer_class_for_filename(path.name)
-    language = lexer.aliases[0] if lexer else "text"
-    code = app.builder.highlighter.highlight_block(path.read_text(encoding="utf-8"), language, linenos="inline")
-    body = f'<h1>{html.escape(name)}</h1><div class="highlight-{language}">{code}</div>'
-    return name, {"title": name, "body": body}, "page.html"
-
-
-def share_contents(made: dict[str, str], app, page: str, template: str, context: dict, *_) -> None:
-    """Have the table of contents made once for each folder's pages that show code, which are not in it.
-
-    Sphinx would make it for each of them, which takes a quarter of the time. made: by folder.
+    Those of a folder share a table of contents, which Sphinx would make for each, longer than all the rest takes.
     """
-    folder, make = page.rpartition("/")[0], context["toctree"]
+    from pygments.lexers import find_lexer_class_for_filename
+    from sphinx.environment.adapters.toctree import TocTree
 
-    def shared(**options) -> str:
-        if folder not in made:
-            made[folder] = make(**options)
-        return made[folder]
+    @cache
+    def contents(folder: Path, **options) -> str:
+        tree = TocTree(app.env).get_toctree_for((folder / "any").as_posix(), app.builder, **options)
+        return app.builder.render_partial(tree)["fragment"]
 
-    if page not in app.env.all_docs:
-        context["toctree"] = shared
+    for path in files:
+        name, lexer = path.relative_to(ROOT), find_lexer_class_for_filename(path.name)
+        language = lexer.aliases[0] if lexer else "text"
+        code = app.builder.highlighter.highlight_block(path.read_text(encoding="utf-8"), language, linenos="inline")
+        title = name.as_posix()
+        body = f'<h1>{html.escape(title)}</h1><div class="highlight-{language}">{code}</div>'
+        yield title, {"title": title, "body": body, "toctree": partial(contents, name.parent)}, "page.html"
 
 
 if __name__ == "__main__":

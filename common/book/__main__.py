@@ -1,6 +1,7 @@
 """Build the book: prepare its pages, then let Sphinx make the site. `python3 course.py book` runs it."""
 
 import argparse
+import html
 import io
 import os
 import re
@@ -8,19 +9,25 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from common.errors import InvalidInput
 from common.setup.environment import install
 from common.stages import ROOT
 from common.terminal import StatusLine, note, run_to_end
 
+from .pages import Pages
+
 REQUIREMENTS = ROOT / "requirements-book.txt"
 SETTINGS = {
     "extensions": ["myst_parser"],
     "myst_enable_extensions": ["colon_fence"],
     "myst_heading_anchors": 4,
+    "myst_url_schemes": {"http": None, "https": None, "mailto": None, "code": "{{path}}.html"},  # code_pages
     "html_theme": "furo",
     "html_title": "An inference server in eight steps",
     "html_static_path": [str(Path(__file__).parent / "assets")],
@@ -67,8 +74,6 @@ def build(folder: Path) -> str:
     from sphinx.application import Sphinx  # which may have been installed just now
     from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-    from .pages import Pages
-
     pages, copied, site, kept = (folder / name for name in ("pages", "copied", "site", "kept"))
     warnings, started = io.StringIO(), time.monotonic()
     with StatusLine() as line, patch_docutils(), docutils_namespace():
@@ -76,31 +81,37 @@ def build(folder: Path) -> str:
         def say(text: str) -> None:
             line.say(time.monotonic() - started, text)
 
-        Pages(pages, copied, say).write()
+        prepared = Pages(pages, copied, say)
+        prepared.write()
         settings = SETTINGS | {"html_extra_path": [str(copied)]}
         app = Sphinx(pages, None, site, kept, "html", settings, status=None, warning=warnings)
         app.connect("source-read", lambda _, page, *__: say(f"reading {page}"))
+        app.connect("html-collect-pages", lambda app: code_pages(app, sorted(prepared.code)))
         app.connect("html-page-context", lambda _, page, *__: say(f"writing {page}"))
-        made: dict[str, str] = {}
-        app.connect("html-page-context", lambda *about: share_contents(made, *about), priority=400)  # before Furo
         app.build()
     return re.sub(r"\x1b\[[\d;]*[mK]", "", warnings.getvalue()).strip()  # Sphinx colours them
 
 
-def share_contents(made: dict[str, str], app, page: str, template: str, context: dict, *_) -> None:
-    """Have the table of contents made once for each folder's pages that are not in it, such as those that show code.
+def code_pages(app, files: Iterable[Path]) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield for Sphinx each page that shows a file: its name, its context, its template.
 
-    Sphinx would make it for each of them, which takes a quarter of the time. made: by folder.
+    Those of a folder share a table of contents, which Sphinx would make for each, longer than all the rest takes.
     """
-    folder, make = page.rpartition("/")[0], context["toctree"]
+    from pygments.lexers import find_lexer_class_for_filename
+    from sphinx.environment.adapters.toctree import TocTree
 
-    def shared(**options) -> str:
-        if folder not in made:
-            made[folder] = make(**options)
-        return made[folder]
+    @cache
+    def contents(folder: Path, **options) -> str:
+        tree = TocTree(app.env).get_toctree_for((folder / "any").as_posix(), app.builder, **options)
+        return app.builder.render_partial(tree)["fragment"]
 
-    if "orphan" in app.env.metadata.get(page, {}):
-        context["toctree"] = shared
+    for path in files:
+        name, lexer = path.relative_to(ROOT), find_lexer_class_for_filename(path.name)
+        language = lexer.aliases[0] if lexer else "text"
+        code = app.builder.highlighter.highlight_block(path.read_text(encoding="utf-8"), language, linenos="inline")
+        title = name.as_posix()
+        body = f'<h1>{html.escape(title)}</h1><div class="highlight-{language}">{code}</div>'
+        yield title, {"title": title, "body": body, "toctree": partial(contents, name.parent)}, "page.html"
 
 
 if __name__ == "__main__":

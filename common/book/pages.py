@@ -1,4 +1,4 @@
-"""The Markdown that the book is made of: the course's own pages, and one for each diff and each source that they link.
+"""The Markdown that the book is made of: the course's own pages, and one for each diff and each folder that they link.
 
 GitHub shows a folder and a file of code by itself; here each that a page links gets a page of its own.
 """
@@ -9,8 +9,6 @@ import shutil
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
-
-from pygments.lexers import find_lexer_class_for_filename
 
 from common.stages import ROOT, stage_folders
 
@@ -34,11 +32,15 @@ PLAYER = """<figure class="recording"><iframe src="{at}" title="{said}" loading=
 
 
 class Pages:
-    """Pages in a folder that the generator reads, at the paths of their sources; in another what it only copies."""
+    """Pages in a folder that the generator reads, at the paths of their sources; in another what it only copies.
+
+    code: after `write`, the other files that they link.
+    """
 
     def __init__(self, folder: Path, copied: Path, say: Callable[[str], None]):
         self.folder, self.copied, self.say = folder, copied, say
         self.todo = [ROOT / "README.md", *(path for part in PARTS for path in pages_of(part))]
+        self.code: set[Path] = set()
 
     def write(self) -> None:
         """Write the pages of the table of contents, the diffs, the pages that these link, and so on."""
@@ -69,24 +71,22 @@ class Pages:
                 shutil.copy(goal, moved(goal, self.folder))
             elif goal.exists():
                 goal = goal / "README.md" if (goal / "README.md").exists() else goal
-                self.todo.append(goal)
-                return "](" + Path(os.path.relpath(page_of(goal), folder)).as_posix()
+                if is_code := goal.is_file() and goal.suffix != ".md":
+                    self.code.add(goal)
+                else:
+                    self.todo.append(goal)
+                    goal = page_of(goal)
+                return f"]({'code:' * is_code}{Path(os.path.relpath(goal, folder)).as_posix()}"
             return found[0]
 
         return LINK.sub(lead, RECORDING.sub(play, text))
 
     def _text(self, path: Path) -> str:
-        """Return the Markdown of the page for a file or a folder, with links as the file has them."""
+        """Return the Markdown of a page, or of a folder's, with links as the file has them."""
         if path.suffix == ".md":
             return with_contents(path, path.read_text(encoding="utf-8"))
-        title = f"# {path.relative_to(ROOT).as_posix()}\n\n"
-        if path.is_dir():
-            named = [one.name for one in sorted(path.iterdir()) if not one.name.startswith(("__pycache__", "."))]
-            return title + "\n".join(f"- [{name}]({name})" for name in named)
-        shutil.copy(path, moved(path, self.folder))
-        lexer = find_lexer_class_for_filename(path.name)
-        language = lexer.aliases[0] if lexer else "text"
-        return f"{title}```{{literalinclude}} {path.name}\n:language: {language}\n:linenos:\n```\n"
+        named = [one.name for one in sorted(path.iterdir()) if not one.name.startswith(("__pycache__", "."))]
+        return f"# {path.relative_to(ROOT).as_posix()}\n\n" + "\n".join(f"- [{name}]({name})" for name in named)
 
 
 def pages_of(part: str) -> list[Path]:
@@ -94,10 +94,10 @@ def pages_of(part: str) -> list[Path]:
 
 
 def page_of(path: Path) -> Path:
-    """Return where the page for a file or a folder is, as a path in the course."""
+    """Return where the Markdown for a page or a folder is, as a path in the course."""
     if path == ROOT / "README.md":
         return ROOT / "index.md"
-    return path / "contents.md" if path.is_dir() else path if path.suffix == ".md" else Path(f"{path}.md")
+    return path / "contents.md" if path.is_dir() else path
 
 
 def moved(path: Path, folder: Path) -> Path:

@@ -1,7 +1,7 @@
 """Read an engine's books between two steps: running and waiting requests, and what its memory holds.
 
-The only file that knows how the stages name things; the stages do not know of it. Everything is read by duck typing, so
-a learner's own stage shows what it has. Requests are told by their ids here; view.py gives them numbers.
+Only this file and step_clock.py know how the stages name things; the stages do not know of them. Everything is read by
+duck typing, so a learner's own stage shows what it has. Requests are told by their ids; view.py gives them numbers.
 
 Kinds of memory: "nothing" (01), "buffers" (02, 03), "slots" (04), "pages" (05), "tree" (06), "drafts" (07),
 "fleet" (08).
@@ -12,9 +12,6 @@ import socket
 from typing import Any
 
 from common.engine import BaseEngine
-
-# Stage 07: the method of `engine.drafter`, what it leaves in a chunk, and how many tokens the draft model has computed.
-DRAFT_METHOD, CHUNK_DRAFT, DRAFT_COMPUTED = "draft", "draft", "draft_computed"
 
 
 def kind_of(engine: BaseEngine) -> str:
@@ -78,7 +75,7 @@ def memory(engine: BaseEngine) -> dict[str, Any]:
         tree = nodes(engine.scheduler.allocator.tree)
         found["tree"] = [[node.page, node.parent.page, node.references] for node in tree]  # at the root, -1
     if kind == "drafts":
-        found["drafted"] = {name: getattr(sequence, DRAFT_COMPUTED) for name, sequence in running.items()}
+        found["drafted"] = {name: sequence.draft_computed for name, sequence in running.items()}
     return found
 
 

@@ -15,8 +15,6 @@ from unittest.mock import patch
 from common.engine import BaseEngine
 from common.transfers import synchronize
 
-from .books import CHUNK_DRAFT, DRAFT_METHOD
-
 
 class TimedModel:
     """The model of one engine with its passes timed. Other engines may share the model itself, so it stays as it is."""
@@ -56,7 +54,7 @@ class StepClock:
                 stack.enter_context(patch.object(owner, name, new))
 
             if drafter := getattr(engine, "drafter", None):
-                replace(drafter, DRAFT_METHOD, self._overheard(getattr(drafter, DRAFT_METHOD)))
+                replace(drafter, "draft", self._overheard(drafter.draft))
             if self.times:
                 if cache := getattr(engine, "cache", None):
                     bind = cache.bind
@@ -77,7 +75,7 @@ class StepClock:
 
     def take_drafts(self) -> list[tuple[str, list[int], int]]:
         """Return what was drafted since the last call: request ids, draft tokens, and how many were accepted."""
-        drafts = [(chunk.sequence.request.request_id, getattr(chunk, CHUNK_DRAFT)) for chunk in self.chunks]
+        drafts = [(chunk.sequence.request.request_id, chunk.draft) for chunk in self.chunks]
         self.chunks = []
         return [(name, list(draft.token_ids), draft.accepted) for name, draft in drafts if draft.token_ids]
 

@@ -73,7 +73,7 @@ class FaultyFleet(fleet_module.LocalFleet):
         super().__init__(makers)
         self.workers = [self.begin(worker.engine) for worker in self.workers]
         self.mail = [[] for _ in makers]
-        self.reports = [deque([event.news]) for event in self.greetings]  # or a Hello, or a Lost
+        self.reports = [deque([worker.hello()]) for worker in self.workers]  # or a Hello, or a Lost
         self.greeted = [False] * len(makers)  # whether the router has heard of the present life
         self.hanging: set[int] = set()
         self.dead: set[int] = set()

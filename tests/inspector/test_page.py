@@ -15,7 +15,8 @@ from common.inspector.document import read_recording
 from common.inspector.screenshots import SCENES
 from common.sampling import SamplingParams
 from common.serving.background import free_port
-from common.stages import ROOT, load_engine, stage_folder
+from common.stages import ROOT, load_engine, load_stage_module, stage_folder
+from tests.helpers.faulty_fleet import FaultyFleet
 from tests.helpers.serving_stage_03 import wait_until
 from tests.helpers.watching import STORE, Page, browser, take, watching
 
@@ -140,13 +141,13 @@ def test_the_past_is_gone_through_by_drag_wheel_and_keyboard(loaded, page_of):
 
 @pytest.mark.parametrize("stage", ["05", "06"])
 def test_the_map_and_the_marks_are_the_engines_books(loaded, page_of, stage):
-    with watching(stage, loaded, kv_memory="6M") as server:
+    with watching(stage, loaded, kv_memory="3M") as server:
         page = page_of(server.page_url)
         server.watched.pace.ask("pause")  # until all are there: those that come late would find room
         for hero in ("a fox", "an owl", "a fox", "a robot", "a king", "a lion"):
-            page.send(STORY.replace("a fox", hero), 300)
+            page.send(STORY.replace("a fox", hero), 200)
         wait_until(lambda: server.engine_thread.stats["unfinished"] == 6)
-        take(server, 200)
+        take(server, 100)
         scheduler = server.engine.scheduler
         tables = {name: sequence.page_table.pages for name, sequence in scheduler.running.items()}
         number = {name: int(name.removeprefix("request-")) for name in tables}
@@ -154,8 +155,8 @@ def test_the_map_and_the_marks_are_the_engines_books(loaded, page_of, stage):
         shown = f"[...{VIEW}.memory.layout.owners].flatMap(([page, mine]) => mine.map((one) => [page, one.request.n]))"
         in_order = f"({shown}).sort(([a, x], [b, y]) => a - b || x - y)"
         compact = json.dumps(json.dumps(expected, separators=(",", ":")))
-        page.has(f"{STORE}.columns === 200 && JSON.stringify({in_order}) === {compact}")
-        assert f"{len({held for held, _ in expected})} of 48 pages in use" in page.text_content(".sums")
+        page.has(f"{STORE}.columns === 100 && JSON.stringify({in_order}) === {compact}")
+        assert f"{len({held for held, _ in expected})} of 24 pages in use" in page.text_content(".sums")
         preempted = page.evaluate(f"{STORE}.steps.flatMap((step) => step.preempted ?? []).length")
         assert scheduler.preemptions == preempted > 0
         works = f"{REQUESTS}.flatMap((one) => one.works.map((work) => [one.id, work.tokens]))"
@@ -208,41 +209,50 @@ def test_a_server_with_a_key_asks_for_it_and_refuses_in_sentences(loaded, page_o
         assert not server.engine.requests and server.engine.trace.steps == 0
 
 
-def hear_until_lost(router, worker: int, tokens: int) -> None:
-    """Have the router hear no more of a worker, before it is lost, than the first `tokens` of a request.
+class FleetWithProcesses(FaultyFleet):
+    """Each worker dies with a process of its own, and is replaced when the test says so; here they compute."""
 
-    Workers go on by themselves: without this, one may end its answer before it is killed.
-    """
-    take = router._take
+    def begin(self, engine):
+        worker = super().begin(engine)
+        hello, process = worker.hello, subprocess.Popen("cat", stdin=subprocess.PIPE)  # which waits
+        worker.process, worker.hello = process, lambda: hello()._replace(process=process.pid)
+        return worker
 
-    def hear(handle, report):
-        if (
-            handle.number != worker
-            or router.lost
-            or all(len(one.token_ids) < tokens for one in router.requests.values())
-        ):
-            take(handle, report)
+    def events(self, seconds):
+        for number, worker in enumerate(self.workers):
+            if worker.process.poll() is not None:
+                self.die(number, returns=False)
+        return super().events(seconds)
 
-    router._take = hear
+    def close(self):
+        for worker in self.workers:
+            worker.process.communicate()
 
 
-def test_a_killed_workers_stream_goes_on(loaded, page_of):
-    pytest.importorskip("ray", reason="needs the package ray")
+def test_a_killed_workers_stream_goes_on(loaded, page_of, monkeypatch):
+    monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FleetWithProcesses)
     prompt, tokens = STORY.replace("four", "nine"), 60
     ids = chat_prompt(loaded.tokenizer, prompt)
     [expected] = load_engine("06")(loaded, kv_memory="8M").generate([ids], SamplingParams(max_tokens=tokens))
-    with watching("08", loaded, workers="ray", kv_memory="16M", num_draft_tokens=0) as server:
-        hear_until_lost(server.engine, worker=1, tokens=20)
-        page = page_of(server.page_url)
+    with watching("08", loaded, kv_memory="16M", num_draft_tokens=0) as server:
+        page, fleet = page_of(server.page_url), server.engine.fleet
         assert page.is_hidden("text=Pause"), "workers have loops of their own"
+        for _ in range(30):  # of the router: not enough for the whole answer
+            server.watched.pace.ask("step")
         page.send(prompt, tokens)
         page.has(f"{STORE}.requests.get(0)?.tokens.length > 10")
+        decoding = fleet.workers[1].process
         page.click("text=Kill worker 1")
+        assert decoding.wait(timeout=60) == -signal.SIGKILL
+        server.watched.pace.ask("resume")
         page.has("document.querySelector('.card[data-state=length], .card[data-state=stop]')")
         assert page.evaluate(f"{STORE}.requests.get(0).text") == expected.text
         page.has(f"{NEWEST}.stats.workers_lost === 1")
         assert page.evaluate(f"{STORE}.requests.get(0).works.some((work) => work.phase === 'again')")
-        wait_until(lambda: all(handle.up for handle in server.engine.handles), seconds=120)
+        page.has(f"{NEWEST}.memory.workers[0].free === {NEWEST}.memory.workers[0].pages")  # told a moment later
+        up, down = page.evaluate(f"{NEWEST}.memory.workers")
+        assert up["pages"] > 0 and down == {"up": False, "pages": 0, "page_size": 0, "free": 0, "cached": 0}
+        fleet.revive(1)
         page.has(f"{NEWEST}.memory.workers.every((worker) => worker.up)")
         page.fits_a_phone()
 

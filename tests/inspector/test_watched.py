@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from common.inspector import books
 from common.inspector.feed import MOST_BEHIND, Page, Tape
 from common.inspector.pace import Pace
 from common.inspector.screenshots import SCENES
@@ -13,7 +12,7 @@ from common.inspector.watched import Watched
 from common.sampling import SamplingParams
 from common.stages import load_engine
 
-OPTIONS = {"07": {"num_draft_tokens": 3}, "08": {"kv_memory": "16M"}}
+OPTIONS = {"07": {"num_draft_tokens": 3}, "08": {"kv_memory": "16M", "num_draft_tokens": 3}}
 PROMPTS = ["The capital of France is", "Count from 1 to 30.", "What is 2+2?"]
 
 
@@ -55,15 +54,6 @@ def test_updates_add_up_to_what_the_engine_has_done(loaded, stage):
     done = [(numbers[one.request_id], one.phase, one.tokens) for record in watched.trace for one in record.works]
     assert works == done
     assert told[-1]["running"] == told[-1]["waiting"] == []
-
-
-def test_a_worker_that_is_lost_has_nothing(loaded):
-    """Until another one has taken its place, which takes seconds."""
-    engine = load_engine("08")(loaded, **OPTIONS["08"])
-    engine._worker_lost(engine.handles[1], "killed")
-    up, down = books.memory(engine)["workers"]
-    assert up["free"] == up["pages"] > 0
-    assert down == {"up": False, "pages": 0, "page_size": 0, "free": 0, "cached": 0}
 
 
 def test_nothing_is_read_while_no_page_is_open(loaded, monkeypatch):

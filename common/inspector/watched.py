@@ -100,8 +100,7 @@ class Watched:
 
     def _start_or_stop(self) -> None:
         """Begin with the first page that is opened; when the last one closes, forget what pages were told."""
-        self._watching = not self._watching
-        if self._watching:
+        if not self._watching:
             self._listening.enter_context(self.clock.running())
         else:
             self._listening.close()
@@ -109,6 +108,7 @@ class Watched:
             self.view.extras.clear()
             self._ended.clear()
             self._known, self._told = Known(), ()
+        self._watching = not self._watching
 
     def _step_and_listen(self) -> list[Request]:
         """Run a step, and note what no book keeps of it: its parts, its drafts, and what had to make room."""

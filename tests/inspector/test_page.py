@@ -156,6 +156,7 @@ def test_the_map_and_the_marks_are_the_engines_books(loaded, page_of, stage):
         in_order = f"({shown}).sort(([a, x], [b, y]) => a - b || x - y)"
         compact = json.dumps(json.dumps(expected, separators=(",", ":")))
         page.has(f"{STORE}.columns === 100 && JSON.stringify({in_order}) === {compact}")
+        page.drawn()
         assert f"{len({held for held, _ in expected})} of 24 pages in use" in page.text_content(".sums")
         preempted = page.evaluate(f"{STORE}.steps.flatMap((step) => step.preempted ?? []).length")
         assert scheduler.preemptions == preempted > 0

@@ -97,7 +97,8 @@ def pytest_collection_modifyitems(config, items):
         for item, group in groups.items():
             item.add_marker(pytest.mark.xdist_group(group))
         # A file of few tests runs whole programs. Those of many short ones come last, and level the processes out.
-        items.sort(key=lambda item: (not groups[item].startswith("ray"), sizes[groups[item]], groups[item]))
+        first = ("ray", "milestones")
+        items.sort(key=lambda item: (not groups[item].startswith(first), sizes[groups[item]], groups[item]))
 
 
 @pytest.hookimpl(tryfirst=True)  # the first that returns something is the last
@@ -111,11 +112,13 @@ def group_of(item, of_file: int) -> str:
     of_file: the number of tests in its file; that of a long one takes a minute, as the contract and all milestones.
     Tests under Ray are two groups, which come first, since both wait for most of the time. Those of one start workers
     that compute, with deadlines that they would miss beside each other, or share their Ray; the others start and end
-    one.
+    one. All that have a fork server load the models are one group, and take a minute too.
     """
     if item.get_closest_marker("ray"):
         together = item.path.parent.name == "stages" or "two_nodes" in item.fixturenames
         return "ray, workers" if together else "ray, others"
+    if "loaded_once" in item.fixturenames:
+        return "milestones"
     params = item.callspec.params if hasattr(item, "callspec") else {}
     stage = params.get("engine_class") or params.get("stage")
     return f"{item.path.stem}:{Path(stage).name}" if stage and of_file > LONG else item.path.stem

@@ -1,19 +1,23 @@
 """What the tests of `start`, `solve`, `check` and `bug` share."""
 
+import multiprocessing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from common.learn.milestones import runner
 from common.stages import ROOT, stage_folders
-from tests.helpers.incomplete_stages import load_once
 
 
-@pytest.fixture
-def loaded_once(monkeypatch):
-    """Start the processes from this one, which has loaded the model."""
-    monkeypatch.setattr(runner, "START_METHOD", runner.START_METHOD)
-    load_once()
+@pytest.fixture(scope="module")
+def loaded_once() -> Iterator[None]:
+    """Have a fork server load the models for the processes that run milestones, where there is such a thing."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "forkserver" in multiprocessing.get_all_start_methods():
+            patch.setattr(runner, "START_METHOD", "forkserver")
+            multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.helpers.preloaded"])
+        yield
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from common.learn.blank import blank_stage, find_tasks
 from common.learn.milestones import read_milestones
 from common.learn.milestones.runner import Runner
 from common.stages import stage_folders
-from tests.helpers.incomplete_stages import as_before, load_once, patient, without, write
+from tests.helpers.incomplete_stages import as_before, patient, without, write
 
 # Without these tasks a milestone waits for ever. What the others must be missed by ends by itself.
 ENDLESS = {"EngineThread._engine_run", "EngineThread._fail_all", "Router._order", "Router._listen", "Router._worker_up"}
@@ -19,8 +19,7 @@ MILESTONES = [(before, stage, milestone) for before, stage in PAIRS for mileston
 
 
 @pytest.fixture(scope="module")
-def runner():
-    load_once()
+def runner(loaded_once):
     with Runner() as runner:
         yield runner
 

@@ -1,17 +1,10 @@
-"""Stages with a piece missing, and the process in which their milestones run."""
+"""Stages with a piece missing, or with the solution of an exercise."""
 
 import shutil
-import sys
 from pathlib import Path
 
-import torch
-
 from common.learn.blank import Task, body_span, functions, replaced
-from common.learn.milestones import runner
-from common.learn.milestones.stage_under_test import bundled
 from common.learn.patches import patched, read_hunks
-from common.loader.draft import load_draft_model
-from common.process import freeze_loaded_objects
 from common.stages import ROOT
 
 PATIENCE = 3  # times as many seconds for each milestone: the machine may be busy
@@ -25,15 +18,6 @@ def copy_door(folder: Path) -> Path:
     for name in ("stages.py", "errors.py", "terminal.py", "toml.py"):
         shutil.copy(ROOT / "common" / name, folder / "common")
     return folder
-
-
-def load_once() -> None:
-    """Have the processes that run milestones begin as copies of this one, with the models loaded, on Linux."""
-    if sys.platform == "linux":
-        load_draft_model("auto", bundled())
-        torch.set_num_threads(1)  # threads do not survive a fork
-        freeze_loaded_objects()  # or the collector of each process would copy what it looks at
-        runner.START_METHOD = "fork"
 
 
 def patient(milestone):

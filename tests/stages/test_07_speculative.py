@@ -229,3 +229,9 @@ def test_long_passes_are_not_measured(monkeypatch, per_token, largest):
     assert times.sizes[-1] == largest and times.sizes[-1] > 1.3 * times.sizes[-2]
     assert times(1000) == pytest.approx(1000 * per_token)
     assert pass_times.pass_times(model, None) is times, "measured once"
+
+
+def test_the_fastest_of_several_short_passes_counts_and_a_long_one_is_enough(monkeypatch):
+    seconds = iter([0.004, 0.003, 0.005, 0.004, 0.006, 0.03])
+    monkeypatch.setattr(pass_times, "timed", lambda run: next(seconds))
+    assert [pass_times.fastest(None) for _ in range(2)] == [0.003, 0.03]

@@ -17,6 +17,7 @@ from pathlib import Path
 from threading import Timer
 
 from fastapi import Depends
+from fastapi.responses import RedirectResponse
 
 from common.cli import build_parser, check_address, running_engine, server_module
 from common.engine import BaseEngine
@@ -81,6 +82,7 @@ def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
     boot = {"engines": [{"url": ""}, *({"url": url} for url in args.beside)], "key": bool(args.api_key)}
     routes = router(stage, watched, server.engine_thread, clients, hello, boot)
     app.include_router(routes, dependencies=[Depends(guard(args.host, args.controlled_by))])
+    app.add_route("/", lambda _: RedirectResponse("/watch"))  # the bare address, as people type it
     server.shutdown = partial(shutdown, server.shutdown, clients)
     server.watched, server.tape = watched, Tape(json.dumps(hello)) if args.record else None
     if server.tape:

@@ -14,7 +14,7 @@ SMALL_BODY = 64 << 10  # bytes: a chat of some 20,000 tokens
 LARGE_PER_SECOND = 4 << 20  # bytes of bodies above that; parsing a mebibyte takes 5 to 20 ms
 LONGEST_WAIT = 5.0  # seconds until a large body is read; if it would be longer, refuse the request
 # Load balancers and monitors have no key, and the inspector's page asks for it.
-OPEN_PATHS = {"/health", "/metrics", "/version", "/watch", "/watch/lesson"}
+OPEN_PATHS = {"/health", "/metrics", "/version", "/", "/watch", "/watch/lesson"}
 
 
 class HeaderCheck:

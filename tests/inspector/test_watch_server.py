@@ -65,8 +65,8 @@ def test_the_page_may_change_things(server):
 
 
 def test_the_document_loads_nothing_and_says_so(server):
-    page = httpx.get(server.page_url)
-    assert page.status_code == 200 and page.headers["X-Frame-Options"] == "DENY"
+    page = httpx.get(server.url, follow_redirects=True)  # the bare address, and without the key
+    assert page.status_code == 200 and page.url == server.page_url and page.headers["X-Frame-Options"] == "DENY"
     assert re.findall(r'(?:src|href)="(?!data:)', page.text) == []
     [policy] = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', page.text)
     assert "default-src 'none'" in policy and policy.endswith("connect-src 'self'")

@@ -113,6 +113,7 @@ def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
 @pytest.mark.parametrize(
     ("file", "right", "wrong", "number", "says", "shows"),
     [
+        ("02/engine.py", "len(request.prompt_token_ids) + request", "request", 4, "(9) must match", "capacity=9"),
         ("05/batch.py", "lengths.append(chunk.start + ", "lengths.append(", 3, "lengths", "yours           1  4  2"),
         ("05/scheduler.py", "sequence.computed + 1", "sequence.computed", 6, "needs 2 pages", "0 │  ? │"),
         ("05/scheduler.py", "_, sequence = self.running.popitem()", "return", 7, "out of `running`", "owner  A B A A"),
@@ -121,7 +122,7 @@ def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
         ("06/scheduler.py", "self.refused[0] is request", "False", 5, "E is looked up again", ""),
         ("06/scheduler.py", "sequence.found = 0", "pass", 6, "cached_tokens", "yours     0 80"),
     ],
-    ids=["a wrong row", "no place", "no preemption", "a wrong token", "a wrong order", "a lookup", "no hit"],
+    ids=["no room", "a wrong row", "no place", "no preemption", "a wrong token", "a wrong order", "a lookup", "no hit"],
 )
 def test_a_fault_is_shown_where_it_lies(tmp_path, loaded_once, file, right, wrong, number, says, shows):
     [stage] = [stage for stage in STAGES if stage.name[:2] == file[:2]]

@@ -88,7 +88,7 @@ def test_a_stream_of_pieces(stage):
             texts.append(piece.text)
         return texts
 
-    expect_rows("pieces", within_time("to read three pieces", read()), ["a", "b", ""])
+    expect_rows("pieces", map(repr, within_time("to read three pieces", read())), ["'a'", "'b'", "''"])
 
 
 class LoopAtOnce:

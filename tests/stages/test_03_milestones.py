@@ -138,6 +138,9 @@ def test_what_the_engine_thread_does(stage):
     expect("".join(texts) == text, f"the stream got {texts}, not {text!r}")
     expect(first and first[-1].finish_reason == "length", "the last piece of the stream must say how it ended")
     expect(thread._open == {streams[1]}, "`_deliver` must take a stream that has ended out of `_open`")
+    goes_on = streams[1].request
+    expect([*thread._by_id] == [goes_on.request_id], "`_engine_publish` must take what has ended out of `_by_id`")
+    thread._engine_publish([goes_on])  # a request without a new piece: nothing is sent
     thread._engine_abort(streams[1])
     ended = pieces_in(streams[1])
     expect(not thread.engine.has_unfinished, "`_engine_abort` must abort the request in the engine")

@@ -1,14 +1,17 @@
 """`check`: a learner's folder against the milestones, and that these grade what they say. See test_milestones.py."""
 
+import re
 import shutil
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from common.learn import check, solve, start
 from common.learn.blank import find_tasks
-from common.learn.milestones import read_milestones
-from common.learn.milestones.runner import Runner
+from common.learn.milestones import Failed, read_milestones
+from common.learn.milestones.runner import Runner, run_one
 from common.stages import stage_folders
 from tests.helpers.incomplete_stages import patient, without, write
 
@@ -137,6 +140,18 @@ def test_a_fault_is_shown_where_it_lies(tmp_path, loaded_once, file, right, wron
     with Runner() as runner:
         outcome = runner.run(folder, patient(milestone))
     assert says in outcome.what and shows in outcome.picture
+
+
+def test_what_ended_a_thread_is_shown_with_what_then_failed(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # restored afterwards
+
+    def check(stage):
+        (thread := threading.Thread(target=lambda: [][0])).start()
+        thread.join()
+        raise Failed("no answer came")
+
+    outcome = run_one(check, SimpleNamespace(folder=Path(__file__).parent))
+    assert re.fullmatch("no answer came\n.*: IndexError: .*", outcome.what) and "[][0]" in outcome.picture
 
 
 def test_tasks_that_are_ok_and_fail_beside_an_earlier_one_are_told_so(tmp_path, capsys, loaded_once):

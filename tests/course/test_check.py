@@ -11,7 +11,7 @@ import pytest
 from common.learn import check, solve, start
 from common.learn.blank import find_tasks
 from common.learn.milestones import Failed, read_milestones
-from common.learn.milestones.runner import Runner, run_one
+from common.learn.milestones.runner import Runner, interrupted, run_one
 from common.stages import stage_folders
 from tests.helpers.incomplete_stages import patient, without, write
 
@@ -111,6 +111,14 @@ def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
         outcome = runner.run(folder.resolve(), first)
     assert outcome.what == "it ran for 1 s without an end"
     assert "in slot_mapping" in outcome.picture and "while True: size += 0" in outcome.picture
+
+
+def test_of_several_threads_that_wait_the_main_thread_is_shown_first(tmp_path):
+    (tmp_path / "a.py").write_text("idle()\nblock()\n", "utf-8")
+    thread = 'Thread 0x1 (most recent call first):\n  File "queue.py", line 9 in get\n  File "{}/a.py", line {} in f\n'
+    stacks = "Timeout!\n" + "\n".join(thread.format(tmp_path, line) for line in (1, 2))
+    outcome = interrupted(tmp_path, read_milestones("03")[0], stacks, 1)
+    assert re.findall(r"\w+\(\)", outcome.picture) == ["block()", "idle()"]
 
 
 @pytest.mark.parametrize(

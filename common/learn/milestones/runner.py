@@ -156,8 +156,12 @@ def interrupted(folder: Path, milestone: Milestone, stacks: str, code: int | Non
     """Return what became of a milestone whose process has ended under it."""
     if "Timeout" not in stacks:
         return Outcome(f"the process ended in the middle, with exit status {code}")
-    for file, line, function in re.findall(r'File "(.+)", line (\d+) in (\w+)', stacks):
-        if Path(file).parent == folder:
-            text = linecache.getline(file, int(line)).strip()  # "" where the stack names no line of the file
-            return Outcome(f"it ran for {milestone.seconds} s without an end", place(file, int(line), function, text))
-    return Outcome(f"it ran for {milestone.seconds} s without an end, waiting for what never came")
+    places = []
+    for thread in reversed(stacks.split("\n\n")):  # the main thread, which may run an event loop, is the last
+        for file, line, function in re.findall(r'File "(.+)", line (\d+) in (\w+)', thread):
+            if Path(file).parent == folder:
+                text = linecache.getline(file, int(line)).strip()  # "" where the stack names no line of the file
+                places.append(place(file, int(line), function, text))
+                break
+    waiting = "" if places else ", waiting for what never came"
+    return Outcome(f"it ran for {milestone.seconds} s without an end{waiting}", "\n".join(places))

@@ -166,6 +166,8 @@ def test_from_the_event_loop_and_back(stage):
 
     async def talk():
         thread = stage.engine_thread.EngineThread(stage.make_engine(), 4)
+        add, given = thread.engine.add, []
+        thread.engine.add = lambda prompt, *rest: given.append(prompt) or add(prompt, *rest)
         thread.start()
         streams = await thread.submit_all([(text, endless(6)) for text in STORIES[:2]])
         streams.append(await thread.submit(STORIES[2], endless(6)))
@@ -185,13 +187,14 @@ def test_from_the_event_loop_and_back(stage):
         except EngineDead:
             refused.append("EngineDead")
         thread._commands.put(thread._engine_stop)
-        return texts, refused, left
+        return texts, refused, left, given
 
-    texts, refused, left = within_time("to answer three requests", talk())
+    texts, refused, left, given = within_time("to answer three requests", talk())
     expect_rows("texts", texts, wanted)
     expect_rows("five requests in a queue of four; an empty prompt; after an error", refused,
                 ["QueueFull", "InvalidInput", "EngineDead"])  # fmt: skip
     expect(left == 0, f"all streams have ended or were refused, and {left} are still in `_open`")
+    expect(str not in map(type, given), f"the engine got {given}: tokenize with `beside`, not on its thread")
 
 
 @milestone(

@@ -21,13 +21,22 @@ PATIENCE = 8  # seconds, for whatever a thread or a client waits for
 
 
 def within_time(what: str, coroutine):
-    """Run a coroutine to its end, and fail if it takes too long."""
+    """Run a coroutine to its end; fail if it takes too long, or if something that the event loop calls raises."""
 
     async def limited():
+        task, raised = asyncio.ensure_future(coroutine), []
+
+        def stop(_, context):
+            raised.append(context.get("exception"))
+            task.cancel()
+
+        asyncio.get_running_loop().set_exception_handler(stop)
         try:
-            return await asyncio.wait_for(coroutine, PATIENCE)
+            return await asyncio.wait_for(task, PATIENCE)
         except (asyncio.TimeoutError, TimeoutError):
             raise Failed(f"{what} took longer than {PATIENCE} s: something was waited for that never came") from None
+        except asyncio.CancelledError as error:
+            raise next(filter(None, raised), error) from None
 
     return asyncio.run(limited())
 

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import httpx
 
@@ -298,6 +299,8 @@ def test_the_application(stage):
             body = {"prompt": STORY, "max_tokens": 5, "ignore_eos": True}
             asked = [("/generate", body), ("/generate", body | {"stream": True}), ("/generate", {})]
             plain, streamed, bad = [await http.post(path, json=json_body) for path, json_body in asked]
+            count = watched.call_count
+            expect(count == 2, f"two clients came, one of which streams: `abort_on_disconnect` watches {count}")
             unknown, health = await http.get("/no"), await http.get("/health")
             busy = asyncio.create_task(http.post("/generate", json=body | {"max_tokens": 300}))
             while not thread._open:
@@ -309,7 +312,8 @@ def test_the_application(stage):
             busy.cancel()
         return plain, streamed, [one.status_code for one in (plain, bad, unknown, health, full, dead)], bad, health
 
-    plain, streamed, status, bad, health = within_time("to ask the application", ask())
+    with mock.patch.object(stage.server, "abort_on_disconnect") as watched:
+        plain, streamed, status, bad, health = within_time("to ask the application", ask())
     requests = ["/generate", "{}", "/no", "/health", "full queue", "after an error"]
     expect_rows("status", status, [200, 400, 404, 200, 429, 503], request=requests)
     sent = [json.loads(line[6:]) for line in streamed.text.split("\n") if line.startswith("data: {")]

@@ -15,6 +15,7 @@ from common.learn.milestones.stage_under_test import (
     letters,
     make_request,
 )
+from common.token_budget import ChunkPrice
 
 
 def make_scheduler(stage, max_running: int = 3, budget: int = 8):
@@ -43,14 +44,18 @@ def test_pieces_of_a_sequence(stage):
         remains = sequence.remaining
         piece = scheduler._chunk(sequence, 4)
         mine.append((remains, piece.start, len(piece.token_ids), piece.completes))
-        expect(
-            piece.token_ids == request.token_ids_between(piece.start, sequence.computed), "the chunk has other tokens"
-        )
+        count, computed = len(piece.token_ids), sequence.computed
+        chosen = f"the chunk has {count} tokens from number {piece.start} on"
+        expect(computed == piece.start + count, f"{chosen}, and then `computed` is {computed}")
+        expect_rows(chosen, piece.token_ids, request.token_ids_between(piece.start, computed))
         if piece.completes:
             request.append(7)
     wanted = [(10, 0, 4, False), (6, 4, 4, False), (2, 8, 2, True), (1, 10, 1, True), (1, 11, 1, True)]
     for place, name in enumerate(("remaining before", "start", "tokens", "completes")):
         expect_rows(name, [one[place] for one in mine], [one[place] for one in wanted], chunk=range(1, 6))
+    scheduler.price = ChunkPrice(read=1)
+    bought = len(scheduler._chunk(stage.scheduler.Sequence(request, slot=1), 4).token_ids)
+    expect(bought == 2, f"if `price` also counts one for each token read, a budget of 4 buys 2 tokens, not {bought}")
 
 
 @milestone(

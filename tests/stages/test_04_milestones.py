@@ -99,7 +99,7 @@ def test_a_step_under_a_budget(stage):
         scheduler.add(request)
     mine = {letter: [] for letter in "ABCD"}
     order = []
-    for step in range(5):
+    for step in range(6):
         chunks = scheduler.schedule()
         ran = {one.sequence.request.request_id: len(one.token_ids) for one in chunks}
         order.append([one.sequence.slot for one in chunks])
@@ -110,13 +110,19 @@ def test_a_step_under_a_budget(stage):
                 one.sequence.request.append(7)
         if step == 3:
             scheduler.remove(requests["A"])
-    wanted = {"A": [3, 1, 1, 1, "·"], "B": [5, 7, 1, 1, 1], "C": ["·", "·", 4, 1, 1], "D": [*"····", 2]}
-    picture = rows({"step": range(1, 6)} | {f"{letter} wanted": cells for letter, cells in wanted.items()}
+    wanted = {"A": [3, 1, 1, 1, *"··"], "B": [5, 7, 1, 1, 1, 1], "C": ["·", "·", 4, 1, 1, 1], "D": [*"····", 2, 1]}
+    picture = rows({"step": range(1, 7)} | {f"{letter} wanted": cells for letter, cells in wanted.items()}
                    | {f"{letter} yours": cells for letter, cells in mine.items()})  # fmt: skip
     expect(mine == wanted, "A has 3 tokens, B 12, C 4, D 2; three slots, a budget of 8 tokens", picture)
-    expect_rows("slots in the order of the chunks, step 3", order[2], [0, 1, 2])
-    expect_rows("slots in the order of the chunks, step 5", order[4], [1, 2, 0])
-    expect(make_scheduler(stage).schedule() == [], "with nothing to do, `schedule` returns an empty list")
+    for step, slots in ((3, [0, 1, 2]), (5, [1, 2, 0]), (6, [0, 1, 2])):
+        expect_rows(f"slots in the order of the chunks, step {step}", order[step - 1], slots)
+    scheduler = make_scheduler(stage)
+    expect(scheduler.schedule() == [], "with nothing to do, `schedule` returns an empty list")
+    scheduler.price = ChunkPrice(read=1)  # of one more for each token that is read
+    for letter in "AB":
+        scheduler.add(make_request(letter, 3))
+    ran = [len(one.token_ids) for one in scheduler.schedule()]
+    expect_rows("tokens of A and B, of 3 each, if each costs 2 of the budget of 8", sorted(ran), [1, 3])
 
 
 @milestone(

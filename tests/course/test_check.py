@@ -1,14 +1,17 @@
 """`check`: a learner's folder against the milestones, and that these grade what they say. See test_milestones.py."""
 
+import re
 import shutil
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from common.learn import check, solve, start
 from common.learn.blank import find_tasks
-from common.learn.milestones import read_milestones
-from common.learn.milestones.runner import Runner
+from common.learn.milestones import Failed, read_milestones
+from common.learn.milestones.runner import Runner, interrupted, run_one
 from common.stages import stage_folders
 from tests.helpers.incomplete_stages import patient, without, write
 
@@ -110,9 +113,25 @@ def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
     assert "in slot_mapping" in outcome.picture and "while True: size += 0" in outcome.picture
 
 
+def test_of_several_threads_that_wait_the_main_thread_is_shown_first(tmp_path):
+    (tmp_path / "a.py").write_text("idle()\nblock()\n", "utf-8")
+    thread = 'Thread 0x1 (most recent call first):\n  File "queue.py", line 9 in get\n  File "{}/a.py", line {} in f\n'
+    stacks = "Timeout!\n" + "\n".join(thread.format(tmp_path, line) for line in (1, 2))
+    outcome = interrupted(tmp_path, read_milestones("03")[0], stacks, 1)
+    assert re.findall(r"\w+\(\)", outcome.picture) == ["block()", "idle()"]
+
+
 @pytest.mark.parametrize(
     ("file", "right", "wrong", "number", "says", "shows"),
     [
+        ("02/engine.py", "len(request.prompt_token_ids) + request", "request", 4, "(9) must match", "capacity=9"),
+        ("03/engine_thread.py", ".pop(request.request_id)", "[request.request_id]", 3, "out of `_by_id`", ""),
+        ("03/engine_thread.py", "if piece := stream.next_piece()", "for piece in [stream.next_piece()]", 3, "None", ""),
+        ("03/engine_thread.py", "for stream in self._open])", "for stream in self.open])", 5, "'open'", "in _fail_all"),
+        ("03/server.py", "abort_on_disconnect(http, engine_thread, stream))", "asyncio.sleep(9))", 7, "watches 0", ""),
+        ("04/scheduler.py", "self.price.most(start, budget)", "budget", 1, "buys 2 tokens, not 4", ""),
+        ("04/scheduler.py", "chunk.sequence.slot))", "0))", 3, "step 6", "yours   1 2 0"),
+        ("04/scheduler.py", "self.price(chunks[-1].start, len(", "(len(", 3, "costs 2", "yours   2 3"),
         ("05/batch.py", "lengths.append(chunk.start + ", "lengths.append(", 3, "lengths", "yours           1  4  2"),
         ("05/scheduler.py", "sequence.computed + 1", "sequence.computed", 6, "needs 2 pages", "0 │  ? │"),
         ("05/scheduler.py", "_, sequence = self.running.popitem()", "return", 7, "out of `running`", "owner  A B A A"),
@@ -121,7 +140,7 @@ def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
         ("06/scheduler.py", "self.refused[0] is request", "False", 5, "E is looked up again", ""),
         ("06/scheduler.py", "sequence.found = 0", "pass", 6, "cached_tokens", "yours     0 80"),
     ],
-    ids=["a wrong row", "no place", "no preemption", "a wrong token", "a wrong order", "a lookup", "no hit"],
+    ids="room leak none typo watch price order cost row place victim token tree lookup hit".split(),
 )
 def test_a_fault_is_shown_where_it_lies(tmp_path, loaded_once, file, right, wrong, number, says, shows):
     [stage] = [stage for stage in STAGES if stage.name[:2] == file[:2]]
@@ -134,6 +153,18 @@ def test_a_fault_is_shown_where_it_lies(tmp_path, loaded_once, file, right, wron
     with Runner() as runner:
         outcome = runner.run(folder, patient(milestone))
     assert says in outcome.what and shows in outcome.picture
+
+
+def test_what_ended_a_thread_is_shown_with_what_then_failed(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # restored afterwards
+
+    def check(stage):
+        (thread := threading.Thread(target=lambda: [][0])).start()
+        thread.join()
+        raise Failed("no answer came")
+
+    outcome = run_one(check, SimpleNamespace(folder=Path(__file__).parent))
+    assert re.fullmatch("no answer came\n.*: IndexError: .*", outcome.what) and "[][0]" in outcome.picture
 
 
 def test_tasks_that_are_ok_and_fail_beside_an_earlier_one_are_told_so(tmp_path, capsys, loaded_once):

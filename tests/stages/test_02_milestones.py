@@ -102,7 +102,7 @@ def test_one_token_a_step(stage):
     for prompt in stage.prompts(2, 12):
         engine = stage.make_engine()
         engine.model = counted = Counted(engine.model)
-        request = engine.add(prompt, endless(30))
+        request = engine.add(prompt, endless(9))
         for _ in range(8):
             engine.step()
         works = [work for step in engine.trace for work in step.works]

@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from types import SimpleNamespace
+from unittest import mock
 
 import httpx
 
@@ -21,13 +22,22 @@ PATIENCE = 8  # seconds, for whatever a thread or a client waits for
 
 
 def within_time(what: str, coroutine):
-    """Run a coroutine to its end, and fail if it takes too long."""
+    """Run a coroutine to its end; fail if it takes too long, or if something that the event loop calls raises."""
 
     async def limited():
+        task, raised = asyncio.ensure_future(coroutine), []
+
+        def stop(_, context):
+            raised.append(context.get("exception"))
+            task.cancel()
+
+        asyncio.get_running_loop().set_exception_handler(stop)
         try:
-            return await asyncio.wait_for(coroutine, PATIENCE)
+            return await asyncio.wait_for(task, PATIENCE)
         except (asyncio.TimeoutError, TimeoutError):
             raise Failed(f"{what} took longer than {PATIENCE} s: something was waited for that never came") from None
+        except asyncio.CancelledError as error:
+            raise next(filter(None, raised), error) from None
 
     return asyncio.run(limited())
 
@@ -88,7 +98,7 @@ def test_a_stream_of_pieces(stage):
             texts.append(piece.text)
         return texts
 
-    expect_rows("pieces", within_time("to read three pieces", read()), ["a", "b", ""])
+    expect_rows("pieces", map(repr, within_time("to read three pieces", read())), ["'a'", "'b'", "''"])
 
 
 class LoopAtOnce:
@@ -138,6 +148,9 @@ def test_what_the_engine_thread_does(stage):
     expect("".join(texts) == text, f"the stream got {texts}, not {text!r}")
     expect(first and first[-1].finish_reason == "length", "the last piece of the stream must say how it ended")
     expect(thread._open == {streams[1]}, "`_deliver` must take a stream that has ended out of `_open`")
+    goes_on = streams[1].request
+    expect([*thread._by_id] == [goes_on.request_id], "`_engine_publish` must take what has ended out of `_by_id`")
+    thread._engine_publish([goes_on])  # a request without a new piece: nothing is sent
     thread._engine_abort(streams[1])
     ended = pieces_in(streams[1])
     expect(not thread.engine.has_unfinished, "`_engine_abort` must abort the request in the engine")
@@ -163,6 +176,8 @@ def test_from_the_event_loop_and_back(stage):
 
     async def talk():
         thread = stage.engine_thread.EngineThread(stage.make_engine(), 4)
+        add, given = thread.engine.add, []
+        thread.engine.add = lambda prompt, *rest: given.append(prompt) or add(prompt, *rest)
         thread.start()
         streams = await thread.submit_all([(text, endless(6)) for text in STORIES[:2]])
         streams.append(await thread.submit(STORIES[2], endless(6)))
@@ -182,13 +197,14 @@ def test_from_the_event_loop_and_back(stage):
         except EngineDead:
             refused.append("EngineDead")
         thread._commands.put(thread._engine_stop)
-        return texts, refused, left
+        return texts, refused, left, given
 
-    texts, refused, left = within_time("to answer three requests", talk())
+    texts, refused, left, given = within_time("to answer three requests", talk())
     expect_rows("texts", texts, wanted)
     expect_rows("five requests in a queue of four; an empty prompt; after an error", refused,
                 ["QueueFull", "InvalidInput", "EngineDead"])  # fmt: skip
     expect(left == 0, f"all streams have ended or were refused, and {left} are still in `_open`")
+    expect(str not in map(type, given), f"the engine got {given}: tokenize with `beside`, not on its thread")
 
 
 @milestone(
@@ -283,6 +299,8 @@ def test_the_application(stage):
             body = {"prompt": STORY, "max_tokens": 5, "ignore_eos": True}
             asked = [("/generate", body), ("/generate", body | {"stream": True}), ("/generate", {})]
             plain, streamed, bad = [await http.post(path, json=json_body) for path, json_body in asked]
+            count = watched.call_count
+            expect(count == 2, f"two clients came, one of which streams: `abort_on_disconnect` watches {count}")
             unknown, health = await http.get("/no"), await http.get("/health")
             busy = asyncio.create_task(http.post("/generate", json=body | {"max_tokens": 300}))
             while not thread._open:
@@ -294,7 +312,8 @@ def test_the_application(stage):
             busy.cancel()
         return plain, streamed, [one.status_code for one in (plain, bad, unknown, health, full, dead)], bad, health
 
-    plain, streamed, status, bad, health = within_time("to ask the application", ask())
+    with mock.patch.object(stage.server, "abort_on_disconnect") as watched:
+        plain, streamed, status, bad, health = within_time("to ask the application", ask())
     requests = ["/generate", "{}", "/no", "/health", "full queue", "after an error"]
     expect_rows("status", status, [200, 400, 404, 200, 429, 503], request=requests)
     sent = [json.loads(line[6:]) for line in streamed.text.split("\n") if line.startswith("data: {")]

@@ -15,6 +15,7 @@ from common.learn.milestones.stage_under_test import (
     letters,
     make_request,
 )
+from common.token_budget import ChunkPrice
 
 
 def make_scheduler(stage, max_running: int = 3, budget: int = 8):
@@ -43,14 +44,18 @@ def test_pieces_of_a_sequence(stage):
         remains = sequence.remaining
         piece = scheduler._chunk(sequence, 4)
         mine.append((remains, piece.start, len(piece.token_ids), piece.completes))
-        expect(
-            piece.token_ids == request.token_ids_between(piece.start, sequence.computed), "the chunk has other tokens"
-        )
+        count, computed = len(piece.token_ids), sequence.computed
+        chosen = f"the chunk has {count} tokens from number {piece.start} on"
+        expect(computed == piece.start + count, f"{chosen}, and then `computed` is {computed}")
+        expect_rows(chosen, piece.token_ids, request.token_ids_between(piece.start, computed))
         if piece.completes:
             request.append(7)
     wanted = [(10, 0, 4, False), (6, 4, 4, False), (2, 8, 2, True), (1, 10, 1, True), (1, 11, 1, True)]
     for place, name in enumerate(("remaining before", "start", "tokens", "completes")):
         expect_rows(name, [one[place] for one in mine], [one[place] for one in wanted], chunk=range(1, 6))
+    scheduler.price = ChunkPrice(read=1)
+    bought = len(scheduler._chunk(stage.scheduler.Sequence(request, slot=1), 4).token_ids)
+    expect(bought == 2, f"if `price` also counts one for each token read, a budget of 4 buys 2 tokens, not {bought}")
 
 
 @milestone(
@@ -84,7 +89,7 @@ def test_every_slot_has_one_owner(stage):
 @milestone(
     "Scheduler.schedule",
     hint="Decodes first, whatever else waits. What is left of the budget goes to prompts in order of arrival.",
-    second_hint="Sort the chunks at the end: those of one token first, then by slot, so that neighbours meet.",
+    second_hint="price.left is the budget beside decodes, price() what a chunk takes. Sort: one token first, then slots.",
 )
 def test_a_step_under_a_budget(stage):
     """A token for each that decodes, then prompts begun, then waiting ones, until the budget is spent."""
@@ -94,7 +99,7 @@ def test_a_step_under_a_budget(stage):
         scheduler.add(request)
     mine = {letter: [] for letter in "ABCD"}
     order = []
-    for step in range(5):
+    for step in range(6):
         chunks = scheduler.schedule()
         ran = {one.sequence.request.request_id: len(one.token_ids) for one in chunks}
         order.append([one.sequence.slot for one in chunks])
@@ -105,13 +110,19 @@ def test_a_step_under_a_budget(stage):
                 one.sequence.request.append(7)
         if step == 3:
             scheduler.remove(requests["A"])
-    wanted = {"A": [3, 1, 1, 1, "·"], "B": [5, 7, 1, 1, 1], "C": ["·", "·", 4, 1, 1], "D": [*"····", 2]}
-    picture = rows({"step": range(1, 6)} | {f"{letter} wanted": cells for letter, cells in wanted.items()}
+    wanted = {"A": [3, 1, 1, 1, *"··"], "B": [5, 7, 1, 1, 1, 1], "C": ["·", "·", 4, 1, 1, 1], "D": [*"····", 2, 1]}
+    picture = rows({"step": range(1, 7)} | {f"{letter} wanted": cells for letter, cells in wanted.items()}
                    | {f"{letter} yours": cells for letter, cells in mine.items()})  # fmt: skip
     expect(mine == wanted, "A has 3 tokens, B 12, C 4, D 2; three slots, a budget of 8 tokens", picture)
-    expect_rows("slots in the order of the chunks, step 3", order[2], [0, 1, 2])
-    expect_rows("slots in the order of the chunks, step 5", order[4], [1, 2, 0])
-    expect(make_scheduler(stage).schedule() == [], "with nothing to do, `schedule` returns an empty list")
+    for step, slots in ((3, [0, 1, 2]), (5, [1, 2, 0]), (6, [0, 1, 2])):
+        expect_rows(f"slots in the order of the chunks, step {step}", order[step - 1], slots)
+    scheduler = make_scheduler(stage)
+    expect(scheduler.schedule() == [], "with nothing to do, `schedule` returns an empty list")
+    scheduler.price = ChunkPrice(read=1)  # of one more for each token that is read
+    for letter in "AB":
+        scheduler.add(make_request(letter, 3))
+    ran = [len(one.token_ids) for one in scheduler.schedule()]
+    expect_rows("tokens of A and B, of 3 each, if each costs 2 of the budget of 8", sorted(ran), [1, 3])
 
 
 @milestone(

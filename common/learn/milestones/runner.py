@@ -9,6 +9,7 @@ import re
 import runpy
 import sys
 import tempfile
+import threading
 import traceback
 from array import array
 from collections import deque
@@ -100,26 +101,36 @@ def serve(pipe, hanging: Path) -> None:
 
 
 def run_one(check, stage) -> Outcome:
+    died: list[BaseException] = []  # what ended threads of the stage
+    threading.excepthook = lambda thread: died.append(thread.exc_value)
     try:
         check(stage)
     except Failed as failed:
-        return Outcome(failed.what, failed.picture)
-    except NotImplementedError as error:
-        return Outcome(f"not written yet: {error}")
-    except SyntaxError as error:
-        return Outcome(f"{Path(error.filename or '').name}, line {error.lineno}: {error.msg}", error.text or "")
+        if not died:
+            return Outcome(failed.what, failed.picture)
+        cause = raised(died[0], stage.folder)
+        return cause._replace(what=f"{failed.what}\nBefore that, a thread ended: {cause.what}")
     except BaseException as error:  # a learner's sys.exit ends no check
-        said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
-        frames = [*traceback.walk_tb(error.__traceback__)]
-        lines = traceback.extract_tb(error.__traceback__)
-        own = [i for i, line in enumerate(lines) if Path(line.filename).parent == stage.folder]
-        if own:
-            last = max((i for i in own if not lines[i].name.startswith("<")), default=own[-1])  # "<listcomp>"
-            called = f"\n    called as {call_of(frames[last][0])}"
-            at = lines[own[-1]]
-            return Outcome(said, place(at.filename, at.lineno, lines[last].name, at.line) + called)
-        return Outcome(f"the check cannot go on with what it was given: {said}", f"it did:  {lines[-1].line}")
+        return raised(error, stage.folder)
     return Outcome()
+
+
+def raised(error: BaseException, folder: Path) -> Outcome:
+    """Return what an exception says, and where in the learner's code it was raised."""
+    if isinstance(error, NotImplementedError):
+        return Outcome(f"not written yet: {error}")
+    if isinstance(error, SyntaxError):
+        return Outcome(f"{Path(error.filename or '').name}, line {error.lineno}: {error.msg}", error.text or "")
+    said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    lines = traceback.extract_tb(error.__traceback__)
+    own = [i for i, line in enumerate(lines) if Path(line.filename).parent == folder]
+    if own:
+        last = max((i for i in own if not lines[i].name.startswith("<")), default=own[-1])  # "<listcomp>"
+        called = f"\n    called as {call_of(frames[last][0])}"
+        at = lines[own[-1]]
+        return Outcome(said, place(at.filename, at.lineno, lines[last].name, at.line) + called)
+    return Outcome(f"the check cannot go on with what it was given: {said}", f"it did:  {lines[-1].line}")
 
 
 def call_of(frame) -> str:
@@ -145,8 +156,12 @@ def interrupted(folder: Path, milestone: Milestone, stacks: str, code: int | Non
     """Return what became of a milestone whose process has ended under it."""
     if "Timeout" not in stacks:
         return Outcome(f"the process ended in the middle, with exit status {code}")
-    for file, line, function in re.findall(r'File "(.+)", line (\d+) in (\w+)', stacks):
-        if Path(file).parent == folder:
-            text = linecache.getline(file, int(line)).strip()  # "" where the stack names no line of the file
-            return Outcome(f"it ran for {milestone.seconds} s without an end", place(file, int(line), function, text))
-    return Outcome(f"it ran for {milestone.seconds} s without an end, waiting for what never came")
+    places = []
+    for thread in reversed(stacks.split("\n\n")):  # the main thread, which may run an event loop, is the last
+        for file, line, function in re.findall(r'File "(.+)", line (\d+) in (\w+)', thread):
+            if Path(file).parent == folder:
+                text = linecache.getline(file, int(line)).strip()  # "" where the stack names no line of the file
+                places.append(place(file, int(line), function, text))
+                break
+    waiting = "" if places else ", waiting for what never came"
+    return Outcome(f"it ran for {milestone.seconds} s without an end{waiting}", "\n".join(places))

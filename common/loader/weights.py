@@ -10,6 +10,7 @@ vLLM's `weight_loader`. Production engines add several threads, or GPUDirect Sto
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import RLock
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +25,7 @@ from .device import DTYPES
 from .shard import WHOLE, Shard
 
 PROGRESS_BYTES = 10**9  # smaller models load within seconds, without a progress bar
+tqdm.set_lock(RLock())  # its own is a semaphore of the system, which a process that is killed would leave behind
 
 
 class NoInitialization(TorchFunctionMode):

@@ -114,6 +114,7 @@ def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
     ("file", "right", "wrong", "number", "says", "shows"),
     [
         ("05/batch.py", "lengths.append(chunk.start + ", "lengths.append(", 3, "lengths", "yours           1  4  2"),
+        ("05/scheduler.py", "request.max_tokens)", "request.params.max_tokens)", 5, "NoneType", "in add"),
         ("05/scheduler.py", "sequence.computed + 1", "sequence.computed", 6, "needs 2 pages", "0 │  ? │"),
         ("05/scheduler.py", "_, sequence = self.running.popitem()", "return", 7, "out of `running`", "owner  A B A A"),
         ("05/engine.py", "logits_rows]", "logits_rows.flip(0)]", 8, "in place of", "last written by  A"),
@@ -121,7 +122,7 @@ def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
         ("06/scheduler.py", "self.refused[0] is request", "False", 5, "E is looked up again", ""),
         ("06/scheduler.py", "sequence.found = 0", "pass", 6, "cached_tokens", "yours     0 80"),
     ],
-    ids=["a wrong row", "no place", "no preemption", "a wrong token", "a wrong order", "a lookup", "no hit"],
+    ids=["a wrong row", "a limit", "no place", "no preemption", "a wrong token", "a wrong order", "a lookup", "no hit"],
 )
 def test_a_fault_is_shown_where_it_lies(tmp_path, loaded_once, file, right, wrong, number, says, shows):
     [stage] = [stage for stage in STAGES if stage.name[:2] == file[:2]]

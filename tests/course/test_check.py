@@ -119,10 +119,11 @@ def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
         ("05/scheduler.py", "_, sequence = self.running.popitem()", "return", 7, "out of `running`", "owner  A B A A"),
         ("05/engine.py", "logits_rows]", "logits_rows.flip(0)]", 8, "in place of", "last written by  A"),
         ("06/prefix_tree.py", "reversed(path)", "path", 2, "`unused`", "yours    0 1 2"),
+        ("06/page_table.py", "elif table.pages[place] != node.page:", "else:", 3, "of its own page", ""),
         ("06/scheduler.py", "self.refused[0] is request", "False", 5, "E is looked up again", ""),
         ("06/scheduler.py", "sequence.found = 0", "pass", 6, "cached_tokens", "yours     0 80"),
     ],
-    ids=["a wrong row", "a limit", "no place", "no preemption", "a wrong token", "a wrong order", "a lookup", "no hit"],
+    ids=["a row", "a limit", "no place", "no preemption", "a token", "an order", "a copy", "a lookup", "no hit"],
 )
 def test_a_fault_is_shown_where_it_lies(tmp_path, loaded_once, file, right, wrong, number, says, shows):
     [stage] = [stage for stage in STAGES if stage.name[:2] == file[:2]]

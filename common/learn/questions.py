@@ -11,6 +11,7 @@ at, x           where the answer stands in the panel: the number of a bar, or a 
 measured        a path into the benchmark's document, of which the medians count. "A / B" is a ratio, "A / first" those
                 of a curve to its first value, where nothing is asked
 arithmetic      the same, or a number
+counted         true if no clock is read for it: then the machine's speed does not matter
 less, more      why a measurement lies below arithmetic, or above
 """
 
@@ -41,7 +42,7 @@ def read_questions(stage: Path, sizes: Mapping[str, Any]) -> list[Question]:
         texts = {key: " ".join(value.split()) for key, value in found.items() if isinstance(value, str)}
         at = listed(look_up(sizes, found["at"]) if "at" in texts else found["at"])
         at = at[1:] if texts["measured"].endswith(" / first") else at
-        questions.append({"x": "", "less": NOISE, "more": NOISE, **found, **texts, "at": at})
+        questions.append({"x": "", "counted": False, "less": NOISE, "more": NOISE, **found, **texts, "at": at})
     return questions
 
 
@@ -83,7 +84,7 @@ def result(question: Question, document: Mapping[str, Any], guess: Sequence[floa
     answers = {name: [one / other for one, other in zip(*both, strict=True)] for name, both in each.items()}
     heights = zip(question["at"], guess or (), each["measured"][1], strict=False)
     marks = [{"panel": question["panel"], "name": question["name"], "x": x, "y": y * unit} for x, y, unit in heights]
-    reason = why(question, **answers, drifted=drift(document))
+    reason = why(question, **answers, drifted=1 if question["counted"] else drift(document))
     return question | answers | {"guess": guess, "why": reason, "marks": marks}
 
 

@@ -26,7 +26,7 @@ def task_list(before: Path, stage: Path, tasks: list[Task]) -> str:
         "`raise NotImplementedError`, with its number. All other code is given: imports, signatures, docstrings, "
         "constructors that only set attributes, and what is listed below as given.",
         f"Read the [lesson](../../{stage.name}/README.md) first. `python3 course.py check {number}` goes through the "
-        "milestones, which come in the order of these tasks or nearly so, and says what works, what does not, and why. "
+        "milestones below, one after the other, and says what works, what does not, and why. "
         f"`solve {number} {tasks[0].name}` shows the reference of one task as a diff and fills it in; `solve "
         f"{number} --all` fills in the rest. With all of it written, `python3 course.py demo my/{stage.name}` runs.",
         milestone_list(number, tasks),

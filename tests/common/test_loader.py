@@ -296,10 +296,11 @@ class Peak(threading.Thread):
 
 multiprocessing.set_start_method("spawn")  # with it, a semaphore starts a process that keeps track of it
 print(imported("transformers", "huggingface_hub"))
+multiprocessing.set_start_method("spawn")  # as in a process that `check` starts, and kills
 from common.stages import load_engine
 
 load_engine("07")(load_model(), kv_memory="8M", num_draft_tokens=2).generate(["Once upon a time"])
-print(imported("torch._dynamo", "transformers.models.llama", "sympy"))
+print(imported("torch._dynamo", "transformers.models.llama", "sympy") + psutil.Process().children())
 before, peak = anonymous_bytes(), Peak()
 peak.start()
 load_model(sys.argv[1], device="cpu")
@@ -315,7 +316,7 @@ print(peak.value - before)
 )
 def test_a_process_imports_what_it_needs_and_has_the_weights_in_memory_once(tmp_path):
     """transformers for a model, and never its class for Llama: that imports a compiler, as initialisation on meta does,
-    which would take 2 to 4 s.
+    which would take 2 to 4 s. Nor a lock of several processes, for which a process is started that warns if one stays.
 
     The weights are 100 MB in bfloat16, converted to float32. A loader that read everything before it copies would take
     1.5 times what they take then.

@@ -111,10 +111,10 @@ def test_a_side_that_fails_is_a_sentence(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def answer_with(arithmetic: list, measured: list, guess: list | None = None, slowest=1.1, x="") -> dict:
+def answer_with(arithmetic: list, measured: list, guess: list | None = None, slowest=1.1, x="", **more) -> dict:
     """Answer a question with these figures, on a machine whose speed changed."""
-    question = {"title": "Cost", "name": "", "panel": "", "unit": "times", "at": [2, 8], "x": x}
-    question |= {"measured": "measured", "arithmetic": "arithmetic", "less": "Low.", "more": "High."}
+    question = {"title": "Cost", "name": "", "panel": "", "unit": "times", "at": [2, 8], "x": x, "counted": False}
+    question |= {"measured": "measured", "arithmetic": "arithmetic", "less": "Low.", "more": "High.", **more}
     figures = {"arithmetic": arithmetic, "measured": measured, "reference_ms": [{"side": [1.0, slowest]}]}
     return result(question, figures, guess)
 
@@ -141,6 +141,7 @@ def test_the_table_has_a_row_for_each_number_and_says_why_they_differ():
     assert answer_with([10, 1], [10, 2])["why"] == "It is more than arithmetic says, 2 against 1. High."
     assert "agree" in answer_with([0, 10], [0, 9])["why"]
     assert answer_with([10, 1], [10, 2], slowest=2)["why"].endswith("the machine's own speed changed by more.")
+    assert answer_with([10, 1], [10, 2], slowest=2, counted=True)["why"].endswith("2 against 1. High.")
 
 
 # ---- Asking ----

@@ -90,7 +90,8 @@ def test_free_owned_or_cached(stage):
     expect(allocator.extend(table, 6) is True and len(table.pages) == 3, "6 tokens in pages of 2 are three pages")
     for tokens, place in (([1, 2], 0), ([3, 4], 1)):
         allocator.adopt(table, cached.insert(table.path, tokens, table.pages[place]))
-    expect(len(table.path) == 2 and len(table.pages) == 3, "`adopt` of its own page changes the path alone")
+    held = [len(pages) for pages in (table.path, table.pages, allocator.free)]
+    expect(held == [2, 3, 3], "`adopt` of its own page changes the path alone, and frees nothing")
 
     def pages():
         own = {name: one.pages[len(one.path) :] for name, one in (("A", table), ("B", other))}
@@ -242,8 +243,8 @@ def test_the_second_follows_the_first(stage):
 def test_computed_once_and_kept(stage):
     """The second time, a prompt's cached pages are not computed again; tokens stay the same."""
     prompts, engine = stage.prompts(2, 50), stage.make_engine(attention="torch")
-    for turn in (1, 2):
-        requests = [engine.add(prompt, endless(6)) for prompt in prompts]
+    for turn, output in ((1, 1), (2, 6)):  # the first time, a request ends in the step that runs its prompt
+        requests = [engine.add(prompt, endless(output)) for prompt in prompts]
         names = letters(engine.requests)
         drain(engine)
         expect_tokens(stage, engine, requests)

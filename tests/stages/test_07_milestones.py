@@ -239,14 +239,15 @@ def test_rejected_and_still_the_target(stage):
     # p is more than q at two tokens, so that it shows which random number picks one of them.
     """A draft token is accepted with probability min(1, p/q), else one of p - q is drawn: the output is as p."""
     p, q = torch.tensor([0.4, 0.3, 0.2, 0.1]).double(), torch.tensor([0.1, 0.1, 0.5, 0.3]).double()
-    then = torch.tensor([0.1, 0.1, 0.7, 0.1]).double()
+    then, other = torch.tensor([[0.1, 0.1, 0.7, 0.1], [0.05, 0.5, 0.4, 0.05]]).double()
     Draft, requests, drafts = stage.verification.Draft, [], []
     for seed in range(2000):
         request = Request("A", [1], SamplingParams(temperature=1.0), None, frozenset(), 9)
         request.seed = seed
-        drafts.append(Draft([int(draw(q[None], [uniform(seed, 0)])[0])], [q]))
+        tokens = [int(draw(one[None], [uniform(seed, i)])[0]) for i, one in enumerate((q, other))]
+        drafts.append(Draft(tokens, [q, other]))
         requests.append(request)
-    logits = torch.stack([p, then]).log().float().repeat(2000, 1)
+    logits = torch.stack([p, then, then]).log().float().repeat(2000, 1)
     gained = stage.verification.verify(logits, requests, drafts)
     first = Counter(tokens[0].token_id for tokens in gained)
     accepted = sum(len(tokens) > 1 for tokens in gained) / 2000
@@ -254,12 +255,13 @@ def test_rejected_and_still_the_target(stage):
     near = all(abs(first[token] / 2000 - p[token]) < 0.035 for token in range(4))
     expect(near, "the first tokens of 2,000 requests must be distributed as p; their shares are", bars(shares, 1))
     expect(abs(accepted - 0.5) < 0.035, f"accepted are {accepted:.3f}, and sum over x of min(p, q) is 0.5")
-    second = Counter(tokens[1].token_id for tokens in gained if len(tokens) > 1)
-    share = second[2] / max(1, sum(second.values()))
-    expect(abs(share - 0.7) < 0.05, f"behind an accepted token, token 2 has p 0.7; its share is {share:.3f}")
+    for count in (1, 2):
+        behind = Counter(tokens[count].token_id for tokens in gained if len(tokens) > count)
+        share = behind[2] / max(1, behind.total())
+        expect(abs(share - 0.7) < 0.05, f"behind {count} accepted, token 2 has p 0.7; its share is {share:.3f}")
     noted = all(draft.accepted == len(tokens) - 1 for draft, tokens in zip(drafts, gained, strict=True))
     expect(noted, "`verify` must set `accepted` in every draft")
-    both = stage.verification.verify(torch.cat([one_hot([2, 1], 4), logits[:2]]), [make_request("B", 2), requests[0]],
+    both = stage.verification.verify(torch.cat([one_hot([2, 1], 4), logits[:3]]), [make_request("B", 2), requests[0]],
                                      [Draft([2]), drafts[0]])  # fmt: skip
     mine = [[one.token_id for one in tokens] for tokens in both]
     wanted = [[2, 1], [one.token_id for one in gained[0]]]

@@ -23,6 +23,63 @@ from common.stages import load_engine
 
 
 @milestone(
+    "SeenPages.longest, SeenPages.add, choose_for_prompt, choose_for_decode",
+    hint="`longest` counts whole pages from the root; `add` follows or inserts each, then releases and evicts.",
+    second_hint="choose_for_decode: of the open ones, those with needed + len(held) <= available - load.",
+)
+def test_where_a_request_goes(stage):
+    """A prompt goes where it is done first: queue, tokens not cached, requests there. Decode goes where room is."""
+    routing, messages = stage.routing, stage.messages
+
+    def handle(number: int, load: int, available: int = 100):
+        one = routing.Handle(number, "any", messages.Hello("", 0.0, 1, 100, 4, 8, "", ""))
+        one.available = available
+        one.order(messages.Order(f"w{number}", [], [], None, 0, 0), load)
+        return one
+
+    tokens = list(range(20))
+    seen = routing.SeenPages(2, 4)
+    for first in range(10):
+        seen.add([first, 1, 2, 3])
+    found = [seen.longest([9, 1, 2, 3]), seen.longest([9, 1, 5, 5]), seen.longest([0, 1]), seen.tree.size <= 4]
+    expect_rows("longest of 9 1 2 3, of 9 1 5 5, of 0 1 (evicted); 4 pages", found, [4, 2, 0, True])
+    a, b, c = handle(0, 6), handle(1, 50), handle(2, 5)
+
+    def goes(wanted, text: list[int], why: str):
+        chosen = routing.choose_for_prompt([a, b, c], text)
+        costs = {f"worker {h.number}": h.load + len(text) - h.seen.longest(text) + len(h.held)
+                 for h in (a, b, c) if h.open}  # fmt: skip
+        said = f"{why}: {chosen and (chosen[0].number, chosen[1])}"
+        expect(chosen == wanted, said, rows({"worker": costs, "cost": costs.values()}))
+
+    goes((c, 20), tokens, "nothing is cached, and worker 2 has the shortest queue")
+    a.seen.add(tokens[:9])
+    goes((a, 12), tokens, "worker 0 has two pages of it: 6 + 12 + 1 < 5 + 20 + 1")
+    a.held |= {str(n): 1 for n in range(7)}
+    goes((c, 20), tokens, "worker 0 holds max_running requests")
+    a.held = {"w0": 1}
+    c.held |= {str(n): 1 for n in range(2)}
+    goes((a, 1), [99], "6 + 1 + 1 < 5 + 1 + 3: each request there takes a token of every step")
+    c.held = {"w2": 1}
+    b.seen.add(tokens)
+    goes((a, 12), tokens, "worker 1 has all of it, and 50 tokens in its queue")
+    c.hello = a.hello = None
+    goes((b, 0), tokens, "workers 2 and 0 are down")
+    expect(routing.choose_for_prompt([], tokens) is None, "without a worker, choose_for_prompt returns None")
+    d, e = handle(0, 0, 30), handle(1, 0, 50)
+    mine = [routing.choose_for_decode([d, e], 10), routing.choose_for_decode([d, e], 400)]
+    expect(mine == [(e, 3), None], f"10 tokens go to worker 1, with 50 free pages, and 400 nowhere: {mine}")
+    e.order(messages.Order("promised", [], [], None, 0, 0), 25)
+    expect(routing.choose_for_decode([d, e], 10) == (d, 3), "25 of the 50 pages are promised: 30 are more than 25")
+    d.held = {str(n): 1 for n in range(6)}
+    mine = [routing.choose_for_decode([d], 96), routing.choose_for_decode([d], 97)]
+    expect(mine == [(d, 24), None], f"30 pages: 24 for 96 tokens, and one more soon for each of 6 requests: {mine}")
+    for one in (d, e):
+        one.held = {str(n): 1 for n in range(8)}
+    expect(routing.choose_for_decode([d, e], 1) is None, "both hold max_running requests: None")
+
+
+@milestone(
     "Scheduler.park, Scheduler.reserve, Scheduler.resume, Scheduler.give_up, Scheduler.release_given_up, "
     "Scheduler.holding, Scheduler.remove, Scheduler.check",
     hint="park moves a sequence from `running` to `parked`, resume one from `reserved` to `running`; remove finds all.",
@@ -198,63 +255,6 @@ def until_finished(news):
         yield one
         if any(gain.finished for gain in getattr(one, "gains", ())):
             return
-
-
-@milestone(
-    "SeenPages.longest, SeenPages.add, choose_for_prompt, choose_for_decode",
-    hint="`longest` counts whole pages from the root; `add` follows or inserts each, then releases and evicts.",
-    second_hint="choose_for_decode: of the open ones, those with needed + len(held) <= available - load.",
-)
-def test_where_a_request_goes(stage):
-    """A prompt goes where it is done first: queue, tokens not cached, requests there. Decode goes where room is."""
-    routing, messages = stage.routing, stage.messages
-
-    def handle(number: int, load: int, available: int = 100):
-        one = routing.Handle(number, "any", messages.Hello("", 0.0, 1, 100, 4, 8, "", ""))
-        one.available = available
-        one.order(messages.Order(f"w{number}", [], [], None, 0, 0), load)
-        return one
-
-    tokens = list(range(20))
-    seen = routing.SeenPages(2, 4)
-    for first in range(10):
-        seen.add([first, 1, 2, 3])
-    found = [seen.longest([9, 1, 2, 3]), seen.longest([9, 1, 5, 5]), seen.longest([0, 1]), seen.tree.size <= 4]
-    expect_rows("longest of 9 1 2 3, of 9 1 5 5, of 0 1 (evicted); 4 pages", found, [4, 2, 0, True])
-    a, b, c = handle(0, 6), handle(1, 50), handle(2, 5)
-
-    def goes(wanted, text: list[int], why: str):
-        chosen = routing.choose_for_prompt([a, b, c], text)
-        costs = {f"worker {h.number}": h.load + len(text) - h.seen.longest(text) + len(h.held)
-                 for h in (a, b, c) if h.open}  # fmt: skip
-        said = f"{why}: {chosen and (chosen[0].number, chosen[1])}"
-        expect(chosen == wanted, said, rows({"worker": costs, "cost": costs.values()}))
-
-    goes((c, 20), tokens, "nothing is cached, and worker 2 has the shortest queue")
-    a.seen.add(tokens[:9])
-    goes((a, 12), tokens, "worker 0 has two pages of it: 6 + 12 + 1 < 5 + 20 + 1")
-    a.held |= {str(n): 1 for n in range(7)}
-    goes((c, 20), tokens, "worker 0 holds max_running requests")
-    a.held = {"w0": 1}
-    c.held |= {str(n): 1 for n in range(2)}
-    goes((a, 1), [99], "6 + 1 + 1 < 5 + 1 + 3: each request there takes a token of every step")
-    c.held = {"w2": 1}
-    b.seen.add(tokens)
-    goes((a, 12), tokens, "worker 1 has all of it, and 50 tokens in its queue")
-    c.hello = a.hello = None
-    goes((b, 0), tokens, "workers 2 and 0 are down")
-    expect(routing.choose_for_prompt([], tokens) is None, "without a worker, choose_for_prompt returns None")
-    d, e = handle(0, 0, 30), handle(1, 0, 50)
-    mine = [routing.choose_for_decode([d, e], 10), routing.choose_for_decode([d, e], 400)]
-    expect(mine == [(e, 3), None], f"10 tokens go to worker 1, with 50 free pages, and 400 nowhere: {mine}")
-    e.order(messages.Order("promised", [], [], None, 0, 0), 25)
-    expect(routing.choose_for_decode([d, e], 10) == (d, 3), "25 of the 50 pages are promised: 30 are more than 25")
-    d.held = {str(n): 1 for n in range(6)}
-    mine = [routing.choose_for_decode([d], 96), routing.choose_for_decode([d], 97)]
-    expect(mine == [(d, 24), None], f"30 pages: 24 for 96 tokens, and one more soon for each of 6 requests: {mine}")
-    for one in (d, e):
-        one.held = {str(n): 1 for n in range(8)}
-    expect(routing.choose_for_decode([d, e], 1) is None, "both hold max_running requests: None")
 
 
 @milestone(

@@ -94,9 +94,9 @@ def endless(max_tokens: int) -> SamplingParams:
 
 
 def make_request(name: str, prompt: int | list[int], max_tokens: int = 100) -> Request:
-    """Return a request without a tokenizer. prompt: its tokens, or how many."""
+    """Return a request without a tokenizer, whose client gave no max_tokens. prompt: its tokens, or how many."""
     tokens = list(range(10, 10 + prompt)) if isinstance(prompt, int) else prompt
-    return Request(name, tokens, endless(max_tokens), None, frozenset(), max_tokens)
+    return Request(name, tokens, SamplingParams(max_tokens=None, ignore_eos=True), None, frozenset(), max_tokens)
 
 
 def expect(condition: Any, what: str, picture: str = "") -> None:

@@ -134,6 +134,8 @@ def run(stage: Path, args: argparse.Namespace) -> None:
 def running_engine(stage: Path, args: argparse.Namespace) -> Iterator[tuple[BaseEngine, Loaded]]:
     """Yield the stage's engine, after saying what it runs on; afterwards write its trace, and end its processes."""
     engine_class = load_engine(stage)
+    if args.trace:
+        open(args.trace, "ab").close()  # where nothing can be written, say so now
     print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
     loaded, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
     freeze_loaded_objects()
@@ -142,10 +144,10 @@ def running_engine(stage: Path, args: argparse.Namespace) -> Iterator[tuple[Base
     try:
         yield engine, loaded
     finally:
-        if args.trace:
-            engine.trace.write_chrome_trace(args.trace)
         if hasattr(engine, "close"):  # its processes must end before the interpreter does
             engine.close()
+        if args.trace:
+            engine.trace.write_chrome_trace(args.trace)
 
 
 def check_address(host: str, port: int) -> str:

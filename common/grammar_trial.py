@@ -19,6 +19,7 @@ from .stages import ROOT
 SECONDS = 5  # of processor time, for a process
 LONGEST = 60  # seconds of a clock, where a system (Windows) does not limit processor time
 AT_ONCE = 2  # processes
+MOST_NEW = 32  # forms that wait, also those of clients that have left: 80 s if each takes SECONDS
 KEPT = 64  # results
 
 
@@ -31,15 +32,26 @@ class Trials:
         self.turn = asyncio.Semaphore(AT_ONCE)
 
     async def grammar(self, form: Callable[[], str]) -> str:
-        """Return the grammar that a form makes, a function of `grammars` with its arguments. Raise InvalidInput."""
+        """Return the grammar that a form makes, a function of `grammars` with its arguments.
+
+        Raise InvalidInput if it makes none, and QueueFull for a new one if too many others wait.
+        """
         key = pickle.dumps(form)
         if key not in self.results:
+            if sum(not task.done() for task in self.results.values()) >= MOST_NEW:
+                from .serving.errors import QueueFull  # needs FastAPI, which the processes do without
+
+                raise QueueFull("too many new forms of answers at once: try again later")
             if len(self.results) >= KEPT:
                 ended = (key for key, task in self.results.items() if task.done())
                 self.results.pop(next(ended, None), None)
             self.results[key] = asyncio.create_task(self._try_out(key))
         # Others may wait for the same form, so a client that leaves stops nothing.
-        result = await asyncio.shield(self.results[key])
+        try:
+            result = await asyncio.shield(self.results[key])
+        except OSError:  # no process could be started, which says nothing of the form
+            self.results.pop(key, None)
+            raise
         if "error" in result:
             raise InvalidInput(result["error"])
         return result["grammar"]

@@ -72,12 +72,14 @@ def lark_grammar(text: str) -> str:
         raise InvalidInput(f"the grammar cannot be read: {shortened(error)}") from error
 
 
-def tool_grammar(functions: Iterable[tuple[str, Mapping[str, Any], bool]], tags: Sequence[str], free_text: bool) -> str:
+def tool_grammar(
+    functions: Iterable[tuple[str, Mapping[str, Any], bool]], tags: Sequence[str], free_text: bool, several: bool
+) -> str:
     """Return the grammar of answers that call functions.
 
     functions: name, schema of the arguments, and whether it is strict, of each. tags: what stands before and after a
     call in Lark's notation, a text or the id of a token; none: there is one call, bare. free_text: calls only if the
-    model begins one.
+    model begins one. several: whether there may be more than one.
     """
     bodies = []
     for name, schema, strict in functions:
@@ -91,10 +93,12 @@ def tool_grammar(functions: Iterable[tuple[str, Mapping[str, Any], bool]], tags:
     text += f'rest: "\\n" body "\\n" {end}\n'
     if free_text:  # a lazy terminal ends where the tag does; before it there may be any text, which has no such token
         other = "" if tag == json.dumps(TAG) else f" | TEXT {tag}"
-        text += f"start: (tag rest)* TEXT\ntag: spelled{other}\n"
+        start = "(tag rest)* TEXT" if several else "tag rest | TEXT"
+        text += f"start: {start}\ntag: spelled{other}\n"
         text += f'spelled[lazy]: TEXT "{TAG}"\nTEXT: /(.|\\n)*/\n'
     else:
-        text += f'start: call ("\\n" call)*\ncall: {tag} rest\n'
+        more = ' ("\\n" call)*' if several else ""
+        text += f"start: call{more}\ncall: {tag} rest\n"
     return library().LLMatcher.grammar_from_lark(text)
 
 

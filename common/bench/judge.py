@@ -30,6 +30,7 @@ from typing import Any
 
 from common.checkpoints.corpus import SYSTEM_PROMPTS, terms
 from common.errors import InvalidInput
+from common.serving.options import positive
 from common.terminal import note, run_to_end
 
 from . import summary
@@ -42,7 +43,7 @@ from .harness import Headline, alternate
 from .load import running_server
 from .metrics import LoadResult
 from .plots import short
-from .serve import add_server_options, latency_cells, positive, progress
+from .serve import add_server_options, latency_cells, progress
 from .settings import Settings
 from .suite import RESULTS
 from .workloads import Job, worded_jobs

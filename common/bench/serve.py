@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput
+from common.serving.options import positive
 from common.terminal import note, run_to_end
 
 from . import plots
@@ -103,12 +104,6 @@ def add_server_options(parser: argparse.ArgumentParser, endpoint: str) -> None:
     choices = ("completions", "chat")
     parser.add_argument("--endpoint", choices=choices, default=endpoint, help=f"of OpenAI's API (default: {endpoint})")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default: 0)")
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
 
 
 def numbers(kind: type) -> Callable[[str], list]:

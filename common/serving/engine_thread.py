@@ -169,7 +169,6 @@ class EngineThread:
         for stream in self._open:
             self.abort(stream)
         self._commands.put(self._engine_stop)
-        self._tokenizing.shutdown(wait=False)
         await asyncio.to_thread(self._thread.join)
 
     def _answer(self, streams: list[Stream], error: InvalidInput | None) -> None:

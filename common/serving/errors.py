@@ -53,7 +53,9 @@ class Json(Response):
 def log_refusal(http, status: int, message: str) -> None:
     """Log one line with the reason: a warning if the server is the cause (429 and 5xx), otherwise information."""
     level = logging.WARNING if status == 429 or status >= 500 else logging.INFO
-    logger.log(level, "%s %s: %d, %s", http.method, http.url.path, status, " ".join(message.split()))
+    line = f"{http.method} {http.url.path}: {status}, {' '.join(message.split())}"
+    # A client's control characters would be obeyed by the operator's terminal.
+    logger.log(level, "%s", "".join(one if one.isprintable() else "\ufffd" for one in line))
 
 
 def error_object(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:

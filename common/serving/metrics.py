@@ -46,6 +46,7 @@ class Measured(Collector):
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)  # processor time and memory of this process
         self.last_stats = engine.stats()  # after the last step: the engine itself may be in the middle of one
+        self._lost = dict.fromkeys(COUNTED, 0.0)  # of the engine's counts: those of stage 08's workers end with them
         self._registry.register(self)
         if engine.device.type == "cuda":
             self._registry.register(GpuCollector(engine.device.index or 0))
@@ -109,7 +110,9 @@ class Measured(Collector):
             self._observe_end(request)
 
     def stats(self) -> dict[str, float]:
-        self.last_stats = self._engine.stats()
+        before, self.last_stats = self.last_stats, self._engine.stats()
+        for key in COUNTED:
+            self._lost[key] += max(0, before.get(key, 0) - self.last_stats.get(key, 0))
         return self.last_stats
 
     def exposition(self) -> bytes:
@@ -130,7 +133,11 @@ class Measured(Collector):
         for role in ("replica", "prefill", "decode"):
             if (up := stats.get(f"{role}_workers_up")) is not None:
                 gauges[f"fleet:{role}_workers_up"] = (up, f"Workers with the role {role} that are up")
-        counters = {metric: (stats[key], meaning) for key, (metric, meaning) in COUNTED.items() if key in stats}
+        counters = {  # they must never fall: Prometheus takes that for a restart of the server
+            metric: (stats[key] + self._lost[key], meaning)
+            for key, (metric, meaning) in COUNTED.items()
+            if key in stats
+        }
         yield from families(GaugeMetricFamily, gauges, "model_name", self.model_name)
         yield from families(CounterMetricFamily, counters, "model_name", self.model_name)
 

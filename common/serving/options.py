@@ -9,10 +9,18 @@ def url_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--max-queue` and the options for clients, access and logging."""
     server = parser.add_argument_group("clients of the server, with --serve")
-    server.add_argument("--max-queue", type=int, default=1024, help="most open requests; more get 429 (default: 1,024)")
+    server.add_argument(
+        "--max-queue", type=positive, default=1024, help="most open requests; more get 429 (default: 1,024)"
+    )
     server.add_argument("--served-model-name", metavar="NAME", help="the model's name for clients (default: its own)")
     server.add_argument(
         "--api-key",
@@ -40,5 +48,5 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="warning: requests refused for overload or failure; info: every request (default: warning)",
     )
     server.add_argument(
-        "--max-body", type=int, default=1 << 20, metavar="BYTES", help="larger bodies get 413 (default: 1 MiB)"
+        "--max-body", type=positive, default=1 << 20, metavar="BYTES", help="larger bodies get 413 (default: 1 MiB)"
     )

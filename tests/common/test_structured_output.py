@@ -22,6 +22,7 @@ from common.grammars import choice_grammar, json_grammar, lark_grammar, regex_gr
 from common.loader import load_model
 from common.request import Request
 from common.sampling import SamplingParams, probabilities
+from common.serving.errors import QueueFull
 from common.stages import load_engine, load_stage_module
 from common.structured_output import Structure, masks, register
 from tests.helpers.faulty_fleet import FaultyFleet
@@ -280,7 +281,10 @@ def test_hostile_forms_are_refused_in_a_sentence(small):
 
 
 def test_forms_are_tried_out_in_processes_of_their_own(monkeypatch):
-    """One that takes too long is stopped, one that crashes its process harms no other, and the last ones are known."""
+    """One that takes too long is stopped, one that crashes its process harms no other, and the last ones are known.
+
+    While too many wait, new ones are refused. One whose process could not be started is tried out again.
+    """
     trials, good = Trials(), partial(json_grammar, _object({"a": NUMBER}))
     slow = partial(json_grammar, {"type": "integer", "multipleOf": 1_000_003})
     bad = [partial(os.abort), partial(regex_grammar, "(unclosed"), partial(json_grammar, WIDE)]
@@ -289,12 +293,16 @@ def test_forms_are_tried_out_in_processes_of_their_own(monkeypatch):
         return await asyncio.gather(*map(trials.grammar, forms), return_exceptions=True)
 
     async def all_answers():
+        with monkeypatch.context() as patch, pytest.raises(OSError):
+            patch.setattr(grammar_trial, "ROOT", os.devnull)
+            await trials.grammar(good)
         first = await answers([good, *bad, good])
         monkeypatch.setattr(grammar_trial, "SECONDS", 1)
         monkeypatch.setattr(grammar_trial, "KEPT", 4)
-        return first + await answers([slow, good])
+        monkeypatch.setattr(grammar_trial, "MOST_NEW", 2)
+        return first + await answers([slow, good, partial(regex_grammar, "one more")])
 
-    *first, refusal, again = asyncio.run(all_answers())
-    assert first[0] == first[-1] == again == good()
+    *first, refusal, again, full = asyncio.run(all_answers())
+    assert first[0] == first[-1] == again == good() and isinstance(full, QueueFull)
     assert all(isinstance(one, InvalidInput) for one in [*first[1:-1], refusal])
     assert "within 1 s" in str(refusal) and len(trials.results) == 4

@@ -71,6 +71,15 @@ def test_speculation_is_counted(loaded):
     assert values["inter_token_latency_seconds_count"] == values["generation_tokens_total"] - accepted - 1
 
 
+def test_counters_keep_what_a_lost_worker_had_counted(loaded, monkeypatch):
+    engine = load_engine("06")(loaded)
+    measured, stats = metrics.Measured(engine, "bundled"), engine.stats()
+    for hits, shown in ((50, 50), (20, 50), (30, 60)):
+        monkeypatch.setattr(engine, "stats", lambda hits=hits: stats | {"prefix_tokens_hit": hits})
+        measured.stats()
+        assert f'vllm:prefix_cache_hits_total{{model_name="bundled"}} {shown}.0'.encode() in measured.exposition()
+
+
 def test_waiting_requests_cost_a_step_nothing(loaded):
     """Metrics look at a request when it arrives, runs and ends, and never walk all open requests in between.
 

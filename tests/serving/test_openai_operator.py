@@ -38,7 +38,7 @@ def test_errors_quote_at_most_100_characters_of_a_value(service, path, body):
 
 
 def test_a_refused_request_is_logged_with_its_reason(loaded, caplog):
-    """And every request, by uvicorn, with `--log-level info` alone."""
+    """Without a client's control characters. And every request, by uvicorn, with `--log-level info` alone."""
     with openai_server("03", loaded):
         assert not logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO)
     with openai_server("03", loaded, "--log-level", "info") as service:
@@ -48,7 +48,7 @@ def test_a_refused_request_is_logged_with_its_reason(loaded, caplog):
             service.post(prompt="a", temperature=-1),
             service.post("/generate", prompt="a", temperature=-1),
             service.post(model="other", prompt="a"),
-            service.get("/nothing"),
+            service.get("/nothing%1b[31m"),
         ]
         lines = [(record.levelname, record.getMessage()) for record in caplog.records if ": 4" in record.getMessage()]
         logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
@@ -59,7 +59,7 @@ def test_a_refused_request_is_logged_with_its_reason(loaded, caplog):
         ("INFO", f"POST /generate: 400, {reason}"),
     ]
     assert lines[2][1].startswith("POST /v1/completions: 404, the model 'other' does not exist")
-    assert lines[3] == ("INFO", "GET /nothing: 404, Not Found")
+    assert lines[3] == ("INFO", "GET /nothing\ufffd[31m: 404, Not Found")
 
 
 def test_sampling_defaults_come_from_generation_config(tmp_path):

@@ -152,7 +152,7 @@ def test_a_template_that_teaches_calls(teaching):
 
 
 def test_tags_that_are_tokens(tokens):
-    [tag] = tokens.post("/tokenize", prompt=TAG).json()["tokens"]
+    [tag], [line] = (tokens.post("/tokenize", prompt=text).json()["tokens"] for text in (TAG, "\n"))
     for choice in ("required", "auto"):
         options = {"tools": TOOLS, "tool_choice": choice, "logit_bias": {str(tag): 100}, "seed": 2, "max_tokens": 80}
         [answer] = chat(tokens, **options).choices
@@ -160,6 +160,9 @@ def test_tags_that_are_tokens(tokens):
         assert answer.message.content is None and Pet.model_validate_json(functions[0].arguments)
         calls, _ = streamed_calls(chat(tokens, stream=True, **options))
         assert calls == [f"{function.name}({function.arguments})" for function in functions]
+        fields = {"logit_bias": {str(tag): 100, str(line): 100}, "max_tokens": 400, "parallel_tool_calls": False}
+        [answer] = chat(tokens, **options | fields).choices
+        assert len(answer.message.tool_calls) == 1 and answer.finish_reason == "tool_calls"
     [answer] = chat(tokens, **options | {"logit_bias": {str(tag): -100}}).choices
     assert answer.message.content and not answer.message.tool_calls
 

@@ -3,7 +3,9 @@
 import asyncio
 import copy
 import json
+import math
 import random
+import signal
 from dataclasses import replace
 
 import httpx
@@ -158,6 +160,18 @@ def test_a_disconnected_client_ends_its_requests(service, options):
     service.hang_up_after(ENDLESS | options)
     wait_until(service.idle)
     assert service.thread.stats["steps"] - steps < 1000, "it went on to the end"
+
+
+def test_a_body_that_ends_during_a_shutdown_is_refused(loaded):
+    body = json.dumps(CHAT).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with openai_server("06", loaded) as service, service.connect() as late:
+        late.sendall(head + body[:-1])
+        wait_until(lambda: service.server.server_state.tasks)  # the server has begun to read it
+        service.server.handle_exit(signal.SIGTERM, None)
+        wait_until(lambda: service.thread.deadline < math.inf and not service.thread._thread.is_alive())
+        late.sendall(body[-1:])
+        assert late.recv(1000).startswith(b"HTTP/1.1 503")
 
 
 def test_a_fault_in_the_code_is_no_mistake_of_the_client(loaded, monkeypatch, capfd):

@@ -86,6 +86,7 @@ def test_stop_strings_and_seeds_on_the_command_line(monkeypatch, capsys, loaded)
         (["--prompt", "a", "--max-tokens", "0"], "max_tokens must be"),
         (["--prompt", "a", "--max-tokens", "9999"], "context of 4096 tokens"),
         (["--prompt", "a", "--model", "EMPTY"], "config.json"),
+        (["--prompt", "a", "--trace", "EMPTY"], "Is a directory"),
         (["--prompt", "a", "--model", "TinyLlama-1.1B"], "load_format='dummy'"),
         (["--prompt", "a", "--device", "gpu"], "device='gpu'"),
         (["--demo", "--device", "cuda:99"], "cuda:99"),
@@ -98,6 +99,12 @@ def test_mistakes_are_answered_in_a_sentence(monkeypatch, capsys, tmp_path, argu
     assert isinstance(status, str), "a string: Python prints it and exits with 1"
     assert status.startswith("error: ") and says in status and "\n" not in status
     assert output == ""
+
+
+@pytest.mark.parametrize("option", ["--max-queue", "--max-body"])
+def test_a_server_takes_at_least_one_request_and_one_byte(monkeypatch, capsys, option):
+    status, _, errors = run_main(monkeypatch, capsys, "06_prefix_cache", "--serve", option, "0")
+    assert status == 2 and f"argument {option}: '0' is not a positive" in errors
 
 
 def test_a_fault_in_the_code_keeps_its_traceback(monkeypatch, capsys):

@@ -198,6 +198,7 @@ class ChatBody(Body):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None  # None: auto, if there are tools
+    parallel_tool_calls: bool | None = None  # False: one call at most
     chat_template_kwargs: dict[str, Any] | None = None  # variables of the template, such as enable_thinking for Qwen3
 
     @model_validator(mode="after")
@@ -217,7 +218,7 @@ class ChatBody(Body):
     def form(self, tokenizer) -> Form | None:
         if not self.calls_tools:
             return super().form(tokenizer)
-        return tool_form(self.tools, self.tool_choice or "auto", tokenizer)
+        return tool_form(self.tools, self.tool_choice or "auto", self.parallel_tool_calls is not False, tokenizer)
 
     @property
     def most_tokens(self) -> int | None:

@@ -119,11 +119,11 @@ class NamedTool(BaseModel, strict=True):
     function: NamedFunction
 
 
-def tool_form(tools: Sequence[Tool], choice: str | NamedTool, tokenizer) -> Form:
+def tool_form(tools: Sequence[Tool], choice: str | NamedTool, several: bool, tokenizer) -> Form:
     """Return what makes the grammar of answers that call tools. tokenizer: the model's, with its chat template.
 
     A named tool: its arguments alone. "required": at least one call. "auto": text, and calls if the model begins one;
-    raise BadRequest if the template teaches no format of calls.
+    raise BadRequest if the template teaches no format of calls. several: whether one answer may have several calls.
     """
     functions = [tool.function for tool in tools]
     if isinstance(choice, NamedTool):
@@ -142,7 +142,7 @@ def tool_form(tools: Sequence[Tool], choice: str | NamedTool, tokenizer) -> Form
         )
         raise BadRequest(message, "tool_choice")
     described = [(function.name, function.schema_of_arguments(), bool(function.strict)) for function in functions]
-    return partial(tool_grammar, described, tags, free_text=choice == "auto")
+    return partial(tool_grammar, described, tags, free_text=choice == "auto", several=several)
 
 
 def parse_calls(text: str, done: bool) -> tuple[str, list[tuple[str, str]]]:

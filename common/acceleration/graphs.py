@@ -17,6 +17,7 @@ attention, for batches with prompts (vLLM's piecewise graphs).
 
 from collections.abc import Callable
 from functools import partial
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from ..model import Attend, Transformer
 
 FEW = 16  # tokens of one request that run as if they were requests: each reads all of its K and V
 WARM_UPS = 2  # kernels are compiled and workspaces allocated before anything is recorded
+recorded: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # all graphs of this process
 
 
 def why_no_graphs(device: torch.device, attention: Attention | None) -> str | None:
@@ -61,7 +63,17 @@ class Capture:
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
             function()
         self.pool = graph.pool()
+        recorded.add(graph)
         return graph.replay
+
+
+def forget_recordings() -> None:
+    """Empty all graphs of this process, which cannot be replayed afterwards.
+
+    NCCL ends no communicator, not even one to be aborted, while a graph holds its kernels (NCCL's commDestroySync).
+    """
+    for graph in list(recorded):
+        graph.reset()
 
 
 class GraphedModel:

@@ -101,6 +101,17 @@ def test_graphs_and_distributions_of_draft_tokens_are_in_the_budget(card, monkey
         memory.kv_bytes_left(card, 9000, 576)
 
 
+def test_workers_of_one_process_share_what_a_draft_model_and_the_graphs_of_each_leave(card, monkeypatch):
+    module, found = load_stage_module("08", "deployment"), []
+    monkeypatch.setattr(torch.cuda, "device", transfers.nullcontext)
+    monkeypatch.setattr(module, "load_draft_model", lambda *_: found.append("draft model"))
+    monkeypatch.setattr(module, "kv_bytes_left", lambda loaded, *_, **__: found.append(loaded.reserved_bytes) or 0)
+    monkeypatch.setattr(module, "LocalFleet", Mock(side_effect=InterruptedError))
+    with pytest.raises(InterruptedError):
+        accelerate.make_engine(module.Engine, card, prefill=2)
+    assert found == ["draft model", 3 * memory.graph_bytes(card.config, card.dtype, 64)]
+
+
 @pytest.mark.parametrize(("name", "most_gib"), [("Qwen3-0.6B", 0.5), ("Qwen3-8B", 0.7), ("Qwen2.5-14B", 0.8)])
 def test_graphs_for_256_requests_leave_room_on_a_card_of_24_gib(name, most_gib):
     config = read_config(find_checkpoint(name, with_weights=False))

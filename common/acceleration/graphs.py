@@ -95,7 +95,8 @@ class GraphedModel:
         memory_of: "GraphedModel | None" = None,
     ):
         self.model, self.cache, self.sizes = model, cache, sizes
-        self.page_size, self.most_tokens = cache.k.shape[2], most_tokens
+        self.page_size = cache.k.shape[2]
+        self.most_tokens = min(most_tokens, model.config.context_length)  # of a draft model fewer than in tables
         width = -(-most_tokens // self.page_size)
         most, device = sizes[-1], cache.k.device
         self.token_ids, self.positions, self.slot_mapping = torch.zeros(3, most, dtype=torch.int64, device=device)

@@ -41,21 +41,6 @@ def test_a_step_runs_with_its_own_gpu_as_the_current_one(loaded, monkeypatch):
     assert Engine(loaded).step() == [], "a CPU is not looked for among the GPUs"
 
 
-def test_numbers_are_waited_for_on_the_gpu_they_come_from(monkeypatch):
-    streams = []
-    cuda = SimpleNamespace(
-        Event=lambda: SimpleNamespace(record=streams.append), current_stream=lambda device: f"stream of {device}"
-    )
-    empty = lambda shape, dtype, pin_memory: torch.empty(shape, dtype=dtype)  # noqa: E731
-    monkeypatch.setattr(transfers, "torch", SimpleNamespace(cuda=cuda, empty=empty))
-
-    class OnSecond(torch.Tensor):
-        device = SECOND
-
-    transfers.ToHost(torch.arange(3).as_subclass(OnSecond))
-    assert streams == ["stream of cuda:1"]
-
-
 def test_a_step_is_larger_on_a_gpu(loaded, monkeypatch):
     class Engine:
         startup_notes = ""

@@ -67,12 +67,14 @@ def card(loaded, monkeypatch):
     """A GPU of 24 GiB with 2 of them taken, on which a step takes 1."""
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (22 * GIB, 24 * GIB))
+    monkeypatch.setattr(torch.cuda, "device", Mock(side_effect=transfers.nullcontext))
     monkeypatch.setattr(memory, "peak_of_step", lambda *_: GIB)
     return replace(loaded, device=SECOND)
 
 
 def test_graphs_and_distributions_of_draft_tokens_are_in_the_budget(card, monkeypatch):
     without = memory.kv_bytes_left(card, 2048, 256)
+    torch.cuda.device.assert_called_once_with(SECOND)
     assert without == int(0.9 * 24 * GIB) - 3 * GIB
     assert memory.kv_bytes_left(replace(card, reserved_bytes=5 * GIB), 2048, 256) == without - 5 * GIB
     for drawn, rows in ((576, 576), (4096, 2048)):  # a step has no more rows than tokens
@@ -88,7 +90,6 @@ def test_graphs_and_distributions_of_draft_tokens_are_in_the_budget(card, monkey
 
 def test_workers_of_one_process_share_what_a_draft_model_and_the_graphs_of_each_leave(card, monkeypatch):
     module, found = load_stage_module("08", "deployment"), []
-    monkeypatch.setattr(torch.cuda, "device", transfers.nullcontext)
     monkeypatch.setattr(module, "load_draft_model", lambda *_: found.append("draft model"))
     monkeypatch.setattr(module, "kv_bytes_left", lambda loaded, *_, **__: found.append(loaded.reserved_bytes) or 0)
     monkeypatch.setattr(module, "LocalFleet", Mock(side_effect=InterruptedError))

@@ -39,7 +39,11 @@ def test_the_notebook_runs(gpu, tmp_path, monkeypatch, capsys):
         status = run(command[3:]) if gpu_command else int(not (ROOT / command[1]).exists())
         return SimpleNamespace(stdout=["said\n"], wait=lambda: status)
 
-    shown = []
+    def ran(command, **options):
+        commands.append(command)
+        return SimpleNamespace(stdout="")
+
+    shown, commands = [], []
     display = SimpleNamespace(Image=lambda filename: filename.name, display=shown.append)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     (course / "gpu-results").mkdir(parents=True)
@@ -50,11 +54,12 @@ def test_the_notebook_runs(gpu, tmp_path, monkeypatch, capsys):
     first, *others = ("".join(cell["source"]) for cell in CODE)
     names: dict = {}
     exec(first, names)
-    names["subprocess"] = SimpleNamespace(**vars(subprocess) | {"Popen": started})
+    names["subprocess"] = SimpleNamespace(**vars(subprocess) | {"Popen": started, "run": ran})
     for cell in others:
         exec(cell, names)
     imported = [re.findall(r'^pytest\.importorskip\("(\w+)', path.read_text(), re.M) for path in files_with_marked()]
-    assert {*sum(imported, [])} <= names["packages"].keys(), "without it pytest leaves a whole file out"
+    assert {*sum(imported, [])} <= names["wanted"], "without it pytest leaves a whole file out"
+    assert {re.split("[<>=]", package)[0] for package in commands[0][5:]} == names["wanted"]
     assert set(names["statuses"].values()) == {0} and shown == ["a.png"]
     assert [args.only for args in parsed] == ["tests", "kernels", "budget", *["budget"] * bool(gpu), None]
     assert {args.sizes for args in parsed} == {"gpu" if gpu else "tiny"}

@@ -117,10 +117,9 @@ class GraphedModel:
         return getattr(self.model, name)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """As `Transformer`. A stage's `attend` is a BoundCache, which has the batch."""
-        batch = getattr(attend, "batch", None)
-        count = len(token_ids)
-        if not isinstance(batch, PagedBatch) or count > self.sizes[-1] or max(batch.host_query_lengths) > FEW:
+        """As `Transformer`, for the `attend` of a stage: a BoundCache, which has the batch."""
+        batch, count = attend.batch, len(token_ids)
+        if count > self.sizes[-1] or max(batch.host_query_lengths) > FEW:
             self.replayed = 0
             return self.model(token_ids, positions, attend)
         check_positions(positions, attend, self.model.cos)  # a replay runs no Python

@@ -1,11 +1,13 @@
 """NEW in 08: the stage's Engine: which workers there are, where they run, and with which options."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from common.acceleration.accelerate import make_engine
 from common.errors import InvalidInput
 from common.loader import Loaded
+from common.loader.draft import load_draft_model
 from common.memory import kv_bytes_left
 
 from .engine import WorkerEngine
@@ -60,8 +62,10 @@ class Engine(Router):
         if tensor_parallel > 1 and (workers == "local" or num_draft_tokens is None):
             raise InvalidInput("ranks decide alike: with --tensor-parallel, give --workers ray and --num-draft-tokens")
         if kv_memory is None and loaded.device.type == "cuda" and workers == "local":
-            scored = max_running * (1 + MAX_DRAFT_TOKENS)
-            kv_memory = kv_bytes_left(loaded, token_budget, scored, drawn=scored) // (replicas or prefill + decode)
+            scored, count = max_running * (1 + MAX_DRAFT_TOKENS), replicas or prefill + decode
+            load_draft_model(draft, loaded)  # the workers share its weights; graphs each has of its own
+            with_graphs = replace(loaded, reserved_bytes=count * loaded.reserved_bytes)
+            kv_memory = kv_bytes_left(with_graphs, token_budget, scored, drawn=scored) // count
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
         options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs, "price": price}
         options["num_draft_tokens"] = num_draft_tokens

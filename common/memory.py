@@ -13,6 +13,7 @@ from .loader import Loaded
 from .model import ModelConfig
 from .request import Request
 from .sampling import Drawn, SamplingParams
+from .transfers import current
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 CPU_KV_BYTES = 2**30
@@ -51,7 +52,8 @@ def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0, dr
         return CPU_KV_BYTES
     before = torch.cuda.memory_allocated(loaded.device)
     try:
-        step = peak_of_step(loaded, tokens, rows) + 8 * loaded.config.vocab_size * min(drawn, tokens)
+        with current(loaded.device):  # the sampler's kernels launch there, as in a step
+            step = peak_of_step(loaded, tokens, rows) + 8 * loaded.config.vocab_size * min(drawn, tokens)
     except torch.OutOfMemoryError as error:
         raise InvalidInput(
             f"the GPU has no memory for a step of {tokens} tokens that scores {min(rows, tokens)} of them: give a "

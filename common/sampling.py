@@ -27,12 +27,12 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .fused.triton_launch import why_not_triton
 from .penalties import apply_penalties
 from .sampling_params import Row, SamplingParams
 from .transfers import ToHost, to_device
@@ -107,7 +107,7 @@ def draw_rows(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
 def has_kernels(device: torch.device) -> bool:
     """Return whether the kernels of sampling_kernels.py run on this device."""
-    return device.type == "cuda" and find_spec("triton") is not None
+    return device.type == "cuda" and why_not_triton(device) is None
 
 
 def probabilities(logits: Tensor, rows: Sequence[Row]) -> Tensor:

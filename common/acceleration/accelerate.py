@@ -64,15 +64,15 @@ def make_on_current_device(
         )
         note = ", ".join(filter(None, [loaded.note, note]))
     made = overlapped(engine_class) if overlap else engine_class
-    if "graphs" in parameters:  # it has workers, and each makes its own
-        engine = made(loaded, graphs=graphs, price=price, **options)
-        engine.startup_notes += f", {note}" * bool(note)
-        return engine
     if graphs is not False and on_gpu and "page_size" in parameters:
         most = options.get("max_running", parameters["max_running"].default)
         most = max(most, VERIFIED) if "draft" in parameters else most
         models = 1 if options.get("draft", "auto") in ("auto", "lookup") else 2  # "auto" may mean the small bundled one
         loaded = replace(loaded, reserved_bytes=graph_bytes(loaded.config, loaded.dtype, most, models))
+    if "graphs" in parameters:  # it has workers, and each makes its own
+        engine = made(loaded, graphs=graphs, price=price, **options)
+        engine.startup_notes += f", {note}" * bool(note)
+        return engine
     engine = made(loaded, **options)
     scheduler = getattr(engine, "scheduler", None)
     note = ", ".join(filter(None, [note, float32_is_faster(loaded, scheduler)]))

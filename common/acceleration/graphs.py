@@ -17,6 +17,7 @@ attention, for batches with prompts (vLLM's piecewise graphs).
 
 from collections.abc import Callable
 from functools import partial
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from ..model import Attend, Transformer
 
 FEW = 16  # tokens of one request that run as if they were requests: each reads all of its K and V
 WARM_UPS = 2  # kernels are compiled and workspaces allocated before anything is recorded
+recorded: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # all graphs of this process
 
 
 def why_no_graphs(device: torch.device, attention: Attention | None) -> str | None:
@@ -61,7 +63,17 @@ class Capture:
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
             function()
         self.pool = graph.pool()
+        recorded.add(graph)
         return graph.replay
+
+
+def forget_recordings() -> None:
+    """Empty all graphs of this process, which cannot be replayed afterwards.
+
+    NCCL ends no communicator, not even one to be aborted, while a graph holds its kernels (NCCL's commDestroySync).
+    """
+    for graph in list(recorded):
+        graph.reset()
 
 
 class GraphedModel:
@@ -83,7 +95,8 @@ class GraphedModel:
         memory_of: "GraphedModel | None" = None,
     ):
         self.model, self.cache, self.sizes = model, cache, sizes
-        self.page_size, self.most_tokens = cache.k.shape[2], most_tokens
+        self.page_size = cache.k.shape[2]
+        self.most_tokens = min(most_tokens, model.config.context_length)  # of a draft model fewer than in tables
         width = -(-most_tokens // self.page_size)
         most, device = sizes[-1], cache.k.device
         self.token_ids, self.positions, self.slot_mapping = torch.zeros(3, most, dtype=torch.int64, device=device)
@@ -104,10 +117,9 @@ class GraphedModel:
         return getattr(self.model, name)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """As `Transformer`. A stage's `attend` is a BoundCache, which has the batch."""
-        batch = getattr(attend, "batch", None)
-        count = len(token_ids)
-        if not isinstance(batch, PagedBatch) or count > self.sizes[-1] or max(batch.host_query_lengths) > FEW:
+        """As `Transformer`, for the `attend` of a stage: a BoundCache, which has the batch."""
+        batch, count = attend.batch, len(token_ids)
+        if count > self.sizes[-1] or max(batch.host_query_lengths) > FEW:
             self.replayed = 0
             return self.model(token_ids, positions, attend)
         check_positions(positions, attend, self.model.cos)  # a replay runs no Python

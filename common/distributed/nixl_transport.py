@@ -267,5 +267,5 @@ def nixl() -> tuple[type, type]:
     try:
         from nixl._api import nixl_agent, nixl_agent_config
     except ModuleNotFoundError:
-        from nixl_cu12._api import nixl_agent, nixl_agent_config  # what `nixl` chooses from
+        from nixl_cu13._api import nixl_agent, nixl_agent_config  # one of those that `nixl` chooses from
     return nixl_agent, nixl_agent_config

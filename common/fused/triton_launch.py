@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import cache
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,18 @@ def why_not_triton(device: torch.device) -> str | None:
     """Return why kernels cannot be launched on this device's tensors, None if they can."""
     if not util.find_spec("triton"):
         return "the package triton is not installed"
-    if device.type != "cuda" and not interpreted():
-        return "it needs a CUDA device (or TRITON_INTERPRET=1, to test it)"
+    if device.type != "cuda":
+        return None if interpreted() else "it needs a CUDA device (or TRITON_INTERPRET=1, to test it)"
+    return why_no_driver()
+
+
+@cache
+def why_no_driver() -> str | None:
+    """Return why Triton cannot drive the GPU, None if it can: it compiles a part of itself, in C, on first use."""
+    from triton.runtime import driver
+
+    try:
+        driver.active.get_current_target()
+    except Exception as error:  # without a compiler another type than without Python's headers
+        return f"it needs gcc and Python's headers, as of `apt install gcc python3-dev` ({type(error).__name__})"
     return None

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from common.acceleration.overlap import Resolved
 from common.engine import BaseEngine
 from common.transfers import synchronize
 
@@ -46,7 +47,10 @@ class StepClock:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Listen to the engine's parts while the block runs; then it is as it was."""
-        engine, model = self.engine, TimedModel(self.engine.model, self)
+        engine = self.engine
+        # The overlapped loop changes its own wrapper of the model, which therefore stays where it is.
+        holder = engine.model if isinstance(engine.model, Resolved) else engine
+        model = TimedModel(holder.model, self)
 
         with ExitStack() as stack:
 
@@ -59,7 +63,7 @@ class StepClock:
                 if cache := getattr(engine, "cache", None):
                     bind = cache.bind
                     replace(cache, "bind", lambda batch: self.timed("attention", bind(batch)))
-                replace(engine, "model", model)
+                replace(holder, "model", model)
                 replace(engine, "run", self.timed("sampling", engine.run, since=lambda: model.ended))
                 replace(engine, "append_tokens", self.timed("sampling", engine.append_tokens))
             yield

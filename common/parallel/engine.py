@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 from ..acceleration.accelerate import make_engine
+from ..acceleration.graphs import forget_recordings
 from ..engine import BaseEngine
 from ..errors import InvalidInput
 from ..loader import Loaded, load_model, weights
@@ -201,6 +202,7 @@ def follow() -> None:
             answer(RankLost(f"{type(error).__name__}: {error}"))
         os._exit(1)
     if dist.is_initialized():
+        forget_recordings()
         dist.destroy_process_group()
     os._exit(0)  # torch's cleanup would take a second, and rank 0 waits for this process
 

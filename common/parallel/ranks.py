@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..acceleration.graphs import forget_recordings
 from ..errors import InvalidInput, counted
 from ..loader import load_model
 from ..loader.device import choose_device
@@ -136,6 +137,7 @@ class Ranks:
             if not orderly:
                 process.kill()
         if dist.is_initialized():
+            forget_recordings()
             if not orderly and self.device.type == "cuda":
                 dist.group.WORLD.abort()  # or destroying the group would wait for ranks that have ended
             dist.destroy_process_group()
@@ -196,6 +198,7 @@ class Ranks:
         for process in self._followers:
             process.kill()
         if self.device.type == "cuda" and dist.is_initialized():
+            forget_recordings()
             dist.group.WORLD.abort()  # gloo notices an ended connection by itself; a kernel of NCCL does not
 
     def _raise_failure(self) -> None:

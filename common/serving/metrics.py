@@ -7,6 +7,7 @@ the engine's `stats()` after its last step.
 from collections.abc import Iterable
 from importlib.util import find_spec
 
+import torch
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -190,7 +191,8 @@ class GpuCollector(Collector):
 
         try:  # NVML, since torch would take a context on the GPU, also in stage 08's router
             pynvml.nvmlInit()
-            device = pynvml.nvmlDeviceGetHandleByIndex(self.index)
+            # NVML counts all GPUs of the machine, torch those that CUDA_VISIBLE_DEVICES names.
+            device = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda._get_nvml_device_index(self.index))
             memory = pynvml.nvmlDeviceGetMemoryInfo(device)
             values = {
                 "gpu_utilization_percent": (pynvml.nvmlDeviceGetUtilizationRates(device).gpu, "Time with a kernel"),
@@ -198,7 +200,7 @@ class GpuCollector(Collector):
                 "gpu_memory_total_bytes": (memory.total, "Total memory"),
                 "gpu_power_watts": (pynvml.nvmlDeviceGetPowerUsage(device) / 1e3, "Power drawn"),
             }
-        except pynvml.NVMLError:
+        except (pynvml.NVMLError, RuntimeError):  # the second of torch, for a part of a GPU (MIG)
             return
         yield from families(GaugeMetricFamily, values, "gpu", str(self.index))
 

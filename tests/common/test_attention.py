@@ -2,12 +2,16 @@
 
 import importlib.util
 import random
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from common.attention import PagedBatch, choose_attention, why_not
 from common.attention.window import windowed
+from common.fused import triton_launch
+from common.sampling import has_kernels
 from tests.helpers.triton_marks import devices, needs_triton, on_cpu
 
 CPU = torch.device("cpu")
@@ -200,8 +204,22 @@ def test_flash(dtype):
 )
 def test_the_choice_says_why(name, device, dtype, capability, line, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(triton_launch, "why_no_driver", lambda: None)
     attention, why = choose_attention(name, torch.device(device), dtype, 64, 16)
     assert attention.name == line.partition(" ")[0] and why.startswith(f"attention={line}")
+
+
+@needs_triton
+def test_triton_is_not_chosen_where_it_cannot_compile_its_part_in_c(monkeypatch):
+    from triton.runtime import driver
+
+    without_compiler = Mock(side_effect=RuntimeError("Failed to find C compiler."))
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=without_compiler))
+    monkeypatch.setattr(triton_launch, "why_no_driver", triton_launch.why_no_driver.__wrapped__)  # not as remembered
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    attention, why = choose_attention("auto", torch.device("cuda"), torch.bfloat16, 64, 16)
+    assert attention.name == "torch" and "no triton: it needs gcc and Python's headers" in why
+    assert not has_kernels(torch.device("cuda"))
 
 
 def test_flash_says_which_pages_it_takes(monkeypatch):

@@ -9,11 +9,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from random import Random
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from common.acceleration import graphs
 from common.cli import build_engine, build_parser, complete_prompt
 from common.loader import shard
 from common.memory import kv_bytes_left
@@ -193,10 +195,14 @@ def test_engines_whose_ranks_would_decide_differently_are_refused(two):
     assert engine.generate([STORY], SamplingParams(max_tokens=2))[0].token_ids, "none of them has ended the ranks"
 
 
-def test_closing_ends_the_ranks(prompt, two):
-    """This one is the last of the tests that share them."""
+def test_closing_ends_the_ranks(prompt, two, monkeypatch):
+    """This one is the last of the tests that share them. Graphs are emptied before: NCCL waits for them."""
     engine, _ = prompt
+    graph, destroy, emptied = Mock(), dist.destroy_process_group, []
+    graphs.recorded.add(graph)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: (emptied.append(graph.reset.called), destroy()))
     engine.close()
+    assert emptied == [True]
     assert [process.returncode for process in two._followers] == [0] and not dist.is_initialized()
     with pytest.raises(RankLost, match="have been ended"):
         engine.add(STORY)

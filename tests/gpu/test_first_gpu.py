@@ -41,21 +41,6 @@ def test_a_step_runs_with_its_own_gpu_as_the_current_one(loaded, monkeypatch):
     assert Engine(loaded).step() == [], "a CPU is not looked for among the GPUs"
 
 
-def test_numbers_are_waited_for_on_the_gpu_they_come_from(monkeypatch):
-    streams = []
-    cuda = SimpleNamespace(
-        Event=lambda: SimpleNamespace(record=streams.append), current_stream=lambda device: f"stream of {device}"
-    )
-    empty = lambda shape, dtype, pin_memory: torch.empty(shape, dtype=dtype)  # noqa: E731
-    monkeypatch.setattr(transfers, "torch", SimpleNamespace(cuda=cuda, empty=empty))
-
-    class OnSecond(torch.Tensor):
-        device = SECOND
-
-    transfers.ToHost(torch.arange(3).as_subclass(OnSecond))
-    assert streams == ["stream of cuda:1"]
-
-
 def test_a_step_is_larger_on_a_gpu(loaded, monkeypatch):
     class Engine:
         startup_notes = ""
@@ -82,12 +67,14 @@ def card(loaded, monkeypatch):
     """A GPU of 24 GiB with 2 of them taken, on which a step takes 1."""
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (22 * GIB, 24 * GIB))
+    monkeypatch.setattr(torch.cuda, "device", Mock(side_effect=transfers.nullcontext))
     monkeypatch.setattr(memory, "peak_of_step", lambda *_: GIB)
     return replace(loaded, device=SECOND)
 
 
 def test_graphs_and_distributions_of_draft_tokens_are_in_the_budget(card, monkeypatch):
     without = memory.kv_bytes_left(card, 2048, 256)
+    torch.cuda.device.assert_called_once_with(SECOND)
     assert without == int(0.9 * 24 * GIB) - 3 * GIB
     assert memory.kv_bytes_left(replace(card, reserved_bytes=5 * GIB), 2048, 256) == without - 5 * GIB
     for drawn, rows in ((576, 576), (4096, 2048)):  # a step has no more rows than tokens
@@ -99,6 +86,16 @@ def test_graphs_and_distributions_of_draft_tokens_are_in_the_budget(card, monkey
     monkeypatch.setattr(memory, "peak_of_step", too_large)
     with pytest.raises(ValueError, match=r"no memory for a step of 9000 tokens that scores 576 of them: give"):
         memory.kv_bytes_left(card, 9000, 576)
+
+
+def test_workers_of_one_process_share_what_a_draft_model_and_the_graphs_of_each_leave(card, monkeypatch):
+    module, found = load_stage_module("08", "deployment"), []
+    monkeypatch.setattr(module, "load_draft_model", lambda *_: found.append("draft model"))
+    monkeypatch.setattr(module, "kv_bytes_left", lambda loaded, *_, **__: found.append(loaded.reserved_bytes) or 0)
+    monkeypatch.setattr(module, "LocalFleet", Mock(side_effect=InterruptedError))
+    with pytest.raises(InterruptedError):
+        accelerate.make_engine(module.Engine, card, prefill=2)
+    assert found == ["draft model", 3 * memory.graph_bytes(card.config, card.dtype, 64)]
 
 
 @pytest.mark.parametrize(("name", "most_gib"), [("Qwen3-0.6B", 0.5), ("Qwen3-8B", 0.7), ("Qwen2.5-14B", 0.8)])

@@ -89,6 +89,7 @@ def test_the_lines_are_what_arithmetic_says():
 def test_kernels_are_known_by_their_names_and_the_longest_product_is_that_of_the_logits():
     names = ["decode_kernel", "add_norm_kernel", "draw_kernel", "nvjet_tst_128x64", "ampere_bf16_s16816gemm_bf16_128"]
     assert [part_of(name) for name in names] == ["attention", "small kernels", "sampler", "products", "products"]
+    assert part_of("void cublasLt::splitKreduce_kernel<32, 16>") == "products", "the sum of one that is cut in pieces"
     assert part_of("Memcpy DtoD (Device -> Device)") == "other"
     moments = [0, 3, 8, 17, 18, 21, 26, 35, 36]  # two steps, one kernel after another
     kernels = list(

@@ -105,18 +105,6 @@ def test_the_greedy_token_comes_out_of_the_graph(loaded, prompts, monkeypatch):
     engine.abort(request.request_id)
 
 
-def test_the_model_is_called_as_ever_by_others(loaded, prompts):
-    """Prompts are scored with an `attend` that has no pages."""
-    engine = on_either("05", loaded)
-    assert isinstance(engine.model, GraphedModel)
-    ids = torch.tensor(prompts[0][:9], device=loaded.device)
-    attend = lambda layer, q, k, v: q  # noqa: E731
-    positions = torch.arange(9, device=loaded.device)
-    hidden = engine.model(ids, positions, attend)
-    assert torch.equal(hidden, engine.model.model(ids, positions, attend))
-    assert torch.equal(engine.model.logits(hidden), engine.model.model.logits(hidden))
-
-
 @pytest.mark.parametrize(
     ("stage", "options", "reason"),
     [("05", {"token_budget": 64}, "need a CUDA device"), ("02", {}, "CUDA"), ("08", {"token_budget": 64}, "CUDA")],

@@ -1,6 +1,7 @@
 """gpu.ipynb has no output, runs from its first cell to its last, and its commands exist and parse."""
 
 import json
+import re
 import subprocess
 import sys
 import zipfile
@@ -12,6 +13,7 @@ import torch
 
 from common.bench import run as command_line
 from common.bench.gpu.__main__ import run
+from common.bench.gpu.tests import files_with_marked
 
 ROOT = Path(__file__).parents[2]
 CELLS = json.loads((ROOT / "gpu.ipynb").read_text(encoding="utf-8"))["cells"]
@@ -37,7 +39,11 @@ def test_the_notebook_runs(gpu, tmp_path, monkeypatch, capsys):
         status = run(command[3:]) if gpu_command else int(not (ROOT / command[1]).exists())
         return SimpleNamespace(stdout=["said\n"], wait=lambda: status)
 
-    shown = []
+    def ran(command, **options):
+        commands.append(command)
+        return SimpleNamespace(stdout="")
+
+    shown, commands = [], []
     display = SimpleNamespace(Image=lambda filename: filename.name, display=shown.append)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     (course / "gpu-results").mkdir(parents=True)
@@ -48,9 +54,12 @@ def test_the_notebook_runs(gpu, tmp_path, monkeypatch, capsys):
     first, *others = ("".join(cell["source"]) for cell in CODE)
     names: dict = {}
     exec(first, names)
-    names["subprocess"] = SimpleNamespace(**vars(subprocess) | {"Popen": started})
+    names["subprocess"] = SimpleNamespace(**vars(subprocess) | {"Popen": started, "run": ran})
     for cell in others:
         exec(cell, names)
+    imported = [re.findall(r'^pytest\.importorskip\("(\w+)', path.read_text(), re.M) for path in files_with_marked()]
+    assert {*sum(imported, [])} <= names["wanted"], "without it pytest leaves a whole file out"
+    assert {re.split("[<>=]", package)[0] for package in commands[0][5:]} == names["wanted"]
     assert set(names["statuses"].values()) == {0} and shown == ["a.png"]
     assert [args.only for args in parsed] == ["tests", "kernels", "budget", *["budget"] * bool(gpu), None]
     assert {args.sizes for args in parsed} == {"gpu" if gpu else "tiny"}

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from common.acceleration.accelerate import overlapped
 from common.inspector.feed import MOST_BEHIND, Page, Tape
 from common.inspector.pace import Pace
 from common.inspector.screenshots import SCENES
@@ -17,7 +18,9 @@ PROMPTS = ["The capital of France is", "Count from 1 to 30.", "What is 2+2?"]
 
 
 def watched_engine(stage: str, loaded, **options) -> Watched:
-    watched = Watched(load_engine(stage)(loaded, **OPTIONS.get(stage, {}), **options))
+    stage, *around = stage.split("+")
+    engine_class = overlapped(load_engine(stage)) if around else load_engine(stage)
+    watched = Watched(engine_class(loaded, **OPTIONS.get(stage, {}), **options))
     watched.open_reader(Tape(""))
     return watched
 
@@ -32,11 +35,11 @@ def updates(watched: Watched) -> list[dict]:
     return [json.loads(line) for line in tape.lines[1:]]
 
 
-@pytest.mark.parametrize("stage", SCENES)
+@pytest.mark.parametrize("stage", [*SCENES, "06+overlap"])
 def test_updates_add_up_to_what_the_engine_has_done(loaded, stage):
     """And its tokens are those of an engine that is not watched."""
     params = SamplingParams(max_tokens=9, ignore_eos=True)
-    plain = load_engine(stage)(loaded, **OPTIONS.get(stage, {})).generate(PROMPTS, params)
+    plain = load_engine(stage[:2])(loaded, **OPTIONS.get(stage, {})).generate(PROMPTS, params)
     watched = watched_engine(stage, loaded)
     requests = [watched.add(prompt, params) for prompt in PROMPTS]
     told = updates(watched)

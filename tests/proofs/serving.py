@@ -165,8 +165,10 @@ class Factories(TorchFunctionMode):
 def on_device(name: str | None) -> Loaded:
     """Return a bundled checkpoint, cut to LAYERS, whose parameters and tables say they are on CUDA."""
     loaded = load_model(name, device="cpu", dtype="bfloat16", fused=False)
-    model, config = loaded.model, replace(loaded.config, num_layers=LAYERS, context_length=1024)
+    context = 512 if name == "draft" else 1024  # some texts are too long for the draft model
+    model, config = loaded.model, replace(loaded.config, num_layers=LAYERS, context_length=context)
     model.blocks, model.config = model.blocks[:LAYERS], config
+    model.cos, model.sin = model.cos[:context], model.sin[:context]
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for key in [key for key, tensor in tensors.items() if tensor is not None]:

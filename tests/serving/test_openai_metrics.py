@@ -3,6 +3,7 @@
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -119,3 +120,15 @@ def test_arrival_is_when_the_server_receives_the_request(loaded):
         first.result(), second.result()
         text = exposition(service)
     assert float(re.search(r"time_to_first_token_seconds_sum\{.+\} (\S+)", text)[1]) > 0.5
+
+
+def test_those_of_a_gpu_are_of_the_one_that_torch_means(monkeypatch):
+    pynvml = pytest.importorskip("pynvml", reason="needs the package nvidia-ml-py")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    asked, memory, rates = [], SimpleNamespace(used=7, total=9), SimpleNamespace(gpu=50)
+    says = {"Init": None, "DeviceGetMemoryInfo": memory, "DeviceGetUtilizationRates": rates, "DeviceGetPowerUsage": 2e3}
+    for name, value in says.items():
+        monkeypatch.setattr(pynvml, f"nvml{name}", lambda *_, value=value: value)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", asked.append)
+    assert [len(list(metrics.GpuCollector(index).collect())) for index in range(3)] == [4, 4, 0]
+    assert asked == [3, 1]

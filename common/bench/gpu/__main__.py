@@ -12,8 +12,8 @@ complete in DIR, with the same sizes and from the same commit, is not run again.
 long as expected, keeps the sides that it has measured, and the others go on; the same command takes it up again.
 
 A GPU is often lent for minutes, on a machine without a network: nothing is needed but torch, transformers, triton,
-matplotlib, pytest and hypothesis. The exit status is 0 if all parts are complete, 1 if one failed or found something
-wrong, 130 after Ctrl-C.
+numba, platformdirs, matplotlib, pytest and hypothesis. The exit status is 0 if all parts are complete, 1 if one failed
+or found something wrong, 130 after Ctrl-C.
 """
 
 import argparse

@@ -35,7 +35,7 @@ SMALLEST_KERNEL = 2e-6  # seconds
 HOST_SECONDS = 4e-3  # of a step of 256 requests: at most
 KERNELS = {  # in the names of kernels, by the part of a step that they belong to
     "attention": ("decode_kernel", "combine_kernel"),
-    "products": ("gemm", "gemv", "nvjet", "cutlass", "xmma"),
+    "products": ("gemm", "gemv", "nvjet", "cutlass", "xmma", "splitkreduce"),
     "small kernels": ("add_norm_kernel", "norm_rotate_kernel", "silu_mul_kernel", "write_kernel"),
     "sampler": ("block_sums_kernel", "draw_kernel"),
 }

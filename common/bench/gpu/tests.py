@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from common.bench.hardware import ROOT
 from common.bench.harness import Benchmark, Figures
@@ -30,10 +31,13 @@ TINY = {"engines": ["06_prefix_cache"], "select": ["-k", "test_generate_takes_on
 
 def measure_marked(settings: Settings, sizes: dict) -> Figures:
     """Return what pytest says of all tests that need a GPU. Raise ValueError with the failures if there are any."""
-    # Only files with such tests: others may import packages that a GPU machine does not have.
+    return {"pytest": {"marked gpu": run_pytest([*map(str, files_with_marked()), "-m", "gpu"])}}
+
+
+def files_with_marked() -> list[Path]:
+    """Return the files with such tests: others may import packages that a GPU machine does not have."""
     paths = sorted((ROOT / "tests").rglob("test_*.py"))
-    files = [str(path) for path in paths if re.search(r"mark\.gpu|triton_marks", path.read_text(encoding="utf-8"))]
-    return {"pytest": {"marked gpu": run_pytest([*files, "-m", "gpu"])}}
+    return [path for path in paths if re.search(r"mark\.gpu|triton_marks", path.read_text(encoding="utf-8"))]
 
 
 def measure_contract(settings: Settings, sizes: dict) -> Figures:

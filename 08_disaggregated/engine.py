@@ -70,7 +70,7 @@ class WorkerEngine(BaseEngine):
         models = [loaded, draft_model] if draft_model else [loaded]
         token_bytes = sum(model.config.kv_bytes_per_token(self.dtype) for model in models)
         num_pages = pages_that_fit(budget, page_size, token_bytes)
-        self.cache = KVCache(loaded, num_pages, page_size, backend)
+        self.cache = KVCache(loaded, num_pages, page_size, backend)  # raises MemoryError before pages are listed
         self.drafter: PromptLookup | DraftModel = PromptLookup()
         if draft_model:
             self.drafter = DraftModel(draft_model, num_pages, page_size, attention, token_budget)

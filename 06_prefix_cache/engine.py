@@ -75,8 +75,9 @@ class Engine(BaseEngine):
         for chunk in chunks:
             record.work(chunk.sequence.request.request_id, chunk.phase, len(chunk.token_ids))
         record.counters["waiting"] = len(self.scheduler.waiting)
+        # `preemptions` counts since the start.
         record.counters["preemptions"] = self.scheduler.preemptions
-        record.counters["tokens_hit"] = self.scheduler.tokens_hit
+        record.counters["tokens_hit"] = self.scheduler.tokens_hit  # NEW in 06: so does this
         return chunks
 
     def run(self, chunks: list[Chunk]) -> Drawn:

@@ -126,8 +126,9 @@ class WorkerEngine(BaseEngine):
         for chunk in chunks:
             record.work(chunk.sequence.request.request_id, chunk.phase, chunk.num_tokens)
         record.counters["waiting"] = len(self.scheduler.waiting)
+        # `preemptions` counts since the start.
         record.counters["preemptions"] = self.scheduler.preemptions
-        record.counters["tokens_hit"] = self.scheduler.tokens_hit
+        record.counters["tokens_hit"] = self.scheduler.tokens_hit  # so does this
         return chunks
 
     def run(self, chunks: list[Chunk]) -> list[list[SampledToken]]:

@@ -47,8 +47,8 @@ class Engine(BaseEngine):
         # NEW in 05: memory is counted in pages.
         budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
         num_pages = pages_that_fit(budget, page_size, self.config.kv_bytes_per_token(self.dtype))
+        self.cache = KVCache(loaded, num_pages, page_size, backend)  # raises MemoryError before pages are listed
         self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size)
-        self.cache = KVCache(loaded, num_pages, page_size, backend)
 
     @property
     def max_model_len(self) -> int:

@@ -47,8 +47,8 @@ class Engine(BaseEngine):
         # Memory is counted in pages.
         budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
         num_pages = pages_that_fit(budget, page_size, self.config.kv_bytes_per_token(self.dtype))
+        self.cache = KVCache(loaded, num_pages, page_size, backend)  # raises MemoryError before pages are listed
         self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size)
-        self.cache = KVCache(loaded, num_pages, page_size, backend)
 
     @property
     def max_model_len(self) -> int:
@@ -75,8 +75,9 @@ class Engine(BaseEngine):
         for chunk in chunks:
             record.work(chunk.sequence.request.request_id, chunk.phase, len(chunk.token_ids))
         record.counters["waiting"] = len(self.scheduler.waiting)
+        # `preemptions` counts since the start.
         record.counters["preemptions"] = self.scheduler.preemptions
-        record.counters["tokens_hit"] = self.scheduler.tokens_hit
+        record.counters["tokens_hit"] = self.scheduler.tokens_hit  # NEW in 06: so does this
         return chunks
 
     def run(self, chunks: list[Chunk]) -> Drawn:

@@ -66,7 +66,7 @@ class Engine(BaseEngine):
         models = [loaded, draft_model] if draft_model else [loaded]
         token_bytes = sum(model.config.kv_bytes_per_token(self.dtype) for model in models)
         num_pages = pages_that_fit(budget, page_size, token_bytes)
-        self.cache = KVCache(loaded, num_pages, page_size, backend)
+        self.cache = KVCache(loaded, num_pages, page_size, backend)  # raises MemoryError before pages are listed
         self.drafter: PromptLookup | DraftModel = PromptLookup()
         if draft_model:
             self.drafter = DraftModel(draft_model, num_pages, page_size, attention, token_budget)
@@ -108,8 +108,9 @@ class Engine(BaseEngine):
         for chunk in chunks:
             record.work(chunk.sequence.request.request_id, chunk.phase, chunk.num_tokens)
         record.counters["waiting"] = len(self.scheduler.waiting)
+        # `preemptions` counts since the start.
         record.counters["preemptions"] = self.scheduler.preemptions
-        record.counters["tokens_hit"] = self.scheduler.tokens_hit
+        record.counters["tokens_hit"] = self.scheduler.tokens_hit  # so does this
         return chunks
 
     def run(self, chunks: list[Chunk]) -> list[list[SampledToken]]:

@@ -59,6 +59,8 @@ class Engine(Router):
         if hang_seconds <= HEARTBEAT_SECONDS:
             often = f"an idle worker reports every {HEARTBEAT_SECONDS:g} s"
             raise InvalidInput(f"hang_seconds is {hang_seconds:g}, and {often}: give at least 2")
+        if tensor_parallel < 1:
+            raise InvalidInput(f"tensor_parallel must be at least 1, not {tensor_parallel}")
         if tensor_parallel > 1 and (workers == "local" or num_draft_tokens is None):
             raise InvalidInput("ranks decide alike: with --tensor-parallel, give --workers ray and --num-draft-tokens")
         if kv_memory is None and loaded.device.type == "cuda" and workers == "local":

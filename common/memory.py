@@ -29,7 +29,7 @@ COSTLIEST = (
 
 def parse_bytes(text: str | int) -> int:
     """Return the bytes of "512M", "1.5GiB", "2g" or a number; units are powers of 1,024. Else raise InvalidInput."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", str(text).strip(), re.IGNORECASE)
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", str(text).strip(), re.IGNORECASE)
     if not found:
         raise InvalidInput(
             f"{shortened(text)} is not a size of memory: give a number with K, M or G, such as 512M or 1.5G"
@@ -142,7 +142,7 @@ def zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> T
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # not on Windows
     try:
         memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, **private)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise MemoryError from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         memory.madvise(mmap.MADV_NOHUGEPAGE)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 MOST_TWICE = 2**26  # bytes: a head that is tied to the embedding stays as it is if it is larger
+MOST_PREPARED = 2048  # rows
 _prepared: set[tuple] = set()  # what oneDNN has met in this process: another model of the same widths needs none of it
 
 
@@ -54,11 +55,14 @@ def padded(tokens: int) -> int:
 
 
 def prepare_products(block: nn.Module, most_tokens: int) -> None:
-    """Compute each packed product of a block for each number of rows, once in a process; other blocks are as large."""
+    """Compute each packed product of a block for each number of rows, once in a process; other blocks are as large.
+
+    Passes of more than MOST_PREPARED tokens take a multiple of what it takes to prepare one.
+    """
     for linear in block.modules():
         if isinstance(linear, PackedLinear):
             widths = linear.in_features, linear.out_features, linear.packed.dtype, torch.get_num_threads()
-            for rows in sorted({padded(tokens) for tokens in range(1, most_tokens + 1)}):
+            for rows in sorted({padded(tokens) for tokens in range(1, min(most_tokens, MOST_PREPARED) + 1)}):
                 if (rows, *widths) not in _prepared:
                     linear(torch.zeros(rows, linear.in_features, dtype=linear.packed.dtype))
                     _prepared.add((rows, *widths))

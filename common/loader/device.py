@@ -24,6 +24,8 @@ def choose_device(
             device, device_reason = torch.device(device), "as asked"
         except (RuntimeError, TypeError) as error:
             raise InvalidInput(f"device={device!r} is not a device: use 'auto', 'cpu', 'cuda' or 'cuda:1'") from error
+        if device.type not in ("cpu", "cuda"):
+            raise InvalidInput(f"device='{device}' is not supported: use 'auto', 'cpu', 'cuda' or 'cuda:1'")
         count = torch.cuda.device_count()
         if device.type == "cuda" and (device.index or 0) >= count:
             raise InvalidInput(f"device='{device}' is not available: torch sees {counted(count, 'CUDA device')} here")

@@ -216,8 +216,6 @@ def choose_place(
         raise InvalidInput(f"tensor parallelism needs at least 2 ranks, not {count}")
     device, dtype, _ = choose_device(device, dtype)
     gpus = torch.cuda.device_count()
-    if device.type not in ("cuda", "cpu"):
-        raise InvalidInput(f"ranks cannot run on {device.type}: use cuda or cpu")
     if device.type == "cuda" and device.index is not None:
         raise InvalidInput(f"{count} ranks use cuda:0 to cuda:{count - 1}: give the device as cuda, not as {device}")
     if device.type == "cuda" and gpus < count:

@@ -258,6 +258,8 @@ def test_steps_are_filled_up_to_few_numbers_of_rows(monkeypatch):
     monkeypatch.setattr(PackedLinear, "forward", lambda self, x: met.append(len(x)))
     packed.prepare_products(nn.Sequential(PackedLinear(nn.Linear(8, 8)), nn.ReLU()), 100)
     assert met == sorted(set(rows[:100]))
+    packed.prepare_products(PackedLinear(nn.Linear(8, 8)), 10**12)
+    assert max(met) == packed.MOST_PREPARED, "a pass of more tokens takes longer than to prepare it"
 
 
 def test_only_small_blocks_have_kernels_for_few_tokens(monkeypatch):

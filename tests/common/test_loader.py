@@ -441,7 +441,14 @@ def test_device_and_type_are_those_asked_for_or_the_best_here(capability, asked,
 
 @pytest.mark.parametrize(
     "options",
-    [{"device": "gpu"}, {"device": "cuda:99"}, {"dtype": "int4"}, {"dtype": torch.int8}, {"load_format": "gguf"}],
+    [
+        {"device": "gpu"},
+        {"device": "mps"},
+        {"device": "cuda:99"},
+        {"dtype": "int4"},
+        {"dtype": torch.int8},
+        {"load_format": "gguf"},
+    ],
 )
 def test_unavailable_devices_and_dtypes_are_refused(options, tmp_path):
     ((option, value),) = options.items()

@@ -64,15 +64,15 @@ def test_ranks_do_not_measure(passes):
     assert not passes.sizes
 
 
-@pytest.mark.parametrize("attention", ["torch", None])
-def test_attention_has_a_price_where_it_takes_time(passes, monkeypatch, attention):
-    """An attention that takes 1 ms for a K and V that it reads, and as much for a pair of tokens."""
+@pytest.mark.parametrize(("attention", "reading"), [("torch", 1e-3), (None, 1e-3), ("torch", 0.0)])
+def test_attention_has_a_price_where_it_takes_time(passes, monkeypatch, attention, reading):
+    """An attention that takes 1 ms for a pair of tokens, and as much for a K and V that it reads, or nothing."""
     passes.per_token = STEP_SECONDS / 256
 
     def attend(loaded, name, requests, tokens, seen):
         def run():
             assert name == attention
-            passes.now += 1e-3 * requests * (seen + tokens * (seen - tokens / 2)) / loaded.config.num_layers
+            passes.now += requests * (reading * seen + 1e-3 * tokens * (seen - tokens / 2)) / loaded.config.num_layers
 
         return run
 
@@ -81,7 +81,7 @@ def test_attention_has_a_price_where_it_takes_time(passes, monkeypatch, attentio
     assert budget == 256 and "a token counts twice behind" in note
     token_seconds = STEP_SECONDS / 256
     assert price.pair == pytest.approx(1e-3 / token_seconds, rel=0.05)
-    assert price.read == pytest.approx(1e-3 / token_seconds, rel=0.05)
+    assert price.read == pytest.approx(reading / token_seconds, rel=0.05)
 
 
 prices = st.builds(ChunkPrice, st.floats(0, 2), st.floats(0, 2))

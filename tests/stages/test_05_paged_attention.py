@@ -8,7 +8,8 @@ from common.memory import parse_bytes, zeros
 from common.stages import load_stage_module
 from tests.helpers.scheduler_machine import PagedMachine
 
-Engine, scheduler_module = load_stage_module("05", "engine").Engine, load_stage_module("05", "scheduler")
+engine_module, scheduler_module = (load_stage_module("05", name) for name in ("engine", "scheduler"))
+Engine = engine_module.Engine
 
 # ---- The scheduler, without a model ----
 
@@ -28,9 +29,16 @@ TestPagedScheduler.settings = settings(max_examples=80, stateful_step_count=50, 
 def test_sizes_of_memory(loaded):
     sizes = {"512M": 2**29, "1.5G": 3 * 2**29, "2GiB": 2**31, "64 kb": 2**16, "1000": 1000, 1000: 1000}
     assert [parse_bytes(text) for text in sizes] == [*sizes.values()]
-    for text in ("", "much", "-1G", "1T", "G"):
+    for text in ("", "much", "-1G", "1T", "G", "9" * 400):
         with pytest.raises(ValueError, match="such as 512M"):
             Engine(loaded, kv_memory=text)
+
+
+@pytest.mark.parametrize("kv_memory", ["4000000000G", "99999999999G"])
+def test_no_page_is_listed_that_memory_does_not_hold(loaded, monkeypatch, kv_memory):
+    monkeypatch.setattr(engine_module, "Scheduler", None)  # its list of pages would take all memory before the pages do
+    with pytest.raises(MemoryError):
+        Engine(loaded, kv_memory=kv_memory)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -24,7 +24,7 @@ from .config import read_json
 from .device import DTYPES
 from .shard import WHOLE, Shard
 
-# A lock of this process alone: tqdm's own is a semaphore of the system, and Python warns of it if the process is killed.
+# tqdm's own lock is a semaphore of the system, of which Python warns once the process has been killed.
 tqdm.set_lock(threading.RLock())
 
 PROGRESS_BYTES = 10**9  # smaller models load within seconds, without a progress bar

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.errors import expect_writable
 from common.model import ModelConfig
 from common.terminal import note
 
@@ -117,7 +118,11 @@ class Suite:
     # ---- Measuring ----
 
     def run(self, again: bool = False) -> int:
-        """Measure what is not complete; return the exit status: 1 if a side could not be measured."""
+        """Measure what is not complete; return the exit status: 1 if a side could not be measured.
+
+        Raise InvalidInput if nothing can be written in the folder of the results.
+        """
+        expect_writable(self.path)
         todo = []
         for benchmark in self.benchmarks:
             if (date := self.complete(benchmark)) and not again:
@@ -129,7 +134,7 @@ class Suite:
         if todo:
             self.machine |= ceilings(*self.place)
             before = f", {len(runs) - len(pending)} were measured before" if len(pending) < len(runs) else ""
-            note(f"{len(pending)} processes to measure{before}; {self.left(pending)}")
+            note(f"{len(pending)} process{'es' * (len(pending) != 1)} to measure{before}; {self.left(pending)}")
         for benchmark in todo:
             for number, run in enumerate(pending, start=1):
                 if run.benchmark is benchmark and benchmark.name not in self.problems:

@@ -22,7 +22,7 @@ from common.bench.harness import Benchmark
 from common.bench.run import RESULTS
 from common.bench.settings import Settings
 from common.bench.suite import Suite
-from common.errors import counted, shortened
+from common.errors import counted, expect_writable, shortened
 from common.stages import stage_folder, stage_folders
 from common.terminal import note, run_to_end
 
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     stage = folder_of(arguments[0])
     benchmark: Benchmark = import_module(f"{stage.name}.benchmark").BENCHMARK
     args = parse_options(benchmark, arguments[1:])
+    expect_writable(args.out / stage.name)
     questions = read_questions(stage, benchmark.sizes_of(args.sizes))
     guesses = given_guesses(questions, args)
     if sys.stdin.isatty():

@@ -5,6 +5,7 @@ import inspect
 import os
 import random
 import re
+import signal
 import ssl
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -155,6 +156,14 @@ def pytest_terminal_summary(terminalreporter):
     for reason, files in sorted(reasons.items()):
         of = ", ".join(f"{name} ({count})" for name, count in files.items())
         terminalreporter.write_line(f"NOT RUN, {reason}: {files.total()} of {of}")
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[Callable[[], None]]:
+    """A function that interrupts this process, also one that would ignore it, as one started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 from pydantic import ValidationError
 
-from common.model import Transformer
 from common.sampling import TokenLogprobs
 from common.serving.engine_thread import Piece
 from common.serving.openai_api.answers import CompletionAnswer
@@ -118,9 +117,9 @@ LONG_ECHO = {"prompt": [5] * 200, "max_tokens": 0, "echo": True, "logprobs": 20}
 
 def test_a_prompt_is_scored_in_pieces_between_steps(loaded, engine):
     """Meanwhile another request gains a token after each piece."""
-    sizes = []
-    engine.model = Watched(engine.model, sizes)
-    with openai_server("06", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
+    sizes = []  # tokens in each pass
+    watching = engine.model.register_forward_hook(lambda model, inputs, hidden: sizes.append(len(inputs[0])))
+    with watching, openai_server("06", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
         streaming = pool.submit(service.post, prompt=PROMPT, max_tokens=80, ignore_eos=True, stream=True)
         wait_until(lambda: engine.trace.steps > 5)
         answer = service.post(**LONG_ECHO)
@@ -129,18 +128,6 @@ def test_a_prompt_is_scored_in_pieces_between_steps(loaded, engine):
     pieces = [place for place, size in enumerate(sizes) if size > 6]
     assert [sizes[place] for place in pieces] == [64] * 3 + [7]
     assert all(after - before == 2 for before, after in zip(pieces, pieces[1:], strict=False)), "a step between pieces"
-
-
-class Watched(Transformer):
-    """A model that records the number of tokens of each pass."""
-
-    def __init__(self, model, sizes):
-        self.__dict__.update(model.__dict__)
-        self.sizes = sizes
-
-    def forward(self, token_ids, positions, attend):
-        self.sizes.append(len(token_ids))
-        return super().forward(token_ids, positions, attend)
 
 
 def test_prompts_to_be_scored_count_against_the_queue(loaded):

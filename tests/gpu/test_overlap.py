@@ -55,16 +55,3 @@ def test_pages_are_found_again_as_soon_as_in_the_plain_loop(loaded):
             engine.step()
         found.append([request.cached_tokens for request in requests])
     assert found == [[0, 96, 0, 96]] * 2
-
-
-@pytest.mark.parametrize(
-    ("stage", "options", "reason"),
-    [
-        ("02", {}, "batch continuously"),
-        ("07", {"num_draft_tokens": 2, "token_budget": 64}, "must know the last tokens"),
-    ],
-)
-def test_where_it_cannot_be_had(stage, options, reason, loaded):
-    with pytest.raises(ValueError, match=reason):
-        make_engine(load_engine(stage), loaded, overlap=True, **options)
-    assert type(make_engine(load_engine(stage), loaded, **options)) is load_engine(stage)

@@ -22,6 +22,7 @@ from common.request import Request
 from common.sampling import SamplingParams, probabilities
 from common.stages import load_engine, load_stage_module
 from common.structured_output import Structure, masks, register
+from tests.helpers.engine_options import drain
 from tests.helpers.faulty_fleet import FaultyFleet
 from tests.stages.test_07_speculative_sampling import chi_square_is_ordinary
 
@@ -221,8 +222,7 @@ def test_a_workers_death_loses_no_state(small, monkeypatch):
         while len(requests[0].token_ids) < known + 8:
             engine.step()
         engine.fleet.die(number)
-    while engine.has_unfinished:
-        engine.step()
+    drain(engine)
     assert engine.stats()["workers_lost"] == 2 and engine.stats()["requests_resumed"]
     assert [one.token_ids for one in requests] == [one.token_ids for one in expected]
     check(requests[0], schema)

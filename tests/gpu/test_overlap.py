@@ -5,7 +5,7 @@ import pytest
 from common.acceleration.accelerate import make_engine
 from common.sampling import Drawn, SamplingParams
 from common.stages import load_engine
-from tests.helpers.engine_options import endless
+from tests.helpers.engine_options import drain, endless
 
 each_stage = pytest.mark.parametrize("stage", ["04", "06"])
 
@@ -51,7 +51,6 @@ def test_pages_are_found_again_as_soon_as_in_the_plain_loop(loaded):
         for _ in range(2):
             requests.append(engine.add(twice, endless(8)))
             engine.step()
-        while engine.has_unfinished:
-            engine.step()
+        drain(engine)
         found.append([request.cached_tokens for request in requests])
     assert found == [[0, 96, 0, 96]] * 2

@@ -34,6 +34,7 @@ from common.loader import Loaded, load_model
 from common.process import freeze_loaded_objects
 from common.reference import Reference
 from common.request import Request
+from common.sampling import SamplingParams
 from common.stages import load_engine, stage_folders
 from common.trace import Trace
 from tests.helpers.engine_options import MAX_TOKENS
@@ -172,6 +173,13 @@ def loaded(request) -> Loaded:
     loaded = load_model(device=request.config.getoption("--device"), dtype="float32")
     freeze_loaded_objects()  # garbage is collected around each engine, which would take 0.2 s each time
     return loaded
+
+
+@pytest.fixture(scope="session")
+def expect(loaded) -> Callable[..., Request]:
+    """A function that answers with stage 02's engine, for tests of servers: expect(prompt, **params) -> request."""
+    engine = load_engine("02")(loaded)
+    return lambda prompt, **params: engine.generate([prompt], SamplingParams(**params))[0]
 
 
 class AskedOnce(Reference):

@@ -3,8 +3,6 @@
 import openai
 import pytest
 
-from common.sampling import SamplingParams
-from common.stages import load_engine
 from tests.helpers.serving_openai import STAGES, openai_server
 from tests.helpers.serving_stage_03 import wait_until
 
@@ -18,13 +16,6 @@ def service(request, loaded):
     with openai_server(request.param, loaded) as service:
         yield service
         wait_until(service.idle)
-
-
-@pytest.fixture(scope="module")
-def expect(loaded):
-    """A function that generates with an engine in this process: expect(prompt, **params) -> request."""
-    engine = load_engine("02")(loaded)
-    return lambda prompt, **params: engine.generate([prompt], SamplingParams(**params))[0]
 
 
 def chat_ids(loaded, messages) -> list[int]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -229,10 +230,22 @@ def expected(reference, prompts) -> list[list[int]]:
 def two_nodes() -> Iterator[str]:
     """The address of a Ray of two nodes on this machine, which claim cores and GPUs that it does not have."""
     pytest.importorskip("ray", reason="needs the package ray")
-    from tests.helpers.ray_probe import ray_of
+    from ray._private.node import Node
+    from ray.cluster_utils import Cluster
 
-    with ray_of({"num_cpus": 3, "num_gpus": 1}, {"num_cpus": 2, "num_gpus": 1}) as address:
-        yield address
+    from common.distributed.joining import NOT_STARTED, OBJECT_STORE_BYTES, environment, read_authentication_settings
+
+    # As a Ray of our own, but without a token.
+    started = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
+    with environment(**started), patch.multiple(Node, **NOT_STARTED):
+        read_authentication_settings()
+        cluster = Cluster()
+        for cores in (3, 2):  # the first one is the head
+            options = {"num_cpus": cores, "num_gpus": 1, "include_dashboard": False}
+            cluster.add_node(object_store_memory=OBJECT_STORE_BYTES, **options)
+        cluster.wait_for_nodes()
+    yield cluster.address
+    cluster.shutdown()
 
 
 @pytest.fixture(scope="session")

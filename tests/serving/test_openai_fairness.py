@@ -145,16 +145,11 @@ def test_prompts_to_be_scored_count_against_the_queue(loaded):
         assert service.post(**LONG_ECHO).status_code == 200
 
 
-def test_scoring_stops_when_the_client_disconnects(loaded, engine):
-    endless = mock.patch("common.serving.scoring.scores", endless_scores)
-    with endless, openai_server("06", loaded, engine=engine) as service:
-        service.hang_up_after(LONG_ECHO)
-        wait_until(service.idle)
-
-
-def test_a_shutdown_waits_for_scoring_no_longer_than_its_grace(loaded, engine):
+def test_scoring_stops_when_its_client_disconnects_and_when_a_shutdown_has_waited_long_enough(loaded, engine):
     with mock.patch("common.serving.scoring.scores", endless_scores), ThreadPoolExecutor() as pool:
         with openai_server("06", loaded, engine=engine) as service:
+            service.hang_up_after(LONG_ECHO)
+            wait_until(service.idle)
             scoring = pool.submit(service.post, **LONG_ECHO)
             wait_until(lambda: service.thread.stats["unfinished"])
             service.thread.deadline = 0

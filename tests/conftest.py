@@ -5,12 +5,14 @@ import inspect
 import os
 import random
 import re
+import signal
 import ssl
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -33,6 +35,7 @@ from common.loader import Loaded, load_model
 from common.process import freeze_loaded_objects
 from common.reference import Reference
 from common.request import Request
+from common.sampling import SamplingParams
 from common.stages import load_engine, stage_folders
 from common.trace import Trace
 from tests.helpers.engine_options import MAX_TOKENS
@@ -157,12 +160,27 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"NOT RUN, {reason}: {files.total()} of {of}")
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[Callable[[], None]]:
+    """A function that interrupts this process, also one that would ignore it, as one started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="session")
 def loaded(request) -> Loaded:
     """The bundled checkpoint in float32."""
     loaded = load_model(device=request.config.getoption("--device"), dtype="float32")
     freeze_loaded_objects()  # garbage is collected around each engine, which would take 0.2 s each time
     return loaded
+
+
+@pytest.fixture(scope="session")
+def expect(loaded) -> Callable[..., Request]:
+    """A function that answers with stage 02's engine, for tests of servers: expect(prompt, **params) -> request."""
+    engine = load_engine("02")(loaded)
+    return lambda prompt, **params: engine.generate([prompt], SamplingParams(**params))[0]
 
 
 class AskedOnce(Reference):
@@ -212,10 +230,22 @@ def expected(reference, prompts) -> list[list[int]]:
 def two_nodes() -> Iterator[str]:
     """The address of a Ray of two nodes on this machine, which claim cores and GPUs that it does not have."""
     pytest.importorskip("ray", reason="needs the package ray")
-    from tests.helpers.ray_probe import ray_of
+    from ray._private.node import Node
+    from ray.cluster_utils import Cluster
 
-    with ray_of({"num_cpus": 3, "num_gpus": 1}, {"num_cpus": 2, "num_gpus": 1}) as address:
-        yield address
+    from common.distributed.joining import NOT_STARTED, OBJECT_STORE_BYTES, environment, read_authentication_settings
+
+    # As a Ray of our own, but without a token.
+    started = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
+    with environment(**started), patch.multiple(Node, **NOT_STARTED):
+        read_authentication_settings()
+        cluster = Cluster()
+        for cores in (3, 2):  # the first one is the head
+            options = {"num_cpus": cores, "num_gpus": 1, "include_dashboard": False}
+            cluster.add_node(object_store_memory=OBJECT_STORE_BYTES, **options)
+        cluster.wait_for_nodes()
+    yield cluster.address
+    cluster.shutdown()
 
 
 @pytest.fixture(scope="session")

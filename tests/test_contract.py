@@ -13,14 +13,9 @@ import random
 import pytest
 
 from common.sampling import SamplingParams, sample
-from tests.helpers.engine_options import GREEDY, MAX_TOKENS, endless
+from tests.helpers.engine_options import GREEDY, MAX_TOKENS, drain, endless
 
 STORY = "Once upon a time, there was"
-
-
-def drain(engine) -> None:
-    while engine.has_unfinished:
-        engine.step()
 
 
 # ---- Tokens ----

@@ -8,7 +8,7 @@ import torch
 from common.bench import hardware, harness, plots, suite
 from common.bench.__main__ import course_benchmarks
 from common.bench.documents import read_json
-from common.bench.harness import aggregate, alternate, spread
+from common.bench.harness import aggregate, spread
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.steps import step_profile
@@ -18,10 +18,6 @@ from common.stages import load_engine
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = [*sorted(ROOT.glob("[0-9][0-9]_*/results/*.json")), ROOT / "common/bench/results/cpu-amd-epyc-2-cores.json"]
 BENCHMARKS = {benchmark.name: benchmark for benchmark in course_benchmarks()}
-
-
-def test_the_order_turns_round_with_every_repeat():
-    assert alternate(["a", "b", "c"], 3) == [["a", "b", "c"], ["c", "b", "a"], ["a", "b", "c"]]
 
 
 def test_repeats_become_median_and_spread():

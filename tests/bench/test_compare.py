@@ -2,6 +2,8 @@
 
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +13,11 @@ from common.bench.compare.panels import Group, odd_ones
 from common.bench.compare.sources import collect
 from common.bench.suite import write_json
 from common.stages import stage_folders
-from tests.helpers.results_files import SLOWEST, results, write_results
 from tests.helpers.watching import Page, browser
+
+FILE = Path(__file__).with_name("compared.json")  # as `bench --quick` writes it, small and with known figures:
+SLOWEST = 50.0  # tokens a second of stage 01
+GAIN, BATCHING = 4.0, 5.0  # ratios of stages 02 and 04
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +26,34 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "HERE", tmp_path / "results")
     monkeypatch.setattr(sources, "COMMITTED", tmp_path / "committed")
     monkeypatch.setattr(sources, "stage_folders", lambda: [])
+
+
+def write_results(path: Path, **variation: Any) -> Path:
+    """Write the results of one machine; variation: as of `results`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results(**variation)))
+    return path
+
+
+def results(
+    gain=GAIN, batching=BATCHING, drift=1.1, doubt: str | None = None, size_set="quick", **machine: Any
+) -> dict[str, Any]:
+    """Return FILE with these ratios of stages 02 and 04, doubt about the first; machine: facts of its own."""
+    document = json.loads(FILE.read_text())
+    document |= {"size_set": size_set, "drift": drift, "machine": document["machine"] | machine}
+    slower, faster = ("01_naive", gain / GAIN), ("04_continuous_batching", batching / BATCHING)
+    for entry, (side, factor) in zip(document["benchmarks"].values(), (slower, faster, faster), strict=True):
+        entry |= {"ratio": scaled(entry["ratio"], factor), "drift": dict.fromkeys(entry["drift"], drift)}
+        for figures in (entry["sides"], entry["figures"]):
+            figures[side] = scaled(figures[side], factor)
+    document["benchmarks"]["02_kv_cache"]["doubt"] = doubt
+    return document
+
+
+def scaled(value: Any, factor: float) -> Any:
+    if isinstance(value, dict):
+        return {key: scaled(each, factor) for key, each in value.items()}
+    return [scaled(each, factor) for each in value] if isinstance(value, list) else value * factor
 
 
 def group_of(*paths) -> Group:
@@ -113,7 +146,7 @@ def test_a_folder_stands_for_its_results_files_and_none_for_what_is_measured_her
 def test_cpu_and_gpu_quick_and_full_never_share_an_axis(tmp_path):
     write_results(tmp_path / "laptop.json")
     write_results(tmp_path / "big.json", gain=2.0, device="cuda", gpu="NVIDIA H200", dtype="bfloat16")
-    (tmp_path / "full.json").write_text(json.dumps(results(gain=3.0, size_set="full")))
+    write_results(tmp_path / "full.json", gain=3.0, size_set="full")
     assert len({each.group for each in collect([tmp_path])[0]}) == 3
 
 

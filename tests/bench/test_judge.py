@@ -1,8 +1,6 @@
 """`judge`: a fixed load on two servers in turn, what the clients saw, and a file that `compare` draws for a class."""
 
 import argparse
-import os
-import signal
 from contextlib import nullcontext
 
 import pytest
@@ -110,11 +108,7 @@ def test_what_cannot_be_judged_is_told_in_a_sentence(server, options, sentence, 
     assert str(refused.value).startswith(sentence)
 
 
-def test_control_c_ends_it_without_a_file(server, tmp_path, capsys):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        server.on_request = lambda count: os.kill(os.getpid(), signal.SIGINT) if count == 1 + 4 else None
-        assert run(server, "--out", str(tmp_path / "none.json")) == 130
-    finally:
-        signal.signal(signal.SIGINT, before)
+def test_control_c_ends_it_without_a_file(server, tmp_path, capsys, ctrl_c):
+    server.on_request = lambda count: ctrl_c() if count == 1 + 4 else None
+    assert run(server, "--out", str(tmp_path / "none.json")) == 130
     assert capsys.readouterr().err.endswith("interrupted: nothing is written\n") and not [*tmp_path.iterdir()]

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -217,13 +215,9 @@ def test_options_that_make_no_sense_are_refused_before_anything_is_sent(server, 
     assert refusal.value.code == 2 and sentence in capsys.readouterr().err and server.bodies == []
 
 
-def test_ctrl_c_reports_the_runs_that_are_complete(server, capsys):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        server.on_request = lambda count: os.kill(os.getpid(), signal.SIGINT) if count == 1 + 8 + 3 else None
-        assert run(server, "--concurrency", "2,4", "--requests", "8", "--json", "-") == 130
-    finally:
-        signal.signal(signal.SIGINT, before)
+def test_ctrl_c_reports_the_runs_that_are_complete(server, capsys, ctrl_c):
+    server.on_request = lambda count: ctrl_c() if count == 1 + 8 + 3 else None
+    assert run(server, "--concurrency", "2,4", "--requests", "8", "--json", "-") == 130
     printed = capsys.readouterr()
     document = json.loads(printed.out.splitlines()[-1])
     assert document["interrupted"] and [point["concurrency"] for point in document["points"]] == [2]

@@ -1,12 +1,10 @@
 """The suite: one process a side, a file for each, time limits; and the results file, which tells noise from results."""
 
 import json
-import os
 import platform
-import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from threading import Thread
 from unittest.mock import Mock
 
 import psutil
@@ -134,7 +132,7 @@ def test_what_hangs_is_ended_and_what_has_no_time_is_not_begun(write, tmp_path):
     assert suite.run() == 1 and suite.problems["sides"].startswith("it was not begun: the 5 s")
 
 
-def test_an_interruption_ends_the_child_and_what_it_started(write, tmp_path):
+def test_an_interruption_ends_the_child_and_what_it_started(write, tmp_path, ctrl_c):
     pids = tmp_path / "pids"
     benchmark = write(
         "server = subprocess.Popen(['sleep', '60'])\nopen('pids.tmp', 'w').write(f'{os.getpid()} {server.pid}')\n"
@@ -143,7 +141,7 @@ def test_an_interruption_ends_the_child_and_what_it_started(write, tmp_path):
 
     def interrupt() -> None:
         wait_until(pids.exists)
-        os.kill(os.getpid(), signal.SIGINT)
+        ctrl_c()
 
     def has_ended(pid: str) -> bool:
         try:
@@ -151,14 +149,9 @@ def test_an_interruption_ends_the_child_and_what_it_started(write, tmp_path):
         except psutil.NoSuchProcess:
             return True
 
-    before, thread = signal.signal(signal.SIGINT, signal.default_int_handler), Thread(target=interrupt)
-    try:
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            run_process(Run(benchmark, 0, ("a",)), *QUICK)
-    finally:
-        thread.join()
-        signal.signal(signal.SIGINT, before)
+    with ThreadPoolExecutor() as pool, pytest.raises(KeyboardInterrupt):
+        pool.submit(interrupt)
+        run_process(Run(benchmark, 0, ("a",)), *QUICK)
     wait_until(lambda: all(map(has_ended, pids.read_text().split())), seconds=20)
 
 

@@ -393,24 +393,15 @@ def test_an_unknown_name_is_refused(name, monkeypatch, tmp_path):
 # ---- Tokenizer ----
 
 
-@pytest.fixture
-def tokenizer(tmp_path) -> Path:
-    """That of the bundled model, beside the checkpoint."""
+def test_the_tokenizer_comes_with_the_folder_and_a_damaged_one_is_named(tmp_path, config):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(CHECKPOINTS / "target" / name, tmp_path)
-    return tmp_path / "tokenizer.json"
-
-
-def test_the_tokenizer_comes_with_the_folder(tokenizer, config):
     loaded = load_model(config(vocab_size=4096, eos_token_id=None), device="cpu", load_format="dummy")
     text = "  Größe 12 = 東京\n"
     assert loaded.tokenizer.decode(loaded.tokenizer.encode(text)) == text
     assert loaded.eos_token_ids == {loaded.tokenizer.eos_token_id}  # no file names one, so it is the tokenizer's
-
-
-def test_a_damaged_tokenizer_is_named(tokenizer, config):
-    tokenizer.write_text("{")
-    assert str(tokenizer.parent) in refusal(ValueError, config(), load_format="dummy")
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert str(tmp_path) in refusal(ValueError, config(), load_format="dummy")
 
 
 # ---- Device and type ----

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from common.acceleration import graphs
-from common.cli import build_engine, build_parser, complete_prompt
+from common.cli import build_engine, build_parser
 from common.loader import shard
 from common.memory import kv_bytes_left
 from common.parallel import ranks
@@ -36,23 +36,23 @@ posix = pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 
 
 @pytest.fixture(scope="module")
-def prompt():
-    """An engine as the command line builds it, and its arguments: this file's tests share its ranks."""
-    args = parse("--device", "cpu", "--max-tokens", "12", "--ignore-eos", "--tensor-parallel", "2")
+def built():
+    """An engine as the command line builds it: this file's tests share its ranks."""
+    args = parse("--device", "cpu", "--tensor-parallel", "2")
     _, engine = build_engine(ROOT / "02_kv_cache", load_engine("02"), args)
-    yield engine, args
+    yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
-def two(prompt) -> Ranks:
-    return prompt[0]._ranks
+def two(built) -> Ranks:
+    return built._ranks
 
 
 @pytest.fixture
-def own_two(prompt, monkeypatch):
+def own_two(built, monkeypatch):
     """Ranks for a test that ends them; those that are shared have been closed."""
-    prompt[0].close()
+    built.close()
     monkeypatch.setattr(ranks, "COLLECTIVE_SECONDS", 3.0)
     two = Ranks(2, device="cpu")
     yield two
@@ -61,13 +61,6 @@ def own_two(prompt, monkeypatch):
 
 def parse(*arguments: str):
     return build_parser("").parse_args([*([] if "--demo" in arguments else ["--prompt", STORY]), *arguments])
-
-
-def test_a_prompt_on_two_ranks(prompt, loaded, capsys):
-    engine, args = prompt
-    complete_prompt(engine, args)
-    [alone] = load_engine("02")(loaded).generate([STORY], SamplingParams(max_tokens=12, ignore_eos=True))
-    assert capsys.readouterr().out == alone.text + "\n"
 
 
 def drain(engine) -> None:
@@ -92,14 +85,6 @@ def test_tokens_are_those_of_one_rank_and_of_transformers(two, loaded, prompts, 
     engine.check()
     assert engine.startup_notes.startswith("ranks=2 (a process with ") and "over gloo" in engine.startup_notes
     assert engine.config.num_kv_heads == 1 and engine.model.blocks[0].mlp.down.weight.shape == (256, 344)
-
-
-def test_logits_are_close_to_those_of_one(two, reference, prompts):
-    engine = TensorParallelEngine(two, "02")
-    [request] = engine.generate([prompts[0]], SamplingParams(max_tokens=4, ignore_eos=True, logprobs=20))
-    for i, entry in enumerate(request.logprobs):
-        wanted = reference.next_logits(prompts[0] + request.token_ids[:i]).log_softmax(-1)
-        assert [value for _, value in entry.top] == pytest.approx(wanted.topk(20).values.tolist(), abs=1e-4)
 
 
 def test_without_a_seed_all_ranks_draw_the_same(two):
@@ -195,17 +180,16 @@ def test_engines_whose_ranks_would_decide_differently_are_refused(two):
     assert engine.generate([STORY], SamplingParams(max_tokens=2))[0].token_ids, "none of them has ended the ranks"
 
 
-def test_closing_ends_the_ranks(prompt, two, monkeypatch):
+def test_closing_ends_the_ranks(built, two, monkeypatch):
     """This one is the last of the tests that share them. Graphs are emptied before: NCCL waits for them."""
-    engine, _ = prompt
     graph, destroy, emptied = Mock(), dist.destroy_process_group, []
     graphs.recorded.add(graph)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: (emptied.append(graph.reset.called), destroy()))
-    engine.close()
+    built.close()
     assert emptied == [True]
     assert [process.returncode for process in two._followers] == [0] and not dist.is_initialized()
     with pytest.raises(RankLost, match="have been ended"):
-        engine.add(STORY)
+        built.add(STORY)
 
 
 # ---- Failures ----

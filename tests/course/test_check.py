@@ -15,7 +15,7 @@ from common.learn.blank import find_tasks
 from common.learn.milestones import Failed, read_milestones
 from common.learn.milestones.runner import Runner, interrupted, run_one
 from common.stages import stage_folders
-from tests.helpers.incomplete_stages import patient, without, write
+from tests.helpers.incomplete_stages import edit, patient, without, write
 
 STAGES = stage_folders()
 BEFORE_05, STAGE_05 = STAGES[3:5]
@@ -60,9 +60,8 @@ def test_each_written_task_is_tried_by_itself_while_others_are_unwritten(
     """Also one of a later milestone, and one that calls `super()`; the learner's own code stays around each."""
     name = f"PageAllocator.{task}"
     folder = started(root, STAGE_05, "PageTable.capacity", "PageTable.slot_mapping", name, "Engine.stats")
-    text = (folder / "page_table.py").read_text(encoding="utf-8")
-    assert right in text
-    (folder / "page_table.py").write_text(text.replace(right, wrong) if right else text, encoding="utf-8")
+    if right:
+        edit(folder / "page_table.py", right, wrong)
     capsys.readouterr()
     assert check.main([STAGE_05.name], root) == 1
     shown = capsys.readouterr().out
@@ -89,10 +88,7 @@ def test_each_written_task_is_tried_by_itself_while_others_are_unwritten(
 )
 def test_what_happened_is_shown_without_a_traceback(root, capsys, loaded_once, written, says):
     folder = started(root, STAGE_05, "PageTable.capacity", "PageTable.slot_mapping")
-    table = folder / "page_table.py"
-    text = table.read_text(encoding="utf-8")
-    assert PAGES in text
-    table.write_text(text.replace(PAGES, written), encoding="utf-8")
+    edit(folder / "page_table.py", PAGES, written)
     capsys.readouterr()
     assert check.main([STAGE_05.name], root) == 1
     shown = capsys.readouterr()
@@ -112,10 +108,8 @@ def test_a_process_that_is_ended_leaves_nothing_to_warn_of(root):
 
 def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
     folder = started(root, STAGE_05, "PageTable.capacity", "PageTable.slot_mapping")
-    text = (folder / "page_table.py").read_text(encoding="utf-8")
-    endless = text.replace("size, pages = self.page_size, self.pages\n", "size = 1\n        while True: size += 0\n")
-    assert endless != text
-    (folder / "page_table.py").write_text(endless, encoding="utf-8")
+    endless = "size = 1\n        while True: size += 0\n"
+    edit(folder / "page_table.py", "size, pages = self.page_size, self.pages\n", endless)
     first = read_milestones("05")[0]._replace(seconds=1)
     with Runner() as runner:
         outcome = runner.run(folder.resolve(), first)
@@ -158,9 +152,7 @@ def test_a_fault_is_shown_where_it_lies(tmp_path, loaded_once, file, right, wron
     [stage] = [stage for stage in STAGES if stage.name[:2] == file[:2]]
     folder = tmp_path / stage.name
     shutil.copytree(stage, folder)
-    text = (stage / file[3:]).read_text(encoding="utf-8")
-    assert text.count(right) == 1
-    (folder / file[3:]).write_text(text.replace(right, wrong), encoding="utf-8")
+    edit(folder / file[3:], right, wrong)
     milestone = read_milestones(file[:2])[number - 1]
     with Runner() as runner:
         outcome = runner.run(folder, patient(milestone))
@@ -182,9 +174,7 @@ def test_what_ended_a_thread_is_shown_with_what_then_failed(monkeypatch):
 def test_tasks_that_are_ok_and_fail_beside_an_earlier_one_are_told_so(tmp_path, capsys, loaded_once):
     folder = tmp_path / STAGE_05.name
     shutil.copytree(STAGE_05, folder)
-    text = (folder / "scheduler.py").read_text(encoding="utf-8")
-    text = text.replace("while sequence.request.request_id in self.running:", "while True:")  # in `_extend`
-    (folder / "scheduler.py").write_text(text, encoding="utf-8")
+    edit(folder / "scheduler.py", "while sequence.request.request_id in self.running:", "while True:")  # in `_extend`
     tasks = [
         task for task in find_tasks(BEFORE_05, STAGE_05) if task.name in ("Scheduler.schedule", "Scheduler._extend")
     ]

@@ -18,19 +18,54 @@ from common.process import run_on_temporary_thread
 from common.stages import ROOT
 
 ray = pytest.importorskip("ray", reason="needs the package ray")
-from tests.helpers.ray_probe import (  # noqa: E402 (not if ray is missing)
-    SECONDS,
-    assert_all_end,
-    places,
-    processes_of_ray,
-    psutil,
-)
+import psutil  # noqa: E402 (comes with ray, which puts it on the path)
 
-pytestmark = pytest.mark.ray
-
-from common.distributed import cluster as module  # noqa: E402
+from common.distributed import cluster as module  # noqa: E402 (not if ray is missing)
 from common.distributed import joining  # noqa: E402
 from common.distributed.cluster import Cluster, plan  # noqa: E402
+
+pytestmark = pytest.mark.ray
+SECONDS = 60.0  # for anything to happen
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers import from the course alone
+
+
+class Probe:
+    """An actor that tells where it is."""
+
+    def where(self) -> tuple[str, str, str | None, str | None]:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return (
+            ray.get_runtime_context().get_node_id(),
+            ray.util.get_node_ip_address(),
+            os.environ.get("OMP_NUM_THREADS"),
+            visible,
+        )
+
+
+def places(cluster: Cluster, count: int) -> list[tuple[str, str, str | None, str | None]]:
+    """Start every worker, and return where each is."""
+    actors = [ray.remote(Probe).options(**cluster.actor_options(number)).remote() for number in range(count)]
+    return ray.get([actor.where.remote() for actor in actors], timeout=SECONDS)
+
+
+def processes_of_ray(token: str) -> list[psutil.Process]:
+    """The processes of a Ray of our own that live."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("RAY_AUTH_TOKEN") == token and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            pass
+    return found
+
+
+def assert_all_end(token: str) -> None:
+    """Raise AssertionError unless all end in 10 seconds. By themselves workers of a lost head live on for a minute."""
+    give_up = time.monotonic() + 10
+    while left := processes_of_ray(token):
+        assert time.monotonic() < give_up, left
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="class")

@@ -24,6 +24,8 @@ H200 = 4.2e12, 790e12
 
 def test_the_command_measures_tells_and_packs(tmp_path, monkeypatch, capfd):
     def said(arguments):
+        for select, name in pairwise(arguments):
+            assert select != "-k" or f"def {name}" in (ROOT / "tests/test_contract.py").read_text(encoding="utf-8")
         return f"{len(arguments)} passed"
 
     monkeypatch.setattr(suite, "run_process", measure_here)

@@ -106,10 +106,17 @@ def test_the_greedy_token_comes_out_of_the_graph(loaded, prompts, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("stage", "options", "reason"),
-    [("05", {"token_budget": 64}, "need a CUDA device"), ("02", {}, "CUDA"), ("08", {"token_budget": 64}, "CUDA")],
+    ("wanted", "stage", "options", "reason"),
+    [
+        ("graphs", "02", {}, "CUDA"),
+        ("graphs", "05", {"token_budget": 64}, "need a CUDA device"),
+        ("graphs", "08", {"token_budget": 64, "num_draft_tokens": 2}, "CUDA"),
+        ("overlap", "02", {}, "batch continuously"),
+        ("overlap", "07", {"token_budget": 64, "num_draft_tokens": 2}, "must know the last tokens"),
+    ],
 )
-def test_where_they_cannot_be_had(stage, options, reason, loaded):
-    if loaded.device.type == "cpu":
+def test_where_graphs_and_the_overlapped_loop_cannot_be_had(wanted, stage, options, reason, loaded):
+    if loaded.device.type == "cpu" or wanted == "overlap":
         with pytest.raises(ValueError, match=reason):
-            make_engine(load_engine(stage), loaded, graphs=True, **options)
+            make_engine(load_engine(stage), loaded, **{wanted: True}, **options)
+        assert type(make_engine(load_engine(stage), loaded, **options)) is load_engine(stage)

@@ -5,7 +5,7 @@ import pytest
 from common.acceleration.accelerate import make_engine
 from common.sampling import Drawn, SamplingParams
 from common.stages import load_engine
-from tests.helpers.engine_options import endless
+from tests.helpers.engine_options import drain, endless
 
 each_stage = pytest.mark.parametrize("stage", ["04", "06"])
 
@@ -51,20 +51,6 @@ def test_pages_are_found_again_as_soon_as_in_the_plain_loop(loaded):
         for _ in range(2):
             requests.append(engine.add(twice, endless(8)))
             engine.step()
-        while engine.has_unfinished:
-            engine.step()
+        drain(engine)
         found.append([request.cached_tokens for request in requests])
     assert found == [[0, 96, 0, 96]] * 2
-
-
-@pytest.mark.parametrize(
-    ("stage", "options", "reason"),
-    [
-        ("02", {}, "batch continuously"),
-        ("07", {"num_draft_tokens": 2, "token_budget": 64}, "must know the last tokens"),
-    ],
-)
-def test_where_it_cannot_be_had(stage, options, reason, loaded):
-    with pytest.raises(ValueError, match=reason):
-        make_engine(load_engine(stage), loaded, overlap=True, **options)
-    assert type(make_engine(load_engine(stage), loaded, **options)) is load_engine(stage)

@@ -11,5 +11,10 @@ def endless(max_tokens: int | None = 40, **params) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **params)
 
 
+def drain(engine) -> None:
+    while engine.has_unfinished:
+        engine.step()
+
+
 def pool(pages: int, page_size: int = 16) -> dict[str, int]:
     return {"kv_memory": pages * page_size * TOKEN_BYTES, "page_size": page_size}

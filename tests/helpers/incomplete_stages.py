@@ -52,6 +52,13 @@ def with_body(stage: Path, task: Task, body: list[str]) -> dict[str, str]:
     return files | {task.file: replaced(files[task.file], {task.name: body}, bodies=True)}
 
 
+def edit(path: Path, was: str, now: str) -> None:
+    """Write something else in place of a text that a file has once."""
+    text = path.read_text(encoding="utf-8")
+    assert text.count(was) == 1
+    path.write_text(text.replace(was, now), encoding="utf-8")
+
+
 def sources(stage: Path) -> dict[str, str]:
     return {path.name: path.read_text(encoding="utf-8") for path in stage.glob("*.py")}
 

@@ -12,6 +12,7 @@ from common.inspector.screenshots import SCENES
 from common.inspector.watched import Watched
 from common.sampling import SamplingParams
 from common.stages import load_engine
+from tests.helpers.engine_options import drain
 
 OPTIONS = {"07": {"num_draft_tokens": 3}, "08": {"kv_memory": "16M", "num_draft_tokens": 3}}
 PROMPTS = ["The capital of France is", "Count from 1 to 30.", "What is 2+2?"]
@@ -27,8 +28,7 @@ def watched_engine(stage: str, loaded, **options) -> Watched:
 
 def updates(watched: Watched) -> list[dict]:
     """Run the engine to its end, and return what its page was told."""
-    while watched.has_unfinished:
-        watched.step()
+    drain(watched)
     watched.look_soon()
     watched.step()
     [tape] = watched.readers
@@ -64,8 +64,7 @@ def test_nothing_is_read_while_no_page_is_open(loaded, monkeypatch):
     monkeypatch.setattr(watched.view, "update", lambda *_: pytest.fail("the view was read for no page"))
     monkeypatch.setattr(watched.clock, "running", lambda: pytest.fail("the clock runs for no page"))
     watched.add(PROMPTS[0], SamplingParams(max_tokens=4))
-    while watched.has_unfinished:
-        watched.step()
+    drain(watched)
 
 
 def test_a_finished_request_is_told_once_and_forgotten(loaded):

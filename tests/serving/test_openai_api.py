@@ -3,8 +3,6 @@
 import openai
 import pytest
 
-from common.sampling import SamplingParams
-from common.stages import load_engine
 from tests.helpers.serving_openai import STAGES, openai_server
 from tests.helpers.serving_stage_03 import wait_until
 
@@ -18,13 +16,6 @@ def service(request, loaded):
     with openai_server(request.param, loaded) as service:
         yield service
         wait_until(service.idle)
-
-
-@pytest.fixture(scope="module")
-def expect(loaded):
-    """A function that generates with an engine in this process: expect(prompt, **params) -> request."""
-    engine = load_engine("02")(loaded)
-    return lambda prompt, **params: engine.generate([prompt], SamplingParams(**params))[0]
 
 
 def chat_ids(loaded, messages) -> list[int]:
@@ -237,13 +228,6 @@ def test_tokenize_and_back(service, loaded):
     info = service.get("/tokenizer_info").json()
     assert info["chat_template"] == loaded.tokenizer.chat_template and info["eos_token"] == loaded.tokenizer.eos_token
     assert service.get("/version").json()["version"]
-
-
-def test_cached_tokens_are_reported(loaded):
-    with openai_server("06", loaded) as service:
-        prompt = list(range(100, 200))
-        first, second = (complete(service, prompt, max_tokens=2).usage.prompt_tokens_details for _ in range(2))
-        assert (first.cached_tokens, second.cached_tokens) == (0, 96)
 
 
 def test_served_model_name(loaded):

@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 from pydantic import ValidationError
 
-from common.model import Transformer
 from common.sampling import TokenLogprobs
 from common.serving.engine_thread import Piece
 from common.serving.openai_api.answers import CompletionAnswer
@@ -118,9 +117,9 @@ LONG_ECHO = {"prompt": [5] * 200, "max_tokens": 0, "echo": True, "logprobs": 20}
 
 def test_a_prompt_is_scored_in_pieces_between_steps(loaded, engine):
     """Meanwhile another request gains a token after each piece."""
-    sizes = []
-    engine.model = Watched(engine.model, sizes)
-    with openai_server("06", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
+    sizes = []  # tokens in each pass
+    watching = engine.model.register_forward_hook(lambda model, inputs, hidden: sizes.append(len(inputs[0])))
+    with watching, openai_server("06", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
         streaming = pool.submit(service.post, prompt=PROMPT, max_tokens=80, ignore_eos=True, stream=True)
         wait_until(lambda: engine.trace.steps > 5)
         answer = service.post(**LONG_ECHO)
@@ -129,18 +128,6 @@ def test_a_prompt_is_scored_in_pieces_between_steps(loaded, engine):
     pieces = [place for place, size in enumerate(sizes) if size > 6]
     assert [sizes[place] for place in pieces] == [64] * 3 + [7]
     assert all(after - before == 2 for before, after in zip(pieces, pieces[1:], strict=False)), "a step between pieces"
-
-
-class Watched(Transformer):
-    """A model that records the number of tokens of each pass."""
-
-    def __init__(self, model, sizes):
-        self.__dict__.update(model.__dict__)
-        self.sizes = sizes
-
-    def forward(self, token_ids, positions, attend):
-        self.sizes.append(len(token_ids))
-        return super().forward(token_ids, positions, attend)
 
 
 def test_prompts_to_be_scored_count_against_the_queue(loaded):
@@ -158,16 +145,11 @@ def test_prompts_to_be_scored_count_against_the_queue(loaded):
         assert service.post(**LONG_ECHO).status_code == 200
 
 
-def test_scoring_stops_when_the_client_disconnects(loaded, engine):
-    endless = mock.patch("common.serving.scoring.scores", endless_scores)
-    with endless, openai_server("06", loaded, engine=engine) as service:
-        service.hang_up_after(LONG_ECHO)
-        wait_until(service.idle)
-
-
-def test_a_shutdown_waits_for_scoring_no_longer_than_its_grace(loaded, engine):
+def test_scoring_stops_when_its_client_disconnects_and_when_a_shutdown_has_waited_long_enough(loaded, engine):
     with mock.patch("common.serving.scoring.scores", endless_scores), ThreadPoolExecutor() as pool:
         with openai_server("06", loaded, engine=engine) as service:
+            service.hang_up_after(LONG_ECHO)
+            wait_until(service.idle)
             scoring = pool.submit(service.post, **LONG_ECHO)
             wait_until(lambda: service.thread.stats["unfinished"])
             service.thread.deadline = 0

@@ -28,8 +28,8 @@ metrics_of_completed_requests = (
 def test_metrics(loaded):
     with openai_server("06", loaded) as service:
         prompt = list(range(100, 140))
-        for _ in range(2):
-            service.post(prompt=prompt, max_tokens=5, ignore_eos=True, temperature=0)
+        asked = {"prompt": prompt, "max_tokens": 5, "ignore_eos": True, "temperature": 0}
+        used = [service.post(**asked).json()["usage"] for _ in range(2)]
         service.hang_up_after(ENDLESS)
         wait_until(service.idle)
         text = exposition(service)
@@ -40,6 +40,7 @@ def test_metrics(loaded):
 
     assert value("prompt_tokens_total") >= 80 and value("generation_tokens_total") >= 10
     assert value("num_requests_running") == value("num_requests_waiting") == 0
+    assert [one["prompt_tokens_details"]["cached_tokens"] for one in used] == [0, 32], "as each answer says, too"
     assert value("prefix_cache_hits_total") == 32 and value("prefix_cache_queries_total") >= 80
     assert value("kv_cache_usage_perc") == 0 and value("num_preemptions_total") == 0
     assert float(values['vllm:request_success_total{finished_reason="length",model_name="bundled"}']) == 2

@@ -26,9 +26,9 @@ def server(request, loaded):
             yield engine, client
 
 
-def test_an_answer_is_the_engines(server, loaded):
+def test_an_answer_is_the_engines(server, expect):
     params = {"max_tokens": 6, "temperature": 0.9, "seed": 3, "ignore_eos": True, "logprobs": 2}
-    [expected] = load_engine("02")(loaded).generate([STORY], SamplingParams(**params))
+    expected = expect(STORY, **params)
     answer = server[1].post("/generate", json={"prompt": STORY, **params})
     assert answer.status_code == 200
     result = answer.json()

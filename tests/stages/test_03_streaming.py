@@ -20,13 +20,6 @@ def service(loaded):
         yield service
 
 
-@pytest.fixture(scope="module")
-def expect(loaded):
-    """What the engine itself generates, without a server: expect(prompt, **params) -> completion."""
-    engine = engine_module.Engine(loaded)
-    return lambda prompt, **params: engine.generate([prompt], SamplingParams(**params))[0]
-
-
 def check_answers(service, expect, prompt=STORY, **params) -> None:
     """The same request streamed and unstreamed, against what the engine itself generates."""
     completion = expect(prompt, **params)

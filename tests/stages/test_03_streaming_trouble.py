@@ -191,12 +191,6 @@ def listens(port: int) -> bool:
     return False
 
 
-def test_an_idle_connection_is_closed_by_its_client_first(engine):
-    """Or else a request that is on its way when the server closes it would be lost."""
-    with serving(engine) as service:
-        assert service.server.config.timeout_keep_alive > httpx.Limits().keepalive_expiry
-
-
 # ---- Shutdown ----
 
 
@@ -226,12 +220,14 @@ def test_a_shutdown_tells_requests_that_cannot_finish(engine, monkeypatch, grace
 
 
 def test_clients_that_say_nothing_do_not_hold_up_a_shutdown(engine, monkeypatch):
+    """Before that an idle connection is closed by its client first, or a request on its way would be lost."""
     monkeypatch.setattr(graceful_module, "GRACE_SECONDS", 0.1)
     monkeypatch.setattr(graceful_module, "FAREWELL_SECONDS", 0.2)
     with serving(engine) as service:
         idle, kept_alive, half = (service.connect() for _ in range(3))
         kept_alive.sendall(b"GET /health HTTP/1.1\r\nHost: test\r\n\r\n")
         assert b"200 OK" in kept_alive.recv(1000)
+        assert service.server.config.timeout_keep_alive > httpx.Limits().keepalive_expiry
         half.sendall(b"POST /generate HTTP/1.1\r\nHost: test\r\nContent-Length: 100\r\n\r\n{")
     assert not engine_threads()
     for client in (idle, kept_alive, half):

@@ -5,7 +5,7 @@ import pytest
 from common.serving.metrics import Measured
 from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine, load_stage_module
-from tests.helpers.engine_options import endless
+from tests.helpers.engine_options import drain, endless
 from tests.helpers.faulty_fleet import FaultyFleet
 
 Engine, WorkerEngine = load_engine("08"), load_stage_module("08", "engine").WorkerEngine
@@ -73,8 +73,7 @@ def test_a_router_without_weights_has_prompts_scored(loaded, monkeypatch, dies):
     text, params = [11 + i % 97 for i in range(300)], ScoringParams(logprobs=2)
     alone = Scoring(WorkerEngine(loaded, num_draft_tokens=0))
     expected = alone.add(text, params)
-    while alone.has_unfinished:
-        alone.step()
+    drain(alone)
     scored, story = engine.add(text, params), engine.add("Once upon a time", endless(12))
     for _ in range(4):
         engine.step()

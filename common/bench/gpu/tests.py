@@ -26,7 +26,7 @@ SIZES = {
     ],
     "select": [],
 }
-TINY = {"engines": ["06_prefix_cache"], "select": ["-k", "test_generate_takes_one"]}
+TINY = {"engines": ["06_prefix_cache"], "select": ["-k", "test_a_prompt_alone"]}
 
 
 def measure_marked(settings: Settings, sizes: dict) -> Figures:

@@ -174,5 +174,6 @@ def run_tests(tree: Path, arguments: list[str], python: str) -> Outcome:
         return Outcome(1, f"{arguments[0]}, which does not end", f"it has not ended after {TEST_SECONDS} s")
     output = run.stdout + run.stderr
     failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)
-    says = re.search(r"^E +(?:[\w.]+\.Failed: )?(.+)", output, re.MULTILINE) or re.search(r"(.*)\s*\Z", output)
-    return Outcome(run.returncode, failed[1] if failed else "", says[1])
+    says = re.search(r"^E +(?:[\w.]+\.Failed: )?(.+)", output, re.MULTILINE)
+    last = output.strip().rpartition("\n")[2]
+    return Outcome(run.returncode, failed[1] if failed else "", says[1] if says else last)

@@ -130,7 +130,7 @@ def watch(stage: Path, args: argparse.Namespace) -> None:
 def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
     """Watch two stages, a process for each with its part of the cores; the page of the first shows both."""
     args = parse(first, arguments)
-    other_port = free_port()
+    args.port, other_port = args.port or free_port(), free_port()  # with 0 the origin would not be known
     args.host = check_address(args.host, args.port)  # and `watch` finds no other
     page_origin = url_of(args.host, args.port)
     threads = str(max(1, (os.cpu_count() or 2) // 2))

@@ -122,11 +122,11 @@ def story(fault: Fault, root: Path) -> str:
 
 
 class Outcome(NamedTuple):
-    """The end of a run of pytest: its exit status, the first test that failed, and its last line."""
+    """The end of a run of pytest: its exit status, the first test that failed, and what that says, or the last line."""
 
     status: int
     failed: str
-    last: str
+    says: str
 
 
 def test_folder(fault: Fault, root: Path) -> int:
@@ -147,7 +147,7 @@ def test_folder(fault: Fault, root: Path) -> int:
     if ended.status == 0:
         print(f"Mended. `python3 course.py bug {fault.number} --reveal` tells the story.")
         return 0
-    print("Something is still wrong." + (f" The test cannot run: {ended.last}" if ended.status != 1 else ""))
+    print(f"Something is still wrong. {'The test' if ended.status == 1 else 'The test cannot run'}: {ended.says}")
     return 1
 
 
@@ -171,7 +171,9 @@ def run_tests(tree: Path, arguments: list[str], python: str) -> Outcome:
     try:
         run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TEST_SECONDS)
     except subprocess.TimeoutExpired:
-        return Outcome(1, f"{arguments[0]}, which does not end", "")
+        return Outcome(1, f"{arguments[0]}, which does not end", f"it has not ended after {TEST_SECONDS} s")
     output = run.stdout + run.stderr
     failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)
-    return Outcome(run.returncode, failed[1] if failed else "", output.strip().rpartition("\n")[2])
+    says = re.search(r"^E +(?:[\w.]+\.Failed: )?(.+)", output, re.MULTILINE)
+    last = output.strip().rpartition("\n")[2]
+    return Outcome(run.returncode, failed[1] if failed else "", says[1] if says else last)

@@ -7,13 +7,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from common.learn.milestones.stage_under_test import causal_attention
 from common.loader import CHECKPOINTS, load_model
 from common.loader.shard import Shard
 from common.model import Transformer
 from common.reference import Reference
 from common.sampling import SamplingParams
 from common.stages import load_engine
-from tests.helpers.small_models import causal_attend
 
 SIZES = {
     "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -93,7 +93,7 @@ def test_all_stages_give_the_tokens_and_scores_of_the_library(kind, checkpoint):
         assert tokens_of("05", loaded, **options) == expected, options
 
     ids = torch.tensor(prompts[0])
-    hidden = loaded.model(ids, torch.arange(len(ids)), causal_attend)
+    hidden = loaded.model(ids, torch.arange(len(ids)), causal_attention)
     torch.testing.assert_close(
         loaded.model.logits(hidden[-1:])[0], reference.next_logits(prompts[0]), atol=1e-3, rtol=0
     )

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.helpers.small_models import CONFIGS, SMALL, causal_attend, poison, random_model, step_of
+from common.learn.milestones.stage_under_test import causal_attention
+from tests.helpers.small_models import CONFIGS, SMALL, poison, random_model, step_of
 from tests.helpers.triton_marks import devices, needs_triton, on_cpu
 
 pytest.importorskip("numba")
@@ -229,9 +230,9 @@ def test_weights_are_in_memory_once(config, dtype, monkeypatch):
 @torch.inference_mode()
 def test_hidden_states_are_those_of_the_plain_model(config, kernels, device, count):
     model, step = random_model(config, device), step_of(config, device, count)
-    expected = model(*step, causal_attend)
+    expected = model(*step, causal_attention)
     logits, fused = model.logits(expected), fuse(model, kernels)
-    hidden = fused(*step, causal_attend)
+    hidden = fused(*step, causal_attention)
     assert hidden.dtype == expected.dtype and expected.std() > 0.5
     torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(fused.logits(hidden), logits, atol=1e-5, rtol=1e-5)
@@ -319,16 +320,16 @@ def test_kernels_that_cannot_run_are_refused(options, says, monkeypatch):
 @torch.inference_mode()
 def test_positions_beyond_the_rotary_table_are_refused(count, position):
     model, (token_ids, positions) = fuse(random_model(SMALL), "numba"), step_of(SMALL, count=count)
-    model(token_ids, positions.clamp(max=SMALL.context_length - 1), causal_attend)
+    model(token_ids, positions.clamp(max=SMALL.context_length - 1), causal_attention)
     positions[-1] = position
     with pytest.raises(IndexError, match=rf"position {position}, and the rotary table has rows for 0 to 63"):
-        model(token_ids, positions, causal_attend)
+        model(token_ids, positions, causal_attention)
 
 
 def test_of_positions_on_a_device_the_lengths_on_the_host_are_checked():
     positions, table = torch.zeros(2, dtype=torch.int64, device="meta"), torch.zeros(64, 16)
     batch = PagedBatch.pack([1, 1], [3, 64], [[0], [1]], torch.zeros(2, dtype=torch.int64), 64)
     rotation.check_positions(positions, SimpleNamespace(batch=batch), table)
-    rotation.check_positions(positions, causal_attend, table)
+    rotation.check_positions(positions, causal_attention, table)
     with pytest.raises(IndexError, match="position 64, and"):
         rotation.check_positions(positions, SimpleNamespace(batch=replace(batch, host_lengths=[3, 65])), table)

@@ -9,8 +9,8 @@ import itertools
 import pytest
 import torch
 
+from common.learn.milestones.stage_under_test import causal_attention
 from common.loader import load_model
-from tests.helpers.small_models import causal_attend
 
 VOCAB, LENGTH = 97, 80
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32}
@@ -80,7 +80,7 @@ def test_logits_equal_those_of_transformers(family, rope, tmp_path):
     token_ids = torch.randint(VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         expected = reference(token_ids.unsqueeze(0)).logits.squeeze(0)
-        logits = model.logits(model(token_ids, torch.arange(LENGTH), causal_attend))
+        logits = model.logits(model(token_ids, torch.arange(LENGTH), causal_attention))
     assert expected.std() > 0.5  # else the tolerance below would mean little
     assert logits.dtype == torch.float32 and logits.shape == (LENGTH, VOCAB)
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)

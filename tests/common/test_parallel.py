@@ -10,11 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from common.learn.milestones.stage_under_test import causal_attention
 from common.loader import Loaded, load_model
 from common.loader import shard as shard_module
 from common.loader.shard import WHOLE, Shard, split_dimension
 from common.loader.weights import checkpoint_names
-from tests.helpers.small_models import LLAMA_FILE, causal_attend
+from tests.helpers.small_models import LLAMA_FILE
 from tests.helpers.thread_ranks import Threads
 
 LLAMA = LLAMA_FILE | {
@@ -89,7 +90,7 @@ def test_errors_about_a_shards_tensors_give_the_shape_of_the_whole(tmp_path):
 @pytest.mark.parametrize("fused", [False, "auto"])
 def test_shards_together_compute_the_logits_of_the_whole(tmp_path, monkeypatch, whole, config, count, fused):
     ids, positions = torch.arange(9), torch.arange(9)
-    hidden = whole.model(ids, positions, causal_attend)
+    hidden = whole.model(ids, positions, causal_attention)
     expected = whole.model.logits(hidden)
     threads = Threads(count)
     monkeypatch.setattr(shard_module, "dist", threads)
@@ -97,7 +98,7 @@ def test_shards_together_compute_the_logits_of_the_whole(tmp_path, monkeypatch, 
 
     def compute(rank):
         model = shards[rank].model
-        hidden = model(ids, positions, causal_attend)
+        hidden = model(ids, positions, causal_attention)
         return model.logits(hidden), model.logits(hidden[[]])
 
     for logits, none in threads.run(compute):

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 
 from common.loader import weights
 from common.model import ModelConfig, Transformer
@@ -40,12 +39,6 @@ def random_model(config: ModelConfig, device="cpu", dtype=torch.float32) -> Tran
     for name, parameter in model.named_parameters():
         parameter.copy_((1.0 if "norm" in name else 0.0) + 0.15 * torch.randn(parameter.shape))
     return model
-
-
-def causal_attend(layer, q, k, v):
-    """Attention of one sequence to itself, without a cache."""
-    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).squeeze(0).transpose(0, 1)
 
 
 def step_of(config: ModelConfig, device="cpu", count=9):

@@ -11,7 +11,6 @@ import pytest
 from common.errors import InvalidInput
 from common.inspector import __main__ as watch
 from common.inspector.document import document
-from common.serving.background import free_port
 from tests.helpers.serving_stage_03 import wait_until
 from tests.helpers.watching import watching
 
@@ -88,15 +87,23 @@ def test_a_wrong_command_line_is_answered_in_a_sentence(arguments, sentence):
         watch.main(arguments)
 
 
-def test_two_engines_that_are_told_to_stop_while_they_load_both_end(monkeypatch):
+def test_two_engines_know_one_page_and_both_end_if_told_to_while_they_load(monkeypatch):
     other = create_autospec(subprocess.Popen, instance=True)
-    monkeypatch.setattr(watch.subprocess, "Popen", lambda *_, **__: other)
-    monkeypatch.setattr(watch, "watch", lambda *_: signal.raise_signal(signal.SIGTERM))  # while the first one loads
+    seen = []
+    monkeypatch.setattr(watch.subprocess, "Popen", lambda command, **_: seen.append(command) or other)
+
+    def load(stage, args):
+        seen.append(args.port)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(watch, "watch", load)
     before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("it would end the first and leave the second"))
     try:
         with pytest.raises(SystemExit) as stop:
-            watch.main(["03", "04", "--no-browser", "--port", str(free_port())])
+            watch.main(["03", "04", "--no-browser", "--port", "0"])
     finally:
         signal.signal(signal.SIGTERM, before)
     assert stop.value.code == 128 + signal.SIGTERM
     assert [name for name, *_ in other.mock_calls] == ["terminate", "wait"]
+    command, port = seen
+    assert port and f"http://127.0.0.1:{port}" in command  # the page that may control the second

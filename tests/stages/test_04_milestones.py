@@ -89,7 +89,7 @@ def test_every_slot_has_one_owner(stage):
 @milestone(
     "Scheduler.schedule",
     hint="Decodes first, whatever else waits. What is left of the budget goes to prompts in order of arrival.",
-    second_hint="price.left is the budget beside decodes, price() what a chunk takes. One token first, then by slot.",
+    second_hint="price.left: the budget beside decodes; price(): what a chunk takes. Sort: one token first, then slot.",
 )
 def test_a_step_under_a_budget(stage):
     """A token for each that decodes, then prompts begun, then waiting ones, until the budget is spent."""

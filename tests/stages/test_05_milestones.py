@@ -174,7 +174,7 @@ def test_admitted_or_refused(stage):
     scheduler = make_scheduler(stage, pages=8, page_size=4)
     what = "`add`, prompt 30 + max_tokens 3 = 33 tokens in 8 pages of 4,"
     says = expect_error(InvalidInput, lambda: scheduler.add(make_request("X", 30, 3)), what)
-    expect("9 pages" in says and not scheduler.waiting, f"refuse what never fits, and do not queue it: {says}")
+    expect("9 pages" in says and not scheduler.waiting, f"refuse what needs 9 pages, and do not queue it: {says}")
     a, b, c, d = (make_request(*one) for one in (("A", 12, 9), ("B", 13, 9), ("C", 1, 9), ("D", 4, 9)))
     e = make_request("E", 16, 9)
     for request in (a, b, c):

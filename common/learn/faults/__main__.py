@@ -64,7 +64,7 @@ def first_failure(fault: Fault, tests: list[str]) -> str:
         fault.plant(tree)
         ended = bug.run_tests(tree, tests, sys.executable)
     if ended.status not in (0, 1):
-        sys.exit(f"bug {fault.number}: pytest ended with {ended.status}: {ended.last}")
+        sys.exit(f"bug {fault.number}: pytest ended with {ended.status}: {ended.says}")
     return ended.failed if ended.status else ""
 
 

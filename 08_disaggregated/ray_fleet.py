@@ -168,6 +168,7 @@ class RayFleet(Fleet):
             loading = actor.load.remote(self.model, self.options[number], *here)
             give_up = time.monotonic() + START_SECONDS
             while not ray.wait([loading], timeout=LOOK_SECONDS)[0] and time.monotonic() < give_up:
-                ray.get(actor.alive.remote(), timeout=SIGN_SECONDS)
+                if not ray.wait([actor.alive.remote()], timeout=SIGN_SECONDS)[0]:
+                    raise TimeoutError(f"no sign of life for {SIGN_SECONDS:g} s: is the machine too busy?")
             ray.get(loading, timeout=0)
         return actor

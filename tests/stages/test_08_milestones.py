@@ -297,17 +297,18 @@ def test_the_router_hands_over(stage):
 
 @milestone(
     "Router._worker_lost, Router._lose, Router._begin_again, Router._reconcile, Router._transfer_failed, Router._fail",
+    seconds=40,
     hint="_worker_lost: `_lose` each flight that it held. _lose: parked pages elsewhere: READY; else _begin_again.",
     second_hint="_reconcile: what should be held (its mail was read) and is not is lost; what should not be, dropped.",
 )
 def test_losses_cost_time_and_no_token(stage):
-    """A worker, mail or a transfer is lost: what it held begins again, and no token is missing or twice."""
+    """A worker, a message or a transfer is lost: what it held begins again, and no token is missing or twice."""
     prompts = stage.prompts(4, 30)
-    for lost in ("prefill worker", "decode worker", "mail", "transfer"):
+    for lost in ("prefill worker", "decode worker", "mail", "transfer", "report", "nothing, and all is said twice"):
         engine = make_fleet_engine(stage)
+        engine.fleet.lose_mail, engine.fleet.repeats = lost == "mail", lost.endswith("twice")
+        engine.fleet.unsaid = {0, 1} if lost == "report" else set()
         requests = [engine.add(prompt, endless(8)) for prompt in prompts]
-        if lost == "mail":
-            engine.fleet.lose_mail = True
         if lost == "transfer":
             transport = engine.fleet.workers[1].transport
             transport.receive = lambda *arguments, transport=transport: fails_once(transport, arguments)
@@ -319,7 +320,7 @@ def test_losses_cost_time_and_no_token(stage):
         expect_tokens(stage, engine, requests)
         stats = engine.stats()
         counts = [stats["workers_lost"], stats["failed_transfers"], stats["requests_resumed"] > 0]
-        wanted = [int(lost.endswith("worker")), int(lost == "transfer"), lost in ("decode worker", "mail")]
+        wanted = [int(lost.endswith("worker")), int(lost == "transfer"), lost in ("decode worker", "mail", "report")]
         if lost != "prefill worker":  # what it had done already decides whether any begins again
             expect_rows(f"a lost {lost}: workers_lost, failed_transfers, any resumed", counts, wanted)
     engine = make_fleet_engine(stage, wait_seconds=0.0)

@@ -25,6 +25,8 @@ def mortal_fleet(stage: StageUnderTest) -> type:
             super().__init__(makers)
             self.news, self.dead, self.unheard = [], set(), set()
             self.lose_mail = False  # whether the next mail is lost
+            self.unsaid = set()  # workers whose next report with tokens is lost
+            self.repeats = False  # whether each report comes a second time, with the next ones
             self.poison = ""  # a worker that begins this request dies
 
         def send(self, number, mail):
@@ -36,11 +38,15 @@ def mortal_fleet(stage: StageUnderTest) -> type:
             events, self.news, self.unheard = [*self.greetings, *self.news], [], set()
             self.greetings = []
             for number, worker in enumerate(self.workers):
-                if number not in self.dead:
-                    if self.poison and any(key.startswith(self.poison) for key in worker.held):
-                        self.die(number)
+                if self.poison and any(key.startswith(self.poison) for key in worker.held):
+                    self.die(number)
+                elif number not in self.dead:
+                    event = stage.fleet.Event(number, worker.turn(heartbeat=True))
+                    if number in self.unsaid and event.news.gains:
+                        self.unsaid.remove(number)
                     else:
-                        events.append(stage.fleet.Event(number, worker.turn(heartbeat=True)))
+                        events.append(event)
+                        self.news += [event] * self.repeats
             return events
 
         def die(self, number, returns=True):

@@ -1,9 +1,12 @@
 """OpenAI's own client against the server: texts and shapes of answers, whole and streamed."""
 
+from types import SimpleNamespace
+
 import openai
 import pytest
 
 from common.sampling import SamplingParams
+from common.serving.openai_api.routes import Service
 from common.stages import load_engine
 from tests.helpers.serving_openai import STAGES, openai_server
 from tests.helpers.serving_stage_03 import wait_until
@@ -192,6 +195,17 @@ def test_chat_logprobs(service, loaded, expect):
         )
         assert all(len(entry.top_logprobs) == 2 and bytes(entry.bytes).decode() == entry.token for entry in entries)
     assert chat(service, max_tokens=3, logprobs=True).choices[0].logprobs.content[0].top_logprobs == []
+
+
+def test_the_bytes_of_tokens_are_those_of_the_text(service, loaded):
+    text, content = "é 🙂", []
+    for token_id in loaded.tokenizer(text)["input_ids"]:
+        answer = chat(service, max_tokens=1, logprobs=True, logit_bias={str(token_id): 100})
+        content += answer.choices[0].logprobs.content[0].bytes
+    assert bytes(content).decode() == text
+    tokenizer = SimpleNamespace(convert_ids_to_tokens=["<0xF0>", "▁\ufffd"].__getitem__)  # of SentencePiece
+    other = SimpleNamespace(tokenizer=tokenizer, token_text=lambda token_id: "\ufffd")
+    assert [Service.token_bytes(other, token_id) for token_id in range(2)] == [[0xF0], None]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])

@@ -13,6 +13,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
+from starlette.requests import ClientDisconnect
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from common.detokenizer import REPLACEMENT
@@ -156,9 +157,11 @@ class Service:
         return echoes
 
     async def finished(self, streams: Sequence) -> None:
-        """Wait for the end of all streams. Raise EngineDead if one is incomplete."""
+        """Wait for the end of all streams. If one is incomplete, raise ClientDisconnect or EngineDead."""
         for stream in streams:
             if await stream.finished() is None or stream.request.finish_reason in FAILED:
+                if self.thread.error is None and stream.request.finish_reason == "abort":
+                    raise ClientDisconnect("the client has left")
                 raise EngineDead(str(self.thread.error or NOT_COMPLETED))
 
     async def respond(

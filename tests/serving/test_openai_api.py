@@ -251,18 +251,3 @@ def test_tokenize_and_back(service, loaded):
     info = service.get("/tokenizer_info").json()
     assert info["chat_template"] == loaded.tokenizer.chat_template and info["eos_token"] == loaded.tokenizer.eos_token
     assert service.get("/version").json()["version"]
-
-
-def test_cached_tokens_are_reported(loaded):
-    with openai_server("06", loaded) as service:
-        prompt = list(range(100, 200))
-        first, second = (complete(service, prompt, max_tokens=2).usage.prompt_tokens_details for _ in range(2))
-        assert (first.cached_tokens, second.cached_tokens) == (0, 96)
-
-
-def test_served_model_name(loaded):
-    with openai_server("03", loaded, "--served-model-name", "gpt") as service:
-        assert [model.id for model in service.client.models.list().data] == ["gpt"]
-        assert service.client.completions.create(model="gpt", prompt="a", max_tokens=1).model == "gpt"
-        with pytest.raises(openai.NotFoundError, match="'bundled' does not exist: use 'gpt'"):
-            service.client.completions.create(model="bundled", prompt="a", max_tokens=1)

@@ -27,8 +27,9 @@ metrics_of_completed_requests = (
 def test_metrics(loaded):
     with openai_server("06", loaded) as service:
         prompt = list(range(100, 140))
-        for _ in range(2):
-            service.post(prompt=prompt, max_tokens=5, ignore_eos=True, temperature=0)
+        for cached in (0, 32):
+            answer = service.post(prompt=prompt, max_tokens=5, ignore_eos=True, temperature=0).json()
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
         service.hang_up_after(ENDLESS)
         wait_until(service.idle)
         text = exposition(service)

@@ -5,7 +5,6 @@ import importlib.metadata
 import inspect
 import itertools
 import json
-import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -79,8 +78,8 @@ class Service:
         if REPLACEMENT not in text:
             return list(text.encode())
         name = self.tokenizer.convert_ids_to_tokens(token_id)
-        if byte := re.fullmatch("<0x(..)>", name):  # as SentencePiece writes it
-            return [int(byte[1], 16)]
+        if name.startswith("<0x"):  # as SentencePiece writes a byte
+            return [int(name[1:-1], 16)]
         return [BYTES[one] for one in name] if BYTES.keys() >= set(name) else None
 
     def check(self, body: Body, prompts: int) -> None:

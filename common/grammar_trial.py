@@ -37,7 +37,8 @@ class Trials:
         Raise InvalidInput if it makes none, and QueueFull for a new one if too many others wait.
         """
         key = pickle.dumps(form)
-        if key not in self.results:
+        known = self.results.get(key)
+        if known is None or (known.done() and known.exception()):  # or no process could be started
             if sum(not task.done() for task in self.results.values()) >= MOST_NEW:
                 from .serving.errors import QueueFull  # needs FastAPI, which the processes do without
 
@@ -47,11 +48,7 @@ class Trials:
                 self.results.pop(next(ended, None), None)
             self.results[key] = asyncio.create_task(self._try_out(key))
         # Others may wait for the same form, so a client that leaves stops nothing.
-        try:
-            result = await asyncio.shield(self.results[key])
-        except OSError:  # no process could be started, which says nothing of the form
-            self.results.pop(key, None)
-            raise
+        result = await asyncio.shield(self.results[key])
         if "error" in result:
             raise InvalidInput(result["error"])
         return result["grammar"]

@@ -18,9 +18,7 @@ def positive(text: str) -> int:
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     """Add `--max-queue` and the options for clients, access and logging."""
     server = parser.add_argument_group("clients of the server, with --serve")
-    server.add_argument(
-        "--max-queue", type=positive, default=1024, help="most open requests; more get 429 (default: 1,024)"
-    )
+    server.add_argument("--max-queue", type=positive, default=1024, help="open requests; more get 429 (default: 1,024)")
     server.add_argument("--served-model-name", metavar="NAME", help="the model's name for clients (default: its own)")
     server.add_argument(
         "--api-key",

@@ -1,8 +1,11 @@
 """OpenAI's own client against the server: texts and shapes of answers, whole and streamed."""
 
+from types import SimpleNamespace
+
 import openai
 import pytest
 
+from common.serving.openai_api.routes import Service
 from tests.helpers.serving_openai import STAGES, openai_server
 from tests.helpers.serving_stage_03 import wait_until
 
@@ -185,6 +188,17 @@ def test_chat_logprobs(service, loaded, expect):
     assert chat(service, max_tokens=3, logprobs=True).choices[0].logprobs.content[0].top_logprobs == []
 
 
+def test_the_bytes_of_tokens_are_those_of_the_text(service, loaded):
+    text, content = "é 🙂", []
+    for token_id in loaded.tokenizer(text)["input_ids"]:
+        answer = chat(service, max_tokens=1, logprobs=True, logit_bias={str(token_id): 100})
+        content += answer.choices[0].logprobs.content[0].bytes
+    assert bytes(content).decode() == text
+    tokenizer = SimpleNamespace(convert_ids_to_tokens=["<0xF0>", "▁\ufffd"].__getitem__)  # of SentencePiece
+    other = SimpleNamespace(tokenizer=tokenizer, token_text=lambda token_id: "\ufffd")
+    assert [Service.token_bytes(other, token_id) for token_id in range(2)] == [[0xF0], None]
+
+
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_prompt_logprobs_as_evaluation_harnesses_request_them(service, expect, prompts, max_tokens):
     """Those that the engine gives for the same tokens as output, to which a bias forces it."""
@@ -228,11 +242,3 @@ def test_tokenize_and_back(service, loaded):
     info = service.get("/tokenizer_info").json()
     assert info["chat_template"] == loaded.tokenizer.chat_template and info["eos_token"] == loaded.tokenizer.eos_token
     assert service.get("/version").json()["version"]
-
-
-def test_served_model_name(loaded):
-    with openai_server("03", loaded, "--served-model-name", "gpt") as service:
-        assert [model.id for model in service.client.models.list().data] == ["gpt"]
-        assert service.client.completions.create(model="gpt", prompt="a", max_tokens=1).model == "gpt"
-        with pytest.raises(openai.NotFoundError, match="'bundled' does not exist: use 'gpt'"):
-            service.client.completions.create(model="bundled", prompt="a", max_tokens=1)

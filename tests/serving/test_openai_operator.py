@@ -41,7 +41,7 @@ def test_a_refused_request_is_logged_with_its_reason(loaded, caplog):
     """Without a client's control characters. And every request, by uvicorn, with `--log-level info` alone."""
     with openai_server("03", loaded):
         assert not logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO)
-    with openai_server("03", loaded, "--log-level", "info") as service:
+    with openai_server("03", loaded, "--log-level", "info", "--served-model-name", "gpt") as service:
         assert logging.getLogger("uvicorn.access").isEnabledFor(logging.INFO)
         logging.getLogger("uvicorn.error").addHandler(caplog.handler)  # uvicorn's own lead to stderr alone
         refused = [
@@ -58,7 +58,7 @@ def test_a_refused_request_is_logged_with_its_reason(loaded, caplog):
         ("INFO", f"POST /v1/completions: 400, {reason}.0"),
         ("INFO", f"POST /generate: 400, {reason}"),
     ]
-    assert lines[2][1].startswith("POST /v1/completions: 404, the model 'other' does not exist")
+    assert lines[2][1] == "POST /v1/completions: 404, the model 'other' does not exist: use 'gpt'"
     assert lines[3] == ("INFO", "GET /nothing\ufffd[31m: 404, Not Found")
 
 

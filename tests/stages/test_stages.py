@@ -101,10 +101,10 @@ def test_mistakes_are_answered_in_a_sentence(monkeypatch, capsys, tmp_path, argu
     assert output == ""
 
 
-@pytest.mark.parametrize("option", ["--max-queue", "--max-body"])
-def test_a_server_takes_at_least_one_request_and_one_byte(monkeypatch, capsys, option):
-    status, _, errors = run_main(monkeypatch, capsys, "06_prefix_cache", "--serve", option, "0")
-    assert status == 2 and f"argument {option}: '0' is not a positive" in errors
+def test_a_server_takes_at_least_one_request_and_one_byte(monkeypatch, capsys):
+    for option in ("--max-queue", "--max-body"):
+        status, _, errors = run_main(monkeypatch, capsys, "06_prefix_cache", "--serve", option, "0")
+        assert status == 2 and f"argument {option}: '0' is not a positive" in errors
 
 
 def test_a_fault_in_the_code_keeps_its_traceback(monkeypatch, capsys):

@@ -185,8 +185,8 @@ class ChatAnswer(Answer):
         }
 
     def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        token = self.service.token_text(token_id)
-        return {"token": token, "logprob": finite(logprob), "bytes": list(token.encode())}
+        token, content = self.service.token_text(token_id), self.service.token_bytes(token_id)
+        return {"token": token, "logprob": finite(logprob), "bytes": content}
 
 
 def call(name: str, arguments: str) -> dict[str, Any]:

@@ -12,7 +12,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
+from starlette.requests import ClientDisconnect
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from common.detokenizer import REPLACEMENT
 from common.errors import shortened
 from common.grammar_trial import Trials
 from common.request import check_characters, check_prompt_length, prompt_tokens
@@ -28,6 +31,7 @@ from .structured import Tool
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
 VERSION = "1.0.0"
 FORMS = {"response_format", "structured_outputs", "tools"}  # fields that may give answers a form
+BYTES = {character: byte for byte, character in bytes_to_unicode().items()}  # as byte-level vocabularies write them
 NOT_COMPLETED = "the request could not be completed: send it again"
 
 
@@ -67,6 +71,16 @@ class Service:
         if token_id not in self.token_texts:
             self.token_texts[token_id] = self.tokenizer.decode([token_id])
         return self.token_texts[token_id]
+
+    def token_bytes(self, token_id: int) -> list[int] | None:
+        """Return the UTF-8 of a token, also if that is no whole characters; None if its vocabulary does not tell."""
+        text = self.token_text(token_id)
+        if REPLACEMENT not in text:
+            return list(text.encode())
+        name = self.tokenizer.convert_ids_to_tokens(token_id)
+        if name.startswith("<0x"):  # as SentencePiece writes a byte
+            return [int(name[1:-1], 16)]
+        return [BYTES[one] for one in name] if BYTES.keys() >= set(name) else None
 
     def check(self, body: Body, prompts: int) -> None:
         """Raise BadRequest if this server cannot answer the call, before any work for it."""
@@ -142,9 +156,11 @@ class Service:
         return echoes
 
     async def finished(self, streams: Sequence) -> None:
-        """Wait for the end of all streams. Raise EngineDead if one is incomplete."""
+        """Wait for the end of all streams. If one is incomplete, raise ClientDisconnect or EngineDead."""
         for stream in streams:
             if await stream.finished() is None or stream.request.finish_reason in FAILED:
+                if self.thread.error is None and stream.request.finish_reason == "abort":
+                    raise ClientDisconnect("the client has left")
                 raise EngineDead(str(self.thread.error or NOT_COMPLETED))
 
     async def respond(

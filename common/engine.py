@@ -112,7 +112,7 @@ class BaseEngine(ABC):
         """Free what the stage holds for a request that ends. Called exactly once for each request."""
 
     def measure(self) -> None:  # noqa: B027 (a stage may depend on no measurement)
-        """Measure again what the stage's decisions depend on: its models now run in another way (gpu/graphs.py).
+        """Measure again what the stage's decisions depend on: its models now run otherwise (acceleration/graphs.py).
 
         Called before the first request.
         """
@@ -172,7 +172,7 @@ class BaseEngine(ABC):
     def append_tokens(self, requests: Sequence[Request], tokens: Sequence[Sequence[SampledToken]]) -> list[Request]:
         """Append to each request its tokens, up to the one that ends it; return the requests that gained any.
 
-        A request that ended while the step was on the device (gpu/overlap.py) gains nothing.
+        A request that ended while the step was on the device (acceleration/overlap.py) gains nothing.
         """
         unfinished = [request for request in requests if not request.finished]
         for request, new in zip(requests, tokens, strict=True):

@@ -24,6 +24,7 @@ from .transfers import to_device
 
 BLOCK = 4096
 COLDEST = 1e-30  # below it float32 has no reciprocal; any two logits that differ are infinitely far apart there
+HOTTEST = 1e30  # all finite logits have the same weight there; of float32's infinity and -inf it would be NaN
 
 
 @triton.jit
@@ -89,7 +90,8 @@ def draw_plain(logits: Tensor, temperatures: Sequence[float], uniforms: Sequence
     """
     B, V = logits.shape
     blocks = triton.cdiv(V, BLOCK)
-    numbers = to_device([[max(t, COLDEST) for t in temperatures], uniforms], torch.float64, logits.device)
+    clamped = [min(max(t, COLDEST), HOTTEST) for t in temperatures]
+    numbers = to_device([clamped, uniforms], torch.float64, logits.device)
     maxima, sums = (torch.empty(B, blocks, dtype=torch.float32, device=logits.device) for _ in range(2))
     places = torch.empty(B, blocks, dtype=torch.int32, device=logits.device)
     out = torch.empty(B, dtype=torch.int64, device=logits.device)

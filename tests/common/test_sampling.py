@@ -316,7 +316,7 @@ def by_definition(logits, temperatures, uniforms):
 )
 def test_what_is_drawn_is_what_the_definition_draws(draw_plain, vocab_size, dtype, device):
     """Of equal logits the lowest token is greedy, and one without weight is never drawn."""
-    temperatures = [0.0, 1e-300, 0.1, 0.6, 1.0, 5.0, 1.0, 5.0]
+    temperatures = [0.0, 1e-300, 1e300, 0.1, 0.6, 1.0, 5.0, 1.0, 5.0]
     torch.manual_seed(vocab_size)
     plain = (3 * torch.randn(len(temperatures), vocab_size)).to(device, dtype)
     empty_blocks = plain.clone()

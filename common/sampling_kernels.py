@@ -84,11 +84,11 @@ def draw_kernel(
 
 
 def draw_plain(logits: Tensor, temperatures: Sequence[float], uniforms: Sequence[float]) -> Tensor:
-    """Draw a token for each row, [B] int64, of logits[B, V] in any float type, contiguous; temperature 0 is greedy.
+    """Draw a token for each row, [B] int64, of logits[B, V] in any float type; temperature 0 is greedy.
 
     uniforms: B numbers in [0, 1). Each row of logits has a finite value and no NaN or +inf.
     """
-    B, V = logits.shape
+    logits, (B, V) = logits.contiguous(), logits.shape  # ranks that share the vocabulary may give a part of wider rows
     blocks = triton.cdiv(V, BLOCK)
     clamped = [min(max(t, COLDEST), HOTTEST) for t in temperatures]
     numbers = to_device([clamped, uniforms], torch.float64, logits.device)

@@ -322,7 +322,8 @@ def test_what_is_drawn_is_what_the_definition_draws(draw_plain, vocab_size, dtyp
     empty_blocks = plain.clone()
     empty_blocks[:, 1:-1] = -math.inf
     uniforms = [uniform(7, i) for i in range(len(temperatures) - 2)] + [0.0, 1 - 2**-53]
-    for logits in (plain, plain.round(), empty_blocks):
+    part_of_wider = torch.cat([plain, plain.flip(1)], dim=1)[:, :vocab_size]  # as ranks whose parts are padded give it
+    for logits in (plain, plain.round(), empty_blocks, part_of_wider):
         assert draw_plain(logits, temperatures, uniforms).tolist() == by_definition(logits, temperatures, uniforms)
 
 

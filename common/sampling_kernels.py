@@ -24,6 +24,7 @@ from .transfers import to_device
 
 BLOCK = 4096
 COLDEST = 1e-30  # below it float32 has no reciprocal; any two logits that differ are infinitely far apart there
+HOTTEST = 1e30  # all finite logits have the same weight there; of float32's infinity and -inf it would be NaN
 
 
 @triton.jit
@@ -83,13 +84,14 @@ def draw_kernel(
 
 
 def draw_plain(logits: Tensor, temperatures: Sequence[float], uniforms: Sequence[float]) -> Tensor:
-    """Draw a token for each row, [B] int64, of logits[B, V] in any float type, contiguous; temperature 0 is greedy.
+    """Draw a token for each row, [B] int64, of logits[B, V] in any float type; temperature 0 is greedy.
 
     uniforms: B numbers in [0, 1). Each row of logits has a finite value and no NaN or +inf.
     """
-    B, V = logits.shape
+    logits, (B, V) = logits.contiguous(), logits.shape  # ranks that share the vocabulary may give a part of wider rows
     blocks = triton.cdiv(V, BLOCK)
-    numbers = to_device([[max(t, COLDEST) for t in temperatures], uniforms], torch.float64, logits.device)
+    clamped = [min(max(t, COLDEST), HOTTEST) for t in temperatures]
+    numbers = to_device([clamped, uniforms], torch.float64, logits.device)
     maxima, sums = (torch.empty(B, blocks, dtype=torch.float32, device=logits.device) for _ in range(2))
     places = torch.empty(B, blocks, dtype=torch.int32, device=logits.device)
     out = torch.empty(B, dtype=torch.int64, device=logits.device)

@@ -23,9 +23,9 @@ def warm_up(engine: BaseEngine) -> None:
         hidden = model(token_ids, positions, lambda layer, q, k, v: q)  # without pages, as prompts are scored
         if hasattr(cache, "attention"):
             # One request decodes behind a text of several pieces, all in one page, and one runs a prompt of two tokens.
-            page_size = cache.k.shape[2]
-            pages = [0] * -(-2 * SPLIT // page_size)
-            paged = PagedBatch.pack([1, 2], [2 * SPLIT, 2], [pages, [0]], slots, page_size)
+            page_size, length = cache.k.shape[2], min(2 * SPLIT, model.config.context_length)
+            pages = [0] * -(-length // page_size)
+            paged = PagedBatch.pack([1, 2], [length, 2], [pages, [0]], slots, page_size)
             hidden = model(token_ids, positions, cache.bind(paged))
         if getattr(model, "pads", False):
             prepare_products(model.blocks[0], getattr(getattr(engine, "scheduler", None), "token_budget", 256))

@@ -109,7 +109,8 @@ def test_add_norm(kernels, device, dtype, shape):
         order = torch.randperm(shape[0])
         assert torch.equal(add_norm(x[order], residual[order], weight, 1e-2), out[order])
         for row, alone in enumerate(total[:3].split(1) if shape[0] else ()):
-            assert torch.equal(add_norm(None, alone, weight, 1e-2)[0], out[row])
+            # A copy: where rows begin at other addresses than in steps, Triton compiles sums of another order.
+            assert torch.equal(add_norm(None, alone.clone(), weight, 1e-2)[0], out[row])
 
 
 @each_kernel

@@ -316,13 +316,14 @@ def by_definition(logits, temperatures, uniforms):
 )
 def test_what_is_drawn_is_what_the_definition_draws(draw_plain, vocab_size, dtype, device):
     """Of equal logits the lowest token is greedy, and one without weight is never drawn."""
-    temperatures = [0.0, 1e-300, 0.1, 0.6, 1.0, 5.0, 1.0, 5.0]
+    temperatures = [0.0, 1e-300, 1e300, 0.1, 0.6, 1.0, 5.0, 1.0, 5.0]
     torch.manual_seed(vocab_size)
     plain = (3 * torch.randn(len(temperatures), vocab_size)).to(device, dtype)
     empty_blocks = plain.clone()
     empty_blocks[:, 1:-1] = -math.inf
     uniforms = [uniform(7, i) for i in range(len(temperatures) - 2)] + [0.0, 1 - 2**-53]
-    for logits in (plain, plain.round(), empty_blocks):
+    part_of_wider = torch.cat([plain, plain.flip(1)], dim=1)[:, :vocab_size]  # as ranks whose parts are padded give it
+    for logits in (plain, plain.round(), empty_blocks, part_of_wider):
         assert draw_plain(logits, temperatures, uniforms).tolist() == by_definition(logits, temperatures, uniforms)
 
 

@@ -165,7 +165,7 @@ class Factories(TorchFunctionMode):
 def on_device(name: str | None) -> Loaded:
     """Return a bundled checkpoint, cut to LAYERS, whose parameters and tables say they are on CUDA."""
     loaded = load_model(name, device="cpu", dtype="bfloat16", fused=False)
-    context = 512 if name == "draft" else 1024  # some texts are too long for the draft model
+    context = 400 if name == "draft" else 1024  # some texts are too long for the draft model
     model, config = loaded.model, replace(loaded.config, num_layers=LAYERS, context_length=context)
     model.blocks, model.config = model.blocks[:LAYERS], config
     model.cos, model.sin = model.cos[:context], model.sin[:context]

@@ -62,6 +62,7 @@ def test_pages_arrive_as_they_were_sent_and_nothing_else_is_touched(ends, skip):
     told = []
     transfer = receiver.receive(sender.send("a", SOURCE), skip, PLACES[skip:], lambda: told.append("final"))
     assert arrived(transfer) and transfer.final and transfer.seconds > 0
+    eventually(lambda: told == ["final"])
     assert transfer.bytes == sum(pool[0].nbytes for pool in sender.pools) * (6 - skip)
     for got, sent in zip(receiver.pools, sender.pools, strict=True):
         assert torch.equal(got[PLACES[skip:]], sent[SOURCE[skip:]])

@@ -29,10 +29,9 @@ from .verification import Row, by_rejection
 
 
 class PromptLookup:
-    """Drafts what followed the last `longest` tokens where they occurred before, or fewer, down to `shortest`."""
+    """Drafts what followed the last four tokens where they occurred before, else the last three or two."""
 
-    def __init__(self, longest: int = 4, shortest: int = 2):
-        self.longest, self.shortest = longest, shortest
+    def __init__(self):
         # Of each running sequence, and gone with it.
         self._indexes: weakref.WeakKeyDictionary[Sequence, NgramIndex] = weakref.WeakKeyDictionary()
 
@@ -41,7 +40,7 @@ class PromptLookup:
         for chunk in chunks:
             if chunk.room:
                 request = chunk.sequence.request
-                index = self._indexes.setdefault(chunk.sequence, NgramIndex(self.shortest, self.longest))
+                index = self._indexes.setdefault(chunk.sequence, NgramIndex())
                 if start := index.find(request.all_token_ids):
                     chunk.draft.token_ids = request.token_ids_between(start, start + chunk.room)
 
@@ -49,7 +48,7 @@ class PromptLookup:
 class NgramIndex:
     """Where in a text that grows each run of n tokens has ended last, for n from `shortest` to `longest`."""
 
-    def __init__(self, shortest: int, longest: int):
+    def __init__(self, shortest: int = 2, longest: int = 4):
         self.sizes = range(shortest, longest + 1)
         self.ends: dict[tuple[int, ...], int] = {}
         self.indexed = 0  # tokens: the runs that end with one of these are in `ends`

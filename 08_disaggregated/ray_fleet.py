@@ -53,10 +53,9 @@ class WorkerProcess:
         if ranks == 1:
             loaded = run_on_temporary_thread(lambda: load_model(**model))
             engine = run_on_temporary_thread(lambda: make_engine(WorkerEngine, loaded, **options))
-            self.worker = Worker(engine, page_transport(loopback))
+            self.worker = Worker(engine, page_transport(loopback), wake=partial(self.mailbox.put, LOOK))
         else:
             self.worker = worker_on_ranks(Ranks(ranks, **model), options, loopback)
-        self.worker.wake = partial(self.mailbox.put, LOOK)
         freeze_loaded_objects()
 
     @ray.method(concurrency_group="mail")

@@ -357,15 +357,13 @@ class Router(BaseEngine):
 
     def _begin_again(self, flight: Flight) -> None:
         """Drop the orders of a flight and begin a new attempt; after MOST_DEATHS end its request with "error"."""
+        if flight.deaths >= MOST_DEATHS:
+            self._fail(flight, f"{flight.deaths} workers have died under it, one after the other")
+            return
         for handle in flight.holders:
             handle.drop(flight.key)
-        flight.prefill = flight.decode = None
-        if flight.deaths >= MOST_DEATHS:
-            flight.phase = QUEUED
-            self._fail(flight, f"{flight.deaths} workers have died under it, one after the other")
-        else:
-            self.resumed += 1
-            self._begin(flight)
+        self.resumed += 1
+        self._begin(flight)
 
     def _reconcile(self, handle: Handle, heartbeat: Heartbeat) -> None:
         """Let go of what the worker should not hold, and begin again what it should hold and does not."""

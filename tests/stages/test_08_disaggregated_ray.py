@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from common.distributed.object_transport import ObjectTransport
 from common.stages import load_engine, load_stage_module
 from tests.helpers.engine_options import endless
+from tests.helpers.faulty_fleet import WorkerWithoutModel
 
 ray = pytest.importorskip("ray", reason="needs the package ray")
 engine_module, ray_fleet, routing = (load_stage_module("08", name) for name in ("engine", "ray_fleet", "routing"))
@@ -171,3 +173,15 @@ def test_pages_travel_through_rays_object_store_where_there_is_no_nixl(engine):
         assert torch.equal(here[[3, 4]], there[[2, 5]]) and not here[5:].any()
     sender.abort("a")
     sender.abort("a")
+
+
+def test_a_process_is_woken_by_its_transport(monkeypatch):
+    ray_fleet = load_stage_module("08", "ray_fleet")
+    parts = {"load_model": dict, "make_engine": lambda *_: WorkerWithoutModel(12), "freeze_loaded_objects": list}
+    parts["page_transport"] = lambda loopback: SimpleNamespace(register=len)
+    for name, part in parts.items():
+        monkeypatch.setattr(ray_fleet, name, part)
+    process = ray_fleet.WorkerProcess()
+    process.load({}, {}, 1, torch.get_num_threads(), True)
+    process.worker.wake()
+    assert process.mailbox.get_nowait() is ray_fleet.LOOK

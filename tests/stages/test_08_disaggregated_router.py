@@ -2,6 +2,8 @@
 no request waits for ever, and no token is missing or comes twice. All workers are without a model."""
 
 import time
+from functools import partial
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,7 @@ from tests.helpers.faulty_fleet import (
     FaultyFleet,
     WorkerWithoutModel,
     fleet_without_model,
+    kv_transport,
     messages,
     next_token,
     scheduler_module,
@@ -346,3 +349,33 @@ def test_pages_that_arrive_together_delay_a_step_together(monkeypatch):
     worker.read(messages.Mail(1, orders, []))
     worker.turn()
     assert len(worker.in_transfer) == 3 and now == [worker_module.ARRIVAL_SECONDS]
+
+
+def test_an_idle_worker_wakes_when_its_pages_have_arrived():
+    """Its loop sleeps meanwhile. What ends then is told to it in its own mailbox, from whatever thread."""
+    arrived = []
+
+    class Mailbox(SimpleQueue):
+        def get(self, timeout):
+            arrived.append(True)
+            transport.on_done()
+            assert not self.empty(), "it sleeps on, though its pages are here"
+            return self.get_nowait()
+
+    class Transport(kv_transport.LocalTransport):
+        def receive(self, ticket, skip, pages, on_done):
+            self.on_done, transfer = on_done, super().receive(ticket, skip, pages, on_done)
+            done, wait = transfer.done, transfer.wait
+            return SimpleNamespace(done=lambda: bool(arrived) and done(), wait=wait, final=True, bytes=0, seconds=0.0)
+
+    sender = worker_module.Worker(WorkerWithoutModel(12), Transport())
+    sender.read(messages.Mail(1, [messages.Order("a#0", [1, 2, 3], [], endless(6), 0, 6, hand_over=True)], []))
+    report = sender.turn()
+    [gain], [(_, ticket)] = report.gains, report.parked
+    transport, mailbox = Transport(), Mailbox()
+    wake = partial(mailbox.put, worker_module.LOOK)
+    running = worker_module.Worker(WorkerWithoutModel(12), transport, wake).run(mailbox)
+    assert isinstance(next(running), messages.Hello)
+    order = messages.Order("a#0", [1, 2, 3], gain.token_ids, endless(6), 0, 6, ticket=ticket)
+    mailbox.put(messages.Mail(1, [order], []))
+    assert not next(running).arrived and [arrival.key for arrival in next(running).arrived] == ["a#0"]

@@ -8,6 +8,7 @@ If several processes share a model (loader/shard.py), each copies only its own p
 vLLM's `weight_loader`. Production engines add several threads, or GPUDirect Storage, that read the files at once.
 """
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from ..model import ModelConfig, Transformer
 from .config import read_json
 from .device import DTYPES
 from .shard import WHOLE, Shard
+
+# tqdm's own lock is a semaphore of the system, of which Python warns once the process has been killed.
+tqdm.set_lock(threading.RLock())
 
 PROGRESS_BYTES = 10**9  # smaller models load within seconds, without a progress bar
 

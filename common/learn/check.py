@@ -66,7 +66,7 @@ def pick_exercise(number: str, wanted: int) -> Milestone:
     """Return the check of an exercise. Exit with those that have one if it has none."""
     checks = {check.number: check for check in read_exercises(number)}
     if wanted not in checks:
-        sys.exit(f"Exercise {wanted} of lesson {number} has no check; {', '.join(map(str, checks))} has.")
+        sys.exit(f"Exercise {wanted} of lesson {number} has no check. Use {' or '.join(map(str, checks))}.")
     return checks[wanted]
 
 

@@ -31,7 +31,10 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     sources = {task.file: (folder / task.file).read_text(encoding="utf-8") for task in chosen}
     for task in chosen:
         sources[task.file], lines = fill_in(folder / task.file, sources[task.file], stage / task.file, task)
-        print(task.title if options.all else "\n".join(lines or [f"{task.name} is the reference already."]))
+        if not lines:
+            print(f"{task.name} is the reference already.")
+            return 0
+        print(task.title if options.all else "\n".join(lines))
     if not (options.yes or agreed()):
         return 1
     for name, text in sources.items():

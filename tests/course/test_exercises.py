@@ -71,5 +71,5 @@ def test_check_names_the_folder_the_failure_and_a_hint(root, capsys, loaded_once
     shown = capsys.readouterr().out
     assert f"failing  {exercise.number}  {exercise.title}" in shown and f"Expected: {exercise.expected}" in shown
     assert "A      r8  r9" in shown and f"Hint: {exercise.hint}" in shown
-    with pytest.raises(SystemExit, match="Exercise 9 of lesson 01 has no check; 2 has"):
-        check.main([stage.name, "--exercise", "9"], root)
+    with pytest.raises(SystemExit, match="Exercise 9 of lesson 04 has no check. Use 3 or 5."):
+        check.main([STAGES[3].name, "--exercise", "9"], root)

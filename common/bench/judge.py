@@ -36,7 +36,7 @@ from . import summary
 from .ceilings import ceilings, reference_ms
 from .client import Target, find_target, generate_load
 from .compare.sources import JUDGE
-from .documents import write_json
+from .documents import expect_writable, write_json
 from .hardware import hardware, slug
 from .harness import Headline, alternate
 from .load import running_server
@@ -86,10 +86,13 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_server_options(parser, endpoint="chat")
     add("--ttft-ms", type=positive, default=300, metavar="MS", help="objective of the first token (default: 300)")
     add("--itl-ms", type=positive, default=40, metavar="MS", help="objective of a request's p99 gap (default: 40)")
-    add("--reference", default="06", metavar="STAGE", help="with its options, in quotes (default: 06)")
+    add("--reference", type=shlex.split, default="06", metavar="STAGE", help="with its options, quoted (default: 06)")
     add("--repeats", type=positive, default=2, metavar="N", help="turns of each side (default: 2)")
     add("--out", type=Path, metavar="FILE", help="default: results/<hardware>-judge.json")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.out:
+        expect_writable(args.out)
+    return args
 
 
 def judge(args: argparse.Namespace, target: Target) -> dict[str, Any]:
@@ -97,7 +100,7 @@ def judge(args: argparse.Namespace, target: Target) -> dict[str, Any]:
     place, start = Settings().place(), time.monotonic()
     machine = hardware(place[0]) | Settings().describe() | {"model": Path(target.model).name} | ceilings(*place)
     order, repeats, texts = alternate(SIDES, args.repeats), [], {side: {} for side in SIDES}
-    print(f"{target.model}, {args.endpoint}; the reference is stage {args.reference}\n\n{ROW.format(*HEADS)}")
+    print(f"{target.model}, {args.endpoint}; the reference is stage {' '.join(args.reference)}\n\n{ROW.format(*HEADS)}")
     for repeat, sides in enumerate(order):
         repeats.append({})
         for side in sides:
@@ -127,15 +130,11 @@ def judge(args: argparse.Namespace, target: Target) -> dict[str, Any]:
 
 
 def take_turn(side: str, args: argparse.Namespace, target: Target, repeat: int) -> tuple[list[Row], dict]:
-    """Load the server, or a reference that is started for it. Raise InvalidInput if that does not start."""
+    """Load the server, or a reference that is started for it."""
     if side == "server":
         return climb(args, side, repeat, args.url, target, args.api_key)
-    stage, *options = shlex.split(args.reference)
-    try:
-        with running_server(stage, Settings(), *options) as url:
-            return climb(args, side, repeat, url, target_of(args, url))
-    except RuntimeError as reason:
-        raise InvalidInput(str(reason)) from reason
+    with running_server(args.reference[0], Settings(), *args.reference[1:]) as url:
+        return climb(args, side, repeat, url, target_of(args, url))
 
 
 def target_of(args: argparse.Namespace, url: str, model: str | None = None, api_key: str | None = None) -> Target:

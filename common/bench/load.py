@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from common.errors import InvalidInput
 from common.serving.background import free_port
 from common.stages import stage_folder
 
@@ -34,7 +35,7 @@ def running_server(stage: str, settings: Settings, *options: str) -> AbstractCon
 def serving(command: Sequence, name: str, environment: Mapping | None = None, **options: Any) -> Iterator[str]:
     """Run a command that serves at its option --port for as long as the block runs; give its URL.
 
-    Raise RuntimeError with the last of what it has printed if it does not come up. options: of `process`.
+    Raise InvalidInput with the last of what it has printed if it does not come up. options: of `process`.
     """
     port = str(free_port())
     with (
@@ -47,10 +48,10 @@ def serving(command: Sequence, name: str, environment: Mapping | None = None, **
         yield url
 
 
-def failure(what: str, lines: Sequence[str]) -> RuntimeError:
+def failure(what: str, lines: Sequence[str]) -> InvalidInput:
     """Show the last lines; return an error with the very last, since documents name no folders."""
     print("".join(lines[-SHOWN_LINES:]), file=sys.stderr)
-    return RuntimeError(": ".join([what, *[line.strip() for line in lines if line.strip()][-1:]]))
+    return InvalidInput(": ".join([what, *[line.strip() for line in lines if line.strip()][-1:]]))
 
 
 def wait_until_healthy(server: subprocess.Popen, url: str) -> bool:

@@ -32,7 +32,7 @@ from common.terminal import note, run_to_end
 
 from . import plots
 from .client import Target, find_target, generate_load
-from .documents import write_json
+from .documents import expect_writable, write_json
 from .metrics import LATENCIES, LoadResult
 from .plots import short
 from .workloads import WORKLOADS, worded_jobs
@@ -90,9 +90,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     args.loads = args.rate or args.concurrency or CONCURRENCIES
     if args.requests and args.axis == "concurrency" and args.requests < max(args.loads):
         parser.error(f"--requests {args.requests} is too few for concurrency {max(args.loads)}: give that or more")
-    for path in (args.plot, None if args.json == "-" else args.json):
-        if path and not Path(path).parent.is_dir():
-            parser.error(f"there is no folder {Path(path).parent}")
+    for path in map(Path, filter(None, (args.plot, args.json if args.json != "-" else None))):
+        if not path.parent.is_dir():
+            parser.error(f"there is no folder {path.parent}")
+        expect_writable(path)
     return args
 
 
@@ -164,7 +165,7 @@ def result_document(
     It names neither the URL, since results are published, nor hardware: the client does not know the server's.
     """
     prompts = "" if args.workload == "corpus" else f"prompts of up to {args.prompt_tokens} words, "
-    answers = f"answers of {'' if args.ignore_eos else 'at most '}{args.output_tokens} tokens"
+    answers = f"answers of up to {args.output_tokens} tokens{', to full length' * args.ignore_eos}"
     return {
         "benchmark": "common.bench.serve",
         "date": datetime.date.today().isoformat(),

@@ -22,7 +22,7 @@ from common.terminal import note
 
 from . import summary
 from .ceilings import ceilings, reference_ms
-from .documents import read_json, rounded, write_json
+from .documents import expect_writable, read_json, rounded, write_json
 from .hardware import ROOT, hardware, slug
 from .harness import REPEATS, Benchmark, Run, aggregate, alternate, run_process
 from .settings import Settings
@@ -117,7 +117,11 @@ class Suite:
     # ---- Measuring ----
 
     def run(self, again: bool = False) -> int:
-        """Measure what is not complete; return the exit status: 1 if a side could not be measured."""
+        """Measure what is not complete; return the exit status: 1 if a side could not be measured.
+
+        Raise InvalidInput if nothing can be written in the folder of the results.
+        """
+        expect_writable(self.path)
         todo = []
         for benchmark in self.benchmarks:
             if (date := self.complete(benchmark)) and not again:

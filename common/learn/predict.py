@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from common.bench.documents import read_json, write_json
+from common.bench.documents import expect_writable, read_json, write_json
 from common.bench.hardware import slug
 from common.bench.harness import Benchmark
 from common.bench.run import RESULTS
@@ -38,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     stage = folder_of(arguments[0])
     benchmark: Benchmark = import_module(f"{stage.name}.benchmark").BENCHMARK
     args = parse_options(benchmark, arguments[1:])
+    expect_writable(args.out / stage.name)
     questions = read_questions(stage, benchmark.sizes_of(args.sizes))
     guesses = given_guesses(questions, args)
     if sys.stdin.isatty():

@@ -97,6 +97,8 @@ def test_other_answers_than_the_references_are_other_work(server, tmp_path, monk
     [
         (["--model", "gpt"], "the server has no model 'gpt'; it serves steady, "),
         (["--reference", "99"], "there is no stage '99': give one of 01_naive"),
+        (["--out", "."], ". is a folder: name a file in it"),
+        (["--out", f"{__file__}/anna.json"], f"{__file__} is no folder that can be written to"),
         (["--ttft-ms", "1"], "no request met the objectives of the reference: give larger ones"),
     ],
 )

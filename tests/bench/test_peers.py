@@ -7,6 +7,7 @@ import pytest
 from common.bench.experiments import peer_program, peers
 from common.bench.harness import Unavailable
 from common.bench.settings import Settings
+from common.errors import InvalidInput
 
 
 @pytest.mark.parametrize("python", [sys.executable, "/nowhere/bin/python"])
@@ -19,7 +20,7 @@ def test_a_python_without_vllm_is_refused_with_what_to_do(monkeypatch, python):
 def test_the_answer_is_the_last_line_that_is_one():
     program = "import json, sys; print('{}'); print(json.dumps({'side': 'a', 'figures': json.load(sys.stdin)}), '\\n')"
     assert peers.answer([sys.executable, "-c", program], {"side": "a", "x": [1.5]}) == {"side": "a", "x": [1.5]}
-    with pytest.raises(RuntimeError, match=r"a gave no figures: no vllm here"):
+    with pytest.raises(InvalidInput, match=r"a gave no figures: no vllm here"):
         peers.answer([sys.executable, "-c", "raise SystemExit('no vllm here')"], {"side": "a"})
 
 

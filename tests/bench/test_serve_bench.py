@@ -177,6 +177,7 @@ def test_rates_are_open_loops_whose_failures_are_counted(server, capsys):
     document = json.loads(line)
     found = [[point[name] for name in ("rate", "requests", "failed")] for point in document["points"]]
     assert found == [[100, 7, 2], [400.5, 7, 3]] and document["arrivals"] == "Poisson arrivals"
+    assert document["workload"] == "corpus: answers of up to 4 tokens, to full length"
     assert document["points"][1]["failures"] == {"HTTP 429: the queue is full": 3}
     assert "5 of 14 requests failed, 5 of them with: HTTP 429: the queue is full" in table
     assert all(body["ignore_eos"] and len(body["messages"]) == 1 for body in server.bodies[1:])

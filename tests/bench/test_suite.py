@@ -209,6 +209,7 @@ def test_above_one_is_better(write, more_is_better, ratio):
         (["--sizes", "gpu"], "--sizes gpu needs a CUDA device"),
         (["--repeats", "0"], "--repeats must be at least 1, not 0"),
         (["--minutes", "0"], "--minutes must be more than 0, not 0"),
+        (["--out", __file__], f"{__file__} is no folder that can be written to"),
         (["--plot-only"], "holds no results to draw"),
     ],
 )

@@ -20,6 +20,7 @@ from common.bench import plots, suite
 from common.bench.compare.sources import results_files
 from common.bench.load import running_server
 from common.bench.settings import Settings
+from common.errors import InvalidInput
 from common.learn import predict
 from common.learn.questions import Question, read_questions, result, table
 from common.loader import load_model
@@ -173,6 +174,7 @@ def test_a_bad_answer_is_told_what_is_wrong_and_asked_again(monkeypatch, capsys)
         (["05", "--fit", "1,2"], "--fit: '1,2' has 2 values: give one number."),
         (["05", "--waste", "3"], "--waste: '3' has 1 value: give 3, separated by commas."),
         (["09"], "There is no stage '09'"),
+        (["05", "--out", __file__], f"{__file__} is no folder that can be written to"),
         (["my/predict_05"], "`predict` measures the course's own stages"),
     ],
 )
@@ -180,7 +182,7 @@ def test_a_wrong_command_line_is_answered_in_a_sentence(arguments, sentence, tmp
     if arguments[0].startswith("my/"):
         (tmp_path / "engine.py").touch()
         arguments = [str(tmp_path)]
-    with pytest.raises(SystemExit, match=f"^{re.escape(sentence)}"):
+    with pytest.raises((SystemExit, InvalidInput), match=f"^{re.escape(sentence)}"):
         predict.main([arguments[0], *("=".join(arguments[i : i + 2]) for i in range(1, len(arguments), 2))])
 
 

@@ -116,7 +116,7 @@ def placements(settings: Settings, sizes: dict) -> list[Settings]:
 
 
 def answer(command: list, order: dict, environment: dict | None = None) -> Figures:
-    """Return the figures of peer_program.py. Raise RuntimeError with its last line if it gives none."""
+    """Return the figures of peer_program.py. Raise InvalidInput with its last line if it gives none."""
     options = {"capture_output": True, "text": True, "errors": "replace", "env": environment}
     done = subprocess.run(command, input=json.dumps(order), **options)
     found = [each["figures"] for each in map(parsed, done.stdout.splitlines()) if each]

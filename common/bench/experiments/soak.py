@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from common.errors import InvalidInput
+from common.stages import stage_folder
 from common.terminal import run_to_end
 
 from ..client import PATHS, Target, ask, closed_loop, connections, run
@@ -93,11 +95,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=32, help="default: %(default)s")
     parser.add_argument("--kills", type=int, default=0, help="workers to kill (default: 0)")
     parser.add_argument("--stops", type=int, default=0, help="workers to stop (default: 0)")
-    parser.add_argument("--options", default="", help="more options of the server, in one string")
+    parser.add_argument("--options", type=shlex.split, default="", help="more options of the server, in one string")
     args = parser.parse_args(arguments)
-    pool = ["--kv-memory", POOL] if args.stage >= "05" else []
+    number = stage_folder(args.stage).name[:2]
+    if number < "03":
+        raise InvalidInput("a soak reads /metrics, which servers have from stage 03 on: give --stage 03 or a later one")
+    if args.minutes * 60 < SAMPLE_SECONDS or args.clients < 1:
+        raise InvalidInput("a soak takes at least --minutes 0.1 and --clients 1")
+    pool = ["--kv-memory", POOL] if number >= "05" else []
     signals = random.Random(0).sample(["SIGKILL"] * args.kills + ["SIGSTOP"] * args.stops, args.kills + args.stops)
-    with running_server(args.stage, Settings(), *pool, *shlex.split(args.options)) as url:
+    with running_server(args.stage, Settings(), *pool, *args.options) as url:
         figures = run(soak(url, args.minutes * 60, args.clients, signals))
     facts = {"settings": Settings().describe(), "hardware": hardware(Settings().place()[0]), "sizes": vars(args)}
     document = {"benchmark": "common.bench.experiments.soak", **facts, **figures}

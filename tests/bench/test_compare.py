@@ -53,7 +53,9 @@ def medians(figures: list) -> list[float]:
         (json.dumps(results() | {"machine": {}}), "is damaged .KeyError"),
         (json.dumps(results() | {"benchmarks": {}}), "holds no headline yet"),
         (json.dumps(results()).replace('"tokens_per_second"', '"tokens"'), "is damaged .KeyError: 'tokens_per_second'"),
-        (json.dumps(results()).replace('"min": 3.8', '"min": -1'), "is damaged .ValueError: a headline that is not"),
+        (json.dumps(results()).replace('"min": 3.8', '"min": -1'), "is damaged .ValueError: figures that are not"),
+        (json.dumps(results()).replace('"ttft_ms": {"median"', '"ttft_ms": {"mean"'), "is damaged .KeyError: 'median'"),
+        (json.dumps(results()).replace("[[100.0, 125.0], ", "["), "is damaged .ValueError: stages with 1, 2 repeats"),
     ],
 )
 def test_a_file_that_cannot_be_compared_is_left_out_with_a_sentence(tmp_path, text, sentence):

@@ -9,6 +9,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def read_results(path: Path) -> Results:
         entries = {name: {"figures": {}} | entry for name, entry in found["benchmarks"].items() if has_headline(entry)}
         results = Results(path.stem, path, found["machine"], found["size_set"], float(found["drift"]), entries)
         _ = results.group, place(results.machine), [results.machine[fact] for fact in FACTS]
-        _ = [results.at_load(stage, "tokens_per_second", at) for stage in results.course for at, _ in results.ends]
+        _ = {*results.machine.values()}, expect_figures(results)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): {MEASURE_AGAIN}") from error
     return results
@@ -112,10 +113,28 @@ def has_headline(entry: Mapping[str, Any]) -> bool:
     if "ratio" not in entry:
         return False
     for values in (entry["ratio"], *entry["sides"].values()):
-        if not all(values[key] > 0 for key in SPREAD):
-            raise ValueError(f"a headline that is not positive: {[values[key] for key in SPREAD]}")
-    _ = [entry[key] for key in ("title", "unit", "doubt", "drift", "sizes", "order", "commit", "date")]
+        expect_positive([values[key] for key in SPREAD])
+    expect_positive([entry["drift"]["max"]])
+    _ = entry["sizes"].items(), [entry[key] for key in ("title", "unit", "doubt", "order", "commit", "date")]
     return True
+
+
+def expect_figures(results: Results) -> None:
+    """Raise an error of these kinds unless each stage has what is drawn of it, from as many repeats as the others."""
+    repeats = set()
+    for figures in results.course.values():
+        repeats.add(len(figures["tokens_per_second"]["values"]))
+        for figure in figures.values():
+            for at, _ in results.ends:
+                expect_positive([figure[key][at] for key in SPREAD] + [repeat[at] for repeat in figure["values"]])
+    if len(repeats) > 1:
+        raise ValueError(f"stages with {', '.join(map(str, sorted(repeats)))} repeats")
+
+
+def expect_positive(values: Sequence[float]) -> None:
+    """Raise ValueError, or TypeError, unless all of them are numbers above 0, as logarithmic axes want them."""
+    if not all(0 < value < inf for value in values):
+        raise ValueError(f"figures that are not positive: {values}")
 
 
 def committed_documents() -> list[Results]:

@@ -1,6 +1,8 @@
 """What is told to users in a sentence, and words of error messages that every module shares."""
 
+import os
 import sys
+from pathlib import Path
 
 SHORT = 100  # characters
 
@@ -10,6 +12,15 @@ class InvalidInput(ValueError):
 
     Only this is told without a traceback, and answered with 400. Any other ValueError is a fault in the code.
     """
+
+
+def expect_writable(path: Path) -> None:
+    """Raise InvalidInput if no file can be written at `path`: asked before minutes of work, not after."""
+    if path.is_dir():
+        raise InvalidInput(f"{path} is a folder: name a file in it")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise InvalidInput(f"{folder} is no folder that can be written to: name another one")
 
 
 def counted(number: int, noun: str) -> str:

@@ -5,8 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from common.errors import InvalidInput
-
 
 def rounded(value: Any) -> Any:
     """Round floats to six significant digits, anywhere in a JSON value: more is noise."""
@@ -15,15 +13,6 @@ def rounded(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [rounded(item) for item in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def expect_writable(path: Path) -> None:
-    """Raise InvalidInput if no file can be written at `path`: it would be a pity once minutes have been measured."""
-    if path.is_dir():
-        raise InvalidInput(f"{path} is a folder: name a file in it")
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        raise InvalidInput(f"{folder} is no folder that can be written to: name another one")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -29,14 +29,14 @@ from random import Random
 from typing import Any
 
 from common.checkpoints.corpus import SYSTEM_PROMPTS, terms
-from common.errors import InvalidInput
+from common.errors import InvalidInput, expect_writable
 from common.terminal import note, run_to_end
 
 from . import summary
 from .ceilings import ceilings, reference_ms
 from .client import Target, find_target, generate_load
 from .compare.sources import JUDGE
-from .documents import expect_writable, write_json
+from .documents import write_json
 from .hardware import hardware, slug
 from .harness import Headline, alternate
 from .load import running_server

@@ -27,12 +27,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from common.errors import InvalidInput
+from common.errors import InvalidInput, expect_writable
 from common.terminal import note, run_to_end
 
 from . import plots
 from .client import Target, find_target, generate_load
-from .documents import expect_writable, write_json
+from .documents import write_json
 from .metrics import LATENCIES, LoadResult
 from .plots import short
 from .workloads import WORKLOADS, worded_jobs

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.errors import expect_writable
 from common.model import ModelConfig
 from common.terminal import note
 
 from . import summary
 from .ceilings import ceilings, reference_ms
-from .documents import expect_writable, read_json, rounded, write_json
+from .documents import read_json, rounded, write_json
 from .hardware import ROOT, hardware, slug
 from .harness import REPEATS, Benchmark, Run, aggregate, alternate, run_process
 from .settings import Settings

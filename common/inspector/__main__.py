@@ -20,7 +20,7 @@ from fastapi import Depends
 
 from common.cli import build_parser, check_address, running_engine, server_module
 from common.engine import BaseEngine
-from common.errors import InvalidInput
+from common.errors import InvalidInput, expect_writable
 from common.serving.background import free_port
 from common.serving.options import add_server_arguments, url_of
 from common.serving.server import build_server as build_plain_server
@@ -60,6 +60,10 @@ def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
     options = {name: value for name, value in lesson_of(stage.name)["options"].items() if name in known}
     parser.set_defaults(**options)
     args = parser.parse_args(["--serve", *arguments])
+    if (args.steps_per_second or 0) < 0:
+        raise InvalidInput(f"--steps-per-second must be 0 or more, not {args.steps_per_second:g}")
+    if args.record:
+        expect_writable(args.record)
     if "token_budget" in options and args.token_budget < (args.max_running or 0):
         args.token_budget = None  # the lesson's is too small for a token of each: as without the inspector
     return args

@@ -52,6 +52,7 @@ def write_recording(path: Path, streams: list[list[str]]) -> None:
     """Write a file that replays what one engine told, or two side by side. Each stream is JSON, line by line."""
     whole = ",".join(f"[{','.join(lines)}]" for lines in streams)
     packed = base64.b64encode(zlib.compress(f"[{whole}]".encode(), 9)).decode()
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(document({"recording": packed}), encoding="utf-8")
 
 

@@ -16,13 +16,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from common.bench.documents import expect_writable, read_json, write_json
+from common.bench.documents import read_json, write_json
 from common.bench.hardware import slug
 from common.bench.harness import Benchmark
 from common.bench.run import RESULTS
 from common.bench.settings import Settings
 from common.bench.suite import Suite
-from common.errors import counted, shortened
+from common.errors import counted, expect_writable, shortened
 from common.stages import stage_folder, stage_folders
 from common.terminal import note, run_to_end
 

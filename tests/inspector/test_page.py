@@ -259,7 +259,7 @@ def test_a_killed_workers_stream_goes_on(loaded, page_of, monkeypatch):
 
 
 def test_two_engines_get_the_same_load_and_are_recorded_together(page_of, tmp_path):
-    port, recording = free_port(), tmp_path / "both.html"
+    port, recording = free_port(), tmp_path / "new" / "both.html"
     command = [sys.executable, "-m", "common.inspector", "03", "04", "--port", str(port), "--no-browser"]
     all_of = "inspector.stores.map((store) => [...store.requests.values()])"
     answers = f"{all_of}.map((all) => all.map((one) => [one.prompt, one.text]))"

@@ -134,7 +134,7 @@ class Suite:
         if todo:
             self.machine |= ceilings(*self.place)
             before = f", {len(runs) - len(pending)} were measured before" if len(pending) < len(runs) else ""
-            note(f"{len(pending)} processes to measure{before}; {self.left(pending)}")
+            note(f"{len(pending)} process{'es' * (len(pending) != 1)} to measure{before}; {self.left(pending)}")
         for benchmark in todo:
             for number, run in enumerate(pending, start=1):
                 if run.benchmark is benchmark and benchmark.name not in self.problems:

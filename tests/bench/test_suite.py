@@ -115,7 +115,7 @@ def test_what_ctrl_c_has_left_is_resumed_under_the_same_conditions(write, tmp_pa
     monkeypatch.setattr(suite, "hardware", lambda device, facts=suite.hardware: facts(device) | change)
     assert suite_of(tmp_path, benchmark, repeats=repeats).run() == 0
     same = not change and repeats == 1
-    assert ("1 processes to measure, 1 were measured before" in capsys.readouterr().err) == same
+    assert ("1 process to measure, 1 were measured before" in capsys.readouterr().err) == same
 
 
 def test_a_side_that_cannot_be_had_is_named(write, tmp_path):

@@ -10,11 +10,19 @@ import pytest
 import course
 from common.learn import bug
 from common.learn.faults import FAULTS
+from common.learn.faults import __main__ as every
 from common.setup.environment import python_of
 
 TABLE = (course.ROOT / "common/learn/faults/caught.md").read_text(encoding="utf-8")
 by_number = {fault.number: fault for fault in FAULTS}
 each_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: str(fault.number))
+
+
+def test_a_number_that_no_bug_has_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["faults", "1", "99"])
+    with pytest.raises(SystemExit) as refused:
+        every.main()
+    assert refused.value.code == 2 and "there is no bug 99: they are numbered 1 to 61" in capsys.readouterr().err
 
 
 # ---- The entries ----

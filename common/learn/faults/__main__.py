@@ -34,6 +34,8 @@ def main() -> int:
     parser.add_argument("numbers", nargs="*", type=int, metavar="BUG", help="which faults (default: all of them)")
     parser.add_argument("--write", action="store_true", help="write their rows of caught.md")
     args = parser.parse_args()
+    if unknown := {*args.numbers} - {fault.number for fault in FAULTS}:
+        parser.error(f"there is no bug {min(unknown)}: they are numbered 1 to {len(FAULTS)}")
     os.environ.setdefault("TRITON_INTERPRET", "1")  # as tests and reproductions do
     wrong = 0
     for fault in FAULTS:

@@ -80,7 +80,8 @@ def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
     if books.can_pause(engine):
         watched.pace.limit(PACE if args.steps_per_second is None else args.steps_per_second or None)
     app = server.config.app
-    hello = watched.view.hello() | {"name": stage.name, "lesson": lesson}
+    name = stage.name if stage.parent == ROOT else f"{stage.parent.name}/{stage.name}"  # a learner's, beside ours
+    hello = watched.view.hello() | {"name": name, "lesson": lesson}
     clients = Clients(server.engine_thread, watched.view, lesson["system"])
     boot = {"engines": [{"url": ""}, *({"url": url} for url in args.beside)], "key": bool(args.api_key)}
     routes = router(stage, watched, server.engine_thread, clients, hello, boot)

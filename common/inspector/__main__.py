@@ -145,7 +145,7 @@ def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
             args.record, both = recordings[0], args.record
         args.steps_per_second = args.steps_per_second or 0.0
         args.beside = [url_of(args.host, other_port)]
-        other = subprocess.Popen(command, cwd=ROOT, start_new_session=True)  # Ctrl-C is for us, and we tell it
+        other = subprocess.Popen(command, start_new_session=True)  # Ctrl-C is for us, and we tell it
         try:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # while we load our model, too
             watch(first, args)

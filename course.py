@@ -204,20 +204,15 @@ def stages_main(mode: str) -> Command:
 
 
 def module(name: str) -> Command:
-    """Return a command that runs `python -m name`, with the folders of the stages before the other arguments."""
+    """Return a command that runs `python -m name`, with the folders of the stages before the other arguments.
+
+    It runs where the user is: files that the arguments name are there, and not within the course.
+    """
 
     def command(chosen: list[Path], arguments: list[str], root: Path) -> int:
         folders = [relative(stage, root) for stage in chosen]
-        return run([prepare_environment(root), "-m", name, *folders, *arguments], root)
-
-    return command
-
-
-def here(name: str) -> Command:
-    """Return a command that runs `python -m name` where the user is: its files are there, and not within the course."""
-
-    def command(chosen: list[Path], arguments: list[str], root: Path) -> int:
-        return run([prepare_environment(root), "-m", name, *arguments], Path.cwd(), {"PYTHONPATH": str(root)})
+        program = [prepare_environment(root), "-m", name, *folders, *arguments]
+        return run(program, Path.cwd(), {"PYTHONPATH": str(root)})
 
     return command
 
@@ -254,7 +249,7 @@ VERBS = {
     "bench": Verb("[STAGE]", "measure a stage against the one before it, or the course; --quick: in minutes", bench),
     "predict": Verb("STAGE", "guess what its benchmark measures, then see", module("common.learn.predict"), OF_A_STAGE),
     "compare": Verb(
-        "", "draw this machine's results beside committed ones, or a class's", here("common.bench.compare")
+        "", "draw this machine's results beside committed ones, or a class's", module("common.bench.compare")
     ),
     "diff": Verb(
         "STAGE", "read what a stage changed in the one before it; needs nothing but Python", diff, PAGER, False
@@ -271,8 +266,8 @@ VERBS = {
     "doctor": Verb(
         "", "say what this machine lacks, and what to expect of it", bare("common.setup.doctor"), DOCTOR, False
     ),
-    "judge": Verb("", "load a server at a URL: how much it gives within objectives", here("common.bench.judge")),
-    "book": Verb("", "make a website of the course, to read without a network", here("common.book")),
+    "judge": Verb("", "load a server at a URL: how much it gives within objectives", module("common.bench.judge")),
+    "book": Verb("", "make a website of the course, to read without a network", module("common.book")),
     "kit": Verb("", "gather all wheels for machines without a network", bare("common.setup.kit")),
 }
 

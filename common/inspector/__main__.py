@@ -81,7 +81,8 @@ def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
     if books.can_pause(engine):
         watched.pace.limit(PACE if args.steps_per_second is None else args.steps_per_second or None)
     app = server.config.app
-    hello = watched.view.hello() | {"name": stage.name, "lesson": lesson}
+    name = stage.name if stage.parent == ROOT else f"{stage.parent.name}/{stage.name}"  # a learner's, beside ours
+    hello = watched.view.hello() | {"name": name, "lesson": lesson}
     clients = Clients(server.engine_thread, watched.view, lesson["system"])
     boot = {"engines": [{"url": ""}, *({"url": url} for url in args.beside)], "key": bool(args.api_key)}
     routes = router(stage, watched, server.engine_thread, clients, hello, boot)
@@ -146,7 +147,7 @@ def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
             args.record, both = recordings[0], args.record
         args.steps_per_second = args.steps_per_second or 0.0
         args.beside = [url_of(args.host, other_port)]
-        other = subprocess.Popen(command, cwd=ROOT, start_new_session=True)  # Ctrl-C is for us, and we tell it
+        other = subprocess.Popen(command, start_new_session=True)  # Ctrl-C is for us, and we tell it
         try:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # while we load our model, too
             watch(first, args)

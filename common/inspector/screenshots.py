@@ -3,7 +3,6 @@ opened in Chromium, and photographed. The scenes are in lessons.toml.
 
     python3 -m common.inspector.screenshots [--stages 05 06]    writes results/watch.html and watch.png of each stage
     python3 -m common.inspector.screenshots --renew             the same recordings in the page as it is now
-    python3 -m common.inspector.screenshots --out DIR           elsewhere, with pictures of a phone and in the dark, too
 
 README.md says how to get Chromium and Playwright.
 """
@@ -31,7 +30,7 @@ from .lessons import FILE, TEXTS, lesson_of
 from .watched import Watched
 
 SCENES = FILE["scenes"]
-SCREENS = {"laptop": (1280, 800), "phone": (390, 844)}  # pixels
+SCREEN = {"width": 1280, "height": 800}  # pixels
 COLOURS = 256  # of a picture: a third of the bytes, and no difference to the eye
 SETTLE_MILLISECONDS = 1500  # for all lines of the figures to be drawn
 WHY_NOT = "needs a browser: apt install chromium, pip install playwright (common/inspector/README.md)"
@@ -80,10 +79,9 @@ def chromium() -> Iterator:
         launched.close()
 
 
-def photograph(chromium, recording: Path, picture: Path, step: int | None, screen: str, theme: str) -> None:
+def photograph(chromium, recording: Path, picture: Path, step: int | None) -> None:
     """Open a recording, show the moment at which this step has ended, or the last, and write a PNG of the page."""
-    width, height = SCREENS[screen]
-    page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=theme)
+    page = chromium.new_page(viewport=SCREEN, color_scheme="light")
     page.goto(recording.resolve().as_uri())
     page.wait_for_selector(".player")
     page.evaluate(
@@ -100,26 +98,16 @@ def photograph(chromium, recording: Path, picture: Path, step: int | None, scree
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", nargs="+", default=list(SCENES), choices=list(SCENES))
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default: the results folder of each stage")
     parser.add_argument("--renew", action="store_true", help="play nothing: keep what is recorded, renew the page")
     args = parser.parse_args()
     loaded = None if args.renew else load_model(device="cpu", dtype="float32")
     with chromium() as browser:
         for stage in args.stages:
-            results = stage_folder(stage) / "results"
-            out, name = (args.out, f"{stage}-watch") if args.out else (results, "watch")
-            out.mkdir(parents=True, exist_ok=True)
-            recording, looks = out / f"{name}.html", [("laptop", "light")]
-            if args.renew:
-                write_recording(recording, read_recording(results / "watch.html"))
-            else:
-                write_recording(recording, [play(stage, loaded)])
-            if args.out:
-                looks = [(screen, theme) for screen in SCREENS for theme in ("light", "dark")]
-            for look in looks:
-                picture = out / (f"{'-'.join([name, *look])}.png" if args.out else f"{name}.png")
-                photograph(browser, recording, picture, SCENES[stage].get("picture"), *look)
-                print(picture, flush=True)
+            recording = stage_folder(stage) / "results" / "watch.html"
+            write_recording(recording, read_recording(recording) if args.renew else [play(stage, loaded)])
+            picture = recording.with_suffix(".png")
+            photograph(browser, recording, picture, SCENES[stage].get("picture"))
+            print(picture, flush=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
         return 0
     files, tasks = blank_stage(before, stage), find_tasks(before, stage)
     if options.earlier:
-        files, taken, left = take_over(files, read_sources(before), read_own(options.earlier, root))
+        files, taken, left = take_over(files, read_sources(before), read_own(options.earlier, before, root))
         print(f"From {options.earlier}: {', '.join(taken) or 'nothing'}.")
         if left:
             print(f"Not taken over, since they use what only your files define: {', '.join(left)}.")
@@ -98,12 +98,17 @@ def set_aside(folder: Path) -> None:
 # ---- What the learner has written in the stage before ----
 
 
-def read_own(name: str, root: Path) -> dict[str, str]:
-    """Return the files of a learner's stage, given as "my/04". Exit if there is none, or a file does not parse."""
+def read_own(name: str, before: Path, root: Path) -> dict[str, str]:
+    """Return the files of a learner's stage, given as "my/04".
+
+    Exit if there is none, if its number is another than that of the stage before, or if a file does not parse.
+    """
     try:
         folder = stage_folder(name, root)
     except ValueError:
         sys.exit(f"There is no stage {name}.")
+    if folder.name[:2].isdecimal() and folder.name[:2] != before.name[:2]:
+        sys.exit(f"--from takes over your stage {before.name[:2]}, the one before, and {name} is another.")
     sources = read_sources(folder)
     for name, text in sources.items():
         try:

@@ -141,6 +141,9 @@ def test_a_folder_stands_for_its_results_files_and_none_for_what_is_measured_her
     assert sorted(each.label for each in found) == ["AMD EPYC, 2 CPU cores", "mine"] and refused == []
     found, _ = collect([tmp_path / "committed", tmp_path / "committed" / "a"])
     assert [each.label for each in found] == ["AMD EPYC, 2 CPU cores (1)", "AMD EPYC, 2 CPU cores (2)"]
+    write_results(tmp_path / "whole" / "cpu-amd-epyc-2-cores.json", gain=3.0, size_set="full")
+    found, _ = collect([tmp_path / "committed", tmp_path / "whole"])
+    assert {each.label for each in found} == {"AMD EPYC, 2 CPU cores"}, "they share no axis"
 
 
 def test_cpu_and_gpu_quick_and_full_never_share_an_axis(tmp_path):
@@ -233,7 +236,7 @@ def test_the_page_fits_is_light_or_dark_asks_for_nothing_and_leads_to_the_json(t
                 assert page.evaluate("getComputedStyle(document.querySelector('svg text')).fill") == ink[expected]
                 page.select_option("select", other)
             alerts = page.text_content(".alert >> nth=0") + page.text_content(".alert >> nth=1")
-            assert "student 0: its own speed changed by 90%" in alerts and "<b>old.json is no results file" in alerts
+            assert "0.json: its own speed changed by 90%" in alerts and "<b>old.json is no results file" in alerts
             assert page.text_content("[data-kind=gains] tr:has-text('student 0') td >> nth=0").startswith("1.5 ?")
             assert "student 0 02 KV cache" in (said := page.text_content(".odd")) and "1 core (others: 2 cores)" in said
             page.click("[data-kind=gains] a >> text=student 0")

@@ -140,10 +140,12 @@ def test_a_program_gets_the_remaining_arguments(tree, tmp_path_factory):
     assert finish(tree, "serve", "01", "--port", "9000") == (0, "naive --serve --port 9000\n", "")
     write_files(tree, {"common/bench/__main__.py": "import sys\nprint('all', *sys.argv[1:])\n"})
     assert [finish(tree, "bench", how)[1] for how in ("2", "--quick")] == ["measured\n", "all --quick\n"]
-    write_files(tree, {"common/bench/compare/__main__.py": "import os, sys\nprint(os.getcwd(), *sys.argv[1:])\n"})
-    elsewhere = tmp_path_factory.mktemp("class")  # where `compare` finds its files
-    printed, _ = start(tree, "compare", "anna.json", cwd=elsewhere).communicate(timeout=120)
-    assert printed == f"{elsewhere} anna.json\n"
+    code = "import os, sys\nprint(os.getcwd(), *sys.argv[1:])\n"
+    write_files(tree, {"common/bench/compare/__main__.py": code, "common/inspector/__main__.py": code})
+    elsewhere = tmp_path_factory.mktemp("class")  # where `compare` finds its files, and `watch --record` writes one
+    for arguments, passed in ((["compare", "anna.json"], "anna.json"), (["watch", "2", "03"], "02_kv_cache 03")):
+        printed, _ = start(tree, *arguments, cwd=elsewhere).communicate(timeout=120)
+        assert printed == f"{elsewhere} {passed}\n"
 
 
 @pytest.mark.skipif(not hasattr(select, "poll"), reason="Windows cannot tell that a reader has ended")

@@ -83,6 +83,14 @@ def test_from_takes_over_what_the_learner_wrote_and_the_stage_keeps(root, capsys
     assert 'NotImplementedError("task 9: Scheduler.schedule")' in new
 
 
+def test_from_takes_no_stage_but_the_one_before(root):
+    """Functions of a later one, or of one further back, would be mixed into this one without a word."""
+    for other in (STAGES[2], STAGES[5]):
+        with pytest.raises(SystemExit, match="takes over your stage 04, the one before, and .* is another"):
+            start.main([STAGE_05, "--from", other.name], root)
+    assert not (root / "my").exists()
+
+
 def test_from_names_the_line_that_does_not_parse(root, tmp_path):
     (root / "mine").mkdir()
     (root / "mine" / "engine.py").write_text("x = 1\ndef f(:\n")

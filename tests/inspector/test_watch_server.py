@@ -1,6 +1,8 @@
 """The page's server over HTTP, without a browser: which page may control the engine, and what the controls do."""
 
+import json
 import re
+import shutil
 import signal
 import subprocess
 from unittest.mock import create_autospec
@@ -11,6 +13,7 @@ import pytest
 from common.errors import InvalidInput
 from common.inspector import __main__ as watch
 from common.inspector.document import document
+from common.stages import stage_folder
 from tests.helpers.serving_stage_03 import wait_until
 from tests.helpers.watching import watching
 
@@ -62,6 +65,16 @@ def test_the_page_may_change_things(server):
     wait_until(lambda: request.finish_reason == "abort")
     wait_until(lambda: post("abort", {"request_id": request_id}).status_code == 404)
     assert not post("speed", {"do": "resume"}).json()["paused"]
+
+
+def test_a_learners_stage_is_named_apart_from_the_reference(loaded, tmp_path):
+    shutil.copytree(stage_folder("05"), tmp_path / "my" / "05_mine", ignore=shutil.ignore_patterns("main.py"))
+    with (
+        watching(str(tmp_path / "my" / "05_mine"), loaded) as server,
+        httpx.stream("GET", f"{server.page_url}/events") as events,
+    ):
+        hello = json.loads(next(events.iter_lines()).removeprefix("data: "))
+    assert (hello["name"], hello["lesson"]["title"]) == ("my/05_mine", "Paged attention")
 
 
 def test_the_document_loads_nothing_and_says_so(server):

@@ -173,12 +173,16 @@ def without_copies(found: Sequence[Results], refused: list[str]) -> list[Results
 
 
 def with_labels(found: Sequence[Results]) -> list[Results]:
-    """Name results as their files are, but by their hardware where `bench` has named the file after it."""
+    """Name results as their files are, but by their hardware where `bench` has named the file after it.
+
+    Those of one name in a group are numbered.
+    """
     labels = [place(each.machine) if each.label.startswith(slug(each.machine)) else each.label for each in found]
-    times, counts, named = Counter(labels), Counter(), []
-    for results, label in zip(found, labels, strict=True):
-        counts[label] += 1
-        named.append(replace(results, label=f"{label} ({counts[label]})" if times[label] > 1 else label))
+    keys = [(each.group, label) for each, label in zip(found, labels, strict=True)]
+    times, counts, named = Counter(keys), Counter(), []
+    for results, key in zip(found, keys, strict=True):
+        counts[key] += 1
+        named.append(replace(results, label=f"{key[1]} ({counts[key]})" if times[key] > 1 else key[1]))
     return named
 
 

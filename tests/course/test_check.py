@@ -157,7 +157,7 @@ def test_without_a_folder_it_says_what_to_do(root):
         check.main([STAGE_05.name], root)
 
 
-def test_watch_checks_again_when_a_file_is_saved(tmp_path, monkeypatch, capsys):
+def test_watch_checks_again_when_a_file_is_saved(tmp_path, monkeypatch):
     (tmp_path / "engine.py").write_text("")
     checked, sleeps = [], iter([lambda: None, lambda: (tmp_path / "page.py").write_text(""), lambda: None])
 

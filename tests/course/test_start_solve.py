@@ -83,7 +83,7 @@ def test_from_takes_over_what_the_learner_wrote_and_the_stage_keeps(root, capsys
     assert 'NotImplementedError("task 9: Scheduler.schedule")' in new
 
 
-def test_from_names_the_line_that_does_not_parse(root, tmp_path):
+def test_from_names_the_line_that_does_not_parse(root):
     (root / "mine").mkdir()
     (root / "mine" / "engine.py").write_text("x = 1\ndef f(:\n")
     with pytest.raises(SystemExit, match=r"engine\.py, line 2"):

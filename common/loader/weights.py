@@ -8,7 +8,6 @@ If several processes share a model (loader/shard.py), each copies only its own p
 vLLM's `weight_loader`. Production engines add several threads, or GPUDirect Storage, that read the files at once.
 """
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from threading import RLock
@@ -24,9 +23,6 @@ from ..model import ModelConfig, Transformer
 from .config import read_json
 from .device import DTYPES
 from .shard import WHOLE, Shard
-
-# tqdm's own lock is a semaphore of the system, of which Python warns once the process has been killed.
-tqdm.set_lock(threading.RLock())
 
 PROGRESS_BYTES = 10**9  # smaller models load within seconds, without a progress bar
 tqdm.set_lock(RLock())  # its own is a semaphore: Python warns of a leak when a spawned process is killed

@@ -49,7 +49,7 @@ def test_a_plain_chat_is_answered_with_any_pool(loaded):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_out_of_memory_is_reported_in_one_sentence(error, monkeypatch, capsys):
+def test_out_of_memory_is_reported_in_one_sentence(error, monkeypatch):
     assert re.fullmatch(r".+ is out of memory: give a smaller .+", out_of_memory(error))
     assert out_of_memory(RuntimeError("another")) is None
 

@@ -21,10 +21,8 @@ from common.loader import load_model
 from common.request import Request
 from common.sampling import SamplingParams, probabilities
 from common.serving.errors import QueueFull
-from common.stages import load_engine, load_stage_module
+from common.stages import load_engine
 from common.structured_output import Structure, masks, register
-from tests.helpers.engine_options import drain
-from tests.helpers.faulty_fleet import FaultyFleet
 from tests.stages.test_07_speculative_sampling import chi_square_is_ordinary
 
 STAGES = ["04", "05", "06", "07", "08"]
@@ -116,22 +114,10 @@ def one_after_the_other(small):
 
 
 def test_a_greedy_answer_is_the_same_in_all_stages(engine, one_after_the_other):
-    """So are seeded ones: whatever is drafted, preempted or handed over. A complete answer ends despite ignore_eos."""
+    """So are seeded ones: whatever is drafted or handed over. A complete answer ends despite ignore_eos."""
     answers = engine.generate(["A person: ", "One more: "], NAMED_PARAMS)
     assert [one.token_ids for one in answers] == [one.token_ids for one in one_after_the_other]
     check(answers[1], NAMED)
-
-
-def test_preemption_loses_no_state(small):
-    """The pool holds three of the requests at their full length, so others are preempted and computed again."""
-    schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 20, "maxItems": 20}
-    params = [asked(json_grammar(schema), seed=seed, max_tokens=100) for seed in range(6)]
-    for stage in ("05", "06", "07"):
-        engine = load_engine(stage)(small, kv_memory=12 * 16 * small.config.kv_bytes_per_token(small.dtype))
-        answers = engine.generate(["Digits "] * 6, params)
-        assert engine.stats()["preemptions"], stage
-        for answer in answers:
-            check(answer, schema)
 
 
 def rows(form: Structure, *outputs: list[int]) -> list[SimpleNamespace]:
@@ -208,25 +194,6 @@ def test_what_a_grammar_forces_is_drafted_and_accepted(small):
     stats = engine.stats()
     assert answer.text == "a sentence of which every word is given" and answer.finish_reason == "stop"
     assert stats["accepted_tokens"] >= 0.6 * len(answer.token_ids)
-
-
-def test_a_workers_death_loses_no_state(small, monkeypatch):
-    """Each worker dies once in the middle of the answers, which go on elsewhere as if nothing had happened."""
-    schema = {"type": "array", "items": NUMBER, "minItems": 12, "maxItems": 12}
-    params = [asked(json_grammar(schema), seed=seed) for seed in range(3)]
-    expected = load_engine("06")(small).generate(["Numbers "] * 3, params)
-    monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
-    engine = load_engine("08")(small)
-    requests = [engine.add("Numbers ", one) for one in params]
-    for number in (1, 0):
-        known = len(requests[0].token_ids)
-        while len(requests[0].token_ids) < known + 8:
-            engine.step()
-        engine.fleet.die(number)
-    drain(engine)
-    assert engine.stats()["workers_lost"] == 2 and engine.stats()["requests_resumed"]
-    assert [one.token_ids for one in requests] == [one.token_ids for one in expected]
-    check(requests[0], schema)
 
 
 REFUSED = {

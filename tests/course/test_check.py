@@ -2,8 +2,6 @@
 
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,14 +94,6 @@ def test_what_happened_is_shown_without_a_traceback(root, capsys, loaded_once, w
     assert "failing  1" in shown.out and "ok     task 1" in shown.out or "os._exit" in written
     alone = "Wrong beside the reference's other functions: task 2: PageTable.slot_mapping: Return where"
     assert alone in shown.out or "os._exit" in written
-
-
-def test_a_process_that_is_ended_leaves_nothing_to_warn_of(root):
-    """Without `loaded_once`: only a process that has loaded the model itself could leave a semaphore."""
-    started(root, STAGE_05, "PageTable.capacity")
-    program = f"from pathlib import Path; from common.learn import check; check.main({[STAGE_05.name]}, Path.cwd())"
-    result = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)
-    assert "ok     task 1: PageTable.capacity" in result.stdout and not result.stderr
 
 
 def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
@@ -200,7 +190,7 @@ def test_without_a_folder_it_says_what_to_do(root):
         check.main([STAGE_05.name], root)
 
 
-def test_watch_checks_again_when_a_file_is_saved(tmp_path, monkeypatch, capsys):
+def test_watch_checks_again_when_a_file_is_saved(tmp_path, monkeypatch):
     (tmp_path / "engine.py").write_text("")
     checked, sleeps = [], iter([lambda: None, lambda: (tmp_path / "page.py").write_text(""), lambda: None])
 

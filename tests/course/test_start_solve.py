@@ -91,7 +91,7 @@ def test_from_takes_no_stage_but_the_one_before(root):
     assert not (root / "my").exists()
 
 
-def test_from_names_the_line_that_does_not_parse(root, tmp_path):
+def test_from_names_the_line_that_does_not_parse(root):
     (root / "mine").mkdir()
     (root / "mine" / "engine.py").write_text("x = 1\ndef f(:\n")
     with pytest.raises(SystemExit, match=r"engine\.py, line 2"):

@@ -52,7 +52,9 @@ export class Connection {
   async ask(path, body) {
     const headers = { ...this.headers, "Content-Type": "application/json" };
     const change = body ? { method: "POST", body: JSON.stringify(body) } : {};
-    const response = await fetch(`${this.url}/watch/${path}`, { headers, ...change });
+    const response = await fetch(`${this.url}/watch/${path}`, { headers, ...change }).catch(() => {
+      throw new Error(`${this.url || "the server"} does not answer (yet): try again`);
+    });
     const content = await response.json().catch(() => ({}));
     if (response.ok) return content;
     const { error, detail } = content;

@@ -73,9 +73,8 @@ def test_unused_pages_go_in_order(stage):
     cached.follow([], [1])
     cached.release([a])  # used again: now A is younger than C, and B is not
     expect_rows("pages in the order of eviction", [cached.evict() for _ in range(3)], [1, 2, 0])
-    expect(
-        cached.size == 0 and not cached.root.children, "everything is evicted, and the tree is not empty", show(cached)
-    )
+    what = "everything is evicted, and the tree is not empty"
+    expect(cached.size == 0 and not cached.root.children, what, show(cached))
 
 
 @milestone(

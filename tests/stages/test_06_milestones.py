@@ -73,9 +73,8 @@ def test_unused_pages_go_in_order(stage):
     cached.follow([], [1])
     cached.release([a])  # used again: now A is younger than C, and B is not
     expect_rows("pages in the order of eviction", [cached.evict() for _ in range(3)], [1, 2, 0])
-    expect(
-        cached.size == 0 and not cached.root.children, "everything is evicted, and the tree is not empty", show(cached)
-    )
+    what = "everything is evicted, and the tree is not empty"
+    expect(cached.size == 0 and not cached.root.children, what, show(cached))
 
 
 @milestone(
@@ -112,12 +111,8 @@ def test_free_owned_or_cached(stage):
     allocator.release(table)
     expect(not table.pages and not table.path, "a table that was released is empty", pages())
     allocator.check([other])
-    available = allocator.available
-    expect(
-        available == 4,
-        f"three pages are free, one is cached and unused: 4 available, not {available}",
-        pages(),
-    )
+    what = f"three pages are free, one is cached and unused: 4 available, not {allocator.available}"
+    expect(allocator.available == 4, what, pages())
     expect(allocator.extend(table, 8) is True, "4 pages are available, one of them by eviction", pages())
     allocator.check([table, other])
     expect(allocator.extend(newcomer, 2) is False, "nothing is free or unused: `extend` returns False", pages())
@@ -241,22 +236,23 @@ def test_the_second_follows_the_first(stage):
     second_hint='schedule records `tokens_hit` in the trace: record.counters["tokens_hit"] = self.scheduler.tokens_hit',
 )
 def test_computed_once_and_kept(stage):
-    """The second time, a prompt's cached pages are not computed again; tokens stay the same."""
+    """The second time, a prompt's cached pages are not computed again, nor is an answer in the next turn's prompt;
+    tokens stay the same."""
     prompts, engine = stage.prompts(2, 50), stage.make_engine(attention="torch")
-    for turn, output in ((1, 1), (2, 6)):  # the first time, a request ends in the step that runs its prompt
+    for turn, output in ((1, 1), (2, 16), (3, 1)):  # the first time, a request ends in the step that runs its prompt
         requests = [engine.add(prompt, endless(output)) for prompt in prompts]
         names = letters(engine.requests)
         drain(engine)
         expect_tokens(stage, engine, requests)
         engine.check()
         works = [work for step in engine.trace for work in step.works if work.request_id == requests[0].request_id]
-        first, wanted = works[0].tokens, {1: 50, 2: 2}[turn]
-        picture = timeline(list(engine.trace)[-6:], names)
-        expect(
-            first == wanted, f"time {turn}: {first} of the prompt's 50 tokens were run, {wanted} are needed", picture
-        )
-    hit = engine.trace[-1].counters.get("tokens_hit")
-    expect(hit == 96, f"three of four pages of two prompts were found: the trace's `tokens_hit` is {hit}, not 96")
+        first, wanted, picture = works[0].tokens, {1: 50, 2: 2, 3: 2}[turn], timeline(list(engine.trace)[-6:], names)
+        what = f"time {turn}: {first} of the prompt's {len(prompts[0])} tokens were run, {wanted} are needed"
+        expect(first == wanted, what, picture)
+        hit, hits = engine.trace[-1].counters.get("tokens_hit"), {1: 0, 2: 96, 3: 96 + 128}[turn]
+        expect(hit == hits, f"time {turn}: of two prompts {hits} tokens were found: the trace's `tokens_hit` is {hit}")
+        if turn == 2:
+            prompts = [request.all_token_ids for request in requests]  # 66 tokens, of which 65 have been run
 
 
 @milestone(

@@ -3,12 +3,9 @@
 from hypothesis import settings
 
 from common.stages import load_stage_module
-from tests.helpers.engine_options import endless
 from tests.helpers.scheduler_machine import PagedMachine
 
-Engine, scheduler_module = load_stage_module("06", "engine").Engine, load_stage_module("06", "scheduler")
-
-# ---- The scheduler, without a model ----
+scheduler_module = load_stage_module("06", "scheduler")
 
 
 class PrefixCacheMachine(PagedMachine):
@@ -22,13 +19,3 @@ class PrefixCacheMachine(PagedMachine):
 
 TestPrefixCache = PrefixCacheMachine.TestCase
 TestPrefixCache.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
-
-
-# ---- The engine ----
-
-
-def test_what_was_generated_is_cached_for_the_next_turn(loaded):
-    engine = Engine(loaded)
-    [first] = engine.generate([[9] * 20], endless(30))
-    [second] = engine.generate([[*first.all_token_ids, 5, 6, 7]], endless(3))
-    assert second.cached_tokens == 48, "49 tokens have been run, and 48 of them fill three pages"

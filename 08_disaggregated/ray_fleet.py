@@ -167,7 +167,9 @@ class RayFleet(Fleet):
             loading = actor.load.remote(self.model, self.options[number], *here)
             give_up = time.monotonic() + START_SECONDS
             while not ray.wait([loading], timeout=LOOK_SECONDS)[0] and time.monotonic() < give_up:
-                if not ray.wait([actor.alive.remote()], timeout=SIGN_SECONDS)[0]:
-                    raise TimeoutError(f"no sign of life for {SIGN_SECONDS:g} s: is the machine too busy?")
+                try:
+                    ray.get(actor.alive.remote(), timeout=SIGN_SECONDS)
+                except TimeoutError as error:
+                    raise TimeoutError(f"no sign of life for {SIGN_SECONDS:g} s: is the machine too busy?") from error
             ray.get(loading, timeout=0)
         return actor

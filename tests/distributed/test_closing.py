@@ -86,11 +86,11 @@ def test_a_worker_that_is_stopped_while_it_loads_gets_a_new_process(make_fleet, 
     def get(answer, timeout):
         assert timeout == ray_fleet.SIGN_SECONDS, "the deadline of the sign of life, not of loading"
         started.append(answer)
-        raise TimeoutError("no sign of life")
+        raise module.ray.exceptions.GetTimeoutError("some object(s) not ready")
 
     fleet = make_fleet(get=get, wait=lambda calls, timeout: ([], calls))
     news = [event.news for event in fleet.events(SECONDS)]
     while len(started) < 2:
         news += [event.news for event in fleet.events(SECONDS)]
     fleet.close()
-    assert {one.reason for one in news} == {"no sign of life"}
+    assert {one.reason for one in news} == {"no sign of life for 60 s: is the machine too busy?"}

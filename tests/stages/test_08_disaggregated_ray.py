@@ -16,7 +16,7 @@ from tests.helpers.engine_options import endless
 from tests.helpers.faulty_fleet import WorkerWithoutModel
 
 ray = pytest.importorskip("ray", reason="needs the package ray")
-engine_module, ray_fleet, routing = (load_stage_module("08", name) for name in ("engine", "ray_fleet", "routing"))
+engine_module, routing = (load_stage_module("08", name) for name in ("engine", "routing"))
 
 Engine = load_engine("08")
 POOL = {"kv_memory": "64M", "max_running": 16, "token_budget": 128, "num_draft_tokens": 0}  # slow enough to be killed
@@ -125,13 +125,6 @@ def test_lost_workers_cost_time_and_no_request(engine, undisturbed, monkeypatch)
     assert_same(run(engine, strike), undisturbed)
     assert not strikes
     until(engine, lambda: engine.lost >= lost + 2)
-
-
-@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-def test_a_process_that_does_not_start_is_told_of_in_a_sentence(engine, monkeypatch, caplog):
-    monkeypatch.setattr(ray_fleet, "SIGN_SECONDS", 0)
-    os.kill(engine.handles[0].hello.process, signal.SIGKILL)
-    until(engine, lambda: "(prefill) is lost with 0 requests: no sign of life for 0 s" in caplog.text)
 
 
 def test_two_nodes_give_the_same_tokens(engine, reference, undisturbed):

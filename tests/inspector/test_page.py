@@ -111,14 +111,15 @@ def test_the_past_is_gone_through_by_drag_wheel_and_keyboard(loaded, page_of):
         wait_until(lambda: server.engine_thread.stats["unfinished"] == 0)
         steps = server.engine.trace.steps
         page.has(f"{STORE}.columns === {steps}")
+        page.drawn()
         whole = page.text_content(".card .answer")
         page.focus("canvas.timeline")
         for _ in range(20):
             page.keyboard.press("ArrowLeft")
+        page.has(f"document.querySelector('canvas.timeline').ariaValueNow === '{steps - 20}'")
         page.has("document.querySelector('.card[data-state=running]')")
         part = page.text_content(".card .answer")
         assert whole.startswith(part) and len(part) < len(whole)
-        assert page.get_attribute("canvas.timeline", "aria-valuenow") == str(steps - 20)
         page.keyboard.press("ArrowDown")
         page.has("document.querySelector('.card.chosen')")
         page.keyboard.press("End")

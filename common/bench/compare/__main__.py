@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     found, refused = collect(args.files)
     drifted = [
-        f"{results.label}, {results.path.name}: its own speed changed by {results.drift - 1:.0%} while it was measured."
+        f"{results.path.name}: its own speed changed by {results.drift - 1:.0%} while it was measured."
         for results in found
         if results.drift > LEAST_DRIFT
     ]

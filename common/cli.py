@@ -20,7 +20,7 @@ from types import ModuleType
 
 from .acceleration.accelerate import make_engine
 from .engine import BaseEngine
-from .errors import InvalidInput
+from .errors import InvalidInput, expect_writable
 from .loader import MODEL_IMPLS, Loaded, load_model
 from .loader.device import DTYPES, choose_device
 from .process import freeze_loaded_objects, run_on_temporary_thread
@@ -41,7 +41,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     mode.add_argument("--serve", action="store_true", help="serve over HTTP until Ctrl-C")
 
     parser.add_argument(
-        "--trace", metavar="FILE", help="write the engine's steps as Chrome trace JSON, for ui.perfetto.dev"
+        "--trace", type=Path, metavar="FILE", help="write the engine's steps as Chrome trace JSON, for ui.perfetto.dev"
     )
 
     model = parser.add_argument_group("model")
@@ -135,7 +135,7 @@ def running_engine(stage: Path, args: argparse.Namespace) -> Iterator[tuple[Base
     """Yield the stage's engine, after saying what it runs on; afterwards write its trace, and end its processes."""
     engine_class = load_engine(stage)
     if args.trace:
-        open(args.trace, "ab").close()  # where nothing can be written, say so now
+        expect_writable(args.trace)
     print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
     loaded, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
     freeze_loaded_objects()

@@ -121,4 +121,5 @@ class Trace:
                 events.append({"ph": "C", "pid": 0, "ts": span["ts"], "name": name, "args": {name: value}})
         for name, row in {"engine": 0, **rows}.items():
             events.append({"ph": "M", "pid": 0, "tid": row, "name": "thread_name", "args": {"name": name}})
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))

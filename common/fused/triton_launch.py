@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from ..errors import shortened
+
 # {GPU: {"bfloat16 128": [64, 4, 3], "dependent launch": true}}: tiles by type and head dimension. GPU.md says when a
 # line is worth adding. A tile changes in which order sums are added: so the table is part of what is measured.
 TUNED = Path(__file__).parents[1] / "attention" / "tuned.json"
@@ -57,5 +59,6 @@ def why_no_driver() -> str | None:
     try:
         driver.active.get_current_target()
     except Exception as error:  # without a compiler another type than without Python's headers
-        return f"it needs gcc and Python's headers, as of `apt install gcc python3-dev` ({type(error).__name__})"
+        why = f"{type(error).__name__}: {shortened(error)}"
+        return f"it needs gcc and Python's headers, as of `apt install gcc python3-dev` ({why})"
     return None

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import jsonschema
 import numpy
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common import grammar_trial
 from common.errors import InvalidInput
@@ -21,8 +23,10 @@ from common.loader import load_model
 from common.request import Request
 from common.sampling import SamplingParams, probabilities
 from common.serving.errors import QueueFull
-from common.stages import load_engine
+from common.stages import load_engine, load_stage_module
 from common.structured_output import Structure, masks, register
+from tests.helpers.engine_options import drain
+from tests.helpers.faulty_fleet import FaultyFleet
 from tests.stages.test_07_speculative_sampling import chi_square_is_ordinary
 
 STAGES = ["04", "05", "06", "07", "08"]
@@ -55,14 +59,13 @@ def with_leaf(schema: dict) -> dict:
     return {"$defs": {"leaf": {"type": "string", "maxLength": 3}}, "anyOf": [schema]}
 
 
-# Each container with each leaf, 5 * 18 * 3 schemas, and within each container.
+# Each container with each leaf: 5 * 18 * 3 schemas.
 SCHEMAS = [
     with_leaf(make(one, LEAVES[(i + shift) % len(LEAVES)]))
     for make in CONTAINERS
     for i, one in enumerate(LEAVES)
     for shift in (1, 5, 11)
 ]
-SCHEMAS += [with_leaf(outer(inner(TEXT, NUMBER), inner(NUMBER, TEXT))) for outer in CONTAINERS for inner in CONTAINERS]
 PATTERNS = {
     r"\d{3}-[a-f]{2}": regex_grammar(r"\d{3}-[a-f]{2}"),
     "yes|no|may be": choice_grammar(["yes", "no", "may be"]),
@@ -114,10 +117,40 @@ def one_after_the_other(small):
 
 
 def test_a_greedy_answer_is_the_same_in_all_stages(engine, one_after_the_other):
-    """So are seeded ones: whatever is drafted or handed over. A complete answer ends despite ignore_eos."""
+    """So are seeded ones: whatever is drafted, preempted or handed over. A complete answer ends despite ignore_eos."""
     answers = engine.generate(["A person: ", "One more: "], NAMED_PARAMS)
     assert [one.token_ids for one in answers] == [one.token_ids for one in one_after_the_other]
     check(answers[1], NAMED)
+
+
+def test_schemas_of_hypothesis(small):
+    engine, containers = load_engine("07")(small, **DRAFTED), st.sampled_from(CONTAINERS)
+    nested = st.recursive(
+        st.sampled_from(LEAVES),
+        lambda inner: st.builds(lambda make, a, b: make(a, b), containers, inner, inner),
+        max_leaves=4,
+    ).map(with_leaf)
+
+    @settings(max_examples=6, deadline=None)
+    @given(st.lists(nested, min_size=16, max_size=16))
+    def all_validate(schemas):
+        answers = engine.generate(["J"] * len(schemas), [asked(json_grammar(schema)) for schema in schemas])
+        for answer, schema in zip(answers, schemas, strict=True):
+            check(answer, schema)
+
+    all_validate()
+
+
+def test_preemption_loses_no_state(small):
+    """The pool holds three of the requests at their full length, so others are preempted and computed again."""
+    schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 20, "maxItems": 20}
+    params = [asked(json_grammar(schema), seed=seed, max_tokens=100) for seed in range(6)]
+    for stage in ("05", "06", "07"):
+        engine = load_engine(stage)(small, kv_memory=12 * 16 * small.config.kv_bytes_per_token(small.dtype))
+        answers = engine.generate(["Digits "] * 6, params)
+        assert engine.stats()["preemptions"], stage
+        for answer in answers:
+            check(answer, schema)
 
 
 def rows(form: Structure, *outputs: list[int]) -> list[SimpleNamespace]:
@@ -194,6 +227,25 @@ def test_what_a_grammar_forces_is_drafted_and_accepted(small):
     stats = engine.stats()
     assert answer.text == "a sentence of which every word is given" and answer.finish_reason == "stop"
     assert stats["accepted_tokens"] >= 0.6 * len(answer.token_ids)
+
+
+def test_a_workers_death_loses_no_state(small, monkeypatch):
+    """Each worker dies once in the middle of the answers, which go on elsewhere as if nothing had happened."""
+    schema = {"type": "array", "items": NUMBER, "minItems": 12, "maxItems": 12}
+    params = [asked(json_grammar(schema), seed=seed) for seed in range(3)]
+    expected = load_engine("06")(small).generate(["Numbers "] * 3, params)
+    monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
+    engine = load_engine("08")(small)
+    requests = [engine.add("Numbers ", one) for one in params]
+    for number in (1, 0):
+        known = len(requests[0].token_ids)
+        while len(requests[0].token_ids) < known + 8:
+            engine.step()
+        engine.fleet.die(number)
+    drain(engine)
+    assert engine.stats()["workers_lost"] == 2 and engine.stats()["requests_resumed"]
+    assert [one.token_ids for one in requests] == [one.token_ids for one in expected]
+    check(requests[0], schema)
 
 
 REFUSED = {

@@ -45,4 +45,4 @@ class KVCache:
         # the tokens of a prompt would stand: K and V are then read once for the group instead of once per head.
         k, v = self.k[None, layer, :, :end], self.v[None, layer, :, :end]  # [1, H_kv, S, D]
         groups = q.view(1, k.shape[1], -1, q.shape[-1])  # [1, H_kv, H / H_kv, D]
-        return F.scaled_dot_product_attention(groups, k, v).view(q.shape)
+        return F.scaled_dot_product_attention(groups, k, v).reshape(q.shape)

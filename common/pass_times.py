@@ -85,11 +85,12 @@ def pass_times(model: Transformer, cache: Any) -> PassTimes:
 def decode_pass(model: Transformer, cache: Any, requests: int) -> Callable[[], object]:
     """Return a pass over one token of each request; their texts of CONTEXT tokens lie in the same pages."""
     num_pages, page_size = cache.k.shape[1:3]
-    pages = min(-(-CONTEXT // page_size), num_pages)
+    # A model with graphs takes the longest sequence of its engine, which may be shorter than the checkpoint's.
+    longest = getattr(model, "most_tokens", model.config.context_length)
+    length = min(CONTEXT, longest, num_pages * page_size)
+    table = list(range(-(-length // page_size)))
     ids = torch.zeros(requests, dtype=torch.int64, device=cache.k.device)
-    paged = PagedBatch.pack(
-        [1] * requests, [pages * page_size] * requests, [list(range(pages))] * requests, ids, page_size
-    )
+    paged = PagedBatch.pack([1] * requests, [length] * requests, [table] * requests, ids, page_size)
 
     def run() -> list[int]:
         hidden = model(ids, ids, cache.bind(paged))

@@ -11,6 +11,7 @@ import json
 import random
 
 import pytest
+import torch.nn.functional as F
 
 from common.sampling import SamplingParams, sample
 from tests.helpers.engine_options import GREEDY, MAX_TOKENS, drain, endless
@@ -77,6 +78,17 @@ def test_without_max_tokens_the_context_is_the_limit(make_engine, prompts):
     prompt = max(prompts, key=len)[:60]
     [completion] = engine.generate([prompt], endless(None))
     assert (len(completion.token_ids), completion.finish_reason) == (4, "length")
+
+
+def test_attention_may_lie_otherwise_in_memory(engine, prompts, expected, monkeypatch):
+    """PyTorch does not promise the strides of what its attention returns, and on a GPU they differ from a CPU's."""
+    attention = F.scaled_dot_product_attention
+
+    def elsewhere(*arguments, **options):
+        return attention(*arguments, **options).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", elsewhere)
+    assert engine.generate(prompts[:1], SamplingParams(max_tokens=3))[0].token_ids == expected[0][:3]
 
 
 # ---- Stopping ----

@@ -167,7 +167,7 @@ class BaseEngine(ABC):
 
     def draw(self, requests: Sequence[Request], logits: torch.Tensor) -> Drawn:
         """Draw one token for each request from `logits[B, V]`, on the device, without waiting for it."""
-        return Drawn(logits, requests, getattr(self.model, "best", None))  # a graph may have found the likeliest ones
+        return Drawn(logits, requests)
 
     def append_tokens(self, requests: Sequence[Request], tokens: Sequence[Sequence[SampledToken]]) -> list[Request]:
         """Append to each request its tokens, up to the one that ends it; return the requests that gained any.

@@ -16,11 +16,10 @@ Randomness is a pure function of (seed, index of the output token): there is no 
 be lost in a preemption or advanced by a neighbour in the batch. Equal logits therefore give equal tokens,
 whatever else is in the batch. (Whether a model's logits are equal in another batch is up to its kernels.)
 
-On a GPU, rows that want a temperature and nothing else are drawn by two kernels (sampling_kernels.py); what stands here
-is their definition. Which way a row goes depends on its own parameters alone, never on its neighbours.
+On a GPU, steps 2 to 4 are three kernels without a sort (sampling_kernels.py); what stands here is their definition.
+What a row draws depends on its own parameters alone, never on its neighbours.
 
 A CPU ranks the likeliest CANDIDATES tokens for top-k and top-p, and all of them only where those do not suffice.
-Production engines also fuse the filters, and sort less on a GPU.
 """
 
 import hashlib
@@ -64,21 +63,19 @@ class Drawn:
     """The next token of every row, drawn on the device and on its way to the host.
 
     logits is [B, V] on any device, in float32 or a type that float32 holds, left as it is; each row of it has a finite
-    value and no NaN or +inf. Raise ValueError unless there are exactly B rows. best is its argmax, [B] int64, if known.
+    value and no NaN or +inf. Raise ValueError unless there are exactly B rows.
 
     token_ids: [B] int64, on the device: a next step can begin with them before the host has seen them. The
     host waits for nothing until it asks for `tokens`.
     """
 
-    def __init__(self, logits: Tensor, rows: Sequence[Row], best: Tensor | None = None):
+    def __init__(self, logits: Tensor, rows: Sequence[Row]):
         if len(rows) != len(logits):
             raise ValueError(f"logits must have one row for each of the {len(rows)} tokens, not {len(logits)}")
         if not all(row.params.greedy for row in rows):
             self.token_ids = draw_rows(logits, rows)
-        elif best is None or any(row.params.penalised for row in rows):
-            self.token_ids = apply_penalties(logits, rows).argmax(-1)
         else:
-            self.token_ids = best
+            self.token_ids = apply_penalties(logits, rows).argmax(-1)
         self.ids = ToHost(self.token_ids)
         self.logprobs = Logprobs(logits, self.token_ids, [row.params.logprobs for row in rows])
 
@@ -88,19 +85,24 @@ class Drawn:
 
 
 def draw_rows(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """Return the next token of every row, [B] int64: the definition draws what argmax or the kernels cannot."""
+    """Return the next token of every row, [B] int64: drawn by kernels on a GPU, and elsewhere by the definition."""
     uniforms = [uniform(row.seed, len(row.token_ids)) for row in rows]
     if has_kernels(logits.device):
-        from .sampling_kernels import draw_plain  # needs triton
+        from .sampling_kernels import draw_tokens  # needs triton
 
-        token_ids = draw_plain(logits, [row.params.temperature for row in rows], uniforms)
-        others = [i for i, row in enumerate(rows) if row.params.penalised or row.params.filtered]
+        token_ids = draw_tokens(logits, [row.params for row in rows], uniforms)
+        others = [i for i, row in enumerate(rows) if row.params.penalised]
     else:
+        draw_tokens = None
         token_ids = logits.argmax(-1)
         others = [i for i, row in enumerate(rows) if row.params.penalised or not row.params.greedy]
     if others:
         index = to_device(others, torch.int64, logits.device)
-        drawn = draw(probabilities(logits[index], [rows[i] for i in others]), [uniforms[i] for i in others])
+        rows, uniforms, logits = [rows[i] for i in others], [uniforms[i] for i in others], logits[index]
+        if draw_tokens:
+            drawn = draw_tokens(apply_penalties(logits, rows), [row.params for row in rows], uniforms)
+        else:
+            drawn = draw(probabilities(logits, rows), uniforms)
         token_ids.index_copy_(0, index, drawn)
     return token_ids
 

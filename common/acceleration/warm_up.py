@@ -7,6 +7,7 @@ from ..attention import PagedBatch
 from ..attention.triton_backend import SPLIT
 from ..engine import BaseEngine
 from ..fused.packed import prepare_products
+from ..sampling_params import SamplingParams
 
 
 @torch.inference_mode()
@@ -20,7 +21,8 @@ def warm_up(engine: BaseEngine) -> None:
         if model is None:  # no drafter, or one that is no model
             continue
         token_ids, positions, slots = torch.zeros(3, 3, dtype=torch.int64, device=engine.device)
-        hidden = model(token_ids, positions, lambda layer, q, k, v: q)  # without pages, as prompts are scored
+        for rows in (1, 2, 3):  # a kernel may have variants for few rows
+            hidden = model(token_ids[:rows], positions[:rows], lambda layer, q, k, v: q)  # without pages, as in scoring
         if hasattr(cache, "attention"):
             # One request decodes behind a text of several pieces, all in one page, and one runs a prompt of two tokens.
             page_size, length = cache.k.shape[2], min(2 * SPLIT, model.config.context_length)
@@ -31,6 +33,7 @@ def warm_up(engine: BaseEngine) -> None:
             prepare_products(model.blocks[0], getattr(getattr(engine, "scheduler", None), "token_budget", 256))
         logits = model.logits(hidden)
         if sampling.has_kernels(engine.device):
-            from ..sampling_kernels import draw_plain
+            from ..sampling_kernels import draw_tokens
 
-            draw_plain(logits, [1.0] * 3, [0.5] * 3)
+            for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=2)):
+                draw_tokens(logits, [params] * 3, [0.5] * 3)

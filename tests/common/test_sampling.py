@@ -139,7 +139,7 @@ BY_HAND = [
     (EQUAL, {"top_p": 0.5}, [0.5, 0.5, 0, 0]),
     (EQUAL, {"top_p": 0.501}, [1 / 3, 1 / 3, 1 / 3, 0]),
     (EQUAL, {"top_p": 5e-324}, [1, 0, 0, 0]),
-    (EQUAL, {"min_p": 1.0}, [0.25] * 4),
+    (EQUAL, {"min_p": 0.99}, [0.25] * 4),
     (EQUAL, {"top_k": 2, "top_p": 0.5}, [1, 0, 0, 0]),  # half of the mass that top-k left
     ([0.0, 5.0, 5.0, 5.0], {"min_p": 0.5, "top_p": 1 / 3}, [0, 1, 0, 0]),  # a third of what min-p left
     ([0.0, 3e38, -3e38], {"temperature": 5e-324}, [0, 1, 0]),
@@ -297,16 +297,17 @@ def test_there_is_one_request_for_each_row_of_logits():
 
 
 @pytest.fixture
-def draw_plain(monkeypatch):
+def draw_tokens(monkeypatch):
     from common import sampling_kernels
 
-    monkeypatch.setattr(sampling_kernels, "BLOCK", 16)  # tokens, so that a small vocabulary has several blocks
-    return sampling_kernels.draw_plain
+    # Tokens, so that a small vocabulary has several blocks, and that the nearest ones do not always suffice.
+    for name, tokens in {"BLOCK": 16, "NEAREST": 16}.items():
+        monkeypatch.setattr(sampling_kernels, name, tokens)
+    return sampling_kernels.draw_tokens
 
 
-def by_definition(logits, temperatures, uniforms):
-    rows = [Request(SamplingParams(temperature=temperature)) for temperature in temperatures]
-    return draw(probabilities(logits, rows), uniforms).tolist()
+def by_definition(logits, params, uniforms):
+    return draw(probabilities(logits, [Request(each) for each in params]), uniforms).tolist()
 
 
 @needs_triton
@@ -314,37 +315,62 @@ def by_definition(logits, temperatures, uniforms):
 @pytest.mark.parametrize(
     ("vocab_size", "dtype"), [(1, torch.float32), (16, torch.bfloat16), (37, torch.float32)], ids=str
 )
-def test_what_is_drawn_is_what_the_definition_draws(draw_plain, vocab_size, dtype, device):
+def test_what_is_drawn_is_what_the_definition_draws(draw_tokens, vocab_size, dtype, device):
     """Of equal logits the lowest token is greedy, and one without weight is never drawn."""
-    temperatures = [0.0, 1e-300, 1e300, 0.1, 0.6, 1.0, 5.0, 1.0, 5.0]
+    params = [SamplingParams(temperature=t) for t in (0.0, 1e-300, 1e300, 0.1, 0.6, 1.0, 5.0, 1.0, 5.0)]
     torch.manual_seed(vocab_size)
-    plain = (3 * torch.randn(len(temperatures), vocab_size)).to(device, dtype)
+    plain = (3 * torch.randn(len(params), vocab_size)).to(device, dtype)
     empty_blocks = plain.clone()
     empty_blocks[:, 1:-1] = -math.inf
-    uniforms = [uniform(7, i) for i in range(len(temperatures) - 2)] + [0.0, 1 - 2**-53]
+    uniforms = [uniform(7, i) for i in range(len(params) - 2)] + [0.0, 1 - 2**-53]
     part_of_wider = torch.cat([plain, plain.flip(1)], dim=1)[:, :vocab_size]  # as ranks whose parts are padded give it
     for logits in (plain, plain.round(), empty_blocks, part_of_wider):
-        assert draw_plain(logits, temperatures, uniforms).tolist() == by_definition(logits, temperatures, uniforms)
+        assert draw_tokens(logits, params, uniforms).tolist() == by_definition(logits, params, uniforms)
+
+
+FILTERS = [
+    {"top_k": 1}, {"top_k": 3}, {"top_k": 40}, {"top_p": 0.01}, {"top_p": 0.6}, {"top_p": 0.9999}, {"min_p": 0.1},
+    {"min_p": 0.99}, {"top_k": 9, "top_p": 0.7}, {"top_k": 12, "min_p": 0.05}, {"top_p": 0.8, "min_p": 0.01},
+    {"top_k": 7, "top_p": 0.95, "min_p": 0.02}, {},
+]  # fmt: skip
 
 
 @needs_triton
 @kernel_devices
-def test_shares_are_those_of_the_definition(draw_plain, device):
+@pytest.mark.parametrize(
+    ("dtype", "temperature"),
+    [(torch.bfloat16, 0.7), (torch.float32, 1e-20), (torch.bfloat16, 1e300)],
+)
+def test_filters_keep_what_the_definition_keeps(draw_tokens, dtype, temperature, device):
+    """Also with ties, of which the first tokens are kept, and with fewer tokens than top-k asks for."""
+    params = [SamplingParams(temperature=temperature, **filters) for filters in FILTERS]
+    torch.manual_seed(0)
+    plain = (3 * torch.randn(len(params), 53)).to(device, dtype)
+    masked = plain.clone()
+    masked[:, ::3] = masked[:, 5:] = -math.inf
+    uniforms = [uniform(3, i) for i in range(len(params))]
+    for logits in (plain, plain.round(), masked):
+        assert draw_tokens(logits, params, uniforms).tolist() == by_definition(logits, params, uniforms)
+
+
+@needs_triton
+@kernel_devices
+def test_shares_are_those_of_the_definition(draw_tokens, device):
     """Every border between two tokens: a number a little below it gives the one, a little above it the other."""
     torch.manual_seed(0)
-    logits = torch.randn(1, 24)
-    borders = probabilities(logits, [Request(SamplingParams(temperature=0.7))])[0].cumsum(-1)[:-1].tolist()
+    logits, warm = torch.randn(1, 24), SamplingParams(temperature=0.7)
+    borders = probabilities(logits, [Request(warm)])[0].cumsum(-1)[:-1].tolist()
     for shift, token in ((-1e-5, 0), (1e-5, 1)):
         numbers = [border + shift for border in borders]
         copies = logits.expand(len(numbers), -1).contiguous().to(device)
-        drawn = draw_plain(copies, [0.7] * len(numbers), numbers).tolist()
+        drawn = draw_tokens(copies, [warm] * len(numbers), numbers).tolist()
         assert drawn == [i + token for i in range(len(numbers))]
 
 
 @needs_triton
 @kernel_devices
-def test_no_neighbour_changes_a_token(draw_plain, device, monkeypatch):
-    """Rows that the kernels can draw stand beside rows that they cannot, and alone: the same bits, the same token."""
+def test_no_neighbour_changes_a_token(draw_tokens, device, monkeypatch):
+    """Rows stand beside others with other filters and penalties, and alone: the same bits, the same token."""
     monkeypatch.setattr(sampling, "has_kernels", lambda device: True)
     kinds = [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.2}, {"repetition_penalty": 1.5}, {"logit_bias": ((9, 2.0),)}]
     kinds = [{"temperature": 0.8} | kind for kind in kinds] + [{"temperature": 0.0}, {"presence_penalty": 1.0}]

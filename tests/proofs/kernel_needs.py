@@ -26,7 +26,8 @@ from common.loader import find_checkpoint
 from common.loader.config import read_config
 from common.loader.device import DTYPES
 from common.model import ModelConfig
-from common.sampling_kernels import draw_plain
+from common.sampling import SamplingParams
+from common.sampling_kernels import draw_tokens
 
 # Shared memory that one block may have, in bytes (CUDA programming guide, table of compute capabilities): on a T4, an
 # A100, an L4 or RTX 4090, an H100 or H200, a B200, an RTX 5090.
@@ -73,7 +74,9 @@ def launch_elementwise(config: ModelConfig, dtype: torch.dtype) -> None:
     pages = torch.zeros(4, 16, H_kv, D, dtype=dtype)
     TritonAttention(dtype).write(*rotation.heads(qkv)[1:], pages, pages, slots)
     silu_mul(torch.zeros(N, 2 * config.intermediate_size, dtype=dtype))
-    draw_plain(torch.zeros(len(QUERIES), config.vocab_size, dtype=dtype), [1.0] * 3, [0.5] * 3)
+    logits = torch.zeros(len(QUERIES), config.vocab_size, dtype=dtype)
+    for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=2)):
+        draw_tokens(logits, [params] * 3, [0.5] * 3)
 
 
 def launch_attention(config: ModelConfig, dtype: torch.dtype, tile: Tile) -> None:

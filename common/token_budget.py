@@ -20,10 +20,12 @@ import torch.nn.functional as F
 
 from .attention import PagedBatch, choose_attention
 from .loader import Loaded
+from .transfers import synchronize
 
-# The most. On a GPU always: Python launches the kernels of a prompt one by one, 2 to 3 ms in all for 28 layers, and a
-# piece of this size keeps a GPU busy for as long.
-MOST = 2048
+MOST = 2048  # on a CPU
+# On a GPU a pass of MEASURED_ON_GPU tokens is measured. Python launches the kernels of a prompt one by one: for 28 layers
+# the host of an H200 takes 12 ms, however many tokens there are, and with 2,048 the GPU is idle for most of that time.
+MOST_ON_GPU, MEASURED_ON_GPU = 16384, 8192
 LEAST = 64
 # The objective: shorter pauses are not felt as such (Miller 1968, Response Time in Man-Computer Conversational
 # Transactions). Many prompts at once also interrupt fewer answers when few steps take them all.
@@ -66,13 +68,20 @@ def choose_token_budget(
     """Return the budget, the price of a chunk, and one line that says why if they were measured.
 
     On a CPU halve MOST as often as necessary for a pass of STEP_SECONDS, but not below LEAST, or max_running, since
-    each running request needs its token. Ranks that share a model must choose alike: they take the engine's default.
+    each running request needs its token. On a GPU measure a long pass, and halve MOST_ON_GPU down to MOST. Ranks
+    that share a model must choose alike: they take the engine's default, on a GPU MOST.
     attention: the backend that reads pages, as for `choose_attention`; None: K and V lie in slots (stage 04).
     """
-    if loaded.device.type == "cuda":
-        return max(MOST, max_running), ChunkPrice(), ""
+    on_gpu = loaded.device.type == "cuda"
     if loaded.shard.ranks > 1:
-        return max(default, max_running), ChunkPrice(), ""
+        return max(MOST if on_gpu else default, max_running), ChunkPrice(), ""
+    if on_gpu:
+        pass_seconds(loaded, MEASURED_ON_GPU, times=1)
+        seconds, budget = pass_seconds(loaded, MEASURED_ON_GPU), MOST_ON_GPU
+        while budget > MOST and seconds * budget / MEASURED_ON_GPU > STEP_SECONDS:
+            budget //= 2
+        note = f"token_budget={budget} (a pass of {MEASURED_ON_GPU} tokens takes {1e3 * seconds:.0f} ms)"
+        return max(budget, max_running), ChunkPrice(), note
     sizes = [max(MOST, max_running)]
     while sizes[-1] // 2 >= max(LEAST, max_running):
         sizes.append(sizes[-1] // 2)
@@ -95,14 +104,16 @@ def choose_token_budget(
 def pass_seconds(loaded: Loaded, tokens: int, times: int = TIMES) -> float:
     """Return the seconds of a pass over this many tokens without attention; stop measuring once the answer is clear.
 
-    times: how many passes, at most. The seconds are this thread's processor time, in which the pauses that other
-    programs cause do not count.
+    times: how many passes, at most. On a CPU the seconds are this thread's processor time, in which the pauses that
+    other programs cause do not count.
     """
-    ids, fastest = torch.zeros(tokens, dtype=torch.int64), math.inf
+    ids, fastest = torch.zeros(tokens, dtype=torch.int64, device=loaded.device), math.inf
+    clock = time.perf_counter if loaded.device.type == "cuda" else time.thread_time
     for _ in range(times):
-        start = time.thread_time()
+        start = clock()
         loaded.model(ids, ids, lambda layer, q, k, v: q)
-        fastest = min(fastest, time.thread_time() - start)
+        synchronize(loaded.device)
+        fastest = min(fastest, clock() - start)
         if not STEP_SECONDS < fastest < 4 * STEP_SECONDS:
             break
     return fastest

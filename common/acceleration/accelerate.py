@@ -79,8 +79,11 @@ def make_on_current_device(
     if price is not None and scheduler is not None:  # a learner's own may count tokens alone, and not look at it
         scheduler.price = price
     engine.startup_notes = ", ".join(filter(None, [engine.startup_notes, note]))
+    attention = getattr(getattr(engine, "cache", None), "attention", None)
+    if hasattr(attention, "expect"):
+        attention.expect(scheduler.max_running)
     warm_up(engine)
-    reason = why_no_graphs(loaded.device, getattr(getattr(engine, "cache", None), "attention", None))
+    reason = why_no_graphs(loaded.device, attention)
     if graphs and reason:
         raise InvalidInput(f"graphs were asked for, but {reason}")
     if graphs is not False and reason is None:

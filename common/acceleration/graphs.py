@@ -5,8 +5,8 @@ GPU to run them, so that the GPU waits. A graph holds the launches with all thei
 to step must lie at addresses that never change (static buffers), sizes must be fixed (one graph for each of a ladder of
 batch sizes), and nothing that is recorded may depend on a value that the host has looked at.
 
-A batch that is smaller than its graph is padded with copies of one of its rows. They compute the same K and V once
-more, and write the same numbers to the same place: they change nothing, and no memory is kept for them.
+A batch that is smaller than its graph is padded with rows that have no slot: backends write K and V of a negative slot
+nowhere (vLLM's PAD_SLOT_ID), and such a row attends to one token, whichever its page table names.
 
 Drafts that stage 07 verifies are a few tokens of one request. They run as if each were a request of its own, with the
 same pages and its own length: one kind of graph does for both.
@@ -20,12 +20,13 @@ from functools import partial
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..attention import Attention, PagedBatch
 from ..fused.rotation import check_positions
 from ..model import Attend, Transformer
 
+NO_SLOT = -1
 FEW = 16  # tokens of one request that run as if they were requests: each reads all of its K and V
 WARM_UPS = 2  # kernels are compiled and workspaces allocated before anything is recorded
 recorded: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # all graphs of this process
@@ -106,9 +107,8 @@ class GraphedModel:
         self.hidden = torch.zeros(most, model.config.hidden_size, dtype=cache.k.dtype, device=device)
         scores = model.logits(self.hidden[:1])
         self.scores = torch.zeros(most, model.config.vocab_size, dtype=scores.dtype, device=device)
-        self.argmax = torch.zeros(most, dtype=torch.int64, device=device)
         self.replayed = 0  # rows of the newest batch, if it was replayed
-        # These rows write to page 0, which no request owns yet. The largest size comes first: the others find room in
+        # Rows that write to page 0, which no request owns yet. The largest size comes first: the others find room in
         # the memory that it has needed.
         self.capture = memory_of.capture if memory_of else Capture()
         self.replays = {size: self.capture(partial(self._forward, size)) for size in reversed(sizes)}
@@ -125,7 +125,6 @@ class GraphedModel:
         check_positions(positions, attend, self.model.cos)  # a replay runs no Python
         batch = batch.one_by_one(positions)
         size = next(size for size in self.sizes if size >= count)
-        shortest = min(range(count), key=batch.host_lengths.__getitem__)  # it costs least to attend to once more
         for static, tensor in (
             (self.token_ids, token_ids),
             (self.positions, positions),
@@ -134,8 +133,9 @@ class GraphedModel:
             (self.page_tables[:, : batch.page_tables.shape[1]], batch.page_tables),
         ):
             static[:count] = tensor
-            if count < size:
-                static[count:size] = tensor[shortest]
+        if count < size:
+            self.slot_mapping[count:size] = NO_SLOT
+            self.lengths[count:size] = 1
         self.replays[size]()
         self.replayed = count
         return self.hidden[:count]
@@ -146,11 +146,6 @@ class GraphedModel:
             return self.scores[: self.replayed]
         self.replayed = 0
         return self.model.logits(hidden)
-
-    @property
-    def best(self) -> Tensor | None:
-        """Return the argmax of the newest logits, [R] int64; None if they were not replayed."""
-        return self.argmax[: self.replayed].clone() if self.replayed else None
 
     def _forward(self, size: int) -> None:
         """Run what is recorded. On the host, sequences are as long as they can be: the launches serve all lengths."""
@@ -165,5 +160,8 @@ class GraphedModel:
             host_lengths=[self.most_tokens] * size,
         )
         self.hidden[:size] = self.model(self.token_ids[:size], self.positions[:size], self.cache.bind(batch))
-        self.scores[:size] = self.model.logits(self.hidden[:size])
-        self.argmax[:size] = self.scores[:size].argmax(-1)
+        head, scores = self.model.head, self.scores[:size]
+        if type(head) is nn.Linear and head.weight.dtype == scores.dtype:
+            torch.mm(self.hidden[:size], head.weight.T, out=scores)  # a copy would take a third as long again
+        else:
+            scores.copy_(self.model.logits(self.hidden[:size]))

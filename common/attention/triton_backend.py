@@ -1,17 +1,22 @@
 """Launch the Triton kernels: how many programs, and how large their blocks are."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from common.fused.rotation import Unrotated
-from common.fused.triton_launch import interpreted, launch_options, tuned
+from common.fused.triton_launch import interpreted, tuned
 
 from .batch import PagedBatch
 from .window import current_window
 
-SPLIT = 256  # tokens of a sequence in one piece; fixed, so that results do not depend on the batch
+# Tokens of a sequence in one piece: fixed for an engine, so that results do not depend on the batch. With few requests
+# many programs should share a sequence; with many, each piece costs the time that it takes to fill the pipeline again. A
+# step of 256 requests takes an H200 6.7 ms with pieces of 256 tokens and 6.2 with 1,024, one of a single request 1.3 and
+# 1.5 ms.
+SPLIT, LONG_SPLIT, MANY = 256, 1024, 128  # for engines of up to MANY requests at once, and for others
 MOST_PIECES = 32  # of a sequence; a longer one has larger pieces, so that their results take no more memory
 PROGRAMS = 4096  # that keep a large GPU busy in decode; with fewer pieces, fewer
 
@@ -28,6 +33,12 @@ class Tile(NamedTuple):
 TILES = (Tile(), Tile(64, 2, 3), Tile(128, 4, 3), Tile(64, 4, 5))
 
 
+@dataclass
+class Plan:
+    batch: PagedBatch
+    arrived: Tensor | None = None  # [decodes, H_kv] int32, from the first layer on: see `decode_kernel`
+
+
 class TritonAttention:
     name, capturable = "triton", True
 
@@ -36,10 +47,14 @@ class TritonAttention:
 
         types = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
         self.dot = tl.float32 if interpreted() and dtype == torch.bfloat16 else types[dtype]
-        self.tile = tile
+        self.tile, self.split = tile, SPLIT
 
-    def prepare(self, batch: PagedBatch) -> PagedBatch:
-        return batch
+    def expect(self, requests: int) -> None:
+        """Choose the size of the pieces for an engine of up to `requests` requests at once, before the first runs."""
+        self.split = SPLIT if requests < MANY else LONG_SPLIT
+
+    def prepare(self, batch: PagedBatch) -> Plan:
+        return Plan(batch)
 
     def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
         """As `Attention.write`; a k that waits to be rotated (fused/rotation.py) is written by the same launch."""
@@ -52,36 +67,34 @@ class TritonAttention:
             k, v, k_pages, v_pages, slot_mapping, k.stride(0), v.stride(0), size, triton.next_power_of_2(size)
         )
 
-    def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PagedBatch) -> Tensor:
+    def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: Plan) -> Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        if plan.decodes:
+        if plan.batch.decodes:
             self._decode(q, k_pages, v_pages, plan, out)
-        if plan.decodes < len(plan.host_lengths):
-            self._prefill(q, k_pages, v_pages, plan, out)
+        if plan.batch.decodes < len(plan.batch.host_lengths):
+            self._prefill(q, k_pages, v_pages, plan.batch, out)
         return out
 
-    def _decode(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PagedBatch, out: Tensor) -> None:
-        from .triton_kernels import combine_kernel, decode_kernel, triton
+    def _decode(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: Plan, out: Tensor) -> None:
+        from .triton_kernels import decode_kernel, triton
 
-        B, (_, H, D), (_, page_size, H_kv, _) = plan.decodes, q.shape, k_pages.shape
-        pieces = min(-(-max(plan.host_lengths[:B]) // SPLIT), MOST_PIECES)
+        batch, (_, H, D), (_, page_size, H_kv, _) = plan.batch, q.shape, k_pages.shape
+        B = batch.decodes
+        # In a graph the lengths are not known, and pieces are as many as the longest sequence could have.
+        pieces = min(-(-max(batch.host_lengths[:B]) // self.split), MOST_PIECES)
         partial = torch.empty(B, pieces, H, D, dtype=torch.float32, device=q.device)
         lse = torch.empty(B, pieces, H, dtype=torch.float32, device=q.device)
-        block_d = max(16, triton.next_power_of_2(D))  # a product on tensor cores has at least 16 rows and columns
-        # In a graph the lengths are not known, and pieces are as many as the longest sequence could have.
-        programs = min(pieces, -(-PROGRAMS // (B * H_kv)))
-        options = launch_options(q.device)
-        decode_kernel[(B, H_kv, programs)](
-            q, k_pages, v_pages, plan.page_tables, plan.lengths, partial, lse, out,
-            pieces, q.stride(0), plan.page_tables.stride(0), D**-0.5, H_kv, H // H_kv, D, page_size, SPLIT, MOST_PIECES,
-            BLOCK_G=max(16, triton.next_power_of_2(H // H_kv)), BLOCK_N=self.tile.block_n, BLOCK_D=block_d,
-            DOT=self.dot, WINDOW=current_window() or 0,
-            num_warps=self.tile.warps, num_stages=self.tile.stages, **options,
+        if plan.arrived is None or plan.arrived.shape[1] != H_kv:
+            plan.arrived = torch.zeros(B, H_kv, dtype=torch.int32, device=q.device)
+        decode_kernel[(B, H_kv, min(pieces, -(-PROGRAMS // (B * H_kv))))](
+            q, k_pages, v_pages, batch.page_tables, batch.lengths, partial, lse, plan.arrived, out,
+            pieces, q.stride(0), batch.page_tables.stride(0), D**-0.5,
+            H_kv, H // H_kv, D, page_size, self.split, MOST_PIECES,
+            # A product on tensor cores has at least 16 rows and columns.
+            BLOCK_G=max(16, triton.next_power_of_2(H // H_kv)), BLOCK_N=self.tile.block_n,
+            BLOCK_D=max(16, triton.next_power_of_2(D)), DOT=self.dot, WINDOW=current_window() or 0,
+            num_warps=self.tile.warps, num_stages=self.tile.stages,
         )  # fmt: skip
-        if pieces > 1:
-            combine_kernel[(B, H)](
-                partial, lse, plan.lengths, out, pieces, H, D, SPLIT, MOST_PIECES, BLOCK_D=block_d, **options
-            )  # fmt: skip
 
     def _prefill(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PagedBatch, out: Tensor) -> None:
         from .triton_kernels import prefill_kernel, triton
@@ -93,7 +106,7 @@ class TritonAttention:
             q, k_pages, v_pages, plan.page_tables, plan.query_starts, plan.lengths, out,
             plan.decodes, q.stride(0), plan.page_tables.stride(0), D**-0.5, H_kv, H // H_kv, D, page_size,
             BLOCK_M=block_m, BLOCK_N=32 if q.dtype == torch.float32 else 64,
-            BLOCK_D=max(16, triton.next_power_of_2(D)), DOT=self.dot, WINDOW=current_window() or 0,
+            BLOCK_D=max(16, triton.next_power_of_2(D)), DOT=self.dot, WINDOW=current_window() or 0, num_stages=2,
         )  # fmt: skip
 
 

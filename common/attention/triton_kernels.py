@@ -18,31 +18,35 @@ DOT is the type that products take: that of the tensors, except that Triton's in
 import triton
 import triton.language as tl
 
-from common.fused.triton_kernels import follow_previous
-
 
 @triton.jit
 def write_kernel(
     k, v, k_pages, v_pages, slot_mapping, k_stride, v_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """One program per row: K and V of all its heads, SIZE numbers each, into their slot."""
+    """One program per row: K and V of all its heads, SIZE numbers each, into their slot; nowhere if it is negative."""
     row = tl.program_id(0)
     slot = tl.load(slot_mapping + row)
     offsets = tl.arange(0, BLOCK)
-    inside = offsets < SIZE
+    inside = (offsets < SIZE) & (slot >= 0)
     tl.store(k_pages + slot * SIZE + offsets, tl.load(k + row * k_stride + offsets, inside), inside)
     tl.store(v_pages + slot * SIZE + offsets, tl.load(v + row * v_stride + offsets, inside), inside)
 
 
 @triton.jit
+def pages_of(page_table, start, end, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The pages of tokens start to start + BLOCK_N - 1, int32; behind the end, 0 without a read."""
+    tokens = start + tl.arange(0, BLOCK_N)
+    return tl.load(page_table + tokens // PAGE_SIZE, tokens < end, other=0)
+
+
+@triton.jit
 def attend_to_block(
-    q, tokens, allowed, page_table, k_pages, v_pages, head, dims, maximum, total, result, scale,
+    q, tokens, allowed, pages, k_pages, v_pages, head, dims, maximum, total, result, scale,
     H_KV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """One step of online softmax: q[M, D] against the K and V of tokens[n], where allowed[M or 1, n]."""
+    """One step of online softmax: q[M, D] against the K and V of tokens[n] in pages[n], where allowed[M or 1, n]."""
     exists = tl.max(allowed.to(tl.int32), axis=0) > 0  # what no query may see is not read either
-    pages = tl.load(page_table + tokens // PAGE_SIZE, exists, other=0).to(tl.int64)
-    places = ((pages * PAGE_SIZE + tokens % PAGE_SIZE) * H_KV + head) * D  # [n]
+    places = ((pages.to(tl.int64) * PAGE_SIZE + tokens % PAGE_SIZE) * H_KV + head) * D  # [n]
     inside = dims < D
     key = tl.load(k_pages + places[None, :] + dims[:, None], exists[None, :] & inside[:, None], other=0.0)  # [D, n]
     scores = tl.dot(q, key.to(DOT), input_precision="ieee") * scale  # [M, n], float32
@@ -66,73 +70,77 @@ def piece_tokens(length, SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr):
 # Numbers that differ from step to step are not to be compiled into the kernels: see tests/proofs/serving.py.
 @triton.jit(do_not_specialize=["pieces", "table_stride"])
 def decode_kernel(
-    q, k_pages, v_pages, page_tables, lengths, partial, partial_lse, out, pieces, q_stride, table_stride, scale,
+    q, k_pages, v_pages, page_tables, lengths, partial, partial_lse, arrived, out,
+    pieces, q_stride, table_stride, scale,
     H_KV: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
     SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    DOT: tl.constexpr, WINDOW: tl.constexpr = 0, DEPENDENT: tl.constexpr = False,
+    DOT: tl.constexpr, WINDOW: tl.constexpr = 0,
 ):  # fmt: skip
-    """Attention of a request's query heads that share a K/V head, to pieces of its sequence; of the programs along the
-    third axis each takes every n-th piece.
+    """Attention of a request's query heads that share a K/V head; of the programs along the third axis each takes
+    neighbouring pieces of its sequence, and the last one to end combines all pieces.
 
     partial is [B, pieces, H, D] and partial_lse [B, pieces, H], both float32: the piece's result, and the logarithm
-    of the sum of its weights, by which `combine_kernel` weighs it. A result from one piece goes to `out` at once.
+    of the sum of its weights, by which it counts. arrived is [B, H_kv], int32: programs that have ended, 0 before and
+    after. A result from one piece goes to `out` at once.
     """
-    follow_previous(DEPENDENT)
-    request, head = tl.program_id(0), tl.program_id(1)
+    request, head, programs = tl.program_id(0), tl.program_id(1), tl.num_programs(2)
     length = tl.load(lengths + request)
+    split = piece_tokens(length, SPLIT, MOST_PIECES)
+    seen = tl.maximum(length - WINDOW, 0) if WINDOW else 0  # the first token that is seen
+    first, count = seen // split, tl.cdiv(length, split)
+    each = tl.cdiv(count - first, programs)
+    begin = (first + tl.program_id(2) * each) * split
+    end = tl.minimum(begin + each * split, length)
+    if begin >= end:
+        return
+    alone = count - first == 1
     group, dims = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
     heads = head * GROUPS + group
     inside = (group < GROUPS)[:, None] & (dims < D)[None, :]
     query = tl.load(q + request * q_stride + heads[:, None] * D + dims[None, :], inside, other=0.0).to(DOT)
-    split = piece_tokens(length, SPLIT, MOST_PIECES)
-    count = tl.cdiv(length, split)
-    for piece in range(tl.program_id(2), count, tl.num_programs(2)):
-        begin, end = piece * split, tl.minimum((piece + 1) * split, length)
-        if WINDOW:
-            begin = tl.maximum(begin, length - WINDOW)
+    target = heads[:, None] * D + dims[None, :]
+    page_table = page_tables + request * table_stride
+    for piece in range(begin // split, tl.cdiv(end, split)):
+        begin, end = tl.maximum(piece * split, seen), tl.minimum((piece + 1) * split, length)
         maximum = tl.full([BLOCK_G], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_G], tl.float32)
         result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+        pages = pages_of(page_table, begin, end, PAGE_SIZE, BLOCK_N)
         for start in range(begin, end, BLOCK_N):
+            # The next block's are read now: K and V then wait for no page number, and have the pipeline to themselves.
+            ahead = pages_of(page_table, start + BLOCK_N, end, PAGE_SIZE, BLOCK_N)
             tokens = start + tl.arange(0, BLOCK_N)
             maximum, total, result = attend_to_block(
-                query, tokens, (tokens < end)[None, :], page_tables + request * table_stride, k_pages, v_pages, head,
-                dims, maximum, total, result, scale, H_KV, D, PAGE_SIZE, DOT,
+                query, tokens, (tokens < end)[None, :], pages, k_pages, v_pages, head, dims, maximum, total, result,
+                scale, H_KV, D, PAGE_SIZE, DOT,
             )  # fmt: skip
-        if WINDOW:  # a piece before the window: 0, not 0 / 0, and its weight, whose logarithm is -inf, is 0
-            result = result / tl.where(total == 0, 1.0, total)[:, None]
+            pages = ahead
+        result = result / total[:, None]
+        if alone:
+            tl.store(out + request * H_KV * GROUPS * D + target, result.to(out.dtype.element_ty), inside)
         else:
-            result = result / total[:, None]
-        if count == 1:
-            row = request * H_KV * GROUPS + heads
-            tl.store(out + row[:, None] * D + dims[None, :], result.to(out.dtype.element_ty), inside)
-        else:
-            row = (request * pieces + piece) * H_KV * GROUPS + heads
-            tl.store(partial + row[:, None] * D + dims[None, :], result, inside)
-            tl.store(partial_lse + row, maximum + tl.log(total), group < GROUPS)
-
-
-@triton.jit(do_not_specialize=["pieces"])
-def combine_kernel(
-    partial, partial_lse, lengths, out, pieces,
-    H: tl.constexpr, D: tl.constexpr, SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr, BLOCK_D: tl.constexpr,
-    DEPENDENT: tl.constexpr = False,
-):  # fmt: skip
-    """One program per request and query head: the mean of its pieces, weighted by the sums of their weights."""
-    follow_previous(DEPENDENT)
-    request, head = tl.program_id(0), tl.program_id(1)
-    length = tl.load(lengths + request)
-    count = tl.cdiv(length, piece_tokens(length, SPLIT, MOST_PIECES))
-    if count == 1:
+            row = (request * pieces + piece) * H_KV * GROUPS
+            tl.store(partial + row * D + target, result, inside)
+            tl.store(partial_lse + row + heads, maximum + tl.log(total), group < GROUPS)
+    if alone:
         return
-    pieces_here, dims = tl.arange(0, MOST_PIECES), tl.arange(0, BLOCK_D)
-    rows = (request * pieces + pieces_here) * H + head
-    lse = tl.load(partial_lse + rows, pieces_here < count, other=float("-inf"))
-    weights = tl.exp(lse - tl.max(lse, axis=0))
-    inside = (pieces_here < count)[:, None] & (dims < D)[None, :]
-    values = tl.load(partial + rows[:, None] * D + dims[None, :], inside, other=0.0)  # [pieces, D]
-    result = tl.sum(weights[:, None] * values, axis=0) / tl.sum(weights, axis=0)
-    tl.store(out + (request * H + head) * D + dims, result.to(out.dtype.element_ty), dims < D)
+    tl.debug_barrier()  # all threads have stored before one of them tells it
+    ended = tl.atomic_add(arrived + request * H_KV + head, 1, sem="acq_rel")
+    if ended == tl.cdiv(count - first, each) - 1:
+        tl.store(arrived + request * H_KV + head, 0)  # for the next layer
+        maximum = tl.full([BLOCK_G], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_G], tl.float32)
+        result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+        for piece in range(first, count):
+            row = (request * pieces + piece) * H_KV * GROUPS
+            lse = tl.load(partial_lse + row + heads, group < GROUPS, other=0.0, cache_modifier=".cg")
+            value = tl.load(partial + row * D + target, inside, other=0.0, cache_modifier=".cg")
+            new_maximum = tl.maximum(maximum, lse)
+            rescale, weight = tl.exp(maximum - new_maximum), tl.exp(lse - new_maximum)
+            result = result * rescale[:, None] + weight[:, None] * value
+            total, maximum = total * rescale + weight, new_maximum
+        result = result / total[:, None]
+        tl.store(out + request * H_KV * GROUPS * D + target, result.to(out.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=["first_request", "table_stride"])
@@ -162,14 +170,18 @@ def prefill_kernel(
     begin = 0
     if WINDOW:  # the first row sees the earliest token
         begin = tl.maximum(length - rows + block * BLOCK_M + 1 - WINDOW, 0)
+    page_table = page_tables + request * table_stride
+    pages = pages_of(page_table, begin, end, PAGE_SIZE, BLOCK_N)
     for start in range(begin, end, BLOCK_N):
+        ahead = pages_of(page_table, start + BLOCK_N, end, PAGE_SIZE, BLOCK_N)
         tokens = start + tl.arange(0, BLOCK_N)
         allowed = (tokens[None, :] <= positions[:, None]) & (tokens < end)[None, :]
         if WINDOW:
             allowed = allowed & (tokens[None, :] > positions[:, None] - WINDOW)
         maximum, total, result = attend_to_block(
-            query, tokens, allowed, page_tables + request * table_stride, k_pages, v_pages, head // GROUPS, dims,
+            query, tokens, allowed, pages, k_pages, v_pages, head // GROUPS, dims,
             maximum, total, result, scale, H_KV, D, PAGE_SIZE, DOT,
         )  # fmt: skip
+        pages = ahead
     address = (first_row + number)[:, None].to(tl.int64) * (H_KV * GROUPS * D) + head * D + dims[None, :]
     tl.store(out + address, (result / total[:, None]).to(out.dtype.element_ty), inside)

@@ -96,12 +96,13 @@ def fused_block(
     the first N rows are tokens, at `positions[N]`: those that attend.
     """
     attention, mlp, tokens = block.attention, block.mlp, len(positions)
-    qkv = attention.qkv(kernels.add_norm(x, residual, block.attention_norm.weight, block.attention_norm.eps))
+    x = kernels.add_norm(x, residual, block.attention_norm.weight, block.attention_norm.eps)
+    qkv = kernels.apply_linear(attention.qkv, x)
     q, k, v = kernels.Rotation(positions, cos, sin, *heads_of(attention)).heads(qkv[:tokens])
     attended = attend(attention.layer, q, k, v)  # [N, H, D]
-    x = attention.output(filled_up(attended.reshape(tokens, -1), len(residual)))
+    x = kernels.apply_linear(attention.output, filled_up(attended.reshape(tokens, -1), len(residual)))
     x = kernels.add_norm(x, residual, block.mlp_norm.weight, block.mlp_norm.eps)
-    return mlp.down(kernels.silu_mul(mlp.gate_up(x)))
+    return kernels.apply_linear(mlp.down, kernels.silu_mul(kernels.apply_linear(mlp.gate_up, x)))
 
 
 def filled_up(x: Tensor, rows: int) -> Tensor:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy
 import torch
 from numba import njit, prange
-from torch import Tensor
+from torch import Tensor, nn
 
 from .numba_basics import FAST, TorchThreads, address, array, exp, f4, kernel, narrow, use_threads, widen
 from .rotation import HeadRotation
@@ -214,6 +214,11 @@ def on_device(residual: Tensor, few: bool) -> AbstractContextManager:
     rows, size = residual.shape
     use_threads(size * size if few else rows * size)
     return nullcontext()
+
+
+def apply_linear(linear: nn.Module, x: Tensor) -> Tensor:
+    """Return linear(x): few tokens have kernels of their own (few_tokens.py)."""
+    return linear(x)
 
 
 def add_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -11,11 +11,9 @@ import torch
 
 from ..errors import shortened
 
-# {GPU: {"bfloat16 128": [64, 4, 3], "dependent launch": true}}: tiles by type and head dimension. GPU.md says when a
-# line is worth adding. A tile changes in which order sums are added: so the table is part of what is measured.
+# {GPU: {"bfloat16 128": [64, 4, 3]}}: tiles by type and head dimension. GPU.md says when a line is worth adding. A tile
+# changes in which order sums are added: so the table is part of what is measured.
 TUNED = Path(__file__).parents[1] / "attention" / "tuned.json"
-DEPENDENT = "dependent launch"
-dependent: dict[torch.device, bool] = {}  # as the table has it for a device, from the first launch there on
 
 
 def tuned(device: torch.device) -> dict[str, Any]:
@@ -23,18 +21,6 @@ def tuned(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda" or not TUNED.exists():
         return {}
     return json.loads(TUNED.read_text()).get(torch.cuda.get_device_name(device), {})
-
-
-def launch_options(device: torch.device) -> dict[str, bool]:
-    """Return the options with which the kernels of a decode step are launched on this device.
-
-    With programmatic dependent launch (compute capability 9.0 and above) a kernel is launched while the one before it
-    still runs, and waits in `follow_previous`: that saves the microsecond or so between two kernels. It is used where
-    the table says that it pays; that it changes no token is a test's to say (tests/gpu/test_kernel_bench.py).
-    """
-    if device not in dependent:
-        dependent[device] = tuned(device).get(DEPENDENT, False)
-    return {"DEPENDENT": True, "launch_pdl": True} if dependent[device] else {}
 
 
 def interpreted() -> bool:

@@ -97,17 +97,6 @@ def test_a_replay_changes_nothing_but_the_slots_of_its_batch(loaded, prompts):
         assert used.any() and torch.allclose(graphed_pages[used], plain_pages[used], atol=1e-4)
 
 
-def test_the_greedy_token_comes_out_of_the_graph(loaded, prompts, monkeypatch):
-    engine = on_either("05", loaded)
-    request = engine.add(prompts[0][:9], GREEDY)
-    engine.step()
-    assert engine.model.best is None, "a prompt is not replayed"
-    monkeypatch.setattr(torch.Tensor, "argmax", lambda *_, **__: pytest.fail("searched outside the graph"))
-    engine.step()
-    assert engine.model.best.tolist() == request.token_ids[-1:]
-    engine.abort(request.request_id)
-
-
 @pytest.mark.parametrize(
     ("wanted", "stage", "options", "reason"),
     [

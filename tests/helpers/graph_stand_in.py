@@ -67,6 +67,12 @@ class LateTorch(TorchAttention):
     def prepare(self, batch: PagedBatch) -> PagedBatch:
         return batch
 
+    def write(self, k, v, k_pages, v_pages, slot_mapping):
+        for new, pages in ((k, k_pages), (v, v_pages)):
+            slots = pages.flatten(0, 1)
+            place_of_none = torch.where(slot_mapping < 0, len(slots), slot_mapping)
+            slots.copy_(torch.cat([slots, slots[:1]]).index_copy_(0, place_of_none, new)[:-1])
+
     def attend(self, q, k_pages, v_pages, plan: PagedBatch):
         return super().attend(q, k_pages, v_pages, super().prepare(plan))
 

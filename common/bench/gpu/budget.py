@@ -1,7 +1,7 @@
 """Where the time of a decode step goes: what arithmetic allows each part, beside what a GPU takes for it.
 
 Method. B requests of stage 06 decode, `context` tokens behind each, with CUDA graphs and the overlap of steps, each on
-and off, and with kernels that are launched early (`launch_options`). A part costs the larger of its bytes over the
+and off. A part costs the larger of its bytes over the
 bandwidth and its arithmetic over the rate of products, and no launch is shorter than the smallest kernel there is. What
 is measured is the time of the kernels in each part, by torch's profiler and their names; of matrix products the longest
 in each step is that of the logits. "host" is what Python needs for a step, without its waits for tokens: it costs
@@ -26,7 +26,6 @@ from common.bench.settings import Settings, engine_of
 from common.bench.steps import ENDLESS, decoding
 from common.bench.timing import free_memory, kernels_of
 from common.engine import BaseEngine
-from common.fused import triton_launch
 from common.model import ModelConfig
 from common.transfers import ToHost, synchronize
 
@@ -34,10 +33,10 @@ STAGE = "06"
 SMALLEST_KERNEL = 2e-6  # seconds
 HOST_SECONDS = 4e-3  # of a step of 256 requests: at most
 KERNELS = {  # in the names of kernels, by the part of a step that they belong to
-    "attention": ("decode_kernel", "combine_kernel"),
-    "products": ("gemm", "gemv", "nvjet", "cutlass", "xmma", "splitkreduce"),
+    "attention": ("decode_kernel",),
+    "products": ("gemm", "gemv", "nvjet", "cutlass", "xmma", "splitkreduce", "few_rows_kernel"),
     "small kernels": ("add_norm_kernel", "norm_rotate_kernel", "silu_mul_kernel", "write_kernel"),
-    "sampler": ("block_sums_kernel", "draw_kernel"),
+    "sampler": ("block_sums_kernel", "cut_kernel", "draw_kernel"),
 }
 LAYER_LAUNCHES = 4  # small kernels in a layer: two norms, one rotation that also writes K and V, one activation
 SIZES = {
@@ -64,7 +63,7 @@ def step_budget(
         return max(nbytes / bandwidth, products / flops, launches * SMALLEST_KERNEL)
 
     parts = {
-        "attention": seconds(B * context * config.kv_bytes_per_token(dtype), launches=2 * layers),
+        "attention": seconds(B * context * config.kv_bytes_per_token(dtype), launches=layers),
         "products": seconds(block_parameters(config) * size, 2.0 * B * block_parameters(config), 4 * layers),
         "small kernels": seconds(layers * B * small * size, launches=LAYER_LAUNCHES * layers),
         "logits": seconds((head_parameters(config) + B * config.vocab_size) * size, 2.0 * B * head_parameters(config)),
@@ -127,22 +126,19 @@ def measure_step(engine: BaseEngine, B: int, context: int, steps: int) -> dict[s
     return found
 
 
-def measure(graphs: bool, overlap: bool, early: bool = False) -> Callable[[Settings, dict], Figures]:
+def measure(graphs: bool, overlap: bool) -> Callable[[Settings, dict], Figures]:
     """Return a side: milliseconds of each part of a step, for each number of requests."""
 
     def side(settings: Settings, sizes: dict) -> Figures:
         device, dtype = settings.place()
-        if early and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0)):
-            raise Unavailable("dependent launch needs compute capability 9.0")
         loaded, batches, size = settings.load(), sizes["requests"], (sizes["context"], sizes["steps"])
-        with patch.dict(triton_launch.dependent, {loaded.model.cos.device: early}):  # with the number of the GPU
-            try:
-                engine = engine_of(STAGE, loaded, max_running=max(batches), graphs=graphs, overlap=overlap)
-            except ValueError as reason:
-                raise Unavailable(str(reason)) from reason
-            tokens = sizes["context"] + 3 * sizes["steps"]  # of each request, at most
-            room = engine.stats()["kv_tokens_capacity"]  # what does not fit into it has no figures
-            steps = [measure_step(engine, B, *size) if B * tokens <= room else {} for B in batches]
+        try:
+            engine = engine_of(STAGE, loaded, max_running=max(batches), graphs=graphs, overlap=overlap)
+        except ValueError as reason:
+            raise Unavailable(str(reason)) from reason
+        tokens = sizes["context"] + 3 * sizes["steps"]  # of each request, at most
+        room = engine.stats()["kv_tokens_capacity"]  # what does not fit into it has no figures
+        steps = [measure_step(engine, B, *size) if B * tokens <= room else {} for B in batches]
         del engine
         free_memory(device)
         return {"ms": [in_ms(step) for step in steps]} | ceilings(device, dtype)
@@ -183,7 +179,6 @@ BENCHMARK = Benchmark(
     description=__doc__,
     sides={
         "graphs and overlap": measure(True, True),
-        "launched early": measure(True, True, early=True),
         "graphs": measure(True, False),
         "overlap": measure(False, True),
         "neither": measure(False, False),

@@ -1,27 +1,28 @@
-"""How long do the Triton kernels take on this device, beside the operations that they replace, and with which tile?
+"""How long do the Triton kernels between the products take on this device, beside the operations that they replace?
 
 Method. Medians of replayed CUDA graphs, where the gaps between kernels are the GPU's own (`median_seconds`). Two layers
-without attention, in plain PyTorch, by torch.compile, and with the course's kernels; and attention in decode, with the
-other backends and with every tile of the kernel. The floor is the bytes to move over the bandwidth of a copy. The
-seconds of a variant's first call are told as well: torch.compile compiles again in every row, Triton has its kernels
-from the first row on.
+without attention, in plain PyTorch, by torch.compile, and with the course's kernels. (smoke.py has attention.) The
+floor is the bytes to move over the bandwidth of a copy. The seconds of a variant's first call are told as well:
+torch.compile compiles again in every row, Triton has its kernels from the first row on.
 
 Expectation. A kernel that does in one pass what happens between matrix products takes what a copy of its bytes takes.
 What layers compute for many tokens takes longer than their bytes, and "products alone" says how long.
 """
 
-import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from common.attention import Attention, PagedBatch, choose_attention
-from common.attention.triton_backend import TILES, TritonAttention
+from common.attention.triton_backend import TILES, Tile, TritonAttention
 from common.bench.ceilings import copy_bytes_per_second
 from common.bench.harness import Benchmark, Figures
 from common.bench.run import run_benchmark
@@ -36,15 +37,14 @@ from common.model import ModelConfig
 from common.transfers import synchronize
 
 SIZES = {
-    "models": ["Qwen3-8B", "TinyLlama-1.1B"],  # head dimensions of 128 and 64
+    "models": ["Qwen3-8B"],
     "tokens": [1, 256],  # in a pass; few, since every row compiles something
-    "requests": [1, 64, 256],  # of attention in decode
-    "context": 1024,
     "compiler": "inductor",  # the backend of torch.compile
-    "repeats": 30,
+    "samples": 30,
 }
-TINY = {"models": ["draft"], "tokens": [2], "requests": [2], "context": 20, "compiler": "eager", "repeats": 1}
+TINY = {"models": ["draft"], "tokens": [2], "compiler": "eager", "samples": 1}
 LAYERS, VOCABULARY = 2, 16
+LIBRARY = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
 PAGE_SIZES = {"torch": 16, "flash": 256}  # torch's flash attention takes no smaller one
 
 
@@ -67,12 +67,19 @@ def measure(settings: Settings, sizes: dict) -> Figures:
     bandwidth, rows = copy_bytes_per_second(device), []
     for name in [settings.model] if settings.model else sizes["models"]:
         config = read_config(find_checkpoint(name, with_weights=False))
-        layers = (layers_case(config, N, device, dtype) for N in sizes["tokens"])
-        attention = (attention_case(config, B, sizes["context"], device, dtype) for B in sizes["requests"])
-        for case in itertools.chain(layers, attention):
-            row = {"model": Path(name).name, "operation": case.operation, "tokens": case.tokens, "bytes": case.nbytes}
-            rows.append(row | {"floor_us": 1e6 * case.nbytes / bandwidth} | times_of(case, device, sizes))
+        rows += rows_of(
+            name, (layers_case(config, N, device, dtype) for N in sizes["tokens"]), bandwidth, device, sizes
+        )
     return {"copy_bytes_per_second": bandwidth, "rows": rows}
+
+
+def rows_of(model: str, cases: Iterable[Case], bandwidth: float, device: torch.device, sizes: dict) -> list[dict]:
+    """Return a row for each case, with the times of its variants. bandwidth: of a copy, in bytes per second."""
+    rows = []
+    for case in cases:
+        row = {"model": Path(model).name, "operation": case.operation, "tokens": case.tokens, "bytes": case.nbytes}
+        rows.append(row | {"floor_us": 1e6 * case.nbytes / bandwidth} | times_of(case, device, sizes))
+    return rows
 
 
 @torch.inference_mode()
@@ -91,7 +98,7 @@ def times_of(case: Case, device: torch.device, sizes: dict) -> dict[str, dict]:
             first_calls[name] = time.perf_counter() - start
             # A variant that compiled again for the next input, or gave up, would not be what its name says.
             with torch.compiler.set_stance("fail_on_recompile"):
-                times[name] = 1e6 * median_seconds(function, device, inputs, repeats=sizes["repeats"])
+                times[name] = 1e6 * median_seconds(function, device, inputs, repeats=sizes["samples"])
         except Exception as error:  # neither Triton nor torch.compile has a common class for what it refuses
             missing[name] = first_sentence(error)
     return {"us": times, "first_call_s": first_calls, "missing": missing}
@@ -126,8 +133,11 @@ def layers_case(config: ModelConfig, N: int, device: torch.device, dtype: torch.
     return Case("two layers", N, nbytes, arguments, variants, {})
 
 
-def attention_case(config: ModelConfig, B: int, context: int, device: torch.device, dtype: torch.dtype) -> Case:
-    """Return a case: one token of each of B requests looks at `context` tokens."""
+def attention_case(
+    config: ModelConfig, B: int, context: int, device: torch.device, dtype: torch.dtype, tiles: Sequence[Tile] = TILES
+) -> Case:
+    """Return a case: one token of each of B requests looks at `context` tokens. PyTorch's kernels find K and V of a
+    request in one piece, not in pages."""
     H, H_kv, D = config.num_heads, config.num_kv_heads, config.head_dim
     room = -(-context // 256) * 256  # tokens in the pages of each request, whatever the size of a page
 
@@ -149,22 +159,35 @@ def attention_case(config: ModelConfig, B: int, context: int, device: torch.devi
             variants[name] = decode(choose_attention(name, device, dtype, D, page_size)[0], page_size)
         except ValueError as error:
             missing[name] = str(error)
-    variants |= {f"triton {list(tile)}": decode(TritonAttention(dtype, tile)) for tile in TILES}
+    variants |= {f"triton {list(tile)}": decode(TritonAttention(dtype, tile)) for tile in tiles}
+    if device.type == "cuda":
+        variants |= {kind.name.lower(): partial(in_one_piece, kind, B, context, room) for kind in LIBRARY}
     nbytes = (2 * context * H_kv + 2 * H) * D * B * dtype.itemsize
     return Case(f"attention, D={D}", B, nbytes, arguments, variants, missing)
 
 
+def in_one_piece(kind: SDPBackend, B: int, context: int, room: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend with a kernel of PyTorch; k and v have `room` places for each of B requests, the first `context` full."""
+    k, v = (x.unflatten(0, (B, room))[:, :context].transpose(1, 2) for x in (k, v))
+    with sdpa_kernel(kind):
+        return F.scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=True)[:, :, 0]
+
+
 def report(document: dict) -> dict[str, list]:
+    return {"kernels": table_of(document["sides"]["times"]["rows"]["values"][0])}
+
+
+def table_of(rows: Sequence[dict]) -> list[tuple]:
     """Return a line for each row and variant."""
     lines = [("operation", "tokens", "variant", "microseconds", "times the floor", "first call, s")]
-    for row in document["sides"]["times"]["rows"]["values"][0]:
+    for row in rows:
         for name, us in row["us"].items():
             figures = f"{us:.1f}", f"{us / row['floor_us']:.1f}", f"{row['first_call_s'][name]:.2f}"
             lines.append((f"{row['model']}: {row['operation']}", row["tokens"], name, *figures))
         lines += [
             (f"{row['model']}: {row['operation']}", row["tokens"], *why, "", "") for why in row["missing"].items()
         ]
-    return {"kernels": lines}
+    return lines
 
 
 BENCHMARK = Benchmark(
@@ -173,7 +196,7 @@ BENCHMARK = Benchmark(
     sides={"times": measure},
     sizes={"full": SIZES, "tiny": TINY},
     report=report,
-    seconds={"gpu": 75},
+    seconds={"gpu": 35},
 )
 
 if __name__ == "__main__":

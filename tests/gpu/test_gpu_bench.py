@@ -24,13 +24,7 @@ from common.loader.config import read_config
 from tests.helpers.measured_here import measure_here, shrink_measurements
 
 ROOT = Path(__file__).parents[2]
-PARTS = (
-    "smoke",
-    "nano",
-    "tests",
-    "budget",
-    "kernels",
-)  # of the benchmarks of stages, their own tests measure the sides
+PARTS = ("smoke", "nano", "tests", "budget", "peers")  # the sides of stages are measured by their own tests
 H200 = 4.2e12, 790e12
 CONFIG = read_config(find_checkpoint("draft", with_weights=False))
 

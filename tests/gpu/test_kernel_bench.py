@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.attention.triton_backend import Tile, create
-from common.bench.gpu.kernels import TINY, attention_case, layers_case, times_of
+from common.bench.gpu.smoke import TINY, attention_case, layers_case, times_of
 from common.bench.settings import engine_of
 from common.bench.timing import median_seconds
 from common.fused import triton_launch

@@ -15,8 +15,7 @@ import gc
 import pstats
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -37,7 +36,6 @@ from common.model import ModelConfig
 from common.sampling import SamplingParams
 from common.transfers import synchronize
 
-PRODUCTS_SHARE = 0.7  # of the rate of large products: what those of prompts reach
 SIZES = {
     "model": "Qwen3-0.6B",
     "large": "Qwen3-8B",
@@ -49,20 +47,10 @@ SIZES = {
     "behind": 558,  # tokens before each of them
     "prompt_tokens": 8192,  # of the profiled step of prompts
     "steps": 20,
-    "engine": {},  # options
 }
-TINY = {
-    "model": "draft",
-    "large": "draft",
-    "requests": 6,
-    "lengths": [3, 12],
-    "vocabulary": 500,
-    "decode": [3, 1],
-    "behind": 10,
-    "prompt_tokens": 64,
-    "steps": 2,
-    "engine": {"kv_memory": "16M"},
-}
+TINY = {"model": "draft", "large": "draft", "requests": 6, "lengths": [3, 12], "vocabulary": 500, "context": 128}
+TINY |= {"decode": [3, 1], "behind": 10, "prompt_tokens": 64, "steps": 2}
+PRODUCTS_SHARE = 0.7  # of the rate of large products: what those of prompts reach
 MOST_ROWS = 30  # of kernels and functions in a table
 SHOWN = ("tokens_per_second", "share_of_floor", "seconds", "floor_seconds", "steps", "preemptions", "made_seconds")
 PROMPTS = 8  # in the step of prompts
@@ -93,61 +81,41 @@ def measure(stage: str, which: str = "model", **options) -> Callable[[Settings, 
     """Return a side: output tokens per second of a stage's engine, and their floor."""
 
     def side(settings: Settings, sizes: dict) -> Figures:
-        start = time.perf_counter()
+        made = time.perf_counter()
         if which == "large":
             settings = replace(settings, model=sizes[which], load_format="dummy")
         loaded, (prompts, answers) = settings.load(sizes["context"]), workload(sizes)
         rates = known_ceilings(*settings.place())  # before an engine takes the memory
-        engine = engine_of(stage, loaded, max_running=len(prompts), **sizes["engine"], **options)
+        engine = engine_of(stage, loaded, max_running=len(prompts), **options)
         engine.generate([[7] * 20] * 2, SamplingParams(max_tokens=4, ignore_eos=True))
-        synchronize(loaded.device)
-        made = time.perf_counter() - start
-        with frozen_garbage():
-            seconds, moments = finish(engine, prompts, answers)
+        before, begun = engine.trace.steps, time.perf_counter()
+        gc.collect()
+        gc.freeze()  # a visit of all objects takes 0.2 s
+        params = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=count) for count in answers]
+        start = time.perf_counter()
+        engine.generate(prompts, params)
+        seconds = time.perf_counter() - start
+        gc.unfreeze()
         floor = floor_seconds(loaded.config, loaded.dtype, prompts, answers, rates)
         return rates | {
             "tokens_per_second": sum(answers) / seconds,
             "share_of_floor": floor / seconds,
             "seconds": seconds,
             "floor_seconds": floor,
-            "steps": len(moments),
+            "steps": engine.trace.steps - before,
             "preemptions": engine.stats().get("preemptions", 0),
-            "made_seconds": made,
-            "moments": {"seconds, requests left": moments[:: -(-len(moments) // 100)]},
+            "made_seconds": begun - made,
         }
 
     return side
 
 
-def finish(engine: BaseEngine, prompts: Sequence[list[int]], answers: Sequence[int]) -> tuple[float, list[list]]:
-    """Run all requests; return the seconds, and for each step the second of its end and how many requests are left."""
-    moments, start = [], time.perf_counter()
-    for prompt, count in zip(prompts, answers, strict=True):
-        engine.add(prompt, SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=count))
-    while engine.has_unfinished:
-        engine.step()
-        moments.append([time.perf_counter() - start, len(engine.requests)])
-    synchronize(engine.device)
-    return time.perf_counter() - start, moments
-
-
-@contextmanager
-def frozen_garbage() -> Iterator[None]:
-    """Keep the collector from visiting what is there already, which would take 0.2 s each time."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 def measure_profile(settings: Settings, sizes: dict) -> Figures:
     """Return where the time of a step goes: decode for each number of requests, and one of prompts."""
     loaded, device = settings.load(sizes["context"]), settings.place()[0]
-    options = {"token_budget": sizes["prompt_tokens"], **sizes["engine"]}
-    engine = engine_of("06", loaded, max_running=max(PROMPTS, *sizes["decode"]), **options)
-    found: Figures = {"decode": []}
+    options = {"token_budget": sizes["prompt_tokens"], "max_running": max(PROMPTS, *sizes["decode"])}
+    engine = engine_of("06", loaded, **options)
+    steps = []
     for B in sizes["decode"]:
         with decoding(engine, B, sizes["behind"], replace(ENDLESS, temperature=0.6), tokens=5):
             synchronize(device)
@@ -155,11 +123,12 @@ def measure_profile(settings: Settings, sizes: dict) -> Figures:
             for _ in range(sizes["steps"]):
                 engine.step()
             synchronize(device)
-            step = (time.perf_counter() - start) / sizes["steps"]
-            kernels = kernels_of(engine.step, 3, device) if device.type == "cuda" else []
-            found["decode"].append({"requests": B, "step_ms": 1e3 * step} | by_kernel(kernels, 3))
-    found["prompts"], found["functions"] = profile_prompts(engine, sizes["prompt_tokens"])
-    return found
+            ms = 1e3 * (time.perf_counter() - start) / sizes["steps"]
+            steps.append(
+                {"what": f"{B} requests decode", "step_ms": ms} | by_kernel(kernels_of(engine.step, 3, device), 3)
+            )
+    prompts, rows = profile_prompts(engine, sizes["prompt_tokens"])
+    return {"steps": [*steps, prompts], "functions": rows}
 
 
 def profile_prompts(engine: BaseEngine, tokens: int) -> tuple[Figures, list]:
@@ -174,7 +143,7 @@ def profile_prompts(engine: BaseEngine, tokens: int) -> tuple[Figures, list]:
             engine.add(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
         synchronize(device)
         start = time.perf_counter()
-        if turn == 4 and device.type == "cuda":
+        if turn == 4:
             kernels = kernels_of(engine.step, 1, device)
         elif turn == 5:
             profiler.runcall(engine.step)
@@ -186,7 +155,8 @@ def profile_prompts(engine: BaseEngine, tokens: int) -> tuple[Figures, list]:
         while engine.has_unfinished:
             engine.step()
     host, whole = (statistics.median(column) for column in zip(*times[1:4], strict=True))
-    return {"tokens": tokens, "host_ms": host, "step_ms": whole} | by_kernel(kernels, 1), functions(profiler)
+    found = {"what": f"{tokens} tokens of prompts", "step_ms": whole, "host_ms": host}
+    return found | by_kernel(kernels, 1), functions(profiler)
 
 
 def by_kernel(kernels: Sequence[Kernel], steps: int) -> Figures:
@@ -221,25 +191,21 @@ def functions(profiler: cProfile.Profile) -> list[list]:
 
 def report(document: dict) -> dict[str, list]:
     """Return a line for each engine, and for each profiled step its kernels and gaps."""
-    sides = {name: each for name, each in document["sides"].items() if "seconds" in each}
-    tables = {"nano-vllm's benchmark": [("engine", *(name.replace("_", " ") for name in SHOWN))]}
+    sides, lines = dict(document["sides"]), [("engine", *(name.replace("_", " ") for name in SHOWN))]
+    profile = sides.pop("profile", {"steps": {"values": [[]]}, "functions": {"values": [[]]}})
     for side, figures in sides.items():
-        tables["nano-vllm's benchmark"].append((side, *(f"{figures[name]['median']:,.5g}" for name in SHOWN)))
-    for profile in (document["sides"][name] for name in ("profile",) if name in document["sides"]):
-        [decode], [prompts] = profile["decode"]["values"], profile["prompts"]["values"]
-        [rows] = profile["functions"]["values"]
-        for step in (*decode, prompts):
-            what = f"{step['tokens']} tokens of prompts" if "tokens" in step else f"{step['requests']} requests decode"
-            host = f", of which Python takes {step['host_ms']:.3f}" if "host_ms" in step else ""
-            name = f"A step, {what}: {step['step_ms']:.3f} ms{host}; kernels {step['kernels_ms']:.3f} ms, "
-            lines = [(f"{us:.1f}", f"{times:g}", kernel) for kernel, times, us in step["kernels"]]
-            gaps = [(f"{us:.1f}", "", f"a gap, then {kernel}") for us, kernel in step["gaps"]]
-            tables[f"{name}idle {step['idle_ms']:.3f} ms"] = [("microseconds", "times", "kernel"), *lines, *gaps]
-        lines = [(f"{own:.2f}", f"{whole:.2f}", calls, name) for name, calls, own, whole in rows]
-        tables["Python in a step of prompts, in milliseconds (a profiler slows it down)"] = [
-            ("own", "with callees", "calls", "function"), *lines,
-        ]  # fmt: skip
-    return tables
+        lines.append((side, *(f"{figures[name]['median']:,.5g}" for name in SHOWN)))
+    tables = {"nano-vllm's benchmark": lines}
+    for step in profile["steps"]["values"][0]:
+        times = ", ".join(f"{name} {step[name]:.3f}" for name in step if name.endswith("_ms"))
+        lines = [(f"{us:.1f}", f"{count:g}", kernel) for kernel, count, us in step["kernels"]]
+        gaps = [(f"{us:.1f}", "", f"a gap, then {kernel}") for us, kernel in step["gaps"]]
+        tables[f"A step, {step['what']}: {times}"] = [("microseconds", "times", "kernel"), *lines, *gaps]
+    lines = [
+        (f"{own:.2f}", f"{whole:.2f}", calls, name) for name, calls, own, whole in profile["functions"]["values"][0]
+    ]
+    head = ("its own", "with callees", "calls", "function")
+    return tables | {"Python in the step of prompts, in ms, slowed down by its profiler": [head, *lines]}
 
 
 BENCHMARK = Benchmark(

@@ -1,80 +1,256 @@
-"""Is every kernel right at the shapes of real models, and how fast does decode attention read K and V?
+"""Is every kernel right at the shapes of real models, and how long does it take beside the operations that it replaces?
 
-Method. Two layers of a model with the course's kernels, K and V in pages, beside the same layers in plain PyTorch: what
-they return and what they have written. The same attention with pages that lie behind 2^31 elements: the same bits. The
-sampler beside its definition. Then decode attention by tile and number of requests, beside PyTorch's own kernels on K
-and V that lie in one piece; the floor is the bytes over the bandwidth of a copy.
+Method. Medians of replayed CUDA graphs, where the gaps between kernels are the GPU's own (`median_seconds`). Two layers
+without attention, in plain PyTorch, by torch.compile, and with the course's kernels; attention in decode, with the
+other backends, with every tile of the kernel, and by PyTorch's own kernels on K and V in one piece. The floor is the
+bytes to move over the bandwidth of a copy. The seconds of a variant's first call are told as well: torch.compile
+compiles again in every row, Triton has its kernels from the first row on. Then what is not timed: prompts and decode in
+one step, K and V written to pages, also to pages behind 2^31 elements, and the sampler beside its definition.
 
-Expectation. Differences are those of rounding. A large batch reads K and V at the rate of a copy, but for a fifth.
+Expectation. Differences are those of rounding. A kernel that does in one pass what happens between matrix products
+takes what a copy of its bytes takes. What layers compute for many tokens takes longer than their bytes, and "products
+alone" says how long. Attention of a large batch reads K and V at 80 percent of the rate of a copy.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from common import sampling
 from common.attention import Attention, PagedBatch, choose_attention
-from common.attention.triton_backend import TILES, Tile
+from common.attention.triton_backend import TILES, Tile, TritonAttention
 from common.bench.ceilings import ceilings, read_bytes_per_second
-from common.bench.gpu.kernels import attention_case, rows_of, table_of
 from common.bench.harness import Benchmark, Figures
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
-from common.bench.timing import median_seconds
+from common.bench.suite import wrong_in
+from common.bench.timing import inputs_beyond_cache, median_seconds
 from common.fused import fuse
+from common.fused.triton_launch import why_not_triton
 from common.loader import find_checkpoint
-from common.loader.config import read_config
+from common.loader.config import first_sentence, read_config
 from common.loader.device import DTYPES
 from common.loader.weights import empty_model, randomize_weights
 from common.model import ModelConfig
 from common.request import Request
 from common.sampling import Drawn, SamplingParams, draw, probabilities, uniform
+from common.transfers import synchronize
 
-PAGE_SIZE, LAYERS, VOCABULARY = 16, 2, 64
-# Tokens in the step and of the sequence of each request: those that decode first, then prompts and pieces of prompts.
-MIXED = [[1, 700], [1, 33], [300, 300], [40, 900], [700, 1500]]
-MORE_TILES = (Tile(32, 4, 4), Tile(64, 4, 6), Tile(64, 8, 3), Tile(128, 8, 3), Tile(128, 8, 5))
-ALLOWED = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2}  # relative errors, of norms; NaN is too large
-SAMPLED = {"plain": {}, "top-k and top-p": {"top_k": 20, "top_p": 0.95}}  # the second is what Qwen3 asks for
-RATES = ("copy_bytes", "read_bytes", "matmul_flops")
-SAME_DRAWS = 0.96  # of all draws: some numbers lie at the border between two tokens
 SIZES = {
     "model": "Qwen3-0.6B",
-    "models": ["Qwen3-0.6B", "Qwen3-8B", "TinyLlama-1.1B"],
-    "types": [*ALLOWED],
-    "decode": [64, 2000],  # requests, and the most tokens of one
-    "mixed": MIXED,
-    "elements": 2**31,  # of a layer's K before the far pages
-    "rows": 64,  # of logits
-    "attention": {"Qwen3-0.6B": [1, 8, 64, 256], "TinyLlama-1.1B": [64]},  # requests
+    "layers": {"Qwen3-8B": [1, 256]},  # tokens in a pass; few, since every row compiles something
+    "attention": {"Qwen3-0.6B": [1, 8, 64, 256], "TinyLlama-1.1B": [64]},  # requests; head dimensions of 128 and 64
     "context": 1024,
+    "compiler": "inductor",  # the backend of torch.compile
     "samples": 30,
+    "batch": [[1, 700], [1, 33], [300, 300], [40, 900], [700, 1500]],  # tokens in the step, and of the sequence
+    "types": ["float32", "float16", "bfloat16"],
+    "elements": 2**31,  # of a layer's K before the pages that are far behind
+    "rows": 64,  # of logits
 }
-TINY = {
-    "model": "draft",
-    "models": ["draft"],
-    "types": ["float32"],
-    "decode": [4, 40],
-    "mixed": [[1, 33], [9, 40]],
-    "elements": 2**14,
-    "rows": 3,
-    "attention": {"draft": [2]},
-    "context": 20,
-    "samples": 1,
-}
+TINY = {"model": "draft", "layers": {"draft": [2]}, "attention": {"draft": [2]}, "context": 20, "compiler": "eager"}
+TINY |= {"samples": 1, "batch": [[1, 33], [9, 40]], "types": ["float32"], "elements": 2**14, "rows": 3}
+LAYERS, VOCABULARY, PAGE_SIZE = 2, 16, 16
+PAGE_SIZES = {"torch": PAGE_SIZE, "flash": 256}  # torch's flash attention takes no smaller one
+LIBRARY = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+MORE_TILES = (Tile(32, 4, 4), Tile(64, 4, 6), Tile(64, 8, 3), Tile(128, 8, 3), Tile(128, 8, 5))
+ALLOWED = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative errors
+SAMPLED = {"plain": {}, "top-k and top-p": {"top_k": 20, "top_p": 0.95}}  # the second is what Qwen3 asks for
+MOST_OTHER_DRAWS = 0.04  # of all: numbers at the border between two tokens
+RATES = ("copy_bytes", "read_bytes", "matmul_flops")
+
+
+class Case(NamedTuple):
+    """One row: functions that do the same, and take the same arguments; the first is the definition of those by Triton.
+    "compiled" is still to pass torch.compile.
+    """
+
+    operation: str
+    tokens: int  # in the step
+    nbytes: int  # what every variant has to move: weights, and what goes in and comes out, once
+    arguments: Callable[[], tuple]  # the next of the inputs that take turns
+    variants: dict[str, Callable]
+    missing: dict[str, str]  # variants that cannot run, and why
 
 
 def config_of(model: str) -> ModelConfig:
     return read_config(find_checkpoint(model, with_weights=False))
 
 
-def judged(errors: dict[str, float], allowed: Callable[[str], float]) -> Figures:
-    """Return the errors, and a sentence for each that is larger than what is allowed for its name."""
-    large = {name: error for name, error in errors.items() if not error <= allowed(name)}  # NaN, too
-    return {"errors": errors, "wrong": [f"{name}: {x:.1e}, allowed {allowed(name):.0e}" for name, x in large.items()]}
+def measure_times(settings: Settings, sizes: dict) -> Figures:
+    """Return what the device can do at best, and a row for each operation and number of tokens.
+
+    Raise ValueError where Triton cannot run.
+    """
+    device, dtype = settings.place()
+    if (reason := why_not_triton(device)) is not None:
+        raise ValueError(f"the kernels cannot be measured here: {reason}")
+    rates = ceilings(device, dtype)
+    rates["read_bytes_per_second"] = read_bytes_per_second(device, 2**32 if device.type == "cuda" else 2**20)
+    tiles, rows = (*TILES, *MORE_TILES), []
+    cases = [
+        (name, partial(layers_case, config_of(name), N)) for name, tokens in sizes["layers"].items() for N in tokens
+    ]
+    for name, requests in sizes["attention"].items():
+        cases += [(name, partial(attention_case, config_of(name), B, sizes["context"], tiles=tiles)) for B in requests]
+    for name, case_of in cases:
+        case = case_of(device=device, dtype=dtype)
+        row = {"model": name, "operation": case.operation, "tokens": case.tokens, "bytes": case.nbytes}
+        row["floor_us"] = 1e6 * case.nbytes / rates["copy_bytes_per_second"]
+        rows.append(row | times_of(case, device, sizes))
+    errors = {f"{row['model']}, {row['tokens']}, {name}": x for row in rows for name, x in row["errors"].items()}
+    return rates | {"rows": rows, "wrong": too_large(errors, ALLOWED[dtype])}
+
+
+def too_large(errors: dict[str, float], most: float) -> list[str]:
+    """Return a sentence for each error that is larger than allowed; NaN is."""
+    return [f"{name}: error {x:.1e}, allowed {most:.0e}" for name, x in errors.items() if not x <= most]
+
+
+@torch.inference_mode()
+def times_of(case: Case, device: torch.device, sizes: dict) -> dict[str, dict]:
+    """Return by variant microseconds of a call, seconds of the first one, and for those that fail the reason; and how
+    far what Triton's return is from the definition."""
+    inputs = [case.arguments() for _ in range(inputs_beyond_cache(case.nbytes, device))]
+    times, first_calls, errors, missing = {}, {}, {}, dict(case.missing)
+    expected = None
+    for name, function in case.variants.items():
+        if name == "compiled":
+            torch.compiler.reset()  # it gives up compiling a function for more than a few shapes
+            function = torch.compile(function, fullgraph=True, dynamic=False, backend=sizes["compiler"])
+        try:
+            start = time.perf_counter()
+            found = function(*inputs[0])
+            synchronize(device)
+            first_calls[name] = time.perf_counter() - start
+            expected = found if expected is None else expected
+            if name.startswith("triton"):
+                errors[name] = relative_error(found, expected)
+            # A variant that compiled again for the next input, or gave up, would not be what its name says.
+            with torch.compiler.set_stance("fail_on_recompile"):
+                times[name] = 1e6 * median_seconds(function, device, inputs, repeats=sizes["samples"])
+        except Exception as error:  # neither Triton nor torch.compile has a common class for what it refuses
+            missing[name] = first_sentence(error)
+    return {"us": times, "first_call_s": first_calls, "errors": errors, "missing": missing}
+
+
+def relative_error(actual: Tensor | tuple, expected: Tensor | tuple) -> float:
+    """Return the norm of the difference over that of the expected; of what layers return, the hidden states'."""
+    a, b = (x.double() if isinstance(x, Tensor) else x[0].double() for x in (actual, expected))
+    return ((a - b).norm() / b.norm()).item()
+
+
+def layers_case(config: ModelConfig, N: int, device: torch.device, dtype: torch.dtype) -> Case:
+    """Return a case: a pass over N tokens through two layers, in which attention returns its queries."""
+    model = empty_model(replace(config, num_layers=LAYERS, vocab_size=VOCABULARY), device, dtype)
+    randomize_weights(model)
+    fused = fuse(model)
+
+    def arguments() -> tuple:
+        return tuple(torch.randint(most, (N,), device=device) for most in (VOCABULARY, config.context_length))
+
+    def products(token_ids, positions):
+        x = model.embedding(token_ids)
+        for block in model.blocks:
+            x = block.attention.output(block.attention.qkv(x)[:, : config.num_heads * config.head_dim])
+            x = block.mlp.down(block.mlp.gate_up(x)[:, : config.intermediate_size])
+        return x
+
+    def outputs(model, token_ids, positions):
+        kept = []  # a compiler would leave out k and v if nothing used them
+        return model(token_ids, positions, lambda layer, *qkv: kept.append(qkv) or qkv[0]), kept
+
+    def plain(*arguments):
+        return outputs(model, *arguments)
+
+    nbytes = sum(parameter.nbytes for parameter in model.blocks.parameters())
+    nbytes += LAYERS * 2 * N * config.hidden_size * dtype.itemsize
+    variants = {"eager": plain, "compiled": plain, "triton": partial(outputs, fused), "products alone": products}
+    return Case("two layers", N, nbytes, arguments, variants, {})
+
+
+def attention_case(
+    config: ModelConfig, B: int, context: int, device: torch.device, dtype: torch.dtype, tiles: Sequence[Tile] = TILES
+) -> Case:
+    """Return a case: one token of each of B requests looks at `context` tokens. PyTorch's kernels find K and V of a
+    request in one piece, not in pages."""
+    H, H_kv, D = config.num_heads, config.num_kv_heads, config.head_dim
+    room = -(-context // 256) * 256  # tokens in the pages of each request, whatever the size of a page
+
+    def arguments() -> tuple:
+        return tuple(
+            torch.randn(shape, device=device, dtype=dtype) for shape in ((B, H, D), *2 * [(B * room, H_kv, D)])
+        )
+
+    def decode(backend: Attention, page_size: int = 16) -> Callable:
+        order = torch.randperm(B * room // page_size, generator=torch.Generator().manual_seed(0))  # pages lie anywhere
+        tables = order.view(B, -1)[:, : -(-context // page_size)].tolist()
+        slots = torch.zeros(B, dtype=torch.int64, device=device)  # nothing is written
+        plan = backend.prepare(PagedBatch.pack([1] * B, [context] * B, tables, slots, page_size))
+        return lambda q, k, v: backend.attend(q, k.unflatten(0, (-1, page_size)), v.unflatten(0, (-1, page_size)), plan)
+
+    variants, missing = {}, {}
+    for name, page_size in PAGE_SIZES.items():
+        try:
+            variants[name] = decode(choose_attention(name, device, dtype, D, page_size)[0], page_size)
+        except ValueError as error:
+            missing[name] = str(error)
+    variants |= {f"triton {list(tile)}": decode(TritonAttention(dtype, tile)) for tile in tiles}
+    if device.type == "cuda":
+        variants |= {kind.name.lower(): partial(in_one_piece, kind, B, context, room) for kind in LIBRARY}
+    nbytes = (2 * context * H_kv + 2 * H) * D * B * dtype.itemsize
+    return Case(f"attention, D={D}", B, nbytes, arguments, variants, missing)
+
+
+def in_one_piece(kind: SDPBackend, B: int, context: int, room: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend with a kernel of PyTorch; k and v have `room` places for each of B requests, the first `context` full."""
+    k, v = (x.unflatten(0, (B, room))[:, :context].transpose(1, 2) for x in (k, v))
+    with sdpa_kernel(kind):
+        return F.scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=True)[:, :, 0]
+
+
+@torch.inference_mode()
+def measure_pages(settings: Settings, sizes: dict) -> Figures:
+    """Return errors of attention in a step of prompts and decode, by model and type; and whether K and V are written
+    and read as well in pages that are far behind."""
+    (device, usual), errors, wrong = settings.place(), {}, []
+    batch = random_batch(sizes["batch"], device)
+    N, pages = len(batch.slot_mapping), 1 + int(batch.page_tables.max())
+    for name in sizes["attention"]:
+        config = config_of(name)
+        H, H_kv, D = config.num_heads, config.num_kv_heads, config.head_dim
+        for dtype in map(DTYPES.__getitem__, sizes["types"]):
+            q, k, v = (torch.randn(N, heads, D, device=device).to(dtype) for heads in (H, H_kv, H_kv))
+            near = torch.randn(2, pages, PAGE_SIZE, H_kv, D, device=device).to(dtype)
+            shift = sizes["elements"] // near[0, 0].numel() if dtype == usual else 0
+            far = [torch.empty(shift + pages, PAGE_SIZE, H_kv, D, device=device, dtype=dtype) for _ in near]
+            for pool, each in zip(far, near, strict=True):
+                pool[shift:] = each
+            slots = batch.slot_mapping + shift * PAGE_SIZE
+            behind = replace(batch, page_tables=batch.page_tables + shift, slot_mapping=slots)
+            found = []
+            for backend, pools, where in (
+                ("torch", near.clone(), batch),
+                ("triton", near, batch),
+                ("triton", far, behind),
+            ):
+                attention, _ = choose_attention(backend, device, dtype, D, PAGE_SIZE)
+                attention.write(k, v, *pools, where.slot_mapping)
+                found.append((attention.attend(q, *pools, attention.prepare(where)), *(x[-pages:] for x in pools)))
+            expected, actual, last = found
+            errors[what := f"{name}, {dtype}"] = relative_error(actual, expected)
+            wrong += too_large({what: errors[what]}, ALLOWED[dtype])
+            if not all(map(torch.equal, (*actual, *expected[1:]), (*last, *actual[1:]))):
+                wrong.append(f"{what}: K and V are not written and read everywhere as they should be")
+    return {"errors": errors, "wrong": wrong}
 
 
 def random_batch(sizes: list[list[int]], device: torch.device) -> PagedBatch:
@@ -91,78 +267,9 @@ def random_batch(sizes: list[list[int]], device: torch.device) -> PagedBatch:
     return PagedBatch.pack(counts, lengths, tables, torch.tensor(places, device=device), PAGE_SIZE)
 
 
-def random_pages(config: ModelConfig, lengths: list[int], like: Tensor) -> Tensor:
-    """Return K and V, [2, pages, PAGE_SIZE, H_kv, D], of what a batch with sequences of these lengths needs."""
-    pages = sum(-(-length // PAGE_SIZE) for length in lengths)
-    shape = (2, pages, PAGE_SIZE, config.num_kv_heads, config.head_dim)
-    return torch.randn(shape, device=like.device).to(like.dtype)
-
-
-@torch.inference_mode()
-def measure_layers(settings: Settings, sizes: dict) -> Figures:
-    """Return the relative error of each model, type and batch: of two layers, and of the K and V that they write."""
-    device, errors = settings.place()[0], {}
-    count, longest = sizes["decode"]
-    decode = [[1, 1 + i * 613 % longest] for i in range(count)]
-    for name in sizes["models"]:
-        config = replace(config_of(name), num_layers=LAYERS, vocab_size=VOCABULARY)
-        for dtype in sizes["types"]:
-            plain = empty_model(config, device, DTYPES[dtype])
-            randomize_weights(plain)
-            for kind, requests in (("decode", decode), ("mixed", sizes["mixed"])):
-                batch = random_batch(requests, device)
-                ends = zip(batch.host_query_lengths, batch.host_lengths, strict=True)
-                positions = torch.tensor([p for n, end in ends for p in range(end - n, end)], device=device)
-                token_ids = torch.randint(VOCABULARY, positions.shape, device=device)
-                before = [random_pages(config, batch.host_lengths, plain.norm.weight) for _ in range(LAYERS)]
-                found = []
-                for model, backend in ((plain, "torch"), (fuse(plain), "triton")):
-                    attention, _ = choose_attention(backend, device, DTYPES[dtype], config.head_dim, PAGE_SIZE)
-                    pages = [each.clone() for each in before]
-                    found.append((model(token_ids, positions, attend_to(pages, attention, batch)), torch.stack(pages)))
-                pairs = {"layers": (0, 0.0), "pages": (1, torch.stack(before))}
-                for what, (i, start) in pairs.items():  # what is written, as pages have more that is not
-                    actual, expected = (each[i].double() - start for each in reversed(found))
-                    errors[f"{name}, {dtype}, {kind}, {what}"] = ((actual - expected).norm() / expected.norm()).item()
-    return judged(errors, lambda name: ALLOWED[name.split(", ")[1]])
-
-
-def attend_to(pages: list[Tensor], attention: Attention, batch: PagedBatch) -> Callable:
-    """Return what a model asks for: K and V of each layer are written to its pages, then read from there."""
-    plan = attention.prepare(batch)
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        attention.write(k, v, *pages[layer], batch.slot_mapping)
-        return attention.attend(q, *pages[layer], plan)
-
-    return attend
-
-
-@torch.inference_mode()
-def measure_far_pages(settings: Settings, sizes: dict) -> Figures:
-    """Return whether pages behind so many elements of their layer's K are written and read as those at the front."""
-    device, dtype = settings.place()
-    config, near = config_of(sizes["models"][0]), random_batch(sizes["mixed"], device)
-    attention, _ = choose_attention("triton", device, dtype, config.head_dim, PAGE_SIZE)
-    pages = random_pages(config, near.host_lengths, torch.empty(0, device=device, dtype=dtype))
-    shift = sizes["elements"] // pages[0, 0].numel()
-    far_pages = [torch.empty(shift + len(each), *each.shape[1:], device=device, dtype=dtype) for each in pages]
-    for far, each in zip(far_pages, pages, strict=True):
-        far[shift:] = each
-    far_slots = near.slot_mapping + shift * PAGE_SIZE
-    far = replace(near, page_tables=near.page_tables + shift, slot_mapping=far_slots)
-    q, k, v = (
-        torch.randn(len(far_slots), heads, config.head_dim, device=device).to(dtype)
-        for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-    )
-    outs = [attend_to([pool], attention, batch)(0, q, k, v) for pool, batch in ((pages, near), (far_pages, far))]
-    same = torch.equal(*outs) and all(torch.equal(a, b[shift:]) for a, b in zip(pages, far_pages, strict=True))
-    return {"elements": far_pages[0].numel(), "wrong": [] if same else ["pages far behind are not read as others are"]}
-
-
 @torch.inference_mode()
 def measure_sampler(settings: Settings, sizes: dict) -> Figures:
-    """Return the share of draws that are the definition's, and microseconds of all, by what the requests ask for."""
+    """Return microseconds, and the share of draws that are not the definition's, by what the requests ask for."""
     device, dtype = settings.place()
     logits = 3 * torch.randn(sizes["rows"], settings.config().vocab_size, device=device)
     logits, errors, us = logits.to(dtype), {}, {}
@@ -174,50 +281,37 @@ def measure_sampler(settings: Settings, sizes: dict) -> Figures:
             errors[name] = (Drawn(logits, rows).token_ids != expected).float().mean().item()
             seconds = median_seconds(Drawn, device, [(logits, rows)], graph=False, repeats=min(5, sizes["samples"]))
         us[name] = 1e6 * seconds
-    return {"us": us} | judged(errors, lambda name: 1 - SAME_DRAWS)
-
-
-def measure_attention(settings: Settings, sizes: dict) -> Figures:
-    """Return what the device can do at best, and a row for each model and number of requests."""
-    device, dtype = settings.place()
-    rates = ceilings(device, dtype)
-    reads, rows = read_bytes_per_second(device, 2**32 if device.type == "cuda" else 2**20), []
-    for name, batches in sizes["attention"].items():
-        config, tiles = config_of(name), (*TILES, *MORE_TILES)
-        cases = (attention_case(config, B, sizes["context"], device, dtype, tiles) for B in batches)
-        rows += rows_of(name, cases, rates["copy_bytes_per_second"], device, sizes)
-    return rates | {"read_bytes_per_second": reads, "rows": rows}
+    return {"us": us, "errors": errors, "wrong": too_large(errors, MOST_OTHER_DRAWS)}
 
 
 def report(document: dict) -> dict[str, list]:
-    """Return a line for each thing that was compared, and the table of decode attention."""
-    sides, lines = document["sides"], [("compared", "error")]
-    for side in sides.values():
-        for errors in side.get("errors", {}).get("values", []):
-            lines += [(name, f"{error:.1e}") for name, error in errors.items()]
-    tables = {"smoke: errors": lines}
-    if "sampler" in sides:
-        us = sides["sampler"]["us"]["values"][0]
-        tables["smoke: the sampler"] = [("rows", "microseconds"), *((name, f"{x:.0f}") for name, x in us.items())]
-    if "attention" in sides:
-        copy, read, products = (f"{sides['attention'][f'{name}_per_second']['median']:.3e}" for name in RATES)
-        name = f"smoke: copies {copy} and reads {read} bytes, and computes {products} FLOPs per second"
-        tables[name] = table_of(sides["attention"]["rows"]["values"][0])
-    return tables
+    """Return a line for each row and variant, and what else there is to say."""
+    sides, tables = document["sides"], {}
+    if "times" in sides:
+        lines = [("operation", "tokens", "variant", "microseconds", "times the floor", "error", "first call, s")]
+        for row in sides["times"]["rows"]["values"][0]:
+            what = f"{row['model']}: {row['operation']}", row["tokens"]
+            for name, us in row["us"].items():
+                error = f"{row['errors'][name]:.1e}" if name in row["errors"] else ""
+                figures = f"{us:.1f}", f"{us / row['floor_us']:.1f}", error, f"{row['first_call_s'][name]:.2f}"
+                lines.append((*what, name, *figures))
+            lines += [(*what, *why, "", "", "") for why in row["missing"].items()]
+        rates = (f"{sides['times'][f'{name}_per_second']['median']:.3g} {name}" for name in RATES)
+        tables[f"kernels; at best {', '.join(rates)} per second"] = lines
+    lines = [("what", "error", "microseconds")]
+    for side in (sides[name] for name in ("pages", "sampler") if name in sides):
+        us = side["us"]["values"][0] if "us" in side else {}
+        lines += [(name, f"{x:.1e}", f"{us.get(name, 0):.0f}") for name, x in side["errors"]["values"][0].items()]
+    return tables | {"pages, and the sampler": lines, "wrong": [(said,) for said in ("wrong", *wrong_in(sides))]}
 
 
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
-    sides={
-        "layers": measure_layers,
-        "far pages": measure_far_pages,
-        "sampler": measure_sampler,
-        "attention": measure_attention,
-    },
+    sides={"pages": measure_pages, "sampler": measure_sampler, "times": measure_times},
     sizes={"full": SIZES, "tiny": TINY},
     report=report,
-    seconds={"gpu": 45},
+    seconds={"gpu": 65},
 )
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ CUDA = torch.device("cuda")
 @pytest.mark.parametrize("config", [CONFIGS["qwen3"], CONFIGS["llama"]], ids=["qwen3", "llama"])
 @torch.inference_mode()
 def test_variants_compute_the_same(config, device):
+    from triton.runtime.errors import OutOfResources
+
     device = torch.device(device)
     layers = layers_case(config, 3, device, torch.float32)
     arguments = layers.arguments()
@@ -30,8 +32,11 @@ def test_variants_compute_the_same(config, device):
     arguments = attention.arguments()
     expected = attention.variants.pop("torch")(*arguments)
     assert len(attention.variants) >= 4 and "flash" in attention.missing, "it takes no float32"
-    for variant in attention.variants.values():
-        torch.testing.assert_close(variant(*arguments), expected, atol=2e-5, rtol=1e-5)
+    for name, variant in attention.variants.items():
+        try:
+            torch.testing.assert_close(variant(*arguments), expected, atol=2e-5, rtol=1e-5)
+        except OutOfResources:  # in float32 some need more than the 99 KB of a GeForce
+            assert name != f"triton {list(Tile())}", "an engine gets this tile on any card"
 
 
 @needs_triton

@@ -12,8 +12,9 @@ DIR, with the same sizes and from the same commit, is not run again. A part that
 expected, keeps the sides that it has measured, and the others go on; the same command takes it up again.
 
 A GPU is often lent for minutes, on a machine without a network: nothing is needed but torch, transformers, triton,
-numba, matplotlib, pytest and hypothesis; with pytest-xdist tests take less time. The exit status is 0 if all parts are
-complete, 1 if one failed or found something wrong, 130 after Ctrl-C.
+numba, matplotlib, pytest and hypothesis; with pytest-xdist tests take less time. Where only the files are, without
+.git, the variable COURSE_COMMIT names the commit for the results. The exit status is 0 if all parts are complete, 1 if
+one failed or found something wrong, 130 after Ctrl-C.
 """
 
 import argparse

@@ -24,49 +24,54 @@ SIZES |= {"batching": {"max_memory_percent": 0.5}}  # of `generate_batch`
 TINY = {"model": "draft", "requests": 2, "prompt": 8, "answer": 4, "compared": 4}
 TINY |= {"batching": {"num_blocks": 16, "max_batch_tokens": 64}}
 SENTENCES = ("The capital of France is", "Once upon a time, there was", "What is 2+2?", "Explain KV cache.")
+Write = Callable[[list[Job]], object]  # it returns when all requests have all their tokens
 
 
-def prompts_of(settings: Settings, sizes: dict) -> list[list[int]]:
-    return [random_prompt(sizes["prompt"], settings.config().vocab_size, i) for i in range(sizes["requests"])]
-
-
-def rate_of(write: Callable[[list[list[int]], int], object], settings: Settings, sizes: dict) -> Figures:
-    """Return output tokens per second of `write(prompts, tokens of each answer)`, which ends with the last token."""
-    prompts = prompts_of(settings, sizes)
-    write(prompts, 2)  # warm-up
-    start = time.perf_counter()
-    write(prompts, sizes["answer"])
-    return {"tokens_per_second": len(prompts) * sizes["answer"] / (time.perf_counter() - start)}
-
-
-def measure_engine(settings: Settings, sizes: dict) -> Figures:
+def engine_writer(settings: Settings, sizes: dict) -> Write:
     engine = engine_of("06", settings.load(), max_running=sizes["requests"])
-
-    def write(prompts: list[list[int]], tokens: int) -> None:
-        engine.generate(prompts, SamplingParams(max_tokens=tokens, ignore_eos=True))
-
-    return rate_of(write, settings, sizes)
+    return lambda jobs: engine.generate(
+        [job.prompt for job in jobs], [SamplingParams(max_tokens=job.max_tokens, ignore_eos=True) for job in jobs]
+    )
 
 
-def measure_generate(settings: Settings, sizes: dict) -> Figures:
-    jobs = [Job(prompt, sizes["answer"]) for prompt in prompts_of(settings, sizes)]
-    return {"tokens_per_second": transformers_static_batches(settings, jobs, group=len(jobs))}
-
-
-def measure_generate_batch(settings: Settings, sizes: dict) -> Figures:
+def batch_writer(settings: Settings, sizes: dict) -> Write:
     from transformers import GenerationConfig
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     model, _ = transformers_model(settings)
     batching = ContinuousBatchingConfig(use_cuda_graph=False, **sizes["batching"])
 
-    def write(prompts: list[list[int]], tokens: int) -> None:
+    def write(jobs: list[Job]) -> None:
+        tokens = jobs[0].max_tokens
         config = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        prompts = [job.prompt for job in jobs]
         found = model.generate_batch(prompts, generation_config=config, continuous_batching_config=batching)
-        if any(len(each.generated_tokens) != tokens for each in found.values()) or len(found) < len(prompts):
+        if [len(each.generated_tokens) for each in found.values()] != [tokens] * len(jobs):
             raise ValueError("generate_batch did not write all tokens")
 
-    return rate_of(write, settings, sizes)
+    return write
+
+
+def measure(writer: Callable[[Settings, dict], Write]) -> Callable[[Settings, dict], Figures]:
+    """Return a side: output tokens per second."""
+
+    def side(settings: Settings, sizes: dict) -> Figures:
+        write, jobs = writer(settings, sizes), jobs_of(settings, sizes)
+        write([Job(job.prompt, 2) for job in jobs])  # warm-up
+        start = time.perf_counter()
+        write(jobs)
+        return {"tokens_per_second": len(jobs) * sizes["answer"] / (time.perf_counter() - start)}
+
+    return side
+
+
+def jobs_of(settings: Settings, sizes: dict) -> list[Job]:
+    vocabulary = settings.config().vocab_size
+    return [Job(random_prompt(sizes["prompt"], vocabulary, i), sizes["answer"]) for i in range(sizes["requests"])]
+
+
+def measure_generate(settings: Settings, sizes: dict) -> Figures:
+    return {"tokens_per_second": transformers_static_batches(settings, jobs_of(settings, sizes), sizes["requests"])}
 
 
 def measure_agreement(settings: Settings, sizes: dict) -> Figures:
@@ -93,9 +98,9 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={
-        "06_prefix_cache": measure_engine,
+        "06_prefix_cache": measure(engine_writer),
         "generate": measure_generate,
-        "generate_batch": measure_generate_batch,
+        "generate_batch": measure(batch_writer),
         "agreement": measure_agreement,
     },
     sizes={"full": SIZES, "tiny": TINY},

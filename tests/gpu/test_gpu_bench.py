@@ -21,6 +21,7 @@ from common.bench.gpu.budget import part_of, parts_of, step_budget
 from common.bench.gpu.tests import run_pytest, told
 from common.loader import find_checkpoint
 from common.loader.config import read_config
+from common.stages import stage_folders
 from tests.helpers.measured_here import measure_here, shrink_measurements
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +65,11 @@ def test_with_a_gpu_its_sizes_are_the_default_and_all_parts_fit(monkeypatch):
     monkeypatch.setattr(command, "main", lambda *_, **defaults: asked.update(defaults) or 0)
     assert command.run([]) == 0
     assert asked == {"sizes": "gpu", "together": True, "minutes": command.ALL_SECONDS / 60}
-    assert sum(part.seconds["gpu"] for part in command.parts()) <= command.ALL_SECONDS
+    parts, engines = command.parts(), gpu_tests.SIZES["engines"]
+    assert sum(part.seconds["gpu"] for part in parts) <= command.ALL_SECONDS
+    assert all(part.sizes_of("gpu").get("repeats", 1) == 1 for part in parts), "these would be processes"
+    assert ["graphs" in name for name in engines] == sorted(["graphs" in name for name in engines], reverse=True)
+    assert {folder.name for folder in stage_folders()} < {*engines}, "08, too"
 
 
 def test_pytest_runs_in_a_process_of_its_own(tmp_path, monkeypatch):

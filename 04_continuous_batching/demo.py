@@ -1,6 +1,7 @@
 """The demo: the batch over time, static and continuous, and a long prompt that arrives among short ones."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.markup import escape
 
@@ -26,6 +27,7 @@ QUESTIONS = (
     "List the days of the week.",
 )
 SLOTS = 4
+MEMORY = "512M"  # for K and V of one engine: beside it is the command line's, which has taken what a GPU had left
 MARKS = {
     "prefill": "[yellow]▓[/yellow]",
     "decode": "[green]█[/green]",
@@ -46,9 +48,10 @@ def show_batches(loaded: Loaded) -> list[Request]:
     heading(f"Eight questions, {SLOTS} at a time: a row for each request, a column for each step")
     console.print("  " + "   ".join(f"{mark} {name}" for name, mark in MARKS.items()))
     prompts = [chat_prompt(loaded.tokenizer, question) for question in QUESTIONS]
+    short = with_context(loaded, 512)
     engines = {
-        "static: a group runs until its slowest member ends": StaticEngine(loaded, max_running=SLOTS),
-        "continuous: a finished request frees its slot": Engine(loaded, max_running=SLOTS),
+        "static: a group runs until its slowest member ends": StaticEngine(short, max_running=SLOTS),
+        "continuous: a finished request frees its slot": Engine(short, max_running=SLOTS, kv_memory=MEMORY),
     }
     for name, engine in engines.items():
         answers = engine.generate(prompts, SamplingParams(max_tokens=40))
@@ -60,6 +63,11 @@ def show_batches(loaded: Loaded) -> list[Request]:
     for question, answer in zip(QUESTIONS, answers, strict=True):
         console.print(f"  [cyan]{escape(question)}[/cyan] [green]{escape(answer.text)}[/green]")
     return answers
+
+
+def with_context(loaded: Loaded, tokens: int) -> Loaded:
+    """Return the model with a shorter context: a slot holds a whole one, and a real checkpoint's takes gigabytes."""
+    return replace(loaded, config=replace(loaded.config, context_length=min(tokens, loaded.config.context_length)))
 
 
 def draw_batch(trace: Trace, names: Sequence[str], requests: Sequence[Request]) -> None:
@@ -80,7 +88,7 @@ def show_long_prompt(loaded: Loaded) -> list[Request]:
     heading(f"A request writes while a prompt of {len(filler)} tokens arrives: how long does its next token take?")
     gaps, writers = {}, []
     for budget in (4096, 64):
-        engine: BaseEngine = Engine(loaded, max_running=2, token_budget=budget)
+        engine: BaseEngine = Engine(with_context(loaded, 1280), max_running=2, token_budget=budget, kv_memory=MEMORY)
         writer = engine.add(story, SamplingParams(max_tokens=60))
         while len(writer.token_ids) < 10:
             engine.step()

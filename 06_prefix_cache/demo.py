@@ -16,6 +16,7 @@ from .engine import Engine
 from .prefix_tree import Node
 
 ENTRIES = 60  # of the price list
+MEMORY = "512M"  # for K and V of one engine: beside it is the command line's, which has taken what a GPU had left
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
@@ -37,7 +38,7 @@ def show_shared_text(loaded: Loaded) -> list[Request]:
     words = [list(prices)[i] for i in (7, 31, 52)]
     prompts = [chat_prompt(loaded.tokenizer, f"{text}\n\nWhat is {word}?") for word in words]
     heading(f"A price list of {ENTRIES} lines, and three questions about it, one after another")
-    engine = Engine(loaded)
+    engine = Engine(loaded, kv_memory=MEMORY)
     requests = ask(engine, prompts, [f"What is {word}?" for word in words])
     heading("What is cached now: a path from the top is a text, cut into pages of 16 tokens")
     console.print(draw_tree(engine))
@@ -47,7 +48,7 @@ def show_shared_text(loaded: Loaded) -> list[Request]:
 def show_conversation(loaded: Loaded) -> list[Request]:
     """Hold a conversation: each turn sends all turns before it, and finds the pages of its own answers too."""
     heading("A conversation: every turn sends everything that was said before")
-    engine = Engine(loaded)
+    engine = Engine(loaded, kv_memory=MEMORY)
     messages, requests = [], []
     for question in ("Tell me a story about a fox that lasts three days.", "What is 2+2?", "What is a page table?"):
         messages.append({"role": "user", "content": question})

@@ -12,6 +12,7 @@ from .engine import Engine
 
 STORY = "Tell me a story about a fox that lasts two days."
 COPY = "Repeat this text exactly: lantern 4711 meadow 208 compass 31337 harbour 99 ribbon 640 thunder 12"
+MEMORY = "512M"  # for K and V of one engine: beside it is the command line's, which has taken what a GPU had left
 DRAFTED, OWN = "green", "bold yellow"
 
 
@@ -27,7 +28,9 @@ def demo(engine: Engine, loaded: Loaded) -> None:
 def compare(loaded: Loaded, question: str, draft: str) -> list[Request]:
     """Give the same answer with draft tokens and without any, as stage 06 does."""
     prompt, params = chat_prompt(loaded.tokenizer, question), SamplingParams(max_tokens=150)
-    drafting, plain = Engine(loaded, draft=draft), Engine(loaded, num_draft_tokens=0)
+    drafting, plain = (
+        Engine(loaded, kv_memory=MEMORY, **options) for options in ({"draft": draft}, {"num_draft_tokens": 0})
+    )
     for engine in (drafting, plain):
         engine.generate([prompt[:-1]], SamplingParams(max_tokens=8))  # warm, or the first one is slow
     before = drafting.stats()

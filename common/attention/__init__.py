@@ -18,13 +18,14 @@ head reads all of K and V, and most of a GPU does nothing. The course's own kern
 Pages are `[pages, page_size, H_kv, D]` in every backend, for K and for V: what one token has in them is contiguous.
 """
 
-from importlib import import_module, util
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from common.errors import InvalidInput
+from common.fused import why_not_numba
 from common.fused.triton_launch import why_not_triton
 
 from .batch import PagedBatch
@@ -80,8 +81,7 @@ def why_not(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, 
     if name == "numba":
         if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
             return "it is for float32 and bfloat16 on the CPU"
-        if not util.find_spec("numba"):
-            return "the package numba is not installed"
+        return why_not_numba()
     if name == "flash":
         from .flash_backend import why_not_flash
 

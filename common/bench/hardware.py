@@ -17,7 +17,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """Return machine, versions, commit and date as JSON values, without host name and paths: results are published."""
+    """Return machine, versions, commit and date as JSON values, without host name and paths: results are published.
+
+    Where the repository's history is missing, the commit is what the variable COURSE_COMMIT says.
+    """
+    changes = git("status", "--porcelain", "--", ".", ":(exclude,glob)**/results/**")
     facts: dict[str, Any] = {
         "device": device.type,
         "cpu": cpu_name(),
@@ -29,8 +33,8 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": version("transformers"),
         "torch_threads": torch.get_num_threads(),
-        "commit": git("rev-parse", "--short=10", "HEAD"),
-        "uncommitted_changes": bool(git("status", "--porcelain", "--", ".", ":(exclude,glob)**/results/**")),
+        "commit": git("rev-parse", "--short=10", "HEAD") or os.environ.get("COURSE_COMMIT", "")[:10] or None,
+        "uncommitted_changes": bool(changes),
         "date": datetime.date.today().isoformat(),
     }
     if device.type == "cuda":

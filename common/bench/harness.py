@@ -79,7 +79,8 @@ class Benchmark:
     """What a benchmark supplies.
 
     file: the module's `__file__`. description: its question, method and expectation, which is its docstring.
-    sides: what is compared; each function warms up, measures, and returns its figures, or raises Unavailable.
+    sides: what is compared; each function warms up, measures, and returns its figures, or raises Unavailable. Sentences
+        among them as "wrong" are kept with the other figures, and the benchmark has failed.
     sizes: lengths and counts to measure, as JSON values: "full", and as changes to it "quick" (seconds a side,
         for the headline), "predict" (under a minute for all sides, for `course.py predict`), "gpu" (with the "model" to
         make from a config) and "tiny" (for tests). "large" is for a model with a hundred times the weights, such as

@@ -52,7 +52,7 @@ def main(
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(command, description=description, formatter_class=form)
     add_options(parser, benchmarks)
-    parser.set_defaults(**{"together": False, "home": RESULTS, **defaults})
+    parser.set_defaults(**{"together": False, "home": RESULTS, "after": bool, **defaults})
     args = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as cleanly as after Ctrl-C
     settings = Settings.from_arguments(args)
@@ -112,7 +112,7 @@ def measure(args: argparse.Namespace, settings: Settings) -> int:
     """Measure what the options say; print the table, and as the last line on stdout one JSON document."""
     out = args.out or (Path(tempfile.mkdtemp()) if args.sizes == "tiny" else args.home)
     seconds = args.minutes and 60 * args.minutes
-    suite = Suite(args.benchmarks, settings, args.sizes, out, args.repeats, args.together, seconds)
+    suite = Suite(args.benchmarks, settings, args.sizes, out, args.repeats, args.together, seconds, args.after)
     status = suite.run(again=args.again)
     if suite.path.exists():
         found = summary.read_summary(suite.path)

@@ -11,7 +11,7 @@ import re
 import shutil
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +25,14 @@ from . import summary
 from .ceilings import ceilings, reference_ms
 from .documents import read_json, rounded, write_json
 from .hardware import ROOT, hardware, slug
-from .harness import REPEATS, Benchmark, Run, aggregate, alternate, run_process
+from .harness import REPEATS, Benchmark, Figures, Run, aggregate, alternate, run_process
 from .settings import Settings
 from .timing import free_memory
 
 RESULTS = ROOT / "results"  # where a machine's results file is, unless --out says otherwise
 PATIENCE = 2.0  # a process that takes as many times as long as expected, where there is a limit, is ended
 LEAST_SECONDS = 15.0  # no process is begun with less time left
+MOST_SAID = 500  # characters of what is wrong
 UNKNOWN = 60.0  # seconds of a benchmark that does not say how long it takes
 # What else must be the same to resume.
 CONDITIONS = ("commit", "torch", "torch_threads", "model", "load_format", "dtype", "cpu_cores")
@@ -43,7 +44,7 @@ class Suite:
 
     out: the folder of the results file; if it is not the usual one, the documents of all benchmarks go there, too.
     repeats: None: as many as the size set says. together: all sides of a benchmark in one process, which loads its
-    model once. seconds: the limit for everything.
+    model once. seconds: the limit for everything. after: called after each process.
     """
 
     benchmarks: Sequence[Benchmark]
@@ -53,6 +54,7 @@ class Suite:
     repeats: int | None = None
     together: bool = False
     seconds: float | None = None
+    after: Callable[[], object] = bool
 
     def __post_init__(self) -> None:
         self.place = self.settings.place()
@@ -109,11 +111,12 @@ class Suite:
         return kind | {"machine": self.machine, "drift": 1.0, "benchmarks": {}}
 
     def complete(self, benchmark: Benchmark) -> str | None:
-        """Return the date of an entry of these sizes by this commit; None if there is none, or its document is gone."""
+        """Return the date of an entry of these sizes by this commit, in which nothing is wrong; None if there is none,
+        or its document is gone."""
         entry, document = self.found()["benchmarks"].get(benchmark.name, {}), self.document_of(benchmark)
         wanted = rounded(benchmark.sizes_of(self.size_set)), self.machine["commit"]
         same = (entry.get("sizes"), entry.get("commit")) == wanted and (document is None or document.exists())
-        return entry["date"] if same else None
+        return entry["date"] if same and not wrong_in(entry["figures"]) else None
 
     # ---- Measuring ----
 
@@ -139,6 +142,7 @@ class Suite:
             for number, run in enumerate(pending, start=1):
                 if run.benchmark is benchmark and benchmark.name not in self.problems:
                     self.measure(run, f"{number:>3} of {len(pending)}", pending[number:])
+                    self.after()
             if benchmark.name not in self.problems:
                 self.finish(benchmark)
             if problem := self.problems.get(benchmark.name):
@@ -212,6 +216,8 @@ class Suite:
             "headline": summary.headline_entry(benchmark.headline, sizes, repeats),
             "seconds": sum(answer["seconds"] for answer in answers),
         }
+        if wrong := wrong_in(document["sides"]):
+            self.problems[benchmark.name] = "; ".join(wrong)[:MOST_SAID]
         if path := self.document_of(benchmark):
             config, dtype = ModelConfig(**answers[0]["model"]), self.place[1]
             document["figures"] = aggregate([benchmark.derive(config, dtype, sizes, each) for each in figures])
@@ -226,6 +232,11 @@ class Suite:
         shutil.rmtree(self.partial / benchmark.name)
         with suppress(OSError):  # others are still in it
             self.partial.rmdir()
+
+
+def wrong_in(sides: Mapping[str, Figures]) -> list[str]:
+    """Return the sentences that sides of a document have among their figures as "wrong"."""
+    return [said for side in sides.values() for each in side.get("wrong", {}).get("values", ()) for said in each]
 
 
 def draw(benchmark: Benchmark, path: Path) -> str | None:

@@ -65,14 +65,19 @@ def inputs_beyond_cache(nbytes: int, device: torch.device) -> int:
 
 
 def kernels_of(function: Callable[[], object], times: int, device: torch.device) -> list[tuple[str, float, float]]:
-    """Call the function `times` times; return (name, start, end), in seconds, of each kernel that a GPU ran for it."""
+    """Call the function `times` times; return (name, start, end), in seconds, of each kernel that a GPU ran for it.
+
+    On a CPU of each operation, those within others too.
+    """
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:  # of the CPU nothing: that would slow it down
+    kind = device.type.upper()  # beside a GPU nothing of the CPU: that would slow it down
+    with profile(activities=[getattr(ProfilerActivity, kind)]) as profiler:
         for _ in range(times):
             function()
         synchronize(device)
-    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    wanted = getattr(torch.autograd.DeviceType, kind)
+    events = [event for event in profiler.events() if event.device_type == wanted]
     return [(event.name, event.time_range.start / 1e6, event.time_range.end / 1e6) for event in events]
 
 

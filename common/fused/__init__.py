@@ -21,7 +21,7 @@ what is compiled here are three kernels, for any N, and they can be read. Which 
 """
 
 from collections.abc import Iterable
-from importlib import import_module, util
+from importlib import import_module
 from itertools import repeat
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -155,4 +155,15 @@ def why_not(name: str, model: Transformer) -> str | None:
         return why_not_triton(device)
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return "numba's are for float32 and bfloat16 on the CPU"
-    return None if util.find_spec("numba") else "the package numba is not installed"
+    return why_not_numba()
+
+
+def why_not_numba() -> str | None:
+    """Return why numba cannot be imported, None if it can: it refuses a numpy that is newer than it knows."""
+    try:
+        import_module("numba")
+    except ModuleNotFoundError:
+        return "the package numba is not installed"
+    except ImportError as error:
+        return f"the package numba cannot be imported: {error}"
+    return None

@@ -5,7 +5,8 @@ its kernels are made of: their file, numba_basics.py, whose functions they conta
 llvmlite. In it numba tells processors and versions of Python apart. None of this is in `numba.config`, which numba
 fills from the environment again as soon as a variable there has changed.
 
-NUMBA_CACHE_DIR, or XDG_CACHE_HOME on Linux, names another place. Where it cannot be written, each start compiles.
+NUMBA_CACHE_DIR, or XDG_CACHE_HOME on Linux, names another place. Where it cannot be written, or where no variable names
+it and the package platformdirs is missing, each start compiles.
 """
 
 import hashlib
@@ -21,9 +22,14 @@ import llvmlite
 import numba
 from filelock import FileLock
 from numba.core import caching
-from platformdirs import user_cache_path
 
-FOLDER = Path(os.environ.get("NUMBA_CACHE_DIR") or user_cache_path()) / "llm-serving-course" / "kernels"
+CACHE = os.environ.get("NUMBA_CACHE_DIR")
+if not CACHE:
+    with suppress(ImportError):
+        from platformdirs import user_cache_path
+
+        CACHE = user_cache_path()
+FOLDER = Path(CACHE) / "llm-serving-course" / "kernels" if CACHE else None
 BASICS = Path(__file__).with_name("numba_basics.py")
 
 
@@ -67,6 +73,10 @@ def kept(dispatcher: Any) -> Iterator[None]:
 
     Processes that start together compile it once: the others wait, and load it.
     """
+    if FOLDER is None:
+        say_compiling("at each start: the package platformdirs is not installed")
+        yield
+        return
     with ExitStack() as stack:
         try:
             FOLDER.mkdir(parents=True, exist_ok=True)

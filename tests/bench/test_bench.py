@@ -49,6 +49,14 @@ def test_the_file_name_is_the_hardware_and_what_was_asked_for(monkeypatch, cpu, 
     assert suite.result_name(machine, asked) == f"{name}.qwen3-0.6b-bfloat16"
 
 
+def test_a_copy_without_history_is_told_its_commit(monkeypatch, tmp_path):
+    monkeypatch.setattr(hardware, "ROOT", tmp_path)
+    monkeypatch.setenv("COURSE_COMMIT", "0123456789abcdef0123")
+    assert hardware.hardware(torch.device("cpu"))["commit"] == "0123456789"
+    monkeypatch.delenv("COURSE_COMMIT")
+    assert hardware.hardware(torch.device("cpu"))["commit"] is None
+
+
 def test_labels_are_moved_apart_and_no_further():
     assert plots.apart([0, 100], [15, 15]) == [0, 100]
     places = plots.apart([50, 51, 52], [15, 15, 15])

@@ -1,6 +1,5 @@
 """Attention over pages: every backend against a definition that loops over the rows, and the choice among them."""
 
-import importlib.util
 import random
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -10,14 +9,13 @@ import torch
 
 from common.attention import PagedBatch, choose_attention, why_not
 from common.attention.window import windowed
-from common.fused import triton_launch
+from common.fused import choose_model, triton_launch, why_not_numba
 from common.sampling import has_kernels
+from tests.helpers.small_models import SMALL, random_model
 from tests.helpers.triton_marks import devices, needs_triton, on_cpu
 
 CPU = torch.device("cpu")
-needs_numba = pytest.mark.skipif(
-    importlib.util.find_spec("numba") is None, reason="needs the package numba: the compiled CPU kernel"
-)
+needs_numba = pytest.mark.skipif(why_not_numba() is not None, reason=f"the compiled CPU kernel: {why_not_numba()}")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -207,6 +205,15 @@ def test_the_choice_says_why(name, device, dtype, capability, line, monkeypatch)
     monkeypatch.setattr(triton_launch, "why_no_driver", lambda: None)
     attention, why = choose_attention(name, torch.device(device), dtype, 64, 16)
     assert attention.name == line.partition(" ")[0] and why.startswith(f"attention={line}")
+
+
+def test_a_numba_that_refuses_this_numpy_is_as_good_as_none(monkeypatch):
+    refused = Mock(side_effect=ImportError("Numba needs NumPy 2.4 or less. Got NumPy 2.5."))
+    monkeypatch.setattr("common.fused.import_module", refused)
+    attention, why = choose_attention("auto", CPU, torch.float32, 64, 16)
+    assert attention.name == "torch" and "no numba: the package numba cannot be imported: Numba needs NumPy 2.4" in why
+    model = random_model(SMALL)
+    assert choose_model(model, "auto") is model
 
 
 @needs_triton

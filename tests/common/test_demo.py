@@ -1,10 +1,16 @@
-"""What the last line of a demo says of tokens that are not the reference's."""
+"""What the last line of a demo says of tokens that are not the reference's; and the memory of its engines."""
 
+from dataclasses import replace
+from math import prod
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 from common import demo
+from common.errors import InvalidInput
+from common.stages import load_stage_module
 
 
 def test_one_pass_finds_what_generate_gives(reference, prompts, monkeypatch):
@@ -31,3 +37,30 @@ def test_the_first_token_that_differs_is_named(ours, says, monkeypatch, capsys):
     request = SimpleNamespace(request_id="one", prompt_token_ids=[1], token_ids=ours)
     demo.check_against_reference(SimpleNamespace(name="any", device="cpu"), [request])
     assert says in capsys.readouterr().out
+
+
+DEMOS = {
+    "04": ("show_batches", "show_long_prompt"),
+    "06": ("show_shared_text", "show_conversation"),
+    "07": ("compare",),
+}
+
+
+@pytest.mark.parametrize(("stage", "name"), [(stage, name) for stage, names in DEMOS.items() for name in names])
+def test_engines_of_a_demo_fit_beside_the_one_that_has_taken_a_gpus_memory(stage, name, loaded, monkeypatch):
+    """Of a context as real checkpoints have it, but K and V of 147,456 bytes a token, as of Qwen3-8B."""
+    long, taken = replace(loaded, config=replace(loaded.config, context_length=40_960)), []
+    monkeypatch.setattr(type(loaded.config), "kv_bytes_per_token", lambda *_: 147_456)
+    full = Mock(side_effect=InvalidInput("the GPU has no memory left for keys and values"))
+    monkeypatch.setattr(load_stage_module(stage, "engine"), "kv_bytes_left", full)
+
+    def zeros(shape, *where):
+        numbers = loaded.config.num_layers * loaded.config.num_kv_heads * loaded.config.head_dim  # K of a token
+        taken.append(prod(shape) // numbers * 147_456 // 2)
+        return torch.zeros(shape, dtype=where[-1])
+
+    monkeypatch.setattr(load_stage_module(stage, "kv_cache"), "zeros", zeros)
+    story = ("What is 2+2?", "lookup") if name == "compare" else ()
+    answers = getattr(load_stage_module(stage, "demo"), name)(long, *story)
+    assert all(answer.finish_reason for answer in answers)
+    assert 0 < max(taken) <= 2**28, "half of 512 MiB: K or V"

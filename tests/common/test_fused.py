@@ -14,7 +14,7 @@ from common.learn.milestones.stage_under_test import causal_attention
 from tests.helpers.small_models import CONFIGS, SMALL, poison, random_model, step_of
 from tests.helpers.triton_marks import devices, needs_triton, on_cpu
 
-pytest.importorskip("numba")
+pytest.importorskip("numba", exc_type=ImportError)
 
 from common.attention import PagedBatch
 from common.fused import FusedTransformer, few_tokens, fuse, numba_kernels, packed, rotation

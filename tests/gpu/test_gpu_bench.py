@@ -1,52 +1,62 @@
 """The command for a machine with a GPU, end to end with tiny sizes; and the budget of a step."""
 
-import zipfile
+import random
+import re
+import shutil
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from common.bench import suite
+from common.bench.cost_model import head_parameters, parameters, step_flops
 from common.bench.documents import read_json
 from common.bench.gpu import __main__ as command
+from common.bench.gpu import nano
 from common.bench.gpu import tests as gpu_tests
 from common.bench.gpu.budget import part_of, parts_of, step_budget
-from common.bench.gpu.tests import run_pytest
+from common.bench.gpu.tests import run_pytest, told
 from common.loader import find_checkpoint
 from common.loader.config import read_config
+from common.stages import stage_folders
 from tests.helpers.measured_here import measure_here, shrink_measurements
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("tests", "kernels", "budget")  # of the benchmarks of stages, their own tests measure the sides
+PARTS = ("smoke", "nano", "tests", "budget", "peers")  # the sides of stages are measured by their own tests
 H200 = 4.2e12, 790e12
+CONFIG = read_config(find_checkpoint("draft", with_weights=False))
 
 
 def test_the_command_measures_tells_and_packs(tmp_path, monkeypatch, capfd):
     def said(arguments):
         for select, name in pairwise(arguments):
             assert select != "-k" or f"def {name}" in (ROOT / "tests/test_contract.py").read_text(encoding="utf-8")
-        return f"{len(arguments)} passed"
+        return f"{len(arguments)} passed", [], ""
 
     monkeypatch.setattr(suite, "run_process", measure_here)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(gpu_tests, "run_pytest", said)
     shrink_measurements(monkeypatch)
-    out = tmp_path / "results"
-    assert command.run(["--out", str(out), "--only", ",".join(PARTS)]) == 0
+    assert command.run(["--out", str(tmp_path), "--only", ",".join(PARTS)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"results.zip", "tables.txt"}, "few files can be brought back"
+    out = tmp_path / "unpacked"
+    shutil.unpack_archive(tmp_path / "results.zip", out)
     [summary] = out.glob("*-tiny.json")
     assert sorted(read_json(summary)["benchmarks"]) == sorted(PARTS) and not read_json(summary).get("failed")
     documents = {name: read_json(next(out.glob(f"*-tiny-{name}.json"))) for name in PARTS}
     assert not any(str(ROOT) in str(document) for document in documents.values())
     assert documents["budget"]["missing"].keys() == {"graphs and overlap", "launched early", "graphs"}
     assert "graphs were asked for, but" in documents["budget"]["missing"]["graphs"]
-    tables = (out / "tables.txt").read_text()
+    tables = (tmp_path / "tables.txt").read_text()
     assert tables.strip() in capfd.readouterr().err
     told = ("marked gpu", "06_prefix_cache", "two layers", "triton [64, 4, 3]", "times the floor", "host", "prompts")
     for each in told:
         assert f"\n{each}" in tables or f"  {each}" in tables or f": {each}" in tables, each
-    with zipfile.ZipFile(tmp_path / "results.zip") as archive:
-        assert {"results/tables.txt", f"results/{summary.name}"} < set(archive.namelist())
+    monkeypatch.setattr(suite, "run_process", Mock(side_effect=AssertionError))
+    assert command.run(["--out", str(tmp_path), "--only", ",".join(PARTS)]) == 0, "it finds what is complete"
 
 
 def test_with_a_gpu_its_sizes_are_the_default_and_all_parts_fit(monkeypatch):
@@ -55,7 +65,11 @@ def test_with_a_gpu_its_sizes_are_the_default_and_all_parts_fit(monkeypatch):
     monkeypatch.setattr(command, "main", lambda *_, **defaults: asked.update(defaults) or 0)
     assert command.run([]) == 0
     assert asked == {"sizes": "gpu", "together": True, "minutes": command.ALL_SECONDS / 60}
-    assert sum(part.seconds["gpu"] for part in command.parts()) <= command.ALL_SECONDS
+    parts, engines = command.parts(), gpu_tests.SIZES["engines"]
+    assert sum(part.seconds["gpu"] for part in parts) <= command.ALL_SECONDS
+    assert all(part.sizes_of("gpu").get("repeats", 1) == 1 for part in parts), "these would be processes"
+    assert ["graphs" in name for name in engines] == sorted(["graphs" in name for name in engines], reverse=True)
+    assert {folder.name for folder in stage_folders()} < {*engines}, "08, too"
 
 
 def test_pytest_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
@@ -63,10 +77,66 @@ def test_pytest_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
     text = "import pytest\ndef test_a(): pass\ndef test_b(): assert 1 == 2\ndef test_c(): pytest.skip('no GPU')\n"
     (tmp_path / "test_sample.py").write_text(text)
     alone = [str(tmp_path), "-rf", "-c", "/dev/null", "--rootdir", str(tmp_path)]
-    assert run_pytest([*alone, "-k", "not test_b"]).startswith("1 passed, 1 skipped, 1 deselected")
+    last, failed, _ = run_pytest([*alone, "-k", "not test_b"])
+    assert last.startswith("1 passed, 1 skipped, 1 deselected") and not failed
     for options, says in (([], "FAILED .*::test_b - assert 1 == 2; 1 failed, 1 pa"), (["-k", "nothing"], "deselected")):
-        with pytest.raises(ValueError, match=says):
-            run_pytest([*alone, *options])
+        found = told({"some": run_pytest([*alone, *options])})
+        assert re.search(says, "; ".join(found["wrong"]).replace("some: ", ""))
+        assert found["wrong"][-1] == f"some: {found['pytest']['some']}" and found["output"]["some"]
+
+
+def test_what_is_wrong_is_told_with_all_figures_and_measured_again(tmp_path, monkeypatch):
+    """A part that was wrong, or has lost a side, is in the tables, and is not complete."""
+    asked = []
+
+    def ended(run, *_):
+        asked.append(run.benchmark.name)
+        figures = {"pytest": {"kernels": "2 failed"}, "wrong": ["kernels: FAILED test_a"]}
+        sides = run.sides if run.benchmark.name == "tests" else run.sides[:1]
+        there = {"tests": figures, "nano": {"seconds": 1.0}}[run.benchmark.name]
+        answers = {side: {"side": side, "figures": there, "model": asdict(CONFIG)} for side in sides}
+        return answers, None if sides == run.sides else "a side took longer than 8 s"
+
+    monkeypatch.setattr(suite, "run_process", ended)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(nano, "SHOWN", ("seconds",))
+    shrink_measurements(monkeypatch)
+    for _ in range(2):
+        assert command.run(["--out", str(tmp_path), "--only", "nano,tests", "--sizes", "tiny"]) == 1
+    assert asked == 2 * ["nano", "tests"]
+    tables = (tmp_path / "tables.txt").read_text()
+    assert "kernels: FAILED test_a" in tables and "05_paged_attention  1" in tables
+
+
+# ---- nano-vllm's benchmark ----
+
+
+def test_the_requests_are_those_of_nano_vllm():
+    """Its bench.py says 133,966 tokens for all answers; the first numbers are those that Python's own seed(0) gives."""
+    prompts, answers = nano.workload(nano.SIZES)
+    assert (sum(map(len, prompts)), sum(answers), len(prompts)) == (142_827, 133_966, 256)
+    random.seed(0)
+    assert len(prompts[0]) == random.randint(100, 1024) and prompts[0][0] == random.randint(0, 10_000)
+
+
+def test_the_floor_is_what_arithmetic_says():
+    """A request of 10 tokens in and 3 out looks at 11, 12 and 13 tokens, and reads the weights 3 times."""
+    rates = {"copy_bytes_per_second": 1e9, "matmul_flops_per_second": 1e12}
+    floor = nano.floor_seconds(CONFIG, torch.float32, [[7] * 10], [3], rates)
+    weights = 4 * (parameters(CONFIG) - (0 if CONFIG.tie_embeddings else head_parameters(CONFIG)))
+    kv = 36 * CONFIG.kv_bytes_per_token(torch.float32)
+    assert floor == pytest.approx((3 * weights + kv) / 1e9 + step_flops(CONFIG, 10) / 0.7e12)
+
+
+def test_kernels_and_gaps_of_a_step():
+    """Two steps of three kernels: b overlaps a by a microsecond, c comes 3 us after b, and 1 us after the last step."""
+    step = [("a", 0, 2e-6), ("b", 1e-6, 4e-6), ("c", 7e-6, 8e-6)]
+    kernels = [(name, start + offset, end + offset) for offset in (1e-3, 1e-3 + 9e-6) for name, start, end in step]
+    found = nano.by_kernel(kernels, 2)
+    assert [name for name, *_ in found["kernels"]] == ["b", "a", "c"]
+    assert found["kernels"][0][1:] == pytest.approx([1, 3])
+    assert (found["kernels_ms"], found["idle_ms"]) == pytest.approx((0.005, 0.0035))
+    assert [name for _, name in found["gaps"]] == ["c", "c", "a"]
 
 
 # ---- The budget ----

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from common.attention.triton_backend import Tile, create
-from common.bench.gpu.kernels import TINY, attention_case, layers_case, times_of
+from common.bench.gpu.smoke import TINY, attention_case, layers_case, times_of
 from common.bench.settings import engine_of
 from common.bench.timing import median_seconds
 from common.fused import triton_launch
@@ -19,19 +19,12 @@ CUDA = torch.device("cuda")
 @needs_triton
 @devices
 @pytest.mark.parametrize("config", [CONFIGS["qwen3"], CONFIGS["llama"]], ids=["qwen3", "llama"])
-@torch.inference_mode()
 def test_variants_compute_the_same(config, device):
-    device = torch.device(device)
-    layers = layers_case(config, 3, device, torch.float32)
-    arguments = layers.arguments()
-    expected, actual = (layers.variants[name](*arguments)[0] for name in ("eager", "triton"))
-    torch.testing.assert_close(actual, expected, atol=2e-5, rtol=1e-5)
-    attention = attention_case(config, 3, 20, device, torch.float32)
-    arguments = attention.arguments()
-    expected = attention.variants.pop("torch")(*arguments)
-    assert len(attention.variants) >= 4 and "flash" in attention.missing, "it takes no float32"
-    for variant in attention.variants.values():
-        torch.testing.assert_close(variant(*arguments), expected, atol=2e-5, rtol=1e-5)
+    """In float32, in which some tiles need more than the 99 KB of a GeForce: they are left out there."""
+    place, errors = (torch.device(device), torch.float32), {}
+    for case in (layers_case(config, 3, *place), attention_case(config, 3, 20, *place)):
+        errors |= times_of(case, place[0], TINY)["errors"]
+    assert max(errors.values()) < 1e-5 and errors.keys() >= {"triton", f"triton {list(Tile())}"}
 
 
 @needs_triton

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -48,6 +49,9 @@ def test_the_notebook_runs(gpu, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     (course / "gpu-results").mkdir(parents=True)
     (course / "gpu-results/a.png").touch()
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed/b.png").touch()
+    shutil.make_archive(str(course / "gpu-results/results"), "zip", tmp_path / "packed")
     for name in ("course.py", "requirements.txt"):
         (course / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
@@ -60,8 +64,8 @@ def test_the_notebook_runs(gpu, tmp_path, monkeypatch, capsys):
     imported = [re.findall(r'^pytest\.importorskip\("(\w+)', path.read_text(), re.M) for path in files_with_marked()]
     assert {*sum(imported, [])} <= names["wanted"], "without it pytest leaves a whole file out"
     assert {re.split("[<>=]", package)[0] for package in commands[0][5:]} == names["wanted"]
-    assert set(names["statuses"].values()) == {0} and shown == ["a.png"]
-    assert [args.only for args in parsed] == ["tests", "kernels", "budget", *["budget"] * bool(gpu), None]
+    assert set(names["statuses"].values()) == {0} and shown == ["a.png", "b.png"]
+    assert [args.only for args in parsed] == ["tests", "smoke", "budget", *["budget"] * bool(gpu), None]
     assert {args.sizes for args in parsed} == {"gpu" if gpu else "tiny"}
     assert "[demo-07: exit status 0]" in capsys.readouterr().out
     with zipfile.ZipFile(course / "gpu-results.zip") as archive:

@@ -47,15 +47,20 @@ DEPENDENT = {"add_norm_kernel", "norm_rotate_kernel", "silu_mul_kernel", "decode
 
 
 def compiled(arch: int, dtype: torch.dtype, config: ModelConfig) -> list[Compiled]:
-    """Return what a step of this model launches on that GPU; decode also with the other tiles that a GPU may prefer."""
+    """Return what a step of this model launches on that GPU; decode also with the other tiles that a GPU may prefer.
+
+    A card with 99 KB of shared memory gets them only from its line in a table: there they need not fit, nor in float32.
+    """
     with pretended_gpu(arch) as rows:
         launch_elementwise(config, dtype)
         if arch >= 80:  # below, attention is torch's: see common.attention
             launch_attention(config, dtype, Tile())
-    for tile in TILES[1:] if arch >= 80 and dtype.itemsize == 2 else ():
+    small = SHARED[arch] == SHARED[89]
+    for tile in TILES[1:] if arch >= 80 and (dtype.itemsize == 2 or small) else ():
         with pretended_gpu(arch) as more:
             launch_attention(config, dtype, tile)
-        rows += [one for one in more if one.kernel == "decode_kernel"]
+        fit = (one for one in more if not small or (dtype.itemsize == 2 and one.shared <= SHARED[arch]))
+        rows += [one for one in fit if one.kernel == "decode_kernel"]
     return rows
 
 

@@ -5,33 +5,38 @@
     python3 -m common.bench.gpu --out DIR --sizes tiny          # runs everything end to end, on a CPU
 
 The parts are benchmarks as those of the stages, of which three take part with sizes for a GPU; all sides of one run in
-one process, so that a large model is made once. The command writes DIR/<gpu>-<part>.json, with a plot beside it where
-the part has one, and DIR/<gpu>.json with what all parts found, which is also the last line on stdout; it
-prints the tables of the parts, writes them to DIR/tables.txt, and packs the folder into DIR.zip. A part that is
-complete in DIR, with the same sizes and from the same commit, is not run again. A part that fails, or takes twice as
-long as expected, keeps the sides that it has measured, and the others go on; the same command takes it up again.
+one process, so that a large model is made once. The command writes DIR/tables.txt, the tables of all parts, and
+DIR/results.zip, in which are <gpu>-<part>.json, with a plot beside it where the part has one, and <gpu>.json with what
+all parts found, which is also the last line on stdout. Both are written after each part. A part that is complete in
+DIR, with the same sizes and from the same commit, is not run again. A part that fails, or takes twice as long as
+expected, keeps the sides that it has measured, and the others go on; the same command takes it up again.
 
 A GPU is often lent for minutes, on a machine without a network: nothing is needed but torch, transformers, triton,
-numba, platformdirs, matplotlib, pytest and hypothesis. The exit status is 0 if all parts are complete, 1 if one failed
-or found something wrong, 130 after Ctrl-C.
+numba, matplotlib, pytest and hypothesis; with pytest-xdist tests take less time. Where only the files are, without
+.git, the variable COURSE_COMMIT names the commit for the results. The exit status is 0 if all parts are complete, 1 if
+one failed or found something wrong, 130 after Ctrl-C.
 """
 
 import argparse
 import shutil
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import torch
 
-from common.bench.documents import read_json
-from common.bench.harness import Benchmark
+from common.bench.documents import read_json, write_atomically
+from common.bench.harness import Benchmark, aggregate
 from common.bench.run import main
+from common.errors import expect_writable
 from common.terminal import note, run_to_end
 
 ALL_SECONDS = 540.0  # on an H200 (4.8 TB/s, some 800 TFLOP/s in bfloat16); each process needs about 12 s to start
 MODULES = (
-    *(f"common.bench.gpu.{name}" for name in ("tests", "kernels", "budget")),
+    *(f"common.bench.gpu.{name}" for name in ("smoke", "nano", "tests", "budget", "peers")),
     *(f"{stage}.benchmark" for stage in ("04_continuous_batching", "06_prefix_cache", "07_speculative")),
 )
 
@@ -51,30 +56,56 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if sizes == "tiny":
         note("No CUDA device: all runs with --sizes tiny, which measures nothing worth knowing.")
     defaults = {"sizes": sizes, "together": True, "minutes": ALL_SECONDS / 60}
-    status = main("python3 -m common.bench.gpu", description, benchmarks, arguments, **defaults)
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--out", "--results", type=Path)
-    out = parser.parse_known_args(arguments)[0].out
-    if out and out.is_dir():
-        text = tables(benchmarks, out)
-        (out / "tables.txt").write_text(text, encoding="utf-8")
-        note(text)
-        shutil.make_archive(str(out), "zip", out.parent, out.name)
+    known, others = parser.parse_known_args(arguments)
+    name = "python3 -m common.bench.gpu"
+    if not known.out:
+        return main(name, description, benchmarks, others, **defaults)
+    packed = known.out / "results.zip"
+    expect_writable(packed)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "results")
+        out.mkdir()
+        if packed.exists():
+            shutil.unpack_archive(packed, out)
+        after = partial(pack, benchmarks, out, known.out)
+        status = main(name, description, benchmarks, [*others, "--out", str(out)], after=after, **defaults)
+        note(after())
     return status
+
+
+def pack(benchmarks: Sequence[Benchmark], out: Path, into: Path) -> str:
+    """Write two files in place of many, all that is in `out` and the tables of it; return the tables."""
+    text = tables(benchmarks, out)
+    write_atomically(into / "tables.txt", text)
+    with tempfile.TemporaryDirectory(dir=into) as folder:
+        Path(shutil.make_archive(str(Path(folder, "results")), "zip", out)).replace(into / "results.zip")
+    return text
 
 
 def tables(benchmarks: Sequence[Benchmark], folder: Path) -> str:
     """Return the tables of all results in the folder that these benchmarks have for a GPU, columns aligned."""
     reports = {each.name: each.report for each in benchmarks if each.module.startswith("common.") and each.report}
     text = ""
-    for path in sorted(folder.glob("*.json")):
-        document = read_json(path) or {}
-        report = reports.get(document.get("benchmark"), lambda document: {})
-        for name, rows in report(document).items():
+    for document in found_in(folder):
+        report, found = reports.get(document.get("benchmark"), lambda document: {}), {}
+        with suppress(KeyError):  # a part of which a side is missing
+            found = report(document)
+        for name, rows in found.items():
             widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
             lines = ("  ".join(f"{cell!s:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
-            text += "\n".join([f"\n{name}", *lines, ""])
+            text += "\n".join([f"\n{name}", *map(str.rstrip, lines), ""])
     return text
+
+
+def found_in(folder: Path) -> Iterator[dict]:
+    """Yield the documents in the folder, and of parts that are not complete the sides that there are."""
+    yield from (read_json(path) or {} for path in sorted(folder.glob("*.json")))
+    for part in sorted(folder.glob("*.partial/*")):
+        answers = [read_json(path) or {} for path in sorted(part.glob("*.json"))]
+        sides = {answer["side"]: aggregate([answer["figures"]]) for answer in answers if "figures" in answer}
+        yield {"benchmark": part.name, "sides": sides}
 
 
 if __name__ == "__main__":

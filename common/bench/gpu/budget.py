@@ -186,7 +186,7 @@ BENCHMARK = Benchmark(
     sizes={"full": SIZES, "tiny": TINY},
     derive=derive,
     report=report,
-    seconds={"gpu": 100},
+    seconds={"gpu": 35},
 )
 
 if __name__ == "__main__":

@@ -1,0 +1,227 @@
+"""How many tokens a second does nano-vllm's benchmark get from the course's engines, and what takes the time of a step?
+
+Method. The requests of nano-vllm's bench.py, number for number: 256 prompts of 100 to 1,024 random tokens, answers of
+as many, at a temperature of 0.6, all known from the start; 142,827 tokens go in and 133,966 come out. "floor" is the
+time that the card needs for the bytes and the arithmetic alone: K and V, and the weights once a step, at the rate of a
+copy, and the prompts at 70 % of the rate of products. Then steps of the same engine: decode with many requests and with
+one, and one step of prompts, each by kernel and gap, and the step of prompts also by what Python does in it.
+
+Expectation. Production engines reach about two thirds of the floor. A step of prompts runs no graph: where the host
+takes longer than the kernels, they wait for it.
+"""
+
+import cProfile
+import gc
+import pstats
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from random import Random
+
+import torch
+
+from common.bench.ceilings import ceilings
+from common.bench.cost_model import decode_bytes, step_flops
+from common.bench.harness import Benchmark, Figures
+from common.bench.run import run_benchmark
+from common.bench.settings import Settings, engine_of
+from common.bench.steps import ENDLESS, decoding
+from common.bench.timing import kernels_of
+from common.bench.workloads import random_prompt
+from common.engine import BaseEngine
+from common.model import ModelConfig
+from common.sampling import SamplingParams
+from common.transfers import synchronize
+
+SIZES = {
+    "model": "Qwen3-0.6B",
+    "large": "Qwen3-8B",
+    "requests": 256,
+    "lengths": [100, 1024],  # of prompts and answers, in tokens
+    "vocabulary": 10_000,  # of the prompts
+    "context": 4096,  # of the model: no request needs more
+    "decode": [256, 1],  # requests of the profiled steps
+    "behind": 558,  # tokens before each of them
+    "prompt_tokens": 8192,  # of the profiled step of prompts
+    "steps": 20,
+}
+TINY = {"model": "draft", "large": "draft", "requests": 6, "lengths": [3, 12], "vocabulary": 500, "context": 128}
+TINY |= {"decode": [3, 1], "behind": 10, "prompt_tokens": 64, "steps": 2}
+PRODUCTS_SHARE = 0.7  # of the rate of large products: what those of prompts reach
+MOST_ROWS = 30  # of kernels and functions in a table
+SHOWN = ("tokens_per_second", "share_of_floor", "seconds", "floor_seconds", "steps", "preemptions", "made_seconds")
+PROMPTS = 8  # in the step of prompts
+known_ceilings = cache(ceilings)
+Kernel = tuple[str, float, float]  # name, start, end, in seconds
+
+
+def workload(sizes: dict) -> tuple[list[list[int]], list[int]]:
+    """Return the prompts and the lengths of the answers, drawn as nano-vllm's bench.py draws them after seed(0)."""
+    rng, N = Random(0), range(sizes["requests"])
+    prompts = [[rng.randint(0, sizes["vocabulary"]) for _ in range(rng.randint(*sizes["lengths"]))] for _ in N]
+    return prompts, [rng.randint(*sizes["lengths"]) for _ in N]
+
+
+def floor_seconds(
+    config: ModelConfig, dtype: torch.dtype, prompts: Sequence[list], answers: Sequence[int], rates: dict[str, float]
+) -> float:
+    """Return the least seconds for these requests if all run at once; rates as `ceilings` gives them."""
+    looked_at = sum(
+        count * len(prompt) + count * (count + 1) // 2 for prompt, count in zip(prompts, answers, strict=True)
+    )
+    nbytes = looked_at * config.kv_bytes_per_token(dtype) + max(answers) * decode_bytes(config, 0, dtype)
+    products = sum(step_flops(config, len(prompt)) for prompt in prompts)
+    return nbytes / rates["copy_bytes_per_second"] + products / rates["matmul_flops_per_second"] / PRODUCTS_SHARE
+
+
+def measure(stage: str, which: str = "model", **options) -> Callable[[Settings, dict], Figures]:
+    """Return a side: output tokens per second of a stage's engine, and their floor."""
+
+    def side(settings: Settings, sizes: dict) -> Figures:
+        made = time.perf_counter()
+        if which == "large":
+            settings = replace(settings, model=sizes[which], load_format="dummy")
+        loaded, (prompts, answers) = settings.load(sizes["context"]), workload(sizes)
+        rates = known_ceilings(*settings.place())  # before an engine takes the memory
+        engine = engine_of(stage, loaded, max_running=len(prompts), **options)
+        engine.generate([[7] * 20] * 2, SamplingParams(max_tokens=4, ignore_eos=True))
+        before, begun = engine.trace.steps, time.perf_counter()
+        gc.collect()
+        gc.freeze()  # a visit of all objects takes 0.2 s
+        params = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=count) for count in answers]
+        start = time.perf_counter()
+        engine.generate(prompts, params)
+        seconds = time.perf_counter() - start
+        gc.unfreeze()
+        floor = floor_seconds(loaded.config, loaded.dtype, prompts, answers, rates)
+        return rates | {
+            "tokens_per_second": sum(answers) / seconds,
+            "share_of_floor": floor / seconds,
+            "seconds": seconds,
+            "floor_seconds": floor,
+            "steps": engine.trace.steps - before,
+            "preemptions": engine.stats().get("preemptions", 0),
+            "made_seconds": begun - made,
+        }
+
+    return side
+
+
+def measure_profile(settings: Settings, sizes: dict) -> Figures:
+    """Return where the time of a step goes: decode for each number of requests, and one of prompts."""
+    loaded, device = settings.load(sizes["context"]), settings.place()[0]
+    options = {"token_budget": sizes["prompt_tokens"], "max_running": max(PROMPTS, *sizes["decode"])}
+    engine = engine_of("06", loaded, **options)
+    steps = []
+    for B in sizes["decode"]:
+        with decoding(engine, B, sizes["behind"], replace(ENDLESS, temperature=0.6), tokens=5):
+            synchronize(device)
+            start = time.perf_counter()
+            for _ in range(sizes["steps"]):
+                engine.step()
+            synchronize(device)
+            ms = 1e3 * (time.perf_counter() - start) / sizes["steps"]
+            steps.append(
+                {"what": f"{B} requests decode", "step_ms": ms} | by_kernel(kernels_of(engine.step, 3, device), 3)
+            )
+    prompts, rows = profile_prompts(engine, sizes["prompt_tokens"])
+    return {"steps": [*steps, prompts], "functions": rows}
+
+
+def profile_prompts(engine: BaseEngine, tokens: int) -> tuple[Figures, list]:
+    """Return milliseconds of a step of prompts, the host's and all, by kernel; and what Python does in it.
+
+    tokens: of all prompts in the step, which are of equal length.
+    """
+    device, times, kernels, profiler = engine.device, [], [], cProfile.Profile()
+    for turn in range(6):  # the first one compiles, then three are timed
+        for i in range(PROMPTS):
+            prompt = random_prompt(tokens // PROMPTS, engine.config.vocab_size, f"prompts {turn} {i}")
+            engine.add(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
+        synchronize(device)
+        start = time.perf_counter()
+        if turn == 4:
+            kernels = kernels_of(engine.step, 1, device)
+        elif turn == 5:
+            profiler.runcall(engine.step)
+        else:
+            engine.step()
+        host = time.perf_counter() - start
+        synchronize(device)
+        times.append((1e3 * host, 1e3 * (time.perf_counter() - start)))
+        while engine.has_unfinished:
+            engine.step()
+    host, whole = (statistics.median(column) for column in zip(*times[1:4], strict=True))
+    found = {"what": f"{tokens} tokens of prompts", "step_ms": whole, "host_ms": host}
+    return found | by_kernel(kernels, 1), functions(profiler)
+
+
+def by_kernel(kernels: Sequence[Kernel], steps: int) -> Figures:
+    """Return milliseconds of a step in which kernels run, and none does; [name, times, microseconds] of each kernel in
+    a step, the costliest first; and [microseconds, the kernel behind it] of the longest gaps."""
+    totals: dict[str, list] = {}
+    gaps, busy, reached = [], 0.0, float("inf")
+    for name, start, end in sorted(kernels, key=lambda kernel: kernel[1]):
+        row = totals.setdefault(name[:80], [0, 0.0])
+        row[:] = row[0] + 1 / steps, row[1] + 1e6 * (end - start) / steps
+        reached = min(reached, start) if not busy else reached
+        gaps += [[1e6 * (start - reached), name[:80]]] if start > reached else []
+        busy, reached = busy + max(0.0, end - max(start, reached)), max(end, reached)
+    ranked = sorted(([name, *row] for name, row in totals.items()), key=lambda row: -row[2])
+    return {
+        "kernels_ms": 1e3 * busy / steps,
+        "idle_ms": sum(gap for gap, _ in gaps) / 1e3 / steps,
+        "kernels": ranked[:MOST_ROWS],
+        "gaps": sorted(gaps, reverse=True)[: MOST_ROWS // 2],
+    }
+
+
+def functions(profiler: cProfile.Profile) -> list[list]:
+    """Return [function, calls, its own milliseconds, with those that it calls] of the costliest, without paths."""
+    stats = pstats.Stats(profiler).stats
+    rows = [
+        [f"{Path(file).name}:{line} {name}" if line else name, calls, 1e3 * own, 1e3 * whole]
+        for (file, line, name), (_, calls, own, whole, _) in stats.items()
+    ]
+    return sorted(rows, key=lambda row: -row[2])[:MOST_ROWS]
+
+
+def report(document: dict) -> dict[str, list]:
+    """Return a line for each engine, and for each profiled step its kernels and gaps."""
+    sides, lines = dict(document["sides"]), [("engine", *(name.replace("_", " ") for name in SHOWN))]
+    profile = sides.pop("profile", {"steps": {"values": [[]]}, "functions": {"values": [[]]}})
+    for side, figures in sides.items():
+        lines.append((side, *(f"{figures[name]['median']:,.5g}" for name in SHOWN)))
+    tables = {"nano-vllm's benchmark": lines}
+    for step in profile["steps"]["values"][0]:
+        times = ", ".join(f"{name} {step[name]:.3f}" for name in step if name.endswith("_ms"))
+        lines = [(f"{us:.1f}", f"{count:g}", kernel) for kernel, count, us in step["kernels"]]
+        gaps = [(f"{us:.1f}", "", f"a gap, then {kernel}") for us, kernel in step["gaps"]]
+        tables[f"A step, {step['what']}: {times}"] = [("microseconds", "times", "kernel"), *lines, *gaps]
+    lines = [
+        (f"{own:.2f}", f"{whole:.2f}", calls, name) for name, calls, own, whole in profile["functions"]["values"][0]
+    ]
+    head = ("its own", "with callees", "calls", "function")
+    return tables | {"Python in the step of prompts, in ms, slowed down by its profiler": [head, *lines]}
+
+
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={
+        "05_paged_attention": measure("05"),
+        "06_prefix_cache": measure("06"),
+        "profile": measure_profile,
+        "07_speculative": measure("07", draft="lookup"),
+        "large model": measure("06", "large"),
+    },
+    sizes={"full": SIZES, "tiny": TINY},
+    report=report,
+    seconds={"gpu": 100},
+)
+
+if __name__ == "__main__":
+    run_benchmark(BENCHMARK)

@@ -23,8 +23,8 @@ from .loader import Loaded
 from .transfers import synchronize
 
 MOST = 2048  # on a CPU
-# On a GPU a pass of MEASURED_ON_GPU tokens is measured. Python launches the kernels of a prompt one by one: for 28 layers
-# the host of an H200 takes 12 ms, however many tokens there are, and with 2,048 the GPU is idle for most of that time.
+# On a GPU a pass of MEASURED_ON_GPU tokens is measured. Python launches the kernels of a prompt one by one: that takes
+# the host of an H200 12 ms for 28 layers, however many tokens there are; with 2,048 the GPU idles most of the time.
 MOST_ON_GPU, MEASURED_ON_GPU = 16384, 8192
 LEAST = 64
 # The objective: shorter pauses are not felt as such (Miller 1968, Response Time in Man-Computer Conversational

@@ -1,5 +1,7 @@
 """Run a pass before the first request arrives: kernels are compiled or loaded then, not while it waits."""
 
+from itertools import product
+
 import torch
 
 from .. import sampling
@@ -35,5 +37,6 @@ def warm_up(engine: BaseEngine) -> None:
         if sampling.has_kernels(engine.device):
             from ..sampling_kernels import draw_tokens
 
-            for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=2)):
-                draw_tokens(logits, [params] * 3, [0.5] * 3)
+            for scores, top_k in product((logits, logits.float()), (0, 2)):  # penalties make them float32
+                params = [SamplingParams(temperature=1.0, top_k=top_k)] * len(scores)
+                draw_tokens(scores, params, [0.5] * len(scores))

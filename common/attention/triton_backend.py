@@ -12,10 +12,9 @@ from common.fused.triton_launch import interpreted, tuned
 from .batch import PagedBatch
 from .window import current_window
 
-# Tokens of a sequence in one piece: fixed for an engine, so that results do not depend on the batch. With few requests
-# many programs should share a sequence; with many, each piece costs the time that it takes to fill the pipeline again. A
-# step of 256 requests takes an H200 6.7 ms with pieces of 256 tokens and 6.2 with 1,024, one of a single request 1.3 and
-# 1.5 ms.
+# Tokens of a sequence in one piece: fixed for an engine, so that results do not depend on the batch. Few requests need
+# many programs for each sequence; with many, filling the pipeline again for each piece costs more. With pieces of 256
+# tokens a step of 256 requests takes an H200 6.7 ms, and of one request 1.3; with 1,024 tokens 6.2 and 1.5.
 SPLIT, LONG_SPLIT, MANY = 256, 1024, 128  # for engines of up to MANY requests at once, and for others
 MOST_PIECES = 32  # of a sequence; a longer one has larger pieces, so that their results take no more memory
 PROGRAMS = 4096  # that keep a large GPU busy in decode; with fewer pieces, fewer
@@ -29,7 +28,7 @@ class Tile(NamedTuple):
     stages: int = 3
 
 
-# `python -m common.bench.gpu --only kernels` times them all; the table in tuned.json says which one a GPU gets.
+# `python -m common.bench.gpu --only smoke` times them all; the table in tuned.json says which one a GPU gets.
 TILES = (Tile(), Tile(64, 2, 3), Tile(128, 4, 3), Tile(64, 4, 5))
 
 

@@ -17,7 +17,7 @@ those of the plain model; only `forward` differs. The products stay with a libra
 torch.compile is the other way to fewer launches, and finds such kernels by itself. It compiles the whole model when a
 server starts, and once more for each new class of shapes, while requests wait, and on a CPU it needs a C++ compiler;
 what is compiled here are three kernels, for any N, and they can be read. Which way is faster is for the machine to say:
-`python -m common.bench.gpu --only kernels` times both on a GPU, and their first calls.
+`python -m common.bench.gpu --only smoke` times both on a GPU, and their first calls.
 """
 
 from collections.abc import Iterable

@@ -48,7 +48,7 @@ def test_the_command_measures_tells_and_packs(tmp_path, monkeypatch, capfd):
     assert sorted(read_json(summary)["benchmarks"]) == sorted(PARTS) and not read_json(summary).get("failed")
     documents = {name: read_json(next(out.glob(f"*-tiny-{name}.json"))) for name in PARTS}
     assert not any(str(ROOT) in str(document) for document in documents.values())
-    assert documents["budget"]["missing"].keys() == {"graphs and overlap", "launched early", "graphs"}
+    assert documents["budget"]["missing"].keys() == {"graphs and overlap", "graphs"}
     assert "graphs were asked for, but" in documents["budget"]["missing"]["graphs"]
     tables = (tmp_path / "tables.txt").read_text()
     assert tables.strip() in capfd.readouterr().err

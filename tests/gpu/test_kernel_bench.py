@@ -5,11 +5,8 @@ import torch
 
 from common.attention.triton_backend import Tile, create
 from common.bench.gpu.smoke import TINY, attention_case, layers_case, times_of
-from common.bench.settings import engine_of
 from common.bench.timing import median_seconds
 from common.fused import triton_launch
-from common.loader import load_model
-from common.sampling import SamplingParams
 from tests.helpers.small_models import CONFIGS, SMALL
 from tests.helpers.triton_marks import devices, needs_triton
 
@@ -52,28 +49,11 @@ def test_a_gpu_is_timed_by_its_own_clock(graph):
 def test_engines_take_what_the_table_has_for_their_gpu(tmp_path, monkeypatch):
     table = tmp_path / "tuned.json"
     monkeypatch.setattr(triton_launch, "TUNED", table)
-    monkeypatch.setattr(triton_launch, "dependent", {})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     first, second = (torch.device("cuda", number) for number in range(2))
     assert create(first, torch.bfloat16, 128).tile == Tile(), "there is no table"
-    table.write_text('{"GPU 1": {"bfloat16 128": [128, 4, 3], "bfloat16 64": [64, 2, 3], "dependent launch": true}}')
+    table.write_text('{"GPU 1": {"bfloat16 128": [128, 4, 3], "bfloat16 64": [64, 2, 3]}}')
     cases = [(second, torch.bfloat16, 128), (second, torch.bfloat16, 64), (second, torch.float16, 128)]
     cases += [(first, torch.bfloat16, 128), (torch.device("cpu"), torch.float32, 64)]
     chosen = [create(*case).tile for case in cases]
     assert chosen == [Tile(128, 4, 3), Tile(64, 2, 3), Tile(), Tile(), Tile()]
-    options = [triton_launch.launch_options(device) for device in (first, second, torch.device("cpu"))]
-    assert options == [{}, {"DEPENDENT": True, "launch_pdl": True}, {}]
-
-
-@pytest.mark.gpu
-def test_steps_launched_early_give_the_same_numbers(monkeypatch):
-    if torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("needs compute capability 9.0: dependent launch")
-    loaded, found = load_model(device="cuda", dtype="bfloat16"), []
-    params = SamplingParams(max_tokens=20, ignore_eos=True, logprobs=5)
-    for early in (False, True):
-        monkeypatch.setattr(triton_launch, "dependent", {loaded.model.cos.device: early})
-        engine = engine_of("05", loaded, kv_memory="1G")  # with graphs, which keep how a kernel was launched
-        answers = engine.generate([[5 + i] * (1 + 100 * i) for i in range(5)], params)
-        found.append([(answer.token_ids, answer.logprobs) for answer in answers])
-    assert found[0] == found[1]

@@ -16,5 +16,5 @@ def test_the_proofs_hold():
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run([sys.executable, PROOFS], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
-    for said in ("kernels compiled", "launched early", "engines of stages"):
+    for said in ("kernels compiled", "engines of stages"):
         assert said in done.stdout

@@ -2,7 +2,7 @@
 
 | proof | what it shows |
 |---|---|
-| `kernels` | every Triton kernel compiles for real GPUs, fits, hardly spills, and waits if it is launched early |
+| `kernels` | every Triton kernel compiles for real GPUs, fits and hardly spills |
 | `serving` | serving compiles nothing, mixes no devices, and waits for the device only where tokens are wanted |
 
     python tests/proofs                  # as the test suite does it

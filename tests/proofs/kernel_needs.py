@@ -1,27 +1,20 @@
-"""Every kernel compiles for real GPUs, fits and hardly spills, and waits if it is launched early.
+"""Every kernel compiles for real GPUs, fits and hardly spills.
 
 What one layer of a step launches is compiled, with the shapes of the bundled configs. A kernel's stack is what its
 registers did not hold. Only attention, whose tiles fill the registers, may have one: a few numbers in each thread, and
 more in float32, which is not what a GPU serves in.
-
-With programmatic dependent launch the order of memory accesses is the kernels' own duty: before the instruction that
-waits for the kernel ahead (griddepcontrol.wait, ACQBULK in the GPU's own language) nothing may be read that this one
-writes, nor written that it reads. CUDA promises that behind it all of that kernel has ended and can be seen. So what is
-to be proven is in the machine code: the wait stands before every access to global memory, and no branch leads past it.
 """
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import product
-from unittest.mock import patch
 
 import torch
-from pretended_gpu import Compiled, instructions, pretended_gpu, registers_and_stack
+from pretended_gpu import Compiled, pretended_gpu, registers_and_stack
+from torch import nn
 
 from common.attention import PagedBatch
 from common.attention.triton_backend import TILES, Tile, TritonAttention
-from common.fused import triton_launch
-from common.fused.triton_kernels import Rotation, add_norm, silu_mul
+from common.fused.triton_kernels import FEW_ROWS, Rotation, add_norm, apply_linear, silu_mul
 from common.loader import find_checkpoint
 from common.loader.config import read_config
 from common.loader.device import DTYPES
@@ -33,17 +26,12 @@ from common.sampling_kernels import draw_tokens
 # A100, an L4 or RTX 4090, an H100 or H200, a B200, an RTX 5090.
 SHARED = {75: 64 << 10, 80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 MODELS = ("Qwen3-0.6B", "target", "Qwen3-8B", "Qwen2.5-14B", "TinyLlama-1.1B", "draft")
-# Cases: type, model, GPU, and whether kernels are launched early.
-EARLY = tuple(("bfloat16", "Qwen3-0.6B", arch, True) for arch in (90, 100, 120))
-SHORT = (("bfloat16", "Qwen3-0.6B", 89, False), ("float16", "Qwen3-0.6B", 75, False), EARLY[0])
-ALL = (*product(("bfloat16", "float16", "float32"), MODELS, SHARED, (False,)), *EARLY)
+# Cases: type, model and GPU.
+SHORT = (("bfloat16", "Qwen3-0.6B", 90), ("bfloat16", "Qwen3-0.6B", 89), ("float16", "Qwen3-0.6B", 75))
+ALL = tuple(product(("bfloat16", "float16", "float32"), MODELS, SHARED))
 MOST_STACK = {"decode_kernel": 128, "prefill_kernel": 128}  # bytes of a thread; of other kernels none
 IN_FLOAT32 = 3  # times as many
 QUERIES, LENGTHS = [1, 1, 33], [600, 40, 300]  # two requests decode and one runs a prompt: each kernel is launched
-WAIT = "ACQBULK"
-GLOBAL = re.compile(r"(LD|ST|LDG|STG|LDGSTS|ATOM|ATOMG|RED|REDG|UTMA\w*|UBLK\w*|UBLKCP)(\.|\s)")
-BRANCH = re.compile(r"(BRA|BRX|JMP|JMX|CALL|RET|EXIT|BSYNC|WARPSYNC)(\.|\s|$)")
-DEPENDENT = {"add_norm_kernel", "norm_rotate_kernel", "silu_mul_kernel", "decode_kernel", "combine_kernel"}
 
 
 def compiled(arch: int, dtype: torch.dtype, config: ModelConfig) -> list[Compiled]:
@@ -79,6 +67,9 @@ def launch_elementwise(config: ModelConfig, dtype: torch.dtype) -> None:
     pages = torch.zeros(4, 16, H_kv, D, dtype=dtype)
     TritonAttention(dtype).write(*rotation.heads(qkv)[1:], pages, pages, slots)
     silu_mul(torch.zeros(N, 2 * config.intermediate_size, dtype=dtype))
+    linear = nn.Linear(hidden, 64, dtype=dtype)
+    for rows in (1, 2, FEW_ROWS):
+        apply_linear(linear, x[:rows])
     logits = torch.zeros(len(QUERIES), config.vocab_size, dtype=dtype)
     for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=2)):
         draw_tokens(logits, [params] * 3, [0.5] * 3)
@@ -98,23 +89,16 @@ def launch_attention(config: ModelConfig, dtype: torch.dtype, tile: Tile) -> Non
 
 def prove(short: bool) -> Iterator[str]:
     """Yield what is wrong, one sentence each. Unless `short`, print what each kernel needs, as lines of CSV."""
-    count, waiting, cases = 0, 0, SHORT if short else ALL
-    for dtype, name, arch, early in cases:
+    count, cases = 0, SHORT if short else ALL
+    for dtype, name, arch in cases:
         config = read_config(find_checkpoint(name, with_weights=False))
-        with patch.dict(triton_launch.dependent, {torch.device("cpu"): early}):
-            kernels = compiled(arch, DTYPES[dtype], config)
-        if early and (missing := DEPENDENT - {one.kernel for one in kernels}):
-            yield f"sm_{arch}: not launched early: {', '.join(sorted(missing))}"
-        for one in kernels:
-            where, waits = f"sm_{arch},{dtype},{name},{one.kernel}", early and one.kernel in DEPENDENT
-            count, waiting = count + 1, waiting + waits
+        for one in compiled(arch, DTYPES[dtype], config):
+            where, count = f"sm_{arch},{dtype},{name},{one.kernel}", count + 1
             registers, stack = registers_and_stack(one.cubin)
             if not short:
                 print(f"{where},{registers} registers,{stack} bytes of stack,{one.shared} of shared memory")
-            reasons = [*faults(one, stack, arch, dtype), *(too_early(instructions(one.cubin)) if waits else [])]
-            yield from (f"{where}: {reason}" for reason in reasons)
-    archs = ", ".join(sorted({f"sm_{arch}" for _, _, arch, _ in cases}))
-    print(f"{count} kernels compiled, on {archs}; {waiting} of them are launched early, and wait")
+            yield from (f"{where}: {reason}" for reason in faults(one, stack, arch, dtype))
+    print(f"{count} kernels compiled, on {', '.join(sorted({f'sm_{arch}' for *_, arch in cases}))}")
 
 
 def faults(one: Compiled, stack: int, arch: int, dtype: str) -> Iterator[str]:
@@ -124,14 +108,3 @@ def faults(one: Compiled, stack: int, arch: int, dtype: str) -> Iterator[str]:
     most = MOST_STACK.get(one.kernel, 0) * (IN_FLOAT32 if dtype == "float32" else 1)
     if stack > most:
         yield f"it spills: the stack takes {stack} bytes, and may take {most}"
-
-
-def too_early(code: Sequence[str]) -> Iterator[str]:
-    """Yield why these instructions may touch memory too early."""
-    if WAIT not in code:
-        yield "it does not wait for the kernel before it"
-    for line in code[: code.index(WAIT) if WAIT in code else 0]:
-        if GLOBAL.match(line):
-            yield f"{line!r} comes before it waits"
-        if BRANCH.match(line):
-            yield f"{line!r} may lead past the place where it waits"

@@ -4,11 +4,13 @@ import sys
 from collections.abc import Sequence
 from itertools import zip_longest
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 
 from .cli import chat_prompt
 from .engine import BaseEngine
+from .errors import counted
 from .loader import Loaded
 from .reference import Reference
 from .request import Request
@@ -18,6 +20,7 @@ from .sampling import SamplingParams
 console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 COMPLETE = "The capital of France is"
+NEAR_TIE = 0.5  # between two logits: bfloat16 has 8 bits, and logits of 32 and more differ by a quarter there
 ASK = ("What is 2+2?", "Explain KV cache in one sentence.")
 
 
@@ -44,18 +47,31 @@ def show_answers(engine: BaseEngine) -> list[Request]:
 
 
 def check_against_reference(loaded: Loaded, requests: Sequence[Request]) -> None:
-    """Print the last line of every demo: whether these greedy tokens are those of transformers' `generate`."""
+    """Print the last line of every demo: whether these greedy tokens are those of transformers' `generate`.
+
+    The reference is in float32. In a smaller type the likeliest two tokens may change places where they are nearly
+    equally likely, and the answer goes on from there in another way: so it is compared up to there.
+    """
     heading("Check")
-    reference = Reference(loaded.name, loaded.device)
+    reference, near_ties = Reference(loaded.name, loaded.device), 0
     tokens = sum(len(request.token_ids) for request in requests)
     for request in requests:
         expected = reference.generate_like(request.prompt_token_ids, request.token_ids)
         if request.token_ids != expected:
             pairs = enumerate(zip_longest(request.token_ids, expected, fillvalue="the end"), 1)
             place, (ours, theirs) = next(pair for pair in pairs if len(set(pair[1])) > 1)
+            if loaded.dtype != torch.float32 and "the end" not in (ours, theirs):
+                logits = reference.next_logits([*request.prompt_token_ids, *expected[: place - 1]])
+                if logits[theirs] - logits[ours] < NEAR_TIE:
+                    near_ties += 1
+                    tokens -= len(request.token_ids) - place + 1
+                    continue
             console.print(
                 f"  [red]✗ output token {place} of {request.request_id} is {ours}, "
                 f"but transformers' generate gives {theirs}[/red]"
             )
             return
-    console.print(f"  [green]✓ all {tokens} greedy tokens are those of transformers' generate[/green]")
+    after = (
+        f", up to {counted(near_ties, 'near tie')} that this type decides otherwise than float32" if near_ties else ""
+    )
+    console.print(f"  [green]✓ all {tokens} greedy tokens are those of transformers' generate{after}[/green]")

@@ -19,9 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 def hardware(device: torch.device) -> dict[str, Any]:
     """Return machine, versions, commit and date as JSON values, without host name and paths: results are published.
 
-    Where the repository's history is missing, the commit is what the variable COURSE_COMMIT says.
+    The variable COURSE_COMMIT names the commit of a copy that has other history, or none.
     """
-    changes = git("status", "--porcelain", "--", ".", ":(exclude,glob)**/results/**")
+    copied = os.environ.get("COURSE_COMMIT", "")[:10]
+    changes = "" if copied else git("status", "--porcelain", "--", ".", ":(exclude,glob)**/results/**")
     facts: dict[str, Any] = {
         "device": device.type,
         "cpu": cpu_name(),
@@ -33,7 +34,7 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": version("transformers"),
         "torch_threads": torch.get_num_threads(),
-        "commit": git("rev-parse", "--short=10", "HEAD") or os.environ.get("COURSE_COMMIT", "")[:10] or None,
+        "commit": copied or git("rev-parse", "--short=10", "HEAD") or None,
         "uncommitted_changes": bool(changes),
         "date": datetime.date.today().isoformat(),
     }

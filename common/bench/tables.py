@@ -58,9 +58,9 @@ def markdown(rows: Rows) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *body])
 
 
-def table(module: str, name: str, large: bool = False, dtype: str = "") -> None:
+def table(module: str, name: str, large: bool = False, dtype: str = "", machine: str = MACHINE) -> None:
     """Print a table of a module's `report` into the text that cog is at. dtype: of a run with --dtype."""
-    if document := committed(module, ".".join(filter(None, (LARGE if large else MACHINE, dtype)))):
+    if document := committed(module, ".".join(filter(None, (LARGE if large else machine, dtype)))):
         report: Mapping[str, Rows] = import_module(module).BENCHMARK.report(document)
         sys.stdout.write(markdown(report[name]) + "\n")
 

@@ -1,7 +1,7 @@
 """Every test and measurement of the course that needs a GPU, in one command.
 
     python3 -m common.bench.gpu --out DIR                       # all parts, under nine minutes on an H200
-    python3 -m common.bench.gpu --out DIR --only kernels,budget
+    python3 -m common.bench.gpu --out DIR --only smoke,budget
     python3 -m common.bench.gpu --out DIR --sizes tiny          # runs everything end to end, on a CPU
 
 The parts are benchmarks as those of the stages, of which three take part with sizes for a GPU; all sides of one run in

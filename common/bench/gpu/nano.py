@@ -194,13 +194,14 @@ def report(document: dict) -> dict[str, list]:
     sides, lines = dict(document["sides"]), [("engine", *(name.replace("_", " ") for name in SHOWN))]
     profile = sides.pop("profile", {"steps": {"values": [[]]}, "functions": {"values": [[]]}})
     for side, figures in sides.items():
-        lines.append((side, *(f"{figures[name]['median']:,.5g}" for name in SHOWN)))
+        values = (figures[name]["median"] for name in SHOWN)
+        lines.append((side, *(f"{x:,.0f}" if x >= 100 else f"{x:.2g}" for x in values)))
     tables = {"nano-vllm's benchmark": lines}
     for step in profile["steps"]["values"][0]:
-        times = ", ".join(f"{name} {step[name]:.3f}" for name in step if name.endswith("_ms"))
-        lines = [(f"{us:.1f}", f"{count:g}", kernel) for kernel, count, us in step["kernels"]]
+        lines = [(f"{1e3 * step[name]:.1f}", "", name[:-3]) for name in step if name.endswith("_ms")]
+        lines += [(f"{us:.1f}", f"{count:g}", kernel) for kernel, count, us in step["kernels"]]
         gaps = [(f"{us:.1f}", "", f"a gap, then {kernel}") for us, kernel in step["gaps"]]
-        tables[f"A step, {step['what']}: {times}"] = [("microseconds", "times", "kernel"), *lines, *gaps]
+        tables[f"A step, {step['what']}"] = [("microseconds", "times", "kernel"), *lines, *gaps]
     lines = [
         (f"{own:.2f}", f"{whole:.2f}", calls, name) for name, calls, own, whole in profile["functions"]["values"][0]
     ]

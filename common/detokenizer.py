@@ -27,13 +27,15 @@ class IncrementalDetokenizer:
     piece of the token that completes it; a character that the prompt began belongs to the prompt.
     """
 
-    def __init__(self, tokenizer, prompt_token_ids: Sequence[int]):
+    def __init__(self, tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool = True):
         self._backend = tokenizer.backend_tokenizer  # of the tokenizers package, without what transformers adds
+        self._skip_special_tokens = skip_special_tokens
         for tail in range(PROMPT_TAIL, PROMPT_TAIL + MAX_CHARACTER_BYTES):
             self._window = list(prompt_token_ids[-tail:])
             text = self._decode(self._window)
             if not text.startswith(REPLACEMENT):  # the window must not begin inside a character
                 break
+        self.begins = not text  # whether no text comes before the output: some decoders then drop a blank
         self._emit_all(text)
 
     def append(self, token_id: int) -> str:
@@ -83,10 +85,10 @@ class IncrementalDetokenizer:
         # With tokens that are whole characters, most of them, the package does all this in a tenth of the time. While
         # there is a stream, the window is its context and nothing is held back.
         whole = not text.endswith(REPLACEMENT)
-        self._stream = DecodeStream(ids=self._window, skip_special_tokens=True) if whole else None
+        self._stream = DecodeStream(ids=self._window, skip_special_tokens=self._skip_special_tokens) if whole else None
 
     def _decode(self, token_ids: list[int]) -> str:
-        return self._backend.decode(token_ids, skip_special_tokens=True)
+        return self._backend.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 
 
 class StopSearch:

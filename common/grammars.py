@@ -4,7 +4,7 @@ Nothing here needs a model or PyTorch, so that `grammar_trial` starts a process 
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import InvalidInput, shortened
@@ -73,33 +73,41 @@ def lark_grammar(text: str) -> str:
 
 
 def tool_grammar(
-    functions: Iterable[tuple[str, Mapping[str, Any], bool]], tags: Sequence[str], free_text: bool, several: bool
+    functions: Iterable[tuple[str, Mapping[str, Any], bool]],
+    tags: Sequence[str],
+    several: bool,
+    optional: bool,
+    answer: Callable[[], str] | None = None,
 ) -> str:
     """Return the grammar of answers that call functions.
 
     functions: name, schema of the arguments, and whether it is strict, of each. tags: what stands before and after a
-    call in Lark's notation, a text or the id of a token; none: there is one call, bare. free_text: calls only if the
-    model begins one. several: whether there may be more than one.
+    call in Lark's notation, a text or the id of a token. several: whether there may be more than one call.
+    optional: whether there may be none. answer: makes the grammar of an answer without calls; None: any text, which
+    may also stand before and after calls.
     """
     bodies = []
     for name, schema, strict in functions:
         [grammar] = json.loads(json_grammar(schema, lenient=not strict))["grammars"]
         begin = json.dumps(f'{{"name": "{name}", "arguments": ')
         bodies.append(f'{begin} %json {json.dumps(grammar["json_schema"])} "}}"')
-    text = f"body: {' | '.join(bodies)}\n"
-    if not tags:
-        return library().LLMatcher.grammar_from_lark(text + "start: body\n")
     tag, end = tags
-    text += f'rest: "\\n" body "\\n" {end}\n'
-    if free_text:  # a lazy terminal ends where the tag does; before it there may be any text, which has no such token
+    text = f'body: {" | ".join(bodies)}\nrest: "\\n" body "\\n" {end}\n'
+    if optional and answer is None:
+        # A lazy terminal ends where the tag does; before it there may be any text, which has no such token.
         other = "" if tag == json.dumps(TAG) else f" | TEXT {tag}"
         start = "(tag rest)* TEXT" if several else "tag rest | TEXT"
         text += f"start: {start}\ntag: spelled{other}\n"
         text += f'spelled[lazy]: TEXT "{TAG}"\nTEXT: /(.|\\n)*/\n'
     else:
         more = ' ("\\n" call)*' if several else ""
-        text += f"start: call{more}\ncall: {tag} rest\n"
-    return library().LLMatcher.grammar_from_lark(text)
+        text += f"start: call{more}{' | @answer' * optional}\ncall: {tag} rest\n"
+    grammar = library().LLMatcher.grammar_from_lark(text)
+    if not optional or answer is None:
+        return grammar
+    form = answer()  # JSON for some kinds, for others the text in Lark's notation
+    [inner] = json.loads(form)["grammars"] if form.startswith("{") else [{"lark_grammar": form}]
+    return json.dumps({"grammars": [{"lark_grammar": grammar}, inner | {"name": "answer"}]})
 
 
 def _short(text: str, name: str) -> str:

@@ -74,7 +74,9 @@ class Request:
         self.preempted = False  # whether it ever was: what it then finds in a prefix cache may be its own
         self.timings = Timings()
         self._eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
-        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids) if tokenizer else None
+        # A structure allows special tokens only where its grammar names them, as tags of a call: they are text.
+        skipped = params.structure is None
+        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids, skipped) if tokenizer else None
         self._stops = StopSearch(params.stop)
 
     def __repr__(self) -> str:

@@ -109,15 +109,25 @@ def register(loaded) -> None:
 
 @lru_cache(maxsize=8)
 def _tokens(model: str):
-    """Return the bytes of all tokens in the library's form, [V], and the tokens that end a text."""
+    """Return the bytes of all tokens in the library's form, and the tokens that end a text.
+
+    A tokenizer may have more tokens than the model (Gemma 3's has), or fewer: the larger number counts here, and
+    `apply_masks` cuts what has no logits. Raise InvalidInput for a model without what the library needs.
+    """
     loaded = _vocabularies[model]
     if loaded.tokenizer is None:
         raise InvalidInput(f"structured output needs a tokenizer, and the model {model!r} has none")
-    eos = sorted(loaded.eos_token_ids)
+    size, known = loaded.config.vocab_size, 1 + max(loaded.tokenizer.get_vocab().values())
+    eos = sorted(token_id for token_id in loaded.eos_token_ids if token_id < min(size, known))
+    if not eos:
+        raise InvalidInput(f"structured output needs a token that ends a text, and the model {model!r} has none")
     library()  # says in a sentence that it is missing
     import llguidance.hf
 
-    return llguidance.hf.from_tokenizer(loaded.tokenizer, loaded.config.vocab_size, eos)
+    try:
+        return llguidance.hf.from_tokenizer(loaded.tokenizer, max(size, known), eos)
+    except ValueError as error:
+        raise InvalidInput(f"structured output does not know this tokenizer: {shortened(error)}") from error
 
 
 @lru_cache(maxsize=COMPILED)

@@ -9,12 +9,15 @@ from starlette.middleware.cors import CORSMiddleware
 from .limits import BodyLimit, HeaderCheck
 from .metrics import Measured
 from .openai_api import routes
+from .openai_api.templates import set_template
 
 
 def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) -> None:
     """Complete an application that has `POST /generate` and `GET /health`. The engine must be a `Measured` one."""
     measured: Measured = engine_thread.engine  # or a wrapper of it
     defaults = measured.sampling_defaults if args.generation_config else {}
+    if engine_thread.tokenizer is not None:
+        set_template(engine_thread.tokenizer, args.chat_template)
     app.include_router(routes.router(routes.Service(engine_thread, measured.model_name, defaults)))
 
     @app.get("/metrics")

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from pathlib import Path
 
 
 def url_of(host: str, port: int) -> str:
@@ -20,6 +21,9 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     server = parser.add_argument_group("clients of the server, with --serve")
     server.add_argument("--max-queue", type=positive, default=1024, help="open requests; more get 429 (default: 1,024)")
     server.add_argument("--served-model-name", metavar="NAME", help="the model's name for clients (default: its own)")
+    server.add_argument(
+        "--chat-template", type=Path, metavar="FILE", help="a chat template in Jinja, in place of the checkpoint's own"
+    )
     server.add_argument(
         "--api-key",
         default=os.environ.get("LLM_SERVER_API_KEY"),

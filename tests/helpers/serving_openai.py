@@ -45,6 +45,20 @@ class Service(serving_stage_03.Service):
     def get(self, path: str, **headers: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", headers=headers, timeout=60)
 
+    def said(self, messages, **fields) -> tuple[str | None, list[str], str]:
+        """Return content, calls and finish reason of a chat, streamed the same as whole; no delta is empty."""
+        body = {"model": self.name, "messages": messages, "extra_body": {"max_tokens": 400} | fields}
+        with self.client.chat.completions.stream(**body) as stream:
+            *chunks, _ = [event.chunk.choices[0] for event in stream if event.type == "chunk"]
+        assert all(chunk.delta.content or chunk.delta.tool_calls for chunk in chunks)
+        results = []
+        for answer in (self.client.chat.completions.create(**body), stream.current_completion_snapshot):
+            [choice] = answer.choices
+            calls = [f"{call.function.name}({call.function.arguments})" for call in choice.message.tool_calls or ()]
+            results.append((choice.message.content, calls, choice.finish_reason))
+        assert results[0] == results[1]
+        return results[0]
+
     def idle(self) -> bool:
         """Return whether the engine holds nothing of any request."""
         stats = self.thread.stats

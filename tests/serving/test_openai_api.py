@@ -1,11 +1,14 @@
 """OpenAI's own client against the server: texts and shapes of answers, whole and streamed."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import openai
 import pytest
 
 from common.serving.openai_api.routes import Service
+from tests.common.test_detokenizer import sentencepiece_tokenizer
+from tests.helpers.scripted import scripted_server
 from tests.helpers.serving_openai import STAGES, openai_server
 from tests.helpers.serving_stage_03 import wait_until
 
@@ -195,8 +198,27 @@ def test_the_bytes_of_tokens_are_those_of_the_text(service, loaded):
         content += answer.choices[0].logprobs.content[0].bytes
     assert bytes(content).decode() == text
     tokenizer = SimpleNamespace(convert_ids_to_tokens=["<0xF0>", "▁\ufffd"].__getitem__)  # of SentencePiece
-    other = SimpleNamespace(tokenizer=tokenizer, token_text=lambda token_id: "\ufffd")
-    assert [Service.token_bytes(other, token_id) for token_id in range(2)] == [[0xF0], None]
+    other = SimpleNamespace(tokenizer=tokenizer, token_text=lambda token_id, first: "\ufffd")
+    assert [Service.token_bytes(other, token_id, False) for token_id in range(2)] == [[0xF0], None]
+
+
+@pytest.mark.parametrize(("prompt", "first"), [("a", " the"), ([1, 1], "the"), ("the tin ñ", "the"), (None, "the")])
+def test_tokens_have_the_texts_of_their_places(loaded, prompt, first):
+    """A decoder of SentencePiece drops the blank of what stands first. Tokens that look alike are several."""
+    mine = replace(loaded, tokenizer=sentencepiece_tokenizer())
+    ids = mine.tokenizer("the tin ñ")["input_ids"]
+    echo = prompt in ("the tin ñ", None)
+    with scripted_server(mine) as service:
+        service.thread.engine.model.write([] if echo else ids)
+        answer = complete(service, prompt or ids, logprobs=20, max_tokens=0 if echo else 6, echo=echo, stream=True)
+        parts = [chunk.choices[0] for chunk in answer]
+        tokens, offsets, top = (
+            [one for part in parts for one in getattr(part.logprobs, name)]
+            for name in ("tokens", "text_offset", "top_logprobs")
+        )
+    assert "".join(part.text for part in parts) == f"{first} tin ñ" and tokens[:4] == [first, " t", "in", " "]
+    assert offsets == [0, *(len(first) + further for further in (0, 2, 4, 5, 5))]
+    assert all(len(likeliest) in (20, 21) for likeliest in top[1:]), "none is swallowed"
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])

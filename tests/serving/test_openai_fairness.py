@@ -191,9 +191,9 @@ def test_a_large_answer_is_written_in_slices(monkeypatch):
     pauses: list[float] = []
     monkeypatch.setattr(asyncio, "sleep", pause)
     entries = [TokenLogprobs(-1.0, [(i, -1.0 - i) for i in range(20)])] * 1000
-    service = SimpleNamespace(name="m", token_text=lambda token_id: f" {token_id}")
-    stream = SimpleNamespace(request=SimpleNamespace(stop_reason=None))
+    service = SimpleNamespace(name="m", tokenizer=None, token_text=lambda token_id, first: f" {token_id}")
+    stream = SimpleNamespace(request=SimpleNamespace(stop_reason=None, prompt_token_ids=[1]))
     answer = CompletionAnswer(service, CompletionBody(prompt="a", logprobs=20), [], [stream])
     choice = json.loads(asyncio.run(answer.choice(0, Piece("text", [5] * 1000, entries, "length"), whole=True)))
-    assert choice["logprobs"] == answer.logprobs(1, [5] * 1000, entries) and choice["text"] == "text"
+    assert choice["logprobs"] == answer.logprobs(0, [5] * 1000, entries) and choice["text"] == "text"
     assert len(pauses) >= 62 and min(pauses) > 0, "1,000 tokens are 63 slices"

@@ -3,6 +3,7 @@
 import json
 import re
 from copy import deepcopy
+from dataclasses import replace
 from typing import Literal
 
 import openai
@@ -11,10 +12,10 @@ from pydantic import BaseModel
 from tokenizers import AddedToken
 
 from common.grammars import END, TAG
-from common.loader import find_checkpoint, load_model
-from common.serving.openai_api.structured import parse_calls
+from common.loader import load_model
 from common.stages import load_engine
 from tests.helpers.serving_openai import openai_server
+from tests.helpers.small_models import random_model
 
 QUESTION = [{"role": "user", "content": "Who is it?"}]
 
@@ -52,45 +53,22 @@ def service(loaded):
         yield service
 
 
-@pytest.fixture(scope="module")
-def teaching(loaded):
-    """A server of a model whose template teaches calls, as Qwen's does."""
-    loaded.tokenizer.chat_template, before = TAG + loaded.tokenizer.chat_template, loaded.tokenizer.chat_template
-    with openai_server("06", loaded, engine=load_engine("06")(loaded)) as service:
-        loaded.tokenizer.chat_template = before
-        yield service
-
-
 @pytest.fixture(scope="module", params=[False, True], ids=["added", "special"])
-def tokens(request, loaded, tmp_path_factory):
+def tokens(request, loaded):
     """A server of a random model to which each tag is one token: an added one, as to Qwen3, or a special one."""
-    folder, tokenizer = tmp_path_factory.mktemp("tags"), deepcopy(loaded.tokenizer)
+    tokenizer = deepcopy(loaded.tokenizer)
     tokenizer.chat_template = TAG + tokenizer.chat_template
     tokenizer.add_tokens([AddedToken(tag, special=request.param) for tag in (TAG, END)], special_tokens=request.param)
-    tokenizer.save_pretrained(folder)
-    config = json.loads((find_checkpoint(loaded.name, with_weights=False) / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": len(tokenizer)}))
-    random = load_model(str(folder), device="cpu", load_format="dummy")
+    random = randomized(loaded, tokenizer, len(tokenizer))
     with openai_server("06", random, engine=load_engine("06")(random)) as service:
         yield service
 
 
-def chat(service, messages=QUESTION, **options):
-    return service.client.chat.completions.create(
-        model=service.name, messages=messages, **{"max_tokens": 200} | options
-    )
-
-
-def streamed_calls(chunks) -> tuple[list[str], str]:
-    """Return the calls of a stream, `name(arguments)` each, and the finish reason."""
-    calls, reason = {}, None
-    for chunk in chunks:
-        assert not chunk.choices[0].delta.content
-        for part in chunk.choices[0].delta.tool_calls or []:
-            calls[part.index] = calls.get(part.index, (part.function.name, ""))
-            calls[part.index] = calls[part.index][0], calls[part.index][1] + part.function.arguments
-        reason = chunk.choices[0].finish_reason or reason
-    return [f"{name}({arguments})" for name, arguments in calls.values()], reason
+def randomized(loaded, tokenizer, vocab_size: int, **fields):
+    """Return a random model with another tokenizer and so many tokens."""
+    config = replace(loaded.config, vocab_size=vocab_size)
+    named = {"name": "random", "tokenizer": tokenizer, "config": config, "model": random_model(config)}
+    return replace(loaded, **named, **fields)
 
 
 def test_parse_returns_a_model(service):
@@ -123,64 +101,50 @@ def test_both_endpoints_take_both_fields(service):
 def test_named_and_required_tools(service):
     messages = [*QUESTION, {"role": "assistant", "content": "A pet."}, *QUESTION]
     for choice, reason in ((NAMED, "stop"), ("required", "tool_calls")):
-        options = {"messages": messages, "tools": TOOLS, "tool_choice": choice, "seed": 5}
-        [answer] = chat(service, **options).choices
-        [call] = answer.message.tool_calls
-        assert call.function.name in ("adopt", "sell_it") and answer.message.content is None
-        assert Pet.model_validate_json(call.function.arguments) and answer.finish_reason == reason
-        calls, ended = streamed_calls(chat(service, stream=True, **options))
-        assert calls == [f"{call.function.name}({call.function.arguments})"] and ended == reason
+        fields = {"tools": TOOLS, "tool_choice": choice, "seed": 5, "parallel_tool_calls": False}
+        content, [call], ended = service.said(messages, **fields)
+        name, arguments = re.fullmatch(r"(\w+)\((.*)\)", call).groups()
+        assert (
+            Pet.model_validate_json(arguments) and (content, ended) == (None, reason) and name in ("adopt", "sell_it")
+        )
     tool = openai.pydantic_function_tool(Pet)
     parsed = service.client.chat.completions.parse(
-        model=service.name, messages=QUESTION, tools=[tool], tool_choice="required"
+        model=service.name, messages=QUESTION, tools=[tool], tool_choice="required", parallel_tool_calls=False
     )
     assert isinstance(parsed.choices[0].message.tool_calls[0].function.parsed_arguments, Pet)
-
-
-def test_a_template_that_teaches_calls(teaching):
-    [answer] = chat(teaching, tools=TOOLS, tool_choice="required", seed=2, max_tokens=80).choices
-    assert answer.finish_reason in ("tool_calls", "length")
-    Pet.model_validate_json(answer.message.tool_calls[0].function.arguments)
-    [answer] = chat(teaching, tools=TOOLS, temperature=0).choices  # auto: this model does not call
-    [free] = chat(teaching, temperature=0).choices
-    assert answer.message.content == free.message.content and not answer.message.tool_calls
-    call = {"id": "1", "type": "function", "function": {"name": "adopt", "arguments": "{}"}}
-    history = [{"role": "assistant", "tool_calls": [call]}]
-    assert chat(
-        teaching, [*QUESTION, *history, {"role": "tool", "tool_call_id": "1", "content": "done"}], max_tokens=1
-    ).choices
 
 
 def test_tags_that_are_tokens(tokens):
     [tag], [line] = (tokens.post("/tokenize", prompt=text).json()["tokens"] for text in (TAG, "\n"))
     for choice in ("required", "auto"):
-        options = {"tools": TOOLS, "tool_choice": choice, "logit_bias": {str(tag): 100}, "seed": 2, "max_tokens": 80}
-        [answer] = chat(tokens, **options).choices
-        functions = [call.function for call in answer.message.tool_calls]
-        assert answer.message.content is None and Pet.model_validate_json(functions[0].arguments)
-        calls, _ = streamed_calls(chat(tokens, stream=True, **options))
-        assert calls == [f"{function.name}({function.arguments})" for function in functions]
-        fields = {"logit_bias": {str(tag): 100, str(line): 100}, "max_tokens": 400, "parallel_tool_calls": False}
-        [answer] = chat(tokens, **options | fields).choices
-        assert len(answer.message.tool_calls) == 1 and answer.finish_reason == "tool_calls"
-    [answer] = chat(tokens, **options | {"logit_bias": {str(tag): -100}}).choices
-    assert answer.message.content and not answer.message.tool_calls
+        fields = {"tools": TOOLS, "tool_choice": choice, "logit_bias": {str(tag): 100}, "seed": 2, "max_tokens": 80}
+        content, calls, _ = tokens.said(QUESTION, **fields)
+        assert content is None and Pet.model_validate_json(calls[0][calls[0].index("(") + 1 : -1])
+        fields |= {"logit_bias": {str(tag): 100, str(line): 100}, "max_tokens": 400, "parallel_tool_calls": False}
+        content, calls, reason = tokens.said(QUESTION, **fields)
+        assert len(calls) == 1 and reason == "tool_calls"
+    content, calls, _ = tokens.said(QUESTION, **fields | {"logit_bias": {str(tag): -100}, "max_tokens": 80})
+    assert content and not calls
 
 
-def test_calls_are_found_in_any_beginning_of_a_text():
-    calls = [("adopt", '{"a": "</tool_call>"}'), ("sell", "{}")]
-    text = "Well < then\n" + "\n".join(
-        f'{TAG}\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>' for name, arguments in calls
-    )
-    assert parse_calls(text, True) == ("Well < then\n", calls)
-    for end in range(len(text)):
-        content, some = parse_calls(text[:end], False)
-        assert "Well < then\n".startswith(content) and some == calls[: len(some)], text[:end]
-    assert parse_calls("a < b", True) == ("a < b", [])
+@pytest.mark.parametrize("tokens", [4096, 4097, 4130])
+@pytest.mark.parametrize("model", [4096, 4098, 4160])
+@pytest.mark.parametrize("end", [0, 4098, 9999])
+def test_tokenizer_model_and_ends_may_have_any_sizes(loaded, tokens, model, end):
+    """An answer has its form all the same, or there is no token that ends it."""
+    tokenizer = deepcopy(loaded.tokenizer)
+    tokenizer.add_tokens([f"<more-{number}>" for number in range(len(tokenizer), tokens)])
+    odd = randomized(loaded, tokenizer, model, eos_token_ids=frozenset({end}))
+    with openai_server("06", odd, engine=load_engine("06")(odd)) as service:
+        for fields in ({"structured_outputs": {"regex": "[ab]{3}"}}, {"tools": TOOLS, "tool_choice": NAMED}):
+            answer = service.post("/v1/chat/completions", messages=QUESTION, max_tokens=90, **fields)
+            if end >= min(tokens, model):
+                assert answer.status_code == 400 and "ends a text" in answer.json()["error"]["message"]
+            else:
+                assert answer.json()["choices"][0]["finish_reason"] == "stop", answer.text
 
 
 REFUSED = {
-    "auto": ({"tools": TOOLS}, "known format of calls"),
     "unknown tool": ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "eat"}}}, "'eat'"),
     "two forms": ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "contradict"),
     "two kinds": ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "exactly one"),

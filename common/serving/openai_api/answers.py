@@ -8,15 +8,16 @@ are written in slices, with a pause after each that leaves most of the time to o
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from common.detokenizer import IncrementalDetokenizer
 from common.sampling import TokenLogprobs
 from common.serving.engine_thread import Piece
 from common.serving.errors import dump
 
 from .bodies import Body
-from .structured import NamedTool, parse_calls
+from .structured import CallParser
 
 SLICE = 16  # tokens
 PAUSE = 0.002  # seconds, several times as long as a slice takes
@@ -39,6 +40,7 @@ class Answer:
         self.service, self.body, self.scored, self.streams = service, body, scored, streams
         self.echoes: list[Piece] = []  # for each prompt, what its choices begin with; or none
         self.begun: set[int] = set()  # choices that have been written, or their first chunk
+        self.places: dict[int, tuple[IncrementalDetokenizer | None, int]] = {}  # of choices: with characters listed
         number = random.getrandbits(96)  # no secret: from the system it would be a wait for the interpreter lock
         self.head = {"id": f"{self.prefix}-{number:024x}", "created": int(time.time()), "model": service.name}
 
@@ -56,15 +58,17 @@ class Answer:
         return pieces or [NOTHING] * len(self.echoes) * self.body.choices
 
     async def choice(self, index: int, piece: Piece, whole: bool = False) -> str:
-        """Return the JSON of a choice, or of a piece of it; the first one begins with the echo."""
+        """Return the JSON of a choice, or of a piece of it; "" for a piece without content. The first has the echo."""
         text, token_ids, entries, reason = piece.text, piece.token_ids, piece.logprobs, piece.finish_reason
         first = index not in self.begun
-        self.begun.add(index)
         if self.echoes and first:
             echo = self.echoes[index // self.body.choices]
             text, token_ids, entries = echo.text + text, echo.token_ids + token_ids, echo.logprobs + entries
         stop_reason = self.streams[index].request.stop_reason if self.streams and reason is not None else None
         content = self.content(index, text, whole, first, reason is not None)
+        if not content:
+            return ""
+        self.begun.add(index)
         fields = {"index": index, **content, "finish_reason": self.reason(index, reason)}
         requested = self.body.most_logprobs is not None
         logprobs = await self.sliced_logprobs(index, token_ids, entries) if requested else "null"
@@ -103,13 +107,27 @@ class Answer:
                 lists.setdefault(name, []).append(dump(values)[1:-1])
         return "{" + ",".join(f'"{name}":[{",".join(slices)}]' for name, slices in lists.items()) + "}"
 
+    def placed(self, index: int, token_ids: Sequence[int]) -> Iterator[tuple[int, bool, int]]:
+        """Yield each of a choice's next tokens, whether no text comes before it, and the characters before it."""
+        if index not in self.places:
+            prompt = [] if self.echoes else self.streams[index].request.prompt_token_ids
+            tokenizer = self.service.tokenizer
+            self.places[index] = tokenizer and IncrementalDetokenizer(tokenizer, prompt), 0
+        detokenizer, offset = self.places[index]
+        echo = self.echoes[index // self.body.choices].text if self.echoes else ""
+        for token_id in token_ids:
+            first = detokenizer is not None and detokenizer.begins and not offset
+            yield token_id, first, offset
+            if detokenizer is not None:
+                piece = detokenizer.append(token_id)
+                name = self.service.token_text(token_id, first)
+                # Special tokens that a prompt spells are in the echo; those that a tokenizer adds are not.
+                offset += len(piece) or len(name) * echo.startswith(name, offset)
+        self.places[index] = detokenizer, offset
+
 
 class CompletionAnswer(Answer):
     prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.offsets: dict[int, int] = {}  # choice -> characters of the tokens listed so far
 
     def content(self, index: int, text: str, whole: bool, first: bool, last: bool) -> dict[str, Any]:
         return {"text": text}
@@ -118,19 +136,12 @@ class CompletionAnswer(Answer):
         self, index: int, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]
     ) -> dict[str, list]:
         """Return four lists with an entry for each token; None for the first token of a prompt."""
-        tokens = [self.service.token_text(token_id) for token_id in token_ids]
-        offset, offsets = self.offsets.get(index, 0), []
-        for token in tokens:
+        tokens, offsets, top = [], [], []
+        for (token_id, first, offset), entry in zip(self.placed(index, token_ids), entries, strict=True):
+            token = self.service.token_text(token_id, first)
+            tokens.append(token)
             offsets.append(offset)
-            offset += len(token)
-        self.offsets[index] = offset
-        top: list[dict[str, float] | None] = []
-        for token, entry in zip(tokens, entries, strict=True):
-            likeliest: dict[str, float] = {}
-            for token_id, logprob in entry.top if entry else ():
-                # Two tokens may have the same text: keep the likelier one.
-                likeliest.setdefault(self.service.token_text(token_id), finite(logprob))
-            top.append(likeliest | {token: finite(entry.logprob)} if entry else None)
+            top.append(entry and self.alternatives({token_id: token}, entry, first))
         return {
             "tokens": tokens,
             "token_logprobs": [entry and finite(entry.logprob) for entry in entries],
@@ -138,54 +149,66 @@ class CompletionAnswer(Answer):
             "text_offset": offsets,
         }
 
+    def alternatives(self, names: dict[int, str], entry: TokenLogprobs, first: bool) -> dict[str, float]:
+        """Return the likeliest tokens by their texts, or by their ids where the texts are alike.
+
+        names: the text of the token itself, by its id.
+        """
+        [token_id] = names
+        for other, _ in entry.top:
+            text = self.service.token_text(other, first)
+            names.setdefault(other, f"token_id:{other}" if text in names.values() else text)
+        pairs = dict(entry.top) | {token_id: entry.logprob}
+        return {names[other]: finite(logprob) for other, logprob in pairs.items()}
+
 
 class ChatAnswer(Answer):
     prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.texts: dict[int, str] = {}  # choice -> its text so far, if it may call tools
-        self.sent: dict[int, tuple[int, int]] = {}  # choice -> characters and calls sent so far
+        self.parsers: dict[int, CallParser] = {}  # by choice, if it may call tools
 
     def content(self, index: int, text: str, whole: bool, first: bool, last: bool) -> dict[str, Any]:
         fields = {"content": text}
         if self.body.calls_tools:
-            fields = self.tool_fields(index, text, first, last, numbered=not whole)
+            fields = self.tool_fields(index, text, last, numbered=not whole)
+        if not (fields or whole or last or self.body.logprobs):
+            return {}  # a piece of what stands around calls
         if whole:
             return {"message": {"role": "assistant", "content": None, "refusal": None} | fields}
         # Send the role with the first text: a chunk of its own would look like the first token.
         return {"delta": ({"role": "assistant"} if first else {}) | fields}
 
-    def tool_fields(self, index: int, text: str, first: bool, last: bool, numbered: bool) -> dict[str, Any]:
-        """Return new text and new calls: arguments of a named tool piece by piece, other calls when complete."""
-        if isinstance(self.body.tool_choice, NamedTool):
-            name = self.body.tool_choice.function.name
-            calls = [call(name, text) if first else {"function": {"arguments": text}}]
-            return {"tool_calls": [{"index": 0} | one if numbered else one for one in calls]}
-        self.texts[index] = self.texts.get(index, "") + text
-        content, calls = parse_calls(self.texts[index], last)
-        characters, count = self.sent.get(index, (0, 0))
-        self.sent[index] = max(characters, len(content)), len(calls)
-        new = [({"index": i} if numbered else {}) | call(*calls[i]) for i in range(count, len(calls))]
-        return ({"content": content[characters:]} if content[characters:] else {}) | (
-            {"tool_calls": new} if new else {}
-        )
+    def tool_fields(self, index: int, text: str, last: bool, numbered: bool) -> dict[str, Any]:
+        """Return new text and new calls. In a stream calls are numbered, and their arguments come piece by piece."""
+        parser = self.parsers.setdefault(index, self.body.call_parser())
+        content, parts = parser.feed(text, last)
+        calls = [
+            ({"index": number} if numbered else {})
+            | (call(name, arguments) if name else {"function": {"arguments": arguments}})
+            for number, name, arguments in parts
+        ]
+        return ({"content": content} if content else {}) | ({"tool_calls": calls} if calls else {})
 
     def reason(self, index: int, reason: str | None) -> str | None:
-        return "tool_calls" if reason == "stop" and self.sent.get(index, (0, 0))[1] else reason
+        parser = self.parsers.get(index)
+        complete = parser is not None and parser.count and parser.name is None
+        return "tool_calls" if reason == "stop" and complete else reason
 
     def logprobs(
         self, index: int, token_ids: Sequence[int], entries: Sequence[TokenLogprobs]
     ) -> dict[str, list[dict[str, Any]]]:
         return {
             "content": [
-                self._entry(token_id, entry.logprob) | {"top_logprobs": [self._entry(*pair) for pair in entry.top]}
-                for token_id, entry in zip(token_ids, entries, strict=True)
+                self._entry(token_id, first, entry.logprob)
+                | {"top_logprobs": [self._entry(other, first, logprob) for other, logprob in entry.top]}
+                for (token_id, first, _), entry in zip(self.placed(index, token_ids), entries, strict=True)
             ]
         }
 
-    def _entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        token, content = self.service.token_text(token_id), self.service.token_bytes(token_id)
+    def _entry(self, token_id: int, first: bool, logprob: float) -> dict[str, Any]:
+        token, content = self.service.token_text(token_id, first), self.service.token_bytes(token_id, first)
         return {"token": token, "logprob": finite(logprob), "bytes": content}
 
 

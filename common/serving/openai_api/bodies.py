@@ -4,10 +4,11 @@ A field that would change the answer and is not supported is refused by name: th
 the answer has it. Fields that change nothing, such as `user`, are ignored.
 """
 
-import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
+from pydantic_core import from_json
 
 from common.errors import shortened
 from common.sampling import SamplingParams
@@ -15,7 +16,7 @@ from common.sampling_params import MOST_BIASES
 from common.serving.errors import BadRequest
 from common.serving.generate_api import PARAMETERS
 
-from .structured import MOST_TOOLS, Form, NamedTool, ResponseFormat, StructuredOutputs, Tool, tool_form
+from .structured import MOST_TOOLS, CallParser, Form, NamedTool, ResponseFormat, StructuredOutputs, Tool, tool_form
 
 TEXT = ResponseFormat(type="text")
 MOST_CHOICES = 128  # the field n, as in OpenAI's API
@@ -91,8 +92,8 @@ class Body(BaseModel, strict=True, extra="allow"):
             )
         return self
 
-    def form(self, tokenizer) -> Form | None:
-        """Return what makes the answer's grammar, None for a free one."""
+    def form(self, tags: Sequence[str]) -> Form | None:
+        """Return what makes the answer's grammar, None for a free one. tags: around calls, as for `tool_grammar`."""
         field = self.structured_outputs or self.response_format
         return field and field.form()
 
@@ -170,19 +171,25 @@ class Message(BaseModel, strict=True, extra="allow"):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """Return the message as chat templates expect it: the content one text, the role "system" for developers."""
-        content = self.content or ""
-        text = content if isinstance(content, str) else "\n".join(part.text for part in content)
-        plain = {"role": "system" if self.role == "developer" else self.role, "content": text}
-        if self.tool_calls:
+        """Return what templates may read: all that is given, the role "system" for developers."""
+        plain = {"content": ""} | self.model_dump(exclude_none=True)
+        if self.role == "developer":
+            plain["role"] = "system"
+        if plain.pop("tool_calls", None):
             plain["tool_calls"] = [_with_arguments(call) for call in self.tool_calls]
         return plain
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a call of an earlier answer as templates expect it: its arguments an object."""
+    """Return a call of an earlier answer as templates expect it: its arguments an object, as far as they go.
+
+    An answer that was cut has a call with half an object, or none.
+    """
     try:
-        function = call["function"] | {"arguments": json.loads(call["function"]["arguments"])}
+        arguments = call["function"]["arguments"] or "{}"
+        if isinstance(arguments, str):
+            arguments = from_json(arguments.strip() or "{}", allow_partial="trailing-strings")
+        function = call["function"] | {"arguments": arguments}
     except (KeyError, TypeError, ValueError) as error:
         message = 'tool_calls need {"function": {"name", "arguments"}}, with arguments as the text of a JSON object'
         raise BadRequest(message, "messages") from error
@@ -207,18 +214,25 @@ class ChatBody(Body):
             raise BadRequest("top_logprobs needs log-probabilities: send logprobs: true with it", "top_logprobs")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise BadRequest("tool_choice needs tools: send them with it", "tool_choice")
-        if self.calls_tools and (self.structured_outputs or (self.response_format or TEXT).type != "text"):
-            raise BadRequest("tools give the answer another form than response_format: send tool_choice none", "tools")
         return self
 
     @property
     def calls_tools(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none"
 
-    def form(self, tokenizer) -> Form | None:
+    def form(self, tags: Sequence[str]) -> Form | None:
+        answer = super().form(tags)
         if not self.calls_tools:
-            return super().form(tokenizer)
-        return tool_form(self.tools, self.tool_choice or "auto", self.parallel_tool_calls is not False, tokenizer)
+            return answer
+        choice, several = self.tool_choice or "auto", self.parallel_tool_calls is not False
+        return tool_form(self.tools, choice, several, tags, answer)
+
+    def call_parser(self) -> CallParser:
+        """Return what takes an answer apart that may call tools, as `form` allows it."""
+        choice = self.tool_choice or "auto"
+        free_text = choice == "auto" and super().form(()) is None
+        named = choice.function.name if isinstance(choice, NamedTool) else None
+        return CallParser([tool.function.name for tool in self.tools], free_text, named)
 
     @property
     def most_tokens(self) -> int | None:

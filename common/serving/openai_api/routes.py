@@ -26,7 +26,8 @@ from common.structured_output import Structure
 
 from .answers import FAILED, Answer, ChatAnswer, CompletionAnswer
 from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Message, StreamOptions, TokenizeBody
-from .structured import Tool
+from .structured import Tool, tags_of_calls
+from .templates import template_of, text_of
 
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
 VERSION = "1.0.0"
@@ -42,7 +43,9 @@ class Service:
         self.thread, self.engine, self.name = engine_thread, engine_thread.engine, name
         self.tokenizer, self.defaults = engine_thread.tokenizer, defaults
         self.trials = Trials(self.engine.config.vocab_size)
-        self.token_texts: dict[int, str] = {}  # one answer may need 20 for each token
+        self.token_texts: dict[tuple[int, bool], str] = {}  # one answer may need 20 for each token
+        self.any_text = self.tokenizer("a", add_special_tokens=False)["input_ids"] if self.tokenizer else []
+        self.tags = tags_of_calls(self.tokenizer)
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.name:
@@ -65,16 +68,19 @@ class Service:
             raise BadRequest(f"the model {self.name!r} has no tokenizer: send prompts as token ids")
         return self.tokenizer
 
-    def token_text(self, token_id: int) -> str:
+    def token_text(self, token_id: int, first: bool) -> str:
+        """Return the text of a token. first: no text comes before it, and some decoders drop its blank."""
         if self.tokenizer is None:
             return f"token_id:{token_id}"
-        if token_id not in self.token_texts:
-            self.token_texts[token_id] = self.tokenizer.decode([token_id])
-        return self.token_texts[token_id]
+        if (token_id, first) not in self.token_texts:
+            before, decode = [] if first else self.any_text, self.tokenizer.backend_tokenizer.decode
+            text = decode([*before, token_id], skip_special_tokens=False)
+            self.token_texts[token_id, first] = text[len(decode(before)) :]
+        return self.token_texts[token_id, first]
 
-    def token_bytes(self, token_id: int) -> list[int] | None:
+    def token_bytes(self, token_id: int, first: bool) -> list[int] | None:
         """Return the UTF-8 of a token, also if that is no whole characters; None if its vocabulary does not tell."""
-        text = self.token_text(token_id)
+        text = self.token_text(token_id, first)
         if REPLACEMENT not in text:
             return list(text.encode())
         name = self.tokenizer.convert_ids_to_tokens(token_id)
@@ -101,22 +107,25 @@ class Service:
         """Return the token ids of messages in the checkpoint's chat template. Raise BadRequest if it refuses them."""
         if self.tokenizer is None or self.tokenizer.chat_template is None:
             raise BadRequest(f"the model {self.name!r} has no chat template: use /v1/completions", "messages")
-        template, options = self.tokenizer.apply_chat_template, options or {}
+        template, options = self.tokenizer.apply_chat_template, dict(options or {})
         if taken := options.keys() & {*inspect.signature(template).parameters, "messages"}:
             message = f"chat_template_kwargs may not set {shortened(min(taken))}: leave it out"
             raise BadRequest(message, "chat_template_kwargs")
         plain = [message.plain() for message in messages]
-        check_prompt_length(sum(len(one["content"]) for one in plain), self.tokenizer, self.engine.config)
+        check_prompt_length(sum(len(text_of(one["content"])) for one in plain), self.tokenizer, self.engine.config)
+        tools = [tool.model_dump(exclude_none=True) for tool in tools] if tools else None
         try:
-            check_characters(json.dumps([plain, options], ensure_ascii=False))
-            tools = [tool.model_dump(exclude_none=True) for tool in tools] if tools else None
+            check_characters(json.dumps([plain, options, tools], ensure_ascii=False))
+            chosen = template_of(self.tokenizer, tools)
+            plain, tools = chosen.prepared(plain, tools)
+            options["chat_template"] = chosen.text
             return template(plain, tools, add_generation_prompt=generate, return_dict=True, **options)["input_ids"]
         except Exception as error:  # a template is a program of the checkpoint's authors, and may raise anything
             raise BadRequest(f"the chat template refuses these messages: {shortened(error)}", "messages") from error
 
     async def structure(self, body: Body) -> Structure | None:
         """Return the form that a body gives its answers, compiled; None: free. Raise InvalidInput if it fails."""
-        form = body.form(self.tokenizer)
+        form = body.form(self.tags)
         if form is None:
             return None
         structure = Structure(await self.trials.grammar(form), self.engine.name, tried=True)
@@ -192,7 +201,8 @@ class Service:
             tokens += len(piece.token_ids)
             if asked.include_usage and asked.continuous_usage_stats:
                 running = {"usage": answer.usage(tokens)}
-            yield event(answer.json(answer.chunk, [await answer.choice(index, piece)], **running))
+            if choice := await answer.choice(index, piece):
+                yield event(answer.json(answer.chunk, [choice], **running))
         else:
             if asked.include_usage:
                 yield event(answer.json(answer.chunk, [], usage=answer.usage(tokens)))

@@ -1,17 +1,18 @@
 """The fields of a body that give its answer a form, and tool calls: what makes their grammar, and calls in a text.
 
-A call is written as Qwen's templates teach it, each between two tags, or bare where a template knows no calls:
+A call is written as Qwen's templates teach it, each between two tags:
 
     <tool_call>
     {"name": "weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-The grammar fixes each character outside of the arguments, so a text is taken apart without guessing.
+The grammar fixes each character outside of the arguments, so a text is taken apart along it, without guessing.
 """
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -20,17 +21,9 @@ from pydantic import BaseModel, Field, model_validator
 from common.grammars import END, TAG, choice_grammar, json_grammar, lark_grammar, regex_grammar, tool_grammar
 from common.serving.errors import BadRequest
 
+DECODER = json.JSONDecoder(parse_int=str)  # int refuses thousands of digits
 Form = Callable[[], str]  # makes a grammar, in another process: it may take long
-HEAD, TAIL = '{"name": "', '", "arguments": '  # around a function's name
-CALL = re.compile(rf"{re.escape(HEAD)}([\w-]+){TAIL}")
-# What may begin a tag or a call at the end of a text; a tag that is a special token leaves its line's end alone there.
-BEGINNING = re.compile(
-    "|".join(
-        [rf"{TAG[:i]}\Z" for i in range(1, len(TAG))]
-        + [rf"\n?{re.escape(HEAD[:i])}\Z" for i in range(len(HEAD))]
-        + [rf"\n?{re.escape(HEAD)}[\w-]*{TAIL[:i]}\Z" for i in range(len(TAIL))]
-    )
-)
+TAIL = f"}}\n{END}"  # behind the arguments of a call
 MOST_TOOLS = 128  # as in OpenAI's API
 LONGEST_NAME = 64  # of a function, as there
 
@@ -119,11 +112,13 @@ class NamedTool(BaseModel, strict=True):
     function: NamedFunction
 
 
-def tool_form(tools: Sequence[Tool], choice: str | NamedTool, several: bool, tokenizer) -> Form:
-    """Return what makes the grammar of answers that call tools. tokenizer: the model's, with its chat template.
+def tool_form(
+    tools: Sequence[Tool], choice: str | NamedTool, several: bool, tags: Sequence[str], answer: Form | None
+) -> Form:
+    """Return what makes the grammar of answers that call tools.
 
-    A named tool: its arguments alone. "required": at least one call. "auto": text, and calls if the model begins one;
-    raise BadRequest if the template teaches no format of calls. several: whether one answer may have several calls.
+    A named tool: its arguments alone. "required": at least one call. "auto": calls, or an answer of another form (None:
+    text). several: whether one answer may have several calls. tags: as for `tool_grammar`.
     """
     functions = [tool.function for tool in tools]
     if isinstance(choice, NamedTool):
@@ -131,44 +126,92 @@ def tool_form(tools: Sequence[Tool], choice: str | NamedTool, several: bool, tok
             if function.name == choice.function.name:
                 return partial(json_grammar, function.schema_of_arguments(), lenient=not function.strict)
         raise BadRequest(f"tool_choice names {choice.function.name!r}, which is not in tools", "tool_choice")
-    tags: list[str] = []
-    if TAG in (getattr(tokenizer, "chat_template", None) or ""):
-        # A tag may be a token of its own, as in Qwen3: the library then takes it for none of the text, but by its id.
-        ids = tokenizer.get_added_vocab()
-        tags = [f"<[{ids[tag]}]>" if tag in ids else json.dumps(tag) for tag in (TAG, END)]
-    elif choice == "auto":
-        message = (
-            "tool_choice 'auto' needs a chat template with a known format of calls: send 'required' or name a tool"
-        )
-        raise BadRequest(message, "tool_choice")
     described = [(function.name, function.schema_of_arguments(), bool(function.strict)) for function in functions]
-    return partial(tool_grammar, described, tags, free_text=choice == "auto", several=several)
+    return partial(tool_grammar, described, tags, several, optional=choice == "auto", answer=answer)
 
 
-def parse_calls(text: str, done: bool) -> tuple[str, list[tuple[str, str]]]:
-    """Return what a text says before its first call, and (name, arguments as JSON) of each call.
+def tags_of_calls(tokenizer) -> list[str]:
+    """Return the tags around a call in Lark's notation.
 
-    Unless the text is done, without its last call if that is incomplete, and without what may begin a tag.
+    A tag may be a token of its own, as in Qwen3: the library then takes it for none of the text, but by its id.
     """
-    calls, first = [], None
-    for match in CALL.finditer(text):
-        if first is None:
-            first = text.rfind(TAG, 0, match.start())
-            # A tokenizer leaves out a tag that is a special token, but not the line's end behind it.
-            first = len(text[: match.start()].removesuffix("\n")) if first < 0 else first
-        try:
-            end = json.JSONDecoder().raw_decode(text, match.end())[1]
-        except json.JSONDecodeError:
-            if not done:
-                break
-            end = len(text)
-        calls.append((match[1], text[match.end() : end]))
-    if first is not None:
-        return text[:first], calls
-    if not done:
-        place = text.find(TAG)
-        if place < 0:  # look at the end alone: this is asked for each token of a long answer
-            end = max(0, len(text) - len(f"\n{HEAD}{TAIL}") - LONGEST_NAME)
-            place = BEGINNING.search(text, end).start()
-        text = text[:place]
-    return text, calls
+    known = tokenizer.get_added_vocab() if tokenizer else {}
+    return [f"<[{known[tag]}]>" if tag in known else json.dumps(tag) for tag in (TAG, END)]
+
+
+class CallParser:
+    """Takes a growing text apart along the grammar that made it: text, tag, name, arguments to their end, text again.
+
+    names: of the tools. free_text: whether text may stand around calls; otherwise an answer that does not begin with a
+    tag has no calls. named: the function of which the whole text is the arguments.
+    """
+
+    def __init__(self, names: Sequence[str], free_text: bool, named: str | None = None):
+        self.head = re.compile(rf'{TAG}\n{{"name": "({"|".join(names)})", "arguments": ')
+        self.free_text, self.name = free_text, named  # name: of the call whose arguments come next
+        self.rest, self.done = "", False  # rest: not taken apart yet
+        self.count = 0  # calls so far
+        self.content, self.calls = "", []  # what the newest piece has added
+        self.steps = self._steps()
+
+    def feed(self, piece: str, done: bool) -> tuple[str, list[tuple[int, str | None, str]]]:
+        """Return what a piece adds: text, and for calls (number, name when it begins, a part of its arguments as JSON).
+
+        done: whether it is the last piece. A call that is cut there has the arguments so far.
+        """
+        self.rest, self.done, self.content, self.calls = self.rest + piece, done, "", []
+        next(self.steps)
+        return self.content, self.calls
+
+    def _steps(self) -> Iterator[None]:
+        """Take `rest` apart. Each yield waits for the next piece."""
+        if not self.free_text and self.name is None:
+            while TAG.startswith(self.rest):
+                yield
+            other = not self.rest.startswith(TAG)
+            while other:
+                self.content, self.rest = self.rest, ""
+                yield
+        while True:
+            if self.name is None:
+                yield from self._text()
+                while not (match := self.head.match(self.rest)):
+                    yield
+                self.name, self.rest = match[1], self.rest[match.end() :]
+            yield from self._arguments()
+            while not self.rest.startswith(TAIL):
+                yield
+            self.name, self.rest = None, self.rest.removeprefix(TAIL)
+
+    def _text(self) -> Iterator[None]:
+        """Move text to `content`, up to a tag. Blanks alone, behind a call, are no text."""
+        said = not self.count
+        while True:
+            place = end = self.rest.find(TAG)
+            if place < 0:  # what may begin a tag waits for the next piece
+                held = next(n for n in range(len(TAG) - 1, -1, -1) if self.rest.endswith(TAG[:n]))
+                end = len(self.rest) - held * (not self.done)
+            if said or self.rest[:end].strip():
+                said = True
+                self.content += self.rest[:end]
+                self.rest = self.rest[end:]
+            if place >= 0:
+                self.rest = self.rest.lstrip()
+                return
+            yield
+
+    def _arguments(self) -> Iterator[None]:
+        """Move arguments to `calls`, up to their end."""
+        self.count += 1
+        name, sent, end = self.name, 0, None
+        while end is None:
+            if "}" in self.rest[sent:]:
+                with suppress(ValueError, RecursionError):
+                    end = DECODER.raw_decode(self.rest)[1]
+            part = self.rest[sent:end]
+            if name or part:
+                self.calls.append((self.count - 1, name, part))
+            name, sent = None, sent + len(part)
+            if end is None:
+                yield
+        self.rest = self.rest[end:]

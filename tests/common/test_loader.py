@@ -301,6 +301,18 @@ def test_files_that_are_missing_are_named(checkpoint, tmp_path):
     assert "model.safetensors.index.json" in refusal(ValueError, tmp_path)
 
 
+def test_an_index_wins_over_a_single_file_and_files_without_an_index_are_found(checkpoint, tmp_path):
+    stray = checkpoint()
+    save_shards({name: tensor + 1 for name, tensor in stray.items()}, tmp_path / "model.safetensors")
+    for _ in ("with an index and a stray file", "without both"):
+        model = load_model(tmp_path, device="cpu", fused=False).model
+        assert torch.equal(model.embedding.weight, stray["model.embed_tokens.weight"] + 1)
+        (tmp_path / "model.safetensors").unlink(missing_ok=True)
+        (tmp_path / "model.safetensors.index.json").unlink(missing_ok=True)
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    assert "the checkpoint has no tensor" in refusal(ValueError, tmp_path)
+
+
 def test_dummy_weights_need_no_file_and_are_the_same_each_time(config):
     folder = config(model_type="qwen2")
     first, second = (load_model(folder, device="cpu", load_format="dummy", fused=False) for _ in range(2))

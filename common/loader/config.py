@@ -102,7 +102,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def is_complete_llama(raw: dict) -> bool:
-    """Return whether transformers would read each field of this file as it stands: any further one may change another."""
+    """Return whether transformers would read this file as it stands: further fields may change what others mean."""
     types = {field: type(value) for field, value in raw.items() if field not in {*UNREAD, "model_type"}}
     if raw["model_type"] != "llama" or types != COMPLETE_LLAMA:
         return False

@@ -59,6 +59,16 @@ def test_metrics(loaded):
     assert asked and asked <= set(re.findall(r"^vllm:(\w+)", text, re.MULTILINE)) | counted, "of the dashboard"
 
 
+@pytest.mark.parametrize("stage", ["05", "08"])
+def test_counters_begin_at_zero(loaded, stage):
+    """Or the first preemption, abort and failure would be missing in every rate."""
+    with openai_server(stage, loaded) as service:
+        text = exposition(service)
+    ended = re.findall(r'^vllm:request_success_total\{finished_reason="(\w+)",model_name="bundled"\} 0.0$', text, re.M)
+    assert sorted(ended) == ["abort", "error", "length", "stop"]
+    assert 'vllm:num_preemptions_total{model_name="bundled"} 0.0' in text
+
+
 def test_speculation_is_counted(loaded):
     with openai_server("07", loaded, engine=load_engine("07")(loaded, num_draft_tokens=3)) as service:
         service.post(prompt="Once upon a time", max_tokens=40, ignore_eos=True, temperature=0)

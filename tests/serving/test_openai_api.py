@@ -259,7 +259,6 @@ def test_tokenize_counts_what_a_chat_would_send(loaded):
     reading = copy.deepcopy(loaded.tokenizer)
     reading.chat_template = READS_ALL
     turns = [*QUESTION, {"role": "assistant", "content": "One.", "reasoning_content": "It begins so."}]
-    renamed = [*QUESTION, {"role": "assistant", "content": "One.", "reasoning": "It begins so."}]
     prompts = set()
     with openai_server("06", replace(loaded, tokenizer=reading)) as service:
         for fields in (
@@ -276,8 +275,7 @@ def test_tokenize_counts_what_a_chat_would_send(loaded):
             assert counted["count"] == usage["prompt_tokens"]
             prompt = service.post("/detokenize", tokens=counted["tokens"]).json()["prompt"]
             prompts.add(prompt)
-            assert "It begins so." in prompt and ("glad and gay" in prompt) == ("chat_template_kwargs" in fields)
-        assert service.post("/tokenize", messages=renamed).json() == service.post("/tokenize", messages=turns).json()
+            assert "It begins so." in prompt
     assert len(prompts) == 6
 
 

@@ -84,7 +84,7 @@ def test_stop_strings_and_seeds_on_the_command_line(monkeypatch, capsys, loaded)
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", "a", "--temperature", "-1"], "temperature must be"),
         (["--prompt", "a", "--max-tokens", "0"], "max_tokens must be"),
-        (["--prompt", "a", "--max-tokens", "9999"], "context of 4096 tokens"),
+        (["--prompt", "a", "--max-tokens", "9999"], "context length is 4096 tokens"),
         (["--prompt", "a", "--model", "EMPTY"], "config.json"),
         (["--prompt", "a", "--trace", "EMPTY"], "is a folder: name a file in it"),
         (["--prompt", "a", "--model", "TinyLlama-1.1B"], "load_format='dummy'"),

@@ -230,8 +230,8 @@ def test_a_rank_that_is_killed_or_hangs_ends_all(own_two, sent, says):
 @pytest.mark.parametrize(("call", "says"), [("check", "does not answer within 1 s"), ("add", "does not read its")])
 def test_a_rank_that_hangs_outside_a_collective_ends_all(own_two, monkeypatch, call, says):
     """Rank 0 waits for an answer, or for room in a pipe that nothing reads."""
-    monkeypatch.setattr(ranks, "ANSWER_SECONDS", 1.0)
     engine = TensorParallelEngine(own_two, "05")
+    monkeypatch.setattr(ranks, "ANSWER_SECONDS", 1.0)
     own_two._followers[0].send_signal(signal.SIGSTOP)
     with pytest.raises(RankLost, match=f"rank 1 of 2 {says}"):
         while True:

@@ -85,14 +85,14 @@ def show_verb(command: str, stages: list[Path], root: Path) -> int:
 # ---- Running things ----
 
 
-def run(command: list[str], root: Path, environment: dict[str, str] | None = None) -> int:
-    """Run a command to its end and return its exit status. environment: variables besides those of this process.
+def run(command: list[str], folder: Path, environment: dict[str, str] | None = None) -> int:
+    """Run a command in a folder to its end, and return its exit status. environment: variables besides this process's.
 
     Ctrl-C in a terminal reaches the child as well. It gets all the time it needs to shut down; only then does
     KeyboardInterrupt go on to the caller.
     """
     variables = {**os.environ, **variables_of(ROOT / ".venv"), **(environment or {})}
-    child = subprocess.Popen(command, cwd=str(root), env=variables)
+    child = subprocess.Popen(command, cwd=str(folder), env=variables)
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())  # a server must not outlive its door
     interrupted = False
     while child.returncode is None:
@@ -124,7 +124,7 @@ def reader_has_gone() -> bool:
 
 
 def run_stages(stages: list[Path], script: str, arguments: list[str], root: Path) -> int:
-    """Run the same script of each stage that has it in turn, up to the first that fails."""
+    """Run the same script of each stage that has it in turn, up to the first that fails, where the user is."""
     stages = [stage for stage in stages if (stage / script).exists()]
     if not stages:
         sys.exit(f"There is nothing to run: no {script} was found.")
@@ -132,13 +132,13 @@ def run_stages(stages: list[Path], script: str, arguments: list[str], root: Path
     for index, stage in enumerate(stages):
         if len(stages) > 1:
             print(paint(f"\n==== {stage.name}: {title(stage)} ".ljust(100, "="), "1"), flush=True)
-        path = relative(stage / script, root)
-        status = run([python, path, *arguments], root, own_environment(stage, root))
+        path = stage / script
+        status = run([python, str(path), *arguments], Path.cwd(), own_environment(stage, root))
         if status == READER_GONE:
             return status
         if status:
             not_run = f" Not run: {list_names(stages[index + 1 :])}." if len(stages) > 1 else ""
-            note(f"{path} failed with exit status {status}.{not_run}")
+            note(f"{relative(path, root)} failed with exit status {status}.{not_run}")
             return status
     return 0
 
@@ -150,7 +150,7 @@ Command = Callable[[list[Path], list[str], Path], int]
 
 def bench(chosen: list[Path], arguments: list[str], root: Path) -> int:
     if len(chosen) > 1:  # the whole course, into one file
-        return run([prepare_environment(root), "-m", "common.bench", *arguments], root)
+        return module("common.bench")([], arguments, root)
     name = chosen[0].name
     if name not in [stage.name for stage in stage_folders(root)]:
         sys.exit(f"{name} has no stage's name: its benchmark would measure the reference. Rename it.")

@@ -243,7 +243,7 @@ class Router(BaseEngine):
     def _take(self, handle: Handle, report: Report) -> None:
         """React to the report of a worker. Ignore what it says of flights that it no longer has."""
         handle.note(report)
-        if record := report.record and handle.in_our_time(report.record, self.trace.steps):
+        if record := report.record and handle.in_our_time(report.record, self.trace.steps, self.flights):
             self.trace.add(record)
         for arrival in report.arrived:
             self.handoffs += 1

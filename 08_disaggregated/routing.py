@@ -9,8 +9,7 @@ and a request that decodes costs a token of every step. (NVIDIA Dynamo's router 
 such a formula.) Decode alone goes where most pages are free.
 """
 
-import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from common.request import Request
@@ -152,13 +151,17 @@ class Handle:
         waiting = [key for key in self.held if key not in self.computing]
         return [key for key in self.held if key in self.computing] + waiting[:MOST_BEGUN]
 
-    def in_our_time(self, record: StepRecord, index: int) -> StepRecord:
+    def in_our_time(self, record: StepRecord, index: int, flights: Mapping[str, Flight]) -> StepRecord:
         """Return a step of this worker for the router's trace: by the router's clock, under the requests' own ids.
 
-        An id is one string for all steps: every report brings new ones, 20 MB in all records of a trace.
+        An id is the request's own string in all steps: every report brings new ones, 20 MB in all records of a trace.
         """
+
+        def name(key: str) -> str:
+            return flights[key].request.request_id if key in flights else key.rpartition("#")[0]
+
         start, end = record.start + self.clock_offset, record.end + self.clock_offset
-        works = [Work(sys.intern(one.request_id.rpartition("#")[0]), one.phase, one.tokens) for one in record.works]
+        works = [Work(name(one.request_id), one.phase, one.tokens) for one in record.works]
         return StepRecord(index, start, end, works, record.counters | {"worker": self.number})
 
 

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import inspect
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -104,7 +105,9 @@ def run_stage(
     parser = build_parser(description)
     if more_arguments is not None:
         more_arguments(parser)
-    run_to_end(partial(run, stage, parser.parse_args()))
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that processes end that this one has
+    run_to_end(partial(run, stage, args))
 
 
 def run(stage: Path, args: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 
 from . import structured_output
-from .errors import InvalidInput, counted, shortened
+from .errors import InvalidInput, context_exceeded, shortened
 from .loader import Loaded
 from .request import Request, prompt_tokens
 from .sampling import Drawn, SampledToken, SamplingParams
@@ -77,10 +77,8 @@ class BaseEngine(ABC):
         # None: as many output tokens as fit. If not even one fits, `accept` raises the error.
         max_tokens = params.max_tokens if params.max_tokens is not None else max(1, self.max_model_len - len(token_ids))
         if max_tokens > room or room < 1:
-            raise InvalidInput(
-                f"the prompt has {counted(len(token_ids), 'token')} and max_tokens is {max_tokens}, together more than "
-                f"the model's context of {self.config.context_length} tokens: shorten one of them"
-            )
+            both = f"the prompt has {len(token_ids)} and max_tokens is {max_tokens}: shorten one of them"
+            raise context_exceeded(self.config.context_length, both)
         for token_id, _ in params.logit_bias:
             if token_id >= (size := self.config.vocab_size):
                 raise InvalidInput(f"logit_bias has token id {token_id}, outside the vocabulary of {size} tokens")

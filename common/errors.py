@@ -14,6 +14,15 @@ class InvalidInput(ValueError):
     """
 
 
+class ContextExceeded(InvalidInput):
+    """A request needs more tokens than the model's context has."""
+
+
+def context_exceeded(context: int, why: str) -> ContextExceeded:
+    """Return the error in OpenAI's and vLLM's words, by which clients notice that they have to shorten a history."""
+    return ContextExceeded(f"This model's maximum context length is {context} tokens. However, {why}")
+
+
 def expect_writable(path: Path) -> None:
     """Raise InvalidInput if no file can be written at `path`: asked before minutes of work, not after."""
     if path.is_dir():

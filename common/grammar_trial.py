@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from .errors import InvalidInput
-from .grammars import compile_grammar, library, try_out
+from .grammars import TOO_DEEP, compile_grammar, library, try_out
 from .stages import ROOT
 
 SECONDS = 5  # of processor time, for a process
@@ -36,7 +36,10 @@ class Trials:
 
         Raise InvalidInput if it makes none, and QueueFull for a new one if too many others wait.
         """
-        key = pickle.dumps(form)
+        try:
+            key = pickle.dumps(form)
+        except RecursionError as error:
+            raise InvalidInput(TOO_DEEP) from error
         known = self.results.get(key)
         if known is None or (known.done() and known.exception()):  # or no process could be started
             if sum(not task.done() for task in self.results.values()) >= MOST_NEW:

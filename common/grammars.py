@@ -10,6 +10,7 @@ from typing import Any
 from .errors import InvalidInput, shortened
 
 MOST_CHARACTERS, MOST_DEPTH = 100_000, 64  # of a schema; a library that recurses deeper may overflow its stack
+TOO_DEEP = f"the JSON schema is nested deeper than {MOST_DEPTH} levels: make it flatter"
 # Between two parts of JSON. Endless blanks are valid JSON too, and a model at a temperature finds its way there.
 WHITESPACE = "[ ]?"
 TAG, END = "<tool_call>", "</tool_call>"  # around a call, as Qwen's templates teach it
@@ -45,7 +46,7 @@ def check_depth(value: Any) -> None:
         ]
         if not level:
             return
-    raise InvalidInput(f"the JSON schema is nested deeper than {MOST_DEPTH} levels: make it flatter")
+    raise InvalidInput(TOO_DEEP)
 
 
 def regex_grammar(pattern: str) -> str:

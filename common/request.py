@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Literal
 
 from .detokenizer import IncrementalDetokenizer, StopSearch
-from .errors import InvalidInput
+from .errors import InvalidInput, context_exceeded
 from .model import ModelConfig
 from .sampling import SamplingParams, TokenLogprobs
 
@@ -41,8 +41,8 @@ class Request:
     """A prompt and its completion.
 
     Attributes for callers: `request_id`, `prompt_token_ids`, `token_ids` (output so far, with an end-of-sequence
-    token), `text` (output so far, without special tokens and, unless include_stop_str_in_output is set, without the
-    stop string), `finish_reason` (None until it ends), `stop_reason` (the stop string or stop token id that ended it),
+    token), `text` (output so far, without special tokens and, unless include_stop_str_in_output is set, without what
+    ended it), `finish_reason` (None until it ends), `stop_reason` (the stop string or stop token id that ended it),
     `logprobs` (one entry per output token, if requested), `cached_tokens` (prompt tokens found in the prefix cache),
     `timings`.
     """
@@ -117,7 +117,9 @@ class Request:
             form = self.params.structure  # an answer that ends before its grammar does was cut at a bound
             self.finish("stop" if form is None or form.state.is_complete(self.token_ids[:-1]) else "length")
         elif token_id in self.params.stop_token_ids:
-            self.finish("stop", token_id)
+            shown = self.params.include_stop_str_in_output and self._detokenizer
+            if not (shown and self._extend_text(self._detokenizer.append(token_id))):
+                self.finish("stop", token_id)
         elif self._detokenizer and self._extend_text(self._detokenizer.append(token_id)):
             pass  # `_extend_text` has found a stop string and ended the request
         elif len(self.token_ids) == self.max_tokens:
@@ -159,9 +161,7 @@ def prompt_tokens(prompt: str | Sequence[int], tokenizer, config: ModelConfig) -
         token_ids = tokenizer(prompt)["input_ids"]
     else:
         if len(prompt) > most:
-            raise InvalidInput(
-                f"the prompt has {len(prompt)} tokens, more than the model's context of {most}: shorten it"
-            )
+            raise context_exceeded(most, f"the prompt has {len(prompt)}: shorten it")
         token_ids = list(prompt)
     if not token_ids:
         raise InvalidInput("the prompt is empty: give at least one token")
@@ -177,12 +177,9 @@ def prompt_tokens(prompt: str | Sequence[int], tokenizer, config: ModelConfig) -
 
 
 def check_prompt_length(characters: int, tokenizer, config: ModelConfig) -> None:
-    """Raise InvalidInput for a text too long for the context even if each token is the vocabulary's longest."""
+    """Raise ContextExceeded for a text too long for the context even if each token is the vocabulary's longest."""
     if characters > config.context_length * max_token_characters(tokenizer):
-        raise InvalidInput(
-            f"the prompt has {characters} characters, too many for the model's context of {config.context_length} "
-            "tokens: shorten it"
-        )
+        raise context_exceeded(config.context_length, f"the prompt has {characters} characters: shorten it")
 
 
 @lru_cache(maxsize=8)  # one pass over the vocabulary for each tokenizer

@@ -117,6 +117,7 @@ class Cluster:
         if self._closing.done():
             return
         self._closing.set_result(None)
+        wait([self._joined], CLOSE_SECONDS)  # Ray aborts a process that loses the head while it joins
         if self._joined.done():
             self._thread.join(OWN_SECONDS if self.mine else CLOSE_SECONDS)
         if self.mine:

@@ -5,8 +5,10 @@ starts, its reading of tokens, the import path of its workers, and its messages.
 2.52, the first version with tokens, and with 2.60.
 """
 
+import ctypes
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -63,7 +65,8 @@ def join_ray(address: str) -> None:
     """Join the Ray at `address`, with the token from Ray's own settings if it requires one."""
     silence_ray()
     read_authentication_settings()
-    ray.init(address, job_config=CourseJobConfig(), log_to_driver=False, configure_logging=False)
+    with own_sigterm():
+        ray.init(address, job_config=CourseJobConfig(), log_to_driver=False, configure_logging=False)
 
 
 def start_ray(token: str) -> None:
@@ -76,7 +79,7 @@ def start_ray(token: str) -> None:
     own["SPT_NOENV"] = "1"  # or the title of a process would overwrite its environment, and `end_processes` miss it
     # On Linux, Ray would replace 127.0.0.1 by an address that other machines can reach.
     on_loopback = patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False)
-    with environment(**own), on_loopback, patch.multiple(Node, **NOT_STARTED):
+    with environment(**own), on_loopback, patch.multiple(Node, **NOT_STARTED), own_sigterm():
         read_authentication_settings()
         ray.init(
             "local",
@@ -116,6 +119,21 @@ def environment(**variables: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def own_sigterm() -> Iterator[None]:
+    """Keep what this process does at SIGTERM. What Ray sets in its place prints the stack, and leaves processes behind.
+
+    Python sets handlers on the main thread alone, so this asks its library in C.
+    """
+    library = ctypes.pythonapi
+    library.PyOS_getsig.restype = ctypes.c_void_p
+    before = ctypes.c_void_p(library.PyOS_getsig(signal.SIGTERM))
+    try:
+        yield
+    finally:
+        library.PyOS_setsig(signal.SIGTERM, before)
 
 
 def read_authentication_settings() -> None:

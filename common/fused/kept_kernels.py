@@ -25,7 +25,7 @@ from numba.core import caching
 
 CACHE = os.environ.get("NUMBA_CACHE_DIR")
 if not CACHE:
-    with suppress(ImportError):
+    with suppress(ImportError, RuntimeError):  # the second without a home, as in some containers
         from platformdirs import user_cache_path
 
         CACHE = user_cache_path()
@@ -83,7 +83,7 @@ def kept(dispatcher: Any) -> Iterator[None]:
             stack.enter_context(FileLock(FOLDER / "lock"))
             dispatcher._cache = KeptKernel(dispatcher.py_func)
         except (OSError, RuntimeError):  # numba's where a folder cannot be written
-            say_compiling(f"at each start: {FOLDER} cannot be written")
+            say_compiling(f"at each start: {FOLDER} cannot be written, and NUMBA_CACHE_DIR names another place")
         yield
 
 

@@ -119,7 +119,7 @@ def find_checkpoint(name: str | os.PathLike | None, with_weights: bool) -> Path:
     """Return the folder of a name as in `load_model`, downloading it if necessary (HF_HUB_OFFLINE=1: cache only)."""
     if name in (None, "target", "draft"):
         return CHECKPOINTS / (name or "target")
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if folder.is_dir():
         return folder
     configs = {path.name.lower(): path for path in (CHECKPOINTS / "configs").glob("*")}

@@ -27,7 +27,7 @@ from transformers.utils import logging
 from ..attention.window import windowed
 from ..errors import InvalidInput, counted
 from ..model import Attend, ModelConfig
-from .config import SIZES, first_sentence, read_json, require
+from .config import SIZES, context_length, first_sentence, read_json, require
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Arguments of attention that `attend` serves or need not see: windows are asked of the mask.
@@ -173,14 +173,15 @@ def read_library_config(folder: Path) -> tuple[ModelConfig, PreTrainedConfig]:
         sizes["intermediate_size"] = 4 * (sizes["hidden_size"] or 0)
     for field, size in sizes.items():
         check(isinstance(size, int) and size > 0, field, size, "a positive integer")
-    vocab_size, hidden_size, intermediate_size, num_layers, heads, kv_heads, context_length = sizes.values()
+    vocab_size, hidden_size, intermediate_size, num_layers, heads, kv_heads, _ = sizes.values()
     check(heads % kv_heads == 0, "num_key_value_heads", kv_heads, f"a divisor of {heads} query heads")
     rope = getattr(hf_config, "rope_parameters", None) or {}
+    context = context_length(hf_config, rope)
     if rope.get("rope_type") == "longrope":  # beyond it all angles change, also those of keys that are kept
-        context_length = min(context_length, int(rope["original_max_position_embeddings"]))
+        context = min(context, int(rope["original_max_position_embeddings"]))
     config = ModelConfig(
         vocab_size, hidden_size, intermediate_size, num_layers, heads, kv_heads, head_dim or hidden_size // heads,
-        context_length, tie_embeddings=bool(getattr(hf_config, "tie_word_embeddings", False)),
+        context, tie_embeddings=bool(getattr(hf_config, "tie_word_embeddings", False)),
     )  # fmt: skip
     return config, hf_config
 

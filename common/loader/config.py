@@ -32,7 +32,7 @@ SIZES = (
     "num_key_value_heads",
     "max_position_embeddings",
 )
-# A Llama file that has these fields, of these types, uses no default and no older spelling.
+# A Llama file that has these fields, of these types, and no others uses no default and no older spelling.
 COMPLETE_LLAMA = dict.fromkeys((*SIZES, "head_dim"), int) | {
     "hidden_act": str,
     "attention_bias": bool,
@@ -41,6 +41,10 @@ COMPLETE_LLAMA = dict.fromkeys((*SIZES, "head_dim"), int) | {
     "rope_parameters": dict,
     "tie_word_embeddings": bool,
 }
+UNREAD = {
+    "architectures", "attention_dropout", "bos_token_id", "dtype", "eos_token_id", "initializer_range", "pad_token_id",
+    "pretraining_tp", "transformers_version", "use_cache",
+}  # fmt: skip
 
 
 def read_json(path: Path) -> dict:
@@ -86,7 +90,7 @@ def read_config(folder: Path) -> ModelConfig:
     raw = read_json(path)
     model_type = raw.get("model_type")
     require(model_type in MODEL_TYPES, path, "model_type", model_type, ", ".join(MODEL_TYPES))
-    if model_type == "llama" and all(type(raw.get(field)) is kind for field, kind in COMPLETE_LLAMA.items()):
+    if is_complete_llama(raw):
         return model_config(SimpleNamespace(**raw), str(path))  # every process of the course: the import takes 2 s
     from transformers import AutoConfig
 
@@ -95,6 +99,15 @@ def read_config(folder: Path) -> ModelConfig:
     except Exception as error:  # transformers raises different types in different versions
         raise InvalidInput(f"{path}: not accepted by transformers ({first_sentence(error)})") from error
     return model_config(hf_config, str(path))
+
+
+def is_complete_llama(raw: dict) -> bool:
+    """Return whether transformers would read this file as it stands: further fields may change what others mean."""
+    types = {field: type(value) for field, value in raw.items() if field not in {*UNREAD, "model_type"}}
+    if raw["model_type"] != "llama" or types != COMPLETE_LLAMA:
+        return False
+    rope = raw["rope_parameters"]
+    return rope.keys() == {"rope_type", "rope_theta"} and rope["rope_type"] == "default"
 
 
 def model_config(hf_config, where: str = "config.json") -> ModelConfig:
@@ -147,10 +160,13 @@ def model_config(hf_config, where: str = "config.json") -> ModelConfig:
 
 
 def context_length(hf_config, rope: dict) -> int:
-    """Return the context length in tokens. With YaRN it is the original one times the factor; files may name either."""
-    if rope["rope_type"] == "yarn":
-        return int(rope["original_max_position_embeddings"] * rope["factor"])
-    return hf_config.max_position_embeddings
+    """Return the context length in tokens. With YaRN it is the original one times the factor; files may name either.
+
+    With linear scaling they name the original one.
+    """
+    length = hf_config.max_position_embeddings
+    original = {"yarn": rope.get("original_max_position_embeddings"), "linear": length}.get(rope.get("rope_type"))
+    return int(original * rope["factor"]) if original else length
 
 
 def rope_parameters(hf_config, where: str) -> dict:

@@ -124,13 +124,15 @@ def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE) -> None
 def stored_tensors(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
     """Yield (file, name, tensor) for all weights in the folder; a tensor is a view of the mapped file, not a copy."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.exists():
-        paths = [single]
-    elif index.exists():
+    if index.exists():  # also beside a single file, which is then left over from another upload or conversion
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
             raise InvalidInput(f"{index}: weight_map is missing, or not an object")
         paths = [folder / file for file in sorted(set(weight_map.values()))]
+    elif single.exists():
+        paths = [single]
+    elif paths := sorted(folder.glob("model-*-of-*.safetensors")):
+        pass  # they name their tensors, and a missing one is noticed
     elif list(folder.glob("*.bin")):
         raise InvalidInput(f"{folder}: has pytorch_model.bin but no model.safetensors, the only format read here")
     else:

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -34,6 +35,8 @@ from ..loader.shard import Shard
 from ..stages import ROOT
 
 COLLECTIVE_SECONDS = 60.0  # a rank that keeps the others waiting in a collective for longer counts as hung
+ANSWER_SECONDS = 60.0  # and so does one that takes this much longer than rank 0, or does not read its commands
+LOADING_SECONDS = 600.0  # for a rank to load its part once rank 0 has its own: all may read one slow disk
 NOTICING_SECONDS = 2.0  # from a broken connection until `_listen` knows the reason
 LEAVING_SECONDS = 5.0  # for a rank to end by itself
 FOLLOW = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from common.parallel.engine import follow; follow()"
@@ -67,10 +70,12 @@ class Ranks:
         self._failed = threading.Event()  # set with `failure`
         self._ending = False
         self._lock = threading.Lock()
+        self._late: tuple[float, str] | None = None  # when what rank 0 waits for is too late, and the reason to give
         self._threads_before = torch.get_num_threads()
         self._followers: list[subprocess.Popen] = []
         self._answers: list[SimpleQueue] = []
         atexit.register(self.close)
+        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
         try:
             store = open_store()
             model = {"name_or_path": name_or_path, "dtype": self.dtype, "load_format": load_format}
@@ -79,7 +84,7 @@ class Ranks:
                 self._send(rank, "join", rank, count, store.port, self._device_of(rank), model, self.threads)
             use_threads(self.threads)  # the others load at the same time
             self.loaded = load_model(**model, device=self._device_of(0), shard=Shard(0, count))
-            self.answers()  # wait until all have loaded: joining the group has a short deadline
+            self.answers(LOADING_SECONDS)  # wait until all have loaded: joining the group has a short deadline
             join_group(store, self.loaded.shard, self.loaded.device)
         except BaseException:
             self.close()
@@ -98,9 +103,15 @@ class Ranks:
             for rank in range(1, self.count):
                 self._send(rank, method, *arguments)
 
-    def answers(self) -> list[Any]:
-        """Wait for an answer of every other rank, and return them in order. Raise RankLost if one is gone or fails."""
-        found = [answers.get() for answers in self._answers]
+    def answers(self, seconds: float | None = None) -> list[Any]:
+        """Wait for an answer of every other rank, and return them in order.
+
+        Raise RankLost if one is gone or fails, or takes longer than `seconds` (None: ANSWER_SECONDS).
+        """
+        found = []
+        for rank, answers in enumerate(self._answers, 1):
+            with self._at_most(seconds or ANSWER_SECONDS, f"rank {rank} of {self.count} does not answer"):
+                found.append(answers.get())
         self._raise_failure()
         return found
 
@@ -170,8 +181,9 @@ class Ranks:
         self._raise_failure()
         pipe = self._followers[rank - 1].stdin
         try:
-            pickle.dump((method, arguments), pipe)
-            pipe.flush()
+            with self._at_most(ANSWER_SECONDS, f"rank {rank} of {self.count} does not read its commands"):
+                pickle.dump((method, arguments), pipe)
+                pipe.flush()
         except OSError as error:
             self._failed.wait(NOTICING_SECONDS)
             self._fail(f"rank {rank} no longer reads its commands ({error})")
@@ -187,6 +199,21 @@ class Ranks:
             process.wait(LEAVING_SECONDS)
         self._fail(f"rank {rank} of {self.count} has ended (exit status {process.returncode})")
         answers.put(None)  # wakes `answers`
+
+    @contextmanager
+    def _at_most(self, seconds: float, otherwise: str) -> Iterator[None]:
+        """Bound a wait for another rank: its end, by `_watch`, wakes rank 0."""
+        self._late = time.monotonic() + seconds, f"{otherwise} within {seconds:.0f} s"
+        try:
+            yield
+        finally:
+            self._late = None
+
+    def _watch(self) -> None:
+        """On a thread: end all ranks if one of them is too late."""
+        while not (self._failed.wait(1.0) or self._ending):
+            if (late := self._late) and time.monotonic() > late[0]:
+                self._fail(late[1])
 
     def _fail(self, reason: str) -> None:
         """Record the first failure, which causes all later ones, and end all ranks and what rank 0 waits for."""

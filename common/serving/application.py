@@ -4,9 +4,8 @@ import argparse
 
 from fastapi import FastAPI
 from fastapi.responses import Response
-from starlette.middleware.cors import CORSMiddleware
 
-from .limits import BodyLimit, HeaderCheck
+from .limits import BodyLimit, HeaderCheck, Origins
 from .metrics import Measured
 from .openai_api import routes
 from .openai_api.templates import set_template
@@ -27,5 +26,4 @@ def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) 
     # The last middleware added runs first: with CORS outermost, a web page can read that its key was refused.
     app.add_middleware(BodyLimit, most=args.max_body)
     app.add_middleware(HeaderCheck, key=args.api_key)
-    if args.allow_origin:
-        app.add_middleware(CORSMiddleware, allow_origins=args.allow_origin, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(Origins, allow_origins=args.allow_origin, allow_methods=["*"], allow_headers=["*"])

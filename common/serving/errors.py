@@ -15,7 +15,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from common.errors import InvalidInput
+from common.errors import ContextExceeded, InvalidInput, shortened
 
 logger = logging.getLogger("uvicorn.error")  # uvicorn configures it from --log-level
 dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes one in each call
@@ -76,6 +76,10 @@ def error_response(http: Request, error: Exception) -> Response:
             message, status, headers = str(error), 429, {"Retry-After": "1"}
         case EngineDead():
             message, status = str(error), 503
+        case ContextExceeded():
+            message, code = str(error), "context_length_exceeded"
+        case HTTPException(detail="Not Found" | "Method Not Allowed"):  # of the router
+            message, status, headers = advice(http, error), error.status_code, error.headers
         case HTTPException():
             message, status, headers = str(error.detail), error.status_code, error.headers
         case _:
@@ -83,6 +87,16 @@ def error_response(http: Request, error: Exception) -> Response:
     log_refusal(http, status, message)
     own = http.url.path in ("/generate", "/health")
     return Json({"error": message} if own else error_object(message, status, param, code), status, headers=headers)
+
+
+def advice(http: Request, error: HTTPException) -> str:
+    """Return one sentence about a path or method that the server does not have, with what to use in its place."""
+    path = http.url.path
+    if error.status_code == 405:
+        return f"{shortened(path)} takes {error.headers['Allow']}, not {http.method}"
+    known = http.app.openapi()["paths"]
+    near = [one for one in known if path != "/" and (one.endswith(path) or path.endswith(one))]
+    return f"there is no {shortened(path)} here: use {', '.join(near or known)}"
 
 
 def first_error(error: RequestValidationError) -> tuple[str, str | None]:

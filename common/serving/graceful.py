@@ -14,6 +14,7 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
+from common.serving.http_versions import Protocol
 from common.serving.options import url_of
 
 from .engine_thread import EngineThread
@@ -34,7 +35,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, engine_thread: EngineThread, host: str, port: int, log_level: str = "warning"):
         limits = {"timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": GRACE_SECONDS + FAREWELL_SECONDS}
-        super().__init__(uvicorn.Config(app, host=host, port=port, log_level=log_level, **limits))
+        super().__init__(uvicorn.Config(app, http=Protocol, host=host, port=port, log_level=log_level, **limits))
         self.engine_thread = engine_thread
 
     def serve_until_stopped(self, announce: Callable[[str], None] = say_serving) -> None:

@@ -4,9 +4,13 @@ import asyncio
 import hmac
 import time
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from common.errors import shortened
 
 from .errors import error_response
 
@@ -17,8 +21,20 @@ LONGEST_WAIT = 5.0  # seconds until a large body is read; if it would be longer,
 OPEN_PATHS = {"/health", "/metrics", "/version", "/", "/watch", "/watch/lesson"}
 
 
+class Origins(CORSMiddleware):
+    """Tell browsers which web pages may send requests. A refusal names the option that would allow the page."""
+
+    def preflight_response(self, request_headers: Headers):
+        origin = request_headers["origin"]
+        if self.is_allowed_origin(origin):
+            return super().preflight_response(request_headers)
+        message = f"pages of {shortened(origin)} may not send requests: start the server with --allow-origin {origin}"
+        error = HTTPException(403, message)
+        return lambda scope, *channels: error_response(Request(scope), error)(scope, *channels)
+
+
 class HeaderCheck:
-    """Refuse requests whose headers tell that they must not be answered, and read every body as JSON.
+    """Refuse requests whose headers tell that they must not be answered, read every body as JSON, and HEAD as GET.
 
     key: with one, requests without `Authorization: Bearer KEY` get 401, except those for OPEN_PATHS.
     A web page's POST that is not declared as JSON gets 415. A browser sends JSON to another site only if that site
@@ -27,7 +43,7 @@ class HeaderCheck:
     """
 
     def __init__(self, app: ASGIApp, key: str | None):
-        self.app, self.expected = app, f"Bearer {key}".encode() if key else None
+        self.app, self.key = app, key.encode() if key else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -38,12 +54,16 @@ class HeaderCheck:
             if scope["method"] == "POST":
                 others = [header for header in scope["headers"] if header[0] != b"content-type"]  # some come repeatedly
                 scope = scope | {"headers": [*others, (b"content-type", b"application/json")]}
+            if scope["method"] == "HEAD":  # uvicorn leaves out the body
+                scope = scope | {"method": "GET"}
         await self.app(scope, receive, send)
 
     def refusal(self, method: str, path: str, headers: dict[bytes, bytes]) -> HTTPException | None:
-        open_to_all = not self.expected or path in OPEN_PATHS or method == "OPTIONS"
+        open_to_all = not self.key or path in OPEN_PATHS or method == "OPTIONS"
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
         # Compare in constant time: the time of a refusal must not tell how much of the key was right.
-        if not open_to_all and not hmac.compare_digest(headers.get(b"authorization", b""), self.expected):
+        right = scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self.key or b"")
+        if not open_to_all and not right:
             message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
             return HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
         declared = headers.get(b"content-type", b"").startswith(b"application/json")

@@ -6,6 +6,7 @@ the engine's `stats()` after its last step.
 
 from collections.abc import Iterable
 from importlib.util import find_spec
+from typing import get_args
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -14,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from common.engine import BaseEngine
-from common.request import Request
+from common.request import FinishReason, Request
 
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)  # seconds
 COUNTS = tuple(scale * digit for scale in (1, 10, 100, 1_000, 10_000, 100_000) for digit in (1, 2, 5))  # tokens
@@ -81,6 +82,8 @@ class Measured(Collector):
             "vllm:request_success", "Requests by how they ended", ["model_name", "finished_reason"],
             registry=self._registry,
         )  # fmt: skip
+        for reason in get_args(FinishReason):  # a rate needs a zero before the first one
+            self._ended.labels(model_name, reason)
 
     def __getattr__(self, name: str):
         return getattr(self._engine, name)

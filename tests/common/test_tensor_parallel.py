@@ -226,6 +226,22 @@ def test_a_rank_that_is_killed_or_hangs_ends_all(own_two, sent, says):
     assert_lost(engine, own_two, says)
 
 
+@posix
+@pytest.mark.parametrize(("call", "says"), [("check", "does not answer within 1 s"), ("add", "does not read its")])
+def test_a_rank_that_hangs_outside_a_collective_ends_all(own_two, monkeypatch, call, says):
+    """Rank 0 waits for an answer, or for room in a pipe that nothing reads."""
+    engine = TensorParallelEngine(own_two, "05")
+    monkeypatch.setattr(ranks, "ANSWER_SECONDS", 1.0)
+    own_two._followers[0].send_signal(signal.SIGSTOP)
+    with pytest.raises(RankLost, match=f"rank 1 of 2 {says}"):
+        while True:
+            engine.check() if call == "check" else engine.add([5] * 3000)
+    with pytest.raises(RankLost, match=says):
+        engine.add(STORY)
+    engine.close()
+    assert all(process.poll() is not None for process in own_two._followers)
+
+
 def test_a_rank_that_fails_says_why(own_two):
     engine, two = TensorParallelEngine(own_two, "05"), own_two
     engine.add(STORY, SamplingParams(max_tokens=3000, ignore_eos=True))

@@ -138,12 +138,22 @@ def test_demo_runs_every_stage_under_its_heading_up_to_the_first_that_fails(tree
 def test_a_program_gets_the_remaining_arguments(tree, tmp_path_factory):
     assert finish(tree, "demo", "2", "--device", "cpu") == (0, "cached --demo --device cpu\n", "")
     assert finish(tree, "serve", "01", "--port", "9000") == (0, "naive --serve --port 9000\n", "")
-    write_files(tree, {"common/bench/__main__.py": "import sys\nprint('all', *sys.argv[1:])\n"})
-    assert [finish(tree, "bench", how)[1] for how in ("2", "--quick")] == ["measured\n", "all --quick\n"]
+    assert finish(tree, "bench", "2")[1] == "measured\n"
+
+
+def test_a_program_runs_where_the_user_is(tree, tmp_path_factory):
+    """There are the files that its arguments name: a model's folder, results to compare, a page to be written."""
     code = "import os, sys\nprint(os.getcwd(), *sys.argv[1:])\n"
-    write_files(tree, {"common/bench/compare/__main__.py": code, "common/inspector/__main__.py": code})
-    elsewhere = tmp_path_factory.mktemp("class")  # where `compare` finds its files, and `watch --record` writes one
-    for arguments, passed in ((["compare", "anna.json"], "anna.json"), (["watch", "2", "03"], "02_kv_cache 03")):
+    write_files(tree, {f"common/{name}/__main__.py": code for name in ("bench", "bench/compare", "inspector")})
+    write_files(tree, {"02_kv_cache/main.py": code, "02_kv_cache/benchmark.py": code})
+    elsewhere = tmp_path_factory.mktemp("class")
+    for arguments, passed in (
+        (["compare", "anna.json"], "anna.json"),
+        (["watch", "2", "03"], "02_kv_cache 03"),
+        (["serve", "2", "--model", "./folder"], "--serve --model ./folder"),
+        (["bench", "2", "--out", "here"], "--out here"),
+        (["bench", "--out", "here"], "--out here"),
+    ):
         printed, _ = start(tree, *arguments, cwd=elsewhere).communicate(timeout=120)
         assert printed == f"{elsewhere} {passed}\n"
 

@@ -1,5 +1,7 @@
 """The ends of a fleet of processes, without processes: nothing waits for an answer that does not come."""
 
+import ctypes
+import signal
 import threading
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -13,6 +15,7 @@ from common.stages import load_stage_module
 
 pytest.importorskip("ray", reason="needs the package ray")
 from common.distributed import cluster as module  # noqa: E402 (not before ray is known to be there)
+from common.distributed import joining
 
 ray_fleet = load_stage_module("08", "ray_fleet")
 SECONDS = 60.0
@@ -46,6 +49,16 @@ def test_a_look_without_an_answer_does_not_hold_up_the_end(monkeypatch):
     watching.join(SECONDS)
     assert not watching.is_alive()
     answer.set()
+
+
+def test_what_sigterm_does_is_not_rays_to_change():
+    told = []
+    before = signal.signal(signal.SIGTERM, lambda *_: told.append("ours"))
+    with joining.own_sigterm():
+        ctypes.pythonapi.PyOS_setsig(signal.SIGTERM, 0)  # as Ray's library does, behind Python's back
+    signal.raise_signal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
+    assert told == ["ours"]
 
 
 def test_closing_ends_a_worker_that_still_loads(make_fleet):

@@ -1,5 +1,6 @@
 """OpenAI's own client against the server: texts and shapes of answers, whole and streamed."""
 
+import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -114,6 +115,11 @@ def test_stop_reasons(service, expect):
     token_id = expect(PROMPT, max_tokens=20).token_ids[1]
     by_id = complete(service, max_tokens=20, extra_body={"stop_token_ids": [token_id]})
     assert by_id.choices[0].stop_reason == token_id and by_id.usage.completion_tokens == 2
+    kept = complete(
+        service, max_tokens=20, extra_body={"stop_token_ids": [token_id], "include_stop_str_in_output": True}
+    )
+    assert kept.choices[0].text == expect(PROMPT, max_tokens=2).text != by_id.choices[0].text
+    assert kept.choices[0].stop_reason == token_id
     [*_, last] = complete(service, max_tokens=20, stop=text[3:6], stream=True)
     assert last.choices[0].stop_reason == text[3:6]
 
@@ -143,6 +149,16 @@ def test_chat_messages_go_through_the_chat_template(service, loaded, expect):
     assert chat(service, parts, max_tokens=9).choices[0] == chat(service, joined, max_tokens=9).choices[0]
     turns = [{"role": "system", "content": "Be brief."}, *QUESTION, {"role": "assistant", "content": "1"}, *QUESTION]
     assert chat(service, turns, max_tokens=9).usage.prompt_tokens == len(chat_ids(loaded, turns))
+
+
+def test_a_final_message_can_be_continued(service, loaded, expect):
+    turns = [*QUESTION, {"role": "assistant", "content": "1, 2,"}]
+    ids = loaded.tokenizer.apply_chat_template(turns, continue_final_message=True, return_dict=True)["input_ids"]
+    answer = chat(service, turns, max_tokens=5, extra_body={"continue_final_message": True})
+    assert answer.choices[0].message.content == expect(ids, max_tokens=5).text
+    assert answer.usage.prompt_tokens == len(ids) < len(chat_ids(loaded, turns))
+    open_end = chat(service, max_tokens=1, extra_body={"add_generation_prompt": False})
+    assert open_end.usage.prompt_tokens < len(chat_ids(loaded, QUESTION))
 
 
 def test_streamed_chat(service):
@@ -252,6 +268,37 @@ def test_echo(service, loaded, expect, prompts):
 
 # ---- What vLLM adds ----
 
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+READS_ALL = (
+    "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content }}|{{ m.content }}\n{% endfor %}"
+    "{{ tools }} {{ mood }} {{ reasoning_effort }} <tool_call>{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+def test_tokenize_counts_what_a_chat_would_send(loaded):
+    """All that a template reads: tools, its own variables, an assistant's reasoning, how the prompt ends."""
+    reading = copy.deepcopy(loaded.tokenizer)
+    reading.chat_template = READS_ALL
+    turns = [*QUESTION, {"role": "assistant", "content": "One.", "reasoning_content": "It begins so."}]
+    prompts = set()
+    with openai_server("06", replace(loaded, tokenizer=reading)) as service:
+        for fields in (
+            {"messages": turns},
+            {"messages": turns, "tools": TOOLS, "tool_choice": "none"},
+            {"messages": turns, "chat_template_kwargs": {"mood": "glad and gay"}},
+            {"messages": turns, "reasoning_effort": "low"},
+            {"messages": turns, "add_generation_prompt": False},
+            {"messages": turns, "continue_final_message": True},
+        ):
+            usage = service.post("/v1/chat/completions", max_tokens=1, **fields).json()["usage"]
+            fields.pop("tool_choice", None)
+            counted = service.post("/tokenize", **fields).json()
+            assert counted["count"] == usage["prompt_tokens"]
+            prompt = service.post("/detokenize", tokens=counted["tokens"]).json()["prompt"]
+            prompts.add(prompt)
+            assert "It begins so." in prompt
+    assert len(prompts) == 6
+
 
 def test_tokenize_and_back(service, loaded):
     text = "Łódź has a café 🐢."
@@ -261,6 +308,9 @@ def test_tokenize_and_back(service, loaded):
     assert service.post("/detokenize", tokens=answer["tokens"]).json() == {"prompt": text}
     answer = service.post("/tokenize", messages=QUESTION, return_token_strs=True).json()
     assert answer["tokens"] == chat_ids(loaded, QUESTION) and len(answer["token_strs"]) == answer["count"]
+    for fields in ({"prompt": text, "nonsense": 1}, {"prompt": text, "tools": TOOLS}, {"tokens": [5], "nonsense": 1}):
+        answer = service.post("/detokenize" if "tokens" in fields else "/tokenize", **fields)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] in ("nonsense", "tools"), answer.text
     info = service.get("/tokenizer_info").json()
     assert info["chat_template"] == loaded.tokenizer.chat_template and info["eos_token"] == loaded.tokenizer.eos_token
     assert service.get("/version").json()["version"]

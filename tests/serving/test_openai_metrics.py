@@ -45,6 +45,7 @@ def test_metrics(loaded):
     assert value("kv_cache_usage_perc") == 0 and value("num_preemptions_total") == 0
     assert float(values['vllm:request_success_total{finished_reason="length",model_name="bundled"}']) == 2
     assert float(values['vllm:request_success_total{finished_reason="abort",model_name="bundled"}']) == 1
+    assert float(values['vllm:request_success_total{finished_reason="error",model_name="bundled"}']) == 0
     for name in ("time_to_first_token_seconds", "request_queue_time_seconds"):
         assert value(f"{name}_count") == 3
     for name in metrics_of_completed_requests:

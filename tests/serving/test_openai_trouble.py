@@ -31,6 +31,9 @@ REFUSED = [
     ({"prompt": [1, "a"]}, "prompt", "valid"),
     ({"prompt": "\ud83d"}, None, "surrogate"),
     ({"prompt": [5] * 5000, "max_tokens": 1}, None, "context"),
+    (CHAT | {"echo": True}, "echo", "not supported"),
+    (CHAT | {"max_tokens": 4.5}, "max_tokens", "not 4.5"),
+    (CHAT | {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "contradict"),
     ({"prompt": [5] * 5000, "max_tokens": 0, "echo": True}, None, "context"),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens", "echo"),
     ({"prompt": "a", "max_tokens": -1}, None, "max_tokens"),
@@ -95,7 +98,43 @@ def test_a_body_is_json_whatever_it_is_declared_as_unless_it_comes_from_a_web_pa
     assert status(Origin="https://example.org", Content_Type="application/json") == 200, "a browser asks first"
 
 
+@pytest.mark.parametrize("depth", [480, 940, 3000])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        '"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": DEEP}}',
+        '"structured_outputs": {"json": DEEP}',
+        '"tools": [{"type": "function", "function": {"name": "a", "parameters": DEEP}}], "tool_choice": "required"',
+        '"chat_template_kwargs": DEEP',
+        '"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "DEEP"}}]}]',
+    ],
+)
+def test_what_is_nested_deep_is_no_fault_of_the_server(service, fields, depth):
+    deep = '{"items": ' * depth + "{}" + "}" * depth
+    fields = fields.replace('"DEEP"', json.dumps(deep)).replace("DEEP", deep)
+    content = f"{json.dumps(CHAT)[:-1]}, {fields}}}"
+    assert httpx.post(f"{service.url}/v1/chat/completions", content=content, timeout=60).status_code in (200, 400)
+
+
+def test_a_history_that_is_too_long_has_the_code_by_which_clients_shorten_it(service):
+    for path, body in (
+        ("/v1/completions", {"prompt": [5] * 4000, "max_tokens": 500}),
+        ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": "a b " * 5000}]}),
+    ):
+        answer = service.post(path, **body)
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["code"] == "context_length_exceeded", error
+        assert error["message"].startswith("This model's maximum context length is 4096 tokens. However, ")
+
+
 def test_fields_that_change_nothing_are_ignored(service):
+    """As clients send them; JSON has one kind of numbers."""
+    sent = {"reasoning_effort": "low", "priority": 0, "echo": False, "add_generation_prompt": True, "n": 1.0}
+    numbers = {"max_tokens": 4.0, "top_k": 1.0, "seed": 5.0, "min_tokens": 0.0, "logprobs": True, "top_logprobs": 1.0}
+    [plain] = service.post("/v1/chat/completions", **CHAT | {"max_tokens": 4, "temperature": 0}).json()["choices"]
+    [choice] = service.post("/v1/chat/completions", **CHAT | sent | numbers).json()["choices"]
+    assert choice["message"] == plain["message"] and len(choice["logprobs"]["content"]) == 4
+    assert service.post(prompt="a", **{"max_tokens": 4.0, "logprobs": 1.0, "echo": False}).status_code == 200
     harmless = {"user": "me", "metadata": {"a": "b"}, "best_of": 1, "logit_bias": {}, "suffix": None, "n": None}
     assert service.post(prompt="a", max_tokens=1, **harmless).status_code == 200
     messages = [{"role": "user", "content": "Hi", "name": "me"}, {"role": "assistant", "content": "Yes?"}]
@@ -111,6 +150,42 @@ def test_a_model_without_a_chat_template(loaded):
         assert answer.status_code == 400 and "no chat template" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "says"),
+    [
+        ("POST", "/chat/completions", 404, "there is no '/chat/completions' here: use /v1/chat/completions"),
+        ("GET", "/api/tags", 404, "there is no '/api/tags' here: use /generate, /health, /v1/completions, "),
+        ("GET", "/", 404, "/v1/chat/completions"),
+        ("GET", "/v1/chat/completions", 405, "'/v1/chat/completions' takes POST, not GET"),
+    ],
+)
+def test_a_wrong_path_or_method_says_what_to_use(service, method, path, status, says):
+    answer = httpx.request(method, f"{service.url}{path}")
+    assert answer.status_code == status and says in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models"])
+def test_head_is_get_without_a_body(service, path):
+    answer = httpx.head(f"{service.url}{path}")
+    assert answer.status_code == 200 and not answer.content
+
+
+@pytest.mark.parametrize(("version", "chunked"), [("1.0", False), ("1.1", True)])
+def test_streams_have_chunks_for_clients_that_know_them(service, version, chunked):
+    """An answer of HTTP/1.0 ends with the connection. The first line comes in two pieces."""
+    body = json.dumps({"prompt": "a", "max_tokens": 5, "stream": True, "ignore_eos": True}).encode()
+    head = (
+        f"POST /v1/completions HTTP/{version}\r\nHost: test\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    with service.connect() as client:
+        client.sendall(head.encode()[:20])
+        wait_until(lambda: service.server.server_state.connections)
+        client.sendall(head.encode()[20:] + body)
+        headers, _, answer = b"".join(iter(lambda: client.recv(65536), b"")).partition(b"\r\n\r\n")
+    assert (b"transfer-encoding: chunked" in headers) == chunked
+    assert answer.startswith(b"data: ") != chunked and b"data: [DONE]" in answer
+
+
 # ---- Limits ----
 
 
@@ -123,6 +198,8 @@ def test_api_key(loaded):
             answer = httpx.post(f"{service.url}/generate", headers=key)
             assert answer.status_code == 401 and answer.json()["error"].startswith("the API key is missing or wrong")
         assert service.get("/health").status_code == 200
+        for scheme in ("bearer", "BEARER", "Bearer "):
+            assert service.get("/v1/models", Authorization=f"{scheme} secret").status_code == 200
         client = openai.OpenAI(base_url=f"{service.url}/v1", api_key="secret", max_retries=0)
         assert client.completions.create(model="bundled", prompt="a", max_tokens=1).choices
         with pytest.raises(openai.AuthenticationError):
@@ -143,9 +220,13 @@ def test_bodies_have_a_limit(loaded):
 def test_only_allowed_web_pages_can_read_answers(loaded, service):
     question = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
     assert "access-control-allow-origin" not in service.get("/v1/models", **question).headers
+    refused = httpx.options(f"{service.url}/v1/chat/completions", headers=question)
+    assert refused.status_code == 403 and "--allow-origin https://example.org" in refused.json()["error"]["message"]
     with openai_server("03", loaded, "--allow-origin", "https://example.org", "--api-key", "secret") as open_service:
         answer = httpx.options(f"{open_service.url}/v1/completions", headers=question)
         assert answer.headers["access-control-allow-origin"] == "https://example.org"
+        others = httpx.options(f"{open_service.url}/v1/completions", headers=question | {"Origin": "https://other.org"})
+        assert others.status_code == 403 and "--allow-origin https://other.org" in others.json()["error"]["message"]
         refused = open_service.get("/v1/models", **question)
         assert refused.status_code == 401 and "access-control-allow-origin" in refused.headers
 

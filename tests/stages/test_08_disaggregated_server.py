@@ -131,3 +131,17 @@ def test_the_command_serves_on(tmp_path):
     while processes_of(server.pid) and time.monotonic() < give_up:
         time.sleep(0.2)
     assert processes_of(server.pid) == set()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.ray
+def test_a_start_that_is_ended_leaves_no_process(tmp_path):
+    pytest.importorskip("ray", reason="needs the package ray")
+    command = [sys.executable, str(ROOT / "08_disaggregated/main.py"), "--serve", "--port", str(free_port())]
+    path = tmp_path / "log"
+    with path.open("w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    wait_until(lambda: any("raylet" in command for command in processes_of(server.pid)), 120)
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(60) == 128 + signal.SIGTERM and path.read_text().count("\n") == 1, path.read_text()
+    wait_until(lambda: not processes_of(server.pid), 2)

@@ -84,7 +84,7 @@ def test_stop_strings_and_seeds_on_the_command_line(monkeypatch, capsys, loaded)
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", "a", "--temperature", "-1"], "temperature must be"),
         (["--prompt", "a", "--max-tokens", "0"], "max_tokens must be"),
-        (["--prompt", "a", "--max-tokens", "9999"], "context of 4096 tokens"),
+        (["--prompt", "a", "--max-tokens", "9999"], "context length is 4096 tokens"),
         (["--prompt", "a", "--model", "EMPTY"], "config.json"),
         (["--prompt", "a", "--trace", "EMPTY"], "is a folder: name a file in it"),
         (["--prompt", "a", "--model", "TinyLlama-1.1B"], "load_format='dummy'"),
@@ -146,7 +146,7 @@ def test_a_name_that_only_ipv6_knows_is_an_address_of_ipv6(monkeypatch):
 def test_transformers_does_not_warn_of_a_prompt_that_the_engine_refuses(loaded, monkeypatch):
     warnings = []
     monkeypatch.setattr("transformers.tokenization_utils_base.logger.warning", warnings.append)
-    with pytest.raises(ValueError, match="more than the model's context"):
+    with pytest.raises(ValueError, match="maximum context length is"):
         load_engine("02")(loaded).add(chat_prompt(loaded.tokenizer, "hello there " * 3000))
     assert warnings == []
 

@@ -7,7 +7,7 @@ the answer has it. Fields that change nothing, such as `user`, are ignored.
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
 from common.errors import shortened
@@ -36,10 +36,14 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "skip_special_tokens": (True,),
     "use_beam_search": (False,),
+    "priority": (0,),
+    "echo": (False,),
 }
 
 # Without it, pydantic checks a body with a million mistakes to its end, once for each type that a field may have.
 FAIL_FAST = Field(fail_fast=True)
+# JSON has one kind of numbers, and some clients write 4.0.
+Int = Annotated[int, BeforeValidator(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], FAIL_FAST]
 Prompts = Field(max_length=MOST_PROMPTS, fail_fast=True)
 
@@ -54,21 +58,21 @@ class Body(BaseModel, strict=True, extra="allow"):
     """The fields that completions and chat completions share. None means the default."""
 
     model: str | None = None
-    max_tokens: int | None = None
+    max_tokens: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[Int, Field(ge=1, le=MOST_CHOICES)] | None = None
     logit_bias: Annotated[dict[str, float], Field(max_length=MOST_BIASES)] | None = None
-    min_tokens: int | None = None
+    min_tokens: Int | None = None
     stop: str | Annotated[list[str], FAIL_FAST] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[Int, Field(ge=-(2**63), lt=2**63)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -124,7 +128,7 @@ class CompletionBody(Body):
     """`POST /v1/completions`. A prompt is a text or a list of token ids; a list of prompts gets an answer for each."""
 
     prompt: str | TokenIds | Annotated[list[str], Prompts] | Annotated[list[TokenIds], Prompts]
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
 
     @model_validator(mode="after")
@@ -160,6 +164,7 @@ class Message(BaseModel, strict=True, extra="allow"):
     content: str | Annotated[list[TextPart], FAIL_FAST] | None = None
     tool_calls: list[dict[str, Any]] | None = None  # of an earlier answer, with arguments as JSON
     tool_call_id: str | None = None
+    reasoning_content: str | None = Field(None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
 
     @model_validator(mode="after")
     def check(self):
@@ -190,23 +195,45 @@ def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
         if isinstance(arguments, str):
             arguments = from_json(arguments.strip() or "{}", allow_partial="trailing-strings")
         function = call["function"] | {"arguments": arguments}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         message = 'tool_calls need {"function": {"name", "arguments"}}, with arguments as the text of a JSON object'
         raise BadRequest(message, "messages") from error
     return call | {"function": function}
 
 
-class ChatBody(Body):
+class Conversation(BaseModel, strict=True):
+    """What the chat template gets beside the messages."""
+
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # variables of the template, such as enable_thinking for Qwen3
+    reasoning_effort: str | None = None  # one more variable: templates without reasoning do not read it
+    add_generation_prompt: bool | None = None  # None: unless the last message is to be continued
+    continue_final_message: bool | None = None
+
+    @model_validator(mode="after")
+    def check_ending(self):
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt contradict each other: send one"
+            raise BadRequest(message, "continue_final_message")
+        return self
+
+    def for_template(self) -> tuple[bool, dict[str, Any], list[Tool] | None, bool]:
+        """Return the arguments of `Service.chat_tokens` behind the messages."""
+        effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
+        continued = bool(self.continue_final_message)
+        generate = not continued if self.add_generation_prompt is None else self.add_generation_prompt
+        return generate, effort | (self.chat_template_kwargs or {}), self.tools, continued
+
+
+class ChatBody(Body, Conversation):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Int | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None  # None: auto, if there are tools
     parallel_tool_calls: bool | None = None  # False: one call at most
-    chat_template_kwargs: dict[str, Any] | None = None  # variables of the template, such as enable_thinking for Qwen3
 
     @model_validator(mode="after")
     def check_logprobs(self):
@@ -243,24 +270,28 @@ class ChatBody(Body):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class TokenizeBody(BaseModel, strict=True):
+class TokenizeBody(Conversation, strict=True, extra="forbid"):
     """`POST /tokenize`. Either a prompt, or messages for the chat template."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    return_token_strs: bool = False
+    add_special_tokens: bool | None = None  # None: to a prompt, since templates write their own
+    return_token_strs: bool | None = None
 
     @model_validator(mode="after")
     def check(self):
         if (self.prompt is None) == (self.messages is None):
             raise BadRequest("give either a prompt or messages", "prompt")
+        own = self.model_fields_set - TokenizeBody.__annotations__.keys() - {"add_generation_prompt"}
+        if self.messages is None and own:
+            raise BadRequest(f"{min(own)} changes no prompt: send messages with it", min(own))
+        if self.messages is not None and self.add_special_tokens:
+            raise BadRequest("the chat template writes all special tokens: leave it out", "add_special_tokens")
         return self
 
 
-class DetokenizeBody(BaseModel, strict=True):
+class DetokenizeBody(BaseModel, strict=True, extra="forbid"):
     """`POST /detokenize`."""
 
     model: str | None = None

@@ -103,6 +103,7 @@ class Service:
         generate: bool = True,
         options: dict | None = None,
         tools: Sequence[Tool] | None = None,
+        continued: bool = False,
     ) -> list[int]:
         """Return the token ids of messages in the checkpoint's chat template. Raise BadRequest if it refuses them."""
         if self.tokenizer is None or self.tokenizer.chat_template is None:
@@ -119,7 +120,8 @@ class Service:
             chosen = template_of(self.tokenizer, tools)
             plain, tools = chosen.prepared(plain, tools)
             options["chat_template"] = chosen.text
-            return template(plain, tools, add_generation_prompt=generate, return_dict=True, **options)["input_ids"]
+            ending = {"add_generation_prompt": generate, "continue_final_message": continued}
+            return template(plain, tools, return_dict=True, **ending, **options)["input_ids"]
         except Exception as error:  # a template is a program of the checkpoint's authors, and may raise anything
             raise BadRequest(f"the chat template refuses these messages: {shortened(error)}", "messages") from error
 
@@ -225,9 +227,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/chat/completions")
     async def chat_completions(http: Request, body: ChatBody):
         service.check(body, 1)
-        prompt = await service.thread.beside(
-            service.chat_tokens, body.messages, True, body.chat_template_kwargs, body.tools
-        )
+        prompt = await service.thread.beside(service.chat_tokens, body.messages, *body.for_template())
         return await service.respond(http, ChatAnswer, body, [prompt])
 
     @routes.get("/v1/models")
@@ -244,11 +244,11 @@ def router(service: Service) -> APIRouter:
         service.check_model(body.model)
         tokenizer = service.any_tokenizer()
         if body.messages is not None:
-            tokens = await service.thread.beside(service.chat_tokens, body.messages, body.add_generation_prompt)
+            tokens = await service.thread.beside(service.chat_tokens, body.messages, *body.for_template())
         else:
             check_characters(body.prompt)
             check_prompt_length(len(body.prompt), tokenizer, service.engine.config)
-            encode = partial(tokenizer.__call__, add_special_tokens=body.add_special_tokens)
+            encode = partial(tokenizer.__call__, add_special_tokens=body.add_special_tokens is not False)
             tokens = (await service.thread.beside(encode, body.prompt))["input_ids"]
         return Json(
             {

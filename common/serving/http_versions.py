@@ -1,0 +1,29 @@
+"""HTTP/1.0 beside HTTP/1.1: the answers that stream have no chunks there, and end with the connection."""
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+
+class Protocol(HttpToolsProtocol):
+    """Serve a connection as uvicorn's fast parser does, or with h11 if its first request is of HTTP/1.0.
+
+    The fast one frames streams in chunks for each client, and `ab` or nginx as it comes print the frames.
+    """
+
+    _begun = b""  # until the first line is complete; then None
+
+    def data_received(self, data: bytes) -> None:
+        if self._begun is None:
+            return super().data_received(data)
+        self._begun += data
+        line, end, _ = self._begun.partition(b"\n")
+        if not end:
+            return None
+        data, self._begun = self._begun, None
+        if not line.rstrip().endswith(b"HTTP/1.0"):
+            return super().data_received(data)
+        self.connections.discard(self)
+        other = H11Protocol(self.config, self.server_state, self.app_state)
+        other.connection_made(self.transport)
+        self.transport.set_protocol(other)
+        return other.data_received(data)

@@ -3,12 +3,15 @@
 import resource
 import struct
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from common.cli import chat_prompt
+from common.demo import CHAT
 from common.errors import InvalidInput
 from common.learn.milestones.stage_under_test import causal_attention
 from common.loader import gguf as ours
@@ -16,6 +19,7 @@ from common.loader import load_model
 from common.loader.config import read_config
 from common.loader.shard import Shard
 from common.model import rope_frequencies
+from common.packages import packaged_model
 from common.reference import Reference
 from common.sampling import SamplingParams
 from common.stages import load_engine, stage_folders
@@ -189,3 +193,25 @@ def test_each_cut_and_each_changed_byte_of_the_header_ends_in_a_sentence_or_a_mo
         path.write_bytes(content)
         with suppress(InvalidInput):
             load_model(path, device="cpu", load_format="none", model_impl="course")
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    try:
+        return packaged_model("smollm2")
+    except InvalidInput as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.smollm2
+@torch.inference_mode()
+def test_smollm2_gives_transformers_tokens_for_16_chats_in_every_stage(smollm2):
+    loaded, library = load_model("smollm2", device="cpu", dtype="float32"), library_model(smollm2)
+    prompts = [chat_prompt(loaded.tokenizer, question) for question in CHAT.questions]
+    expected = [greedy(library, prompt) for prompt in prompts]
+    # Of a context of 8,192 tokens stage 04 has room for two.
+    short = replace(loaded, config=replace(loaded.config, context_length=256))
+    for stage in stage_folders():
+        options = {"max_running": 16} if stage.name[:2] not in ("01", "02", "03") else {}
+        engine = load_engine(stage.name)(short, **options)
+        assert [request.token_ids for request in engine.generate(prompts, PARAMS)] == expected, stage.name

@@ -1,21 +1,20 @@
 """The demo: the sequence grows token by token, and so does the time of every step."""
 
 from common.cli import chat_prompt
-from common.demo import bar, check_against_reference, console, heading, show_answers
+from common.demo import bar, check_against_reference, console, heading, script_for, show_answers
 from common.loader import Loaded
 from common.sampling import SamplingParams
 
 from .engine import Engine
 
-FULL_BAR = 60  # milliseconds
-
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    requests = show_answers(engine)
+    script = script_for(loaded)
+    requests = show_answers(engine, script)
 
     heading("One story, and what its tokens cost")
-    prompt = chat_prompt(loaded.tokenizer, "Tell me a story about a fox that lasts two days.")
-    story = engine.add(prompt, SamplingParams(max_tokens=250))
+    prompt = chat_prompt(loaded.tokenizer, script.story)
+    story = engine.add(prompt, SamplingParams(max_tokens=min(250, script.longest)))
     engine.trace.clear()
     console.print("  token   sequence run again       time")
     while engine.has_unfinished:
@@ -25,7 +24,7 @@ def demo(engine: Engine, loaded: Loaded) -> None:
             milliseconds = step.seconds * 1e3
             console.print(
                 f"  {len(story.token_ids):>5}   {step.tokens:>11} tokens   {milliseconds:5.1f} ms  "
-                f"[yellow]{bar(milliseconds, FULL_BAR)}[/yellow]"
+                f"[yellow]{bar(milliseconds, script.full_bar)}[/yellow]"
             )
     console.print(f"\n[green]{story.text}[/green]\n", soft_wrap=False)
     run = sum(step.tokens for step in engine.trace)

@@ -5,7 +5,7 @@ import statistics
 import torch
 
 from common.cli import chat_prompt
-from common.demo import bar, check_against_reference, console, heading, show_answers
+from common.demo import bar, check_against_reference, console, heading, script_for, show_answers
 from common.loader import Loaded, find_checkpoint
 from common.loader.config import read_config
 from common.request import Request
@@ -13,15 +13,14 @@ from common.sampling import SamplingParams
 
 from .engine import Engine
 
-FULL_BAR = 60  # milliseconds
-
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    requests = show_answers(engine)
+    script = script_for(loaded)
+    requests = show_answers(engine, script)
 
     heading("One story: its prompt in one step, then one token a step")
-    prompt = chat_prompt(loaded.tokenizer, "Tell me a story about a fox that lasts two days.")
-    story = engine.add(prompt, SamplingParams(max_tokens=400))
+    prompt = chat_prompt(loaded.tokenizer, script.story)
+    story = engine.add(prompt, SamplingParams(max_tokens=script.longest))
     engine.trace.clear()
     console.print("  token   run   remembered       time")
     while engine.has_unfinished:
@@ -31,7 +30,7 @@ def demo(engine: Engine, loaded: Loaded) -> None:
             milliseconds = step.seconds * 1e3
             console.print(
                 f"  {len(story.token_ids):>5}   {step.tokens:>3}   {len(story.all_token_ids) - 1 - step.tokens:>10}   "
-                f"{milliseconds:5.1f} ms  [yellow]{bar(milliseconds, FULL_BAR)}[/yellow]  {step.works[0].phase}"
+                f"{milliseconds:5.1f} ms  [yellow]{bar(milliseconds, script.full_bar)}[/yellow]  {step.works[0].phase}"
             )
     console.print(f"\n[green]{story.text}[/green]")
     show_phases(engine, story)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 
 from common.cli import chat_prompt
-from common.demo import bar, check_against_reference, console, heading, show_answers
+from common.demo import bar, check_against_reference, console, heading, script_for, show_answers
 from common.detokenizer import IncrementalDetokenizer
 from common.loader import Loaded
 from common.sampling import SamplingParams
@@ -19,20 +19,19 @@ from .engine_thread import EngineThread
 from .graceful import Server
 from .server import create_app
 
-STORY = "Tell me a story about a fox that lasts two days."
-COPY = "Copy this text: 🐢 café 🚀 Łódź"
-
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    requests = show_answers(engine)
-    story = engine.generate([chat_prompt(loaded.tokenizer, STORY)], SamplingParams(max_tokens=400))[0]
+    script = script_for(loaded)
+    requests = show_answers(engine, script)
+    prompt = chat_prompt(loaded.tokenizer, script.story)
+    story = engine.generate([prompt], SamplingParams(max_tokens=script.longest))[0]
     engine.trace.clear()
     engine_thread = EngineThread(engine, max_queue=64)
     with running(Server(create_app(engine_thread), engine_thread, "127.0.0.1", 0)) as url:
-        show_stream(url, loaded)
-        show_characters(url, loaded)
-        show_departure(url, engine, loaded)
-        show_queue(url, loaded)
+        show_stream(url, prompt, script.longest)
+        show_characters(url, loaded, script.characters)
+        show_departure(url, engine, prompt)
+        show_queue(url, prompt)
     check_against_reference(loaded, [*requests, story])
 
 
@@ -44,11 +43,11 @@ def stream(url: str, **body) -> Iterator[dict]:
                 yield json.loads(line.removeprefix("data: "))
 
 
-def show_stream(url: str, loaded: Loaded) -> None:
+def show_stream(url: str, prompt: list[int], longest: int) -> None:
     heading("A story over HTTP, shown as its events arrive")
     started = time.perf_counter()
     arrivals = []
-    for event in stream(url, prompt=chat_prompt(loaded.tokenizer, STORY), max_tokens=400):
+    for event in stream(url, prompt=prompt, max_tokens=longest):
         arrivals.append(time.perf_counter() - started)
         console.print(f"[green]{event['text']}[/green]", end="", soft_wrap=True)
     console.print(
@@ -57,13 +56,13 @@ def show_stream(url: str, loaded: Loaded) -> None:
     console.print(f"in stage 02 the client would have waited {arrivals[-1] / arrivals[0]:.0f} times as long")
 
 
-def show_characters(url: str, loaded: Loaded) -> None:
+def show_characters(url: str, loaded: Loaded, text: str) -> None:
     """Print which tokens a text is made of, and when each character can be sent."""
     heading("A character may take several tokens, and is sent when it is complete")
     detokenizer = IncrementalDetokenizer(loaded.tokenizer, [])
     tokens = [
         token
-        for event in stream(url, prompt=chat_prompt(loaded.tokenizer, COPY), max_tokens=64)
+        for event in stream(url, prompt=chat_prompt(loaded.tokenizer, text), max_tokens=20)
         for token in event["token_ids"]
     ]
     pieces = [(loaded.tokenizer.decode([token]), detokenizer.append(token)) for token in tokens[:-1]]
@@ -71,9 +70,9 @@ def show_characters(url: str, loaded: Loaded) -> None:
     console.print("  what was sent for it:  " + " ".join(f"[green]{sent or '·'}[/green]" for _, sent in pieces))
 
 
-def show_departure(url: str, engine: Engine, loaded: Loaded) -> None:
+def show_departure(url: str, engine: Engine, prompt: list[int]) -> None:
     heading("A client leaves in the middle of its answer")
-    events = stream(url, prompt=chat_prompt(loaded.tokenizer, STORY), max_tokens=400)
+    events = stream(url, prompt=prompt, max_tokens=400)
     received = sum(len(next(events)["token_ids"]) for _ in range(10))
     events.close()
     left = engine.trace.steps
@@ -82,14 +81,14 @@ def show_departure(url: str, engine: Engine, loaded: Loaded) -> None:
     console.print(f"the engine took {engine.trace.steps - left} more steps and then had nothing to do")
 
 
-def show_queue(url: str, loaded: Loaded) -> None:
+def show_queue(url: str, prompt: list[int]) -> None:
     """Send four requests at once to an engine that serves one at a time."""
     heading("Four clients at once: requests still run one at a time")
     spans: dict[int, tuple[float, float]] = {}
     started = time.perf_counter()
 
     def client(number: int) -> None:
-        moments = [time.perf_counter() for _ in stream(url, prompt=chat_prompt(loaded.tokenizer, STORY), max_tokens=60)]
+        moments = [time.perf_counter() for _ in stream(url, prompt=prompt, max_tokens=60)]
         spans[number] = moments[0] - started, moments[-1] - started
 
     clients = [threading.Thread(target=client, args=(number,)) for number in range(1, 5)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from rich.markup import escape
 
 from common.cli import chat_prompt
-from common.demo import bar, check_against_reference, console, heading, show_answers
+from common.demo import Script, bar, check_against_reference, console, cut, heading, script_for, show_answers
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.request import Request
@@ -16,17 +16,6 @@ from common.trace import Trace
 from .engine import Engine
 from .static_batching import StaticEngine
 
-QUESTIONS = (
-    "Count from 1 to 12.",
-    "What is 2+2?",
-    "What is the capital of Italy?",
-    "Write the letters from a to d.",
-    "Count from 1 to 5.",
-    "What is the capital of Japan?",
-    "What is 3 plus 4?",
-    "List the days of the week.",
-)
-SLOTS = 4
 MEMORY = "512M"  # for K and V of one engine: beside it is the command line's, which has taken what a GPU had left
 MARKS = {
     "prefill": "[yellow]▓[/yellow]",
@@ -37,31 +26,33 @@ MARKS = {
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    requests = show_answers(engine)
-    requests += show_batches(loaded)
-    requests += show_long_prompt(loaded)
+    script = script_for(loaded)
+    requests = show_answers(engine, script)
+    requests += show_batches(loaded, script)
+    requests += show_long_prompt(loaded, script)
     check_against_reference(loaded, requests)
 
 
-def show_batches(loaded: Loaded) -> list[Request]:
-    """Answer the same eight questions through four slots, with both ways to form a batch."""
-    heading(f"Eight questions, {SLOTS} at a time: a row for each request, a column for each step")
+def show_batches(loaded: Loaded, script: Script) -> list[Request]:
+    """Answer the same questions through half as many slots, with both ways to form a batch."""
+    questions, slots = script.questions, script.slots
+    heading(f"{len(questions)} questions, {slots} at a time: a row for each request, a column for each step")
     console.print("  " + "   ".join(f"{mark} {name}" for name, mark in MARKS.items()))
-    prompts = [chat_prompt(loaded.tokenizer, question) for question in QUESTIONS]
+    prompts = [chat_prompt(loaded.tokenizer, question) for question in questions]
     short = with_context(loaded, 512)
     engines = {
-        "static: a group runs until its slowest member ends": StaticEngine(short, max_running=SLOTS),
-        "continuous: a finished request frees its slot": Engine(short, max_running=SLOTS, kv_memory=MEMORY),
+        "static: a group runs until its slowest member ends": StaticEngine(short, max_running=slots),
+        "continuous: a finished request frees its slot": Engine(short, max_running=slots, kv_memory=MEMORY),
     }
     for name, engine in engines.items():
         answers = engine.generate(prompts, SamplingParams(max_tokens=40))
         console.print(f"\n  [bold]{name}[/bold]")
-        draw_batch(engine.trace, QUESTIONS, answers)
+        draw_batch(engine.trace, questions, answers)
         useful = sum(len(answer.token_ids) for answer in answers)
         console.print(f"  {useful} tokens in {engine.trace.steps} steps: {useful / engine.trace.steps:.1f} in a step")
     console.print()
-    for question, answer in zip(QUESTIONS, answers, strict=True):
-        console.print(f"  [cyan]{escape(question)}[/cyan] [green]{escape(answer.text)}[/green]")
+    for question, answer in zip(questions, answers, strict=True):
+        console.print(f"  [cyan]{escape(question)}[/cyan] [green]{escape(cut(answer.text, 110))}[/green]")
     return answers
 
 
@@ -81,9 +72,9 @@ def draw_batch(trace: Trace, names: Sequence[str], requests: Sequence[Request]) 
         console.print(f"  {name[:21]:<22}{row}", soft_wrap=True)
 
 
-def show_long_prompt(loaded: Loaded) -> list[Request]:
+def show_long_prompt(loaded: Loaded, script: Script) -> list[Request]:
     """Let a prompt of 1,000 tokens arrive while one request decodes: run in one piece, and in pieces of the budget."""
-    story = chat_prompt(loaded.tokenizer, "Tell me a story about a fox that lasts two days.")
+    story = chat_prompt(loaded.tokenizer, script.story)
     filler = loaded.tokenizer("Passage: " + "The weather is mild. A cat sleeps on the wall. " * 90)["input_ids"]
     heading(f"A request writes while a prompt of {len(filler)} tokens arrives: how long does its next token take?")
     gaps, writers = {}, []

@@ -3,42 +3,37 @@
 from rich.markup import escape
 
 from common.cli import chat_prompt
-from common.demo import bar, check_against_reference, console, heading, show_answers
+from common.demo import Script, bar, check_against_reference, console, cut, heading, script_for, show_answers
 from common.loader import Loaded
 from common.request import Request
 from common.sampling import SamplingParams
 
 from .engine import Engine
 
-QUESTIONS = (
-    "Count from 1 to 20.",
-    "What is 2+2?",
-    "Explain KV cache in one sentence.",
-    "Tell me a story about a fox that lasts two days.",
-    "Tell me a story about an owl that lasts two days.",
-)
 PAGES, PAGE_SIZE = 24, 16
 SHOW_EVERY = 25  # steps
 COLOURS = ("green", "yellow", "cyan", "magenta", "red")
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    requests = show_answers(engine)
-    requests += show_pages(loaded)
-    show_waste(engine, loaded)
+    script = script_for(loaded)
+    requests = show_answers(engine, script)
+    requests += show_pages(loaded, script)
+    show_waste(engine, loaded, script)
     check_against_reference(loaded, requests)
 
 
-def show_pages(loaded: Loaded) -> list[Request]:
+def show_pages(loaded: Loaded, script: Script) -> list[Request]:
     """Run five requests in a pool that is too small for all of them."""
     memory = PAGES * PAGE_SIZE * loaded.config.kv_bytes_per_token(loaded.dtype)
     engine = Engine(loaded, kv_memory=memory, page_size=PAGE_SIZE)
     heading(f"A pool of {PAGES} pages of {PAGE_SIZE} tokens: which request owns which page?")
     requests = [
-        engine.add(chat_prompt(loaded.tokenizer, question), SamplingParams(max_tokens=260)) for question in QUESTIONS
+        engine.add(chat_prompt(loaded.tokenizer, question), SamplingParams(max_tokens=min(260, script.longest)))
+        for question in script.pool
     ]
     names = {request.request_id: letter for request, letter in zip(requests, "ABCDE", strict=True)}
-    for request, colour, question in zip(requests, COLOURS, QUESTIONS, strict=True):
+    for request, colour, question in zip(requests, COLOURS, script.pool, strict=True):
         tokens = len(request.prompt_token_ids)
         console.print(f"  [{colour}]{names[request.request_id]}[/{colour}]  {escape(question)} ({tokens} tokens)")
     console.print("\n  step  pages, free ones as a dot     running  waiting")
@@ -55,8 +50,7 @@ def show_pages(loaded: Loaded) -> list[Request]:
             console.print(f"  {step:>4}  {page_map(engine, names)}   {stats['running']:>7}  {stats['waiting']:>7}")
     console.print(f"\n  {seen} preemption{'s' * (seen != 1)}; no answer changed:")
     for request, colour in zip(requests, COLOURS, strict=True):
-        text = escape(" ".join(request.text.split()))
-        console.print(f"  [{colour}]{names[request.request_id]}[/{colour}]  {text[:66]}{' ...' * (len(text) > 66)}")
+        console.print(f"  [{colour}]{names[request.request_id]}[/{colour}]  {escape(cut(request.text))}")
     return requests
 
 
@@ -71,12 +65,13 @@ def page_map(engine: Engine, names: dict[str, str]) -> str:
     return "".join(owners)
 
 
-def show_waste(engine: Engine, loaded: Loaded) -> None:
+def show_waste(engine: Engine, loaded: Loaded, script: Script) -> None:
     """Compare pages with a slot of full length for each request, as in stage 04."""
     heading("Memory that is reserved and holds no token")
     engine.trace.clear()
     requests = [
-        engine.add(chat_prompt(loaded.tokenizer, question), SamplingParams(max_tokens=200)) for question in QUESTIONS
+        engine.add(chat_prompt(loaded.tokenizer, question), SamplingParams(max_tokens=min(200, script.longest)))
+        for question in script.pool
     ]
     used = pages = slots = 0
     while engine.has_unfinished:

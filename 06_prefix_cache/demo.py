@@ -1,5 +1,7 @@
 """The demo: three questions about one long text, the tree of pages that they leave, and a conversation."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 
 from rich.markup import escape
@@ -7,7 +9,7 @@ from rich.tree import Tree
 
 from common.checkpoints.corpus.words import WORDS
 from common.cli import chat_prompt
-from common.demo import bar, check_against_reference, console, heading, show_answers
+from common.demo import BUNDLED, Script, bar, check_against_reference, console, cut, heading, script_for, show_answers
 from common.loader import Loaded
 from common.request import Request
 from common.sampling import SamplingParams
@@ -17,12 +19,14 @@ from .prefix_tree import Node
 
 ENTRIES = 60  # of the price list
 MEMORY = "512M"  # for K and V of one engine: beside it is the command line's, which has taken what a GPU had left
+WORDS_OF_LESSON = 1000
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    requests = show_answers(engine)
-    requests += show_shared_text(loaded)
-    requests += show_conversation(loaded)
+    script = script_for(loaded)
+    requests = show_answers(engine, script)
+    requests += show_shared_text(loaded, script)
+    requests += show_conversation(loaded, script)
     check_against_reference(loaded, requests)
 
 
@@ -31,41 +35,46 @@ def price_list() -> dict[str, int]:
     return {word: rng.randint(100, 999) for word in rng.sample(WORDS, ENTRIES)}
 
 
-def show_shared_text(loaded: Loaded) -> list[Request]:
-    """Ask several questions about one text: the others find what the first one has computed."""
-    prices = price_list()
-    text = "\n".join(f"{thing} = {price}" for thing, price in prices.items())
-    words = [list(prices)[i] for i in (7, 31, 52)]
-    prompts = [chat_prompt(loaded.tokenizer, f"{text}\n\nWhat is {word}?") for word in words]
-    heading(f"A price list of {ENTRIES} lines, and three questions about it, one after another")
+def show_shared_text(loaded: Loaded, script: Script) -> list[Request]:
+    """Ask several questions behind one text: the others find what the first one has computed."""
+    if script is BUNDLED:
+        prices = price_list()
+        text = "\n".join(f"{thing} = {price}" for thing, price in prices.items())
+        questions = [f"What is {list(prices)[i]}?" for i in (7, 31, 52)]
+        prompts = [chat_prompt(loaded.tokenizer, f"{text}\n\n{question}") for question in questions]
+        heading(f"A price list of {ENTRIES} lines, and three questions about it, one after another")
+    else:
+        text = " ".join(Path(__file__).with_name("README.md").read_text(encoding="utf-8").split()[:WORDS_OF_LESSON])
+        questions = script.questions[:3]
+        prompts = [chat_prompt(loaded.tokenizer, question, system=text) for question in questions]
+        heading(f"A system prompt of {WORDS_OF_LESSON} words, this lesson's, and three questions, one after another")
     engine = Engine(loaded, kv_memory=MEMORY)
-    requests = ask(engine, prompts, [f"What is {word}?" for word in words])
+    requests = ask(engine, prompts, questions, script)
     heading("What is cached now: a path from the top is a text, cut into pages of 16 tokens")
     console.print(draw_tree(engine))
     return requests
 
 
-def show_conversation(loaded: Loaded) -> list[Request]:
+def show_conversation(loaded: Loaded, script: Script) -> list[Request]:
     """Hold a conversation: each turn sends all turns before it, and finds the pages of its own answers too."""
     heading("A conversation: every turn sends everything that was said before")
     engine = Engine(loaded, kv_memory=MEMORY)
     messages, requests = [], []
-    for question in ("Tell me a story about a fox that lasts three days.", "What is 2+2?", "What is a page table?"):
+    for question in (script.about.format("a fox"), "What is 2+2?", "What is a page table?"):
         messages.append({"role": "user", "content": question})
         ids = loaded.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-        requests += ask(engine, [ids], [question])
+        requests += ask(engine, [ids], [question], script)
         messages.append({"role": "assistant", "content": requests[-1].text})
     return requests
 
 
-def ask(engine: Engine, prompts: list[list[int]], questions: list[str]) -> list[Request]:
+def ask(engine: Engine, prompts: list[list[int]], questions: Sequence[str], script: Script) -> list[Request]:
     """Run one prompt after another; print for each what was cached, and when its first token came."""
-    requests = [engine.generate([prompt], SamplingParams(max_tokens=300))[0] for prompt in prompts]
+    requests = [engine.generate([prompt], SamplingParams(max_tokens=min(300, script.longest)))[0] for prompt in prompts]
     longest = max(request.timings.time_to_first_token for request in requests)
     for request, question in zip(requests, questions, strict=True):
-        seconds, text = request.timings.time_to_first_token, " ".join(request.text.split())
-        shown = escape(text[:24]) + " ..." * (len(text) > 24)
-        console.print(f"  [cyan]{escape(question)}[/cyan] [green]{shown}[/green]")
+        seconds = request.timings.time_to_first_token
+        console.print(f"  [cyan]{escape(question)}[/cyan] [green]{escape(cut(request.text))}[/green]")
         cached = f"{request.cached_tokens:>4} of {len(request.prompt_token_ids):>3} tokens cached"
         drawn = bar(seconds, longest, 16) if len(requests) > 1 else ""
         console.print(f"    {cached}, first token after {1e3 * seconds:5.1f} ms  [red]{drawn}[/red]")

@@ -3,31 +3,31 @@
 from rich.markup import escape
 
 from common.cli import chat_prompt
-from common.demo import bar, check_against_reference, console, heading, show_answers
+from common.demo import bar, check_against_reference, console, heading, script_for, show_answers
 from common.loader import Loaded
 from common.request import Request
 from common.sampling import SamplingParams
 
 from .engine import Engine
 
-STORY = "Tell me a story about a fox that lasts two days."
-COPY = "Repeat this text exactly: lantern 4711 meadow 208 compass 31337 harbour 99 ribbon 640 thunder 12"
 MEMORY = "512M"  # for K and V of one engine: beside it is the command line's, which has taken what a GPU had left
 DRAFTED, OWN = "green", "bold yellow"
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    requests = show_answers(engine)
+    script = script_for(loaded)
+    requests = show_answers(engine, script)
     console.print(f"\n[{DRAFTED}]draft tokens, accepted[/{DRAFTED}]   [{OWN}]the model's own word[/{OWN}]")
-    for question, draft, name in ((STORY, "draft", "a draft model"), (COPY, "lookup", "prompt lookup")):
-        heading(f"{question}   ({name} drafts)")
-        requests += compare(loaded, question, draft)
+    names = {"draft": "a draft model", "lookup": "prompt lookup"}
+    for question, draft in ((script.story, script.drafter), (script.copy, "lookup")):
+        heading(f"{question}   ({names[draft]} drafts)")
+        requests += compare(loaded, question, draft, script.longest)
     check_against_reference(loaded, requests)
 
 
-def compare(loaded: Loaded, question: str, draft: str) -> list[Request]:
+def compare(loaded: Loaded, question: str, draft: str, longest: int) -> list[Request]:
     """Give the same answer with draft tokens and without any, as stage 06 does."""
-    prompt, params = chat_prompt(loaded.tokenizer, question), SamplingParams(max_tokens=150)
+    prompt, params = chat_prompt(loaded.tokenizer, question), SamplingParams(max_tokens=min(150, longest))
     drafting, plain = (
         Engine(loaded, kv_memory=MEMORY, **options) for options in ({"draft": draft}, {"num_draft_tokens": 0})
     )

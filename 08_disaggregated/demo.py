@@ -3,7 +3,7 @@
 from rich.markup import escape
 
 from common.cli import chat_prompt
-from common.demo import bar, check_against_reference, console, heading, show_answers
+from common.demo import Script, bar, check_against_reference, console, heading, script_for, show_answers
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.request import Request
@@ -12,7 +12,7 @@ from common.sampling import SamplingParams
 from .deployment import Engine
 from .engine import WorkerEngine
 
-STORIES = ("a fox", "a baker", "a lighthouse")
+HEROES = ("a fox", "a baker", "a lighthouse")
 COLUMNS = 72
 BEFORE, BEHIND = 0.1, 0.15  # seconds that are drawn before the long prompt arrives, and behind its first token
 MARKS = {"token": "[green]█[/green]", "gap": "[red]·[/red]", "prefill": "[yellow]▓[/yellow]", "none": " "}
@@ -20,23 +20,24 @@ OPTIONS = {"kv_memory": "20M", "draft": "lookup", "num_draft_tokens": 0}  # a st
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    requests = show_answers(engine)
-    requests += show_arrival(loaded)
+    script = script_for(loaded)
+    requests = show_answers(engine, script)
+    requests += show_arrival(loaded, script)
     check_against_reference(loaded, requests)
 
 
-def show_arrival(loaded: Loaded) -> list[Request]:
+def show_arrival(loaded: Loaded, script: Script) -> list[Request]:
     """Show the same arrival twice, on the same cores: all of them for one worker, and half for each of two."""
     filler = loaded.tokenizer("Passage: " + "The weather is mild. A cat sleeps on the wall. " * 60)["input_ids"]
-    heading(f"{len(STORIES)} requests decode, and a prompt of {len(filler)} tokens arrives")
+    heading(f"{len(HEROES)} requests decode, and a prompt of {len(filler)} tokens arrives")
     console.print("  [green]█[/green] a token   [red]·[/red] no token   [yellow]▓[/yellow] the prompt is computed")
     with console.status("one worker does everything"):
-        runs = {"together: one worker": arrive(WorkerEngine(loaded, **OPTIONS), loaded, filler)}
+        runs = {"together: one worker": arrive(WorkerEngine(loaded, **OPTIONS), loaded, script, filler)}
     with console.status("starting two processes under Ray"):
         apart = Engine(loaded, workers="ray", **OPTIONS)
     try:
         with console.status("one worker computes prompts, another one decodes"):
-            runs["apart: a prefill and a decode worker"] = arrive(apart, loaded, filler)
+            runs["apart: a prefill and a decode worker"] = arrive(apart, loaded, script, filler)
     finally:
         apart.close()
     slowest = max(requests[-1].timings.time_to_first_token for requests, _ in runs.values())
@@ -61,12 +62,14 @@ def show_arrival(loaded: Loaded) -> list[Request]:
     return list({(*request.prompt_token_ids, *request.token_ids): request for request in requests}.values())
 
 
-def arrive(engine: BaseEngine, loaded: Loaded, filler: list[int]) -> tuple[list[Request], list[tuple[float, float]]]:
+def arrive(
+    engine: BaseEngine, loaded: Loaded, script: Script, filler: list[int]
+) -> tuple[list[Request], list[tuple[float, float]]]:
     """Return the requests, the late one last, and the spans of time in which its prompt was computed."""
     vocab = range(1000, 1000 + len(filler))
     for start in range(3):  # memory that is used for the first time is slow
         engine.generate([[(token * 7 + start) % 4000 for token in vocab]], SamplingParams(max_tokens=2))
-    prompts = [chat_prompt(loaded.tokenizer, f"Tell me a story about {who} that lasts nine days.") for who in STORIES]
+    prompts = [chat_prompt(loaded.tokenizer, script.about.format(hero)) for hero in HEROES]
     writers = [engine.add(prompt, SamplingParams(max_tokens=96, ignore_eos=True)) for prompt in prompts]
     while min(len(writer.token_ids) for writer in writers) < 20:
         engine.step()
@@ -84,7 +87,7 @@ def arrive(engine: BaseEngine, loaded: Loaded, filler: list[int]) -> tuple[list[
 
 def draw(requests: list[Request], phases: list[tuple[float, float]], column: float) -> float:
     """Draw a row for each request, a column for each slice of time; return the longest gap of the decoding ones."""
-    reader, names = requests[-1], [*STORIES, "the long prompt"]
+    reader, names = requests[-1], [*HEROES, "the long prompt"]
     start = reader.timings.arrival - BEFORE
     longest = 0.0
     for name, request in zip(names, requests, strict=True):

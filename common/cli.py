@@ -47,7 +47,9 @@ def build_parser(description: str) -> argparse.ArgumentParser:
 
     model = parser.add_argument_group("model")
     model.add_argument(
-        "--model", metavar="NAME", help="folder or Hugging Face Hub id (default: the bundled checkpoint)"
+        "--model",
+        metavar="NAME",
+        help="smollm2, a GGUF file, a folder or a Hugging Face Hub id (default: the bundled checkpoint)",
     )
     model.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto)")
     model.add_argument("--dtype", default="auto", choices=["auto", *DTYPES], help="default: auto")

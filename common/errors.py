@@ -43,6 +43,17 @@ def shortened(value: object) -> str:
     return text if len(text) <= SHORT else f"{text[:SHORT]}..."
 
 
+def require(holds: bool, where: Path | str, field: str, value, supported: str) -> None:
+    """Raise InvalidInput, unless it holds, that names the file, the field, its value and the supported values."""
+    if not holds:
+        raise InvalidInput(f"{where}: {field}={shortened(value)} is not supported; supported is {supported}")
+
+
+def first_sentence(error: Exception) -> str:
+    """Return the first sentence of a library's error, on one line and without the advice that often follows."""
+    return " ".join(str(error).split()).partition(". ")[0].strip('".')
+
+
 def out_of_memory(error: BaseException) -> str | None:
     """Return one sentence if the error means that GPU or host memory has run out, otherwise None."""
     torch = sys.modules.get("torch")  # programs without a model take their words from here, too

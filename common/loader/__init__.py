@@ -2,8 +2,9 @@
 
 A checkpoint in Hugging Face format is a folder: `config.json` (sizes and options), `model.safetensors` (the weights,
 or an index and several shards), `tokenizer.json`, and `generation_config.json` (which tokens end a text). config.py
-reads the sizes, weights.py fills the model, device.py chooses device and dtype. any_model.py loads what common/model.py
-does not implement, with the transformers library's own model.
+reads the sizes, weights.py fills the model, device.py chooses device and dtype. A GGUF file is all of these in one,
+which gguf.py reads. any_model.py loads what common/model.py does not implement, with the transformers library's own
+model.
 """
 
 import os
@@ -16,6 +17,7 @@ import torch
 from ..errors import InvalidInput
 from ..fused import choose_model
 from ..model import ModelConfig, Transformer
+from ..packages import packaged_model
 from ..process import keep_freed_memory
 from .config import first_sentence, read_config, read_eos_token_ids, read_json, read_sampling_defaults
 from .device import choose_device
@@ -59,7 +61,8 @@ def load_model(
     """Load a checkpoint for inference: no gradients, evaluation mode.
 
     name_or_path: None or "target" for the bundled checkpoint, "draft" for the smaller one that speculates for it, a
-        folder, the name of a bundled config (with load_format="dummy"), or a Hugging Face Hub id.
+        folder, a GGUF file, a name in checkpoints/packages.toml, which pip fetches, the name of a bundled config (with
+        load_format="dummy"), or a Hugging Face Hub id.
     device, dtype: see `choose_device`. fused: which kernels of common/fused to use, see `choose_model`.
     load_format: "auto" reads the weights; "dummy" fills the model with random ones from the config alone, so that a
         real size can be timed where nothing can be downloaded; "none" builds no model, for a process whose workers do.
@@ -107,8 +110,8 @@ def choose_implementation(folder: Path, model_impl: str) -> tuple[ModelConfig, A
         try:
             return read_config(folder), None, ""
         except InvalidInput as refusal:
-            if model_impl == "course":
-                raise
+            if model_impl == "course" or (folder.is_file() and "general.architecture=" not in str(refusal)):
+                raise  # transformers would pass over what a GGUF file has beyond model.py
             because = str(refusal)
     from .any_model import read_library_config  # imports transformers' models, for 2 s
 
@@ -116,12 +119,19 @@ def choose_implementation(folder: Path, model_impl: str) -> tuple[ModelConfig, A
 
 
 def find_checkpoint(name: str | os.PathLike | None, with_weights: bool) -> Path:
-    """Return the folder of a name as in `load_model`, downloading it if necessary (HF_HUB_OFFLINE=1: cache only)."""
+    """Return the folder or GGUF file of a name as in `load_model`, downloading it if necessary.
+
+    With HF_HUB_OFFLINE=1 the Hub is not asked: what it has sent before is used.
+    """
     if name in (None, "target", "draft"):
         return CHECKPOINTS / (name or "target")
     folder = Path(os.path.expanduser(name))
-    if folder.is_dir():
+    if folder.is_dir() or folder.suffix == ".gguf":
+        if not folder.exists():
+            raise FileNotFoundError(f"{folder}: no such file")
         return folder
+    if packaged := packaged_model(str(name)):
+        return packaged
     configs = {path.name.lower(): path for path in (CHECKPOINTS / "configs").glob("*")}
     bundled = configs.get(str(name).lower())
     if bundled is not None:
@@ -145,18 +155,29 @@ def find_checkpoint(name: str | os.PathLike | None, with_weights: bool) -> Path:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Return the folder's transformers fast tokenizer, or None if it has no tokenizer files."""
+    """Return the transformers fast tokenizer of a folder or a GGUF file, or None if it has none."""
+    try:
+        if folder.is_file():
+            from .gguf import build_tokenizer
+
+            tokenizer = build_tokenizer(folder)
+        else:
+            tokenizer = read_tokenizer(folder)
+    except InvalidInput:
+        raise
+    except Exception as error:  # transformers raises different types in different versions
+        raise InvalidInput(f"{folder}: the tokenizer cannot be read ({first_sentence(error)})") from error
+    if tokenizer is not None:  # transformers would warn of prompts longer than the context, which engines refuse
+        tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    return tokenizer
+
+
+def read_tokenizer(folder: Path) -> Any:
     if not any((folder / file).exists() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         return None
     config = folder / "tokenizer_config.json"
-    try:
-        if config.is_file() and read_json(config).get("tokenizer_class") == "TokenizersBackend":
-            from transformers import PreTrainedTokenizerFast as Tokenizer  # that class: finding it by Auto takes 2 s
-        else:
-            from transformers import AutoTokenizer as Tokenizer
-        tokenizer = Tokenizer.from_pretrained(folder)
-    except Exception as error:  # transformers raises different types in different versions
-        raise InvalidInput(f"{folder}: the tokenizer cannot be read ({first_sentence(error)})") from error
-    # transformers would warn of prompts longer than the context, which engines refuse with an error.
-    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
-    return tokenizer
+    if config.is_file() and read_json(config).get("tokenizer_class") == "TokenizersBackend":
+        from transformers import PreTrainedTokenizerFast as Tokenizer  # that class: finding it by Auto takes 2 s
+    else:
+        from transformers import AutoTokenizer as Tokenizer
+    return Tokenizer.from_pretrained(folder)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,7 @@ from transformers.modeling_utils import PreTrainedModel
 from transformers.utils import logging
 
 from ..attention.window import windowed
-from ..errors import InvalidInput, counted
+from ..errors import InvalidInput, counted, shortened
 from ..model import Attend, ModelConfig
 from .config import SIZES, context_length, first_sentence, read_json, require
 
@@ -141,16 +142,19 @@ AttentionMaskInterface.register(ASKING, window_of_mask)
 
 
 def read_library_config(folder: Path) -> tuple[ModelConfig, PreTrainedConfig]:
-    """Return the sizes of `folder/config.json`, and the library's own configuration.
+    """Return the sizes of `folder/config.json` or of a GGUF file, and the library's own configuration.
 
     Raise FileNotFoundError, or InvalidInput with the file and the field, for a model that cannot run here.
     """
-    path = folder / "config.json"
-    model_type = read_json(path).get("model_type")
+    if folder.is_dir():
+        path, field = folder / "config.json", "model_type"
+        model_type = read_json(path).get(field)
+    else:
+        path, field, model_type = folder, "general.architecture", gguf_architecture(folder)
     try:
-        hf_config = AutoConfig.from_pretrained(folder)
+        hf_config = AutoConfig.from_pretrained(**library_source(folder))
     except Exception as error:  # transformers raises different types in different versions
-        raise InvalidInput(f"{path}: model_type={model_type!r} is not one of transformers' models") from error
+        raise InvalidInput(f"{path}: {field}={shortened(model_type)} is not one of transformers' models") from error
 
     def check(holds: bool, field: str, value, supported: str) -> None:
         require(holds, path, field, value, supported)
@@ -186,6 +190,26 @@ def read_library_config(folder: Path) -> tuple[ModelConfig, PreTrainedConfig]:
     return config, hf_config
 
 
+def library_source(folder: Path) -> dict[str, Any]:
+    """Return what from_pretrained takes for a folder, or for a GGUF file."""
+    if folder.is_dir():
+        return {"pretrained_model_name_or_path": folder}
+    return {"pretrained_model_name_or_path": folder.parent, "gguf_file": folder.name}
+
+
+def gguf_architecture(file: Path) -> str:
+    """Return the architecture of a GGUF file. Raise InvalidInput for a scaling, which transformers would pass over."""
+    from . import gguf
+
+    reader = gguf.Reader(file)
+    family = reader.values.get("general.architecture")
+    scaling = reader.values.get(f"{family}.rope.scaling.type", "none")
+    require(scaling == "none", file, f"{family}.rope.scaling.type", scaling, "none")
+    tensors = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_")]
+    require(not tensors, file, "tensors", tensors, "no scaling")
+    return family
+
+
 def load_library_model(
     folder: Path,
     config: ModelConfig,
@@ -218,7 +242,7 @@ def library_model(
                 torch.manual_seed(0)
                 return AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
         whole, info = AutoModelForCausalLM.from_pretrained(
-            folder, config=hf_config, use_safetensors=True, output_loading_info=True, dtype=dtype
+            **library_source(folder), config=hf_config, use_safetensors=True, output_loading_info=True, dtype=dtype
         )
     except Exception as error:  # transformers raises different types in different versions
         raise InvalidInput(f"{folder}: transformers cannot load this model ({first_sentence(error)})") from error

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, first_sentence, require
 from ..model import ModelConfig
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -66,6 +66,10 @@ def read_eos_token_ids(folder: Path) -> frozenset[int]:
     Chat checkpoints have several and list them in generation_config.json, so that file comes first. Read the raw files:
     if config.json names none, transformers would return the family's default.
     """
+    if folder.is_file():
+        from . import gguf
+
+        return gguf.read_eos_token_ids(folder)
     for path in (folder / "generation_config.json", folder / "config.json"):
         ids = read_json(path).get("eos_token_id") if path.exists() else None
         if ids is not None:
@@ -84,7 +88,16 @@ def read_sampling_defaults(folder: Path) -> dict[str, float]:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Return the ModelConfig of `folder/config.json`. Raise FileNotFoundError or InvalidInput with the file's path."""
+    """Return the ModelConfig of `folder/config.json`, or of a GGUF file.
+
+    Raise FileNotFoundError or InvalidInput with the file's path.
+    """
+    if folder.is_file():
+        from . import gguf
+
+        config = model_config(SimpleNamespace(**gguf.read_fields(folder)), str(folder))
+        gguf.check_sizes(folder, config)
+        return config
     path = folder / "config.json"
     # Read from the raw file: for an unknown model type, transformers raises a page of advice.
     raw = read_json(path)
@@ -182,14 +195,3 @@ def rope_parameters(hf_config, where: str) -> dict:
     partial = rope.get("partial_rotary_factor")
     require(partial in (None, 1), where, "partial_rotary_factor", partial, "1")
     return rope
-
-
-def require(holds: bool, where: Path | str, field: str, value, supported: str) -> None:
-    """Raise InvalidInput, unless it holds, that names the file, the field, its value and the supported values."""
-    if not holds:
-        raise InvalidInput(f"{where}: {field}={value!r} is not supported; supported is {supported}")
-
-
-def first_sentence(error: Exception) -> str:
-    """Return the first sentence of a library's error, on one line and without the advice that often follows."""
-    return " ".join(str(error).split()).partition(". ")[0].strip('".')

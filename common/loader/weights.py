@@ -11,6 +11,7 @@ vLLM's `weight_loader`. Production engines add several threads, or GPUDirect Sto
 from collections.abc import Iterator
 from pathlib import Path
 from threading import RLock
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -88,15 +89,16 @@ def checkpoint_names(config: ModelConfig) -> list[tuple[str, str, slice]]:
 
 
 def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE) -> None:
-    """Fill the model from the folder's safetensors files.
+    """Fill the model from the folder's safetensors files, or from a GGUF file.
 
     Raise InvalidInput or FileNotFoundError if a tensor is missing, has another shape, or belongs to no parameter.
     """
     parameters = dict(model.named_parameters())
     places = {tensor: (name, parameters[name][rows]) for name, tensor, rows in checkpoint_names(model.config)}
+    source = "config.json" if folder.is_dir() else "its metadata"
     progress = progress_bar(sum(place.nbytes for _, place in places.values()))
     tied_head = None
-    for path, name, tensor in stored_tensors(folder):
+    for path, name, tensor in stored_tensors(folder, model.config):
         if name.endswith("rotary_emb.inv_freq"):  # older checkpoints store this table; the config determines it
             continue
         if name == "lm_head.weight" and model.config.tie_embeddings:
@@ -104,14 +106,16 @@ def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE) -> None
             continue
         parameter, place = places.pop(name, (None, None))
         if place is None:
-            raise InvalidInput(f"{path}: tensor {name} belongs to no parameter of the model that config.json describes")
+            raise InvalidInput(f"{path}: tensor {name} belongs to no parameter of the model that {source} describes")
         whole_shape = shard.whole_shape(parameter, place.shape, model.config)
         if tensor.shape != whole_shape:
-            shapes = f"{tuple(tensor.shape)}, but config.json makes it {tuple(whole_shape)}"
+            shapes = f"{tuple(tensor.shape)}, but {source} makes it {tuple(whole_shape)}"
             raise InvalidInput(f"{path}: tensor {name} has shape {shapes}")
         if tensor.dtype not in DTYPES.values():
             raise InvalidInput(f"{path}: tensor {name} is {tensor.dtype}; supported are {', '.join(DTYPES)}")
-        place.copy_(shard.part(parameter, tensor))  # converts to the parameter's dtype and device
+        part = shard.part(parameter, tensor)
+        for rows, values in [(slice(None), part)] if isinstance(part, Tensor) else part.pieces():
+            place[rows].copy_(values)  # converts to the parameter's dtype and device
         progress.update(place.nbytes)
     if places:
         missing, more = next(iter(places)), f" (and {len(places) - 1} more)" if len(places) > 1 else ""
@@ -121,8 +125,16 @@ def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE) -> None
         raise InvalidInput(f"{tied_head[0]}: lm_head.weight is not the embedding, but config.json says they are tied")
 
 
-def stored_tensors(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
-    """Yield (file, name, tensor) for all weights in the folder; a tensor is a view of the mapped file, not a copy."""
+def stored_tensors(folder: Path, config: ModelConfig) -> Iterator[tuple[Path, str, Any]]:
+    """Yield (file, name, tensor) for all weights in the folder, or in a GGUF file, where tensors are `gguf.Quantized`.
+
+    A tensor is a view of the mapped file, not a copy.
+    """
+    if folder.is_file():
+        from . import gguf
+
+        yield from gguf.stored_tensors(folder, config, [tensor for _, tensor, _ in checkpoint_names(config)])
+        return
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if index.exists():  # also beside a single file, which is then left over from another upload or conversion
         weight_map = read_json(index).get("weight_map")

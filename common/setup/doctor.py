@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from common.packages import kept_file, package_table
 from common.stages import ROOT
 from common.terminal import note, run_to_end
 
@@ -86,6 +87,15 @@ def environment() -> Line:
     except SystemExit as stop:
         return Line(NEEDED, str(stop))
     return Line(OK, f"a kit of {len([*kit.glob('*.whl')])} files, for the first `course.py demo` to check and install")
+
+
+def models() -> Line:
+    if not find_spec("platformdirs"):
+        return Line(OK, "which of them are here, doctor knows once .venv is there")
+    table = package_table()
+    missing = {name: model["megabytes"] for name, model in table.items() if not kept_file(model).exists()}
+    said = [f"--model {name} fetches {size} MB when it is first used" for name, size in missing.items()]
+    return Line(OPTIONAL if missing else OK, "; ".join(said) or f"here: {', '.join(table)}")
 
 
 def disk() -> Line:
@@ -174,8 +184,8 @@ def browser() -> Line:
 
 
 CHECKS = {
-    "Python": python, "environment": environment, "disk": disk, "memory": memory, "cores": cores, "in use": others,
-    "port": port, "network": network, "C++ compiler": compiler, "browser": browser,
+    "Python": python, "environment": environment, "models": models, "disk": disk, "memory": memory, "cores": cores,
+    "in use": others, "port": port, "network": network, "C++ compiler": compiler, "browser": browser,
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from common.packages import MODELS, package_table, pip_download
 from common.stages import ROOT
 from common.terminal import note
 
@@ -38,11 +39,18 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     add("--platform", default=running_platform(), help=f"for which machine: {here}")
     add("--python", choices=("3.10", "3.11", "3.12", "3.13"), default=running_python(), help="default: %(default)s")
     add("--cuda", action="store_true", help="on Linux, take PyTorch with CUDA: several GB more")
+    add("--model", action="append", default=[], metavar="NAME", help="a model as well, such as smollm2")
     args = parser.parse_args(arguments)
     if args.platform not in PLATFORMS:
         sys.exit(f"There is no kit for {args.platform}. Use --platform with one of {', '.join(PLATFORMS)}.")
     folder = args.out / f"{args.platform}-python{args.python}"
+    table = package_table() if args.model else {}
+    if unknown := [name for name in args.model if name not in table]:
+        sys.exit(f"No wheel of {unknown[0]} is known. Use --model with one of {', '.join(table)}.")
     gather(folder, args.platform, args.python, root / "requirements.txt", args.cuda)
+    for model in map(table.get, args.model):
+        run_pip(pip_download(sys.executable, model, args.out / MODELS), ADVICE)
+        note(f"{args.out / MODELS}: {model['title']}, {model['megabytes']} MB, licence {model['licence']}")
     sizes, windows = [path.stat().st_size for path in folder.glob("*.whl")], args.platform.startswith("windows")
     note(f"{folder}: {len(sizes)} files, {sum(sizes) / 1e6:,.0f} MB. On a {args.platform} with Python {args.python}:")
     note("  set COURSE_KIT=FOLDER" if windows else "  export COURSE_KIT=FOLDER")

@@ -1,0 +1,217 @@
+"""GGUF files: what is read from them is what transformers reads, and what cannot be read is refused in a sentence."""
+
+import resource
+import struct
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from common.cli import chat_prompt
+from common.demo import CHAT
+from common.errors import InvalidInput
+from common.learn.milestones.stage_under_test import causal_attention
+from common.loader import gguf as ours
+from common.loader import load_model
+from common.loader.config import read_config
+from common.loader.shard import Shard
+from common.model import rope_frequencies
+from common.packages import packaged_model
+from common.reference import Reference
+from common.sampling import SamplingParams
+from common.stages import load_engine, stage_folders
+from tests.common.test_any_model import STAGES
+from tests.helpers import gguf_files
+from tests.helpers.gguf_files import write
+
+FILES = [("llama", kind) for kind in ours.TYPES] + [("qwen2", "Q8_0"), ("qwen3", "Q4_1")]
+TEXT = "In 2023 the pages held  12 tokens,\n   4 of them <|im_end|>"
+DEFAULT = {"rope_type": "default"}
+LLAMA_3 = ours.LLAMA_3 | {"factor": 32.0}
+PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
+
+
+def library_model(path) -> torch.nn.Module:
+    """Return what transformers makes of the file by itself, in float32."""
+    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+
+
+def peak_memory() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def refusal(path) -> str:
+    """Return the error of `load_model`, checked to be one sentence that cost no memory."""
+    before = peak_memory()
+    with pytest.raises(ValueError) as caught:
+        load_model(path, device="cpu")
+    message = str(caught.value)
+    assert type(caught.value).__name__ == "InvalidInput" and message.startswith(f"{path}: ") and "\n" not in message
+    assert len(message) < 400 + len(str(path)) and peak_memory() - before < 2**29
+    return message
+
+
+def greedy(library, prompt: list[int]) -> list[int]:
+    ids = torch.tensor([prompt])
+    answer = library.generate(ids, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+    return answer[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize(("family", "kind"), FILES)
+@torch.inference_mode()
+def test_logits_are_those_of_transformers_own_reading_and_tokens_in_all_stages(family, kind, tmp_path):
+    path = write(tmp_path / "small.gguf", family, kind)
+    loaded, library = load_model(path, device="cpu", fused=False), library_model(path)
+    prompts = [loaded.tokenizer(text)["input_ids"] for text in (TEXT, "A token")]
+    expected = library(torch.tensor(prompts[:1])).logits[0]
+    hidden = loaded.model(torch.tensor(prompts[0]), torch.arange(len(prompts[0])), causal_attention)
+    assert (loaded.model.logits(hidden) - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert (Reference(str(path)).next_logits(prompts[0]) - expected[-1]).abs().max() < 1e-5
+    expected = [greedy(library, prompt) for prompt in prompts]
+    for stage in stage_folders() if (family, kind) in FILES[-3:] else ():
+        engine = load_engine(stage.name)(loaded, **STAGES.get(stage.name[:2], {}))
+        assert [request.token_ids for request in engine.generate(prompts, PARAMS)] == expected
+
+
+def test_the_tokenizer_ends_of_text_and_shards_are_the_files_own(tmp_path):
+    path = write(tmp_path / "small.gguf", kind="Q8_0", fields={"tokenizer.chat_template": "{{ messages }}"})
+    bundled, loaded = load_model(device="cpu", load_format="none"), load_model(path, device="cpu", fused=False)
+    assert loaded.tokenizer(TEXT)["input_ids"] == bundled.tokenizer(TEXT)["input_ids"]
+    assert loaded.tokenizer.chat_template == "{{ messages }}"
+    assert loaded.eos_token_ids == {bundled.tokenizer.eos_token_id}
+    shards = [load_model(path, device="cpu", fused=False, shard=Shard(rank, 2)).model for rank in (0, 1)]
+    whole, parts = loaded.model.blocks[1].mlp.down.weight, [shard.blocks[1].mlp.down.weight for shard in shards]
+    assert torch.equal(torch.cat(parts, dim=1), whole)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "rope"),
+    [
+        ({"factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),  # llama.cpp understands it so
+        ({"type": "none", "factor": 4.0}, {"rope_type": "default"}),
+        (
+            {"type": "yarn", "factor": 4.0, "original_context_length": 128},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        ),
+        ({}, LLAMA_3),
+    ],
+)
+def test_scaled_rotations_come_from_metadata_and_from_the_tensor_of_llama_3(scaling, rope, tmp_path):
+    tensors, fields = {}, {f"llama.rope.scaling.{name}": value for name, value in scaling.items()}
+    if rope is LLAMA_3:
+        plain, scaled = (
+            rope_frequencies({"rope_theta": 5000.0} | kind, gguf_files.D["llama"])[0] for kind in (DEFAULT, rope)
+        )
+        tensors = {ours.SCALING_TENSOR: ((plain / scaled).numpy(), "F32")}
+    config = read_config(write(tmp_path / "small.gguf", fields=fields, tensors=tensors))
+    expected = rope_frequencies({"rope_theta": 5000.0} | rope, gguf_files.D["llama"])
+    assert (
+        torch.allclose(rope_frequencies(config.rope, gguf_files.D["llama"])[0], expected[0])
+        and config.context_length == 512
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"llama.expert_count": 8}, "llama.expert_count=8"),
+        ({"llama.attention.sliding_window": 256}, "llama.attention.sliding_window=256"),
+        ({"llama.rope.dimension_count": 32}, "llama.rope.dimension_count=32"),
+        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
+        ({"llama.rope.scaling.type": "linear"}, "factor=None"),
+        (
+            {"llama.attention.head_count": 3, "llama.attention.head_count_kv": 3},
+            "tensor blk.1.attn_q.weight has shape (256, 256), but its metadata makes it (192, 256)",
+        ),
+        ({"llama.attention.head_count": [2, 2]}, "llama.attention.head_count=[2, 2]"),
+        ({"llama.attention.layer_norm_rms_epsilon": None}, "llama.attention.layer_norm_rms_epsilon=None"),
+        ({"llama.block_count": None}, "num_hidden_layers=None"),
+        ({"llama.block_count": 2**31}, "tensor blk.2147483647.attn_q.weight has shape None"),
+        ({"llama.block_count": 1}, "tensor blk.1.attn_norm.weight belongs to no parameter"),
+        ({"llama.embedding_length": "wide"}, "llama.embedding_length='wide'"),
+        ({"llama.feed_forward_length": 2**30}, "tensor blk.1.ffn_gate.weight has shape"),
+        ({"llama.context_length": 2**31}, "llama.context_length=2147483648"),
+        ({"llama.vocab_size": 97}, "tensor token_embd.weight has shape"),
+        ({"tokenizer.ggml.pre": "bloom"}, "tokenizer.ggml.pre='bloom'"),
+        ({"tokenizer.ggml.model": "bert"}, "the tokenizer cannot be read"),
+        ({"tokenizer.ggml.tokens": "all of them"}, "the tokenizer cannot be read"),
+        ({"tokenizer.ggml.eos_token_id": "end"}, "tokenizer.ggml.eos_token_id='end'"),
+        ({"general.architecture": "x" * 10**6}, "general.architecture='xxx"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_the_fields_name(fields, named, tmp_path):
+    assert named in refusal(write(tmp_path / "small.gguf", fields=fields))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "named"),
+    [
+        ({"output_norm.weight": None}, "has no tensor model.norm.weight"),
+        ({"blk.0.ffn_up.bias": (np.zeros(512, np.float32), "F32")}, "blk.0.ffn_up.bias belongs to no parameter"),
+        ({"blk.0.attn_v.weight": (np.zeros((64, 256), np.float32), "F32")}, "has shape (64, 256), but its metadata"),
+        ({ours.SCALING_TENSOR: (np.full(32, 2, np.float32), "F32")}, "rope_freqs.weight=[2.0, "),
+        ({"blk.0.attn_v.weight": (np.zeros((128, 256), np.float64), "F64")}, "blk.0.attn_v.weight='F64'"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused_by_name(tensors, named, tmp_path):
+    assert named in refusal(write(tmp_path / "small.gguf", tensors=tensors))
+
+
+@pytest.mark.parametrize(
+    ("offset", "form", "value"),
+    [
+        (0, "<I", 0),
+        (4, "<I", 9),
+        (8, "<Q", 2**60),
+        (16, "<Q", 2**40),
+        (8, "<Q", 2**15),
+        (16, "<Q", 2**15),
+        (24, "<Q", 2**62),
+    ],
+)
+def test_wrong_counts_are_refused_at_once(offset, form, value, tmp_path):
+    path = write(tmp_path / "small.gguf")
+    content = bytearray(path.read_bytes())
+    struct.pack_into(form, content, offset, value)
+    path.write_bytes(content)
+    assert "not a complete GGUF file" in refusal(path)
+
+
+def test_each_cut_and_each_changed_byte_of_the_header_ends_in_a_sentence_or_a_model(tmp_path):
+    path = write(tmp_path / "small.gguf", fields={"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.merges": None})
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    header = ours.Reader(path).data_offset
+    for cut in [0, 7, 23, 24, *rng.integers(25, len(whole), 40)]:
+        path.write_bytes(whole[:cut])
+        assert "not a complete GGUF file" in refusal(path)
+    for place in rng.integers(0, header, 300):
+        content = bytearray(whole)
+        content[place] ^= 1 << rng.integers(8)
+        path.write_bytes(content)
+        with suppress(InvalidInput):
+            load_model(path, device="cpu", load_format="none", model_impl="course")
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    try:
+        return packaged_model("smollm2")
+    except InvalidInput as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.smollm2
+@torch.inference_mode()
+def test_smollm2_gives_transformers_tokens_for_16_chats_in_every_stage(smollm2):
+    loaded, library = load_model("smollm2", device="cpu", dtype="float32"), library_model(smollm2)
+    prompts = [chat_prompt(loaded.tokenizer, question) for question in CHAT.questions]
+    expected = [greedy(library, prompt) for prompt in prompts]
+    # Of a context of 8,192 tokens stage 04 has room for two.
+    short = replace(loaded, config=replace(loaded.config, context_length=256))
+    for stage in stage_folders():
+        options = {"max_running": 16} if stage.name[:2] not in ("01", "02", "03") else {}
+        engine = load_engine(stage.name)(short, **options)
+        assert [request.token_ids for request in engine.generate(prompts, PARAMS)] == expected, stage.name

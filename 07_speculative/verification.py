@@ -18,6 +18,7 @@ Two ways to decide, and the output of both is distributed as the target's own (L
 For a draft token that was not drawn at all (prompt lookup) the two are the same: q is 1 at x, and p(x) is accepted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -47,17 +48,23 @@ class Draft:
 
 @dataclass
 class Row:
-    """A request as it would be with some draft tokens accepted: what the sampler reads of it."""
+    """A request as it would be with some draft tokens accepted: what the sampler reads of it.
+
+    Of token_ids it reads only how many there are, unless something penalises them: then a range stands for them, since
+    a copy of each output for each row would take milliseconds.
+    """
 
     params: SamplingParams
     prompt_token_ids: list[int]
-    token_ids: list[int]
+    token_ids: Sequence[int]
     seed: int
 
     @classmethod
     def after(cls, request: Request, accepted: list[int]) -> "Row":
         """Return a request as it would be with these draft tokens accepted."""
-        return cls(request.params, request.prompt_token_ids, request.token_ids + accepted, request.seed)
+        count = len(request.token_ids) + len(accepted)
+        token_ids = request.token_ids + accepted if request.params.penalised else range(count)
+        return cls(request.params, request.prompt_token_ids, token_ids, request.seed)
 
 
 def by_rejection(request: Request) -> bool:

@@ -120,7 +120,7 @@ class WorkerEngine(BaseEngine):
 
     def schedule(self, record: StepRecord) -> list[Chunk]:
         """Choose tokens of many requests, as the scheduler decides."""
-        chunks = self.scheduler.schedule()
+        chunks = self.scheduler.schedule(self.drafter)
         self.drafter.draft(chunks)
         chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # kernels for one query want these side by side
         for chunk in chunks:
@@ -145,9 +145,9 @@ class WorkerEngine(BaseEngine):
         requests = self.append_tokens(completed, tokens)
         self.scheduler.count_accepted(chunks)  # rejected draft tokens do not count as computed
         self.scheduler.cache_full_pages()  # before they can be released
-        # Steps that ran no piece of a prompt are timed; the trace counts draft tokens, and those accepted.
+        # Steps in which no model read a prompt are timed; the trace counts draft tokens, and those accepted.
         counts = [len(chunk.draft.token_ids) for chunk in chunks]
-        if all(work.phase == "decode" for work in record.works):
+        if all(work.phase == "decode" for work in record.works) and not self.drafter.reads_prompts:
             self.scheduler.speculation.record_step_time(time.perf_counter() - record.start, counts)
         record.counters["drafted"] = sum(counts)
         record.counters["accepted"] = sum(chunk.draft.accepted for chunk in chunks)

@@ -21,6 +21,7 @@ NEW in 08: requests whose pages are in transfer, parked or reserved, do not run.
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from common.errors import InvalidInput
 from common.request import Request
@@ -105,8 +106,11 @@ class Scheduler:
         self.allocator.check_fits(len(request.prompt_token_ids) + request.max_tokens)
         self.waiting.append(request)
 
-    def schedule(self) -> list[Chunk]:
-        """Return what the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
+    def schedule(self, drafter: Any = None) -> list[Chunk]:
+        """Return what the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts.
+
+        drafter: of drafter.py; it knows how many draft tokens there will be. None: as many as are wanted.
+        """
         # Decodes come first: each is one token, and a client is reading along.
         chunks = []
         for sequence in list(self.running.values()):
@@ -120,8 +124,14 @@ class Scheduler:
         most = budget / 2 if prompts else budget
         counts = self.speculation.counts([chunk.sequence for chunk in chunks])
         for chunk, count in zip(chunks, counts, strict=True):
+            request = chunk.sequence.request
+            # The last token needs no draft.
+            chunk.room = min(count, int(most), request.max_tokens - len(request.token_ids) - 1)
+        if drafter:
+            drafter.prepare(chunks)  # now, or prompts would pay for drafts that never exist
+        for chunk in chunks:
             each = self.price(chunk.start, 2) - self.price(chunk.start, 1)  # of a token more in the chunk
-            chunk.room = self._make_room(chunk.sequence, min(count, int(most / each)))
+            chunk.room = self._make_room(chunk.sequence, min(chunk.room, int(most / each)))
             most, budget = most - chunk.room * each, budget - chunk.room * each
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
@@ -142,7 +152,10 @@ class Scheduler:
             sequence = chunk.sequence
             sequence.computed = min(chunk.start + chunk.num_tokens, sequence.request.num_tokens - 1)
             sequence.draft_computed = min(sequence.draft_computed, sequence.computed)
-            self.speculation.learn(sequence, len(chunk.draft.token_ids), chunk.draft.accepted)
+            # Draft tokens behind the answer's end are not accepted, and like those behind a rejected one not judged.
+            gained = sequence.request.num_tokens - chunk.start - len(chunk.token_ids)
+            drafted, chunk.draft.accepted = len(chunk.draft.token_ids), min(chunk.draft.accepted, gained)
+            self.speculation.learn(sequence, drafted, min(drafted, gained), chunk.draft.accepted)
 
     def cache_full_pages(self) -> None:
         """Put each full page that has been computed into the tree, or take over the copy that is there."""
@@ -292,9 +305,8 @@ class Scheduler:
         return False
 
     def _make_room(self, sequence: Sequence, most: int) -> int:
-        """Take pages for draft tokens if any are free; return how many. The last token needs no draft."""
-        most = min(most, sequence.request.max_tokens - len(sequence.request.token_ids) - 1)
-        while most and not self.allocator.extend(sequence.page_table, sequence.computed + most):
+        """Take pages for draft tokens if any are free; return how many."""
+        while most and not self.allocator.extend(sequence.page_table, sequence.request.num_tokens + most):
             most -= 1
         return most
 

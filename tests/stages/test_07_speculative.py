@@ -1,7 +1,10 @@
 """What stage 07 promises beyond the contract: whatever the draft, the output is the target's, and drafts pay."""
 
+import itertools
 import random
+import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,10 +17,11 @@ from common.pass_times import Costs, PassTimes
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
 from tests.helpers.engine_options import endless
-from tests.helpers.scheduler_machine import PagedMachine, read, write
+from tests.helpers.scheduler_machine import PagedMachine, make_request, read, write
 
-adaptive_module, drafter_module, engine_module, scheduler_module, speculation_module = (
-    load_stage_module("07", name) for name in ("adaptive_speculation", "drafter", "engine", "scheduler", "speculation")
+adaptive_module, drafter_module, engine_module, scheduler_module, speculation_module, verification = (
+    load_stage_module("07", name)
+    for name in ("adaptive_speculation", "drafter", "engine", "scheduler", "speculation", "verification")
 )
 Engine = engine_module.Engine
 
@@ -67,6 +71,26 @@ def test_a_prompt_that_has_begun_takes_over_what_another_computes_meanwhile(load
     assert engine.stats()["prefix_tokens_hit"] == 160 and engine.stats()["prefix_tokens_asked"] == 176 + 196
 
 
+class Uncopied(list):
+    """A long output, of which there must not be a copy for each row and step."""
+
+    def __add__(self, other):
+        raise AssertionError("the whole output is copied")
+
+    __radd__ = __getitem__ = __iter__ = __add__
+
+
+def test_a_step_copies_no_output():
+    """Verification and lookup read how long it is, and its last tokens; penalties alone read all of it."""
+    drafts, requests = [], [make_request(f"{n}", [1, 2], 5000) for n in range(2)]
+    requests[1].params = SamplingParams(temperature=1.0, seed=1)
+    for request in requests:
+        request.token_ids = Uncopied(range(3, 4003))
+        drafts.append(verification.Draft([5, 6]))
+    gained = verification.verify(torch.nn.functional.one_hot(torch.tensor([5, 6, 7] * 2)) * 99.0, requests, drafts)
+    assert [[token.token_id for token in tokens] for tokens in gained] == [[5, 6, 7]] * 2
+
+
 # ---- Drafters ----
 
 
@@ -74,13 +98,13 @@ def test_a_prompt_that_has_begun_takes_over_what_another_computes_meanwhile(load
 def test_lookup_finds_the_last_occurrence_of_the_longest_run(tokens, shortest, more):
     index = drafter_module.NgramIndex(shortest, shortest + more)
     for length in range(1, len(tokens) + 1):
-        text, wanted = tokens[:length], 0
+        text, wanted = tokens[:length], 0  # of which the index has all but the last
         for n in range(shortest + more, shortest - 1, -1):
             ends = [end for end in range(n, length) if text[end - n : end] == text[-n:]]
             if ends:
                 wanted = ends[-1]
                 break
-        assert index.find(text) == wanted
+        assert index.find(text[-1:]) == wanted
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused(loaded):
@@ -129,6 +153,7 @@ class SpeculationMachine(PagedMachine):
         super().__init__(scheduler_module.Scheduler(4, 9, 8, 2, speculation_module.Speculation(3)))
         self.rng, self.draft_memory = random.Random(0), {}
         self.drafter = Recorder(self.draft_memory, self.rng)
+        self.scheduler.schedule = partial(self.scheduler.schedule, self.drafter)
 
     def run(self, chunks):
         self.drafter.draft(chunks)
@@ -137,7 +162,7 @@ class SpeculationMachine(PagedMachine):
     def text(self, chunk):
         request, draft = chunk.sequence.request, chunk.draft.token_ids
         assert chunk.start + len(chunk.token_ids) == chunk.sequence.computed
-        assert len(draft) <= chunk.room and (chunk.completes or not draft)
+        assert len(draft) == chunk.room and (chunk.completes or not draft), "what is charged is run"
         assert len(request.token_ids) + len(draft) < request.max_tokens
         return super().text(chunk) + draft
 
@@ -156,6 +181,32 @@ class SpeculationMachine(PagedMachine):
 
 TestSpeculation = SpeculationMachine.TestCase
 TestSpeculation.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def steps_for_prompts(count: int, budget: int = 256) -> tuple[int, int]:
+    """Return in how many steps eight prompts run beside 32 decodes in whose texts nothing occurs twice, and the pages
+    that the decodes then have: count draft tokens are wanted for each.
+    """
+    scheduler = scheduler_module.Scheduler(40, budget, 2000, 4, speculation_module.Speculation(count))
+    tokens, drafter = itertools.count(), drafter_module.PromptLookup()
+    decodes = [make_request(f"{n}", list(itertools.islice(tokens, 6)), 200) for n in range(32)]
+    prompts = [make_request(f"prompt {n}", list(itertools.islice(tokens, 600)), 200) for n in range(8)]
+    for arriving in (decodes, prompts):
+        for request in arriving:
+            scheduler.add(request)
+        steps = 0
+        while not all(request.token_ids for request in arriving):
+            chunks = scheduler.schedule(drafter)
+            steps += 1
+            for request in [chunk.sequence.request for chunk in chunks if chunk.completes]:
+                request.append(next(tokens))
+            scheduler.count_accepted(chunks)
+    return steps, sum(len(scheduler.running[one.request_id].page_table.pages) for one in decodes)
+
+
+def test_prompts_pay_only_for_drafts_that_exist():
+    """Where lookup finds nothing they take as many steps as without draft tokens, and nobody takes pages for these."""
+    assert steps_for_prompts(8) == steps_for_prompts(0) == (22, 32 * 7)
 
 
 # ---- How many tokens are drafted ----
@@ -197,16 +248,45 @@ def test_what_was_learned_is_forgotten():
     for _ in range(3000):
         adaptive.record_step_time(adaptive.costs.step([0, 0]), [0, 0])
     assert adaptive.counts(fresh) == usual
+    for _ in range(60):
+        adaptive.record_step_time(2 * adaptive.costs.step([0, 0]), [0, 0])
+    assert adaptive.slowness[False] > 1.8, "steps without draft tokens were slow for a while"
+    for _ in range(3000):
+        adaptive.record_step_time(adaptive.costs.step(usual), usual)
+    assert adaptive.slowness[False] == pytest.approx(1.0, abs=0.05) and adaptive.counts(fresh) == usual
     for _ in range(500):
-        adaptive.learn(fresh[0], 4, 0)
+        adaptive.learn(fresh[0], 4, 1, 0)
     assert adaptive.counts([SimpleSequence()]) == [0], "a new request is taken to be as the average of all"
     acceptance = adaptive_module.Acceptance()
     for _ in range(50):
-        acceptance.learn(4, 0)
+        acceptance.learn(1, 0)
     assert acceptance.rate(0.7) < 0.25
     for _ in range(500):
         acceptance.learn(0, 0)
     assert acceptance.rate(0.7) == pytest.approx(0.7, abs=0.02)
+
+
+def test_what_drafts_cost_is_learned_apart_from_reading_prompts(loaded, monkeypatch):
+    """On a clock on which each pass takes what the costs say: then nothing is left for a factor to explain."""
+    engine, now = Engine(loaded, token_budget=64, draft="draft"), [0.0]
+    speculation = engine.scheduler.speculation
+    speculation.costs = Costs(costs(1.0, 0.02).target, PassTimes({1: 0.05, 1000: 20.0}))
+    speculation.slowness[True] = 1.0
+    monkeypatch.setattr(speculation, "counts", lambda sequences: [3] * len(sequences))
+    passes = [(engine.model, speculation.costs.target), (engine.drafter.model, speculation.costs.draft)]
+    hooks = []
+    for model, seconds in passes:
+
+        def tick(_, inputs, seconds=seconds):
+            now[0] += seconds(len(inputs[0]))
+
+        hooks.append(model.register_forward_pre_hook(tick))
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    for n in range(3):
+        engine.generate([[11 + (i * i + n) % 997 for i in range(400)]], endless(20))
+    for hook in hooks:
+        hook.remove()
+    assert speculation.slowness == pytest.approx({False: 1.0, True: 1.0}, abs=0.02)
 
 
 @pytest.mark.parametrize(

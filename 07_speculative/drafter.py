@@ -89,24 +89,9 @@ class DraftModel:
         self.reads_prompts = False  # in this step, or pieces of them
         self._hidden: dict[Chunk, Tensor] = {}  # of the last token of each text that it has read: [hidden_size]
 
-    def prepare(self, chunks: list[Chunk]) -> None:
-        """Read what the model lacks of texts whose drafts its context holds. Leave room only where it has read all."""
-        self._read([chunk for chunk in chunks if chunk.room and self._reaches(chunk)])
-        for chunk in chunks:
-            chunk.room = chunk.room if chunk in self._hidden else 0
-
-    def draft(self, chunks: list[Chunk]) -> None:
-        """Fill all drafts token by token."""
-        going = [chunk for chunk in chunks if chunk.room]
-        hidden = torch.stack([self._hidden[chunk] for chunk in going]) if going else None
-        while going:
-            self._draft_one(going, hidden)
-            going = [chunk for chunk in going if len(chunk.draft.token_ids) < chunk.room]
-            if going:
-                hidden = self._run([self._newest(chunk) for chunk in going])
-
-    def _read(self, chunks: list[Chunk]) -> None:
-        """Compute what the draft model lacks of the texts, within the budget; note what it has computed to the end."""
+    def prepare(self, everyone: list[Chunk]) -> None:
+        """Read what the model lacks of the texts. Leave room where it has read all and its context holds the draft."""
+        chunks = [chunk for chunk in everyone if chunk.room and self._reaches(chunk)]
         for chunk in chunks:
             self._share_pages(chunk.sequence)
         left, pieces, whole = self.read_budget, [], []
@@ -124,6 +109,18 @@ class DraftModel:
                 whole.append(chunk)
         self.reads_prompts = any(len(piece.token_ids) > MAX_DRAFT_TOKENS + 1 for piece in pieces)
         self._hidden = dict(zip(whole, self._run(pieces), strict=True)) if pieces else {}
+        for chunk in everyone:
+            chunk.room = chunk.room if chunk in self._hidden else 0
+
+    def draft(self, chunks: list[Chunk]) -> None:
+        """Fill all drafts token by token."""
+        going = [chunk for chunk in chunks if chunk.room]
+        hidden = torch.stack([self._hidden[chunk] for chunk in going]) if going else None
+        while going:
+            self._draft_one(going, hidden)
+            going = [chunk for chunk in going if len(chunk.draft.token_ids) < chunk.room]
+            if going:
+                hidden = self._run([self._newest(chunk) for chunk in going])
 
     def _share_pages(self, sequence: Sequence) -> None:
         """Skip cached pages that were computed for other requests, and note those computed for this one."""

@@ -49,25 +49,25 @@ def test_room_for_draft_tokens(stage):
     expect(chunks[0].num_tokens == 1, f"one token and no draft yet: num_tokens is {chunks[0].num_tokens}")
     chunks[0].draft.token_ids = [1, 2]
     expect(chunks[0].num_tokens == 3, f"one token and a draft of 2: num_tokens is {chunks[0].num_tokens}")
-    for prompt in ("has begun", "waits"):
+    drafter = SimpleNamespace(prepare=lambda chunks: setattr(chunks[0], "room", 1))  # it has one token for A
+    cases = (
+        ("has begun", None, [6, 6]),
+        ("waits", None, [6, 6]),
+        ("waits, and there is one draft token", drafter, [2, 10]),
+    )
+    for prompt, drafter, wanted in cases:
         both = stage.scheduler.Scheduler(4, 12, 20, 4, stage.speculation.Speculation(8))
         both._reuse = lambda sequence: None  # to be written for the next milestone; nothing is shared here
         decoding(stage, both, "A", [1, 2, 3, 4, 5])
         both.add(make_request("P", 40, 3))
         if prompt == "has begun":
             both._admit()
-        mine = [one.num_tokens + one.room for one in both.schedule()]
-        expect_rows(f"tokens of a budget of 12; the prompt {prompt}", mine, [1 + 5, 6], request="AP")
+        mine = [one.num_tokens + one.room for one in both.schedule(drafter)]
+        expect_rows(f"tokens of a budget of 12; the prompt {prompt}", mine, wanted, request="AP")
     short = stage.scheduler.Scheduler(4, 64, 2, 4, speculation)
     decoding(stage, short, "A", [1, 2, 3, 4, 5])
     [one] = short.schedule()
     expect(one.room == 2, f"2 pages hold 8 tokens, and 6 are there: room is 2, not {one.room}", owners(short))
-    few = stage.scheduler.Scheduler(4, 12, 20, 4, stage.speculation.Speculation(8))
-    decoding(stage, few, "A", [1, 2, 3, 4])
-    few.add(make_request("P", 40, 9))
-    drafter = SimpleNamespace(prepare=lambda chunks: [setattr(one, "room", 1) for one in chunks])
-    mine = [one.num_tokens + one.room for one in few.schedule(drafter)]
-    expect_rows("tokens of a budget of 12, where the drafter has one token for A", mine, [2, 10], request="AP")
 
 
 @milestone(
@@ -153,19 +153,16 @@ def test_drafts_from_the_text_itself(stage):
     wanted = [0, 0, 0, 0, 0, 3, 0, 0, 2, 3]
     expect_rows("the place behind the earlier occurrence", found, wanted, text=text)
     lookup, request = stage.drafter.PromptLookup(), make_request("A", text)
-    one = chunk(stage, stage.scheduler.Sequence(request, stage.page_table.PageTable(4)), 9, 10, room=2)
+    one = chunk(stage, stage.scheduler.Sequence(request, stage.page_table.PageTable(4)), 9, 10, room=9)
     none = chunk(stage, stage.scheduler.Sequence(request, stage.page_table.PageTable(4)), 9, 10, room=0)
     lookup.prepare([one, none])
+    expect(
+        one.room == 7, f"7 tokens are behind the earlier occurrence: `prepare` leaves room for these, not {one.room}"
+    )
+    one.room = 2
+    lookup.draft([one, none])
     expect_rows("draft of two tokens after ... 1 2 3", one.draft.token_ids, [9, 2])
     expect(none.draft.token_ids == [], "a chunk without room gets no draft")
-    one.room = 1
-    lookup.draft([one, none])
-    expect_rows("what is left of it if there is room for one", one.draft.token_ids, [9])
-    new = chunk(
-        stage, stage.scheduler.Sequence(make_request("B", [1, 2, 3]), stage.page_table.PageTable(4)), 2, 3, room=2
-    )
-    lookup.prepare([new])
-    expect(new.room == 0, f"where nothing is found there is no room: it is {new.room}")
 
 
 def drafting(stage, tokens: list[int], room: int, pages: list[int], **params):
@@ -179,9 +176,9 @@ def drafting(stage, tokens: list[int], room: int, pages: list[int], **params):
 
 
 @milestone(
-    "DraftModel.prepare, DraftModel.draft, DraftModel._read, DraftModel._share_pages, DraftModel._draft_one",
+    "DraftModel.prepare, DraftModel.draft, DraftModel._share_pages, DraftModel._draft_one",
     hint="prepare: read. draft: draw one token for each that has room, and run those that still have some.",
-    second_hint="_read: from draft_computed on, at most read_budget tokens in all; drafts need the whole text. "
+    second_hint="prepare: from draft_computed on, at most read_budget tokens in all; drafts need the whole text. "
     "_share_pages: while the next page of the path is noted, skip it; then note those before it that are not.",
 )
 def test_drafts_of_a_small_model(stage):

@@ -6,8 +6,8 @@ moment it ends. And a long prompt runs in pieces (chunked prefill; Sarathi-Serve
 does not hold up requests that decode.
 
 Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
-the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and it makes
-no difference to the result.
+the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and in
+float32 it makes no difference to the result.
 """
 
 import heapq

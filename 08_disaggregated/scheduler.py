@@ -4,7 +4,7 @@ A request gets pages for the tokens it has, and one more page when the last one 
 requests fit in than if each had a slot for the longest it may become. The price is that memory may run out in the
 middle: then the youngest request gives its pages back, returns to the front of the queue, and later runs again what it
 had run (preemption by recomputation). Its tokens are known, so that is a prefill, and fast; and as the sampler depends
-on nothing but seed and position, it goes on with the tokens it would have had.
+on nothing but seed and position, in float32 it goes on with the tokens it would have had.
 
 A page that is full goes into the tree of cached pages, and stays there when its request has ended. A new request takes
 over from the tree the pages that it begins with, and computes only the rest. Two requests that begin alike and arrive

@@ -10,7 +10,7 @@ Two ways to decide, and the output of both is distributed as the target's own (L
 
 - *Comparison.* The sampler of stage 06 draws the target's token. A draft token that is the same is accepted. For
   greedy requests nothing else makes sense. It also keeps what a seed promises, since what is drawn depends on seed and
-  position alone: the text is that of stage 06, whatever the draft.
+  position alone: in float32 the text is that of stage 06, whatever the draft.
 - *Rejection sampling*, for requests without a seed whose draft tokens were drawn from a distribution q. With p the
   target's, a draft token x is accepted with probability min(1, p(x) / q(x)), else the token is drawn from the positive
   part of p - q, scaled to sum to 1. No other way accepts more often: in sum over x, min(p(x), q(x)).

@@ -9,9 +9,9 @@ and a request that decodes costs a token of every step. (NVIDIA Dynamo's router 
 such a formula.) Decode alone goes where most pages are free.
 """
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from common.request import Request
 from common.trace import StepRecord, Work
@@ -153,13 +153,16 @@ class Handle:
         return [key for key in self.held if key in self.computing] + waiting[:MOST_BEGUN]
 
     def in_our_time(self, record: StepRecord, index: int) -> StepRecord:
-        """Return a step of this worker for the router's trace: by the router's clock, under the requests' own ids.
-
-        An id is one string for all steps: every report brings new ones, 20 MB in all records of a trace.
-        """
+        """Return a step of this worker for the router's trace: by the router's clock, under the requests' own ids."""
         start, end = record.start + self.clock_offset, record.end + self.clock_offset
-        works = [Work(sys.intern(one.request_id.rpartition("#")[0]), one.phase, one.tokens) for one in record.works]
+        works = [Work(request_id(one.request_id), one.phase, one.tokens) for one in record.works]
         return StepRecord(index, start, end, works, record.counters | {"worker": self.number})
+
+
+@lru_cache(maxsize=4096)
+def request_id(key: str) -> str:
+    """Return the request of an attempt's key, the same string for all steps: the many of a trace would take 20 MB."""
+    return key.rpartition("#")[0]
 
 
 def choose_for_prompt(handles: Iterable[Handle], tokens: list[int]) -> tuple[Handle, int] | None:

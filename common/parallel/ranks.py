@@ -20,7 +20,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from select import select
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ from ..loader.shard import Shard
 from ..stages import ROOT
 
 COLLECTIVE_SECONDS = 60.0  # a rank that keeps the others waiting in a collective for longer counts as hung
+ANSWER_SECONDS = 300.0  # the same outside a collective, where ranks may import and load from a slow disk
+PIECE = 512  # bytes: a pipe that can be written to takes as many at once, by POSIX
 NOTICING_SECONDS = 2.0  # from a broken connection until `_listen` knows the reason
 LEAVING_SECONDS = 5.0  # for a rank to end by itself
 FOLLOW = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from common.parallel.engine import follow; follow()"
@@ -99,8 +102,13 @@ class Ranks:
                 self._send(rank, method, *arguments)
 
     def answers(self) -> list[Any]:
-        """Wait for an answer of every other rank, and return them in order. Raise RankLost if one is gone or fails."""
-        found = [answers.get() for answers in self._answers]
+        """Wait for an answer of every other rank, and return them in order. Raise RankLost if one is gone or hangs."""
+        found = []
+        for rank, answers in enumerate(self._answers, 1):
+            try:
+                found.append(answers.get(timeout=ANSWER_SECONDS))
+            except Empty:
+                self._fail(f"rank {rank} of {self.count} has not answered for {ANSWER_SECONDS:.0f} s")
         self._raise_failure()
         return found
 
@@ -169,9 +177,12 @@ class Ranks:
     def _send(self, rank: int, method: str, *arguments: Any) -> None:
         self._raise_failure()
         pipe = self._followers[rank - 1].stdin
+        data = memoryview(pickle.dumps((method, arguments)))
         try:
-            pickle.dump((method, arguments), pipe)
-            pipe.flush()
+            while data:  # in pieces that never wait, since a rank that hangs would be waited for without end
+                if not select([], [pipe], [], ANSWER_SECONDS)[1]:
+                    raise TimeoutError(f"for {ANSWER_SECONDS:.0f} s")
+                data = data[os.write(pipe.fileno(), data[:PIECE]) :]
         except OSError as error:
             self._failed.wait(NOTICING_SECONDS)
             self._fail(f"rank {rank} no longer reads its commands ({error})")

@@ -226,6 +226,17 @@ def test_a_rank_that_is_killed_or_hangs_ends_all(own_two, sent, says):
     assert_lost(engine, own_two, says)
 
 
+@posix
+@pytest.mark.parametrize("bytes_sent", [0, 2**20])  # the second are more than a pipe holds
+def test_a_rank_that_hangs_outside_a_collective_ends_all(own_two, monkeypatch, bytes_sent):
+    monkeypatch.setattr(ranks, "ANSWER_SECONDS", 1.0)
+    own_two._followers[0].send_signal(signal.SIGSTOP)
+    with pytest.raises(RankLost, match=r"rank 1 .*for 1 s"):
+        own_two.tell("call", "x" * bytes_sent)
+        own_two.answers()
+    assert own_two._followers[0].wait(10) == -signal.SIGKILL
+
+
 def test_a_rank_that_fails_says_why(own_two):
     engine, two = TensorParallelEngine(own_two, "05"), own_two
     engine.add(STORY, SamplingParams(max_tokens=3000, ignore_eos=True))

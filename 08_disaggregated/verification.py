@@ -18,7 +18,6 @@ Two ways to decide, and the output of both is distributed as the target's own (L
 For a draft token that was not drawn at all (prompt lookup) the two are the same: q is 1 at x, and p(x) is accepted.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -56,7 +55,7 @@ class Row:
 
     params: SamplingParams
     prompt_token_ids: list[int]
-    token_ids: Sequence[int]
+    token_ids: list[int] | range
     seed: int
 
     @classmethod

@@ -87,7 +87,6 @@ class DraftModel:
         self.cache = KVCache(loaded, num_pages, page_size, backend)
         self.read_budget = read_budget
         self.reads_prompts = False  # in this step, or pieces of them
-        self._hidden: dict[Chunk, Tensor] = {}  # of the last token of each text that it has read: [hidden_size]
 
     def prepare(self, everyone: list[Chunk]) -> None:
         """Read what the model lacks of the texts. Leave room where it has read all and its context holds the draft."""
@@ -108,14 +107,15 @@ class DraftModel:
             if completes:
                 whole.append(chunk)
         self.reads_prompts = any(len(piece.token_ids) > MAX_DRAFT_TOKENS + 1 for piece in pieces)
-        self._hidden = dict(zip(whole, self._run(pieces), strict=True)) if pieces else {}
+        for chunk, hidden in zip(whole, self._run(pieces) if pieces else [], strict=True):
+            chunk.draft.hidden = hidden
         for chunk in everyone:
-            chunk.room = chunk.room if chunk in self._hidden else 0
+            chunk.room = 0 if chunk.draft.hidden is None else chunk.room
 
     def draft(self, chunks: list[Chunk]) -> None:
         """Fill all drafts token by token."""
         going = [chunk for chunk in chunks if chunk.room]
-        hidden = torch.stack([self._hidden[chunk] for chunk in going]) if going else None
+        hidden = torch.stack([chunk.draft.hidden for chunk in going]) if going else None
         while going:
             self._draft_one(going, hidden)
             going = [chunk for chunk in going if len(chunk.draft.token_ids) < chunk.room]

@@ -43,6 +43,7 @@ class Draft:
     token_ids: list[int] = field(default_factory=list)
     probabilities: list[Tensor] = field(default_factory=list)
     accepted: int = 0
+    hidden: Tensor | None = None  # [hidden_size], the draft model's for the text's last token, if it has read all
 
 
 @dataclass

@@ -310,7 +310,7 @@ def test_requests_in_transfer_keep_their_place():
         for chunk in chunks:
             if chunk.completes:
                 chunk.sequence.request.append(5)
-        scheduler.count_accepted(chunks)
+        scheduler.count_computed(chunks)
         if step and arriving.request_id not in scheduler.running:
             scheduler.resume(arriving)
 

@@ -102,7 +102,7 @@ class DraftModel:
                 break
             completes = stop == request.num_tokens
             pieces.append(Chunk(chunk.sequence, start, request.token_ids_between(start, stop), completes))
-            chunk.sequence.draft_computed = stop
+            chunk.draft.computed = stop
             left -= stop - start
             if completes:
                 whole.append(chunk)
@@ -139,9 +139,8 @@ class DraftModel:
 
     def _newest(self, chunk: Chunk) -> Chunk:
         """Return the last draft token as a chunk, for the draft model to continue from."""
-        start = chunk.sequence.draft_computed
-        chunk.sequence.draft_computed += 1
-        return Chunk(chunk.sequence, start, chunk.draft.token_ids[-1:], completes=True)
+        chunk.draft.computed += 1
+        return Chunk(chunk.sequence, chunk.draft.computed - 1, chunk.draft.token_ids[-1:], completes=True)
 
     def _run(self, chunks: list[Chunk]) -> Tensor:
         """Run the draft model once: `[B, hidden_size]`, of the last token of each chunk that completes its text."""

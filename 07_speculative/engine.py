@@ -125,8 +125,7 @@ class Engine(BaseEngine):
         """Append to each of these requests its tokens, and retire those that this ends."""
         completed = [chunk.sequence.request for chunk in chunks if chunk.completes]
         requests = self.append_tokens(completed, tokens)
-        self.scheduler.count_accepted(chunks)  # NEW in 07: rejected draft tokens do not count as computed
-        self.scheduler.cache_full_pages()  # before they can be released
+        self.scheduler.count_computed(chunks)
         # NEW in 07: steps in which no model read a prompt are timed; the trace counts draft tokens, and those accepted.
         counts = [len(chunk.draft.token_ids) for chunk in chunks]
         if all(work.phase == "decode" for work in record.works) and not self.drafter.reads_prompts:

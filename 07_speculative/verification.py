@@ -37,12 +37,14 @@ class Draft:
     """What a drafter expects to come next: up to k draft tokens.
 
     probabilities: for each token the distribution `[V]`, float64, that it was drawn from, where a request is to be
-    verified by rejection sampling; otherwise empty. accepted: how many of them `verify` has taken.
+    verified by rejection sampling; otherwise empty. accepted: how many of them `verify` has taken. computed: how many
+    tokens of the text, and then of the draft, a draft model has run.
     """
 
     token_ids: list[int] = field(default_factory=list)
     probabilities: list[Tensor] = field(default_factory=list)
     accepted: int = 0
+    computed: int = 0
     hidden: Tensor | None = None  # [hidden_size], the draft model's for the text's last token, if it has read all
 
 

@@ -102,7 +102,7 @@ class DraftModel:
                 break
             completes = stop == request.num_tokens
             pieces.append(Chunk(chunk.sequence, start, request.token_ids_between(start, stop), completes))
-            chunk.sequence.draft_computed = stop
+            chunk.draft.computed = stop
             left -= stop - start
             if completes:
                 whole.append(chunk)
@@ -127,9 +127,9 @@ class DraftModel:
         end = min(sequence.computed, self.context_length)
         self._share_pages(sequence)
         while sequence.draft_computed < end:
-            start = sequence.draft_computed
-            stop = sequence.draft_computed = min(end, start + self.read_budget)
+            start, stop = sequence.draft_computed, min(end, sequence.draft_computed + self.read_budget)
             self._run([Chunk(sequence, start, sequence.request.token_ids_between(start, stop), completes=False)])
+            sequence.draft_computed = stop
         self._share_pages(sequence)
 
     def _share_pages(self, sequence: Sequence) -> None:
@@ -149,9 +149,8 @@ class DraftModel:
 
     def _newest(self, chunk: Chunk) -> Chunk:
         """Return the last draft token as a chunk, for the draft model to continue from."""
-        start = chunk.sequence.draft_computed
-        chunk.sequence.draft_computed += 1
-        return Chunk(chunk.sequence, start, chunk.draft.token_ids[-1:], completes=True)
+        chunk.draft.computed += 1
+        return Chunk(chunk.sequence, chunk.draft.computed - 1, chunk.draft.token_ids[-1:], completes=True)
 
     def _run(self, chunks: list[Chunk]) -> Tensor:
         """Run the draft model once: `[B, hidden_size]`, of the last token of each chunk that completes its text."""

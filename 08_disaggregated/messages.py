@@ -76,7 +76,7 @@ class Heartbeat(NamedTuple):
 
     mail: int
     held: frozenset[str]
-    parked: frozenset[str]  # of those, the ones whose pages wait to be fetched
+    parked: frozenset[str]  # of those, the ones whose pages wait to be fetched, as a report has said
     stats: dict[str, float]
 
 

@@ -24,6 +24,7 @@ from common.parallel.engine import Follower, TensorParallelEngine
 from common.parallel.ranks import RankLost, Ranks
 from common.sampling import SamplingParams
 from common.stages import ROOT, load_engine
+from tests.helpers.interruptions import Interruptions
 
 GREEDY = SamplingParams(max_tokens=16)
 STAGES = {"02": {}, "07": {"num_draft_tokens": 3}}
@@ -243,6 +244,17 @@ def test_a_rank_that_fails_says_why(own_two):
     with suppress(RankLost):  # where the answer is here before `tell` returns
         two.tell("add", [4096], GREEDY, "unknown to rank 0", 0)
     assert_lost(engine, two, "rank 1 of 2 failed: InvalidInput: token id 4096")
+
+
+def test_an_interrupted_step_ends_all_ranks(own_two, monkeypatch):
+    """They may have stopped at different places: no request gets a wrong token, nor any other."""
+    engine = TensorParallelEngine(own_two, "05")
+    Interruptions(engine._engine, monkeypatch)
+    request = engine.add(STORY, GREEDY)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([STORY], GREEDY)
+    assert_lost(engine, own_two, "rank 0 could not end its step: KeyboardInterrupt")
+    assert not request.token_ids
 
 
 def test_a_rank_notices_that_it_has_sampled_something_else(loaded):

@@ -71,7 +71,7 @@ def test_room_for_draft_tokens(stage):
 
 
 @milestone(
-    "Scheduler.count_accepted, Scheduler.cache_full_pages, Scheduler.check, Speculation.learn",
+    "Scheduler.count_computed, Scheduler.cache_full_pages, Scheduler.check, Speculation.learn",
     hint="computed = min(chunk.start + chunk.num_tokens, num_tokens - 1): the newest token is yet to be run.",
     second_hint="draft_computed never exceeds computed, nor the beginning of a page given up for a cached copy. Of k "
     "draft tokens min(k, tokens gained) were judged, and no more than were gained are accepted.",
@@ -83,13 +83,12 @@ def test_what_counts_as_computed(stage):
     judged, learn = [], scheduler.speculation.learn
     scheduler.speculation.learn = lambda sequence, *each: (judged.append(each[1]), learn(sequence, *each))
     for accepted in (0, 1, 3):
-        a = decoding(stage, scheduler, f"A{accepted}", [10, 11, 12, 13, 14, 15], draft_computed=6)
+        a = decoding(stage, scheduler, f"A{accepted}", [accepted, 11, 12, 13, 14, 15], draft_computed=6)
         scheduler.allocator.extend(a.page_table, 12)
-        one = chunk(stage, a, 6, 7, room=3, draft=Draft([1, 2, 3], accepted=accepted))
-        a.draft_computed = 9
+        one = chunk(stage, a, 6, 7, room=3, draft=Draft([1, 2, 3], accepted=accepted, computed=9))
         for token in [1, 2, 3][:accepted] + [50]:
             a.request.append(token)
-        scheduler.count_accepted([one])
+        scheduler.count_computed([one])
         wanted = 7 + accepted
         picture = rows({"token": range(6, 10), "run": ["7", 1, 2, 3], "is": ["known"] + ["accepted"] * accepted
                         + ["rejected"] * (3 - accepted)})  # fmt: skip
@@ -102,7 +101,7 @@ def test_what_counts_as_computed(stage):
     ends = decoding(stage, scheduler, "E", [10, 11, 12, 13, 14, 15])
     one = chunk(stage, ends, 6, 7, room=2, draft=Draft([1, 2], accepted=2))
     ends.request.append(1)  # a stop token: what comes behind it is no output
-    scheduler.count_accepted([one])
+    scheduler.count_computed([one])
     said = "2 of 2 accepted, and the first of them ends the request"
     expect(ends.computed == 7, f"{said}: `computed` is {ends.computed}, not 7, one less than it has tokens")
     scheduler.remove(ends.request)
@@ -200,13 +199,13 @@ def test_drafts_of_a_small_model(stage):
     for one, text, wanted, room in zip(chunks, texts, right, (4, 1, 0), strict=True):
         what = f"draft behind {stage.text(text)[-20:]!r}, room {room}"
         expect_rows(what, one.draft.token_ids, wanted[:room])
-        known, wanted_known = one.sequence.draft_computed, len(text) + room - 1 if room else 0
-        expect(known == wanted_known, f"{what}: draft_computed is {known}, not {wanted_known}")
+        known, wanted_known = one.draft.computed, len(text) + room - 1 if room else 0
+        expect(known == wanted_known, f"{what}: draft.computed is {known}, not {wanted_known}")
     cached = [stage.prefix_tree.Node(None, (), page) for page in range(20, 26)]
     long, alike = (drafting(stage, stage.prompts(1, 100)[0], 4, list(range(20, 27))) for _ in "AB")
     long.sequence.page_table.path = alike.sequence.page_table.path = cached
     draft(long)
-    known = long.sequence.draft_computed
+    known = long.sequence.draft_computed = long.draft.computed  # as count_computed notes it
     expect(
         known == 64 and not long.draft.token_ids, f"of 100 tokens a budget of 64 reads 64, not {known}, and drafts none"
     )
@@ -301,7 +300,7 @@ def test_rejected_and_still_the_target(stage):
 @milestone(
     "Engine.step, Engine.schedule, Engine.run, Engine.commit, Engine.stats",
     hint="schedule(drafter), draft, then sort chunks by num_tokens > 1. run: verify(logits, requests, drafts).",
-    second_hint="commit: append the tokens, count_accepted, cache_full_pages, then retire. Only steps in which neither "
+    second_hint="commit: append the tokens, count_computed, then retire. Only steps in which neither "
     "model reads a prompt are timed.",
 )
 def test_more_tokens_in_fewer_steps(stage):

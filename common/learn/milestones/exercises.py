@@ -15,6 +15,7 @@ from .paged import decoding, expect_steps, make_scheduler, owners
 from .pictures import rows, timeline, tree
 from .stage_under_test import (
     STORIES,
+    commit,
     drain,
     endless,
     expect,
@@ -119,10 +120,10 @@ def admitted(scheduler: Any, steps: list[dict[str, int | list[int]]]) -> list[st
     for arriving in steps:
         for name, prompt in arriving.items():
             scheduler.add(make_request(name, prompt, 1))
-        for chunk in scheduler.schedule():
+        chunks = scheduler.schedule()
+        commit(scheduler, chunks)
+        for chunk in chunks:
             order.append(chunk.sequence.request.request_id)
-            if hasattr(scheduler, "cache_full_pages"):
-                scheduler.cache_full_pages()
             scheduler.remove(chunk.sequence.request)
         scheduler.check()
     return order

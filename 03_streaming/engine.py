@@ -40,15 +40,16 @@ class Engine(BaseEngine):
 
     def run(self, request: Request, record: StepRecord) -> Drawn:
         """Run the tokens of the sequence that the cache lacks through the model and draw its next token."""
-        # Only tokens that have not been run yet are run. Before the first step that is the prompt.
+        # Only tokens that have not been run yet are run. Before there is output that is the prompt.
+        if request.token_ids:
+            phase, new_token_ids = "decode", request.token_ids[-1:]
+        else:
+            phase, new_token_ids = "prefill", request.prompt_token_ids
         cache = self.caches.get(request.request_id)
         if cache is None:
-            phase, new_token_ids = "prefill", request.prompt_token_ids
             capacity = len(request.prompt_token_ids) + request.max_tokens
-            cache = KVCache(self.config, capacity, self.device, self.dtype)
-            self.caches[request.request_id] = cache
-        else:
-            phase, new_token_ids = "decode", request.token_ids[-1:]
+            cache = self.caches[request.request_id] = KVCache(self.config, capacity, self.device, self.dtype)
+        cache.length = request.num_tokens - len(new_token_ids)  # whatever a step has left that was interrupted
         token_ids = torch.tensor(new_token_ids, device=self.device)  # [N]
         positions = torch.arange(cache.length, cache.length + len(token_ids), device=self.device)
         record.work(request.request_id, phase, len(token_ids))

@@ -82,6 +82,7 @@ class Engine(BaseEngine):
         """Append to each of these requests its token, and retire those that this ends."""
         completed = [chunk.sequence.request for chunk in chunks if chunk.completes]
         requests = self.append_tokens(completed, [[token] for token in drawn.tokens()])
+        self.scheduler.count_computed(chunks)
         self.retire_finished(requests)
         return requests
 

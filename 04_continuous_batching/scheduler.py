@@ -6,8 +6,8 @@ moment it ends. And a long prompt runs in pieces (chunked prefill; Sarathi-Serve
 does not hold up requests that decode.
 
 Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
-the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and it makes
-no difference to the result.
+the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and in
+float32 it makes no difference to the result.
 """
 
 import heapq
@@ -21,7 +21,7 @@ from common.token_budget import ChunkPrice
 
 @dataclass(eq=False)
 class Sequence:
-    """A running request: K and V of its first `computed` tokens are in its slot, or will be after this step."""
+    """A running request: K and V of its first `computed` tokens are in its slot."""
 
     request: Request
     slot: int
@@ -89,6 +89,11 @@ class Scheduler:
         # Neighbouring slots are neighbours in the batch, so that one call of attention can take them.
         return sorted(chunks, key=lambda chunk: (len(chunk.token_ids) > 1, chunk.sequence.slot))
 
+    def count_computed(self, chunks: list[Chunk]) -> None:
+        """Count the tokens of a step as computed. Not before it is committed: a step may be interrupted."""
+        for chunk in chunks:
+            chunk.sequence.computed = chunk.start + len(chunk.token_ids)
+
     def remove(self, request: Request) -> None:
         """Forget a request that ends, whether it runs or waits, and free its slot."""
         if sequence := self.running.pop(request.request_id, None):
@@ -111,8 +116,7 @@ class Scheduler:
         return sequence
 
     def _chunk(self, sequence: Sequence, budget: float) -> Chunk:
-        """Take the next tokens that `budget` buys, at least one. They count as computed: what is scheduled is run."""
-        start = sequence.computed
-        sequence.computed += min(sequence.remaining, self.price.most(start, budget))
-        token_ids = sequence.request.token_ids_between(start, sequence.computed)
-        return Chunk(sequence, start, token_ids, completes=sequence.remaining == 0)
+        """Take the next tokens that `budget` buys, at least one. They count as computed once the step is committed."""
+        start, end = sequence.computed, sequence.request.num_tokens
+        stop = min(end, start + self.price.most(start, budget))
+        return Chunk(sequence, start, sequence.request.token_ids_between(start, stop), completes=stop == end)

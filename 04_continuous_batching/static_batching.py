@@ -64,14 +64,14 @@ class StaticEngine(BaseEngine):
         hidden = self.model(batch.token_ids, batch.positions, self.cache.bind(batch))  # [N, hidden_size]
         width, running = len(chunks[0].token_ids), self.unfinished
         rows = [s.slot * width + s.remaining - 1 for s in running]  # of each one's last token before the padding
-        for sequence in running:
-            sequence.computed += sequence.remaining
         return self.draw([sequence.request for sequence in running], self.model.logits(hidden[rows]))
 
     def commit(self, drawn: Drawn) -> list[Request]:
         """Append to each of these requests its token, and retire those that this ends."""
-        tokens = [[token] for token in drawn.tokens()]
-        requests = self.append_tokens([sequence.request for sequence in self.unfinished], tokens)
+        tokens, running = [[token] for token in drawn.tokens()], self.unfinished
+        requests = self.append_tokens([sequence.request for sequence in running], tokens)
+        for sequence in running:
+            sequence.computed = sequence.request.num_tokens - 1  # the newest token is yet to be run
         self.retire_finished(requests)
         return requests
 

@@ -6,14 +6,14 @@ moment it ends. And a long prompt runs in pieces (chunked prefill; Sarathi-Serve
 does not hold up requests that decode.
 
 Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
-the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and it makes
-no difference to the result.
+the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and in
+float32 it makes no difference to the result.
 
 NEW in 05: a request gets pages for the tokens it has, and one more page when the last one is full. More
 requests fit in than if each had a slot for the longest it may become. The price is that memory may run out in the
 middle: then the youngest request gives its pages back, returns to the front of the queue, and later runs again what it
 had run (preemption by recomputation). Its tokens are known, so that is a prefill, and fast; and as the sampler depends
-on nothing but seed and position, it goes on with the tokens it would have had.
+on nothing but seed and position, in float32 it goes on with the tokens it would have had.
 """
 
 from collections import deque
@@ -28,7 +28,7 @@ from .page_table import PageAllocator, PageTable
 
 @dataclass(eq=False)
 class Sequence:
-    """A running request: K and V of its first `computed` tokens are in its pages, or will be after this step."""
+    """A running request: K and V of its first `computed` tokens are in its pages."""
 
     request: Request
     page_table: PageTable
@@ -102,6 +102,11 @@ class Scheduler:
                 break
         return chunks
 
+    def count_computed(self, chunks: list[Chunk]) -> None:
+        """Count the tokens of a step as computed. Not before it is committed: a step may be interrupted."""
+        for chunk in chunks:
+            chunk.sequence.computed = chunk.start + len(chunk.token_ids)
+
     def remove(self, request: Request) -> None:
         """Forget a request that ends, whether it runs or waits, and free its pages."""
         if sequence := self.running.pop(request.request_id, None):
@@ -154,8 +159,7 @@ class Scheduler:
         self.preemptions += 1
 
     def _chunk(self, sequence: Sequence, budget: float) -> Chunk:
-        """Take the next tokens that `budget` buys, at least one. They count as computed: what is scheduled is run."""
-        start = sequence.computed
-        sequence.computed += min(sequence.remaining, self.price.most(start, budget))
-        token_ids = sequence.request.token_ids_between(start, sequence.computed)
-        return Chunk(sequence, start, token_ids, completes=sequence.remaining == 0)
+        """Take the next tokens that `budget` buys, at least one. They count as computed once the step is committed."""
+        start, end = sequence.computed, sequence.request.num_tokens
+        stop = min(end, start + self.price.most(start, budget))
+        return Chunk(sequence, start, sequence.request.token_ids_between(start, stop), completes=stop == end)

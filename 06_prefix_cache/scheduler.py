@@ -6,14 +6,14 @@ moment it ends. And a long prompt runs in pieces (chunked prefill; Sarathi-Serve
 does not hold up requests that decode.
 
 Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
-the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and it makes
-no difference to the result.
+the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and in
+float32 it makes no difference to the result.
 
 A request gets pages for the tokens it has, and one more page when the last one is full. More
 requests fit in than if each had a slot for the longest it may become. The price is that memory may run out in the
 middle: then the youngest request gives its pages back, returns to the front of the queue, and later runs again what it
 had run (preemption by recomputation). Its tokens are known, so that is a prefill, and fast; and as the sampler depends
-on nothing but seed and position, it goes on with the tokens it would have had.
+on nothing but seed and position, in float32 it goes on with the tokens it would have had.
 
 NEW in 06: a page that is full goes into the tree of cached pages, and stays there when its request has ended. A new
 request takes over from the tree the pages that it begins with, and computes only the rest. Two requests that begin
@@ -34,12 +34,11 @@ from .page_table import PageAllocator, PageTable
 
 @dataclass(eq=False)
 class Sequence:
-    """A running request: K and V of its first `computed` tokens are in its pages, or will be after this step."""
+    """A running request: K and V of its first `computed` tokens are in its pages."""
 
     request: Request
     page_table: PageTable
     computed: int = 0
-    found: int = 0  # NEW in 06: tokens found in the tree, and not counted yet
 
     @property
     def remaining(self) -> int:
@@ -86,7 +85,6 @@ class Scheduler:
         self.allocator = PageAllocator(num_pages, page_size)
         self.preemptions = 0  # ever
         self.tokens_asked = self.tokens_hit = 0  # ever: of prompts, and of these found in the tree
-        self.refused: tuple[Request, int] | None = None  # the head of the queue, and the pages to spare at that time
 
     def add(self, request: Request) -> None:
         """Queue a request behind the others; raise InvalidInput if the pool cannot hold its prompt and max_tokens."""
@@ -105,14 +103,17 @@ class Scheduler:
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
         while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
-            # NEW in 06: another request may have computed the next pages of this prompt since its last chunk.
-            self._reuse(sequence)
             chunks.append(self._chunk(sequence, budget))
             budget -= self.price(chunks[-1].start, len(chunks[-1].token_ids))
-            self._count_hits(chunks[-1])  # NEW in 06
             if not chunks[-1].completes:  # what is left does not buy its next token
                 break
         return chunks
+
+    def count_computed(self, chunks: list[Chunk]) -> None:
+        """Count the tokens of a step as computed. Not before it is committed: a step may be interrupted."""
+        for chunk in chunks:
+            chunk.sequence.computed = chunk.start + len(chunk.token_ids)
+        self.cache_full_pages()  # NEW in 06: before they can be released
 
     def cache_full_pages(self) -> None:
         """NEW in 06: Put each full page that has been computed into the tree, or take over the copy that is there."""
@@ -124,8 +125,6 @@ class Scheduler:
                 page = table.pages[len(table.path)]
                 node = tree.follow(table.path, tokens) or tree.insert(table.path, tokens, page)
                 self.allocator.adopt(table, node)
-                if end <= len(sequence.request.prompt_token_ids):  # the request that waits may begin with it, too
-                    self.refused = None
 
     def remove(self, request: Request) -> None:
         """Forget a request that ends, whether it runs or waits, and free its pages."""
@@ -149,49 +148,37 @@ class Scheduler:
         if not self.waiting or len(self.running) == self.max_running:
             return None
         if (sequence := self._allocate(self.waiting[0])) is not None:
-            self.waiting.popleft()
-            self.running[sequence.request.request_id] = sequence
+            request = self.waiting.popleft()
+            self.running[request.request_id] = sequence
+            if not request.preempted:  # NEW in 06: otherwise it may have found pages of its own
+                self.tokens_asked += request.num_tokens
+                self.tokens_hit += sequence.computed
+                request.cached_tokens = sequence.computed
         return sequence
 
     def _allocate(self, request: Request) -> Sequence | None:
         """Take pages for all tokens of a request; None if the others would then lack one each to grow."""
-        # NEW in 06: first `_reuse`, then pages for the rest. If there is no room, release what was found. Another
-        # lookup pays only with more pages to spare, or once a page of a prompt has been cached (`cache_full_pages`).
-        spare = self.allocator.available - len(self.running)  # each that runs may need one
-        if self.refused and self.refused[0] is request and spare <= self.refused[1]:
-            return None
+        # NEW in 06: first `_reuse`, then pages for the rest. If there is no room, release what was found.
         table = PageTable(self.allocator.page_size)
         sequence = Sequence(request, table)
         self._reuse(sequence)
         lacking = self.allocator.pages_for(request.num_tokens) - len(table.pages)
         if lacking + len(self.running) > self.allocator.available:
             self.allocator.release(table)
-            self.refused = request, spare
             return None
         self.allocator.extend(table, request.num_tokens)
         return sequence
 
-    def _count_hits(self, chunk: Chunk) -> None:
-        """NEW in 06: Count a piece of a prompt, and what the tree had of it just before that piece."""
-        sequence, request = chunk.sequence, chunk.sequence.request
-        if not request.preempted:  # otherwise it may have found pages of its own
-            self.tokens_asked += sequence.found + len(chunk.token_ids)
-            self.tokens_hit += sequence.found
-            request.cached_tokens += sequence.found
-        sequence.found = 0
-
     def _reuse(self, sequence: Sequence) -> None:
         """NEW in 06: Take over what other requests have computed, page by page, up to the first that is not there."""
         size, table = self.allocator.page_size, sequence.page_table
-        # NEW in 06: only where its own work ends with a full page, and while a token remains to be computed behind it.
-        while sequence.computed == len(table.path) * size and sequence.remaining > size:
+        while sequence.remaining > size:  # a token remains to be computed behind it
             tokens = sequence.request.token_ids_between(sequence.computed, sequence.computed + size)
             node = self.allocator.tree.follow(table.path, tokens)
             if node is None:
                 break
             self.allocator.adopt(table, node)
             sequence.computed += size
-            sequence.found += size
 
     def _extend(self, sequence: Sequence) -> bool:
         """Make room for the next token by preempting the youngest. If that is this sequence, preempt it too
@@ -212,8 +199,7 @@ class Scheduler:
         self.preemptions += 1
 
     def _chunk(self, sequence: Sequence, budget: float) -> Chunk:
-        """Take the next tokens that `budget` buys, at least one. They count as computed: what is scheduled is run."""
-        start = sequence.computed
-        sequence.computed += min(sequence.remaining, self.price.most(start, budget))
-        token_ids = sequence.request.token_ids_between(start, sequence.computed)
-        return Chunk(sequence, start, token_ids, completes=sequence.remaining == 0)
+        """Take the next tokens that `budget` buys, at least one. They count as computed once the step is committed."""
+        start, end = sequence.computed, sequence.request.num_tokens
+        stop = min(end, start + self.price.most(start, budget))
+        return Chunk(sequence, start, sequence.request.token_ids_between(start, stop), completes=stop == end)

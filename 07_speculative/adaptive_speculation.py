@@ -11,13 +11,16 @@ T grows slowly with n (memory-bound: the weights are read once, however many tok
 a large batch each token costs its share of arithmetic, and the best k is 0. Requests differ in a, so they differ in k.
 
 T and t are measured when the engine starts (common/pass_times.py), a is estimated for each request from its own recent
-draft tokens. What the formula leaves out (texts that the draft model has to read, caches that two models share,
-bookkeeping) is learned as a factor, from how long steps take with draft tokens and without.
+draft tokens. What the formula leaves out (caches that two models share, bookkeeping) is learned as a factor, from how
+long steps take with draft tokens and without. Steps in which the draft model reads a prompt teach neither: what that
+took is spent, and does not come again with the next draft.
 """
 
 import weakref
 from dataclasses import dataclass
 from typing import Any
+
+import numpy
 
 from common.pass_times import Costs
 
@@ -38,11 +41,11 @@ class Acceptance:
     accepted: float = 0.0
     judged: float = 0.0
 
-    def learn(self, drafted: int, accepted: int, forget: float = FORGET) -> None:
-        """Note that `accepted` of `drafted` tokens were accepted; what was seen before counts `forget` times."""
-        forget = forget if drafted else max(forget, FORGET_IDLE)
+    def learn(self, judged: int, accepted: int, forget: float = FORGET) -> None:
+        """Note that `accepted` of `judged` tokens were accepted; what was seen before counts `forget` times."""
+        forget = forget if judged else max(forget, FORGET_IDLE)
         self.accepted = forget * self.accepted + accepted
-        self.judged = forget * self.judged + min(accepted + 1, drafted)
+        self.judged = forget * self.judged + judged
 
     def rate(self, average: float) -> float:
         """Return the acceptance rate, between 0 and 1; the average where there is no evidence, or only an old one."""
@@ -58,19 +61,21 @@ def best_counts(rates: list[float], costs: Costs, factor: float = 1.0) -> list[i
     plain = costs.target(batch)
     # A draft token takes a place in the pass, and must bring what this time would bring without it.
     least = LEAST_GAIN * factor * (costs.target(2 * batch) - plain) / plain
+    accepted = numpy.array(rates)[:, None] ** numpy.arange(1, MAX_DRAFT_TOKENS + 1)  # probabilities, [B, depth]
+    pays = accepted > least
     tokens, places, drafting = float(batch), batch, 0.0
     best, depth_of_best = LEAST_GAIN * batch / plain, 0
-    for depth in range(1, MAX_DRAFT_TOKENS + 1):
-        going = [rate for rate in rates if rate**depth > least]
+    each = zip((accepted * pays).sum(0).tolist(), pays.sum(0).tolist(), strict=True)
+    for depth, (more, going) in enumerate(each, 1):
         if not going:
             break
-        tokens += sum(rate**depth for rate in going)
-        places += len(going)
-        drafting += costs.drafting(len(going))
+        tokens += more
+        places += going
+        drafting += costs.drafting(going)
         tokens_per_second = tokens / (factor * (costs.target(places) + drafting))
         if tokens_per_second > best:
             best, depth_of_best = tokens_per_second, depth
-    return [sum(rate**depth > least for depth in range(1, depth_of_best + 1)) for rate in rates]
+    return pays[:, :depth_of_best].sum(1).tolist()
 
 
 class AdaptiveSpeculation(Speculation):
@@ -88,20 +93,20 @@ class AdaptiveSpeculation(Speculation):
     def counts(self, sequences: list[Any]) -> list[int]:
         """Return for each sequence the number of draft tokens that brings the most tokens a second in this batch."""
         average = self.average.rate(FIRST_RATE)
-        seen = [self.acceptances.get(sequence, Acceptance()) for sequence in sequences]
-        rates = [acceptance.rate(average) for acceptance in seen]
+        seen = [self.acceptances.get(sequence) for sequence in sequences]
+        rates = [acceptance.rate(average) if acceptance else average for acceptance in seen]
         return best_counts(rates, self.costs, self.slowness[True] / self.slowness[False]) if rates else []
 
-    def learn(self, sequence: Any, drafted: int, accepted: int) -> None:
+    def learn(self, sequence: Any, drafted: int, judged: int, accepted: int) -> None:
         """Note what became of a draft, in the totals, for its sequence and in the average of all."""
-        super().learn(sequence, drafted, accepted)
-        self.acceptances.setdefault(sequence, Acceptance()).learn(drafted, accepted)
-        self.average.learn(drafted, accepted, forget=0.999)
+        super().learn(sequence, drafted, judged, accepted)
+        self.acceptances.setdefault(sequence, Acceptance()).learn(judged, accepted)
+        self.average.learn(judged, accepted, forget=0.999)
 
     def record_step_time(self, seconds: float, counts: list[int]) -> None:
         """Learn how many times longer than by `costs` steps of this kind take, with draft tokens or without."""
         kind, slowness = any(counts), self.slowness
         times = min(seconds / self.costs.step(counts), 4.0)  # a disturbance that lasts longer is no part of a step
         slowness[kind] += 0.05 * (times - slowness[kind])
-        if not kind:  # nothing is learned about the other kind; it is tried again when it has been forgotten
-            slowness[True] += 0.002 * (slowness[False] - slowness[True])
+        # Nothing is learned about the other kind; it is tried again when what is known of it has been forgotten.
+        slowness[not kind] += 0.002 * (slowness[kind] - slowness[not kind])

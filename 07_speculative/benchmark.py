@@ -73,6 +73,11 @@ class SimulatedDrafter:
     def __init__(self, answers: Mapping[tuple[int, ...], list[int]], acceptance: float):
         self.answers, self.acceptance, self.drafts = answers, acceptance, 0
 
+    reads_prompts = False
+
+    def prepare(self, chunks: Sequence) -> None:
+        """Leave the room that chunks have: all of it will be filled, but behind an answer's end."""
+
     def draft(self, chunks: Sequence) -> None:
         """Fill the draft of each chunk, as a stage 07's drafter does."""
         for chunk in chunks:

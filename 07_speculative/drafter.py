@@ -16,6 +16,7 @@ more often than a separate model of its cost, and verify trees of draft tokens i
 
 import weakref
 
+import torch
 from torch import Tensor
 
 from common.attention import choose_attention
@@ -25,24 +26,36 @@ from common.sampling import draw, probabilities, sample, uniform
 from .batch import Batch
 from .kv_cache import KVCache
 from .scheduler import Chunk, Sequence
+from .speculation import MAX_DRAFT_TOKENS
 from .verification import Row, by_rejection
 
 
 class PromptLookup:
     """Drafts what followed the last four tokens where they occurred before, else the last three or two."""
 
+    reads_prompts = False
+
     def __init__(self):
         # Of each running sequence, and gone with it.
         self._indexes: weakref.WeakKeyDictionary[Sequence, NgramIndex] = weakref.WeakKeyDictionary()
 
-    def draft(self, chunks: list[Chunk]) -> None:
-        """Fill the draft of each chunk with what followed the last tokens of its text before, at most `room` tokens."""
+    def prepare(self, chunks: list[Chunk]) -> None:
+        """Fill the draft of each chunk with what followed the last tokens of its text before, at most `room` tokens.
+
+        Leave no more room than that.
+        """
         for chunk in chunks:
             if chunk.room:
                 request = chunk.sequence.request
                 index = self._indexes.setdefault(chunk.sequence, NgramIndex())
-                if start := index.find(request.all_token_ids):
-                    chunk.draft.token_ids = request.token_ids_between(start, start + chunk.room)
+                start = index.find(request.token_ids_between(len(index.tokens), request.num_tokens))
+                chunk.draft.token_ids = index.tokens[start : start + chunk.room] if start else []
+                chunk.room = len(chunk.draft.token_ids)
+
+    def draft(self, chunks: list[Chunk]) -> None:
+        """Keep of each draft what there is room for."""
+        for chunk in chunks:
+            del chunk.draft.token_ids[chunk.room :]
 
 
 class NgramIndex:
@@ -50,16 +63,17 @@ class NgramIndex:
 
     def __init__(self, shortest: int = 2, longest: int = 4):
         self.sizes = range(shortest, longest + 1)
+        self.tokens: list[int] = []  # the text
         self.ends: dict[tuple[int, ...], int] = {}
-        self.indexed = 0  # tokens: the runs that end with one of these are in `ends`
 
-    def find(self, tokens: list[int]) -> int:
-        """Return the place behind the last earlier occurrence of the longest run that the text ends with, or 0."""
-        for end in range(self.indexed + 1, len(tokens)):  # not to the text's own end, which is no earlier occurrence
+    def find(self, new: list[int]) -> int:
+        """Append tokens. Return the place behind the last earlier occurrence of the longest run at the end, or 0."""
+        tokens, before = self.tokens, len(self.tokens)
+        tokens += new
+        for end in range(max(before, 1), len(tokens)):  # not the text's own end, which is no earlier occurrence
             for n in self.sizes:
                 if n <= end:
                     self.ends[tuple(tokens[end - n : end])] = end
-        self.indexed = max(self.indexed, len(tokens) - 1)
         return next((end for n in reversed(self.sizes) if (end := self.ends.get(tuple(tokens[-n:])))), 0)
 
 
@@ -72,21 +86,11 @@ class DraftModel:
         backend, _ = choose_attention(attention, loaded.device, loaded.dtype, loaded.config.head_dim, page_size)
         self.cache = KVCache(loaded, num_pages, page_size, backend)
         self.read_budget = read_budget
+        self.reads_prompts = False  # in this step, or pieces of them
 
-    def draft(self, chunks: list[Chunk]) -> None:
-        """Fill all drafts token by token, where the model has read the text and its context holds the draft."""
-        going, hidden = self._read([chunk for chunk in chunks if chunk.room and self._reaches(chunk)])
-        while going:
-            self._draft_one(going, hidden)
-            going = [chunk for chunk in going if len(chunk.draft.token_ids) < chunk.room]
-            if going:
-                hidden = self._run([self._newest(chunk) for chunk in going])
-
-    def _read(self, chunks: list[Chunk]) -> tuple[list[Chunk], Tensor | None]:
-        """Compute what the draft model lacks of the texts.
-
-        Return the chunks whose texts it has computed to their end, and `[B, hidden_size]` of their last tokens.
-        """
+    def prepare(self, everyone: list[Chunk]) -> None:
+        """Read what the model lacks of the texts. Leave room where it has read all and its context holds the draft."""
+        chunks = [chunk for chunk in everyone if chunk.room and self._reaches(chunk)]
         for chunk in chunks:
             self._share_pages(chunk.sequence)
         left, pieces, whole = self.read_budget, [], []
@@ -98,11 +102,25 @@ class DraftModel:
                 break
             completes = stop == request.num_tokens
             pieces.append(Chunk(chunk.sequence, start, request.token_ids_between(start, stop), completes))
-            chunk.sequence.draft_computed = stop
+            chunk.draft.computed = stop
             left -= stop - start
             if completes:
                 whole.append(chunk)
-        return whole, self._run(pieces) if pieces else None
+        self.reads_prompts = any(len(piece.token_ids) > MAX_DRAFT_TOKENS + 1 for piece in pieces)
+        for chunk, hidden in zip(whole, self._run(pieces) if pieces else [], strict=True):
+            chunk.draft.hidden = hidden
+        for chunk in everyone:
+            chunk.room = 0 if chunk.draft.hidden is None else chunk.room
+
+    def draft(self, chunks: list[Chunk]) -> None:
+        """Fill all drafts token by token."""
+        going = [chunk for chunk in chunks if chunk.room]
+        hidden = torch.stack([chunk.draft.hidden for chunk in going]) if going else None
+        while going:
+            self._draft_one(going, hidden)
+            going = [chunk for chunk in going if len(chunk.draft.token_ids) < chunk.room]
+            if going:
+                hidden = self._run([self._newest(chunk) for chunk in going])
 
     def _share_pages(self, sequence: Sequence) -> None:
         """Skip cached pages that were computed for other requests, and note those computed for this one."""
@@ -121,9 +139,8 @@ class DraftModel:
 
     def _newest(self, chunk: Chunk) -> Chunk:
         """Return the last draft token as a chunk, for the draft model to continue from."""
-        start = chunk.sequence.draft_computed
-        chunk.sequence.draft_computed += 1
-        return Chunk(chunk.sequence, start, chunk.draft.token_ids[-1:], completes=True)
+        chunk.draft.computed += 1
+        return Chunk(chunk.sequence, chunk.draft.computed - 1, chunk.draft.token_ids[-1:], completes=True)
 
     def _run(self, chunks: list[Chunk]) -> Tensor:
         """Run the draft model once: `[B, hidden_size]`, of the last token of each chunk that completes its text."""

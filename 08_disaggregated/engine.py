@@ -120,7 +120,7 @@ class WorkerEngine(BaseEngine):
 
     def schedule(self, record: StepRecord) -> list[Chunk]:
         """Choose tokens of many requests, as the scheduler decides."""
-        chunks = self.scheduler.schedule()
+        chunks = self.scheduler.schedule(self.drafter)
         self.drafter.draft(chunks)
         chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # kernels for one query want these side by side
         for chunk in chunks:
@@ -143,11 +143,10 @@ class WorkerEngine(BaseEngine):
         """Append to each of these requests its tokens, and retire those that this ends."""
         completed = [chunk.sequence.request for chunk in chunks if chunk.completes]
         requests = self.append_tokens(completed, tokens)
-        self.scheduler.count_accepted(chunks)  # rejected draft tokens do not count as computed
-        self.scheduler.cache_full_pages()  # before they can be released
-        # Steps that ran no piece of a prompt are timed; the trace counts draft tokens, and those accepted.
+        self.scheduler.count_computed(chunks)
+        # Steps in which no model read a prompt are timed; the trace counts draft tokens, and those accepted.
         counts = [len(chunk.draft.token_ids) for chunk in chunks]
-        if all(work.phase == "decode" for work in record.works):
+        if all(work.phase == "decode" for work in record.works) and not self.drafter.reads_prompts:
             self.scheduler.speculation.record_step_time(time.perf_counter() - record.start, counts)
         record.counters["drafted"] = sum(counts)
         record.counters["accepted"] = sum(chunk.draft.accepted for chunk in chunks)

@@ -50,7 +50,7 @@ class LocalFleet(Fleet):
     def __init__(self, makers: Sequence[Callable[[], Any]]):
         self.makers = makers
         self.workers = [Worker(make(), LocalTransport()) for make in makers]
-        self.greetings = [Event(number, worker.hello()) for number, worker in enumerate(self.workers)]
+        self.due = [Event(number, worker.hello()) for number, worker in enumerate(self.workers)]
 
     def send(self, number: int, mail: Mail) -> None:
         """Have the worker read the mail now."""
@@ -58,10 +58,10 @@ class LocalFleet(Fleet):
 
     def events(self, seconds: float) -> list[Event]:
         """Give each worker one turn; return their reports, and in the first call their greetings too."""
-        events, self.greetings = self.greetings, []
         for number, worker in enumerate(self.workers):
             if report := worker.turn():
-                events.append(Event(number, report))
+                self.due.append(Event(number, report))
+        events, self.due = self.due, []
         return events
 
     def stats(self, number: int, last: dict[str, float]) -> dict[str, float]:

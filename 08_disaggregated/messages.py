@@ -2,7 +2,7 @@
 
 The router owns the requests: their text, their stop strings, their clients. A worker knows only orders. An order is one
 attempt at one request: token ids, a seed, a limit. The sampler depends on seed and position alone, so another worker
-can continue from the same order with the same tokens.
+can continue from the same order, in float32 with the same tokens.
 
 Any message may be lost, repeated or overtaken. Three rules make that harmless. A key names one attempt and is never
 used again. A gain says which place of the output its tokens take. A heartbeat says which orders a worker holds and
@@ -76,7 +76,7 @@ class Heartbeat(NamedTuple):
 
     mail: int
     held: frozenset[str]
-    parked: frozenset[str]  # of those, the ones whose pages wait to be fetched
+    parked: frozenset[str]  # of those, the ones whose pages wait to be fetched, as a report has said
     stats: dict[str, float]
 
 

@@ -23,14 +23,14 @@ class Speculation:
         """Return how many draft tokens each of the sequences that decode may have in the next step."""
         return [self.count] * len(sequences)
 
-    def learn(self, sequence: Any, drafted: int, accepted: int) -> None:
-        """Note how many draft tokens of one sequence were run in one step, and how many of them accepted."""
+    def learn(self, sequence: Any, drafted: int, judged: int, accepted: int) -> None:
+        """Note how many draft tokens of one sequence were run in one step, how many were judged, and accepted."""
         self.drafts += drafted > 0
         self.draft_tokens += drafted
         self.accepted += accepted
 
     def record_step_time(self, seconds: float, counts: list[int]) -> None:
-        """Note how long a step has taken in which the requests had these numbers of draft tokens, and no prompt ran."""
+        """Note how long a step took in which the requests had these numbers of draft tokens, and no prompt was read."""
 
     def stats(self) -> dict[str, int]:
         """Return how many drafts and draft tokens were run, and how many tokens accepted, so far."""

@@ -10,7 +10,7 @@ Two ways to decide, and the output of both is distributed as the target's own (L
 
 - *Comparison.* The sampler of stage 06 draws the target's token. A draft token that is the same is accepted. For
   greedy requests nothing else makes sense. It also keeps what a seed promises, since what is drawn depends on seed and
-  position alone: the text is that of stage 06, whatever the draft.
+  position alone: in float32 the text is that of stage 06, whatever the draft.
 - *Rejection sampling*, for requests without a seed whose draft tokens were drawn from a distribution q. With p the
   target's, a draft token x is accepted with probability min(1, p(x) / q(x)), else the token is drawn from the positive
   part of p - q, scaled to sum to 1. No other way accepts more often: in sum over x, min(p(x), q(x)).
@@ -37,27 +37,36 @@ class Draft:
     """What a drafter expects to come next: up to k draft tokens.
 
     probabilities: for each token the distribution `[V]`, float64, that it was drawn from, where a request is to be
-    verified by rejection sampling; otherwise empty. accepted: how many of them `verify` has taken.
+    verified by rejection sampling; otherwise empty. accepted: how many of them `verify` has taken. computed: how many
+    tokens of the text, and then of the draft, a draft model has run.
     """
 
     token_ids: list[int] = field(default_factory=list)
     probabilities: list[Tensor] = field(default_factory=list)
     accepted: int = 0
+    computed: int = 0
+    hidden: Tensor | None = None  # [hidden_size], the draft model's for the text's last token, if it has read all
 
 
 @dataclass
 class Row:
-    """A request as it would be with some draft tokens accepted: what the sampler reads of it."""
+    """A request as it would be with some draft tokens accepted: what the sampler reads of it.
+
+    Of token_ids it reads only how many there are, unless something penalises them: then a range stands for them, since
+    a copy of each output for each row would take milliseconds.
+    """
 
     params: SamplingParams
     prompt_token_ids: list[int]
-    token_ids: list[int]
+    token_ids: list[int] | range
     seed: int
 
     @classmethod
     def after(cls, request: Request, accepted: list[int]) -> "Row":
         """Return a request as it would be with these draft tokens accepted."""
-        return cls(request.params, request.prompt_token_ids, request.token_ids + accepted, request.seed)
+        count = len(request.token_ids) + len(accepted)
+        token_ids = request.token_ids + accepted if request.params.penalised else range(count)
+        return cls(request.params, request.prompt_token_ids, token_ids, request.seed)
 
 
 def by_rejection(request: Request) -> bool:

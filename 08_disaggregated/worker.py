@@ -48,8 +48,8 @@ class Worker:
         transport.register(engine.pools)
         self.mail_read = 0  # number of the newest mail
         self.told_available = -1  # pages, by the last report
-        self.refused: list[tuple[str, str]] = []  # (key, reason), to be reported
-        self.handing_over: set[str] = set()
+        self.report = Report()  # the next one
+        self.handing_over: set[str] = set()  # prompts whose pages have not been offered yet
         self.begun: set[str] = set()  # whole jobs without a token yet
         self.waiting_for_room: deque[tuple[Request, Any]] = deque()  # with tickets
         self.in_transfer: dict[str, Transfer] = {}
@@ -78,23 +78,27 @@ class Worker:
                 beat = time.monotonic() + HEARTBEAT_SECONDS
             if report:
                 yield report
-            busy = report.record is not None or bool(report.failed or self.scorer.texts)
+            busy = report.record is not None or bool(report.parked or report.failed or self.scorer.texts)
 
     def turn(self, heartbeat: bool = False) -> Report:
-        """Start and finish transfers, run one step of the engine, score a piece of a prompt, and report."""
-        report = Report(failed=self.refused)
-        self.refused = []
+        """Start and finish transfers, run one step of the engine, score a piece of a prompt, and report.
+
+        After a turn that was interrupted, the next one also reports what that one has done.
+        """
+        report = self.report
         self._start_transfers()
         self._finish_transfers(report)
-        self._step(report)
+        if not self._hand_over(report):
+            self._step(report)
         if scored := self.scorer.step():
             report.gains.append(Gain(scored.request_id, 0, [], scored.logprobs, 0, True))
         available = self._available()
         if heartbeat or available != self.told_available:
             report.available = self.told_available = available
         if heartbeat:
-            held, parked = frozenset(self.held), frozenset(self.scheduler.parked)
-            report.heartbeat = Heartbeat(self.mail_read, held, parked, self.engine.stats())
+            held, offered = frozenset(self.held), frozenset(self.scheduler.parked) - self.handing_over
+            report.heartbeat = Heartbeat(self.mail_read, held, offered, self.engine.stats())
+        self.report = Report()
         return report
 
     @property
@@ -120,7 +124,7 @@ class Worker:
                 try:
                     self._take(order)
                 except InvalidInput as error:  # a pool smaller than the router believes; the others need not suffer
-                    self.refused.append((order.key, str(error)))
+                    self.report.failed.append((order.key, str(error)))
 
     def _available(self) -> int:
         """Return how many pages are free, or taken by orders that the router still counts in its load itself.
@@ -178,7 +182,7 @@ class Worker:
                 report.arrived.append(Arrival(key, transfer.bytes, transfer.seconds))
 
     def _step(self, report: Report) -> None:
-        """Run one step of the engine if it has work; report tokens gained, and hand over finished prompts."""
+        """Run one step of the engine if it has work; report tokens gained, and park finished prompts."""
         if not self.scheduler.running and not self.scheduler.waiting:
             return
         known = {key: len(request.token_ids) for key, request in self.engine.requests.items()}
@@ -190,16 +194,23 @@ class Worker:
             if request.finished:
                 self.handing_over.discard(key)
             elif key in self.handing_over:
-                self._hand_over(request, report)
+                self.scheduler.park(request)
         if self.engine.trace[-1].works:  # otherwise nothing fits before parked pages are dropped
             report.record = self.engine.trace[-1]
 
-    def _hand_over(self, request: Request, report: Report) -> None:
-        """Park a request and offer its pages; report the ticket to fetch them with."""
-        sequence = self.scheduler.park(request)
-        self.engine.read_ahead(sequence)
-        pages = sequence.page_table.pages[: self.scheduler.allocator.pages_for(sequence.computed)]
-        report.parked.append((request.request_id, self.transport.send(request.request_id, pages)))
+    def _hand_over(self, report: Report) -> bool:
+        """Offer the pages of prompts parked in the turn before, and report the tickets; return whether there are any.
+
+        Their first tokens have left with that turn's report: they need not wait until the draft model has read.
+        """
+        keys = [key for key in self.scheduler.parked if key in self.handing_over]
+        for key in keys:
+            sequence = self.scheduler.parked[key]
+            self.engine.read_ahead(sequence)
+            pages = sequence.page_table.pages[: self.scheduler.allocator.pages_for(sequence.computed)]
+            report.parked.append((key, self.transport.send(key, pages)))
+            self.handing_over.discard(key)
+        return bool(keys)
 
     def _drop(self, key: str) -> None:
         """Let go of an order and its pages, wherever it stands; unknown keys are ignored."""

@@ -87,7 +87,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     sampling.add_argument("--top-k", type=int, default=0, help="sample from the k likeliest tokens (default: off)")
     sampling.add_argument("--top-p", type=float, default=1.0, help="sample from this share of probability (default: 1)")
     sampling.add_argument("--min-p", type=float, default=0.0, help="drop tokens below this fraction of the likeliest")
-    sampling.add_argument("--seed", type=int, help="the same seed gives the same tokens")
+    sampling.add_argument("--seed", type=int, help="the same seed gives the same tokens (float32)")
     sampling.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this; may be repeated"
     )

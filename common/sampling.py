@@ -14,7 +14,8 @@ against exactly the distribution that `sample` draws from.
 
 Randomness is a pure function of (seed, index of the output token): there is no generator whose position could
 be lost in a preemption or advanced by a neighbour in the batch. Equal logits therefore give equal tokens,
-whatever else is in the batch. (Whether a model's logits are equal in another batch is up to its kernels.)
+whatever else is in the batch. (Whether a model's logits are equal in another batch is up to its kernels: in float32
+they are near enough, in bfloat16 near ties flip.)
 
 On a GPU, steps 2 to 4 are three kernels without a sort (sampling_kernels.py); what stands here is their definition.
 What a row draws depends on its own parameters alone, never on its neighbours.

@@ -9,12 +9,17 @@ hold nothing any more: no request, no tensor (see `make_engine` in conftest.py).
 
 import json
 import random
+from contextlib import suppress
 
 import pytest
 import torch.nn.functional as F
 
+from common.engine import BaseEngine
+from common.inspector.watched import Watched
 from common.sampling import SamplingParams, sample
+from common.serving.metrics import Measured
 from tests.helpers.engine_options import GREEDY, MAX_TOKENS, drain, endless
+from tests.helpers.interruptions import MOMENTS, Interruptions
 
 STORY = "Once upon a time, there was"
 
@@ -259,6 +264,24 @@ def test_interrupted_generate_leaves_nothing(engine, prompts, monkeypatch):
     monkeypatch.setattr(engine, "step", step)
     with pytest.raises(KeyboardInterrupt):
         engine.generate(prompts[:3], GREEDY)
+
+
+def test_interrupted_steps_harm_no_request(engine, prompts, expected, monkeypatch):
+    """Each step is interrupted once, within `run` or behind it, and then done again. What it was to compute counts as
+    computed only if it was: the others have their tokens, then and when the same prompts come again.
+    """
+    runners = [worker.engine for worker in engine.fleet.workers] if hasattr(engine, "fleet") else [engine]
+    with monkeypatch.context() as patch:
+        interruptions = [Interruptions(runner, patch) for runner in runners]
+        for around in (engine, Measured(engine, "model"), Watched(engine)):
+            requests = [around.add(prompt, GREEDY) for prompt in prompts[:6]]
+            while not all(request.finished for request in requests):
+                with suppress(KeyboardInterrupt):  # each time, one more request is aborted
+                    BaseEngine.generate(around, [prompts[7][:20]], endless(3))
+                engine.check()
+            assert [request.token_ids for request in requests] == expected[:6]
+    assert {*MOMENTS[:4]} <= set().union(*(one.reached for one in interruptions))
+    assert [request.token_ids for request in engine.generate(prompts[:8], GREEDY)] == expected[:8]
 
 
 def test_timings_and_trace(engine, prompts, tmp_path):

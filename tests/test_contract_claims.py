@@ -94,6 +94,14 @@ def test_a_prefix_is_found_again(engine, prompts):
     assert engine.stats()["prefix_tokens_hit"] == second.cached_tokens
 
 
+@pytest.mark.claim(6)
+def test_all_tokens_of_a_prompt_count_as_asked(engine_class, loaded, prompts):
+    """Also the last one, where it runs alone."""
+    engine = engine_class(loaded, token_budget=64)
+    engine.generate([(prompts[0] * 65)[:65]], endless(4))
+    assert engine.stats()["prefix_tokens_asked"] == 65
+
+
 @pytest.mark.claim(7)
 def test_draft_tokens_are_accepted(engine_class, loaded, prompts, expected):
     engine = engine_class(loaded, num_draft_tokens=4)

@@ -13,7 +13,8 @@ is a step ahead.
 
 The stage's three methods are used as they are. While a step is scheduled and run, each request whose newest token is
 still on the device has a placeholder in its place: -1 stands for the first token that the step before has drawn, -2 for
-the second. The scheduler and the sampler count it as any token, and `Resolved` replaces it before the model runs.
+the second. The scheduler and the sampler count it as any token, and `Resolved` replaces it before the model runs. What
+the step on the device runs counts as computed: the device does steps in order.
 
 What it costs: of an end-of-sequence token or a stop string the host learns one step late. By then another token of that
 request is on its way, which is dropped. Its pages can be given away all the same: the device does steps in order, so
@@ -80,13 +81,13 @@ class OverlappedLoop(BaseEngine):
         """Launch a step, and then commit the one before."""
         if not self.requests:
             return []
-        before, self.launched = self.launched, NOTHING
         changed: list[Request] = []
         # Penalties depend on the tokens themselves, which the host counts: then it has to wait for them.
-        if any(request.params.penalised for request in before.requests):
-            changed, before = self.commit(before.chunks, before.drawn), NOTHING
-        launched = self._launch(before)
-        changed += self.commit(before.chunks, before.drawn)
+        if any(request.params.penalised for request in self.launched.requests):
+            changed = self.commit(self.launched.chunks, self.launched.drawn)
+            self.launched = NOTHING
+        launched = self._launch(self.launched)  # if this is interrupted, what was launched before stays so
+        changed += self.commit(self.launched.chunks, self.launched.drawn)
         self.launched = launched if self.requests else NOTHING
         return changed
 
@@ -104,6 +105,7 @@ class OverlappedLoop(BaseEngine):
 
     def _launch(self, before: Launched) -> Launched:
         """Schedule and run a step, while the tokens of the step before are on the device."""
+        self.scheduler.count_computed(before.chunks)
         with self._placeholders(before):
             self._release_ending(before)
             if len(self.leaving) == len(self.requests):
@@ -129,6 +131,7 @@ class OverlappedLoop(BaseEngine):
     def _release_ending(self, before: Launched) -> None:
         """Release the requests whose last token is on the device: they run no more."""
         for request in before.requests:
-            if len(request.token_ids) == request.max_tokens and not request.finished:
+            ends = len(request.token_ids) == request.max_tokens and not request.finished
+            if ends and request not in self.leaving:
                 super().release(request)
                 self.leaving.add(request)

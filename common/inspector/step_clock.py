@@ -59,6 +59,8 @@ class StepClock:
 
             if drafter := getattr(engine, "drafter", None):
                 replace(drafter, "draft", self._overheard(drafter.draft))
+                if self.times:
+                    replace(drafter, "prepare", self.timed("drafting", drafter.prepare))
             if self.times:
                 if cache := getattr(engine, "cache", None):
                     bind = cache.bind

@@ -186,15 +186,14 @@ class WorkerWithoutModel(BaseEngine):
             for chunk in chunks:
                 sequence = chunk.sequence
                 record.work(sequence.request.request_id, chunk.phase, len(chunk.token_ids))
-                texts[sequence] = sequence.request.all_token_ids[: sequence.computed]
+                texts[sequence] = sequence.request.all_token_ids[: chunk.start + len(chunk.token_ids)]
                 write(flat, sequence.page_table, texts[sequence], chunk.start, fingerprint)
             for sequence, text in texts.items():
                 read(flat, sequence.page_table, text, fingerprint)
             requests = [chunk.sequence.request for chunk in chunks if chunk.completes]
             for request in requests:
                 request.append(next_token(request.all_token_ids))
-            self.scheduler.count_accepted(chunks)
-            self.scheduler.cache_full_pages()
+            self.scheduler.count_computed(chunks)
             self.retire_finished(requests)
         return requests
 

@@ -48,22 +48,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.open:
             self.scheduler.remove(self.open.pop(sorted(self.open)[choice % len(self.open)]))
 
-    @rule()
-    def step(self):
+    @rule(ends=st.sampled_from(["", "", "", "before it runs", "before commit"]))
+    def step(self, ends=""):
+        """ends: where a step is interrupted. What it was to do is then done by the next ones."""
         chunks = self.schedule()
-        self.run(chunks)
-        self.commit(chunks)
+        if ends != "before it runs":
+            self.run(chunks)
+        if not ends:
+            self.commit(chunks)
 
     def schedule(self) -> list:
         """Return the chunks of the next step."""
         chunks = self.scheduler.schedule()
         ran = [chunk.sequence.request.request_id for chunk in chunks]
         assert len(ran) == len(set(ran)) and set(ran) <= self.scheduler.running.keys()
-        assert not self.open or min(self.open) in ran, "the oldest request runs in every step"
+        self.assert_progress(ran)
         assert self.open or not ran
         self.assert_order()
         self.assert_paid(chunks)
         return chunks
+
+    def assert_progress(self, ran: list[str]) -> None:
+        assert not self.open or min(self.open) in ran, "the oldest request runs in every step"
 
     def assert_paid(self, chunks: list) -> None:
         """Assert that a step spends its budget, or where the decodes take more an eighth beside them, and one token."""
@@ -76,13 +82,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert paid <= max(budget, sum(each) + budget * PROMPTS) + max(each, default=0)
 
     def run(self, chunks: list) -> None:
-        """Append a token to each request that has run to its end."""
-        for chunk in chunks:
-            if chunk.completes:
-                chunk.sequence.request.append(11)
+        """Without pages there is nothing to write."""
+
+    def gain(self, chunk) -> None:
+        """Append what a completed chunk brings."""
+        chunk.sequence.request.append(11)
 
     def commit(self, chunks: list) -> None:
-        """Remove the requests that have finished."""
+        """Append a token to each request that has run to its end, and remove those that this ends."""
+        for chunk in chunks:
+            if chunk.completes:
+                self.gain(chunk)
+        self.scheduler.count_computed(chunks)
         for request in [chunk.sequence.request for chunk in chunks]:
             if request.finished:
                 self.scheduler.remove(self.open.pop(request.request_id))
@@ -149,16 +160,12 @@ class PagedMachine(SchedulerMachine):
             write(self.memory, chunk.sequence.page_table, text, chunk.start)
         for chunk, text in texts.items():  # everything is written before anything is read, as in a layer of the model
             read(self.memory, chunk.sequence.page_table, text)
-        for chunk in chunks:
-            if chunk.completes:
-                self.gain(chunk)
 
     def text(self, chunk) -> list[int]:
         """Return the tokens of a sequence up to the end of its chunk."""
-        return chunk.sequence.request.all_token_ids[: chunk.sequence.computed]
+        return chunk.sequence.request.all_token_ids[: chunk.start + len(chunk.token_ids)]
 
-    def gain(self, chunk) -> None:
-        """Append what a completed chunk brings."""
+    def gain(self, chunk):
         chunk.sequence.request.append(len(chunk.sequence.request.token_ids) % 2)
 
     def teardown(self):

@@ -5,6 +5,7 @@ import torch
 from common.learn.milestones import milestone
 from common.learn.milestones.pictures import rows, timeline
 from common.learn.milestones.stage_under_test import (
+    commit,
     drain,
     endless,
     expect,
@@ -31,9 +32,9 @@ def chunk(stage, slot: int, start: int, count: int, more: int = 0):
 
 
 @milestone(
-    "Sequence.remaining, Scheduler._chunk",
+    "Sequence.remaining, Scheduler._chunk, Scheduler.count_computed",
     hint="`remaining` is what has not been run of all tokens, output included: request.num_tokens - computed.",
-    second_hint="_chunk takes min(remaining, most) tokens from `computed` on, and counts them as computed at once.",
+    second_hint="_chunk takes min(remaining, most) tokens from `computed` on; count_computed counts them, later.",
 )
 def test_pieces_of_a_sequence(stage):
     """A prompt of 10 tokens, at most 4 a step, runs as 4, 4 and 2; then each new token remains alone."""
@@ -46,10 +47,11 @@ def test_pieces_of_a_sequence(stage):
         mine.append((remains, piece.start, len(piece.token_ids), piece.completes))
         count, computed = len(piece.token_ids), sequence.computed
         chosen = f"the chunk has {count} tokens from number {piece.start} on"
-        expect(computed == piece.start + count, f"{chosen}, and then `computed` is {computed}")
+        expect(computed == piece.start, f"{chosen}, and none of them has run: `computed` must not be {computed}")
+        commit(scheduler, [piece])
+        computed = sequence.computed
+        expect(computed == piece.start + count, f"{chosen}, which were run and committed: `computed` is {computed}")
         expect_rows(chosen, piece.token_ids, request.token_ids_between(piece.start, computed))
-        if piece.completes:
-            request.append(7)
     wanted = [(10, 0, 4, False), (6, 4, 4, False), (2, 8, 2, True), (1, 10, 1, True), (1, 11, 1, True)]
     for place, name in enumerate(("remaining before", "start", "tokens", "completes")):
         expect_rows(name, [one[place] for one in mine], [one[place] for one in wanted], chunk=range(1, 6))
@@ -105,9 +107,7 @@ def test_a_step_under_a_budget(stage):
         order.append([one.sequence.slot for one in chunks])
         for letter, cells in mine.items():
             cells.append(ran.get(letter, "·"))
-        for one in chunks:
-            if one.completes:
-                one.sequence.request.append(7)
+        commit(scheduler, chunks)
         if step == 3:
             scheduler.remove(requests["A"])
     wanted = {"A": [3, 1, 1, 1, *"··"], "B": [5, 7, 1, 1, 1, 1], "C": ["·", "·", 4, 1, 1, 1], "D": [*"····", 2, 1]}
@@ -208,7 +208,7 @@ def test_attention_over_slots(stage):
 @milestone(
     "Engine.accept, Engine.step, Engine.schedule, Engine.run, Engine.commit, Engine.release",
     hint="step is schedule, run, commit. run scores batch.logits_rows; commit gives completed chunks their tokens.",
-    second_hint="accept and release go to the scheduler. commit: append_tokens(completed, ...), then retire_finished.",
+    second_hint="accept and release go to the scheduler. commit: append_tokens, count_computed, then retire_finished.",
 )
 def test_many_requests_in_one_step(stage):
     """Requests join while others decode and leave when they end; each has the tokens it has alone."""

@@ -1,9 +1,10 @@
 """Milestones of stage 06: pages that have been computed stay in a tree, and requests that begin alike share them."""
 
-from common.learn.milestones import Failed, milestone
+from common.learn.milestones import milestone
 from common.learn.milestones.paged import decoding, make_scheduler, owners
 from common.learn.milestones.pictures import page_map, rows, timeline, tree
 from common.learn.milestones.stage_under_test import (
+    commit,
     drain,
     endless,
     expect,
@@ -129,7 +130,7 @@ def test_free_owned_or_cached(stage):
 
 
 @milestone(
-    "Scheduler.cache_full_pages",
+    "Scheduler.count_computed, Scheduler.cache_full_pages",
     hint="For each running sequence: while the next page of its path is full of computed tokens, put it into the tree.",
     second_hint="node = tree.follow(...) or tree.insert(...), then allocator.adopt(table, node).",
 )
@@ -145,8 +146,7 @@ def test_full_pages_go_into_the_tree(stage):
     expect(a.page_table.pages[:2] == b.page_table.pages[:2], "A and B must use the same two pages", owners(scheduler))
     expect(a.page_table.pages[2] != b.page_table.pages[2], "the third page is not full: each has its own")
     expect(len(c.page_table.path) == 1, "7 tokens of C are computed: one full page, not two", show(cached))
-    c.computed = 8
-    scheduler.cache_full_pages()
+    scheduler.count_computed([stage.scheduler.Chunk(c, 7, [80], completes=True)])
     expect(cached.size == 3 and len(c.page_table.path) == 2, "now C's second page is full", show(cached))
     scheduler.allocator.check([one.page_table for one in (a, b, c)])
 
@@ -157,7 +157,7 @@ def test_full_pages_go_into_the_tree(stage):
     second_hint="_allocate: _reuse, then pages for the rest, with one in reserve for each that runs; else release.",
 )
 def test_what_is_cached_is_taken_over(stage):
-    """A new request takes over the cached pages it begins with. One that does not fit is not looked up in vain."""
+    """A new request takes over the cached pages it begins with; one that does not fit holds nothing."""
     scheduler, tokens = make_scheduler(stage, pages=12, page_size=4), list(range(20, 32))
     a = decoding(stage, scheduler, "A", tokens)
     scheduler.cache_full_pages()
@@ -168,37 +168,22 @@ def test_what_is_cached_is_taken_over(stage):
         expect(sequence.computed == computed, said, show(scheduler.allocator.tree))
         pages = -(-len(prompt) // 4)
         expect(len(sequence.page_table.pages) == pages, f"{name} must have {pages} pages", owners(scheduler))
-        expect(sequence.found == computed, f"{name} has found {computed} tokens: `found` is {sequence.found}")
         scheduler.allocator.release(sequence.page_table)
     large = make_request("E", list(range(40, 76)), 1)
     available = scheduler.allocator.available
     expect(scheduler._allocate(large) is None, "E needs 9 pages and one in reserve, and 9 are available: it must wait")
     expect(scheduler.allocator.available == available, "what is refused must hold nothing")
-
-    def follow(path, tokens):
-        raise Failed("E is looked up again, and nothing has changed: compare with what `refused` has kept")
-
-    scheduler.allocator.tree.follow = follow
-    expect(scheduler._allocate(large) is None, "nothing has changed: E must wait")
-    del scheduler.allocator.tree.follow
-    decoding(stage, scheduler, "F", [90, 91, 92, 93, 94])
-    scheduler.cache_full_pages()
-    looked_up: list = []
-    scheduler.allocator.tree.follow = lambda path, tokens: looked_up.append(tokens)
-    expect(scheduler._allocate(large) is None, "F has taken pages: E must wait")
-    expect(looked_up, "a page of F's prompt is cached, and E may begin with it (`cache_full_pages`): look E up again")
-    del scheduler.allocator.tree.follow
     scheduler.remove(a.request)
-    expect(scheduler._allocate(large) is not None, "A has ended: E must be looked up again, and finds room")
+    expect(scheduler._allocate(large) is not None, "A has ended, and its pages are unused: E finds room")
 
 
 @milestone(
-    "Scheduler.schedule, Scheduler._count_hits, Scheduler._preempt",
-    hint="A prompt that has begun may find pages that another has computed since: _reuse before each of its chunks.",
-    second_hint="In the loop over prompts: _reuse(sequence), append _chunk(sequence, budget), and _count_hits of it.",
+    "Scheduler._admit, Scheduler._preempt",
+    hint="When a request is admitted, its tokens are asked for, and those computed already are hits.",
+    second_hint="A request that was preempted counts no more: `_preempt` notes it in the request.",
 )
 def test_the_second_follows_the_first(stage):
-    """A prompt that has begun takes over pages that another has computed in the meantime: these are hits too."""
+    """A prompt takes over what another has computed of it until it is admitted, and each prompt counts once."""
     scheduler, tokens = make_scheduler(stage, pages=60, page_size=4, max_running=2, budget=13), list(range(20, 68))
     requests = [make_request("A", tokens, 9), make_request("B", [*tokens, 1, 2, 3, 4, 5], 9)]
     for request in requests:
@@ -206,33 +191,30 @@ def test_the_second_follows_the_first(stage):
     ran: dict[str, list] = {"A": [], "B": []}
     for _ in range(5):
         counts = {}
-        for chunk in scheduler.schedule():
+        chunks = scheduler.schedule()
+        for chunk in chunks:
             counts[chunk.sequence.request.request_id] = len(chunk.token_ids)
-            if chunk.completes:
-                chunk.sequence.request.append(7)
-        scheduler.cache_full_pages()
+        commit(scheduler, chunks)
         scheduler.check()
         for name, cells in ran.items():
             cells.append(counts.get(name, "·"))
-    picture = rows({"step": range(1, 6), "A": ran["A"], "B wanted": [*"···", 4, 5], "B yours": ran["B"]})
-    what = (
-        "A has 48 tokens, B the same and 5 more, 13 run in a step. In step 4 B runs 4 tokens, and A the 8 behind them"
-    )
-    expect(ran == {"A": [13, 13, 13, 9, 1], "B": [*"···", 4, 5]}, f"{what}: in step 5 B need not run them", picture)
-    what = "cached_tokens (B: 36 when it is admitted, and 8 before its next chunk)"
-    expect_rows(what, [request.cached_tokens for request in requests], [0, 44], request="AB")
+    picture = rows({"step": range(1, 6), "A": ran["A"], "B wanted": [*"···", 4, 12], "B yours": ran["B"]})
+    what = "A has 48 tokens, B the same and 5 more, 13 run in a step: in step 4 B begins behind 9 pages of A's"
+    expect(ran == {"A": [13, 13, 13, 9, 1], "B": [*"···", 4, 12]}, what, picture)
+    what = "cached_tokens, counted when a request is admitted"
+    expect_rows(what, [request.cached_tokens for request in requests], [0, 36], request="AB")
     scheduler._preempt()
     expect([one.request_id for one in scheduler.waiting] == ["B"], "the youngest, B, must be back in the queue")
     scheduler.schedule()
     expect("B" in scheduler.running, "B was preempted, and there is room: it must run again")
     mine = [scheduler.tokens_asked, scheduler.tokens_hit, *(request.cached_tokens for request in requests)]
     names = ["tokens_asked", "tokens_hit", "cached_tokens of A", "of B"]
-    expect_rows("counts, when B has found its own pages after a preemption", mine, [48 + 53, 44, 0, 44], name=names)
+    expect_rows("counts, when B has found its own pages after a preemption", mine, [48 + 53, 36, 0, 36], name=names)
 
 
 @milestone(
-    "Engine.schedule, Engine.commit",
-    hint="commit: cache_full_pages after the tokens are appended and before requests are retired, or pages are lost.",
+    "Engine.schedule",
+    hint="The scheduler counts `tokens_hit` since the start, as it counts `preemptions`.",
     second_hint='schedule records `tokens_hit` in the trace: record.counters["tokens_hit"] = self.scheduler.tokens_hit',
 )
 def test_computed_once_and_kept(stage):

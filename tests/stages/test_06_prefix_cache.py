@@ -12,10 +12,6 @@ class PrefixCacheMachine(PagedMachine):
     def __init__(self):
         super().__init__(scheduler_module.Scheduler(max_running=4, token_budget=9, num_pages=8, page_size=2))
 
-    def commit(self, chunks):
-        self.scheduler.cache_full_pages()
-        super().commit(chunks)
-
 
 TestPrefixCache = PrefixCacheMachine.TestCase
 TestPrefixCache.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

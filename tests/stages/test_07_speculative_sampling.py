@@ -52,7 +52,7 @@ def speculate(requests: list[Request], draft: torch.Tensor | None, counts: list[
     for place in range(max(counts)):
         going = [i for i, count in enumerate(counts) if count > place]
         rows = [Row.after(requests[i], drafts[i].token_ids) for i in going]
-        last = [(row.prompt_token_ids + row.token_ids)[-1] for row in rows]
+        last = [[*requests[i].all_token_ids, *drafts[i].token_ids][-1] for i in going]
         q = probabilities(TARGET[last] if draft is None else draft[last], rows)
         drawn = draw(q, [uniform(row.seed, len(row.token_ids)) for row in rows]).tolist()
         for i, before, token, shares in zip(going, last, drawn, q, strict=True):

@@ -205,7 +205,7 @@ def steps(router, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("turns", "dead", "mended"),
-    [([0, 1, 1, 1], 0, (1, 0)), ([0], 1, (0, 1))],
+    [([0, 0, 1, 1, 1], 0, (1, 0)), ([0, 0], 1, (0, 1))],
     ids=["its pages have been fetched", "it is parked, and no decode worker is up"],
 )
 def test_a_request_whose_other_worker_has_died_goes_on(turns, dead, mended):
@@ -320,9 +320,15 @@ def test_requests_in_transfer_keep_their_place():
         for chunk in chunks:
             if chunk.completes:
                 chunk.sequence.request.append(5)
-        scheduler.count_accepted(chunks)
+        scheduler.count_computed(chunks)
         if step and arriving.request_id not in scheduler.running:
             scheduler.resume(arriving)
+
+
+def test_a_reservation_leaves_a_page_to_grow_for_each_other():
+    scheduler = scheduler_module.Scheduler(8, 8, 14, 4, speculation.Speculation(0))
+    taken = [scheduler.reserve(make_request(name, [1] * 8, 40)) is not None for name in "abcdef"]
+    assert taken == [True] * 5 + [False]
 
 
 def test_a_pool_full_of_parked_pages_does_not_spin():
@@ -372,8 +378,7 @@ def test_an_idle_worker_wakes_when_its_pages_have_arrived():
 
     sender = worker_module.Worker(WorkerWithoutModel(12), Transport())
     sender.read(messages.Mail(1, [messages.Order("a#0", [1, 2, 3], [], endless(6), 0, 6, hand_over=True)], []))
-    report = sender.turn()
-    [gain], [(_, ticket)] = report.gains, report.parked
+    [gain], [(_, ticket)] = sender.turn().gains, sender.turn().parked
     transport, mailbox = Transport(), Mailbox()
     wake = partial(mailbox.put, worker_module.LOOK)
     running = worker_module.Worker(WorkerWithoutModel(12), transport, wake).run(mailbox)

@@ -208,11 +208,11 @@ def test_a_decode_worker_fetches(stage):
 
 @milestone(
     "Worker.run, Worker.turn, Worker.read, Worker._take, Worker._step, Worker._hand_over, WorkerEngine.step",
-    hint="read: drops first, then orders it does not hold yet; what can never fit goes to `refused`.",
-    second_hint="_hand_over: park, read_ahead, send the pages of what is computed; report.parked has (key, ticket).",
+    hint="read: drops first, then orders it does not hold yet; what can never fit goes to `report.failed`.",
+    second_hint="_step parks. _hand_over: read_ahead, send the computed pages; report.parked has (key, ticket).",
 )
 def test_a_worker_works(stage):
-    """A prefill worker parks a prompt after its first token and offers its pages; a decode worker goes on."""
+    """A prefill worker parks a prompt after its first token, then offers its pages; a decode worker goes on."""
     prompt = stage.prompts(1, 40)[0]
     [alone] = load_engine("02")(stage.loaded).generate([prompt], endless(8))
     right = alone.token_ids
@@ -229,10 +229,14 @@ def test_a_worker_works(stage):
     gained = [token for gain in report.gains for token in gain.token_ids]
     expect_rows("tokens of the prefill worker", gained, right[:1])
     expect([key for key, _ in report.failed] == ["X"], f"X never fits, and `failed` is {report.failed}")
-    expect([key for key, _ in report.parked] == ["A"], f"A is done here, and report.parked has {report.parked}")
-    beat = report.heartbeat
-    expect(beat and (beat.mail, beat.held, beat.parked) == (2, {"A"}, {"A"}), f"the heartbeat says {beat}")
     expect(report.record is not None, "a turn with a step must report its record")
+    what = "the first token leaves at once, and A's pages are offered in the turn behind it"
+    expect(not report.parked, f"{what}: report.parked has {report.parked}")
+    beat = report.heartbeat
+    expect(beat and (beat.mail, beat.held, beat.parked) == (2, {"A"}, set()), f"{what}: the heartbeat says {beat}")
+    report = prefill.turn(heartbeat=True)
+    expect([key for key, _ in report.parked] == ["A"], f"{what}, which reports {report.parked}")
+    expect(report.heartbeat.parked == {"A"}, f"A is on offer, and the heartbeat says {report.heartbeat}")
     ticket = report.parked[0][1]
     mailbox = SimpleQueue()
     mailbox.put(mail(1, [order(stage, "A", prompt, right[:1], ticket=ticket)], []))

@@ -15,6 +15,7 @@ from .paged import decoding, expect_steps, make_scheduler, owners
 from .pictures import rows, timeline, tree
 from .stage_under_test import (
     STORIES,
+    commit,
     drain,
     endless,
     expect,
@@ -119,10 +120,10 @@ def admitted(scheduler: Any, steps: list[dict[str, int | list[int]]]) -> list[st
     for arriving in steps:
         for name, prompt in arriving.items():
             scheduler.add(make_request(name, prompt, 1))
-        for chunk in scheduler.schedule():
+        chunks = scheduler.schedule()
+        commit(scheduler, chunks)
+        for chunk in chunks:
             order.append(chunk.sequence.request.request_id)
-            if hasattr(scheduler, "cache_full_pages"):
-                scheduler.cache_full_pages()
             scheduler.remove(chunk.sequence.request)
         scheduler.check()
     return order
@@ -246,8 +247,8 @@ def what_is_cached_goes_first(stage):
 
 @exercise(
     "07-2",
-    hint="Both drafters fill `chunk.draft` of the chunks that they are given. Which chunks does the draft model get?",
-    second_hint="Give `DraftModel` a PromptLookup: let it draft first, then pass on the chunks whose draft is empty.",
+    hint="Both drafters prepare the chunks that they are given. Which chunks does the draft model get?",
+    second_hint="Give `DraftModel` a PromptLookup, which prepares first. Where it finds nothing, give back the room.",
 )
 def look_up_first(stage):
     """What lookup finds is drafted without the draft model; where it finds nothing, the draft model drafts."""
@@ -258,7 +259,7 @@ def look_up_first(stage):
     ran.clear()
     for name, prompt in {"A": [5, 6, 7, 8, 9, 5, 6], "B": [15, 16, 17, 18, 19, 20, 21]}.items():
         decoding(stage, engine.scheduler, name, prompt)  # with 7 as the newest token
-    a, b = engine.scheduler.schedule()
+    a, b = engine.scheduler.schedule(engine.drafter)
     engine.drafter.draft([a, b])
     expect_rows("draft tokens of A, which has had 5 6 7 before", a.draft.token_ids, [8, 9, 5, 6])
     expect(len(b.draft.token_ids) == 4, f"lookup finds nothing in B, and it got {len(b.draft.token_ids)} draft tokens")

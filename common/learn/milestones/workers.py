@@ -25,7 +25,7 @@ def mortal_fleet(stage: StageUnderTest) -> type:
             super().__init__(makers)
             self.news, self.dead, self.unheard = [], set(), set()
             self.lose_mail = False  # whether the next mail is lost
-            self.unsaid = set()  # workers whose next report with tokens is lost
+            self.unsaid = set()  # workers whose next report is lost: of worker 0 one with tickets, else one with tokens
             self.repeats = False  # whether each report comes a second time, with the next ones
             self.poison = ""  # a worker that begins this request dies
 
@@ -35,14 +35,13 @@ def mortal_fleet(stage: StageUnderTest) -> type:
                 super().send(number, mail)
 
         def events(self, seconds):
-            events, self.news, self.unheard = [*self.greetings, *self.news], [], set()
-            self.greetings = []
+            events, self.due, self.news, self.unheard = [*self.due, *self.news], [], [], set()
             for number, worker in enumerate(self.workers):
                 if self.poison and any(key.startswith(self.poison) for key in worker.held):
                     self.die(number)
                 elif number not in self.dead:
                     event = stage.fleet.Event(number, worker.turn(heartbeat=True))
-                    if number in self.unsaid and event.news.gains:
+                    if number in self.unsaid and (event.news.gains if number else event.news.parked):
                         self.unsaid.remove(number)
                     else:
                         events.append(event)

@@ -87,19 +87,13 @@ def test_a_pool_without_a_page_is_refused(engine_class, loaded):
 
 
 @pytest.mark.claim(6)
-def test_a_prefix_is_found_again(engine, prompts):
-    prompt = max(prompts, key=len)[:100]
+def test_a_prefix_is_found_again(engine_class, loaded, prompts):
+    """All tokens count as asked, also a prompt's last one that runs alone."""
+    engine, prompt = engine_class(loaded, token_budget=64), max(prompts, key=len)[: 4 * PAGE]
     first, second = (engine.generate([[*prompt, token]], endless(4))[0] for token in (5, 6))
-    assert (first.cached_tokens, second.cached_tokens) == (0, len(prompt) // PAGE * PAGE)
-    assert engine.stats()["prefix_tokens_hit"] == second.cached_tokens
-
-
-@pytest.mark.claim(6)
-def test_all_tokens_of_a_prompt_count_as_asked(engine_class, loaded, prompts):
-    """Also the last one, where it runs alone."""
-    engine = engine_class(loaded, token_budget=64)
-    engine.generate([(prompts[0] * 65)[:65]], endless(4))
-    assert engine.stats()["prefix_tokens_asked"] == 65
+    assert (first.cached_tokens, second.cached_tokens) == (0, 4 * PAGE)
+    stats = engine.stats()
+    assert (stats["prefix_tokens_asked"], stats["prefix_tokens_hit"]) == (2 * (4 * PAGE + 1), 4 * PAGE)
 
 
 @pytest.mark.claim(7)

@@ -1,6 +1,5 @@
 """Decode from graphs, on the CPU with a stand-in for capture and replay (graph_stand_in.py), and on a GPU for real."""
 
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from common.acceleration.graphs import GraphedModel, ladder
 from common.stages import load_engine, load_stage_module
 from tests.helpers.engine_options import endless
 from tests.helpers.graph_stand_in import graphed
-from tests.helpers.interruptions import Interruptions
+from tests.helpers.interruptions import Interruptions, drain_interrupted
 
 COUNT = 12  # tokens: a replay of the stand-in takes longer than a step
 GREEDY = endless(COUNT)
@@ -51,13 +50,9 @@ def test_replayed_tokens_are_those_of_transformers(stage, options, loaded, promp
 @pytest.mark.parametrize(("stage", "overlap"), [("05", False), ("06", True)])
 def test_interrupted_replays_harm_no_request(stage, overlap, loaded, prompts, reference, monkeypatch):
     engine = on_either(stage, loaded, overlap)
-    interruptions = Interruptions(engine, monkeypatch)
+    Interruptions(engine, monkeypatch)
     requests = [engine.add(prompt[:60], endless(6)) for prompt in prompts[:4]]
-    while engine.has_unfinished:
-        with suppress(KeyboardInterrupt):
-            engine.step()
-        engine.check()
-    assert len(interruptions.reached) > 2
+    drain_interrupted(engine)
     for request in requests:
         assert request.token_ids == reference.generate(request.prompt_token_ids, 6, ignore_eos=True)
 

@@ -1,43 +1,28 @@
-"""Steps that are interrupted, as Ctrl-C or a failing device interrupts them: before, within or after a pass."""
+"""Steps that are interrupted, as Ctrl-C or a failing device interrupts them: before, within or behind a pass."""
 
+from contextlib import suppress
 from itertools import cycle
 from typing import Any
 
 from common.acceleration.overlap import Resolved
 
-MOMENTS = ["before the pass", "in layer 4", "before sampling", "behind run", "while drafting"]
+MOMENTS = ["before the pass", "before sampling", "behind run", "while drafting"]
 
 
-class Model:
-    """A model whose passes `interrupt` ends; everything else is the model's own."""
+class Interrupted:
+    """A model whose passes `at` may interrupt, at the first and at the last of these moments."""
 
-    def __init__(self, model: Any, interrupt: "Interruptions", drafts: bool = False):
-        self.model, self.interrupt, self.drafts = model, interrupt, drafts
+    def __init__(self, model: Any, at: Any, *moments: str):
+        self.model, self.at, self.moments = model, at, moments
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def __call__(self, token_ids, positions, attend):
-        self.interrupt.at("while drafting" if self.drafts else "before the pass")
-        hidden = self.model(token_ids, positions, attend if self.drafts else Attend(attend, self.interrupt))
-        if not self.drafts:
-            self.interrupt.at("before sampling")
+    def __call__(self, *arguments):
+        self.at(self.moments[0])
+        hidden = self.model(*arguments)
+        self.at(self.moments[-1])
         return hidden
-
-
-class Attend:
-    """The `attend` of a stage, with what a graph asks of it."""
-
-    def __init__(self, attend: Any, interrupt: "Interruptions"):
-        self.attend, self.interrupt = attend, interrupt
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.attend, name)
-
-    def __call__(self, layer, q, k, v):
-        if layer == 4:
-            self.interrupt.at("in layer 4")
-        return self.attend(layer, q, k, v)
 
 
 class Interruptions:
@@ -58,9 +43,9 @@ class Interruptions:
 
         monkeypatch.setattr(engine, "run", interrupted)
         holder = engine.model if isinstance(engine.model, Resolved) else engine  # the overlapped loop changes it
-        monkeypatch.setattr(holder, "model", Model(holder.model, self))
+        monkeypatch.setattr(holder, "model", Interrupted(holder.model, self.at, *MOMENTS[:2]))
         if hasattr(drafter := getattr(engine, "drafter", None), "model"):
-            monkeypatch.setattr(drafter, "model", Model(drafter.model, self, drafts=True))
+            monkeypatch.setattr(drafter, "model", Interrupted(drafter.model, self.at, MOMENTS[3]))
 
     def at(self, moment: str) -> None:
         """Raise KeyboardInterrupt if the step is to be interrupted at this moment."""
@@ -68,3 +53,10 @@ class Interruptions:
             self.due = False
             self.reached.add(moment)
             raise KeyboardInterrupt
+
+
+def drain_interrupted(engine: Any) -> None:
+    while engine.has_unfinished:
+        with suppress(KeyboardInterrupt):
+            engine.step()
+        engine.check()

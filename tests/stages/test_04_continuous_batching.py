@@ -1,7 +1,5 @@
 """What stage 04 promises beyond the contract and its milestones: a fair scheduler, and static batches beside it."""
 
-from contextlib import suppress
-
 import pytest
 from hypothesis import settings
 
@@ -9,7 +7,7 @@ from common.bench.engine_load import engine_load
 from common.bench.workloads import Job, mixed_length_jobs
 from common.stages import load_stage_module
 from tests.helpers.engine_options import GREEDY, endless
-from tests.helpers.interruptions import Interruptions
+from tests.helpers.interruptions import Interruptions, drain_interrupted
 from tests.helpers.scheduler_machine import SchedulerMachine
 
 Engine, Scheduler = load_stage_module("04", "engine").Engine, load_stage_module("04", "scheduler").Scheduler
@@ -55,23 +53,15 @@ def test_impossible_options_are_refused(loaded):
 # ---- Static batching ----
 
 
-def test_static_batches_give_the_same_tokens(loaded, prompts):
+def test_static_batches_give_the_same_tokens(loaded, prompts, monkeypatch):
     right = [completion.token_ids for completion in Engine(loaded).generate(prompts[:7], GREEDY)]
     for size in (1, 3, 16):
         engine = StaticEngine(loaded, max_running=size)
-        assert [completion.token_ids for completion in engine.generate(prompts[:7], GREEDY)] == right
+        Interruptions(engine, monkeypatch)
+        requests = [engine.add(prompt, GREEDY) for prompt in prompts[:7]]
+        drain_interrupted(engine)
+        assert [request.token_ids for request in requests] == right
         assert engine.group == []
-
-
-def test_interrupted_steps_of_static_batches(loaded, prompts, monkeypatch):
-    right = [completion.token_ids for completion in Engine(loaded).generate(prompts[:4], GREEDY)]
-    engine = StaticEngine(loaded, max_running=3)
-    Interruptions(engine, monkeypatch)
-    requests = [engine.add(prompt, GREEDY) for prompt in prompts[:4]]
-    while engine.has_unfinished:
-        with suppress(KeyboardInterrupt):
-            engine.step()
-    assert [request.token_ids for request in requests] == right
 
 
 def test_a_static_group_waits_for_its_slowest(loaded, prompts):

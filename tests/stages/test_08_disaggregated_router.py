@@ -331,6 +331,15 @@ def test_a_reservation_leaves_a_page_to_grow_for_each_other():
     assert taken == [True] * 5 + [False]
 
 
+def test_long_prompts_wait_without_pages():
+    """Those before them may compute what they begin with. Short ones pass."""
+    scheduler = scheduler_module.Scheduler(8, 8, 40, 4, speculation.Speculation(0))
+    for name, tokens in {"a": 24, "b": 24, "c": 2}.items():
+        scheduler.add(make_request(name, [1] * tokens, 4))
+    scheduler.schedule()
+    assert ([*scheduler.running], [one.request_id for one in scheduler.waiting]) == (["a", "c"], ["b"])
+
+
 def test_a_pool_full_of_parked_pages_does_not_spin():
     """A prefill worker with nothing to compute has nothing to report, and its loop sleeps until there is mail."""
     router, fleet = fleet_without_model(1, 1, pages=6)

@@ -24,6 +24,7 @@ from common.parallel.engine import Follower, TensorParallelEngine
 from common.parallel.ranks import RankLost, Ranks
 from common.sampling import SamplingParams
 from common.stages import ROOT, load_engine
+from tests.helpers.interruptions import Interruptions
 
 GREEDY = SamplingParams(max_tokens=16)
 STAGES = {"02": {}, "07": {"num_draft_tokens": 3}}
@@ -240,6 +241,17 @@ def test_a_rank_that_hangs_outside_a_collective_ends_all(own_two, monkeypatch, c
         engine.add(STORY)
     engine.close()
     assert all(process.poll() is not None for process in own_two._followers)
+
+
+def test_an_interrupted_step_ends_all_ranks(own_two, monkeypatch):
+    """They may have stopped at different places: no request gets a wrong token, nor any other."""
+    engine = TensorParallelEngine(own_two, "05")
+    Interruptions(engine._engine, monkeypatch)
+    request = engine.add(STORY, GREEDY)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([STORY], GREEDY)
+    assert_lost(engine, own_two, "rank 0 could not end its step: KeyboardInterrupt")
+    assert not request.token_ids
 
 
 def test_a_rank_that_fails_says_why(own_two):

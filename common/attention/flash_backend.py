@@ -9,8 +9,10 @@ import inspect
 import torch
 from torch import Tensor
 
+from common.fused.triton_launch import why_not_triton
+
 from .batch import PagedBatch
-from .torch_backend import write_rows
+from .triton_backend import TritonAttention
 from .window import current_window
 
 FA2_PAGES = 256  # tokens
@@ -23,6 +25,8 @@ def why_not_flash(device: torch.device, dtype: torch.dtype, head_dim: int, page_
         return "it needs a CUDA device"
     if dtype not in (torch.float16, torch.bfloat16):
         return "it is for float16 and bfloat16"
+    if (reason := why_not_triton(device)) is not None:
+        return f"Triton writes its pages, but {reason}"
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -49,7 +53,7 @@ def attend_to_one_page(device: torch.device, dtype: torch.dtype, head_dim: int, 
 
 class FlashAttention:
     name, capturable = "flash", True
-    write = staticmethod(write_rows)
+    write = TritonAttention.write  # a row of a graph may have no slot
 
     def prepare(self, batch: PagedBatch) -> PagedBatch:
         return batch

@@ -29,7 +29,8 @@ NEAR_TIE = 0.5  # between two logits: bfloat16 has 8 bits, and logits of 32 and 
 class Script:
     """What demos ask of a model, and where they cut its answers: at `longest` tokens.
 
-    full_bar: milliseconds of a step that fill a bar. drafter: who drafts a story in stage 07. slots: in stage 04.
+    full_bar: milliseconds of a step that fill a bar. slots, pages: what stages 04 and 05 have room for. drafter: who
+    drafts a story in stage 07.
     """
 
     ask: tuple[str, ...]
@@ -39,6 +40,7 @@ class Script:
     characters: str
     questions: tuple[str, ...]
     pool: tuple[str, ...]
+    pages: int
     longest: int
     full_bar: float
     slots: int
@@ -68,6 +70,7 @@ BUNDLED = Script(
         "Tell me a story about a fox that lasts two days.",
         "Tell me a story about an owl that lasts two days.",
     ),
+    pages=24,
     longest=400,
     full_bar=60,
     slots=4,
@@ -106,6 +109,7 @@ CHAT = Script(
         "Write a short story about a lighthouse keeper.",
         "Tell me a short story about an owl.",
     ),
+    pages=17,
     longest=64,
     full_bar=400,
     slots=8,

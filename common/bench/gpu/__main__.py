@@ -36,7 +36,7 @@ from common.terminal import note, run_to_end
 
 ALL_SECONDS = 540.0  # on an H200 (4.8 TB/s, some 800 TFLOP/s in bfloat16); each process needs about 12 s to start
 MODULES = (
-    *(f"common.bench.gpu.{name}" for name in ("smoke", "nano", "tests", "budget", "peers")),
+    *(f"common.bench.gpu.{name}" for name in ("smoke", "nano", "tests", "budget")),
     *(f"{stage}.benchmark" for stage in ("04_continuous_batching", "06_prefix_cache", "07_speculative")),
 )
 

@@ -1,6 +1,5 @@
 """The command for a machine with a GPU, end to end with tiny sizes; and the budget of a step."""
 
-import random
 import re
 import shutil
 from dataclasses import asdict
@@ -33,8 +32,8 @@ CONFIG = read_config(find_checkpoint("draft", with_weights=False))
 
 def test_the_command_measures_tells_and_packs(tmp_path, monkeypatch, capfd):
     def said(arguments):
-        for select, name in pairwise(arguments):
-            assert select != "-k" or f"def {name}" in (ROOT / "tests/test_contract.py").read_text(encoding="utf-8")
+        name = dict(pairwise(arguments)).get("-k", "")
+        assert f"def {name}" in (ROOT / "tests/test_contract.py").read_text(encoding="utf-8")
         return f"{len(arguments)} passed", [], ""
 
     monkeypatch.setattr(suite, "run_process", measure_here)
@@ -47,10 +46,8 @@ def test_the_command_measures_tells_and_packs(tmp_path, monkeypatch, capfd):
     shutil.unpack_archive(tmp_path / "results.zip", out)
     [summary] = out.glob("*-tiny.json")
     assert sorted(read_json(summary)["benchmarks"]) == sorted(PARTS) and not read_json(summary).get("failed")
-    documents = {name: read_json(next(out.glob(f"*-tiny-{name}.json"))) for name in PARTS}
-    assert not any(str(ROOT) in str(document) for document in documents.values())
-    assert documents["budget"]["missing"].keys() == {"graphs and overlap", "graphs"}
-    assert "graphs were asked for, but" in documents["budget"]["missing"]["graphs"]
+    assert not any(str(ROOT) in path.read_text() for path in out.glob("*.json"))
+    assert "graphs were asked for, but" in read_json(next(out.glob("*-tiny-budget.json")))["missing"]["graphs"]
     tables = (tmp_path / "tables.txt").read_text()
     assert tables.strip() in capfd.readouterr().err
     for each in ("marked gpu", "06_prefix_cache", "two layers", "triton [64, 4, 3]", "a gap, then", "host", "budget"):
@@ -117,11 +114,9 @@ def test_committed_results_can_be_read(part):
 
 
 def test_the_requests_are_those_of_nano_vllm():
-    """Its bench.py says 133,966 tokens for all answers; the first numbers are those that Python's own seed(0) gives."""
+    """Its bench.py says 133,966 tokens for all answers."""
     prompts, answers = nano.workload(nano.SIZES)
     assert (sum(map(len, prompts)), sum(answers), len(prompts)) == (142_827, 133_966, 256)
-    random.seed(0)
-    assert len(prompts[0]) == random.randint(100, 1024) and prompts[0][0] == random.randint(0, 10_000)
 
 
 def test_the_floor_is_what_arithmetic_says():

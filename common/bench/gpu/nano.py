@@ -4,7 +4,7 @@ Method. The requests of nano-vllm's bench.py, number for number: 256 prompts of 
 as many, at a temperature of 0.6, all known from the start; 142,827 tokens go in and 133,966 come out. "floor" is the
 time that the card needs for the bytes and the arithmetic alone: K and V, and the weights once a step, at the rate of a
 copy, and the prompts at 70 % of the rate of products. Then steps of stage 06, by kernel and gap: decode with many
-requests and with one, and one step of prompts.
+requests and with one, and prompts.
 
 Expectation. Production engines reach about two thirds of the floor. A step of prompts runs no graph: where the host
 takes longer than the kernels, they wait for it.
@@ -44,7 +44,7 @@ SIZES = {
     "decode": [256, 1],  # requests of the profiled steps
     "behind": 558,  # tokens before each of them
     "prompt_tokens": 8192,  # of the profiled step of prompts
-    "steps": 20,
+    "steps": 3,  # of decode, profiled
 }
 TINY = {"model": "draft", "large": "draft", "requests": 6, "lengths": [3, 12], "vocabulary": 500, "context": 128}
 TINY |= {"decode": [3, 1], "behind": 10, "prompt_tokens": 64, "steps": 2}
@@ -108,19 +108,12 @@ def measure(stage: str, which: str = "model", **options) -> Callable[[Settings, 
 
 def measure_profile(settings: Settings, sizes: dict) -> Figures:
     """Return where the time of a step goes: of decode for each number of requests, and of prompts."""
-    loaded, device = settings.load(sizes["context"]), settings.place()[0]
     options = {"token_budget": sizes["prompt_tokens"], "max_running": max(PROMPTS, *sizes["decode"])}
-    engine = engine_of("06", loaded, **options)
-    steps = []
+    engine, steps = engine_of("06", settings.load(sizes["context"]), **options), []
     for B in sizes["decode"]:
         with decoding(engine, B, sizes["behind"], replace(ENDLESS, temperature=0.6), tokens=5):
-            synchronize(device)
-            start = time.perf_counter()
-            for _ in range(sizes["steps"]):
-                engine.step()
-            synchronize(device)
-            step = {"what": f"{B} in decode", "step_ms": 1e3 * (time.perf_counter() - start) / sizes["steps"]}
-            steps.append(step | by_kernel(kernels_of(engine.step, 3, device), 3))
+            kernels = kernels_of(engine.step, sizes["steps"], engine.device)
+            steps.append({"what": f"{B} in decode"} | by_kernel(kernels, sizes["steps"]))
     return {"steps": [*steps, profile_prompts(engine, sizes["prompt_tokens"])]}
 
 

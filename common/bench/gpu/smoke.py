@@ -49,12 +49,12 @@ ALLOWED = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # re
 
 
 class Case(NamedTuple):
-    """One row: functions of the same arguments with the same result. The first is the definition of Triton's."""
+    """One row: functions of the same arguments with the same result; the first is the definition for those by Triton."""
 
     operation: str
     tokens: int  # in the step
     nbytes: int  # to be moved by each variant: weights, inputs and outputs, once
-    arguments: Callable[[], tuple]  # new ones at each call
+    arguments: Callable[[], tuple]  # new arguments at each call
     variants: dict[str, Callable[[], Callable]]  # makers of the functions
     graph: bool = True  # whether a CUDA graph can hold them
 
@@ -79,7 +79,7 @@ def measure_times(settings: Settings, sizes: dict) -> Figures:
 
 @torch.inference_mode()
 def times_of(case: Case, device: torch.device, samples: int) -> dict[str, dict]:
-    """Return by variant microseconds of a call, the relative errors of Triton's, and why a variant cannot run."""
+    """Return by variant microseconds of a call, the relative error of those by Triton, and why one cannot run."""
     inputs = [case.arguments() for _ in range(inputs_beyond_cache(case.nbytes, device))]
     times, errors, missing, expected = {}, {}, {}, None
     for name, make in case.variants.items():
@@ -181,7 +181,7 @@ BENCHMARK = Benchmark(
     sides={"times": measure_times},
     sizes={"full": SIZES, "tiny": TINY},
     report=report,
-    seconds={"gpu": 65},
+    seconds={"gpu": 50},
 )
 
 if __name__ == "__main__":

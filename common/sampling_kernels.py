@@ -12,8 +12,8 @@ float64, which many GPUs compute at 1/64 of their rate. Here the vocabulary is c
 All filters keep what is at least as likely as some token, so a row needs no order of its tokens, only that one logit.
 `cut` finds it bit by bit, from the highest of its bits down (radix select): a bit stays set if as many tokens as top-k
 asks for, or as large a share as top-p asks for, have logits at least as large. It counts only the row's largest logits,
-which it copies first: the block sums include the maxima of PARTS parts of each block, so all tokens at least as large
-as the 20th of these maxima are at least 20, and seldom many more. FlashInfer's sampler does without a sort, too: it
+which it copies first. For that `block_sums` also stores the maxima of PARTS parts of each block: for top-k 20, at least
+20 tokens are as large as the 20th of these maxima, and seldom many more. FlashInfer's sampler needs no sort either: it
 draws, and draws again while a filter refuses the token.
 
 The first kernel reads each logit once, the second those blocks that have large ones, the third one block of each row.
@@ -63,7 +63,7 @@ def at_least(values, count, cut, top, temperature, BLOCK: tl.constexpr):
 
 @triton.jit
 def least_kept(values, count, number, mass, top, temperature, FIRST_BIT: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest key such that `number` of the values, or a part of them with that mass, are at least its logit."""
+    """The largest key whose logit `number` values reach, or values that weigh `mass` together: see `logit_of`."""
     key = tl.zeros([], tl.uint32)
     for bit in range(32 - FIRST_BIT):
         larger = key | (tl.full([], 0x80000000, tl.uint32) >> bit)
@@ -107,7 +107,7 @@ def cut_kernel(
     BLOCKS_PADDED: tl.constexpr, ALL_PARTS: tl.constexpr, PARTS_PADDED: tl.constexpr, NEAREST: tl.constexpr,
     LOWEST: tl.constexpr, FIRST_BIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per row: cuts[row] is the least logit kept, lasts[row] the last token kept that has it.
+    """One program per row: cuts[row], float32, is the least logit kept, lasts[row], int32, the last kept token with it.
 
     numbers: [5, B] float64, see `draw_tokens`. maxima, parts, sums: of `block_sums_kernel`; the sums are changed.
     nearest: [B, NEAREST] float32, room for the largest logits.
@@ -196,8 +196,9 @@ def block_sums_kernel(
     logits, numbers, maxima, places, sums, parts,
     V: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and block. numbers: see `draw_tokens`. parts: [B, BLOCKS * PARTS] float32, the maxima of a
-    block's parts, for filters; None where no row has any."""
+    """One program per row and block. numbers: [5, B] float64, see `draw_tokens`. maxima and sums: [B, BLOCKS] float32;
+    places: [B, BLOCKS] int32, the tokens of the maxima. parts: [B, BLOCKS * PARTS] float32, the maxima of a block's
+    parts, for filters; None if no row has any."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(numbers + row).to(tl.float32)
     _, scores, maximum = block_scores(logits, row, block, V, BLOCK)
@@ -214,7 +215,8 @@ def draw_kernel(
     logits, numbers, maxima, places, sums, cuts, lasts, out, COLDEST: tl.constexpr,
     V: tl.constexpr, BLOCKS: tl.constexpr, BLOCKS_PADDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per row. A temperature of COLDEST, the least there is, is greedy. cuts, lasts: of `cut_kernel`."""
+    """One program per row: out[row], int64, is its token. A temperature of COLDEST is greedy. cuts, lasts: of
+    `cut_kernel`, None if no row has filters."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(numbers + row).to(tl.float32)
     number = tl.load(numbers + tl.num_programs(0) + row)
@@ -256,6 +258,7 @@ def draw_tokens(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequ
     blocks = triton.cdiv(V, BLOCK)
     clamped = [min(max(p.temperature, COLDEST), HOTTEST) for p in params]
     filters = [(p.top_k or V, p.top_p, p.min_p) if p.filtered else (V, 1.0, 0.0) for p in params]
+    # [5, B]: of each row the temperature, the number drawn, top_k (V: off), top_p (1: off), min_p (0: off).
     numbers = to_device([clamped, uniforms, *zip(*filters, strict=True)], torch.float64, logits.device)
     maxima, sums = (torch.empty(B, blocks, dtype=torch.float32, device=logits.device) for _ in range(2))
     places = torch.empty(B, blocks, dtype=torch.int32, device=logits.device)

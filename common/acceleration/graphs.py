@@ -1,7 +1,7 @@
 """CUDA graphs for decode: the launches of a step are recorded once, and from then on replayed with one call.
 
-A decode step is a dozen kernels for each layer, some of a few microseconds. Python takes longer to launch them than a
-GPU to run them, so that the GPU waits. A graph holds the launches with all their arguments. So what differs from step
+A decode step has about nine kernels for each layer, most of a few microseconds. Python takes longer to launch them than
+a GPU to run them, so the GPU waits. A graph holds the launches with all their arguments. So what differs from step
 to step must lie at addresses that never change (static buffers), sizes must be fixed (one graph for each of a ladder of
 batch sizes), and nothing that is recorded may depend on a value that the host has looked at.
 
@@ -27,7 +27,7 @@ from ..fused.rotation import check_positions
 from ..model import Attend, Transformer
 
 NO_SLOT = -1
-FEW = 16  # tokens of one request that run as if they were requests: each reads all of its K and V
+FEW = 16  # tokens of one request, at most, that run as requests of their own: each reads all K and V of the request
 WARM_UPS = 2  # kernels are compiled and workspaces allocated before anything is recorded
 recorded: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # all graphs of this process
 
@@ -81,9 +81,9 @@ class GraphedModel:
     """A model that replays the batches in which every request has one token, or up to FEW, and runs others as they are.
 
     cache: a stage's KVCache, with `bind`, the backend `attention` (capturable: it looks at no value on the host), and
-    pools k and v of `[layers, pages, page_size, H_kv, D]`. most_tokens: the longest sequence there can be. sizes: of
-    batches, ascending. memory_of: another one, which never runs at the same time: they share the memory of their
-    recordings. All other attributes are the model's own.
+    pools k and v of `[layers, pages, page_size, H_kv, D]`. most_tokens: of the longest sequence. sizes: of batches, in
+    tokens, ascending. memory_of: another `GraphedModel`, which never runs at the same time and shares the memory of its
+    recordings with this one. All other attributes are the model's own.
     """
 
     @torch.inference_mode()
@@ -141,7 +141,7 @@ class GraphedModel:
         return self.hidden[:count]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """As `Transformer.logits`. Of a replayed batch, all rows are scored, and the scores are here already."""
+        """As `Transformer.logits`; if `hidden` is a replayed batch as a whole, its scores come out of the graph."""
         if self.replayed == len(hidden):
             return self.scores[: self.replayed]
         self.replayed = 0
@@ -162,6 +162,8 @@ class GraphedModel:
         self.hidden[:size] = self.model(self.token_ids[:size], self.positions[:size], self.cache.bind(batch))
         head, scores = self.model.head, self.scores[:size]
         if type(head) is nn.Linear and head.weight.dtype == scores.dtype:
-            torch.mm(self.hidden[:size], head.weight.T, out=scores)  # a copy would take a third as long again
+            torch.mm(
+                self.hidden[:size], head.weight.T, out=scores
+            )  # a copy of the scores would add a third to the time
         else:
             scores.copy_(self.model.logits(self.hidden[:size]))

@@ -13,15 +13,15 @@ from .batch import PagedBatch
 from .window import current_window
 
 # Tokens of a sequence in one piece: fixed for an engine, so that results do not depend on the batch. Few requests need
-# many programs for each sequence; with many, filling the pipeline again for each piece costs more. With pieces of 256
-# tokens a step of 256 requests takes an H200 6.7 ms, and of one request 1.3; with 1,024 tokens 6.2 and 1.5.
-SPLIT, LONG_SPLIT, MANY = 256, 1024, 128  # for engines of up to MANY requests at once, and for others
+# many programs for each sequence; for many, filling the pipeline again for each piece costs more than it gains. On an
+# H200 a step of 256 requests takes 6.7 ms with pieces of 256 tokens and 6.2 with 1,024; of one request 1.3 and 1.5.
+SPLIT, LONG_SPLIT, MANY = 256, 1024, 128  # SPLIT is for engines of fewer than MANY requests at once
 MOST_PIECES = 32  # of a sequence; a longer one has larger pieces, so that their results take no more memory
-PROGRAMS = 4096  # that keep a large GPU busy in decode; with fewer pieces, fewer
+PROGRAMS = 4096  # of decode, at most about: more do not keep a large GPU busier
 
 
 class Tile(NamedTuple):
-    """How a decode program works: tokens that it reads at a time, its warps, and the stages of its pipeline."""
+    """How a decode program works: tokens of K and V read at a time, its warps, and the stages of its pipeline."""
 
     block_n: int = 64
     warps: int = 4
@@ -29,11 +29,13 @@ class Tile(NamedTuple):
 
 
 # `python -m common.bench.gpu --only smoke` times them all; the table in tuned.json says which one a GPU gets.
-TILES = (Tile(), Tile(64, 2, 3), Tile(128, 4, 3), Tile(64, 4, 5))
+TILES = (Tile(), Tile(64, 2, 3), Tile(32, 4, 4), Tile(128, 8, 3))
 
 
 @dataclass
 class Plan:
+    """What `attend` needs in every layer of one step."""
+
     batch: PagedBatch
     arrived: Tensor | None = None  # [decodes, H_kv] int32, from the first layer on: see `decode_kernel`
 
@@ -79,7 +81,7 @@ class TritonAttention:
 
         batch, (_, H, D), (_, page_size, H_kv, _) = plan.batch, q.shape, k_pages.shape
         B = batch.decodes
-        # In a graph the lengths are not known, and pieces are as many as the longest sequence could have.
+        # In a graph the host's lengths are the longest possible, and so is the number of pieces.
         pieces = min(-(-max(batch.host_lengths[:B]) // self.split), MOST_PIECES)
         partial = torch.empty(B, pieces, H, D, dtype=torch.float32, device=q.device)
         lse = torch.empty(B, pieces, H, dtype=torch.float32, device=q.device)
@@ -95,15 +97,15 @@ class TritonAttention:
             num_warps=self.tile.warps, num_stages=self.tile.stages,
         )  # fmt: skip
 
-    def _prefill(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: PagedBatch, out: Tensor) -> None:
+    def _prefill(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: PagedBatch, out: Tensor) -> None:
         from .triton_kernels import prefill_kernel, triton
 
         (_, H, D), (_, page_size, H_kv, _) = q.shape, k_pages.shape
-        rows = plan.host_query_lengths[plan.decodes :]
-        block_m = 32 if q.dtype == torch.float32 else 64  # what fits on the chip
+        rows = batch.host_query_lengths[batch.decodes :]
+        block_m = 32 if q.dtype == torch.float32 else 64  # rows of which the sums fit into registers
         prefill_kernel[(-(-max(rows) // block_m), H, len(rows))](
-            q, k_pages, v_pages, plan.page_tables, plan.query_starts, plan.lengths, out,
-            plan.decodes, q.stride(0), plan.page_tables.stride(0), D**-0.5, H_kv, H // H_kv, D, page_size,
+            q, k_pages, v_pages, batch.page_tables, batch.query_starts, batch.lengths, out,
+            batch.decodes, q.stride(0), batch.page_tables.stride(0), D**-0.5, H_kv, H // H_kv, D, page_size,
             BLOCK_M=block_m, BLOCK_N=32 if q.dtype == torch.float32 else 64,
             BLOCK_D=max(16, triton.next_power_of_2(D)), DOT=self.dot, WINDOW=current_window() or 0, num_stages=2,
         )  # fmt: skip

@@ -5,10 +5,14 @@ into an address by the page. Scores never leave the chip: softmax is computed on
 block by block, with a running maximum and a running sum.
 
 In decode there is a single query per request, and few programs: one for each request and K/V head. So the sequence is
-split into pieces that several programs take, and a second kernel combines their results (Flash-Decoding, Dao et al.,
-2023). The size of the pieces depends on the length of the sequence alone, not on the batch or on how many programs take
-them, so a request's result does not depend on the rest of the batch. The query heads that share a K/V head go together,
-since K and V are what has to be read.
+split into pieces that several programs take, and the last of these to end adds up their results (Flash-Decoding, Dao et
+al., 2023, does so in a second kernel). The size of the pieces depends on the engine and on the length of the sequence,
+not on the batch or on how many programs take them, so a request's result does not depend on the rest of the batch. The
+query heads that share a K/V head go together, since K and V are what has to be read.
+
+Pages are [pages, PAGE_SIZE, H_KV, D], page_tables [B, P] int32 with rows table_stride apart, lengths [B] int32, in
+tokens. q and out are [N, H, D], of which out is contiguous, and rows of q are q_stride numbers apart. Scores are
+multiplied by `scale`. GROUPS query heads share a K/V head.
 
 float32 is multiplied as float32, not as TF32 ("ieee"). Head dimensions that are no power of two are padded with zeros.
 WINDOW is how many tokens a token sees, itself included; 0: all before it. A layer's window never changes.
@@ -63,11 +67,11 @@ def attend_to_block(
 
 @triton.jit
 def piece_tokens(length, SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr):
-    """Return tokens in a piece of a sequence: SPLIT, or of a longer sequence as many times that as MOST_PIECES need."""
+    """How many tokens a piece has: SPLIT, or the least multiple of it with which MOST_PIECES cover the sequence."""
     return SPLIT * tl.cdiv(length, SPLIT * MOST_PIECES)
 
 
-# Numbers that differ from step to step are not to be compiled into the kernels: see tests/proofs/serving.py.
+# Numbers that differ from step to step must not be compiled into the kernels: see tests/proofs/serving.py.
 @triton.jit(do_not_specialize=["pieces", "table_stride"])
 def decode_kernel(
     q, k_pages, v_pages, page_tables, lengths, partial, partial_lse, arrived, out,
@@ -76,12 +80,12 @@ def decode_kernel(
     SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     DOT: tl.constexpr, WINDOW: tl.constexpr = 0,
 ):  # fmt: skip
-    """Attention of a request's query heads that share a K/V head; of the programs along the third axis each takes
-    neighbouring pieces of its sequence, and the last one to end combines all pieces.
+    """Attention of a request's query heads that share a K/V head. Each of the programs along the third axis takes
+    neighbouring pieces of the sequence, and the last one to end adds up all pieces.
 
     partial is [B, pieces, H, D] and partial_lse [B, pieces, H], both float32: the piece's result, and the logarithm
-    of the sum of its weights, by which it counts. arrived is [B, H_kv], int32: programs that have ended, 0 before and
-    after. A result from one piece goes to `out` at once.
+    of the sum of its weights, by which it counts. arrived is [B, H_KV] int32, the programs that have ended: 0 before
+    and after. The result of a sequence with one piece goes straight to `out`.
     """
     request, head, programs = tl.program_id(0), tl.program_id(1), tl.num_programs(2)
     length = tl.load(lengths + request)
@@ -107,7 +111,7 @@ def decode_kernel(
         result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
         pages = pages_of(page_table, begin, end, PAGE_SIZE, BLOCK_N)
         for start in range(begin, end, BLOCK_N):
-            # The next block's are read now: K and V then wait for no page number, and have the pipeline to themselves.
+            # Read the next block's pages now: K and V then wait for no page number and have the pipeline to themselves.
             ahead = pages_of(page_table, start + BLOCK_N, end, PAGE_SIZE, BLOCK_N)
             tokens = start + tl.arange(0, BLOCK_N)
             maximum, total, result = attend_to_block(
@@ -124,7 +128,7 @@ def decode_kernel(
             tl.store(partial_lse + row + heads, maximum + tl.log(total), group < GROUPS)
     if alone:
         return
-    tl.debug_barrier()  # all threads have stored before one of them tells it
+    tl.debug_barrier()  # all threads store their results before one of them counts the program
     ended = tl.atomic_add(arrived + request * H_KV + head, 1, sem="acq_rel")
     if ended == tl.cdiv(count - first, each) - 1:
         tl.store(arrived + request * H_KV + head, 0)  # for the next layer
@@ -150,7 +154,10 @@ def prefill_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     DOT: tl.constexpr, WINDOW: tl.constexpr = 0,
 ):  # fmt: skip
-    """One program per request, query head and block of BLOCK_M rows; requests may have any number of rows."""
+    """One program per request from `first_request` on, query head and block of BLOCK_M of the request's rows.
+
+    query_starts is [B + 1] int32: the row of q at which each request begins.
+    """
     block, head, request = tl.program_id(0), tl.program_id(1), first_request + tl.program_id(2)
     first_row = tl.load(query_starts + request)
     rows = tl.load(query_starts + request + 1) - first_row
@@ -160,7 +167,6 @@ def prefill_kernel(
     number, dims = block * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     positions = length - rows + number
     inside = (number < rows)[:, None] & (dims < D)[None, :]
-    # All rows of q, also those of the requests before: one request's row begins at its place in the batch.
     address = (first_row + number)[:, None].to(tl.int64) * q_stride + head * D + dims[None, :]
     query = tl.load(q + address, inside, other=0.0).to(DOT)
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)

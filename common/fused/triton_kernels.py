@@ -1,4 +1,4 @@
-"""Triton kernels for what the transformer does between its matrix products, and the functions that launch them.
+"""Triton kernels for what the transformer does between its matrix products, and for products with few rows.
 
 None of these operations computes much: their time goes into a launch each, and into writing to memory what the next one
 reads back. So a kernel here reads its inputs once, keeps what lies between in registers, and writes once. Sums are
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .rotation import HeadRotation, unrotated
 
-FEW_ROWS = 4
+FEW_ROWS = 4  # of a product, up to which `few_rows_kernel` may take it
 FEW_NUMBERS = 8192  # of a product's result, up to which `few_rows_kernel` takes less time than cuBLAS on an H200
 
 
@@ -26,7 +26,8 @@ def add_norm_kernel(
     x, residual, weight, out, eps,
     SIZE: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per row. A place of the residual is read and written by one thread only: see `add_norm`."""
+    """One program per row of x, residual and out, [N, SIZE]. Each number of the residual is read and written by one
+    thread only: see `add_norm`."""
     T: tl.constexpr = residual.dtype.element_ty
     start = tl.program_id(0).to(tl.int64) * SIZE
     offsets = tl.arange(0, BLOCK)
@@ -112,7 +113,7 @@ def norm_rotate_kernel(
 
 @triton.jit
 def silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """One program per row and BLOCK columns of the result."""
+    """One program per row and BLOCK columns of out[N, SIZE]; gate_up is [N, 2 * SIZE]."""
     T: tl.constexpr = out.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -127,11 +128,12 @@ def silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 def few_rows_kernel(
     x, weight, bias, out, rows, N, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """One program per BLOCK_N columns of the result: x[rows, K] times their weights, which it reads once."""
+    """One program per BLOCK_N columns of out[rows, N], which is x[rows, K] times weight[N, K], plus bias[N] or None. A
+    program reads its weights once."""
     row, column = tl.arange(0, BLOCK_M), tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     weights = weight + column[:, None].to(tl.int64) * K
     total = tl.zeros([BLOCK_M, BLOCK_N, BLOCK_K], tl.float32)
-    # Unrolled, so that several reads are on their way at once.
+    # Unrolled: several reads are then in flight at once.
     for start in tl.range(0, K, BLOCK_K, loop_unroll_factor=4):
         k = start + tl.arange(0, BLOCK_K)
         w = tl.load(weights + k[None, :], (column < N)[:, None] & (k < K)[None, :], other=0.0).to(tl.float32)
@@ -145,7 +147,10 @@ def few_rows_kernel(
 
 
 def on_device(residual: Tensor, few: bool) -> AbstractContextManager:
-    """Make the tensor's device the current one, where Triton launches; no matter on a CPU. few: of no use here."""
+    """Make the tensor's device the current one, where Triton launches; on a CPU change nothing.
+
+    few: ignored; numba's kernels, with the same interface, need it.
+    """
     return torch.cuda.device_of(residual)
 
 
@@ -155,8 +160,8 @@ def on_device(residual: Tensor, few: bool) -> AbstractContextManager:
 def apply_linear(linear: nn.Module, x: Tensor) -> Tensor:
     """Return linear(x), `[N, out_features]`.
 
-    With few rows a product is a matter of reading the weights, which cuBLAS does slowly where these are small: one row
-    of 2,048 times [2,048, 1,024] takes an H200 12.6 us, and the kernel here 3.3.
+    With few rows a product takes as long as reading the weights, and cuBLAS reads small ones slowly: it takes an H200
+    12.6 us to multiply one row of 2,048 by [2,048, 1,024], and this kernel 3.3 us.
     """
     if type(linear) is not nn.Linear or len(x) > FEW_ROWS or len(x) * linear.out_features > FEW_NUMBERS:
         return linear(x)
@@ -185,7 +190,7 @@ def add_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> 
 
 
 class Rotation(HeadRotation):
-    """Of Triton."""
+    """The rotation by `norm_rotate_kernel`, launched when q or k is first used."""
 
     def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `HeadRotation`."""

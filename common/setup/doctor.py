@@ -168,7 +168,7 @@ def compiler() -> Line:
         return Line(OK, found)
     if find_gpu():
         return Line(NEEDED, "none, and Triton needs one on a GPU: on Debian or Ubuntu, `apt install g++`.")
-    return Line(OPTIONAL, "none, and only the benchmark of kernels needs one, for torch.compile: `apt install g++`.")
+    return Line(OPTIONAL, "none: Triton needs one, but only on a GPU.")
 
 
 def browser() -> Line:

@@ -1,6 +1,7 @@
 """Attention over pages: every backend against a definition that loops over the rows, and the choice among them."""
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -172,6 +173,27 @@ def test_long_sequences_have_larger_pieces_not_more(device, tile, monkeypatch):
     monkeypatch.setattr(triton_backend, "MOST_PIECES", 4)
     monkeypatch.setattr(triton_backend, "tuned", lambda _: {"float32 64": tile})
     check("triton", [(1, length) for length in (1, 16, 17, 64, 65, 129, 200)], device=device, **ONE_HEAD)
+
+
+@needs_triton
+@devices
+def test_pages_so_far_behind_that_offsets_need_64_bits(device):
+    """The pools of K and of V overlap, and take 4.3 GB together; each has pages of its own behind 2^31 elements."""
+    sizes, shape = [(1, 40), (40, 90)], {"page_size": 16, "heads": 2, "kv_heads": 1, "head_dim": 64}
+    batch, (q, k, v), *near, tables = make_case(sizes, **shape, dtype=torch.float16, device=device)
+    pages, elements = len(near[0]), 2**31 if device == "cuda" else 2**14
+    shift = elements // near[0][0].numel()
+    memory = torch.empty(shift + 2 * pages, *near[0].shape[1:], dtype=torch.float16, device=device)
+    far, slots = (memory[:-pages], memory[pages:]), batch.slot_mapping
+    for pool, new, start in zip(far, (k, v), near, strict=True):
+        pool[shift:] = start
+        start.flatten(0, 1)[slots] = new
+    behind = replace(batch, page_tables=batch.page_tables + shift, slot_mapping=slots + 16 * shift)
+    attention, _ = choose_attention("triton", torch.device(device), torch.float16, 64, 16)
+    attention.write(k, v, *far, behind.slot_mapping)
+    assert all(torch.equal(pool[shift:], expected) for pool, expected in zip(far, near, strict=True))
+    out, expected = attention.attend(q, *far, attention.prepare(behind)), definition(q, *near, batch, tables)
+    torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[torch.float16], rtol=0)
 
 
 @pytest.mark.gpu

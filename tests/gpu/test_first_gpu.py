@@ -4,6 +4,7 @@ import threading
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
+from itertools import product
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -49,14 +50,12 @@ def test_a_step_is_larger_on_a_gpu(loaded, monkeypatch):
             self.token_budget = token_budget
 
     monkeypatch.setattr(torch.cuda, "device", transfers.nullcontext)
-    monkeypatch.setattr(token_budget, "STEP_SECONDS", 0.0)
-    on_gpu = replace(loaded, device=SECOND)
-    made = [
-        accelerate.make_engine(Engine, one, False, False, **options).token_budget
-        for one in (loaded, on_gpu)
-        for options in ({}, {"token_budget": None}, {"token_budget": 100})
-    ]
-    assert made == [token_budget.LEAST, token_budget.LEAST, 100, token_budget.MOST, token_budget.MOST, 100]
+    budgets = []
+    for seconds in (1.0, 0.0):  # of a pass
+        monkeypatch.setattr(token_budget, "pass_seconds", lambda *_, seconds=seconds, **__: seconds)
+        for one, options in product((loaded, replace(loaded, device=SECOND)), ({}, {"token_budget": 100})):
+            budgets.append(accelerate.make_engine(Engine, one, False, False, **options).token_budget)
+    assert budgets == [token_budget.LEAST, 100, 2048, 100, token_budget.MOST, 100, 16384, 100]
 
 
 # ---- Memory ----
@@ -64,11 +63,12 @@ def test_a_step_is_larger_on_a_gpu(loaded, monkeypatch):
 
 @pytest.fixture
 def card(loaded, monkeypatch):
-    """A GPU of 24 GiB with 2 of them taken, on which a step takes 1."""
+    """A GPU of 24 GiB with 2 of them taken, on which a step takes 1 and no time."""
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (22 * GIB, 24 * GIB))
     monkeypatch.setattr(torch.cuda, "device", Mock(side_effect=transfers.nullcontext))
     monkeypatch.setattr(memory, "peak_of_step", lambda *_: GIB)
+    monkeypatch.setattr(token_budget, "pass_seconds", lambda *_, **__: 0.0)
     return replace(loaded, device=SECOND)
 
 

@@ -49,7 +49,7 @@ def test_log_probabilities_in_bfloat16_are_near_those_in_float32(models, stage):
     if loaded.device.type == "cpu":
         prompts += [loaded.tokenizer(document(i, "logits"))["input_ids"][:n] for i, n in enumerate(LENGTHS)]
     attend = load_stage_module("01", "engine").causal_attention
-    errors, likeliest, divergences = [], [], []
+    errors, likeliest = [], []
     answers = engine.generate(prompts, SamplingParams(max_tokens=ANSWER, ignore_eos=True, logprobs=20))
     for prompt, answer in zip(prompts, answers, strict=True):
         text = torch.tensor(prompt + answer.token_ids, device=loaded.device)
@@ -58,10 +58,7 @@ def test_log_probabilities_in_bfloat16_are_near_those_in_float32(models, stage):
         for row, entry in zip(expected, answer.logprobs, strict=True):
             errors += [abs(row[token].item() - found) for token, found in entry.top]
             likeliest.append(abs(row.max().item() - dict(entry.top)[row.argmax().item()]))
-            divergences.append(sum(row[token].exp().item() * (row[token].item() - found) for token, found in entry.top))
     assert len(errors) == 20 * ANSWER * len(prompts)
     assert sum(errors) / len(errors) < 0.03 and max(errors) < 0.5, "probabilities, within 3 percent on average"
     if texts := likeliest[ANSWER * len(LENGTHS) :]:
         assert 0 < sum(texts) / len(texts) < 0.005 and max(texts) < 0.1, "as common/README.md says of ordinary texts"
-        divergences = divergences[-len(texts) :]  # of Kullback and Leibler, by the 20 likeliest tokens
-        assert sum(divergences) / len(texts) < 1e-4 and max(divergences) < 5e-3

@@ -36,7 +36,7 @@ from common.terminal import note, run_to_end
 
 ALL_SECONDS = 540.0  # on an H200 (4.8 TB/s, some 800 TFLOP/s in bfloat16); each process needs about 12 s to start
 MODULES = (
-    *(f"common.bench.gpu.{name}" for name in ("smoke", "nano", "tests", "budget", "peers")),
+    *(f"common.bench.gpu.{name}" for name in ("smoke", "nano", "tests", "budget")),
     *(f"{stage}.benchmark" for stage in ("04_continuous_batching", "06_prefix_cache", "07_speculative")),
 )
 
@@ -59,9 +59,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--out", "--results", type=Path)
     known, others = parser.parse_known_args(arguments)
-    name = "python3 -m common.bench.gpu"
+    start = partial(main, "python3 -m common.bench.gpu", description, benchmarks, **defaults)
     if not known.out:
-        return main(name, description, benchmarks, others, **defaults)
+        return start(others)
     packed = known.out / "results.zip"
     expect_writable(packed)
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +70,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if packed.exists():
             shutil.unpack_archive(packed, out)
         after = partial(pack, benchmarks, out, known.out)
-        status = main(name, description, benchmarks, [*others, "--out", str(out)], after=after, **defaults)
+        status = start([*others, "--out", str(out)], after=after)
         note(after())
     return status
 
@@ -86,16 +86,15 @@ def pack(benchmarks: Sequence[Benchmark], out: Path, into: Path) -> str:
 
 def tables(benchmarks: Sequence[Benchmark], folder: Path) -> str:
     """Return the tables of all results in the folder that these benchmarks have for a GPU, columns aligned."""
-    reports = {each.name: each.report for each in benchmarks if each.module.startswith("common.") and each.report}
-    text = ""
+    reports, text = {each.name: each.report for each in benchmarks if each.module.startswith("common.")}, ""
     for document in found_in(folder):
-        report, found = reports.get(document.get("benchmark"), lambda document: {}), {}
-        with suppress(KeyError):  # a part of which a side is missing
-            found = report(document)
+        found = {}
+        with suppress(KeyError):  # the results file, or a part of which a side is missing
+            found = reports[document["benchmark"]](document)
         for name, rows in found.items():
             widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
-            lines = ("  ".join(f"{cell!s:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
-            text += "\n".join([f"\n{name}", *map(str.rstrip, lines), ""])
+            lines = ("  ".join(map(str.ljust, map(str, row), widths)).rstrip() for row in rows)
+            text += "\n".join([f"\n{name}", *lines, ""])
     return text
 
 

@@ -1,36 +1,38 @@
 """Where the time of a decode step goes: what arithmetic allows each part, beside what a GPU takes for it.
 
-Method. B requests of stage 06 decode, `context` tokens behind each, with CUDA graphs and the overlap of steps, each on
-and off. A part costs the larger of its bytes over the
-bandwidth and its arithmetic over the rate of products, and no launch is shorter than the smallest kernel there is. What
-is measured is the time of the kernels in each part, by torch's profiler and their names; of matrix products the longest
-in each step is that of the logits. "host" is what Python needs for a step, without its waits for tokens: it costs
-nothing while it is shorter than the kernels, and "idle" is the time in which none runs.
+Method. B requests of stage 06 decode, `context` tokens behind each, with CUDA graphs and the overlapped loop, each on
+and off. The budget of a part is the larger of its bytes over the bandwidth and its FLOPs over the rate of products, and
+at least 2 us for each launch. What is measured is the time of the part's kernels, known by their names in torch's
+profiler; of matrix products the longest in each step is that of the logits. "host" is the time in which Python works on
+a step, without its waits for tokens: it costs nothing while it is shorter than the kernels. "idle" is the time in which
+no kernel runs.
 
-Expectation. A line that takes far more than its budget is where to look first. Without graphs a kernel of a microsecond
-takes the CPU five to launch, so the GPU idles; without overlap it idles while Python prepares the next step.
+Expectation. A part that takes far more than its budget is where to look first. Without graphs the CPU takes 5 us to
+launch a kernel of 1 us, so the GPU idles; without overlap it idles while Python prepares the next step.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from unittest.mock import patch
 
 import torch
 
-from common.bench.ceilings import ceilings
 from common.bench.cost_model import block_parameters, head_parameters, step_flops
+from common.bench.gpu.nano import Kernel, by_kernel
 from common.bench.harness import Benchmark, Figures, Unavailable
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.steps import ENDLESS, decoding
 from common.bench.timing import free_memory, kernels_of
 from common.engine import BaseEngine
+from common.loader.device import DTYPES
 from common.model import ModelConfig
 from common.transfers import ToHost, synchronize
 
 STAGE = "06"
-SMALLEST_KERNEL = 2e-6  # seconds
+SMALLEST_KERNEL = 2e-6  # seconds of a launch, at least
 HOST_SECONDS = 4e-3  # of a step of 256 requests: at most
 KERNELS = {  # in the names of kernels, by the part of a step that they belong to
     "attention": ("decode_kernel",),
@@ -49,11 +51,11 @@ TINY = {"model": "draft", "requests": [3, 1], "context": 20, "steps": 2}
 
 
 def step_budget(
-    config: ModelConfig, dtype: torch.dtype, B: int, context: int, bandwidth: float, flops: float
+    config: ModelConfig, dtype: torch.dtype, context: int, bandwidth: float, flops: float, B: int
 ) -> dict[str, float]:
     """Return seconds of each part of a step in which B requests decode, of the step, and of the prompts before it.
 
-    bandwidth, flops: what the device does at best, in bytes (read and written) and FLOPs a second.
+    context: tokens behind each. bandwidth, flops: the device's best, in bytes (read and written) and FLOPs per second.
     """
     size, layers, heads = dtype.itemsize, config.num_layers, config.num_heads + 2 * config.num_kv_heads
     # Numbers that the small kernels of a layer read and write for each token; the residual counts both ways.
@@ -80,18 +82,12 @@ def part_of(kernel: str) -> str:
     return next(found, "other")
 
 
-def parts_of(kernels: Sequence[tuple[str, float, float]], steps: int) -> dict[str, float]:
-    """Return seconds of each part of a step, and "busy", from (name, start, end) of all kernels of `steps` steps.
-
-    In "busy", where kernels overlap, their time counts once.
-    """
-    totals, products = {"busy": 0.0}, []
-    reached = float("-inf")
-    for name, start, end in sorted(kernels, key=lambda kernel: kernel[1]):
+def parts_of(kernels: Sequence[Kernel], steps: int) -> dict[str, float]:
+    """Return seconds of each part of a step, from all kernels of `steps` steps."""
+    totals, products = {}, []
+    for name, start, end in kernels:
         part = part_of(name)
         totals[part] = totals.get(part, 0.0) + (end - start) / steps
-        totals["busy"] += max(0.0, end - max(start, reached)) / steps
-        reached = max(reached, end)
         products += [end - start] if part == "products" else []
     if products:
         totals["logits"] = sum(sorted(products)[-steps:]) / steps
@@ -121,8 +117,9 @@ def measure_step(engine: BaseEngine, B: int, context: int, steps: int) -> dict[s
         step = (time.perf_counter() - start) / steps
         found = {"prompts": start - begun, "step": step, "host": host / steps}
         if engine.device.type == "cuda":
-            found |= parts_of(kernels_of(engine.step, steps, engine.device), steps)
-            found["idle"] = max(0.0, step - found.pop("busy"))
+            kernels = kernels_of(engine.step, steps, engine.device)
+            found |= parts_of(kernels, steps)
+            found["idle"] = max(0.0, step - by_kernel(kernels, steps)["kernels_ms"] / 1e3)
     return found
 
 
@@ -130,7 +127,6 @@ def measure(graphs: bool, overlap: bool) -> Callable[[Settings, dict], Figures]:
     """Return a side: milliseconds of each part of a step, for each number of requests."""
 
     def side(settings: Settings, sizes: dict) -> Figures:
-        device, dtype = settings.place()
         loaded, batches, size = settings.load(), sizes["requests"], (sizes["context"], sizes["steps"])
         try:
             engine = engine_of(STAGE, loaded, max_running=max(batches), graphs=graphs, overlap=overlap)
@@ -140,20 +136,10 @@ def measure(graphs: bool, overlap: bool) -> Callable[[Settings, dict], Figures]:
         room = engine.stats()["kv_tokens_capacity"]  # what does not fit into it has no figures
         steps = [measure_step(engine, B, *size) if B * tokens <= room else {} for B in batches]
         del engine
-        free_memory(device)
-        return {"ms": [in_ms(step) for step in steps]} | ceilings(device, dtype)
+        free_memory(settings.place()[0])
+        return {"ms": [{part: 1e3 * seconds for part, seconds in step.items()} for step in steps]}
 
     return side
-
-
-def in_ms(seconds: Mapping[str, float]) -> dict[str, float]:
-    return {part: 1e3 * value for part, value in seconds.items()}
-
-
-def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    rates = [measured["neither"][key] for key in ("copy_bytes_per_second", "matmul_flops_per_second")]
-    budgets = [step_budget(config, dtype, B, sizes["context"], *rates) for B in sizes["requests"]]
-    return {"budget_ms": [in_ms(budget) for budget in budgets]}
 
 
 def report(document: dict) -> dict[str, list]:
@@ -161,16 +147,18 @@ def report(document: dict) -> dict[str, list]:
 
     "times" is how many times its budget a part takes in the first way.
     """
-    ways = {name: side["ms"]["values"][0] for name, side in document["sides"].items()}
-    [budgets], tables = document["figures"]["budget_ms"]["values"], {}
+    ways, tables = {name: side["ms"]["values"][0] for name, side in document["sides"].items()}, {}
+    config, settings, context = ModelConfig(**document["model"]), document["settings"], document["sizes"]["context"]
+    rates = (document["hardware"][f"{rate}_per_second"] for rate in ("copy_bytes", "matmul_flops"))
+    budget_of = partial(step_budget, config, DTYPES[settings["dtype"]], context, *rates)
     for i, B in enumerate(document["sizes"]["requests"]):
-        budget, taken = budgets[i], [steps[i] for steps in ways.values()]
-        lines = [("milliseconds", "budget", *ways, "times")]
+        budget = {part: 1e3 * seconds for part, seconds in budget_of(B).items()}
+        taken, lines = [steps[i] for steps in ways.values()], [("milliseconds", "budget", *ways, "times")]
         for part in dict.fromkeys([*budget, *taken[0]]):
             shown = [f"{each[part]:.3f}" if part in each else "" for each in (budget, *taken)]
             times = f"{taken[0][part] / budget[part]:.1f}" if part in budget and part in taken[0] else ""
             lines.append((part, *shown, times))
-        tables[f"{document['settings']['model']}, {B} requests, {document['sizes']['context']} tokens each"] = lines
+        tables[f"{settings['model']}, {B} requests, {context} tokens each"] = lines
     return tables
 
 
@@ -184,7 +172,6 @@ BENCHMARK = Benchmark(
         "neither": measure(False, False),
     },
     sizes={"full": SIZES, "tiny": TINY},
-    derive=derive,
     report=report,
     seconds={"gpu": 35},
 )

@@ -1,24 +1,21 @@
-"""How many tokens a second does nano-vllm's benchmark get from the course's engines, and what takes the time of a step?
+"""How many tokens per second do the course's engines reach in nano-vllm's benchmark, and what takes the time of a step?
 
 Method. The requests of nano-vllm's bench.py, number for number: 256 prompts of 100 to 1,024 random tokens, answers of
 as many, at a temperature of 0.6, all known from the start; 142,827 tokens go in and 133,966 come out. "floor" is the
 time that the card needs for the bytes and the arithmetic alone: K and V, and the weights once a step, at the rate of a
-copy, and the prompts at 70 % of the rate of products. Then steps of the same engine: decode with many requests and with
-one, and one step of prompts, each by kernel and gap, and the step of prompts also by what Python does in it.
+copy, and the prompts at 70 % of the rate of products. Then steps of stage 06, by kernel and gap: decode with many
+requests and with one, and prompts.
 
 Expectation. Production engines reach about two thirds of the floor. A step of prompts runs no graph: where the host
 takes longer than the kernels, they wait for it.
 """
 
-import cProfile
-import gc
-import pstats
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from random import Random
 
 import torch
@@ -33,6 +30,7 @@ from common.bench.timing import kernels_of
 from common.bench.workloads import random_prompt
 from common.engine import BaseEngine
 from common.model import ModelConfig
+from common.process import freeze_loaded_objects
 from common.sampling import SamplingParams
 from common.transfers import synchronize
 
@@ -46,12 +44,12 @@ SIZES = {
     "decode": [256, 1],  # requests of the profiled steps
     "behind": 558,  # tokens before each of them
     "prompt_tokens": 8192,  # of the profiled step of prompts
-    "steps": 20,
+    "steps": 3,  # of decode, profiled
 }
 TINY = {"model": "draft", "large": "draft", "requests": 6, "lengths": [3, 12], "vocabulary": 500, "context": 128}
 TINY |= {"decode": [3, 1], "behind": 10, "prompt_tokens": 64, "steps": 2}
 PRODUCTS_SHARE = 0.7  # of the rate of large products: what those of prompts reach
-MOST_ROWS = 30  # of kernels and functions in a table
+MOST_ROWS = 30  # of kernels in a table; of gaps half as many
 SHOWN = ("tokens_per_second", "share_of_floor", "seconds", "floor_seconds", "steps", "preemptions", "made_seconds")
 PROMPTS = 8  # in the step of prompts
 known_ceilings = cache(ceilings)
@@ -89,13 +87,11 @@ def measure(stage: str, which: str = "model", **options) -> Callable[[Settings, 
         engine = engine_of(stage, loaded, max_running=len(prompts), **options)
         engine.generate([[7] * 20] * 2, SamplingParams(max_tokens=4, ignore_eos=True))
         before, begun = engine.trace.steps, time.perf_counter()
-        gc.collect()
-        gc.freeze()  # a visit of all objects takes 0.2 s
+        freeze_loaded_objects()  # a visit of all objects takes 0.2 s
         params = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=count) for count in answers]
         start = time.perf_counter()
         engine.generate(prompts, params)
         seconds = time.perf_counter() - start
-        gc.unfreeze()
         floor = floor_seconds(loaded.config, loaded.dtype, prompts, answers, rates)
         return rates | {
             "tokens_per_second": sum(answers) / seconds,
@@ -111,88 +107,62 @@ def measure(stage: str, which: str = "model", **options) -> Callable[[Settings, 
 
 
 def measure_profile(settings: Settings, sizes: dict) -> Figures:
-    """Return where the time of a step goes: decode for each number of requests, and one of prompts."""
-    loaded, device = settings.load(sizes["context"]), settings.place()[0]
+    """Return where the time of a step goes: of decode for each number of requests, and of prompts."""
     options = {"token_budget": sizes["prompt_tokens"], "max_running": max(PROMPTS, *sizes["decode"])}
-    engine = engine_of("06", loaded, **options)
-    steps = []
+    engine, steps = engine_of("06", settings.load(sizes["context"]), **options), []
     for B in sizes["decode"]:
         with decoding(engine, B, sizes["behind"], replace(ENDLESS, temperature=0.6), tokens=5):
-            synchronize(device)
-            start = time.perf_counter()
-            for _ in range(sizes["steps"]):
-                engine.step()
-            synchronize(device)
-            ms = 1e3 * (time.perf_counter() - start) / sizes["steps"]
-            steps.append(
-                {"what": f"{B} requests decode", "step_ms": ms} | by_kernel(kernels_of(engine.step, 3, device), 3)
-            )
-    prompts, rows = profile_prompts(engine, sizes["prompt_tokens"])
-    return {"steps": [*steps, prompts], "functions": rows}
+            kernels = kernels_of(engine.step, sizes["steps"], engine.device)
+            steps.append({"what": f"{B} in decode"} | by_kernel(kernels, sizes["steps"]))
+    return {"steps": [*steps, profile_prompts(engine, sizes["prompt_tokens"])]}
 
 
-def profile_prompts(engine: BaseEngine, tokens: int) -> tuple[Figures, list]:
-    """Return milliseconds of a step of prompts, the host's and all, by kernel; and what Python does in it.
+def profile_prompts(engine: BaseEngine, tokens: int) -> Figures:
+    """Return milliseconds of a step of prompts, the host's and all, and the same by kernel.
 
     tokens: of all prompts in the step, which are of equal length.
     """
-    device, times, kernels, profiler = engine.device, [], [], cProfile.Profile()
-    for turn in range(6):  # the first one compiles, then three are timed
+    device, times, kernels = engine.device, [], []
+    for turn in range(5):  # the first one compiles, three are timed, and the last one is profiled
         for i in range(PROMPTS):
             prompt = random_prompt(tokens // PROMPTS, engine.config.vocab_size, f"prompts {turn} {i}")
             engine.add(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
         synchronize(device)
         start = time.perf_counter()
-        if turn == 4:
-            kernels = kernels_of(engine.step, 1, device)
-        elif turn == 5:
-            profiler.runcall(engine.step)
-        else:
-            engine.step()
+        kernels = kernels_of(engine.step, 1, device) if turn == 4 else engine.step()
         host = time.perf_counter() - start
         synchronize(device)
         times.append((1e3 * host, 1e3 * (time.perf_counter() - start)))
         while engine.has_unfinished:
             engine.step()
     host, whole = (statistics.median(column) for column in zip(*times[1:4], strict=True))
-    found = {"what": f"{tokens} tokens of prompts", "step_ms": whole, "host_ms": host}
-    return found | by_kernel(kernels, 1), functions(profiler)
+    return {"what": f"{tokens} tokens of prompts", "step_ms": whole, "host_ms": host} | by_kernel(kernels, 1)
 
 
 def by_kernel(kernels: Sequence[Kernel], steps: int) -> Figures:
     """Return milliseconds of a step in which kernels run, and none does; [name, times, microseconds] of each kernel in
     a step, the costliest first; and [microseconds, the kernel behind it] of the longest gaps."""
-    totals: dict[str, list] = {}
-    gaps, busy, reached = [], 0.0, float("inf")
-    for name, start, end in sorted(kernels, key=lambda kernel: kernel[1]):
-        row = totals.setdefault(name[:80], [0, 0.0])
-        row[:] = row[0] + 1 / steps, row[1] + 1e6 * (end - start) / steps
-        reached = min(reached, start) if not busy else reached
+    counts, totals, gaps = Counter(), Counter(), []
+    kernels = sorted(kernels, key=lambda kernel: kernel[1])
+    begun = reached = kernels[0][1]
+    for name, start, end in kernels:
+        counts[name[:80]] += 1
+        totals[name[:80]] += end - start
         gaps += [[1e6 * (start - reached), name[:80]]] if start > reached else []
-        busy, reached = busy + max(0.0, end - max(start, reached)), max(end, reached)
-    ranked = sorted(([name, *row] for name, row in totals.items()), key=lambda row: -row[2])
+        reached = max(reached, end)
+    idle = sum(gap for gap, _ in gaps) / 1e3
     return {
-        "kernels_ms": 1e3 * busy / steps,
-        "idle_ms": sum(gap for gap, _ in gaps) / 1e3 / steps,
-        "kernels": ranked[:MOST_ROWS],
+        "kernels_ms": (1e3 * (reached - begun) - idle) / steps,
+        "idle_ms": idle / steps,
+        "kernels": [[name, counts[name] / steps, 1e6 * total / steps] for name, total in totals.most_common(MOST_ROWS)],
         "gaps": sorted(gaps, reverse=True)[: MOST_ROWS // 2],
     }
-
-
-def functions(profiler: cProfile.Profile) -> list[list]:
-    """Return [function, calls, its own milliseconds, with those that it calls] of the costliest, without paths."""
-    stats = pstats.Stats(profiler).stats
-    rows = [
-        [f"{Path(file).name}:{line} {name}" if line else name, calls, 1e3 * own, 1e3 * whole]
-        for (file, line, name), (_, calls, own, whole, _) in stats.items()
-    ]
-    return sorted(rows, key=lambda row: -row[2])[:MOST_ROWS]
 
 
 def report(document: dict) -> dict[str, list]:
     """Return a line for each engine, and for each profiled step its kernels and gaps."""
     sides, lines = dict(document["sides"]), [("engine", *(name.replace("_", " ") for name in SHOWN))]
-    profile = sides.pop("profile", {"steps": {"values": [[]]}, "functions": {"values": [[]]}})
+    profile = sides.pop("profile", {"steps": {"values": [[]]}})
     for side, figures in sides.items():
         values = (figures[name]["median"] for name in SHOWN)
         lines.append((side, *(f"{x:,.0f}" if x >= 100 else f"{x:.2g}" for x in values)))
@@ -202,11 +172,7 @@ def report(document: dict) -> dict[str, list]:
         lines += [(f"{us:.1f}", f"{count:g}", kernel) for kernel, count, us in step["kernels"]]
         gaps = [(f"{us:.1f}", "", f"a gap, then {kernel}") for us, kernel in step["gaps"]]
         tables[f"A step, {step['what']}"] = [("microseconds", "times", "kernel"), *lines, *gaps]
-    lines = [
-        (f"{own:.2f}", f"{whole:.2f}", calls, name) for name, calls, own, whole in profile["functions"]["values"][0]
-    ]
-    head = ("its own", "with callees", "calls", "function")
-    return tables | {"Python in the step of prompts, in ms, slowed down by its profiler": [head, *lines]}
+    return tables
 
 
 BENCHMARK = Benchmark(

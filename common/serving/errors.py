@@ -15,7 +15,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from common.errors import ContextExceeded, InvalidInput, shortened
+from common.errors import SHORT, ContextExceeded, InvalidInput, shortened
 
 logger = logging.getLogger("uvicorn.error")  # uvicorn configures it from --log-level
 dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes one in each call
@@ -112,5 +112,5 @@ def first_error(error: RequestValidationError) -> tuple[str, str | None]:
     if not place:
         return "the body is empty or not a JSON object: send an object", None
     message = found["msg"][:1].lower() + found["msg"][1:]
-    given = "" if found["type"] == "missing" else f", not {reprlib.repr(found['input'])}"
+    given = "" if found["type"] == "missing" else f", not {reprlib.repr(found['input']):.{SHORT}}"
     return f"{'.'.join(part[:80] for part in place)}: {message}{given}", place[0][:80]

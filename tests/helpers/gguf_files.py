@@ -6,6 +6,8 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from common.loader import CHECKPOINTS
 
@@ -40,25 +42,17 @@ def fields_of(family: str) -> dict[str, Any]:
 
 def tensors_of(family: str, kind: str) -> dict[str, tuple[np.ndarray, str]]:
     """Return values or blocks, and their type, of all tensors: matrices of `kind`, vectors in float32."""
-    rng, q, kv = np.random.default_rng(0), HEADS * D[family], KV_HEADS * D[family]
-    shapes = {"token_embd": (VOCAB, HIDDEN), "output_norm": (HIDDEN,)}
-    for layer in range(LAYERS):
-        inside = {
-            "attn_norm": (HIDDEN,), "attn_q": (q, HIDDEN), "attn_k": (kv, HIDDEN), "attn_v": (kv, HIDDEN),
-            "attn_output": (HIDDEN, q), "ffn_norm": (HIDDEN,), "ffn_gate": (MLP, HIDDEN), "ffn_up": (MLP, HIDDEN),
-            "ffn_down": (HIDDEN, MLP),
-        }  # fmt: skip
-        inside |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), (D[family],)) if family == "qwen3" else {}
-        shapes |= {f"blk.{layer}.{name}": shape for name, shape in inside.items()}
-    tensors = {
-        f"{name}.weight": (random_tensor(rng, shape, kind), kind if shape[1:] else "F32")
+    config = AutoConfig.for_model(
+        family, vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=MLP, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.device("meta"):
+        shapes = {name: (*one.shape,) for name, one in AutoModelForCausalLM.from_config(config).named_parameters()}
+    rng, names = np.random.default_rng(0), gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], LAYERS)
+    return {
+        names.get_name(name, (".weight", ".bias")): (random_tensor(rng, shape, kind), kind if shape[1:] else "F32")
         for name, shape in shapes.items()
     }
-    if family == "qwen2":
-        rows = {f"blk.{layer}.attn_{name}.bias": kv for layer in range(LAYERS) for name in "qkv"}
-        rows |= {name: q for name in rows if "attn_q" in name}
-        tensors |= {name: (random_tensor(rng, (size,), "F32"), "F32") for name, size in rows.items()}
-    return tensors
 
 
 def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:

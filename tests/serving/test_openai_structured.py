@@ -142,24 +142,3 @@ def test_tokenizer_model_and_ends_may_have_any_sizes(loaded, tokens, model, end)
                 assert answer.status_code == 400 and "ends a text" in answer.json()["error"]["message"]
             else:
                 assert answer.json()["choices"][0]["finish_reason"] == "stop", answer.text
-
-
-REFUSED = {
-    "unknown tool": ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "eat"}}}, "'eat'"),
-    "two forms": ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "contradict"),
-    "two kinds": ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "exactly one"),
-    "no schema": ({"response_format": {"type": "json_schema"}}, "json_schema"),
-    "bad schema": ({"structured_outputs": {"json": {"type": "thing"}}}, "cannot be enforced"),
-    "strict": (
-        {"response_format": {"type": "json_schema", "json_schema": {"strict": True, "schema": {"not": {}}}}},
-        "cannot be enforced",
-    ),
-    "min_tokens": ({"structured_outputs": {"regex": "a"}, "min_tokens": 3}, "min_tokens"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_in_a_sentence(service, name):
-    fields, reason = REFUSED[name]
-    answer = service.post("/v1/chat/completions", messages=QUESTION, **fields)
-    assert answer.status_code == 400 and reason in answer.json()["error"]["message"]

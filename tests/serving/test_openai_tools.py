@@ -61,8 +61,9 @@ def test_a_call_is_what_the_grammar_made_as_one(service, text):
     assert ask(service, text, parallel_tool_calls=False)[1] == calls[:1]
 
 
-def test_a_number_may_be_longer_than_python_reads():
-    arguments = f'{{"path": {"7" * 5000}}}'
+@pytest.mark.parametrize("path", ["7" * 5000, "[" * 5000 + "]" * 5000], ids=["digits", "depth"])
+def test_arguments_may_be_longer_and_deeper_than_python_reads(path):
+    arguments = f'{{"path": {path}}}'
     assert CallParser(NAMES, True).feed(written(arguments), True) == ("", [(0, "look", arguments)])
 
 

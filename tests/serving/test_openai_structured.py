@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from tokenizers import AddedToken
 
 from common.grammars import END, TAG
-from common.loader import load_model
 from common.stages import load_engine
 from tests.helpers.serving_openai import openai_server
 from tests.helpers.small_models import random_model
@@ -40,26 +39,20 @@ NAMED = {"type": "function", "function": {"name": "adopt"}}
 
 
 @pytest.fixture(scope="module")
-def loaded():
-    """The model that drafts for the bundled one: a form is kept whatever the model is like."""
-    return load_model("draft", device="cpu", dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def service(loaded):
+def service(draft):
     """Of stage 07, whose pieces have several tokens; tests/common/test_structured_output.py asks the other stages."""
-    engine = load_engine("07")(loaded, draft="draft", num_draft_tokens=2)
-    with openai_server("07", loaded, engine=engine) as service:
+    engine = load_engine("07")(draft, draft="draft", num_draft_tokens=2)
+    with openai_server("07", draft, engine=engine) as service:
         yield service
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["added", "special"])
-def tokens(request, loaded):
+def tokens(request, draft):
     """A server of a random model to which each tag is one token: an added one, as to Qwen3, or a special one."""
-    tokenizer = deepcopy(loaded.tokenizer)
+    tokenizer = deepcopy(draft.tokenizer)
     tokenizer.chat_template = TAG + tokenizer.chat_template
     tokenizer.add_tokens([AddedToken(tag, special=request.param) for tag in (TAG, END)], special_tokens=request.param)
-    random = randomized(loaded, tokenizer, len(tokenizer))
+    random = randomized(draft, tokenizer, len(tokenizer))
     with openai_server("06", random, engine=load_engine("06")(random)) as service:
         yield service
 
@@ -130,11 +123,11 @@ def test_tags_that_are_tokens(tokens):
 @pytest.mark.parametrize("tokens", [4096, 4097, 4130])
 @pytest.mark.parametrize("model", [4096, 4098, 4160])
 @pytest.mark.parametrize("end", [0, 4098, 9999])
-def test_tokenizer_model_and_ends_may_have_any_sizes(loaded, tokens, model, end):
+def test_tokenizer_model_and_ends_may_have_any_sizes(draft, tokens, model, end):
     """An answer has its form all the same, or there is no token that ends it."""
-    tokenizer = deepcopy(loaded.tokenizer)
+    tokenizer = deepcopy(draft.tokenizer)
     tokenizer.add_tokens([f"<more-{number}>" for number in range(len(tokenizer), tokens)])
-    odd = randomized(loaded, tokenizer, model, eos_token_ids=frozenset({end}))
+    odd = randomized(draft, tokenizer, model, eos_token_ids=frozenset({end}))
     with openai_server("06", odd, engine=load_engine("06")(odd)) as service:
         for fields in ({"structured_outputs": {"regex": "[ab]{3}"}}, {"tools": TOOLS, "tool_choice": NAMED}):
             answer = service.post("/v1/chat/completions", messages=QUESTION, max_tokens=90, **fields)

@@ -20,6 +20,7 @@ from tests.helpers.serving_stage_03 import wait_until
 
 # ---- What is refused, and how ----
 
+PAGE = "https://example.org"
 LONG = "This model's maximum context length is 4096 tokens. However, "
 TOOL = {"type": "function", "function": {"name": "a" * 60}}
 JSON, REGEX = {"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a"}}
@@ -97,7 +98,7 @@ def test_bodies_that_are_not_json_objects_are_refused(service, content):
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
 def test_a_body_is_json_whatever_it_is_declared_as_unless_it_comes_from_a_web_page(service, path):
     """`curl -d` declares a form. So may the form of a web page, which its browser sends without asking the server."""
-    content, page = b'{"prompt": "a", "max_tokens": 1}', {"Origin": "https://example.org"}
+    content, page = b'{"prompt": "a", "max_tokens": 1}', {"Origin": PAGE}
     for headers, refused in (
         ({}, False),
         ({"Content-Type": "application/x-www-form-urlencoded"}, False),
@@ -196,48 +197,53 @@ def test_a_first_line_without_an_end_is_not_kept(service):
 # ---- Limits ----
 
 
-def test_api_key(loaded):
-    with openai_server("03", loaded, "--api-key", "secret") as service:
-        for key in ({}, *({"Authorization": value} for value in ("secret", "Bearer wrong", "Bearer secret2"))):
-            for path in ("/v1/models", "/tokenizer_info", "/nothing"):
-                answer = service.get(path, **key)
-                assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
-            answer = httpx.post(f"{service.url}/generate", headers=key)
-            assert answer.status_code == 401 and answer.json()["error"].startswith("the API key is missing or wrong")
-        assert service.get("/health").status_code == 200
-        for scheme in ("bearer", "BEARER", "Bearer "):
-            assert service.get("/v1/models", Authorization=f"{scheme} secret").status_code == 200
-        assert service.client.with_options(api_key="secret").models.list().data
-        with pytest.raises(openai.AuthenticationError):
-            service.client.models.list()
+@pytest.fixture(scope="module")
+def guarded(loaded):
+    options = {"--api-key": "secret", "--max-body": "1000", "--allow-origin": PAGE}
+    with openai_server("03", loaded, *(word for option in options.items() for word in option)) as guarded:
+        yield guarded
 
 
-def test_bodies_have_a_limit(loaded):
-    with openai_server("03", loaded, "--max-body", "1000") as service:
-        for path in ("/v1/completions", "/generate"):
-            pieces = iter([b'{"prompt": "', b"a" * 2000, b'"}'])  # sent in chunks, without a length
-            refused = [service.post(path, prompt="a" * 2000), httpx.post(f"{service.url}{path}", content=pieces)]
-            assert [answer.status_code for answer in refused] == [413, 413]
-            assert refused[0].json() == refused[1].json(), "one shape for each path"
-            assert isinstance(refused[0].json()["error"], str) == (path == "/generate")
-            assert service.post(path, prompt="a", max_tokens=1).status_code == 200
+def test_api_key(guarded):
+    for key in ({}, *({"Authorization": value} for value in ("secret", "Bearer wrong", "Bearer secret2"))):
+        for path in ("/v1/models", "/tokenizer_info", "/nothing"):
+            answer = guarded.get(path, **key)
+            assert answer.status_code == 401 and answer.json()["error"]["type"] == "authentication_error"
+        answer = httpx.post(f"{guarded.url}/generate", headers=key)
+        assert answer.status_code == 401 and answer.json()["error"].startswith("the API key is missing or wrong")
+    assert guarded.get("/health").status_code == 200
+    for scheme in ("bearer", "BEARER", "Bearer "):
+        assert guarded.get("/v1/models", Authorization=f"{scheme} secret").status_code == 200
+    assert guarded.client.with_options(api_key="secret").models.list().data
+    with pytest.raises(openai.AuthenticationError):
+        guarded.client.models.list()
 
 
-def test_only_allowed_web_pages_can_read_answers(loaded, service):
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+def test_bodies_have_a_limit(guarded, path):
+    def answer(content) -> httpx.Response:
+        return httpx.post(f"{guarded.url}{path}", content=content, headers={"Authorization": "Bearer secret"})
+
+    short, long = b'{"prompt": "a", "max_tokens": 1}', b"a" * 2000
+    refused = [answer(long), answer(iter([long]))]  # the second is sent in chunks, without a length
+    assert [one.status_code for one in refused] == [413, 413] and refused[0].json() == refused[1].json()
+    assert isinstance(refused[0].json()["error"], str) == (path == "/generate"), "one shape for each path"
+    assert answer(short).status_code == 200
+
+
+def test_only_allowed_web_pages_can_read_answers(service, guarded):
     def asked(server, page: str) -> httpx.Response:
         headers = {"Origin": page, "Access-Control-Request-Method": "POST"}
         return httpx.options(f"{server.url}/v1/completions", headers=headers)
 
-    page = "https://example.org"
-    assert "access-control-allow-origin" not in service.get("/v1/models", Origin=page).headers
-    with openai_server("03", loaded, "--allow-origin", page, "--api-key", "secret") as open_service:
-        assert asked(open_service, page).headers["access-control-allow-origin"] == page
-        for server, other in ((service, page), (open_service, "https://other.org"), (service, page * 50)):
-            answer, option = asked(server, other), f"--allow-origin {other}"
-            message = answer.json()["error"]["message"]
-            assert answer.status_code == 403 and option[:100] in message and len(message) < 300
-        refused = open_service.get("/v1/models", Origin=page)
-        assert refused.status_code == 401 and "access-control-allow-origin" in refused.headers
+    assert "access-control-allow-origin" not in service.get("/v1/models", Origin=PAGE).headers
+    assert asked(guarded, PAGE).headers["access-control-allow-origin"] == PAGE
+    for server, other in ((service, PAGE), (guarded, "https://other.org"), (service, PAGE * 50)):
+        answer, option = asked(server, other), f"--allow-origin {other}"
+        message = answer.json()["error"]["message"]
+        assert answer.status_code == 403 and option[:100] in message and len(message) < 300
+    refused = guarded.get("/v1/models", Origin=PAGE)
+    assert refused.status_code == 401 and "access-control-allow-origin" in refused.headers
 
 
 # ---- Clients that disconnect, and engines that fail ----

@@ -17,7 +17,7 @@ from common.serving.errors import BadRequest
 from common.serving.generate_api import PARAMETERS
 from common.structured_output import Structure
 
-from .structured import MOST_TOOLS, CallParser, Form, NamedTool, ResponseFormat, StructuredOutputs, Tool, tool_form
+from .structured import MOST_TOOLS, CallParser, Form, ResponseFormat, StructuredOutputs, Tool, tool_form
 
 TEXT = ResponseFormat(type="text")
 MOST_CHOICES = 128  # the field n, as in OpenAI's API
@@ -239,7 +239,7 @@ class ChatBody(Body, Conversation):
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None  # None: auto, if there are tools
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None  # None: auto, if there are tools
     parallel_tool_calls: bool | None = None  # False: one call at most
 
     @model_validator(mode="after")
@@ -265,7 +265,7 @@ class ChatBody(Body, Conversation):
         """Return what takes an answer apart that may call tools, as `form` allows it."""
         choice = self.tool_choice or "auto"
         free_text = choice == "auto" and super().form(()) is None
-        named = choice.function.name if isinstance(choice, NamedTool) else None
+        named = choice.function.name if isinstance(choice, Tool) else None
         return CallParser([tool.function.name for tool in self.tools], free_text, named)
 
     @property

@@ -98,31 +98,21 @@ class Tool(BaseModel, strict=True):
     function: Function
 
 
-class NamedFunction(BaseModel, strict=True):
-    name: str
-
-
-class NamedTool(BaseModel, strict=True):
-    type: Literal["function"]
-    function: NamedFunction
-
-
 def tool_form(
-    tools: Sequence[Tool], choice: str | NamedTool, several: bool, tags: Sequence[str], answer: Form | None
+    tools: Sequence[Tool], choice: str | Tool, several: bool, tags: Sequence[str], answer: Form | None
 ) -> Form:
     """Return what makes the grammar of answers that call tools.
 
     A named tool: its arguments alone. "required": at least one call. "auto": calls, or an answer of another form (None:
     text). several: whether one answer may have several calls. tags: as for `tool_grammar`.
     """
-    functions = [tool.function for tool in tools]
-    if isinstance(choice, NamedTool):
-        for function in functions:
-            if function.name == choice.function.name:
-                return partial(json_grammar, function.schema_of_arguments(), lenient=not function.strict)
-        raise BadRequest(f"tool_choice names {choice.function.name!r}, which is not in tools", "tool_choice")
-    described = [(function.name, function.schema_of_arguments(), bool(function.strict)) for function in functions]
-    return partial(tool_grammar, described, tags, several, optional=choice == "auto", answer=answer)
+    functions = [(one.function.name, one.function.schema_of_arguments(), bool(one.function.strict)) for one in tools]
+    if isinstance(choice, str):
+        return partial(tool_grammar, functions, tags, several, optional=choice == "auto", answer=answer)
+    for name, schema, strict in functions:
+        if name == choice.function.name:
+            return partial(json_grammar, schema, lenient=not strict)
+    raise BadRequest(f"tool_choice names {choice.function.name!r}, which is not in tools", "tool_choice")
 
 
 def tags_of_calls(tokenizer) -> list[str]:

@@ -18,10 +18,6 @@ SIZES = {
     "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS, "attention.layer_norm_rms_epsilon": 1e-5,
     "rope.freq_base": 5000.0, "vocab_size": VOCAB,
 }  # fmt: skip
-VALUE_TYPES = {
-    int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING,
-    bool: gguf.GGUFValueType.BOOL,
-}  # fmt: skip
 
 
 def fields_of(family: str) -> dict[str, Any]:
@@ -72,10 +68,8 @@ def write(path: Path, family="llama", kind="F32", fields=None, tensors=None) -> 
     """Write a file. fields, tensors: what is different in it, None for what it does not have."""
     writer = gguf.GGUFWriter(path, family)
     for name, value in (fields_of(family) | (fields or {})).items():
-        if isinstance(value, list):
-            writer.add_array(name, value)
-        elif value is not None:
-            writer.add_key_value(name, value, VALUE_TYPES[type(value)])
+        if value is not None:
+            writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
     for name, tensor in (tensors_of(family, kind) | (tensors or {})).items():
         if tensor is not None:
             writer.add_tensor(name, tensor[0], raw_dtype=gguf.GGMLQuantizationType[tensor[1]])

@@ -109,16 +109,6 @@ def test_stop_reasons(service, expect):
             assert last.choices[0].stop_reason == stop
 
 
-def test_logit_bias_and_min_tokens(service, expect):
-    first = expect(PROMPT, max_tokens=1)
-    banned = complete(service, max_tokens=1, logit_bias={str(first.token_ids[0]): -100})
-    assert banned.choices[0].text != first.text
-    free = chat(service, max_tokens=60)
-    least = free.usage.completion_tokens + 2
-    assert free.choices[0].finish_reason == "stop" and least < 52
-    assert chat(service, max_tokens=least + 2, extra_body={"min_tokens": least}).usage.completion_tokens >= least
-
-
 # ---- Chat ----
 
 
@@ -156,15 +146,19 @@ def test_streamed_chat(service):
 # ---- Log-probabilities ----
 
 
+def listed(chunks) -> tuple[str, list, list, list, list]:
+    """Return the text of completions, and the lists of their log-probabilities, from all chunks together."""
+    parts = [chunk.choices[0] for chunk in chunks]
+    names = ("tokens", "token_logprobs", "text_offset", "top_logprobs")
+    lists = ([one for part in parts for one in getattr(part.logprobs, name)] for name in names)
+    return "".join(part.text for part in parts), *lists
+
+
 def test_completion_logprobs(service, expect):
     expected = expect(PROMPT, max_tokens=6, logprobs=3)
     for stream in (False, True):
         answer = complete(service, max_tokens=6, logprobs=3, stream=stream)
-        parts = [chunk.choices[0].logprobs for chunk in (answer if stream else [answer])]
-        tokens, values, offsets, likeliest = (
-            [one for part in parts for one in getattr(part, name)]
-            for name in ("tokens", "token_logprobs", "text_offset", "top_logprobs")
-        )
+        _, tokens, values, offsets, likeliest = listed(answer if stream else [answer])
         assert values == pytest.approx([entry.logprob for entry in expected.logprobs], abs=1e-4)
         assert "".join(tokens).startswith(expected.text)
         assert offsets == [len("".join(tokens[:i])) for i in range(len(tokens))]
@@ -204,12 +198,8 @@ def test_tokens_have_the_texts_of_their_places(loaded, prompt, first):
     with scripted_server(mine) as service:
         service.thread.engine.model.write([] if echo else ids)
         answer = complete(service, prompt or ids, logprobs=20, max_tokens=0 if echo else 6, echo=echo, stream=True)
-        parts = [chunk.choices[0] for chunk in answer]
-        tokens, offsets, top = (
-            [one for part in parts for one in getattr(part.logprobs, name)]
-            for name in ("tokens", "text_offset", "top_logprobs")
-        )
-    assert "".join(part.text for part in parts) == f"{first} tin ñ" and tokens[:4] == [first, " t", "in", " "]
+        text, tokens, _, offsets, top = listed(answer)
+    assert text == f"{first} tin ñ" and tokens[:4] == [first, " t", "in", " "]
     assert offsets == [0, *(len(first) + further for further in (0, 2, 4, 5, 5))]
     assert all(len(likeliest) in (20, 21) for likeliest in top[1:]), "none is swallowed"
 

@@ -6,7 +6,6 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Literal
 
-import openai
 import pytest
 from pydantic import BaseModel
 from tokenizers import AddedToken
@@ -100,11 +99,6 @@ def test_named_and_required_tools(service):
         assert (
             Pet.model_validate_json(arguments) and (content, ended) == (None, reason) and name in ("adopt", "sell_it")
         )
-    tool = openai.pydantic_function_tool(Pet)
-    parsed = service.client.chat.completions.parse(
-        model=service.name, messages=QUESTION, tools=[tool], tool_choice="required", parallel_tool_calls=False
-    )
-    assert isinstance(parsed.choices[0].message.tool_calls[0].function.parsed_arguments, Pet)
 
 
 def test_tags_that_are_tokens(tokens):

@@ -122,7 +122,7 @@ def test_tokenizer_model_and_ends_may_have_any_sizes(draft, tokens, model, end):
     tokenizer = deepcopy(draft.tokenizer)
     tokenizer.add_tokens([f"<more-{number}>" for number in range(len(tokenizer), tokens)])
     odd = randomized(draft, tokenizer, model, eos_token_ids=frozenset({end}))
-    with openai_server("06", odd, engine=load_engine("06")(odd)) as service:
+    with openai_server("06", odd, engine=load_engine("06")(odd, kv_memory=1 << 24)) as service:
         for fields in ({"structured_outputs": {"regex": "[ab]{3}"}}, {"tools": TOOLS, "tool_choice": NAMED}):
             answer = service.post("/v1/chat/completions", messages=QUESTION, max_tokens=90, **fields)
             if end >= min(tokens, model):

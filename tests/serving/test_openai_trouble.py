@@ -26,59 +26,61 @@ TOOL = {"type": "function", "function": {"name": "a" * 60}}
 JSON, REGEX = {"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a"}}
 STRICT = {"strict": True, "schema": {"not": {}}}
 REFUSED = [
-    ({}, "prompt", "required"),
     *(({"prompt": empty}, "prompt", "empty") for empty in ("", [], ["a", ""], [[]])),
     ({"prompt": 5}, "prompt", "not 5"),
     ({"prompt": [4096]}, None, "token id 4096 is outside the vocabulary"),
     ({"prompt": [-1]}, "prompt", "not -1"),
     ({"prompt": [1, "a"]}, "prompt", "valid"),
     ({"prompt": "\ud83d"}, None, "surrogate"),
-    (CHAT | {"echo": True}, "echo", "not supported"),
-    (CHAT | {"max_tokens": 4.5}, "max_tokens", "not 4.5"),
-    (CHAT | {"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "contradict"),
     ({"prompt": [5] * 4000, "max_tokens": 500}, None, LONG),
-    (CHAT | {"messages": [{"role": "user", "content": "a b " * 5000}]}, None, LONG),
-    ({"prompt": "a", "max_tokens": 0}, "max_tokens", "echo"),
-    ({"prompt": "a", "max_tokens": "5"}, "max_tokens", "not '5'"),
-    ({"prompt": "a", "max_tokens": 10**9}, None, LONG),
-    ({"prompt": "a", "stop": [5]}, "stop", "string"),
-    ({"prompt": "a", "n": 0}, "n", "greater"),
+    ({"max_tokens": 0}, "max_tokens", "echo"),
+    ({"max_tokens": "5"}, "max_tokens", "not '5'"),
+    ({"max_tokens": 10**9}, None, LONG),
+    ({"stop": [5]}, "stop", "string"),
+    ({"n": 0}, "n", "greater"),
     ({"prompt": ["a"] * 100, "n": 100}, None, "the queue takes 1024"),
-    ({"prompt": "a", "logprobs": 21}, "logprobs", "20"),
-    ({"prompt": "a", "best_of": 2}, "best_of", "not supported"),
-    ({"prompt": "a", "logit_bias": {"4096": 1}}, None, "logit_bias has token id 4096"),
-    ({"prompt": "a", "min_tokens": 9, "max_tokens": 3}, None, "more than max_tokens"),
-    ({"prompt": "a", "response_format": {"type": "yaml"}}, "response_format", "'json_object'"),
-    ({"prompt": "a", "guided_regex": "a*"}, "guided_regex", "unknown field 'guided_regex'"),
-    ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
-    (CHAT | {"messages": []}, "messages", "at least 1"),
-    (CHAT | {"messages": [{"role": "pirate", "content": "Hi"}]}, "messages", "'system', 'developer', 'user'"),
-    (CHAT | {"messages": [{"role": "user"}]}, "messages", "no content"),
-    (CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "text"),
-    (CHAT | {"messages": [{"role": "user", "content": "\ud83d"}]}, "messages", "surrogate"),
-    (CHAT | {"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
-    ({"prompt": "a", "tools": [{"type": "function"}]}, "tools", "not supported"),
-    (CHAT | {"tools": [TOOL] * 200}, "tools", "at most 128"),
-    (CHAT | {"tool_choice": "required"}, "tool_choice", "needs tools"),
-    (CHAT | {"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "'tokenize'"),
-    (
-        CHAT | {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "eat"}}},
-        "tool_choice",
-        "'eat'",
-    ),
-    (CHAT | JSON | REGEX, "response_format", "contradict"),
-    (CHAT | {"structured_outputs": {"regex": "a", "choice": ["a"]}}, None, "exactly one"),
-    (CHAT | {"response_format": {"type": "json_schema"}}, None, "json_schema"),
-    (CHAT | {"structured_outputs": {"json": {"type": "thing"}}}, None, "cannot be enforced"),
-    (CHAT | {"response_format": {"type": "json_schema", "json_schema": STRICT}}, None, "cannot be enforced"),
-    (CHAT | REGEX | {"min_tokens": 3, "max_tokens": 9}, None, "min_tokens"),
+    ({"logprobs": 21}, "logprobs", "20"),
+    ({"best_of": 2}, "best_of", "not supported"),
+    ({"logit_bias": {"4096": 1}}, None, "logit_bias has token id 4096"),
+    ({"min_tokens": 9, "max_tokens": 3}, None, "more than max_tokens"),
+    ({"response_format": {"type": "yaml"}}, "response_format", "'json_object'"),
+    ({"guided_regex": "a*"}, "guided_regex", "unknown field 'guided_regex'"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
+    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+]
+REFUSED_CHATS = [
+    ({"echo": True}, "echo", "not supported"),
+    ({"max_tokens": 4.5}, "max_tokens", "not 4.5"),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "contradict"),
+    ({"messages": [{"role": "user", "content": "a b " * 5000}]}, None, LONG),
+    ({"messages": []}, "messages", "at least 1"),
+    ({"messages": [{"role": "pirate", "content": "Hi"}]}, "messages", "'system', 'developer', 'user'"),
+    ({"messages": [{"role": "user"}]}, "messages", "no content"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "text"),
+    ({"messages": [{"role": "user", "content": "\ud83d"}]}, "messages", "surrogate"),
+    ({"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
+    ({"tools": [TOOL] * 200}, "tools", "at most 128"),
+    ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+    ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "'tokenize'"),
+    ({"tools": [TOOL], "tool_choice": TOOL | {"function": {"name": "eat"}}}, "tool_choice", "'eat'"),
+    (JSON | REGEX, "response_format", "contradict"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, None, "exactly one"),
+    ({"response_format": {"type": "json_schema"}}, None, "json_schema"),
+    ({"structured_outputs": {"json": {"type": "thing"}}}, None, "cannot be enforced"),
+    ({"response_format": {"type": "json_schema", "json_schema": STRICT}}, None, "cannot be enforced"),
+    (REGEX | {"min_tokens": 3, "max_tokens": 9}, None, "min_tokens"),
+    ({"tools": [{"type": "function"}]}, "tools", "required"),
 ]
 
 
-@pytest.mark.parametrize(("body", "param", "says"), REFUSED, ids=lambda value: str(value)[:40])
-def test_bad_requests_say_what_is_wrong(service, body, param, says):
-    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    answer = httpx.post(f"{service.url}{path}", content=json.dumps(body))
+@pytest.mark.parametrize(
+    ("whole", "fields", "param", "says"),
+    [({"prompt": "a"}, *row) for row in REFUSED] + [(CHAT, *row) for row in REFUSED_CHATS],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_requests_say_what_is_wrong(service, whole, fields, param, says):
+    path = "/v1/chat/completions" if whole is CHAT else "/v1/completions"
+    answer = httpx.post(f"{service.url}{path}", content=json.dumps(whole | fields))
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["type"] == "invalid_request_error", answer.text
     assert says in error["message"] and error["param"] == param and len(error["message"]) < 300, error

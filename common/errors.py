@@ -17,6 +17,8 @@ class InvalidInput(ValueError):
 class ContextExceeded(InvalidInput):
     """A request needs more tokens than the model's context has."""
 
+    code = "context_length_exceeded"  # in OpenAI's API
+
 
 def context_exceeded(context: int, why: str) -> ContextExceeded:
     """Return the error in OpenAI's and vLLM's words, by which clients notice that they have to shorten a history."""

@@ -43,9 +43,7 @@ class Trials:
         known = self.results.get(key)
         if known is None or (known.done() and known.exception()):  # or no process could be started
             if sum(not task.done() for task in self.results.values()) >= MOST_NEW:
-                from .serving.errors import QueueFull  # needs FastAPI, which the processes do without
-
-                raise QueueFull("too many new forms of answers at once: try again later")
+                raise queue_full("too many new forms of answers at once")
             if len(self.results) >= KEPT:
                 ended = (key for key, task in self.results.items() if task.done())
                 self.results.pop(next(ended, None), None)
@@ -60,9 +58,12 @@ class Trials:
         command, pipe = [sys.executable, "-m", __name__, str(SECONDS), str(self.vocab_size)], asyncio.subprocess.PIPE
         async with self.turn:
             # In a session of its own, since Ctrl-C is for the server.
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, cwd=ROOT, start_new_session=True
-            )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command, stdin=pipe, stdout=pipe, cwd=ROOT, start_new_session=True
+                )
+            except OSError as error:  # no memory, or too many open files or processes
+                raise queue_full(f"no process can be started for the answer's form: {error}") from error
             try:
                 output, _ = await asyncio.wait_for(process.communicate(form), LONGEST)
             except asyncio.TimeoutError:
@@ -74,6 +75,12 @@ class Trials:
         if not output:  # stopped, or crashed
             return {"error": f"the answer's form cannot be compiled within {SECONDS} s: simplify it"}
         return json.loads(output)
+
+
+def queue_full(why: str) -> Exception:
+    from .serving.errors import QueueFull  # needs FastAPI, which the processes do without
+
+    return QueueFull(f"{why}: try again later")
 
 
 class Bytes:

@@ -17,6 +17,7 @@ sys.path.insert(0, str(ROOT))
 
 from common.bench import plots
 from common.bench.client import Target, generate_load
+from common.bench.description import described
 from common.bench.engine_load import engine_load
 from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.load import running_server
@@ -28,9 +29,6 @@ from common.loader import load_tokenizer
 from common.stages import load_engine
 
 STAGE = "06_prefix_cache"
-SIZES = {"clients": 32, "requests": 192, "most_tokens": 128}
-QUICK = {"clients": 16, "requests": 32, "most_tokens": 32}
-TINY = {"clients": 2, "requests": 2, "most_tokens": 8}
 
 
 def jobs_of(settings: Settings, sizes: dict, seed: int) -> list[Job]:
@@ -75,25 +73,15 @@ def report(document: dict) -> dict[str, Rows]:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={"engine": measure_engine, "server": measure_server},
-    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
     derive=lambda config, dtype, sizes, measured: {},
     draw=draw,
     headline=Headline(
         "{clients} clients", "output tokens/s", ("engine", "server"), lambda sizes, side: side["tokens_per_second"]
     ),
-    seconds={"full": 150, "quick": 50},
     report=report,
-    claims={
-        "About half of what the engine generates reaches its clients": lambda document: (
-            document["headline"]["ratio"]["min"] >= 0.44 and document["headline"]["ratio"]["max"] <= 0.56
-        ),
-        "The clients themselves take about a quarter of a core": lambda document: (
-            20 <= document["sides"]["server"]["client_processor_percent"]["median"] <= 30
-        ),
-    },
 )
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from common.errors import ContextExceeded, InvalidInput, shortened
+from common.errors import SHORT, InvalidInput, shortened
 
 logger = logging.getLogger("uvicorn.error")  # uvicorn configures it from --log-level
 dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes one in each call
@@ -24,9 +24,13 @@ dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.d
 class QueueFull(Exception):
     """The server has as many open requests as it admits: try again later."""
 
+    status, headers = 429, {"Retry-After": "1"}
+
 
 class EngineDead(Exception):
     """The engine has failed or is shutting down, and refuses new requests."""
+
+    status = 503
 
 
 class BadRequest(InvalidInput):
@@ -66,24 +70,14 @@ def error_object(message: str, status: int, param: str | None = None, code: str 
 
 def error_response(http: Request, error: Exception) -> Response:
     """Log and return the answer to one of the exceptions ANSWERED, in the shape of the path's API."""
-    status, param, code, headers = 400, None, None, None
-    match error:
-        case BadRequest():
-            message, status, param, code = str(error), error.status, error.param, error.code
-        case RequestValidationError():
-            message, param = first_error(error)
-        case QueueFull():
-            message, status, headers = str(error), 429, {"Retry-After": "1"}
-        case EngineDead():
-            message, status = str(error), 503
-        case ContextExceeded():
-            message, code = str(error), "context_length_exceeded"
-        case HTTPException(detail="Not Found" | "Method Not Allowed"):  # of the router
-            message, status, headers = advice(http, error), error.status_code, error.headers
-        case HTTPException():
-            message, status, headers = str(error.detail), error.status_code, error.headers
-        case _:
-            message = str(error)
+    status = getattr(error, "status_code", getattr(error, "status", 400))
+    param, code, headers = (getattr(error, name, None) for name in ("param", "code", "headers"))
+    if isinstance(error, RequestValidationError):
+        message, param = first_error(error)
+    elif isinstance(error, HTTPException) and error.detail in ("Not Found", "Method Not Allowed"):  # of the router
+        message = advice(http, error)
+    else:
+        message = str(getattr(error, "detail", error))
     log_refusal(http, status, message)
     own = http.url.path in ("/generate", "/health")
     return Json({"error": message} if own else error_object(message, status, param, code), status, headers=headers)
@@ -112,5 +106,5 @@ def first_error(error: RequestValidationError) -> tuple[str, str | None]:
     if not place:
         return "the body is empty or not a JSON object: send an object", None
     message = found["msg"][:1].lower() + found["msg"][1:]
-    given = "" if found["type"] == "missing" else f", not {reprlib.repr(found['input'])}"
+    given = "" if found["type"] == "missing" else f", not {reprlib.repr(found['input']):.{SHORT}}"
     return f"{'.'.join(part[:80] for part in place)}: {message}{given}", place[0][:80]

@@ -3,6 +3,8 @@
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+LONGEST = 1 << 16  # bytes of a first line that are kept
+
 
 class Protocol(HttpToolsProtocol):
     """Serve a connection as uvicorn's fast parser does, or with h11 if its first request is of HTTP/1.0.
@@ -15,9 +17,9 @@ class Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._begun is None:
             return super().data_received(data)
-        self._begun += data
+        self._begun = (self._begun + data).lstrip()  # some clients send an empty line first
         line, end, _ = self._begun.partition(b"\n")
-        if not end:
+        if not end and len(line) < LONGEST:
             return None
         data, self._begun = self._begun, None
         if not line.rstrip().endswith(b"HTTP/1.0"):

@@ -28,7 +28,8 @@ class Origins(CORSMiddleware):
         origin = request_headers["origin"]
         if self.is_allowed_origin(origin):
             return super().preflight_response(request_headers)
-        message = f"pages of {shortened(origin)} may not send requests: start the server with --allow-origin {origin}"
+        page = shortened(origin).strip("'")
+        message = f"pages of {page} may not send requests: start the server with --allow-origin {page}"
         error = HTTPException(403, message)
         return lambda scope, *channels: error_response(Request(scope), error)(scope, *channels)
 

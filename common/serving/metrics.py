@@ -35,6 +35,24 @@ COUNTED = {
     "handoff_seconds": ("fleet:handoff_seconds", "Seconds of these transfers"),
     "failed_transfers": ("fleet:failed_transfers", "Transfers that did not complete"),
 }
+COUNTERS = {"prompt_tokens": "Prompt tokens that were prefilled", "generation_tokens": "Tokens generated"}
+HISTOGRAMS = {
+    "time_to_first_token_seconds": ("From a request's arrival to its first token", LONG),
+    "inter_token_latency_seconds": ("From one chunk of a request to its next", SHORT),
+    # vLLM's older name for the same; dashboards still query it.
+    "time_per_output_token_seconds": ("From one chunk of a request to its next", SHORT),
+    "request_queue_time_seconds": ("From a request's arrival to its first step", LONG),
+    # Observed when a request completes:
+    "e2e_request_latency_seconds": ("From a request's arrival to its end", LONG),
+    "request_inference_time_seconds": ("From the first step to the last token", LONG),
+    "request_prefill_time_seconds": ("From the first step to the first token", LONG),
+    "request_decode_time_seconds": ("From the first token to the last", LONG),
+    "request_time_per_output_token_seconds": ("Mean time per token after the first", SHORT),
+    "request_prompt_tokens": ("Prompt tokens of a request", COUNTS),
+    "request_generation_tokens": ("Generated tokens of a request", COUNTS),
+    "request_max_num_generation_tokens": ("Generated tokens of its longest choice", COUNTS),
+    "request_params_max_tokens": ("max_tokens of a request", COUNTS),
+}
 
 
 class Measured(Collector):
@@ -53,31 +71,14 @@ class Measured(Collector):
         if engine.device.type == "cuda":
             self._registry.register(GpuCollector(engine.device.index or 0))
 
-        def metric(kind: type, name: str, meaning: str, **options):
-            return kind(f"vllm:{name}", meaning, ["model_name"], registry=self._registry, **options).labels(model_name)
-
-        def histogram(name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
-            return metric(Histogram, name, meaning, buckets=buckets)
-
-        self._prompt_tokens = metric(Counter, "prompt_tokens", "Prompt tokens that were prefilled")
-        self._output_tokens = metric(Counter, "generation_tokens", "Tokens generated")
-        self._ttft = histogram("time_to_first_token_seconds", "From a request's arrival to its first token", LONG)
-        gaps = "From one chunk of a request to its next"
-        # The second is vLLM's older name for the first; dashboards still query it.
-        self._itl = [
-            histogram(f"{name}_seconds", gaps, SHORT) for name in ("inter_token_latency", "time_per_output_token")
-        ]
-        self._queue = histogram("request_queue_time_seconds", "From a request's arrival to its first step", LONG)
-        # Observed when a request completes:
-        self._e2e = histogram("e2e_request_latency_seconds", "From a request's arrival to its end", LONG)
-        self._inference = histogram("request_inference_time_seconds", "From the first step to the last token", LONG)
-        self._prefill = histogram("request_prefill_time_seconds", "From the first step to the first token", LONG)
-        self._decode = histogram("request_decode_time_seconds", "From the first token to the last", LONG)
-        self._tpot = histogram("request_time_per_output_token_seconds", "Mean time per token after the first", SHORT)
-        self._asked = histogram("request_prompt_tokens", "Prompt tokens of a request", COUNTS)
-        self._answered = histogram("request_generation_tokens", "Generated tokens of a request", COUNTS)
-        self._longest = histogram("request_max_num_generation_tokens", "Generated tokens of its longest choice", COUNTS)
-        self._most = histogram("request_params_max_tokens", "max_tokens of a request", COUNTS)
+        labels = {"labelnames": ["model_name"], "registry": self._registry}
+        self._counters = {
+            name: Counter(f"vllm:{name}", meaning, **labels).labels(model_name) for name, meaning in COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(f"vllm:{name}", meaning, buckets=buckets, **labels).labels(model_name)
+            for name, (meaning, buckets) in HISTOGRAMS.items()
+        }
         self._ended = Counter(
             "vllm:request_success", "Requests by how they ended", ["model_name", "finished_reason"],
             registry=self._registry,
@@ -100,7 +101,7 @@ class Measured(Collector):
             for work in trace[-back].works:
                 if request := self._waiting.pop(work.request_id, None):
                     self._scheduled[request.request_id] = trace[-back].start
-                    self._queue.observe(max(0.0, trace[-back].start - request.timings.arrival))
+                    self._observe(request_queue_time_seconds=trace[-back].start - request.timings.arrival)
         for request in changed:
             self._observe_tokens(request)
             if request.finished:
@@ -148,15 +149,20 @@ class Measured(Collector):
     def _observe_tokens(self, request: Request) -> None:
         moments, counted = request.timings.tokens, self._counted.get(request.request_id, 0)
         self._counted[request.request_id] = len(moments)
-        self._output_tokens.inc(len(moments) - counted)
+        self._counters["generation_tokens"].inc(len(moments) - counted)
         if len(moments) == counted:
             return
         if counted == 0:
-            self._prompt_tokens.inc(len(request.prompt_token_ids))
-            self._ttft.observe(moments[0] - request.timings.arrival)
+            self._counters["prompt_tokens"].inc(len(request.prompt_token_ids))
+            self._observe(time_to_first_token_seconds=moments[0] - request.timings.arrival)
             return
-        for histogram in self._itl:  # the tokens of one step are one chunk
-            histogram.observe(moments[counted] - moments[counted - 1])
+        gap = moments[counted] - moments[counted - 1]  # the tokens of one step are one chunk
+        self._observe(inter_token_latency_seconds=gap, time_per_output_token_seconds=gap)
+
+    def _observe(self, **values: float) -> None:
+        """Add a value to each of these histograms."""
+        for name, value in values.items():
+            self._histograms[name].observe(max(0.0, value))
 
     def _observe_end(self, request: Request) -> None:
         self._waiting.pop(request.request_id, None)
@@ -167,18 +173,21 @@ class Measured(Collector):
         timings, scheduled = request.timings, self._scheduled.pop(request.request_id, None)
         if request.finish_reason in ("abort", "error") or not timings.tokens:
             return  # the time at which a client gave up is not the server's latency
-        self._e2e.observe(timings.finished - timings.arrival)
         first, last, answered = timings.tokens[0], timings.tokens[-1], len(request.token_ids)
+        self._observe(
+            e2e_request_latency_seconds=timings.finished - timings.arrival,
+            request_decode_time_seconds=last - first,
+            request_prompt_tokens=len(request.prompt_token_ids),
+            request_generation_tokens=answered,
+            request_max_num_generation_tokens=answered,
+            request_params_max_tokens=request.max_tokens,
+        )
         if scheduled is not None:
-            self._prefill.observe(max(0.0, first - scheduled))
-            self._inference.observe(max(0.0, last - scheduled))
-        self._decode.observe(last - first)
+            self._observe(
+                request_prefill_time_seconds=first - scheduled, request_inference_time_seconds=last - scheduled
+            )
         if answered > 1:
-            self._tpot.observe(timings.time_per_output_token)
-        self._asked.observe(len(request.prompt_token_ids))
-        self._answered.observe(answered)
-        self._longest.observe(answered)
-        self._most.observe(request.max_tokens)
+            self._observe(request_time_per_output_token_seconds=timings.time_per_output_token)
 
 
 class GpuCollector(Collector):

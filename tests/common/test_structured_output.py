@@ -293,7 +293,7 @@ def test_forms_are_tried_out_in_processes_of_their_own(monkeypatch):
         return await asyncio.gather(*map(trials.grammar, forms), return_exceptions=True)
 
     async def all_answers():
-        with monkeypatch.context() as patch, pytest.raises(OSError):
+        with monkeypatch.context() as patch, pytest.raises(QueueFull, match="no process"):
             patch.setattr(grammar_trial, "ROOT", os.devnull)
             await trials.grammar(good)
         first = await answers([good, *bad, good])

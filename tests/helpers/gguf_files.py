@@ -6,6 +6,8 @@ from typing import Any
 
 import gguf
 import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from common.loader import CHECKPOINTS
 
@@ -15,10 +17,6 @@ SIZES = {
     "block_count": LAYERS, "context_length": 512, "embedding_length": HIDDEN, "feed_forward_length": MLP,
     "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS, "attention.layer_norm_rms_epsilon": 1e-5,
     "rope.freq_base": 5000.0, "vocab_size": VOCAB,
-}  # fmt: skip
-VALUE_TYPES = {
-    int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING,
-    bool: gguf.GGUFValueType.BOOL,
 }  # fmt: skip
 
 
@@ -40,25 +38,17 @@ def fields_of(family: str) -> dict[str, Any]:
 
 def tensors_of(family: str, kind: str) -> dict[str, tuple[np.ndarray, str]]:
     """Return values or blocks, and their type, of all tensors: matrices of `kind`, vectors in float32."""
-    rng, q, kv = np.random.default_rng(0), HEADS * D[family], KV_HEADS * D[family]
-    shapes = {"token_embd": (VOCAB, HIDDEN), "output_norm": (HIDDEN,)}
-    for layer in range(LAYERS):
-        inside = {
-            "attn_norm": (HIDDEN,), "attn_q": (q, HIDDEN), "attn_k": (kv, HIDDEN), "attn_v": (kv, HIDDEN),
-            "attn_output": (HIDDEN, q), "ffn_norm": (HIDDEN,), "ffn_gate": (MLP, HIDDEN), "ffn_up": (MLP, HIDDEN),
-            "ffn_down": (HIDDEN, MLP),
-        }  # fmt: skip
-        inside |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), (D[family],)) if family == "qwen3" else {}
-        shapes |= {f"blk.{layer}.{name}": shape for name, shape in inside.items()}
-    tensors = {
-        f"{name}.weight": (random_tensor(rng, shape, kind), kind if shape[1:] else "F32")
+    config = AutoConfig.for_model(
+        family, vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=MLP, num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.device("meta"):
+        shapes = {name: (*one.shape,) for name, one in AutoModelForCausalLM.from_config(config).named_parameters()}
+    rng, names = np.random.default_rng(0), gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], LAYERS)
+    return {
+        names.get_name(name, (".weight", ".bias")): (random_tensor(rng, shape, kind), kind if shape[1:] else "F32")
         for name, shape in shapes.items()
     }
-    if family == "qwen2":
-        rows = {f"blk.{layer}.attn_{name}.bias": kv for layer in range(LAYERS) for name in "qkv"}
-        rows |= {name: q for name in rows if "attn_q" in name}
-        tensors |= {name: (random_tensor(rng, (size,), "F32"), "F32") for name, size in rows.items()}
-    return tensors
 
 
 def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
@@ -78,10 +68,8 @@ def write(path: Path, family="llama", kind="F32", fields=None, tensors=None) -> 
     """Write a file. fields, tensors: what is different in it, None for what it does not have."""
     writer = gguf.GGUFWriter(path, family)
     for name, value in (fields_of(family) | (fields or {})).items():
-        if isinstance(value, list):
-            writer.add_array(name, value)
-        elif value is not None:
-            writer.add_key_value(name, value, VALUE_TYPES[type(value)])
+        if value is not None:
+            writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
     for name, tensor in (tensors_of(family, kind) | (tensors or {})).items():
         if tensor is not None:
             writer.add_tensor(name, tensor[0], raw_dtype=gguf.GGMLQuantizationType[tensor[1]])

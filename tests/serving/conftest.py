@@ -2,6 +2,7 @@
 
 import pytest
 
+from common.loader import load_model
 from common.stages import load_engine
 from tests.helpers.serving_openai import openai_server
 from tests.helpers.serving_stage_03 import wait_until
@@ -12,6 +13,12 @@ def service(loaded):
     with openai_server("06", loaded) as service:
         yield service
         wait_until(service.idle)
+
+
+@pytest.fixture(scope="session")
+def draft():
+    """The small model that drafts for the bundled one: a form is kept whatever the model is like."""
+    return load_model("draft", device="cpu", dtype="float32")
 
 
 @pytest.fixture

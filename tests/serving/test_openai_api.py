@@ -48,26 +48,18 @@ def test_the_model_is_listed(service):
         service.client.models.retrieve("other/model")
 
 
-def test_completions_are_those_of_the_engine(service, expect, prompts):
-    for prompt in (PROMPT, prompts[3], prompts[-3]):
-        expected = expect(prompt, max_tokens=20)
-        answer = complete(service, prompt, max_tokens=20)
-        [choice] = answer.choices
-        assert (choice.text, choice.finish_reason) == (expected.text, expected.finish_reason)
-        assert answer.object == "text_completion" and answer.id.startswith("cmpl-")
-        tokens = len(expected.prompt_token_ids), len(expected.token_ids)
-        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == tokens
-        assert answer.usage.total_tokens == sum(tokens)
-
-
 def test_several_prompts_and_choices(service, expect, prompts):
-    for several in ([prompts[1], prompts[5]], ["Once upon a time", PROMPT]):
-        expected = [expect(prompt, max_tokens=8) for prompt in several]
-        answer = complete(service, several, max_tokens=8, n=2)
-        assert [choice.text for choice in answer.choices] == [one.text for one in expected for _ in range(2)]
-        assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-        lengths = [len(one.prompt_token_ids) for one in expected]
-        assert answer.usage.prompt_tokens == sum(lengths), "a prompt counts once, however many choices it has"
+    for several in ([prompts[1], prompts[-3]], ["Once upon a time", PROMPT], PROMPT):
+        expected = [expect(prompt, max_tokens=20) for prompt in ([several] if several == PROMPT else several)]
+        answer = complete(service, several, max_tokens=20, n=2)
+        said = [
+            (index, one.text, one.finish_reason) for index, one in enumerate(one for one in expected for _ in range(2))
+        ]
+        assert [(choice.index, choice.text, choice.finish_reason) for choice in answer.choices] == said
+        assert answer.object == "text_completion" and answer.id.startswith("cmpl-")
+        tokens = sum(len(one.prompt_token_ids) for one in expected), 2 * sum(len(one.token_ids) for one in expected)
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == tokens, "a prompt counts once"
+        assert answer.usage.total_tokens == sum(tokens)
 
 
 def test_a_seed_repeats_the_choices_of_a_call_and_they_differ(service):
@@ -81,15 +73,12 @@ def test_streamed_text_is_the_unstreamed_text(service, prompts):
     for options in ({"max_tokens": 20}, {"max_tokens": 20, "n": 2}, {"max_tokens": 30, "stop": ["e"]}):
         whole = complete(service, prompts[3], **options)
         chunks = list(complete(service, prompts[3], stream=True, **options))
-        texts, reasons = [""] * len(whole.choices), [[] for _ in whole.choices]
-        for chunk in chunks:
-            assert chunk.object == "text_completion" and chunk.id == chunks[0].id and chunk.usage is None
-            [choice] = chunk.choices
-            texts[choice.index] += choice.text
-            reasons[choice.index].append(choice.finish_reason)
-        assert texts == [choice.text for choice in whole.choices]
-        for seen, choice in zip(reasons, whole.choices, strict=True):
-            assert seen == [None] * (len(seen) - 1) + [choice.finish_reason], "one finish_reason, in the last chunk"
+        assert {(chunk.object, chunk.id, chunk.usage) for chunk in chunks} == {("text_completion", chunks[0].id, None)}
+        for choice in whole.choices:
+            parts = [part for chunk in chunks for part in chunk.choices if part.index == choice.index]
+            assert "".join(part.text for part in parts) == choice.text
+            reasons = [part.finish_reason for part in parts]
+            assert reasons == [None] * (len(parts) - 1) + [choice.finish_reason], "one, in the last chunk"
 
 
 def test_usage_comes_last_if_requested(service):
@@ -107,32 +96,17 @@ def test_usage_comes_last_if_requested(service):
 
 
 def test_stop_reasons(service, expect):
-    text = expect(PROMPT, max_tokens=20).text
-    stopped = complete(service, max_tokens=20, stop=text[3:6]).choices[0]
-    assert (stopped.text, stopped.finish_reason, stopped.stop_reason) == (text[:3], "stop", text[3:6])
-    with_it = complete(service, max_tokens=20, stop=[text[3:6]], extra_body={"include_stop_str_in_output": True})
-    assert with_it.choices[0].text == text[:6]
-    token_id = expect(PROMPT, max_tokens=20).token_ids[1]
-    by_id = complete(service, max_tokens=20, extra_body={"stop_token_ids": [token_id]})
-    assert by_id.choices[0].stop_reason == token_id and by_id.usage.completion_tokens == 2
-    kept = complete(
-        service, max_tokens=20, extra_body={"stop_token_ids": [token_id], "include_stop_str_in_output": True}
-    )
-    assert kept.choices[0].text == expect(PROMPT, max_tokens=2).text != by_id.choices[0].text
-    assert kept.choices[0].stop_reason == token_id
-    [*_, last] = complete(service, max_tokens=20, stop=text[3:6], stream=True)
-    assert last.choices[0].stop_reason == text[3:6]
-
-
-def test_logit_bias_and_min_tokens(service, expect):
-    first = expect(PROMPT, max_tokens=1).token_ids[0]
-    banned = complete(service, max_tokens=1, logit_bias={str(first): -100}, logprobs=0)
-    assert banned.choices[0].logprobs.tokens != [expect(PROMPT, max_tokens=1).text]
-    free = chat(service, max_tokens=60)
-    length = free.usage.completion_tokens
-    assert free.choices[0].finish_reason == "stop" and length < 50
-    held = chat(service, max_tokens=length + 4, extra_body={"min_tokens": length + 2})
-    assert held.usage.completion_tokens >= length + 2
+    text, token_id = expect(PROMPT, max_tokens=20).text, expect(PROMPT, max_tokens=2).token_ids[1]
+    for name, stop, *texts in (
+        ("stop", text[3:6], text[:3], text[:6]),
+        ("stop_token_ids", token_id, *(expect(PROMPT, max_tokens=count).text for count in (1, 2))),
+    ):
+        for included, expected in enumerate(texts):
+            body = {"max_tokens": 20, name: [stop], "include_stop_str_in_output": bool(included)}
+            [choice] = complete(service, extra_body=body).choices
+            assert (choice.text, choice.finish_reason, choice.stop_reason) == (expected, "stop", stop)
+            [*_, last] = complete(service, extra_body=body, stream=True)
+            assert last.choices[0].stop_reason == stop
 
 
 # ---- Chat ----
@@ -140,13 +114,10 @@ def test_logit_bias_and_min_tokens(service, expect):
 
 def test_chat_messages_go_through_the_chat_template(service, loaded, expect):
     expected = expect(chat_ids(loaded, QUESTION), max_tokens=60)
-    parts = [{"role": "user", "content": [{"type": "text", "text": "Count from"}, {"type": "text", "text": "1 to 5."}]}]
-    joined = [{"role": "user", "content": "Count from\n1 to 5."}]
     answer = chat(service, max_completion_tokens=60)
-    message = answer.choices[0].message
+    message, reason = answer.choices[0].message, answer.choices[0].finish_reason
     assert (message.role, message.content, answer.object) == ("assistant", expected.text, "chat.completion")
-    assert answer.choices[0].finish_reason == "stop" == expected.finish_reason
-    assert chat(service, parts, max_tokens=9).choices[0] == chat(service, joined, max_tokens=9).choices[0]
+    assert reason == "stop" == expected.finish_reason
     turns = [{"role": "system", "content": "Be brief."}, *QUESTION, {"role": "assistant", "content": "1"}, *QUESTION]
     assert chat(service, turns, max_tokens=9).usage.prompt_tokens == len(chat_ids(loaded, turns))
 
@@ -163,46 +134,46 @@ def test_a_final_message_can_be_continued(service, loaded, expect):
 
 def test_streamed_chat(service):
     whole = chat(service, max_tokens=40)
-    chunks = list(chat(service, max_tokens=40, stream=True, stream_options={"include_usage": True}))
-    *with_choices, last = chunks
+    *chunks, last = chat(service, max_tokens=40, stream=True, stream_options={"include_usage": True})
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"} and last.usage == whole.usage
-    deltas = [chunk.choices[0].delta for chunk in with_choices]
-    assert "".join(delta.content for delta in deltas) == whole.choices[0].message.content
-    assert [delta.role for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
-    assert deltas[0].content, "no chunk before the first token is there"
-    reasons = [chunk.choices[0].finish_reason for chunk in with_choices]
-    assert reasons == [None] * (len(reasons) - 1) + [whole.choices[0].finish_reason]
+    parts = [(chunk.choices[0].delta, chunk.choices[0].finish_reason) for chunk in chunks]
+    assert "".join(delta.content for delta, _ in parts) == whole.choices[0].message.content
+    assert [delta.role for delta, _ in parts] == ["assistant"] + [None] * (len(parts) - 1)
+    assert parts[0][0].content, "no chunk before the first token is there"
+    assert [reason for _, reason in parts] == [None] * (len(parts) - 1) + [whole.choices[0].finish_reason]
 
 
 # ---- Log-probabilities ----
+
+
+def listed(chunks) -> tuple[str, list, list, list, list]:
+    """Return the text of completions, and the lists of their log-probabilities, from all chunks together."""
+    parts = [chunk.choices[0] for chunk in chunks]
+    names = ("tokens", "token_logprobs", "text_offset", "top_logprobs")
+    lists = ([one for part in parts for one in getattr(part.logprobs, name)] for name in names)
+    return "".join(part.text for part in parts), *lists
 
 
 def test_completion_logprobs(service, expect):
     expected = expect(PROMPT, max_tokens=6, logprobs=3)
     for stream in (False, True):
         answer = complete(service, max_tokens=6, logprobs=3, stream=stream)
-        parts = [chunk.choices[0].logprobs for chunk in answer] if stream else [answer.choices[0].logprobs]
-        values = [value for part in parts for value in part.token_logprobs]
+        _, tokens, values, offsets, likeliest = listed(answer if stream else [answer])
         assert values == pytest.approx([entry.logprob for entry in expected.logprobs], abs=1e-4)
-        tokens = [token for part in parts for token in part.tokens]
         assert "".join(tokens).startswith(expected.text)
-        offsets = [offset for part in parts for offset in part.text_offset]
         assert offsets == [len("".join(tokens[:i])) for i in range(len(tokens))]
-        for top, value in zip((top for part in parts for top in part.top_logprobs), values, strict=True):
+        for top, value in zip(likeliest, values, strict=True):
             assert len(top) == 3 and max(top.values()) == pytest.approx(value), "greedy takes the likeliest"
     none = complete(service, max_tokens=2, logprobs=0).choices[0].logprobs
     assert [len(top) for top in none.top_logprobs] == [1, 1], "the sampled token itself"
 
 
 def test_chat_logprobs(service, loaded, expect):
-    expected = expect(chat_ids(loaded, QUESTION), max_tokens=5, logprobs=2)
-    whole = chat(service, max_tokens=5, logprobs=True, top_logprobs=2).choices[0].logprobs.content
-    chunks = chat(service, max_tokens=5, logprobs=True, top_logprobs=2, stream=True)
-    streamed = [entry for chunk in chunks for entry in chunk.choices[0].logprobs.content]
-    for entries in (whole, streamed):
-        assert [entry.logprob for entry in entries] == pytest.approx(
-            [one.logprob for one in expected.logprobs], abs=1e-4
-        )
+    expected = [one.logprob for one in expect(chat_ids(loaded, QUESTION), max_tokens=5, logprobs=2).logprobs]
+    for stream in (False, True):
+        answer = chat(service, max_tokens=5, logprobs=True, top_logprobs=2, stream=stream)
+        entries = [entry for chunk in (answer if stream else [answer]) for entry in chunk.choices[0].logprobs.content]
+        assert [entry.logprob for entry in entries] == pytest.approx(expected, abs=1e-4)
         assert all(len(entry.top_logprobs) == 2 and bytes(entry.bytes).decode() == entry.token for entry in entries)
     assert chat(service, max_tokens=3, logprobs=True).choices[0].logprobs.content[0].top_logprobs == []
 
@@ -227,12 +198,8 @@ def test_tokens_have_the_texts_of_their_places(loaded, prompt, first):
     with scripted_server(mine) as service:
         service.thread.engine.model.write([] if echo else ids)
         answer = complete(service, prompt or ids, logprobs=20, max_tokens=0 if echo else 6, echo=echo, stream=True)
-        parts = [chunk.choices[0] for chunk in answer]
-        tokens, offsets, top = (
-            [one for part in parts for one in getattr(part.logprobs, name)]
-            for name in ("tokens", "text_offset", "top_logprobs")
-        )
-    assert "".join(part.text for part in parts) == f"{first} tin ñ" and tokens[:4] == [first, " t", "in", " "]
+        text, tokens, _, offsets, top = listed(answer)
+    assert text == f"{first} tin ñ" and tokens[:4] == [first, " t", "in", " "]
     assert offsets == [0, *(len(first) + further for further in (0, 2, 4, 5, 5))]
     assert all(len(likeliest) in (20, 21) for likeliest in top[1:]), "none is swallowed"
 
@@ -308,9 +275,10 @@ def test_tokenize_and_back(service, loaded):
     assert service.post("/detokenize", tokens=answer["tokens"]).json() == {"prompt": text}
     answer = service.post("/tokenize", messages=QUESTION, return_token_strs=True).json()
     assert answer["tokens"] == chat_ids(loaded, QUESTION) and len(answer["token_strs"]) == answer["count"]
-    for fields in ({"prompt": text, "nonsense": 1}, {"prompt": text, "tools": TOOLS}, {"tokens": [5], "nonsense": 1}):
-        answer = service.post("/detokenize" if "tokens" in fields else "/tokenize", **fields)
-        assert answer.status_code == 400 and answer.json()["error"]["param"] in ("nonsense", "tools"), answer.text
+    for path, fields in (("/tokenize", {"prompt": text}), ("/detokenize", {"tokens": [5]})):
+        assert service.post(path, **fields, nonsense=1).json()["error"]["param"] == "nonsense"
+    assert service.post("/tokenize", prompt=text, tools=TOOLS).json()["error"]["param"] == "tools"
+    assert service.post("/tokenize", prompt=text, tools=None, continue_final_message=False).status_code == 200
     info = service.get("/tokenizer_info").json()
     assert info["chat_template"] == loaded.tokenizer.chat_template and info["eos_token"] == loaded.tokenizer.eos_token
     assert service.get("/version").json()["version"]

@@ -1,7 +1,6 @@
 """Fairness: calls for many answers, the longest prompts and the largest bodies do not hold up other clients."""
 
 import asyncio
-import copy
 import json
 import threading
 import time
@@ -52,62 +51,62 @@ def test_the_engine_and_its_tokenizer_belong_to_one_thread(loaded, monkeypatch, 
 
     Prompts are tokenized by another tokenizer, on one thread beside the engine's.
     """
-    engine, kind, users = load_engine(stage)(loaded), type(loaded.tokenizer), set()
+    engine, users = load_engine(stage)(loaded), set()
 
-    def watched(function, name=""):
+    def watch(owner, name):
+        function = getattr(owner, name)
+
         def call(*arguments, **options):
-            of_engine = name or arguments[0] is engine.tokenizer
-            thread = threading.current_thread().name.partition("_")[0]
-            users.add(("engine" if of_engine else "tokenizer", name or function.__name__, thread))
+            of_engine = owner is engine or arguments[0] is engine.tokenizer
+            users.add((of_engine, name, threading.current_thread().name.partition("_")[0]))
             return function(*arguments, **options)
 
-        return call
+        monkeypatch.setattr(owner, name, call)
 
     for name in ("add", "step", "abort", "stats"):
-        monkeypatch.setattr(engine, name, watched(getattr(engine, name), name))
+        watch(engine, name)
     for name in ("__call__", "decode", "apply_chat_template"):
-        monkeypatch.setattr(kind, name, watched(getattr(kind, name)))
+        watch(type(loaded.tokenizer), name)
     with openai_server(stage, loaded, engine=engine) as service:
         users.clear()  # building a server asks the engine, too
-        assert service.post(prompt=[PROMPT, "a"], max_tokens=4, logprobs=1).status_code == 200
-        assert service.post(prompt=PROMPT, max_tokens=0, echo=True, logprobs=1).status_code == 200
-        assert service.post("/v1/chat/completions", **CHAT).status_code == 200
-        assert service.post("/generate", prompt=PROMPT, max_tokens=1).status_code == 200
-        assert service.post("/tokenize", prompt="a text").status_code == 200
+        for path, body in (
+            ("/v1/completions", {"prompt": [PROMPT, "a"], "max_tokens": 4, "logprobs": 1}),
+            ("/v1/completions", {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1}),
+            ("/v1/chat/completions", CHAT),
+            ("/generate", {"prompt": PROMPT, "max_tokens": 1}),
+            ("/tokenize", {"prompt": "a text"}),
+        ):
+            assert service.post(path, **body).status_code == 200
         assert all(service.get(path).status_code == 200 for path in ("/metrics", "/health"))
         asked = set(users)
-    assert {("engine", "step", "engine"), ("engine", "stats", "engine")} <= asked
-    assert {thread for owner, _, thread in asked if owner == "engine"} == {"engine"}, asked
+    assert {(True, "step", "engine"), (True, "stats", "engine")} <= asked
+    assert {thread for of_engine, _, thread in asked if of_engine} == {"engine"}, asked
     assert {thread for _, name, thread in asked if name == "__call__"} == {"tokenizer"}, asked
 
 
-def test_a_text_that_cannot_fit_is_not_tokenized(loaded, engine):
-    tokenizer = engine.tokenizer = copy.deepcopy(loaded.tokenizer)
-    with openai_server("06", loaded, engine=engine) as service:
-        longest = max(map(len, tokenizer.get_vocab()))
-        text = "a" * (loaded.config.context_length * longest + 1)
-        with mock.patch.object(type(tokenizer), "__call__", side_effect=AssertionError("it was tokenized")):
-            for path in ("/v1/completions", "/generate", "/tokenize", "/v1/chat/completions"):
-                body = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
-                answer = service.post(path, **body)
-                assert answer.status_code == 400 and f"{len(text)} characters" in answer.text, path
+def test_a_text_that_cannot_fit_is_not_tokenized(loaded, service, monkeypatch):
+    text = "a" * (loaded.config.context_length * max(map(len, loaded.tokenizer.get_vocab())) + 1)
+    monkeypatch.setattr(type(loaded.tokenizer), "__call__", lambda *_, **options: int("it was tokenized"))
+    for path in ("/v1/completions", "/generate", "/tokenize", "/v1/chat/completions"):
+        body = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+        answer = service.post(path, **body)
+        assert answer.status_code == 400 and f"{len(text)} characters" in answer.text, path
 
 
-def test_validation_stops_at_the_first_mistakes():
+@pytest.mark.parametrize(
+    "field", [{"prompt": [-1]}, {"stop": [1]}, {"stop_token_ids": ["a"]}, {"messages": [{}]}], ids=str
+)
+def test_validation_stops_at_the_first_mistakes(field):
     """Without `fail_fast` pydantic lists every mistake: a megabyte of them takes seconds, in which no stream moves."""
-    many = 100_000
-    for name, value in {
-        "prompt": [-1] * many,
-        "stop": [1] * many,
-        "stop_token_ids": ["a"] * many,
-        "messages": [{}] * many,
-    }.items():
-        model = ChatBody if name == "messages" else CompletionBody
-        with pytest.raises(ValidationError) as error:
-            model.model_validate({"prompt": "a", name: value})
-        assert len(error.value.errors()) <= 8, name
+    [(name, wrong)] = field.items()
+    with pytest.raises(ValidationError) as error:
+        (ChatBody if name == "messages" else CompletionBody).model_validate({"prompt": "a", name: wrong * 100_000})
+    assert len(error.value.errors()) <= 8
+
+
+def test_prompts_have_a_limit():
     with pytest.raises(ValidationError, match="at most 2048 items"):
-        CompletionBody.model_validate({"prompt": ["a"] * many})
+        CompletionBody.model_validate({"prompt": ["a"] * 100_000})
 
 
 # ---- Prompts that are scored ----
@@ -162,21 +161,9 @@ def endless_scores(*_):
         yield []
 
 
-def test_scoring_uses_the_model_without_the_engines_wrappers(loaded):
+def test_scoring_uses_the_model_without_the_engines_wrappers(engine):
     """The wrapper of CUDA graphs keeps the logits of its last replay, for the rows of that batch."""
-
-    class Graphed:
-        def __init__(self, model):
-            self.model = model
-
-        def __getattr__(self, name):
-            return getattr(self.model, name)
-
-        def logits(self, hidden):
-            raise AssertionError("these are the logits of another batch")
-
-    engine = load_engine("06")(loaded)
-    engine.model = Graphed(engine.model)
+    engine.model = SimpleNamespace(model=engine.model)
     scoring = Scoring(engine)
     request = scoring.add([5, 6, 7], ScoringParams(logprobs=1))
     assert scoring.step() == [request] and len(request.logprobs) == 3

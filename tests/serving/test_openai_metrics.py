@@ -14,59 +14,45 @@ from tests.helpers.serving_openai import ENDLESS, openai_server
 from tests.helpers.serving_stage_03 import SteppingEngine, wait_until
 
 
-def exposition(service) -> str:
-    return service.get("/metrics").text
-
-
-metrics_of_completed_requests = (
-    "e2e_request_latency_seconds", "request_inference_time_seconds", "request_prefill_time_seconds",
-    "request_decode_time_seconds", "request_time_per_output_token_seconds", "request_prompt_tokens",
-    "request_generation_tokens", "request_max_num_generation_tokens", "request_params_max_tokens",
-)  # fmt: skip
+def values_of(service) -> dict[str, float]:
+    """Return what the server shows under vLLM's names, buckets left out; for a reason, the name ends with it."""
+    pattern = r'^vllm:(\w+)\{(?:finished_reason="(\w+)",)?model_name="bundled"\} (\S+)$'
+    found = re.findall(pattern, service.get("/metrics").text, re.MULTILINE)
+    return {f"{name} {reason}".strip(): float(value) for name, reason, value in found}
 
 
 def test_metrics(loaded):
     with openai_server("06", loaded) as service:
-        prompt = list(range(100, 140))
-        asked = {"prompt": prompt, "max_tokens": 5, "ignore_eos": True, "temperature": 0}
+        asked = {"prompt": [*range(100, 140)], "max_tokens": 5, "ignore_eos": True, "temperature": 0}
         used = [service.post(**asked).json()["usage"] for _ in range(2)]
         service.hang_up_after(ENDLESS)
         wait_until(service.idle)
-        text = exposition(service)
-    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-
-    def value(name: str, labels: str = "") -> float:
-        return float(values[f'vllm:{name}{{{labels}model_name="bundled"}}'])
-
-    assert value("prompt_tokens_total") >= 80 and value("generation_tokens_total") >= 10
-    assert value("num_requests_running") == value("num_requests_waiting") == 0
+        values = values_of(service)
     assert [one["prompt_tokens_details"]["cached_tokens"] for one in used] == [0, 32], "as each answer says, too"
-    assert value("prefix_cache_hits_total") == 32 and value("prefix_cache_queries_total") >= 80
-    assert value("kv_cache_usage_perc") == 0 and value("num_preemptions_total") == 0
-    assert float(values['vllm:request_success_total{finished_reason="length",model_name="bundled"}']) == 2
-    assert float(values['vllm:request_success_total{finished_reason="abort",model_name="bundled"}']) == 1
-    assert float(values['vllm:request_success_total{finished_reason="error",model_name="bundled"}']) == 0
-    for name in ("time_to_first_token_seconds", "request_queue_time_seconds"):
-        assert value(f"{name}_count") == 3
-    for name in metrics_of_completed_requests:
-        assert value(f"{name}_count") == 2, f"{name} counts an aborted request"
-    assert value("request_prompt_tokens_sum") == 80 and value("request_generation_tokens_sum") == 10
-    parts = value("request_prefill_time_seconds_sum") + value("request_decode_time_seconds_sum")
-    assert parts == pytest.approx(value("request_inference_time_seconds_sum"))
-    assert value("time_per_output_token_seconds_count") == value("inter_token_latency_seconds_count")
-    assert value("inter_token_latency_seconds_count") >= 8
+    zero = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total")
+    completed = [name for name in metrics.HISTOGRAMS if name.startswith(("e2e", "request"))]
+    shown = dict.fromkeys([*zero, "request_success_total error"], 0) | {f"{name}_count": 2 for name in completed}
+    shown |= {"time_to_first_token_seconds_count": 3, "request_queue_time_seconds_count": 3}  # of an aborted one, too
+    shown |= {"request_success_total length": 2, "request_success_total abort": 1, "prefix_cache_hits_total": 32}
+    shown |= {"request_prompt_tokens_sum": 80, "request_generation_tokens_sum": 10}
+    assert {name: values.get(name) for name in shown} == shown
+    assert values["prompt_tokens_total"] >= 80 and values["generation_tokens_total"] >= 10
+    assert values["prefix_cache_queries_total"] >= 80
+    parts = (values[f"request_{part}_time_seconds_sum"] for part in ("prefill", "decode"))
+    assert sum(parts) == pytest.approx(values["request_inference_time_seconds_sum"])
+    assert values["time_per_output_token_seconds_count"] == values["inter_token_latency_seconds_count"] >= 8
     counted = {f"{name.removeprefix('vllm:')}_total" for name, _ in metrics.COUNTED.values()}
+    buckets = {f"{name}_bucket" for name in metrics.HISTOGRAMS}
     asked = set(re.findall(r"vllm:(\w+)", (ROOT / "common" / "serving" / "monitoring" / "grafana.json").read_text()))
-    assert asked and asked <= set(re.findall(r"^vllm:(\w+)", text, re.MULTILINE)) | counted, "of the dashboard"
+    names = {name.split()[0] for name in values}
+    assert asked and asked <= names | counted | buckets, "of the dashboard"
 
 
 def test_speculation_is_counted(loaded):
     with openai_server("07", loaded, engine=load_engine("07")(loaded, num_draft_tokens=3)) as service:
         service.post(prompt="Once upon a time", max_tokens=40, ignore_eos=True, temperature=0)
         wait_until(service.idle)  # the answer may arrive before the figures of its last step
-        text = exposition(service)
-    found = re.findall(r'^vllm:(\w+)\{model_name="bundled"\} (\S+)$', text, re.MULTILINE)
-    values = {name: float(value) for name, value in found}
+        values = values_of(service)
     names = ("drafts", "draft_tokens", "accepted_tokens")
     drafts, drafted, accepted = (values[f"spec_decode_num_{name}_total"] for name in names)
     assert 0 < drafts <= drafted and 0 < accepted <= drafted
@@ -120,8 +106,7 @@ def test_arrival_is_when_the_server_receives_the_request(loaded):
         time.sleep(0.5)
         engine.allow()
         first.result(), second.result()
-        text = exposition(service)
-    assert float(re.search(r"time_to_first_token_seconds_sum\{.+\} (\S+)", text)[1]) > 0.5
+        assert values_of(service)["time_to_first_token_seconds_sum"] > 0.5
 
 
 def test_those_of_a_gpu_are_of_the_one_that_torch_means(monkeypatch):

@@ -32,9 +32,7 @@ LONG = "x" * 50_000
     ids=lambda value: str(value)[:30],
 )
 def test_errors_quote_at_most_100_characters_of_a_value(service, path, body):
-    answer = service.post(path, **body)
-    assert answer.status_code in (200, 400, 404)
-    assert "x" * (SHORT + 1) not in answer.text
+    assert "x" * (SHORT + 1) not in service.post(path, **body).text
 
 
 def test_a_refused_request_is_logged_with_its_reason(loaded, caplog):

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from common.errors import InvalidInput
 from common.grammars import END, TAG
-from common.loader import load_model
 from common.serving.openai_api.structured import CallParser
+from common.serving.openai_api.templates import set_template
 from tests.helpers.scripted import scripted_server
 
 NAMES = ["rm_rf", "look", "look_up"]
@@ -21,14 +22,9 @@ ANSWER = {"response_format": {"type": "json_schema", "json_schema": {"name": "a"
 
 
 @pytest.fixture(scope="module")
-def loaded():
-    return load_model("draft", device="cpu", dtype="float32")
-
-
-@pytest.fixture(scope="module")
-def service(loaded):
+def service(draft):
     """A server whose model answers what a test says; its template knows no tools."""
-    with scripted_server(loaded) as service:
+    with scripted_server(draft) as service:
         yield service
 
 
@@ -61,8 +57,9 @@ def test_a_call_is_what_the_grammar_made_as_one(service, text):
     assert ask(service, text, parallel_tool_calls=False)[1] == calls[:1]
 
 
-def test_a_number_may_be_longer_than_python_reads():
-    arguments = f'{{"path": {"7" * 5000}}}'
+@pytest.mark.parametrize("path", ["7" * 5000, "[" * 5000 + "]" * 5000], ids=["digits", "depth"])
+def test_arguments_may_be_longer_and_deeper_than_python_reads(path):
+    arguments = f'{{"path": {path}}}'
     assert CallParser(NAMES, True).feed(written(arguments), True) == ("", [(0, "look", arguments)])
 
 
@@ -133,10 +130,10 @@ SEEN = {  # template, messages, what the prompt has
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_what_a_template_may_read_reaches_it_and_tools_do(loaded, tmp_path, capsys, name):
+def test_what_a_template_may_read_reaches_it_and_tools_do(draft, tmp_path, capsys, name):
     template, messages, expected = SEEN[name]
     (tmp_path / "chat.jinja").write_text(template)
-    mine = replace(loaded, tokenizer=deepcopy(loaded.tokenizer))
+    mine = replace(draft, tokenizer=deepcopy(draft.tokenizer))
     with scripted_server(mine, "--chat-template", str(tmp_path / "chat.jinja")) as service:
         assert ask(service, "Ok.", messages, tools=None)[0] == "Ok."
         assert expected in service.thread.engine.model.prompt
@@ -148,11 +145,18 @@ def test_what_a_template_may_read_reaches_it_and_tools_do(loaded, tmp_path, caps
             assert prompt.count(part) == 1, part
 
 
-def test_one_of_several_named_templates(loaded, capsys):
-    mine = replace(loaded, tokenizer=deepcopy(loaded.tokenizer))
+def test_one_of_several_named_templates(draft, capsys):
+    mine = replace(draft, tokenizer=deepcopy(draft.tokenizer))
     mine.tokenizer.chat_template = {"default": PLAIN, "tool_use": TEACHING}
     with scripted_server(mine) as service:
         assert "--chat-template" not in capsys.readouterr().err
         for fields, prompt in (({"tools": None}, ""), ({}, f"{TAG}[rm_rf][look][look_up]")):
             ask(service, "Ok.", **fields)
             assert service.thread.engine.model.prompt == f"{prompt}[user]Clean up.\n"
+
+
+@pytest.mark.parametrize("content", [b"{% for m in messages %}{{ m.content }}", b"Hello.", b"\xff\xfe{{"])
+def test_a_file_that_is_no_chat_template_is_refused_at_the_start(draft, tmp_path, content):
+    (file := tmp_path / "chat.jinja").write_bytes(content)
+    with pytest.raises(InvalidInput, match="shows no message"):
+        set_template(deepcopy(draft.tokenizer), file)

@@ -182,8 +182,9 @@ class ChatAnswer(Answer):
 
     def tool_fields(self, index: int, text: str, last: bool, numbered: bool) -> dict[str, Any]:
         """Return new text and new calls. In a stream calls are numbered, and their arguments come piece by piece."""
-        parser = self.parsers.setdefault(index, self.body.call_parser())
-        content, parts = parser.feed(text, last)
+        if index not in self.parsers:
+            self.parsers[index] = self.body.call_parser()
+        content, parts = self.parsers[index].feed(text, last)
         calls = [
             ({"index": number} if numbered else {})
             | (call(name, arguments) if name else {"function": {"arguments": arguments}})

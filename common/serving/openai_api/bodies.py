@@ -15,8 +15,9 @@ from common.sampling import SamplingParams
 from common.sampling_params import MOST_BIASES
 from common.serving.errors import BadRequest
 from common.serving.generate_api import PARAMETERS
+from common.structured_output import Structure
 
-from .structured import MOST_TOOLS, CallParser, Form, NamedTool, ResponseFormat, StructuredOutputs, Tool, tool_form
+from .structured import MOST_TOOLS, CallParser, Form, ResponseFormat, StructuredOutputs, Tool, tool_form
 
 TEXT = ResponseFormat(type="text")
 MOST_CHOICES = 128  # the field n, as in OpenAI's API
@@ -101,12 +102,12 @@ class Body(BaseModel, strict=True, extra="allow"):
         field = self.structured_outputs or self.response_format
         return field and field.form()
 
-    def params(self, defaults: dict[str, float]) -> SamplingParams:
+    def params(self, defaults: dict[str, float], structure: Structure | None = None) -> SamplingParams:
         """Return the parameters: the body's, then the defaults, then the API's own (temperature and top_p are 1)."""
         given = {name: value for name, value in self if name in PARAMETERS and value is not None}
         if self.seed is not None:
             given["seed"] = self.seed % 2**63
-        given |= {"max_tokens": self.most_tokens, "logprobs": self.most_logprobs}
+        given |= {"max_tokens": self.most_tokens, "logprobs": self.most_logprobs, "structure": structure}
         return SamplingParams(**{"temperature": 1.0} | defaults | given)
 
     @property
@@ -120,8 +121,8 @@ class Body(BaseModel, strict=True, extra="allow"):
 
     @property
     def scores_prompts(self) -> bool:
-        """Return whether the answer has log-probabilities of the prompts' own tokens."""
-        return self.echoes and self.most_logprobs is not None
+        """Return whether the prompts' own tokens are scored: for their log-probabilities, or if that is all."""
+        return self.echoes and (self.most_logprobs is not None or self.max_tokens == 0)
 
 
 class CompletionBody(Body):
@@ -169,7 +170,7 @@ class Message(BaseModel, strict=True, extra="allow"):
     @model_validator(mode="after")
     def check(self):
         for name, value in (self.model_extra or {}).items():
-            if value not in (None, []) and name not in IGNORED | {"refusal"}:
+            if value not in (None, []) and name not in IGNORED | {"refusal", "reasoning"}:
                 raise BadRequest(f"messages with {shortened(name)} are not supported: leave it out", "messages")
         if self.content is None and self.role != "assistant":
             raise BadRequest(f"a message of the role {self.role!r} has no content: give a text", "messages")
@@ -217,12 +218,18 @@ class Conversation(BaseModel, strict=True):
             raise BadRequest(message, "continue_final_message")
         return self
 
-    def for_template(self) -> tuple[bool, dict[str, Any], list[Tool] | None, bool]:
-        """Return the arguments of `Service.chat_tokens` behind the messages."""
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Return the variables of the template beside messages and tools."""
         effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
+        return effort | (self.chat_template_kwargs or {})
+
+    @property
+    def ending(self) -> dict[str, bool]:
+        """Return how the prompt ends: with a continued message, or with the beginning of an answer, or with neither."""
         continued = bool(self.continue_final_message)
         generate = not continued if self.add_generation_prompt is None else self.add_generation_prompt
-        return generate, effort | (self.chat_template_kwargs or {}), self.tools, continued
+        return {"continue_final_message": continued, "add_generation_prompt": generate}
 
 
 class ChatBody(Body, Conversation):
@@ -232,7 +239,7 @@ class ChatBody(Body, Conversation):
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None  # None: auto, if there are tools
+    tool_choice: Literal["none", "auto", "required"] | Tool | None = None  # None: auto, if there are tools
     parallel_tool_calls: bool | None = None  # False: one call at most
 
     @model_validator(mode="after")
@@ -258,7 +265,7 @@ class ChatBody(Body, Conversation):
         """Return what takes an answer apart that may call tools, as `form` allows it."""
         choice = self.tool_choice or "auto"
         free_text = choice == "auto" and super().form(()) is None
-        named = choice.function.name if isinstance(choice, NamedTool) else None
+        named = choice.function.name if isinstance(choice, Tool) else None
         return CallParser([tool.function.name for tool in self.tools], free_text, named)
 
     @property
@@ -283,7 +290,8 @@ class TokenizeBody(Conversation, strict=True, extra="forbid"):
     def check(self):
         if (self.prompt is None) == (self.messages is None):
             raise BadRequest("give either a prompt or messages", "prompt")
-        own = self.model_fields_set - TokenizeBody.__annotations__.keys() - {"add_generation_prompt"}
+        given = {name for name, value in self if value not in (None, False)}
+        own = given & Conversation.model_fields.keys() - {"add_generation_prompt"}
         if self.messages is None and own:
             raise BadRequest(f"{min(own)} changes no prompt: send messages with it", min(own))
         if self.messages is not None and self.add_special_tokens:

@@ -18,20 +18,19 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from common.detokenizer import REPLACEMENT
 from common.errors import shortened
 from common.grammar_trial import Trials
-from common.request import check_characters, check_prompt_length, prompt_tokens
+from common.request import check_characters, check_prompt_length
 from common.serving.engine_thread import Piece
 from common.serving.errors import BadRequest, EngineDead, Json, dump, error_object
 from common.serving.scoring import ScoringParams
 from common.structured_output import Structure
 
 from .answers import FAILED, Answer, ChatAnswer, CompletionAnswer
-from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, Message, StreamOptions, TokenizeBody
-from .structured import Tool, tags_of_calls
+from .bodies import Body, ChatBody, CompletionBody, DetokenizeBody, StreamOptions, TokenizeBody
+from .structured import tags_of_calls
 from .templates import template_of, text_of
 
 SSE_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must pass each event on at once
 VERSION = "1.0.0"
-FORMS = {"response_format", "structured_outputs", "tools"}  # fields that may give answers a form
 BYTES = {character: byte for byte, character in bytes_to_unicode().items()}  # as byte-level vocabularies write them
 NOT_COMPLETED = "the request could not be completed: send it again"
 
@@ -97,31 +96,24 @@ class Service:
                 f"one call for {answers} answers, but the queue takes {self.thread.max_queue}: ask for fewer"
             )
 
-    def chat_tokens(
-        self,
-        messages: Sequence[Message],
-        generate: bool = True,
-        options: dict | None = None,
-        tools: Sequence[Tool] | None = None,
-        continued: bool = False,
-    ) -> list[int]:
+    def chat_tokens(self, body: ChatBody | TokenizeBody) -> list[int]:
         """Return the token ids of messages in the checkpoint's chat template. Raise BadRequest if it refuses them."""
         if self.tokenizer is None or self.tokenizer.chat_template is None:
             raise BadRequest(f"the model {self.name!r} has no chat template: use /v1/completions", "messages")
-        template, options = self.tokenizer.apply_chat_template, dict(options or {})
+        template, options = self.tokenizer.apply_chat_template, body.variables
         if taken := options.keys() & {*inspect.signature(template).parameters, "messages"}:
             message = f"chat_template_kwargs may not set {shortened(min(taken))}: leave it out"
             raise BadRequest(message, "chat_template_kwargs")
-        plain = [message.plain() for message in messages]
+        plain = [message.plain() for message in body.messages]
         check_prompt_length(sum(len(text_of(one["content"])) for one in plain), self.tokenizer, self.engine.config)
-        tools = [tool.model_dump(exclude_none=True) for tool in tools] if tools else None
+        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()] or None
         try:
             check_characters(json.dumps([plain, options, tools], ensure_ascii=False))
             chosen = template_of(self.tokenizer, tools)
             plain, tools = chosen.prepared(plain, tools)
-            options["chat_template"] = chosen.text
-            ending = {"add_generation_prompt": generate, "continue_final_message": continued}
-            return template(plain, tools, return_dict=True, **ending, **options)["input_ids"]
+            return template(plain, tools, return_dict=True, chat_template=chosen.text, **body.ending, **options)[
+                "input_ids"
+            ]
         except Exception as error:  # a template is a program of the checkpoint's authors, and may raise anything
             raise BadRequest(f"the chat template refuses these messages: {shortened(error)}", "messages") from error
 
@@ -138,9 +130,7 @@ class Service:
         self, kind: type[Answer], body: Body, prompts: Sequence[str | list[int]], arrived: float
     ) -> Answer:
         """Queue a request for each choice of each prompt, and one for each prompt to be scored: all or none."""
-        params, choices, scored = body.params(self.defaults), [], []
-        if body.model_fields_set & FORMS:
-            params = replace(params, structure=await self.structure(body))
+        params, choices, scored = body.params(self.defaults, await self.structure(body)), [], []
         if body.scores_prompts:
             scored = [(prompt, ScoringParams(max_tokens=1, logprobs=params.logprobs)) for prompt in prompts]
         if body.max_tokens != 0 or not body.echoes:
@@ -148,22 +138,17 @@ class Service:
                 # Each choice has its own seed, so that the choices of one prompt differ.
                 seed = None if params.seed is None else (params.seed + number) % 2**63
                 choices.append((prompt, replace(params, seed=seed)))
-        streams = await self.thread.submit_all(scored + choices, arrived) if scored + choices else []
+        streams = await self.thread.submit_all(scored + choices, arrived)
         return kind(self, body, streams[: len(scored)], streams[len(scored) :])
 
     async def echoes(self, answer: Answer, prompts: Sequence[str | list[int]]) -> list[Piece]:
         """Return the prompts that the choices begin with. Raise EngineDead if their scores are incomplete."""
-        if first := answer.scored or answer.streams[:: answer.body.choices]:
-            token_ids = [stream.request.prompt_token_ids for stream in first]
-        else:  # the call is for neither scores nor output, and so has no requests
-            check = partial(prompt_tokens, tokenizer=self.tokenizer, config=self.engine.config)
-            token_ids = [await self.thread.beside(check, prompt) for prompt in prompts]
         await self.finished(answer.scored)
-        scores = [stream.request.logprobs for stream in answer.scored] or [[]] * len(prompts)
         echoes = []
-        for prompt, ids, logprobs in zip(prompts, token_ids, scores, strict=True):
+        for prompt, stream in zip(prompts, answer.scored or answer.streams[:: answer.body.choices], strict=True):
+            ids = stream.request.prompt_token_ids
             text = prompt if isinstance(prompt, str) else self.tokenizer.decode(ids) if self.tokenizer else ""
-            echoes.append(Piece(text, ids, logprobs))
+            echoes.append(Piece(text, ids, stream.request.logprobs if answer.scored else []))
         return echoes
 
     async def finished(self, streams: Sequence) -> None:
@@ -227,7 +212,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/v1/chat/completions")
     async def chat_completions(http: Request, body: ChatBody):
         service.check(body, 1)
-        prompt = await service.thread.beside(service.chat_tokens, body.messages, *body.for_template())
+        prompt = await service.thread.beside(service.chat_tokens, body)
         return await service.respond(http, ChatAnswer, body, [prompt])
 
     @routes.get("/v1/models")
@@ -244,7 +229,7 @@ def router(service: Service) -> APIRouter:
         service.check_model(body.model)
         tokenizer = service.any_tokenizer()
         if body.messages is not None:
-            tokens = await service.thread.beside(service.chat_tokens, body.messages, *body.for_template())
+            tokens = await service.thread.beside(service.chat_tokens, body)
         else:
             check_characters(body.prompt)
             check_prompt_length(len(body.prompt), tokenizer, service.engine.config)

@@ -12,7 +12,6 @@ The grammar fixes each character outside of the arguments, so a text is taken ap
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -21,7 +20,6 @@ from pydantic import BaseModel, Field, model_validator
 from common.grammars import END, TAG, choice_grammar, json_grammar, lark_grammar, regex_grammar, tool_grammar
 from common.serving.errors import BadRequest
 
-DECODER = json.JSONDecoder(parse_int=str)  # int refuses thousands of digits
 Form = Callable[[], str]  # makes a grammar, in another process: it may take long
 TAIL = f"}}\n{END}"  # behind the arguments of a call
 MOST_TOOLS = 128  # as in OpenAI's API
@@ -75,13 +73,10 @@ class StructuredOutputs(BaseModel, strict=True, extra="forbid"):
         return self
 
     def form(self) -> Form:
-        if self.regex is not None:
-            return partial(regex_grammar, self.regex)
-        if self.choice is not None:
-            return partial(choice_grammar, self.choice)
-        if self.grammar is not None:
-            return partial(lark_grammar, self.grammar)
-        schema = {"type": "object"} if self.json_object else self.json_
+        [(kind, value)] = self.model_dump(exclude_none=True).items()
+        if not kind.startswith("json"):
+            return partial({"regex": regex_grammar, "choice": choice_grammar, "grammar": lark_grammar}[kind], value)
+        schema = {"type": "object"} if kind == "json_object" else value
         try:
             return partial(json_grammar, json.loads(schema) if isinstance(schema, str) else schema)
         except (ValueError, RecursionError) as error:
@@ -103,31 +98,21 @@ class Tool(BaseModel, strict=True):
     function: Function
 
 
-class NamedFunction(BaseModel, strict=True):
-    name: str
-
-
-class NamedTool(BaseModel, strict=True):
-    type: Literal["function"]
-    function: NamedFunction
-
-
 def tool_form(
-    tools: Sequence[Tool], choice: str | NamedTool, several: bool, tags: Sequence[str], answer: Form | None
+    tools: Sequence[Tool], choice: str | Tool, several: bool, tags: Sequence[str], answer: Form | None
 ) -> Form:
     """Return what makes the grammar of answers that call tools.
 
     A named tool: its arguments alone. "required": at least one call. "auto": calls, or an answer of another form (None:
     text). several: whether one answer may have several calls. tags: as for `tool_grammar`.
     """
-    functions = [tool.function for tool in tools]
-    if isinstance(choice, NamedTool):
-        for function in functions:
-            if function.name == choice.function.name:
-                return partial(json_grammar, function.schema_of_arguments(), lenient=not function.strict)
-        raise BadRequest(f"tool_choice names {choice.function.name!r}, which is not in tools", "tool_choice")
-    described = [(function.name, function.schema_of_arguments(), bool(function.strict)) for function in functions]
-    return partial(tool_grammar, described, tags, several, optional=choice == "auto", answer=answer)
+    functions = [(one.function.name, one.function.schema_of_arguments(), bool(one.function.strict)) for one in tools]
+    if isinstance(choice, str):
+        return partial(tool_grammar, functions, tags, several, optional=choice == "auto", answer=answer)
+    for name, schema, strict in functions:
+        if name == choice.function.name:
+            return partial(json_grammar, schema, lenient=not strict)
+    raise BadRequest(f"tool_choice names {choice.function.name!r}, which is not in tools", "tool_choice")
 
 
 def tags_of_calls(tokenizer) -> list[str]:
@@ -201,17 +186,22 @@ class CallParser:
             yield
 
     def _arguments(self) -> Iterator[None]:
-        """Move arguments to `calls`, up to their end."""
+        """Move arguments to `calls`, up to the brace behind them, which closes more than they have opened."""
         self.count += 1
-        name, sent, end = self.name, 0, None
-        while end is None:
-            if "}" in self.rest[sent:]:
-                with suppress(ValueError, RecursionError):
-                    end = DECODER.raw_decode(self.rest)[1]
-            part = self.rest[sent:end]
-            if name or part:
-                self.calls.append((self.count - 1, name, part))
-            name, sent = None, sent + len(part)
-            if end is None:
-                yield
-        self.rest = self.rest[end:]
+        name, depth, quoted, escaped = self.name, 0, False, False
+        while True:
+            end = 0
+            for character in self.rest:
+                if not escaped:
+                    quoted ^= character == '"'
+                    depth += 0 if quoted else (character in "{[") - (character in "}]")
+                escaped = quoted and character == "\\" and not escaped
+                if depth < 0:
+                    break
+                end += 1
+            if name or end:
+                self.calls.append((self.count - 1, name, self.rest[:end]))
+            name, self.rest = None, self.rest[end:]
+            if depth < 0:
+                return
+            yield

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from common.errors import InvalidInput
 from common.grammars import END, TAG
 
 PROBE, BESIDE = "a-probe", "beside-it"
@@ -104,6 +105,9 @@ def _template(tokenizer, text: str) -> Template:
 def set_template(tokenizer, file: Path | None) -> None:
     """Give the tokenizer this template in place of its own, and print one line if the server itself describes tools."""
     if file is not None:
-        tokenizer.chat_template = file.expanduser().read_text(encoding="utf-8")
+        tokenizer.chat_template = file.expanduser().read_text(encoding="utf-8", errors="replace")
+        chosen = template_of(tokenizer, None)
+        if not (chosen.reads_texts or chosen.reads_parts):
+            raise InvalidInput(f"{file} is no chat template: it shows no message of a user")
     if tokenizer.chat_template is not None and TAG not in str(tokenizer.chat_template):
         print(f"tools=as text (the chat template knows no {TAG}: --chat-template gives another one)", file=sys.stderr)

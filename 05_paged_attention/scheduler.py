@@ -129,8 +129,8 @@ class Scheduler:
         if not self.waiting or len(self.running) == self.max_running:
             return None
         if (sequence := self._allocate(self.waiting[0])) is not None:
-            self.waiting.popleft()
-            self.running[sequence.request.request_id] = sequence
+            request = self.waiting.popleft()
+            self.running[request.request_id] = sequence
         return sequence
 
     def _allocate(self, request: Request) -> Sequence | None:

@@ -94,7 +94,7 @@ class Scheduler:
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.parked: dict[str, Sequence] = {}  # NEW in 08: another worker fetches their pages, or will
         self.reserved: dict[str, Sequence] = {}  # NEW in 08: their pages are being filled; then they run
-        self.given_up: list[Sequence] = []  # NEW in 08: nobody waits for them, but their pages may still be written to
+        self.given_up: list[Sequence] = []  # NEW in 08: dropped, but their pages may still be written to
         self.allocator = PageAllocator(num_pages, page_size)
         self.speculation = speculation
         self.preemptions = 0  # ever

@@ -179,8 +179,8 @@ def test_what_is_cached_is_taken_over(stage):
 
 @milestone(
     "Scheduler._admit, Scheduler._preempt",
-    hint="When a request is admitted, its tokens are asked for, and those computed already are hits.",
-    second_hint="A request that was preempted counts no more: `_preempt` notes it in the request.",
+    hint="When a request is admitted, its tokens are asked for, and those computed already are hits: cached_tokens.",
+    second_hint="A request that was preempted counts no more: `_preempt` notes it in the request, as `preempted`.",
 )
 def test_the_second_follows_the_first(stage):
     """A prompt takes over what another has computed of it until it is admitted, and each prompt counts once."""

@@ -130,8 +130,8 @@ def test_parked_and_resumed(stage):
 
 @milestone(
     "Scheduler.schedule, Scheduler._let_short_prompts_pass",
-    hint="Admit all there is room for; of all but the first, in order of length, those within budget // 2 pass.",
-    second_hint="If the oldest does not fit behind them, the budget becomes max(2 * taken, budget // 4).",
+    hint="Admit what fits into half of the budget; of all but the first, in order of length, those within it pass.",
+    second_hint="With nothing begun, admit any. If the oldest does not fit behind them: max(2 * taken, budget / 4).",
 )
 def test_short_prompts_pass(stage):
     """Prompts that fit into half of the budget pass the oldest, which gets as many tokens as they do."""

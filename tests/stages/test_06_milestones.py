@@ -2,14 +2,14 @@
 
 from common.learn.milestones import milestone
 from common.learn.milestones.paged import decoding, make_scheduler, owners
-from common.learn.milestones.pictures import page_map, rows, timeline, tree
+from common.learn.milestones.pictures import page_map, timeline, tree
 from common.learn.milestones.stage_under_test import (
-    commit,
     drain,
     endless,
     expect,
     expect_error,
     expect_rows,
+    expect_steps,
     expect_tokens,
     letters,
     make_request,
@@ -92,6 +92,11 @@ def test_free_owned_or_cached(stage):
         allocator.adopt(table, cached.insert(table.path, tokens, table.pages[place]))
     held = [len(pages) for pages in (table.path, table.pages, allocator.free)]
     expect(held == [2, 3, 3], "`adopt` of its own page changes the path alone, and frees nothing")
+    allocator.check([table])
+    table.pages[:2] = table.pages[1::-1]
+    what = "`check`, with the pages of a table in another order than those of its path,"
+    expect_error(AssertionError, lambda: allocator.check([table]), what)
+    table.pages[:2] = table.pages[1::-1]
 
     def pages():
         own = {name: one.pages[len(one.path) :] for name, one in (("A", table), ("B", other))}
@@ -119,14 +124,6 @@ def test_free_owned_or_cached(stage):
     expect(allocator.extend(newcomer, 2) is False, "nothing is free or unused: `extend` returns False", pages())
     allocator.free.append(table.pages[0])
     expect_error(AssertionError, lambda: allocator.check([table, other]), "`check`, with a page both free and owned,")
-    allocator, table = stage.page_table.PageAllocator(2, 2), stage.page_table.PageTable(2)
-    allocator.extend(table, 4)
-    for tokens, page in (([1, 2], table.pages[0]), ([3, 4], table.pages[1])):
-        allocator.adopt(table, allocator.tree.insert(table.path, tokens, page))
-    allocator.check([table])
-    table.pages.reverse()
-    what = "`check`, with the pages of a table in another order than those of its path,"
-    expect_error(AssertionError, lambda: allocator.check([table]), what)
 
 
 @milestone(
@@ -188,19 +185,9 @@ def test_the_second_follows_the_first(stage):
     requests = [make_request("A", tokens, 9), make_request("B", [*tokens, 1, 2, 3, 4, 5], 9)]
     for request in requests:
         scheduler.add(request)
-    ran: dict[str, list] = {"A": [], "B": []}
-    for _ in range(5):
-        counts = {}
-        chunks = scheduler.schedule()
-        for chunk in chunks:
-            counts[chunk.sequence.request.request_id] = len(chunk.token_ids)
-        commit(scheduler, chunks)
-        scheduler.check()
-        for name, cells in ran.items():
-            cells.append(counts.get(name, "·"))
-    picture = rows({"step": range(1, 6), "A": ran["A"], "B wanted": [*"···", 4, 12], "B yours": ran["B"]})
-    what = "A has 48 tokens, B the same and 5 more, 13 run in a step: in step 4 B begins behind 9 pages of A's"
-    expect(ran == {"A": [13, 13, 13, 9, 1], "B": [*"···", 4, 12]}, what, picture)
+    # 13 tokens run in a step. In step 4 B begins behind 9 pages of A's.
+    expect_steps(scheduler, [], [*[{"A": 13}] * 3, {"A": 9, "B": 4}, {"A": 1, "B": 12}])
+    scheduler.check()
     what = "cached_tokens, counted when a request is admitted"
     expect_rows(what, [request.cached_tokens for request in requests], [0, 36], request="AB")
     scheduler._preempt()

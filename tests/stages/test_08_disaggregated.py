@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import invariant, rule
 
 from common.serving.metrics import Measured
 from common.serving.scoring import Scoring, ScoringParams
@@ -107,7 +107,7 @@ class TransferMachine(PagedMachine):
     """Beside requests that run, some have pages that are being filled, or wait to be fetched, or were given up."""
 
     def __init__(self):
-        super().__init__(scheduler_module.Scheduler(4, 9, 8, 2, speculation_module.Speculation(0)))
+        super().__init__(scheduler_module.Scheduler(4, 9, 8, 2, speculation_module.Speculation(3)))
 
     @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=8), output=st.integers(2, 6))
     def reserve(self, prompt, output):
@@ -133,6 +133,10 @@ class TransferMachine(PagedMachine):
     def release_given_up(self):
         for sequence in list(self.scheduler.given_up):
             self.scheduler.release_given_up(sequence)
+
+    @invariant()
+    def requests_in_transfer_keep_their_place(self):
+        assert len(self.scheduler.running) + len(self.scheduler.reserved) <= 4
 
     @rule()
     def park(self):

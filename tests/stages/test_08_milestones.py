@@ -7,7 +7,7 @@ import torch
 
 from common.errors import InvalidInput
 from common.learn.milestones import milestone
-from common.learn.milestones.paged import decoding, expect_steps, make_scheduler, owners
+from common.learn.milestones.paged import decoding, make_scheduler, owners
 from common.learn.milestones.pictures import page_map, rows
 from common.learn.milestones.stage_under_test import (
     drain,
@@ -15,6 +15,7 @@ from common.learn.milestones.stage_under_test import (
     expect,
     expect_error,
     expect_rows,
+    expect_steps,
     expect_tokens,
     make_request,
 )

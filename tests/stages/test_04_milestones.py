@@ -12,6 +12,7 @@ from common.learn.milestones.stage_under_test import (
     expect_attention_in_steps,
     expect_error,
     expect_rows,
+    expect_stats,
     expect_steps,
     expect_tokens,
     letters,
@@ -222,7 +223,6 @@ def test_what_slots_waste(stage):
         engine.add(prompt, endless(20))
     for _ in range(3):
         engine.step()
-    stats = engine.stats()
     wanted = {"running": 2, "waiting": 1, "kv_tokens_used": 24, "kv_tokens_reserved": 1024}
     wanted |= {"kv_tokens_capacity": 1024, "kv_bytes_reserved": 1024 * stage.token_bytes}
-    expect_rows("stats after three steps", [stats.get(name) for name in wanted], [*wanted.values()], name=[*wanted])
+    expect_stats("after three steps", engine, wanted)

@@ -24,6 +24,7 @@ from common.learn.milestones.stage_under_test import (
     expect_attention_in_steps,
     expect_error,
     expect_rows,
+    expect_stats,
     expect_steps,
     expect_table,
     expect_tokens,
@@ -164,12 +165,10 @@ def test_admitted_or_refused(stage):
     what = "`add`, prompt 30 + max_tokens 3 = 33 tokens in 8 pages of 4,"
     says = expect_error(InvalidInput, lambda: scheduler.add(make_request("X", 30, 3)), what)
     expect("9 pages" in says and not scheduler.waiting, f"refuse what needs 9 pages, and do not queue it: {says}")
-    a, b, c, d = (make_request(*one) for one in (("A", 12, 9), ("B", 13, 9), ("C", 1, 9), ("D", 4, 9)))
-    e = make_request("E", 16, 9)
+    a, b, c, d, e = (make_request(*one, 9) for one in zip("ABCDE", (12, 13, 1, 4, 16), strict=True))
     for request in (a, b, c):
         scheduler.add(request)
-    free = {"A": (8, 3, 0), "B": (5, 4, 1), "C": (1, 1, 2)}
-    for letter, (there, needed, reserve) in free.items():
+    for letter, there, needed, reserve in (("A", 8, 3, 0), ("B", 5, 4, 1), ("C", 1, 1, 2)):
         sequence = scheduler._admit()
         fits = needed + reserve <= there
         sum_ = rows({"": ["needed", "reserve", "free"], letter: [needed, reserve, there]}) + "\n\n" + owners(scheduler)
@@ -180,11 +179,9 @@ def test_admitted_or_refused(stage):
     expect(len(scheduler.allocator.free) == 1, "C must hold no page while it waits", owners(scheduler))
     waiting = [request.request_id for request in scheduler.waiting]
     expect(waiting == ["C"], f"`_admit` had no room for C: `waiting` must still be ['C'], and is {waiting}")
-    before = owners(scheduler)
     scheduler.remove(a)
     expect(sorted(scheduler.running) == ["B"], "`remove` leaves A in `running`")
-    picture = f"before\n{before}\nafter `remove(A)`\n{owners(scheduler)}"
-    expect(len(scheduler.allocator.free) == 4, "the pages of A must be free again", picture)
+    expect(len(scheduler.allocator.free) == 4, "the pages of A must be free again", owners(scheduler))
     for _ in range(5):
         d.append(7)  # as if D had been preempted after five tokens
     scheduler.add(e)
@@ -326,15 +323,21 @@ def test_the_books_balance(stage):
             for name, one in engine.scheduler.running.items():
                 books[name] = one.request.num_tokens, one.computed, len(one.page_table.pages)
             raise Failed(said, rows(books) + "\n\n" + owners(engine.scheduler)) from None
-    stats, running = engine.stats(), engine.scheduler.running
+    running = engine.scheduler.running
     used = sum(sequence.computed for sequence in running.values())
     pages = sum(len(sequence.page_table.pages) for sequence in running.values())
-    wanted = {"running": len(running), "waiting": 10 - len(running), "preemptions": 0, "kv_tokens_capacity": 1024}
-    wanted |= {"kv_tokens_used": used, "kv_tokens_reserved": 16 * pages}
-    wanted |= {"kv_bytes_reserved": 16 * pages * stage.token_bytes}
+    wanted = {
+        "running": len(running),
+        "waiting": 10 - len(running),
+        "preemptions": 0,
+        "kv_tokens_capacity": 1024,
+        "kv_tokens_used": used,
+        "kv_tokens_reserved": 16 * pages,
+        "kv_bytes_reserved": 16 * pages * stage.token_bytes,
+    }
     waste = {"slots of stage 04": 1 - used / (512 * len(running)), "your pages": 1 - used / (16 * pages)}
     expect(16 * pages - used < 16 * len(running), "more than a page for each request is empty", bars(waste, 1.0))
-    expect_rows("stats", [stats.get(name) for name in wanted], list(wanted.values()), name=list(wanted))
+    expect_stats("after three steps", engine, wanted)
     sequence, many = running["A"], running["B"]
     sequence.computed, saved = sequence.request.num_tokens, sequence.computed
     expect_error(AssertionError, engine.scheduler.check, "`check`, with computed = num_tokens in a sequence,")

@@ -9,6 +9,7 @@ from common.learn.milestones.stage_under_test import (
     expect,
     expect_error,
     expect_rows,
+    expect_stats,
     expect_steps,
     expect_tokens,
     letters,
@@ -236,11 +237,10 @@ def test_shared_pages_count_once(stage):
     for _ in range(2):
         engine.add(stage.prompts(1, 40)[0], endless(9))
     engine.step()
-    stats = engine.stats()
     wanted = {"running": 2, "kv_tokens_used": 32 + 8 + 8, "kv_tokens_reserved": 32 + 16 + 16, "kv_tokens_cached": 0}
     wanted |= {"prefix_tokens_asked": 120, "prefix_tokens_hit": 64, "preemptions": 0, "waiting": 0}
     wanted |= {"kv_bytes_reserved": 64 * stage.token_bytes, "kv_tokens_capacity": engine.cache.capacity}
-    expect_rows("stats, two equal prompts", [stats.get(name) for name in wanted], [*wanted.values()], name=[*wanted])
+    expect_stats("two equal prompts", engine, wanted)
     for request_id in list(engine.requests):
         engine.abort(request_id)
     cached = engine.stats()["kv_tokens_cached"]

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common import pass_times
@@ -17,7 +17,7 @@ from common.pass_times import Costs, PassTimes
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
 from tests.helpers.engine_options import assert_same_answers, endless
-from tests.helpers.scheduler_machine import PagedMachine, make_request, read, write
+from tests.helpers.scheduler_machine import PagedMachine, machine_test, make_request, read, write
 
 adaptive_module, drafter_module, engine_module, scheduler_module, speculation_module, verification = (
     load_stage_module("07", name)
@@ -148,8 +148,7 @@ class SpeculationMachine(PagedMachine):
                 chunk.sequence.request.append(token)
 
 
-TestSpeculation = SpeculationMachine.TestCase
-TestSpeculation.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSpeculation = machine_test(SpeculationMachine, 60, 40)
 
 
 @pytest.mark.parametrize("count", [0, 8])

@@ -1,7 +1,6 @@
 """What stage 08's Engine promises beyond the contract, with workers in this process."""
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
@@ -10,7 +9,7 @@ from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine, load_stage_module
 from tests.helpers.engine_options import drain, endless
 from tests.helpers.faulty_fleet import FaultyFleet
-from tests.helpers.scheduler_machine import PagedMachine, make_request, write
+from tests.helpers.scheduler_machine import PagedMachine, machine_test, make_request, write
 
 Engine, WorkerEngine = load_engine("08"), load_stage_module("08", "engine").WorkerEngine
 scheduler_module, speculation_module = (load_stage_module("08", name) for name in ("scheduler", "speculation"))
@@ -163,5 +162,4 @@ class TransferMachine(PagedMachine):
         super().teardown()
 
 
-TestTransfers = TransferMachine.TestCase
-TestTransfers.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestTransfers = machine_test(TransferMachine, 100)

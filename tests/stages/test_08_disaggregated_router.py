@@ -7,7 +7,6 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -26,7 +25,7 @@ from tests.helpers.faulty_fleet import (
     scheduler_module,
     worker_module,
 )
-from tests.helpers.scheduler_machine import make_request, write
+from tests.helpers.scheduler_machine import machine_test, make_request, write
 
 deployment, router_module, routing, speculation = (
     load_stage_module("08", name) for name in ("deployment", "router", "routing", "speculation")
@@ -184,10 +183,8 @@ class ReplicaMachine(RouterMachine):
     workers = {"prefill": 0, "decode": 0, "replicas": 4}
 
 
-TestRouter = RouterMachine.TestCase
-TestReplicas = ReplicaMachine.TestCase
-TestRouter.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
-TestReplicas.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestRouter = machine_test(RouterMachine, 250, 60)
+TestReplicas = machine_test(ReplicaMachine, 60, 60)
 
 
 def until(router, condition, seconds: float = 20.0) -> None:

@@ -113,6 +113,12 @@ def expect_rows(what: str, mine: Any, wanted: Sequence, box: int = 0, **above: S
         raise Failed(f"{what}: place {place} is wrong", rows(lines, place, box))
 
 
+def expect_stats(what: str, engine: BaseEngine, wanted: Mapping[str, float]) -> None:
+    """Fail unless the engine's stats have these values."""
+    stats = engine.stats()
+    expect_rows(f"stats, {what}", [stats.get(name) for name in wanted], [*wanted.values()], name=[*wanted])
+
+
 def expect_table(what: str, table: Mapping[str, str | tuple[list, list]]) -> None:
     """Fail with all rows, yours under those wanted, and the first wrong place of all marked.
 

@@ -14,9 +14,8 @@ import heapq
 from collections import deque
 from dataclasses import dataclass
 
-from common.errors import InvalidInput
 from common.request import Request
-from common.token_budget import ChunkPrice
+from common.token_budget import ChunkPrice, check_token_budget
 
 
 @dataclass(eq=False)
@@ -60,10 +59,7 @@ class Scheduler:
     """
 
     def __init__(self, max_running: int, token_budget: int):
-        if max_running < 1:
-            raise InvalidInput(f"max_running must be at least 1, not {max_running}")
-        if token_budget < max_running:
-            raise InvalidInput(f"token_budget is {token_budget}: it must be at least max_running, {max_running}")
+        check_token_budget(max_running, token_budget)
         self.max_running, self.token_budget = max_running, token_budget
         self.price = ChunkPrice()  # counts tokens; where the budget is measured, attention too
         self.waiting: deque[Request] = deque()

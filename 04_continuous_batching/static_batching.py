@@ -44,7 +44,7 @@ class StaticEngine(BaseEngine):
         if not self.group:
             first = list(self.requests.values())[: self.max_running]
             self.group = [Sequence(request, slot) for slot, request in enumerate(first)]
-        width = max((s.remaining for s in self.group if not s.request.finished), default=1)
+        width = max((s.remaining for s in self.unfinished), default=1)
         chunks = []
         for sequence in self.group:
             request, token_ids = sequence.request, []

@@ -19,9 +19,8 @@ on nothing but seed and position, in float32 it goes on with the tokens it would
 from collections import deque
 from dataclasses import dataclass
 
-from common.errors import InvalidInput
 from common.request import Request
-from common.token_budget import ChunkPrice
+from common.token_budget import ChunkPrice, check_token_budget
 
 from .page_table import PageAllocator, PageTable
 
@@ -68,10 +67,7 @@ class Scheduler:
     """
 
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int):
-        if max_running < 1:
-            raise InvalidInput(f"max_running must be at least 1, not {max_running}")
-        if token_budget < max_running:
-            raise InvalidInput(f"token_budget is {token_budget}: it must be at least max_running, {max_running}")
+        check_token_budget(max_running, token_budget)
         self.max_running, self.token_budget = max_running, token_budget
         self.price = ChunkPrice()  # counts tokens; where the budget is measured, attention too
         self.waiting: deque[Request] = deque()
@@ -129,8 +125,8 @@ class Scheduler:
         if not self.waiting or len(self.running) == self.max_running:
             return None
         if (sequence := self._allocate(self.waiting[0])) is not None:
-            self.waiting.popleft()
-            self.running[sequence.request.request_id] = sequence
+            request = self.waiting.popleft()
+            self.running[request.request_id] = sequence
         return sequence
 
     def _allocate(self, request: Request) -> Sequence | None:

@@ -5,7 +5,7 @@ path from the root is a text, cut into full pages. Nodes are found by comparing 
 depends on a hash being unique. The idea is RadixAttention's (Zheng et al., 2024), with whole pages as edges.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 
 class Node:
@@ -66,23 +66,19 @@ class PrefixTree:
 
     def check(self, paths: list[list[Node]]) -> list[int]:
         """Raise AssertionError unless references add up to `paths`; return all pages in the tree."""
-        users: dict[Node, int] = {}
         for path in paths:
             below = [node.parent is above for node, above in zip(path, [self.root, *path], strict=False)]
             assert all(below), "a node of a path is not below the one before it"
-            for node in path:
-                users[node] = users.get(node, 0) + 1
+        users = Counter(node for path in paths for node in path)
         order = {node: place for place, node in enumerate(self.unused)}
-        pages, todo = [], list(self.root.children.values())
-        while todo:
-            node = todo.pop()
-            page, count, place = node.page, users.get(node, 0), order.get(node, -1)  # -1: not in `unused`
+        nodes = list(self.root.children.values())
+        for node in nodes:  # which grows meanwhile
+            page, count, place = node.page, users[node], order.get(node, -1)  # -1: not in `unused`
             assert node.parent.children.get(node.tokens) is node, f"its parent does not find page {page} by its tokens"
             assert node.references == count, f"page {page} is on {count} paths, and counts {node.references} users"
             assert (place < 0) == (count > 0), f"page {page} has {count} users: `unused` holds those without any"
             assert place < order.get(node.parent, len(order)), f"page {page} comes after its parent in `unused`"
-            pages.append(page)
-            todo += node.children.values()
-        assert len(pages) == self.size, f"the tree has {len(pages)} pages, and `size` is {self.size}"
+            nodes += node.children.values()
+        assert len(nodes) == self.size, f"the tree has {len(nodes)} pages, and `size` is {self.size}"
         assert len(order) <= self.size, f"`unused` has {len(order)} pages, and the tree {self.size}"
-        return pages
+        return [node.page for node in nodes]

@@ -30,9 +30,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.errors import InvalidInput
 from common.request import Request
-from common.token_budget import ChunkPrice
+from common.token_budget import ChunkPrice, check_token_budget
 
 from .page_table import PageAllocator, PageTable
 from .speculation import MAX_DRAFT_TOKENS, Speculation
@@ -90,10 +89,7 @@ class Scheduler:
     """
 
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int, speculation: Speculation):
-        if max_running < 1:
-            raise InvalidInput(f"max_running must be at least 1, not {max_running}")
-        if token_budget < max_running:
-            raise InvalidInput(f"token_budget is {token_budget}: it must be at least max_running, {max_running}")
+        check_token_budget(max_running, token_budget)
         self.max_running, self.token_budget = max_running, token_budget
         self.price = ChunkPrice()  # counts tokens; where the budget is measured, attention too
         self.waiting: deque[Request] = deque()

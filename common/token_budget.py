@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from .attention import PagedBatch, choose_attention
+from .errors import InvalidInput
 from .loader import Loaded
 from .transfers import synchronize
 
@@ -60,6 +61,14 @@ class ChunkPrice:
         """Return what a budget leaves for prompts beside requests that decode, a token each from these numbers on."""
         decodes = len(starts) * self(0, 1) + (self.read + self.pair) * sum(starts)
         return min(budget - len(starts), max(budget - decodes, budget * PROMPTS, 1))
+
+
+def check_token_budget(max_running: int, token_budget: int) -> None:
+    """Raise InvalidInput unless a step has a token for each request that may run, and at least one may."""
+    if max_running < 1:
+        raise InvalidInput(f"max_running must be at least 1, not {max_running}")
+    if token_budget < max_running:
+        raise InvalidInput(f"token_budget is {token_budget}: it must be at least max_running, {max_running}")
 
 
 def choose_token_budget(

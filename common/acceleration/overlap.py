@@ -81,13 +81,11 @@ class OverlappedLoop(BaseEngine):
         """Launch a step, and then commit the one before."""
         if not self.requests:
             return []
-        changed: list[Request] = []
-        # Penalties depend on the tokens themselves, which the host counts: then it has to wait for them.
-        if any(request.params.penalised for request in self.launched.requests):
-            changed = self.commit(self.launched.chunks, self.launched.drawn)
-            self.launched = NOTHING
-        launched = self._launch(self.launched)  # if this is interrupted, what was launched before stays so
-        changed += self.commit(self.launched.chunks, self.launched.drawn)
+        before, launched = self.launched, NOTHING
+        # Penalties depend on the tokens themselves, which the host counts: then it waits for them and launches nothing.
+        if not any(request.params.penalised for request in before.requests):
+            launched = self._launch(before)  # if this is interrupted, what was launched before stays so
+        changed = self.commit(before.chunks, before.drawn)
         self.launched = launched if self.requests else NOTHING
         return changed
 

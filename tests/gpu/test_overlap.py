@@ -1,11 +1,14 @@
 """The overlapped loop is a step ahead. (That it gives the tokens of the plain one, the contract suite shows.)"""
 
+from contextlib import suppress
+
 import pytest
 
 from common.acceleration.accelerate import make_engine
 from common.sampling import Drawn, SamplingParams
 from common.stages import load_engine
 from tests.helpers.engine_options import drain, endless
+from tests.helpers.interruptions import Interruptions
 
 each_stage = pytest.mark.parametrize("stage", ["04", "06"])
 
@@ -25,6 +28,18 @@ def test_a_step_is_launched_before_the_last_ones_tokens_are_waited_for(stage, lo
     events.clear()  # penalties want to see the tokens first
     engine_of(stage, loaded).generate([prompts[0][:9]], endless(5, presence_penalty=1))
     assert events == ["launch", "wait"] * 5
+
+
+@each_stage
+@pytest.mark.parametrize("penalty", [0, 1])
+def test_steps_that_are_interrupted_hide_no_token(stage, loaded, prompts, monkeypatch, penalty):
+    engine, told = engine_of(stage, loaded), 0
+    Interruptions(engine, monkeypatch)
+    engine.add(prompts[0][:9], endless(8, presence_penalty=penalty))
+    while engine.has_unfinished:
+        with suppress(KeyboardInterrupt):
+            told += len(engine.step())
+    assert told == 8
 
 
 @each_stage

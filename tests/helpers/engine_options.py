@@ -1,5 +1,7 @@
 """What many tests ask of engines: answers of a known length, and memory for a known number of pages."""
 
+import pytest
+
 from common.sampling import SamplingParams
 
 MAX_TOKENS = 18  # of the reference's answers, `expected`. A page holds 16 tokens: each answer goes on in another one
@@ -18,3 +20,14 @@ def drain(engine) -> None:
 
 def pool(pages: int, page_size: int = 16) -> dict[str, int]:
     return {"kv_memory": pages * page_size * TOKEN_BYTES, "page_size": page_size}
+
+
+def assert_same_answers(ours: list, theirs: list) -> None:
+    """The same tokens, texts and ends, and nearly the same log-probabilities."""
+    for mine, other in zip(ours, theirs, strict=True):
+        for name in ("token_ids", "text", "finish_reason", "stop_reason"):
+            assert getattr(mine, name) == getattr(other, name)
+        for one, right in zip(mine.logprobs, other.logprobs, strict=True):
+            assert (one and one.logprob) == pytest.approx(right and right.logprob, abs=1e-3)
+            top, wanted = ([value for _, value in entry.top] if entry else [] for entry in (one, right))
+            assert top == pytest.approx(wanted, abs=1e-3)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -15,6 +16,13 @@ MAX_STEPS = 2000  # more than the tokens of all requests: in each step the oldes
 
 def make_request(name: str, token_ids: list[int], max_tokens: int = 8) -> Request:
     return Request(name, token_ids, SamplingParams(max_tokens=max_tokens), None, frozenset(), max_tokens)
+
+
+def machine_test(machine: type[RuleBasedStateMachine], examples: int, steps: int = 50) -> type:
+    """Return the test that runs a machine: so many examples, each of so many steps."""
+    test = machine.TestCase
+    test.settings = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
+    return test
 
 
 class SchedulerMachine(RuleBasedStateMachine):

@@ -9,6 +9,7 @@ from common.learn.milestones.stage_under_test import (
     expect,
     expect_attention,
     expect_rows,
+    expect_stats,
     expect_tokens,
     letters,
 )
@@ -145,7 +146,6 @@ def test_what_the_engine_reports(stage):
     engine.add(stage.prompts(2, 10)[1], endless(30))
     for _ in range(3):
         engine.step()
-    stats = engine.stats()
     wanted = {"kv_tokens_used": 10 + 2, "kv_tokens_reserved": 40, "kv_bytes_reserved": 40 * stage.token_bytes}
     wanted |= {"unfinished": 2, "steps": 3}
-    expect_rows("stats after three steps", [stats.get(name) for name in wanted], [*wanted.values()], name=[*wanted])
+    expect_stats("after three steps", engine, wanted)

@@ -161,6 +161,14 @@ def test_what_the_engine_thread_does(stage):
     expect(not thread.engine.has_unfinished, "if one of several requests is refused, none of them may stay")
 
 
+async def refusal(answer) -> str:
+    try:
+        await answer
+    except (QueueFull, InvalidInput, EngineDead) as error:
+        return type(error).__name__
+    return "accepted"
+
+
 async def collect(stream) -> str:
     return "".join([piece.text async for piece in stream])
 
@@ -182,20 +190,10 @@ def test_from_the_event_loop_and_back(stage):
         streams = await thread.submit_all([(text, endless(6)) for text in STORIES[:2]])
         streams.append(await thread.submit(STORIES[2], endless(6)))
         texts = [await collect(stream) for stream in streams]
-        refused = []
-        for orders in ([(STORY, endless(6))] * 5, [("", endless(6))]):
-            try:
-                await thread.submit_all(orders)
-                refused.append("accepted")
-            except (QueueFull, InvalidInput) as error:
-                refused.append(type(error).__name__)
-        left = len(thread._open)
-        thread.error = EngineDead("closing")
-        try:
-            await thread.submit(STORY, endless(6))
-            refused.append("accepted")
-        except EngineDead:
-            refused.append("EngineDead")
+        refused = [await refusal(thread.submit_all([(STORY, endless(6))] * 5))]
+        refused.append(await refusal(thread.submit_all([("", endless(6))])))
+        left, thread.error = len(thread._open), EngineDead("closing")
+        refused.append(await refusal(thread.submit(STORY, endless(6))))
         thread._commands.put(thread._engine_stop)
         return texts, refused, left, given
 

@@ -1,14 +1,13 @@
 """What stage 04 promises beyond the contract and its milestones: a fair scheduler, and static batches beside it."""
 
 import pytest
-from hypothesis import settings
 
 from common.bench.engine_load import engine_load
 from common.bench.workloads import Job, mixed_length_jobs
 from common.stages import load_stage_module
 from tests.helpers.engine_options import GREEDY, endless
 from tests.helpers.interruptions import Interruptions, drain_interrupted
-from tests.helpers.scheduler_machine import SchedulerMachine
+from tests.helpers.scheduler_machine import SchedulerMachine, machine_test
 
 Engine, Scheduler = load_stage_module("04", "engine").Engine, load_stage_module("04", "scheduler").Scheduler
 StaticEngine = load_stage_module("04", "static_batching").StaticEngine
@@ -37,8 +36,7 @@ class ContinuousBatchingMachine(SchedulerMachine):
         return chunks
 
 
-TestScheduler = ContinuousBatchingMachine.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestScheduler = machine_test(ContinuousBatchingMachine, 60, 40)
 
 
 def test_impossible_options_are_refused(loaded):

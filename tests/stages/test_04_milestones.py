@@ -9,9 +9,11 @@ from common.learn.milestones.stage_under_test import (
     drain,
     endless,
     expect,
-    expect_attention,
+    expect_attention_in_steps,
     expect_error,
     expect_rows,
+    expect_stats,
+    expect_steps,
     expect_tokens,
     letters,
     make_request,
@@ -94,28 +96,15 @@ def test_every_slot_has_one_owner(stage):
     second_hint="price.left: the budget beside decodes; price(): what a chunk takes. Sort: one token first, then slot.",
 )
 def test_a_step_under_a_budget(stage):
-    """A token for each that decodes, then prompts begun, then waiting ones, until the budget is spent."""
+    """A token for each that decodes, then prompts begun, then waiting ones, until the budget is spent.
+
+    There are three slots, and 8 tokens in a step. Chunks of one token come first, each kind in the order of slots.
+    """
     scheduler = make_scheduler(stage)
-    requests = {letter: make_request(letter, tokens) for letter, tokens in zip("ABCD", (3, 12, 4, 2), strict=True)}
-    for request in requests.values():
-        scheduler.add(request)
-    mine = {letter: [] for letter in "ABCD"}
-    order = []
-    for step in range(6):
-        chunks = scheduler.schedule()
-        ran = {one.sequence.request.request_id: len(one.token_ids) for one in chunks}
-        order.append([one.sequence.slot for one in chunks])
-        for letter, cells in mine.items():
-            cells.append(ran.get(letter, "·"))
-        commit(scheduler, chunks)
-        if step == 3:
-            scheduler.remove(requests["A"])
-    wanted = {"A": [3, 1, 1, 1, *"··"], "B": [5, 7, 1, 1, 1, 1], "C": ["·", "·", 4, 1, 1, 1], "D": [*"····", 2, 1]}
-    picture = rows({"step": range(1, 7)} | {f"{letter} wanted": cells for letter, cells in wanted.items()}
-                   | {f"{letter} yours": cells for letter, cells in mine.items()})  # fmt: skip
-    expect(mine == wanted, "A has 3 tokens, B 12, C 4, D 2; three slots, a budget of 8 tokens", picture)
-    for step, slots in ((3, [0, 1, 2]), (5, [1, 2, 0]), (6, [0, 1, 2])):
-        expect_rows(f"slots in the order of the chunks, step {step}", order[step - 1], slots)
+    wanted = [{"A": 3, "B": 5}, {"A": 1, "B": 7}, {"A": 1, "B": 1, "C": 4}, {"A": 1, "B": 1, "C": 1}]
+    expect_steps(scheduler, [{"A": 3, "B": 12, "C": 4, "D": 2}], wanted)
+    scheduler.remove(scheduler.running["A"].request)  # D gets its slot, the first
+    expect_steps(scheduler, [], [{"B": 1, "C": 1, "D": 2}, {"D": 1, "B": 1, "C": 1}])
     scheduler = make_scheduler(stage)
     expect(scheduler.schedule() == [], "with nothing to do, `schedule` returns an empty list")
     scheduler.price = ChunkPrice(read=1)  # of one more for each token that is read
@@ -133,19 +122,21 @@ def test_a_step_under_a_budget(stage):
 def test_which_requests_share_a_call(stage):
     """Neighbouring slots with equally many tokens share a call, while padding costs less than another call."""
     cases = {
-        "equal lengths": (((0, 100, 1), (1, 120, 1), (2, 90, 1)), [[0, 1, 2]]),
-        "one is long": (((0, 100, 1), (1, 900, 1), (2, 90, 1)), [[0], [1], [2]]),
-        "slot 2 is missing": (((0, 100, 1), (1, 100, 1), (3, 100, 1)), [[0, 1], [3]]),
-        "1 token and 5": (((0, 100, 1), (1, 100, 5)), [[0], [1]]),
-        "48 of padding": (((0, 100, 1), (1, 148, 1)), [[0, 1]]),
-        "49 of padding": (((0, 100, 1), (1, 149, 1)), [[0], [1]]),
-        "20 for each of three": (((0, 100, 1), (1, 100, 1), (2, 100, 1), (3, 120, 1)), [[0, 1, 2], [3]]),
+        "equal lengths": ({0: 100, 1: 120, 2: 90}, "012"),
+        "one is long": ({0: 100, 1: 900, 2: 90}, "0 1 2"),
+        "slot 2 is missing": ({0: 100, 1: 100, 3: 100}, "01 3"),
+        "1 token and 5": ({0: 100, 1: 100}, "0 1"),
+        "48 of padding": ({0: 100, 1: 148}, "01"),
+        "49 of padding": ({0: 100, 1: 149}, "0 1"),
+        "20 for each of three": ({0: 100, 1: 100, 2: 100, 3: 120}, "012 3"),
     }
-    for name, (parts, wanted) in cases.items():
-        chunks = [chunk(stage, *part) for part in parts]
-        mine = [[one.sequence.slot for one in group] for group in stage.slot_attention.share_calls(chunks, 48)]
-        picture = rows({"slot": [p[0] for p in parts], "past": [p[1] for p in parts], "tokens": [p[2] for p in parts]})
-        expect(mine == wanted, f"{name}: the calls take slots {mine}, not {wanted}", picture)
+    for name, (past, wanted) in cases.items():
+        tokens = [5 if slot and name == "1 token and 5" else 1 for slot in past]
+        chunks = [chunk(stage, slot, past[slot], count) for slot, count in zip(past, tokens, strict=True)]
+        groups = stage.slot_attention.share_calls(chunks, 48)
+        mine = " ".join("".join(str(one.sequence.slot) for one in group) for group in groups)
+        picture = rows({"slot": past, "past": past.values(), "tokens": tokens})
+        expect(mine == wanted, f"{name}: the calls take slots {mine!r}, not {wanted!r}", picture)
 
 
 @milestone(
@@ -165,14 +156,13 @@ def test_one_batch_for_all_requests(stage):
     calls = stage.slot_attention.plan_calls(chunks, 2, torch.device("cpu"), torch.float32)
     spans = [(call.rows.start, call.rows.stop, call.slots.start, call.slots.stop, call.longest) for call in calls]
     expect_rows("calls: rows from, to, slots from, to, longest", spans, [(0, 2, 0, 2, 6), (2, 6, 3, 4, 4)])
-    sees = [[int(place == 0) for place in row] for row in calls[0].mask[:, 0, ::2].flatten(0, 1).tolist()]
-    for letter, mine, wanted in zip("AB", sees, ([1] * 6, [1] * 4 + [0] * 2), strict=True):
-        expect_rows(f"places that {letter} may look at", mine, wanted, place=range(6))
     shape = list(calls[1].mask.shape)
     expect(shape == [1, 1, 8, 4], f"4 tokens and groups of 2 heads: the mask is {shape}, not [1, 1, 8, 4]")
-    sees = [[int(place == 0) for place in row] for row in calls[1].mask[0, 0, ::2].tolist()]
-    for i, mine in enumerate(sees):
-        expect_rows(f"places that token {i} of D may look at", mine, [1] * (i + 1) + [0] * (3 - i), place=range(4))
+    masks = [row for call in calls for row in call.mask[:, 0, ::2].flatten(0, 1).tolist()]
+    names = ["A", "B", *(f"token {i} of D" for i in range(4))]
+    for name, mask, sees in zip(names, masks, (6, 4, 1, 2, 3, 4), strict=True):
+        mine, wanted = [int(place == 0) for place in mask], [1] * sees + [0] * (len(mask) - sees)
+        expect_rows(f"places that {name} may look at", mine, wanted, place=range(len(mask)))
 
 
 @milestone(
@@ -182,26 +172,15 @@ def test_one_batch_for_all_requests(stage):
 )
 def test_attention_over_slots(stage):
     """K and V of the step go to their slots; then each token attends to its own request, up to itself."""
-    config, layer = stage.loaded.config, 3
-    cache = stage.kv_cache.KVCache(stage.loaded, 4)
-    heads, groups, size = config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_dim
-    torch.manual_seed(0)
-    past: dict[int, list] = {0: [], 1: [], 3: []}
-    for spans in (((0, 0, 6), (1, 0, 3), (3, 0, 4)), ((0, 6, 1), (1, 3, 1), (3, 4, 2))):
-        chunks = [chunk(stage, *span) for span in spans]
-        batch = stage.batch.Batch(chunks, groups, torch.device("cpu"), torch.float32)
-        count = sum(tokens for *_, tokens in spans)
-        q, (k, v) = torch.randn(count, config.num_heads, size), torch.randn(2, count, heads, size)
-        mine = cache.bind(batch)(layer, q, k, v)
-        pasts, names, stored = [], [], []
-        for slot, start, tokens in spans:
-            for position in range(start, start + tokens):
-                past[slot].append((k[len(names)], v[len(names)]))
-                stored.append(torch.equal(cache.k[layer, slot, :, position], k[len(names)]))
-                pasts.append(tuple(torch.stack(one) for one in zip(*past[slot], strict=True)))
-                names.append(f"{'ABCD'[slot]}{position}")
-        expect_rows("keys in their slots", stored, [True] * count, token=names)
-        expect_attention(mine, q, pasts, names)
+    config, cache = stage.loaded.config, stage.kv_cache.KVCache(stage.loaded, 4)
+
+    def bind(spans):
+        chunks = [chunk(stage, "ABCD".index(name), start, stop - start) for name, start, stop in spans]
+        groups = config.num_heads // config.num_kv_heads
+        return cache.bind(stage.batch.Batch(chunks, groups, torch.device("cpu"), torch.float32))
+
+    steps = (("A", 0, 6), ("B", 0, 3), ("D", 0, 4)), (("A", 6, 7), ("B", 3, 4), ("D", 4, 6))
+    expect_attention_in_steps(stage, steps, bind, lambda name, position: cache.k[3, "ABCD".index(name), :, position])
     expect(not cache.k[[0, 7]].any(), "layers that were not run have keys: `layer` picks the pool")
 
 
@@ -244,7 +223,6 @@ def test_what_slots_waste(stage):
         engine.add(prompt, endless(20))
     for _ in range(3):
         engine.step()
-    stats = engine.stats()
     wanted = {"running": 2, "waiting": 1, "kv_tokens_used": 24, "kv_tokens_reserved": 1024}
     wanted |= {"kv_tokens_capacity": 1024, "kv_bytes_reserved": 1024 * stage.token_bytes}
-    expect_rows("stats after three steps", [stats.get(name) for name in wanted], [*wanted.values()], name=[*wanted])
+    expect_stats("after three steps", engine, wanted)

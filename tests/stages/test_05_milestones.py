@@ -12,7 +12,6 @@ from common.learn.milestones.paged import (
     check_chunks,
     chunk,
     decoding,
-    expect_steps,
     make_scheduler,
     owners,
     sequence,
@@ -22,9 +21,11 @@ from common.learn.milestones.stage_under_test import (
     drain,
     endless,
     expect,
-    expect_attention,
+    expect_attention_in_steps,
     expect_error,
     expect_rows,
+    expect_stats,
+    expect_steps,
     expect_table,
     expect_tokens,
     make_request,
@@ -138,29 +139,18 @@ def test_one_batch_for_all_requests(stage):
 )
 def test_attention_over_pages(stage):
     """K and V of the step go to their slots; then each token attends to its own sequence, up to itself."""
-    config, layer = stage.loaded.config, 3
+    config, running = stage.loaded.config, {"A": sequence(stage, "A", 7, [6, 1]), "B": sequence(stage, "B", 5, [3, 0])}
     backend, _ = choose_attention("torch", torch.device("cpu"), torch.float32, config.head_dim, 4)
     cache = stage.kv_cache.KVCache(stage.loaded, 8, 4, backend)
-    a, b = sequence(stage, "A", 7, [6, 1]), sequence(stage, "B", 5, [3, 0])
-    torch.manual_seed(0)
-    heads = config.num_kv_heads
-    past = {"A": [], "B": []}
-    for spans in ((("A", 0, 6), ("B", 0, 3)), (("A", 6, 7), ("B", 3, 5))):
-        batch = stage.batch.Batch([chunk(stage, {"A": a, "B": b}[n], i, j) for n, i, j in spans], torch.device("cpu"))
-        count = sum(stop - start for _, start, stop in spans)
-        q = torch.randn(count, config.num_heads, config.head_dim)
-        k, v = torch.randn(2, count, heads, config.head_dim)
-        mine = cache.bind(batch.paged)(layer, q, k, v)
-        pasts, names = [], []
-        for name, start, stop in spans:
-            for position in range(start, stop):
-                past[name].append((k[len(names)], v[len(names)]))
-                pasts.append(tuple(torch.stack(one) for one in zip(*past[name], strict=True)))
-                names.append(f"{name}{position}")
-        slots = batch.paged.slot_mapping.tolist()
-        stored = [torch.equal(cache.k[layer].flatten(0, 1)[slot], one) for slot, one in zip(slots, k, strict=True)]
-        expect_rows("keys in their slots", stored, [True] * count, token=names, slot=slots)
-        expect_attention(mine, q, pasts, names)
+
+    def bind(spans):
+        chunks = [chunk(stage, running[name], start, stop) for name, start, stop in spans]
+        return cache.bind(stage.batch.Batch(chunks, torch.device("cpu")).paged)
+
+    def key_of(name, position):
+        return cache.k[3, running[name].page_table.pages[position // 4], position % 4]
+
+    expect_attention_in_steps(stage, ((("A", 0, 6), ("B", 0, 3)), (("A", 6, 7), ("B", 3, 5))), bind, key_of)
     expect(not cache.k[[0, 7]].any(), "layers that were not run have keys: `layer` picks the pool")
 
 
@@ -175,12 +165,10 @@ def test_admitted_or_refused(stage):
     what = "`add`, prompt 30 + max_tokens 3 = 33 tokens in 8 pages of 4,"
     says = expect_error(InvalidInput, lambda: scheduler.add(make_request("X", 30, 3)), what)
     expect("9 pages" in says and not scheduler.waiting, f"refuse what needs 9 pages, and do not queue it: {says}")
-    a, b, c, d = (make_request(*one) for one in (("A", 12, 9), ("B", 13, 9), ("C", 1, 9), ("D", 4, 9)))
-    e = make_request("E", 16, 9)
+    a, b, c, d, e = (make_request(*one, 9) for one in zip("ABCDE", (12, 13, 1, 4, 16), strict=True))
     for request in (a, b, c):
         scheduler.add(request)
-    free = {"A": (8, 3, 0), "B": (5, 4, 1), "C": (1, 1, 2)}
-    for letter, (there, needed, reserve) in free.items():
+    for letter, there, needed, reserve in (("A", 8, 3, 0), ("B", 5, 4, 1), ("C", 1, 1, 2)):
         sequence = scheduler._admit()
         fits = needed + reserve <= there
         sum_ = rows({"": ["needed", "reserve", "free"], letter: [needed, reserve, there]}) + "\n\n" + owners(scheduler)
@@ -191,11 +179,9 @@ def test_admitted_or_refused(stage):
     expect(len(scheduler.allocator.free) == 1, "C must hold no page while it waits", owners(scheduler))
     waiting = [request.request_id for request in scheduler.waiting]
     expect(waiting == ["C"], f"`_admit` had no room for C: `waiting` must still be ['C'], and is {waiting}")
-    before = owners(scheduler)
     scheduler.remove(a)
     expect(sorted(scheduler.running) == ["B"], "`remove` leaves A in `running`")
-    picture = f"before\n{before}\nafter `remove(A)`\n{owners(scheduler)}"
-    expect(len(scheduler.allocator.free) == 4, "the pages of A must be free again", picture)
+    expect(len(scheduler.allocator.free) == 4, "the pages of A must be free again", owners(scheduler))
     for _ in range(5):
         d.append(7)  # as if D had been preempted after five tokens
     scheduler.add(e)
@@ -337,21 +323,24 @@ def test_the_books_balance(stage):
             for name, one in engine.scheduler.running.items():
                 books[name] = one.request.num_tokens, one.computed, len(one.page_table.pages)
             raise Failed(said, rows(books) + "\n\n" + owners(engine.scheduler)) from None
-    stats, running = engine.stats(), engine.scheduler.running
+    running = engine.scheduler.running
     used = sum(sequence.computed for sequence in running.values())
     pages = sum(len(sequence.page_table.pages) for sequence in running.values())
-    wanted = {"running": len(running), "waiting": 10 - len(running), "preemptions": 0, "kv_tokens_capacity": 1024}
-    wanted |= {"kv_tokens_used": used, "kv_tokens_reserved": 16 * pages}
-    wanted |= {"kv_bytes_reserved": 16 * pages * stage.token_bytes}
+    wanted = {
+        "running": len(running),
+        "waiting": 10 - len(running),
+        "preemptions": 0,
+        "kv_tokens_capacity": 1024,
+        "kv_tokens_used": used,
+        "kv_tokens_reserved": 16 * pages,
+        "kv_bytes_reserved": 16 * pages * stage.token_bytes,
+    }
     waste = {"slots of stage 04": 1 - used / (512 * len(running)), "your pages": 1 - used / (16 * pages)}
     expect(16 * pages - used < 16 * len(running), "more than a page for each request is empty", bars(waste, 1.0))
-    expect_rows("stats", [stats.get(name) for name in wanted], list(wanted.values()), name=list(wanted))
-    for wrong in ("computed = num_tokens", "pages for 40 tokens too many"):
-        sequence = running["A"]
-        saved = sequence.computed
-        if wrong == "computed = num_tokens":
-            sequence.computed = sequence.request.num_tokens
-        else:
-            engine.scheduler.allocator.extend(sequence.page_table, sequence.request.num_tokens + 40)
-        expect_error(AssertionError, engine.scheduler.check, f"`check`, with {wrong} in a sequence,")
-        sequence.computed = saved
+    expect_stats("after three steps", engine, wanted)
+    sequence, many = running["A"], running["B"]
+    sequence.computed, saved = sequence.request.num_tokens, sequence.computed
+    expect_error(AssertionError, engine.scheduler.check, "`check`, with computed = num_tokens in a sequence,")
+    sequence.computed = saved
+    engine.scheduler.allocator.extend(many.page_table, many.request.num_tokens + 40)
+    expect_error(AssertionError, engine.scheduler.check, "`check`, with pages for 40 tokens too many,")

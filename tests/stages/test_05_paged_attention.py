@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from hypothesis import settings
 
 from common.memory import parse_bytes, zeros
 from common.stages import load_stage_module
-from tests.helpers.scheduler_machine import PagedMachine
+from tests.helpers.scheduler_machine import PagedMachine, machine_test
 
 engine_module, scheduler_module = (load_stage_module("05", name) for name in ("engine", "scheduler"))
 Engine = engine_module.Engine
@@ -19,8 +18,7 @@ class PagedSchedulerMachine(PagedMachine):
         super().__init__(scheduler_module.Scheduler(max_running=4, token_budget=9, num_pages=7, page_size=3))
 
 
-TestPagedScheduler = PagedSchedulerMachine.TestCase
-TestPagedScheduler.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestPagedScheduler = machine_test(PagedSchedulerMachine, 80)
 
 
 # ---- Memory ----

@@ -2,14 +2,15 @@
 
 from common.learn.milestones import milestone
 from common.learn.milestones.paged import decoding, make_scheduler, owners
-from common.learn.milestones.pictures import page_map, rows, timeline, tree
+from common.learn.milestones.pictures import page_map, timeline, tree
 from common.learn.milestones.stage_under_test import (
-    commit,
     drain,
     endless,
     expect,
     expect_error,
     expect_rows,
+    expect_stats,
+    expect_steps,
     expect_tokens,
     letters,
     make_request,
@@ -92,6 +93,11 @@ def test_free_owned_or_cached(stage):
         allocator.adopt(table, cached.insert(table.path, tokens, table.pages[place]))
     held = [len(pages) for pages in (table.path, table.pages, allocator.free)]
     expect(held == [2, 3, 3], "`adopt` of its own page changes the path alone, and frees nothing")
+    allocator.check([table])
+    table.pages[:2] = table.pages[1::-1]
+    what = "`check`, with the pages of a table in another order than those of its path,"
+    expect_error(AssertionError, lambda: allocator.check([table]), what)
+    table.pages[:2] = table.pages[1::-1]
 
     def pages():
         own = {name: one.pages[len(one.path) :] for name, one in (("A", table), ("B", other))}
@@ -119,14 +125,6 @@ def test_free_owned_or_cached(stage):
     expect(allocator.extend(newcomer, 2) is False, "nothing is free or unused: `extend` returns False", pages())
     allocator.free.append(table.pages[0])
     expect_error(AssertionError, lambda: allocator.check([table, other]), "`check`, with a page both free and owned,")
-    allocator, table = stage.page_table.PageAllocator(2, 2), stage.page_table.PageTable(2)
-    allocator.extend(table, 4)
-    for tokens, page in (([1, 2], table.pages[0]), ([3, 4], table.pages[1])):
-        allocator.adopt(table, allocator.tree.insert(table.path, tokens, page))
-    allocator.check([table])
-    table.pages.reverse()
-    what = "`check`, with the pages of a table in another order than those of its path,"
-    expect_error(AssertionError, lambda: allocator.check([table]), what)
 
 
 @milestone(
@@ -179,8 +177,8 @@ def test_what_is_cached_is_taken_over(stage):
 
 @milestone(
     "Scheduler._admit, Scheduler._preempt",
-    hint="When a request is admitted, its tokens are asked for, and those computed already are hits.",
-    second_hint="A request that was preempted counts no more: `_preempt` notes it in the request.",
+    hint="When a request is admitted, its tokens are asked for, and those computed already are hits: cached_tokens.",
+    second_hint="A request that was preempted counts no more: `_preempt` notes it in the request, as `preempted`.",
 )
 def test_the_second_follows_the_first(stage):
     """A prompt takes over what another has computed of it until it is admitted, and each prompt counts once."""
@@ -188,19 +186,9 @@ def test_the_second_follows_the_first(stage):
     requests = [make_request("A", tokens, 9), make_request("B", [*tokens, 1, 2, 3, 4, 5], 9)]
     for request in requests:
         scheduler.add(request)
-    ran: dict[str, list] = {"A": [], "B": []}
-    for _ in range(5):
-        counts = {}
-        chunks = scheduler.schedule()
-        for chunk in chunks:
-            counts[chunk.sequence.request.request_id] = len(chunk.token_ids)
-        commit(scheduler, chunks)
-        scheduler.check()
-        for name, cells in ran.items():
-            cells.append(counts.get(name, "·"))
-    picture = rows({"step": range(1, 6), "A": ran["A"], "B wanted": [*"···", 4, 12], "B yours": ran["B"]})
-    what = "A has 48 tokens, B the same and 5 more, 13 run in a step: in step 4 B begins behind 9 pages of A's"
-    expect(ran == {"A": [13, 13, 13, 9, 1], "B": [*"···", 4, 12]}, what, picture)
+    # 13 tokens run in a step. In step 4 B begins behind 9 pages of A's.
+    expect_steps(scheduler, [], [*[{"A": 13}] * 3, {"A": 9, "B": 4}, {"A": 1, "B": 12}])
+    scheduler.check()
     what = "cached_tokens, counted when a request is admitted"
     expect_rows(what, [request.cached_tokens for request in requests], [0, 36], request="AB")
     scheduler._preempt()
@@ -249,11 +237,10 @@ def test_shared_pages_count_once(stage):
     for _ in range(2):
         engine.add(stage.prompts(1, 40)[0], endless(9))
     engine.step()
-    stats = engine.stats()
     wanted = {"running": 2, "kv_tokens_used": 32 + 8 + 8, "kv_tokens_reserved": 32 + 16 + 16, "kv_tokens_cached": 0}
     wanted |= {"prefix_tokens_asked": 120, "prefix_tokens_hit": 64, "preemptions": 0, "waiting": 0}
     wanted |= {"kv_bytes_reserved": 64 * stage.token_bytes, "kv_tokens_capacity": engine.cache.capacity}
-    expect_rows("stats, two equal prompts", [stats.get(name) for name in wanted], [*wanted.values()], name=[*wanted])
+    expect_stats("two equal prompts", engine, wanted)
     for request_id in list(engine.requests):
         engine.abort(request_id)
     cached = engine.stats()["kv_tokens_cached"]

@@ -1,9 +1,7 @@
 """What stage 06 promises beyond the contract and its milestones: equal beginnings are computed once and kept."""
 
-from hypothesis import settings
-
 from common.stages import load_stage_module
-from tests.helpers.scheduler_machine import PagedMachine
+from tests.helpers.scheduler_machine import PagedMachine, machine_test
 
 scheduler_module = load_stage_module("06", "scheduler")
 
@@ -13,5 +11,4 @@ class PrefixCacheMachine(PagedMachine):
         super().__init__(scheduler_module.Scheduler(max_running=4, token_budget=9, num_pages=8, page_size=2))
 
 
-TestPrefixCache = PrefixCacheMachine.TestCase
-TestPrefixCache.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestPrefixCache = machine_test(PrefixCacheMachine, 100)

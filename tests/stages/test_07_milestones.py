@@ -82,29 +82,29 @@ def test_what_counts_as_computed(stage):
     scheduler, Draft = make_scheduler(stage, pages=20), stage.verification.Draft
     judged, learn = [], scheduler.speculation.learn
     scheduler.speculation.learn = lambda sequence, *each: (judged.append(each[1]), learn(sequence, *each))
-    for accepted in (0, 1, 3):
-        a = decoding(stage, scheduler, f"A{accepted}", [accepted, 11, 12, 13, 14, 15], draft_computed=6)
+    cases = {
+        "none of 3": ([1, 2, 3], 0, [50]),
+        "1 of 3": ([1, 2, 3], 1, [1, 50]),
+        "3 of 3": ([1, 2, 3], 3, [1, 2, 3, 50]),
+        "2 of 2, of which the first ends the request,": ([1, 2], 2, [1]),
+    }
+    for said, (draft, accepted, gained) in cases.items():
+        a = decoding(stage, scheduler, "A", [len(judged), 11, 12, 13, 14, 15], draft_computed=6)
         scheduler.allocator.extend(a.page_table, 12)
-        one = chunk(stage, a, 6, 7, room=3, draft=Draft([1, 2, 3], accepted=accepted, computed=9))
-        for token in [1, 2, 3][:accepted] + [50]:
+        run = 6 + len(draft)  # by the draft model: all but the last of its own
+        one = chunk(stage, a, 6, 7, room=len(draft), draft=Draft(draft, accepted=accepted, computed=run))
+        for token in gained:
             a.request.append(token)
         scheduler.count_computed([one])
-        wanted = 7 + accepted
-        picture = rows({"token": range(6, 10), "run": ["7", 1, 2, 3], "is": ["known"] + ["accepted"] * accepted
-                        + ["rejected"] * (3 - accepted)})  # fmt: skip
-        expect(a.computed == wanted, f"{accepted} of 3 accepted: `computed` is {a.computed}, not {wanted}", picture)
+        wanted = 6 + len(gained)
+        picture = rows({"token": range(6, 7 + len(draft)), "run": [7, *draft], "output": [7, *gained]})
+        expect(a.computed == wanted, f"{said} accepted: `computed` is {a.computed}, not {wanted}", picture)
+        valid = min(run, wanted)
         expect(
-            a.draft_computed == min(9, wanted), f"draft_computed is {a.draft_computed}, and {wanted} tokens are valid"
+            a.draft_computed == valid, f"{said} accepted: draft_computed is {a.draft_computed}, not {valid}", picture
         )
         scheduler.check()
         scheduler.remove(a.request)
-    ends = decoding(stage, scheduler, "E", [10, 11, 12, 13, 14, 15])
-    one = chunk(stage, ends, 6, 7, room=2, draft=Draft([1, 2], accepted=2))
-    ends.request.append(1)  # a stop token: what comes behind it is no output
-    scheduler.count_computed([one])
-    said = "2 of 2 accepted, and the first of them ends the request"
-    expect(ends.computed == 7, f"{said}: `computed` is {ends.computed}, not 7, one less than it has tokens")
-    scheduler.remove(ends.request)
     ever = (scheduler.speculation.drafts, scheduler.speculation.draft_tokens, scheduler.speculation.accepted)
     expect_rows("`learn`: drafts, draft tokens, accepted and in the output", ever, [4, 11, 5])
     expect_rows(

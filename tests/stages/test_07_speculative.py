@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common import pass_times
@@ -16,8 +16,8 @@ from common.loader.draft import load_draft_model
 from common.pass_times import Costs, PassTimes
 from common.sampling import SamplingParams
 from common.stages import load_stage_module
-from tests.helpers.engine_options import endless
-from tests.helpers.scheduler_machine import PagedMachine, make_request, read, write
+from tests.helpers.engine_options import assert_same_answers, endless
+from tests.helpers.scheduler_machine import PagedMachine, machine_test, make_request, read, write
 
 adaptive_module, drafter_module, engine_module, scheduler_module, speculation_module, verification = (
     load_stage_module("07", name)
@@ -34,12 +34,15 @@ def undrafted(loaded, prompts) -> list:
     """Requests that end in every way, with seeds, penalties and logprobs, answered without draft tokens."""
     plain, story = Engine(loaded, num_draft_tokens=0), prompts[-1]
     [full] = plain.generate([story], endless(60))
-    kinds = [(prompts[i], SamplingParams(max_tokens=n)) for i, n in ((0, 2), (3, 5), (7, 40), (-2, 40))]
-    kinds += [(story, endless(60, stop=full.text[30:37])), (story, endless(60, stop_token_ids=[full.token_ids[11]]))]
-    kinds += [(story, endless(60, stop=[full.text[20:23]], include_stop_str_in_output=True))]
-    kinds += [(prompts[0], endless(20, temperature=1.0, seed=1, logprobs=2))]
-    kinds += [(prompts[1], endless(20, repetition_penalty=1.4, logprobs=0))]
-    kinds += [(prompts[2], endless(20, temperature=0.8, top_p=0.9, seed=3, frequency_penalty=0.7, logprobs=5))]
+    kinds = [
+        *((prompts[i], SamplingParams(max_tokens=n)) for i, n in ((0, 2), (3, 5), (7, 40), (-2, 40))),
+        (story, endless(60, stop=full.text[30:37])),
+        (story, endless(60, stop_token_ids=[full.token_ids[11]])),
+        (story, endless(60, stop=[full.text[20:23]], include_stop_str_in_output=True)),
+        (prompts[0], endless(20, temperature=1.0, seed=1, logprobs=2)),
+        (prompts[1], endless(20, repetition_penalty=1.4, logprobs=0)),
+        (prompts[2], endless(20, temperature=0.8, top_p=0.9, seed=3, frequency_penalty=0.7, logprobs=5)),
+    ]
     return plain.generate(*zip(*kinds, strict=True))
 
 
@@ -49,14 +52,7 @@ def test_answers_are_those_without_draft_tokens(loaded, undrafted, draft, k):
     """They end where they would, by stop strings, ids or the end of the text, also in the middle of an accepted run."""
     engine = Engine(loaded, draft=draft, num_draft_tokens=k)
     answers = engine.generate([one.prompt_token_ids for one in undrafted], [one.params for one in undrafted])
-    for ours, theirs in zip(answers, undrafted, strict=True):
-        for name in ("token_ids", "text", "finish_reason", "stop_reason"):
-            assert getattr(ours, name) == getattr(theirs, name)
-        for mine, other in zip(ours.logprobs, theirs.logprobs, strict=True):
-            assert (mine is None) == (other is None)
-            if mine is not None:
-                assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
-                assert [value for _, value in mine.top] == pytest.approx([value for _, value in other.top], abs=1e-4)
+    assert_same_answers(answers, undrafted)
     stats = engine.stats()
     assert 0 < stats["accepted_tokens"] < stats["draft_tokens"] and stats["drafts"] <= stats["draft_tokens"]
     engine.check()
@@ -152,8 +148,7 @@ class SpeculationMachine(PagedMachine):
                 chunk.sequence.request.append(token)
 
 
-TestSpeculation = SpeculationMachine.TestCase
-TestSpeculation.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSpeculation = machine_test(SpeculationMachine, 60, 40)
 
 
 @pytest.mark.parametrize("count", [0, 8])

@@ -29,9 +29,8 @@ def chi_square_is_ordinary(observed: Counter, expected: dict[tuple, float]) -> b
 
 
 V, DRAWS = 5, 2000
-TARGET = torch.tensor([[2.0, 1.0, 0.0, -1.0, 0.5], [0, 0, 0, 3, 0], [1, 1, 1, 1, 1], [-2, 2, 0, 1, 1], [0, 1, 2, 3, 4]])
-NOISE = torch.tensor(
-    [[0.3, -0.2, 0.1, 0.0, 0.4], [0.2, 0, 0.1, -0.5, 0], [0, 0.3, 0, 0, -0.4], [0.1] * 5, [0.5, 0, 0, 0, 0]]
+TARGET, NOISE = (
+    torch.randn(2, V, V, generator=torch.Generator().manual_seed(2)) * torch.tensor([1.5, 0.3])[:, None, None]
 )
 DRAFTS = {"good": TARGET + NOISE, "bad": -TARGET, "equal": TARGET}
 SAMPLINGS = {

@@ -1,16 +1,15 @@
 """What stage 08's Engine promises beyond the contract, with workers in this process."""
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import invariant, rule
 
 from common.serving.metrics import Measured
 from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine, load_stage_module
 from tests.helpers.engine_options import drain, endless
 from tests.helpers.faulty_fleet import FaultyFleet
-from tests.helpers.scheduler_machine import PagedMachine, make_request, write
+from tests.helpers.scheduler_machine import PagedMachine, machine_test, make_request, write
 
 Engine, WorkerEngine = load_engine("08"), load_stage_module("08", "engine").WorkerEngine
 scheduler_module, speculation_module = (load_stage_module("08", name) for name in ("scheduler", "speculation"))
@@ -107,7 +106,7 @@ class TransferMachine(PagedMachine):
     """Beside requests that run, some have pages that are being filled, or wait to be fetched, or were given up."""
 
     def __init__(self):
-        super().__init__(scheduler_module.Scheduler(4, 9, 8, 2, speculation_module.Speculation(0)))
+        super().__init__(scheduler_module.Scheduler(4, 9, 8, 2, speculation_module.Speculation(3)))
 
     @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=8), output=st.integers(2, 6))
     def reserve(self, prompt, output):
@@ -134,6 +133,10 @@ class TransferMachine(PagedMachine):
         for sequence in list(self.scheduler.given_up):
             self.scheduler.release_given_up(sequence)
 
+    @invariant()
+    def requests_in_transfer_keep_their_place(self):
+        assert len(self.scheduler.running) + len(self.scheduler.reserved) <= 4
+
     @rule()
     def park(self):
         ready = [one.request for one in self.scheduler.running.values() if one.request.token_ids]
@@ -159,5 +162,4 @@ class TransferMachine(PagedMachine):
         super().teardown()
 
 
-TestTransfers = TransferMachine.TestCase
-TestTransfers.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestTransfers = machine_test(TransferMachine, 100)

@@ -12,7 +12,7 @@ import torch
 
 from common.distributed.object_transport import ObjectTransport
 from common.stages import load_engine, load_stage_module
-from tests.helpers.engine_options import endless
+from tests.helpers.engine_options import assert_same_answers, endless
 from tests.helpers.faulty_fleet import WorkerWithoutModel
 
 ray = pytest.importorskip("ray", reason="needs the package ray")
@@ -81,14 +81,6 @@ def undisturbed(loaded) -> list:
     return Engine(loaded, **POOL).generate(prompts, params)
 
 
-def assert_same(requests: list, undisturbed: list) -> None:
-    for request, twin in zip(requests, undisturbed, strict=True):
-        for name in ("token_ids", "text", "finish_reason", "stop_reason"):
-            assert getattr(request, name) == getattr(twin, name)
-        for ours, theirs in zip(request.logprobs, twin.logprobs, strict=True):
-            assert (ours and ours.logprob) == pytest.approx(theirs and theirs.logprob, abs=1e-3)
-
-
 def run(engine, on_step=lambda requests: None) -> list:
     """All of WORK; after every step `on_step`. What has been streamed is never taken back."""
     requests = [engine.add(prompt, params) for prompt, params in WORK]
@@ -122,7 +114,7 @@ def test_lost_workers_cost_time_and_no_request(engine, undisturbed, monkeypatch)
                 os.kill(pids.pop(flight.decode.number), sent)
                 del strikes[0]
 
-    assert_same(run(engine, strike), undisturbed)
+    assert_same_answers(run(engine, strike), undisturbed)
     assert not strikes
     until(engine, lambda: engine.lost >= lost + 2)
 
@@ -130,7 +122,7 @@ def test_lost_workers_cost_time_and_no_request(engine, undisturbed, monkeypatch)
 def test_two_nodes_give_the_same_tokens(engine, reference, undisturbed):
     assert "on 2 machines" in engine.startup_notes
     requests = run(engine)
-    assert_same(requests, undisturbed)
+    assert_same_answers(requests, undisturbed)
     assert requests[0].token_ids == reference.generate(WORK[0][0], 40, ignore_eos=True)
     assert engine.stats()["handoffs"] >= 5 and engine.stats()["handoff_bytes"] > 0
 

@@ -7,7 +7,6 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -18,6 +17,7 @@ from tests.helpers.faulty_fleet import (
     NO_MODEL,
     FaultyFleet,
     WorkerWithoutModel,
+    fingerprint,
     fleet_without_model,
     kv_transport,
     messages,
@@ -25,7 +25,7 @@ from tests.helpers.faulty_fleet import (
     scheduler_module,
     worker_module,
 )
-from tests.helpers.scheduler_machine import make_request
+from tests.helpers.scheduler_machine import machine_test, make_request, write
 
 deployment, router_module, routing, speculation = (
     load_stage_module("08", name) for name in ("deployment", "router", "routing", "speculation")
@@ -183,10 +183,8 @@ class ReplicaMachine(RouterMachine):
     workers = {"prefill": 0, "decode": 0, "replicas": 4}
 
 
-TestRouter = RouterMachine.TestCase
-TestReplicas = ReplicaMachine.TestCase
-TestRouter.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
-TestReplicas.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestRouter = machine_test(RouterMachine, 250, 60)
+TestReplicas = machine_test(ReplicaMachine, 60, 60)
 
 
 def until(router, condition, seconds: float = 20.0) -> None:
@@ -305,24 +303,17 @@ def test_workers_that_cannot_serve_are_refused(options, says):
 # ---- A worker by itself ----
 
 
-def test_requests_in_transfer_keep_their_place():
-    """Whole jobs may come meanwhile: a step must not have more requests than its budget has tokens."""
+def test_a_request_that_waits_for_a_place_takes_no_tokens_from_drafts():
+    """The place is reserved for one whose pages are on their way."""
     scheduler = scheduler_module.Scheduler(2, 8, 20, 4, speculation.Speculation(8))
-    arriving = make_request("a", [1, 2, 3])
-    scheduler.reserve(arriving)
+    scheduler.reserve(make_request("a", [1, 2, 3]))
     for name in "bc":
         scheduler.add(make_request(name, [1, 2], 40))
-    for step in range(4):
-        chunks = scheduler.schedule()
-        assert len(scheduler.running) <= 2 and 1 <= sum(chunk.room + len(chunk.token_ids) for chunk in chunks) <= 8
-        if step == 1:
-            assert chunks[0].room == 7, "c waits for a place, not for tokens: drafts get all that is left"
-        for chunk in chunks:
-            if chunk.completes:
-                chunk.sequence.request.append(5)
-        scheduler.count_computed(chunks)
-        if step and arriving.request_id not in scheduler.running:
-            scheduler.resume(arriving)
+    chunks = scheduler.schedule()
+    chunks[0].sequence.request.append(5)
+    scheduler.count_computed(chunks)
+    [chunk] = scheduler.schedule()
+    assert chunk.room == 7, "of the budget of 8 tokens"
 
 
 def test_a_reservation_leaves_a_page_to_grow_for_each_other():
@@ -381,17 +372,13 @@ def test_an_idle_worker_wakes_when_its_pages_have_arrived():
 
     class Transport(kv_transport.LocalTransport):
         def receive(self, ticket, skip, pages, on_done):
-            self.on_done, transfer = on_done, super().receive(ticket, skip, pages, on_done)
-            done, wait = transfer.done, transfer.wait
-            return SimpleNamespace(done=lambda: bool(arrived) and done(), wait=wait, final=True, bytes=0, seconds=0.0)
+            self.on_done = on_done
+            write(engine.memory.view(-1), engine.scheduler.reserved["a#0"].page_table, [1, 2, 3], 0, fingerprint)
+            return SimpleNamespace(done=lambda: bool(arrived), wait=float, final=True, bytes=0, seconds=0.0)
 
-    sender = worker_module.Worker(WorkerWithoutModel(12), Transport())
-    sender.read(messages.Mail(1, [messages.Order("a#0", [1, 2, 3], [], endless(6), 0, 6, hand_over=True)], []))
-    [gain], [(_, ticket)] = sender.turn().gains, sender.turn().parked
-    transport, mailbox = Transport(), Mailbox()
-    wake = partial(mailbox.put, worker_module.LOOK)
-    running = worker_module.Worker(WorkerWithoutModel(12), transport, wake).run(mailbox)
+    engine, transport, mailbox = WorkerWithoutModel(12), Transport(), Mailbox()
+    running = worker_module.Worker(engine, transport, partial(mailbox.put, worker_module.LOOK)).run(mailbox)
     assert isinstance(next(running), messages.Hello)
-    order = messages.Order("a#0", [1, 2, 3], gain.token_ids, endless(6), 0, 6, ticket=ticket)
+    order = messages.Order("a#0", [1, 2, 3], [next_token([1, 2, 3])], endless(6), 0, 6, ticket="pages")
     mailbox.put(messages.Mail(1, [order], []))
     assert not next(running).arrived and [arrival.key for arrival in next(running).arrived] == ["a#0"]

@@ -7,7 +7,7 @@ import torch
 
 from common.errors import InvalidInput
 from common.learn.milestones import milestone
-from common.learn.milestones.paged import decoding, expect_steps, make_scheduler, owners
+from common.learn.milestones.paged import decoding, make_scheduler, owners
 from common.learn.milestones.pictures import page_map, rows
 from common.learn.milestones.stage_under_test import (
     drain,
@@ -15,6 +15,7 @@ from common.learn.milestones.stage_under_test import (
     expect,
     expect_error,
     expect_rows,
+    expect_steps,
     expect_tokens,
     make_request,
 )
@@ -130,8 +131,8 @@ def test_parked_and_resumed(stage):
 
 @milestone(
     "Scheduler.schedule, Scheduler._let_short_prompts_pass",
-    hint="Admit all there is room for; of all but the first, in order of length, those within budget // 2 pass.",
-    second_hint="If the oldest does not fit behind them, the budget becomes max(2 * taken, budget // 4).",
+    hint="Admit what fits into half of the budget; of all but the first, in order of length, those within it pass.",
+    second_hint="With nothing begun, admit any. If the oldest does not fit behind them: max(2 * taken, budget / 4).",
 )
 def test_short_prompts_pass(stage):
     """Prompts that fit into half of the budget pass the oldest, which gets as many tokens as they do."""
@@ -149,15 +150,15 @@ def test_short_prompts_pass(stage):
 def test_pages_travel(stage):
     """The offered pages, without the first `skip`, are copied into the reserved ones, in all pools."""
     sender, receiver = stage.kv_transport.LocalTransport(), stage.kv_transport.LocalTransport()
-    sender.register([torch.arange(48.0).view(6, 2, 4), torch.arange(48.0, 96.0).view(6, 2, 4)])
-    receiver.register([torch.zeros(6, 2, 4), torch.zeros(6, 2, 4)])
+    pages = torch.arange(1.0, 7.0).view(6, 1, 1).repeat(1, 2, 4)  # page 0 holds ones, page 1 twos
+    sender.register([pages, 10 * pages])
+    receiver.register([torch.zeros_like(pages), torch.zeros_like(pages)])
     ticket = sender.send("A", [5, 0, 3])
     transfer = receiver.receive(ticket, 1, [2, 4], lambda: None)
     expect(transfer.done() is True, "a copy within a process is done at once: `done` returns True")
-    for number, (there, here) in enumerate(zip(sender.pools, receiver.pools, strict=True)):
-        mine = [next((str(p) for p in range(6) if torch.equal(here[page], there[p])), "0") for page in range(6)]
-        mine = [one if here[page].any() else "-" for page, one in enumerate(mine)]
-        expect_rows(f"pool {number}: which page arrived where", mine, ["-", "-", "0", "-", "3", "-"], page=range(6))
+    for pool, page in zip(receiver.pools, (1.0, 10.0), strict=True):
+        mine, wanted = [one.unique().tolist() for one in pool], [[0.0], [0.0], [page], [0.0], [4 * page], [0.0]]
+        expect_rows("what is in the pages: that of 0 and 3, of those offered", mine, wanted, page=range(6))
     size = 2 * 2 * 2 * 4 * 4
     expect(transfer.bytes == size, f"2 pages of 2 layers of 4 floats, twice, are {size} bytes, not {transfer.bytes}")
     sender.abort("A")

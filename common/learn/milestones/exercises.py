@@ -11,7 +11,7 @@ from common.loader.draft import load_draft_model
 from common.serving.background import running
 
 from . import Failed, exercise
-from .paged import decoding, expect_steps, make_scheduler, owners
+from .paged import decoding, make_scheduler, owners
 from .pictures import rows, timeline, tree
 from .stage_under_test import (
     STORIES,
@@ -21,6 +21,7 @@ from .stage_under_test import (
     expect,
     expect_error,
     expect_rows,
+    expect_steps,
     expect_tokens,
     letters,
     make_request,

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from .pictures import page_map, rows
-from .stage_under_test import StageUnderTest, commit, expect, make_request
+from .pictures import page_map
+from .stage_under_test import StageUnderTest, expect, make_request
 
 
 def sequence(stage: StageUnderTest, name: str, tokens: int, pages: list[int]) -> Any:
@@ -27,26 +27,6 @@ def make_scheduler(
     number = stage.folder.name[:2]
     more = [stage.speculation.Speculation(0)] if number >= "07" else []
     return stage.scheduler.Scheduler(max_running, budget, pages, page_size, *more)
-
-
-def expect_steps(
-    scheduler: Any, arriving: list[dict[str, int]], wanted: list[dict[str, int]], in_order: bool = True
-) -> None:
-    """Fail unless each step runs the wanted tokens of each request; in_order: and in the wanted order.
-
-    arriving: the prompts, in tokens, that arrive before each of the first steps, by the names of their requests.
-    """
-    lengths = {name: tokens for prompts in arriving for name, tokens in prompts.items()}
-    for number, right in enumerate(wanted, 1):
-        for name, tokens in arriving[number - 1].items() if number <= len(arriving) else ():
-            scheduler.add(make_request(name, [10 + ord(name)] * tokens, 40))
-        chunks = scheduler.schedule()
-        mine = {one.sequence.request.request_id: len(one.token_ids) for one in chunks}
-        tables = {"wanted": [right.get(n, "·") for n in lengths], "yours": [mine.get(n, "·") for n in lengths]}
-        picture = rows({"prompt": lengths, "tokens": lengths.values()} | tables)
-        same = mine == right and (not in_order or [*mine] == [*right])
-        expect(same, f"step {number}: the order is {[*mine]}, not {[*right]}", picture)
-        commit(scheduler, chunks)
 
 
 def decoding(stage: StageUnderTest, scheduler: Any, name: str, prompt: int | list[int], most: int = 40, **more) -> Any:

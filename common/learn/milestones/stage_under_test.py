@@ -1,5 +1,6 @@
 """The stage that milestones look at, and what they share: requests, engines, right answers, and how to say "wrong"."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
@@ -112,6 +113,12 @@ def expect_rows(what: str, mine: Any, wanted: Sequence, box: int = 0, **above: S
         raise Failed(f"{what}: place {place} is wrong", rows(lines, place, box))
 
 
+def expect_stats(what: str, engine: BaseEngine, wanted: Mapping[str, float]) -> None:
+    """Fail unless the engine's stats have these values."""
+    stats = engine.stats()
+    expect_rows(f"stats, {what}", [stats.get(name) for name in wanted], [*wanted.values()], name=[*wanted])
+
+
 def expect_table(what: str, table: Mapping[str, str | tuple[list, list]]) -> None:
     """Fail with all rows, yours under those wanted, and the first wrong place of all marked.
 
@@ -143,6 +150,34 @@ def expect_attention(mine: Tensor, q: Tensor, pasts: list[tuple[Tensor, Tensor]]
     expect(max(errors.values()) < 1e-4, "attention differs from the definition; the error by token", bars(errors, 1.0))
 
 
+def expect_attention_in_steps(
+    stage: StageUnderTest,
+    steps: Sequence[Sequence[tuple[str, int, int]]],
+    bind: Callable[[Sequence[tuple[str, int, int]]], Any],
+    key_of: Callable[[str, int], Tensor],
+) -> None:
+    """Fail unless each step leaves its keys in the cache, and each of its tokens attends to its own past, in layer 3.
+
+    steps: of each request that runs its name, its first token and the one behind its last. bind: to a step's `attend`.
+    key_of: the key of a request's token in the cache, [H_kv, D].
+    """
+    config = stage.loaded.config
+    torch.manual_seed(0)
+    past: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    for spans in steps:
+        tokens = [(name, position) for name, start, stop in spans for position in range(start, stop)]
+        q = torch.randn(len(tokens), config.num_heads, config.head_dim)
+        k, v = torch.randn(2, len(tokens), config.num_kv_heads, config.head_dim)
+        mine, pasts = bind(spans)(3, q, k, v), []
+        for (name, _), key, value in zip(tokens, k, v, strict=True):
+            past[name].append((key, value))
+            pasts.append(tuple(torch.stack(one) for one in zip(*past[name], strict=True)))
+        names = [f"{name}{position}" for name, position in tokens]
+        stored = [torch.equal(key_of(*token), key) for token, key in zip(tokens, k, strict=True)]
+        expect_rows("keys in their slots", stored, [True] * len(names), token=names)
+        expect_attention(mine, q, pasts, names)
+
+
 def expect_error(kind: type[Exception], call, what: str) -> str:
     """Return the message of the error that the call raises. Fail if it raises none of this kind."""
     try:
@@ -158,6 +193,25 @@ def commit(scheduler: Any, chunks: list) -> None:
         if one.completes:
             one.sequence.request.append(7)
     scheduler.count_computed(chunks)
+
+
+def expect_steps(
+    scheduler: Any, arriving: list[dict[str, int]], wanted: list[dict[str, int]], in_order: bool = True
+) -> None:
+    """Fail unless each step runs the wanted tokens of each request; in_order: and in the wanted order.
+
+    arriving: the prompts, in tokens, that arrive before each of the first steps, by the names of their requests.
+    """
+    names = sorted({name for step in [*arriving, *wanted] for name in step})
+    for number, right in enumerate(wanted, 1):
+        for name, tokens in arriving[number - 1].items() if number <= len(arriving) else ():
+            scheduler.add(make_request(name, [10 + ord(name)] * tokens, 40))
+        chunks = scheduler.schedule()
+        mine = {one.sequence.request.request_id: len(one.token_ids) for one in chunks}
+        tables = {"wanted": [right.get(n, "·") for n in names], "yours": [mine.get(n, "·") for n in names]}
+        same = mine == right and (not in_order or [*mine] == [*right])
+        expect(same, f"step {number}: the order is {[*mine]}, not {[*right]}", rows({"request": names} | tables))
+        commit(scheduler, chunks)
 
 
 def drain(engine: BaseEngine, most: int = 400, until: Callable[[], bool] = lambda: False) -> None:

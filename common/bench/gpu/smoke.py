@@ -49,7 +49,7 @@ ALLOWED = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # re
 
 
 class Case(NamedTuple):
-    """One row: functions of the same arguments with the same result; the first is the definition for those by Triton."""
+    """One row: functions with the same arguments and results; the first is the definition of those by Triton."""
 
     operation: str
     tokens: int  # in the step

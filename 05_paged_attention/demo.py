@@ -10,13 +10,12 @@ from common.sampling import SamplingParams
 
 from .engine import Engine
 
-PAGES, PAGE_SIZE = 24, 16
-SHOW_EVERY = 25  # steps
+PAGE_SIZE = 16
 COLOURS = ("green", "yellow", "cyan", "magenta", "red")
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    script = script_for(loaded)
+    script = script_for(loaded.name)
     requests = show_answers(engine, script)
     requests += show_pages(loaded, script)
     show_waste(engine, loaded, script)
@@ -25,9 +24,9 @@ def demo(engine: Engine, loaded: Loaded) -> None:
 
 def show_pages(loaded: Loaded, script: Script) -> list[Request]:
     """Run five requests in a pool that is too small for all of them."""
-    memory = PAGES * PAGE_SIZE * loaded.config.kv_bytes_per_token(loaded.dtype)
+    memory = script.pages * PAGE_SIZE * loaded.config.kv_bytes_per_token(loaded.dtype)
     engine = Engine(loaded, kv_memory=memory, page_size=PAGE_SIZE)
-    heading(f"A pool of {PAGES} pages of {PAGE_SIZE} tokens: which request owns which page?")
+    heading(f"A pool of {script.pages} pages of {PAGE_SIZE} tokens: which request owns which page?")
     requests = [
         engine.add(chat_prompt(loaded.tokenizer, question), SamplingParams(max_tokens=min(260, script.longest)))
         for question in script.pool
@@ -45,18 +44,18 @@ def show_pages(loaded: Loaded, script: Script) -> list[Request]:
             seen = engine.scheduler.preemptions
             out = names[engine.scheduler.waiting[0].request_id]
             console.print(f"  {step:>4}  [bold]no page is free: {out}, the youngest, gives its pages back[/bold]")
-        if step % SHOW_EVERY == 1 or not engine.has_unfinished:
+        if step % script.show_every == 1 or not engine.has_unfinished:
             stats = engine.stats()
             console.print(f"  {step:>4}  {page_map(engine, names)}   {stats['running']:>7}  {stats['waiting']:>7}")
     console.print(f"\n  {seen} preemption{'s' * (seen != 1)}; no answer changed:")
     for request, colour in zip(requests, COLOURS, strict=True):
-        console.print(f"  [{colour}]{names[request.request_id]}[/{colour}]  {escape(cut(request.text))}")
+        console.print(f"  [{colour}]{names[request.request_id]}[/{colour}]  {escape(cut(request, 66))}")
     return requests
 
 
 def page_map(engine: Engine, names: dict[str, str]) -> str:
     """Return a letter for each page of the pool: its owner."""
-    owners = ["[dim]·[/dim]"] * PAGES
+    owners = ["[dim]·[/dim]"] * engine.scheduler.allocator.num_pages
     for request_id, sequence in engine.scheduler.running.items():
         letter = names[request_id]
         colour = COLOURS["ABCDE".index(letter)]

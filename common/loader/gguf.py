@@ -159,7 +159,11 @@ def llama3_scaling(rope: dict, divisors: np.ndarray, path: Path) -> dict:
     scaled = rope | LLAMA_3 | {"factor": float(divisors.max())}
     parameters = (rope | {"rope_type": "default"}, scaled)
     plain, wanted = (rope_frequencies(one, 2 * len(divisors))[0].numpy() for one in parameters)
-    same = rope["rope_type"] == "default" and divisors.min() > 0 and np.allclose(plain, wanted * divisors, rtol=1e-4, atol=0)
+    same = (
+        rope["rope_type"] == "default"
+        and divisors.min() > 0
+        and np.allclose(plain, wanted * divisors, rtol=1e-4, atol=0)
+    )
     require(same, path, SCALING_TENSOR, divisors.tolist(), "the scaling of Llama 3")
     return scaled
 

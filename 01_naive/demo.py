@@ -1,7 +1,9 @@
 """The demo: the sequence grows token by token, and so does the time of every step."""
 
+from rich.markup import escape
+
 from common.cli import chat_prompt
-from common.demo import bar, check_against_reference, console, heading, script_for, show_answers
+from common.demo import bar, check_against_reference, console, cut, heading, script_for, show_answers
 from common.loader import Loaded
 from common.sampling import SamplingParams
 
@@ -9,7 +11,7 @@ from .engine import Engine
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    script = script_for(loaded)
+    script = script_for(loaded.name)
     requests = show_answers(engine, script)
 
     heading("One story, and what its tokens cost")
@@ -26,7 +28,7 @@ def demo(engine: Engine, loaded: Loaded) -> None:
                 f"  {len(story.token_ids):>5}   {step.tokens:>11} tokens   {milliseconds:5.1f} ms  "
                 f"[yellow]{bar(milliseconds, script.full_bar)}[/yellow]"
             )
-    console.print(f"\n[green]{story.text}[/green]\n", soft_wrap=False)
+    console.print(f"\n[green]{escape(cut(story))}[/green]\n", soft_wrap=False)
     run = sum(step.tokens for step in engine.trace)
     written = len(story.token_ids)
     console.print(f"  {run:,} tokens went through the model to write {written}: {run / written:.0f} for each.")

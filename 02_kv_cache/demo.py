@@ -3,9 +3,10 @@
 import statistics
 
 import torch
+from rich.markup import escape
 
 from common.cli import chat_prompt
-from common.demo import bar, check_against_reference, console, heading, script_for, show_answers
+from common.demo import bar, check_against_reference, console, cut, heading, script_for, show_answers
 from common.loader import Loaded, find_checkpoint
 from common.loader.config import read_config
 from common.request import Request
@@ -13,9 +14,11 @@ from common.sampling import SamplingParams
 
 from .engine import Engine
 
+TEMPERATURE = 0.6  # answers of small models differ there, and still make sense
+
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    script = script_for(loaded)
+    script = script_for(loaded.name)
     requests = show_answers(engine, script)
 
     heading("One story: its prompt in one step, then one token a step")
@@ -32,7 +35,7 @@ def demo(engine: Engine, loaded: Loaded) -> None:
                 f"  {len(story.token_ids):>5}   {step.tokens:>3}   {len(story.all_token_ids) - 1 - step.tokens:>10}   "
                 f"{milliseconds:5.1f} ms  [yellow]{bar(milliseconds, script.full_bar)}[/yellow]  {step.works[0].phase}"
             )
-    console.print(f"\n[green]{story.text}[/green]")
+    console.print(f"\n[green]{escape(cut(story))}[/green]")
     show_phases(engine, story)
     show_bytes(engine, story)
     show_seeds(engine)
@@ -73,8 +76,8 @@ def show_bytes(engine: Engine, story: Request) -> None:
 
 
 def show_seeds(engine: Engine) -> None:
-    heading("Temperature 1: a seed decides, and the same seed decides the same")
+    heading(f"Temperature {TEMPERATURE}: a seed decides, and the same seed decides the same")
     for seed in (1, 1, 8):
-        params = SamplingParams(max_tokens=24, temperature=1.0, seed=seed)
+        params = SamplingParams(max_tokens=24, temperature=TEMPERATURE, seed=seed)
         [request] = engine.generate(["Once upon a time, there was"], params)
         console.print(f"  seed {seed}: Once upon a time, there was[green]{request.text}[/green] ...")

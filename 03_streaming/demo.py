@@ -21,7 +21,7 @@ from .server import create_app
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    script = script_for(loaded)
+    script = script_for(loaded.name)
     requests = show_answers(engine, script)
     prompt = chat_prompt(loaded.tokenizer, script.story)
     story = engine.generate([prompt], SamplingParams(max_tokens=script.longest))[0]
@@ -50,8 +50,10 @@ def show_stream(url: str, prompt: list[int], longest: int) -> None:
     for event in stream(url, prompt=prompt, max_tokens=longest):
         arrivals.append(time.perf_counter() - started)
         console.print(f"[green]{event['text']}[/green]", end="", soft_wrap=True)
+    cut_off = " ..." * (event["finish_reason"] == "length")
     console.print(
-        f"\n\n  first text after {arrivals[0] * 1e3:.0f} ms, the last after {arrivals[-1] * 1e3:.0f} ms:", end=" "
+        f"{cut_off}\n\n  first text after {arrivals[0] * 1e3:.0f} ms, the last after {arrivals[-1] * 1e3:.0f} ms:",
+        end=" ",
     )
     console.print(f"in stage 02 the client would have waited {arrivals[-1] / arrivals[0]:.0f} times as long")
 

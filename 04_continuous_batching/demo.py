@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from textwrap import shorten
 
 from rich.markup import escape
 
@@ -26,7 +27,7 @@ MARKS = {
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    script = script_for(loaded)
+    script = script_for(loaded.name)
     requests = show_answers(engine, script)
     requests += show_batches(loaded, script)
     requests += show_long_prompt(loaded, script)
@@ -52,7 +53,7 @@ def show_batches(loaded: Loaded, script: Script) -> list[Request]:
         console.print(f"  {useful} tokens in {engine.trace.steps} steps: {useful / engine.trace.steps:.1f} in a step")
     console.print()
     for question, answer in zip(questions, answers, strict=True):
-        console.print(f"  [cyan]{escape(question)}[/cyan] [green]{escape(cut(answer.text, 110))}[/green]")
+        console.print(f"  [cyan]{escape(question)}[/cyan] [green]{escape(cut(answer, 110))}[/green]")
     return answers
 
 
@@ -69,7 +70,7 @@ def draw_batch(trace: Trace, names: Sequence[str], requests: Sequence[Request]) 
         seen = [phase.get(request.request_id) for phase in phases]
         begun = next((i for i, phase in enumerate(seen) if phase), len(seen))
         row = "".join(MARKS[phase or "waiting"] if phase or i < begun else " " for i, phase in enumerate(seen))
-        console.print(f"  {name[:21]:<22}{row}", soft_wrap=True)
+        console.print(f"  {shorten(name, 21, placeholder=''):<22}{row}", soft_wrap=True)
 
 
 def show_long_prompt(loaded: Loaded, script: Script) -> list[Request]:

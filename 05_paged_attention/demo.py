@@ -11,12 +11,11 @@ from common.sampling import SamplingParams
 from .engine import Engine
 
 PAGE_SIZE = 16
-SHOW_EVERY = 25  # steps
 COLOURS = ("green", "yellow", "cyan", "magenta", "red")
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    script = script_for(loaded)
+    script = script_for(loaded.name)
     requests = show_answers(engine, script)
     requests += show_pages(loaded, script)
     show_waste(engine, loaded, script)
@@ -45,20 +44,18 @@ def show_pages(loaded: Loaded, script: Script) -> list[Request]:
             seen = engine.scheduler.preemptions
             out = names[engine.scheduler.waiting[0].request_id]
             console.print(f"  {step:>4}  [bold]no page is free: {out}, the youngest, gives its pages back[/bold]")
-        if step % SHOW_EVERY == 1 or not engine.has_unfinished:
+        if step % script.show_every == 1 or not engine.has_unfinished:
             stats = engine.stats()
-            console.print(
-                f"  {step:>4}  {page_map(engine, names, script.pages)}   {stats['running']:>7}  {stats['waiting']:>7}"
-            )
+            console.print(f"  {step:>4}  {page_map(engine, names)}   {stats['running']:>7}  {stats['waiting']:>7}")
     console.print(f"\n  {seen} preemption{'s' * (seen != 1)}; no answer changed:")
     for request, colour in zip(requests, COLOURS, strict=True):
-        console.print(f"  [{colour}]{names[request.request_id]}[/{colour}]  {escape(cut(request.text))}")
+        console.print(f"  [{colour}]{names[request.request_id]}[/{colour}]  {escape(cut(request, 66))}")
     return requests
 
 
-def page_map(engine: Engine, names: dict[str, str], pages: int) -> str:
+def page_map(engine: Engine, names: dict[str, str]) -> str:
     """Return a letter for each page of the pool: its owner."""
-    owners = ["[dim]·[/dim]"] * pages
+    owners = ["[dim]·[/dim]"] * engine.scheduler.allocator.num_pages
     for request_id, sequence in engine.scheduler.running.items():
         letter = names[request_id]
         colour = COLOURS["ABCDE".index(letter)]

@@ -9,7 +9,7 @@ from rich.tree import Tree
 
 from common.checkpoints.corpus.words import WORDS
 from common.cli import chat_prompt
-from common.demo import BUNDLED, Script, bar, check_against_reference, console, cut, heading, script_for, show_answers
+from common.demo import Script, bar, check_against_reference, console, cut, heading, script_for, show_answers
 from common.loader import Loaded
 from common.request import Request
 from common.sampling import SamplingParams
@@ -23,7 +23,7 @@ WORDS_OF_LESSON = 1000
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    script = script_for(loaded)
+    script = script_for(loaded.name)
     requests = show_answers(engine, script)
     requests += show_shared_text(loaded, script)
     requests += show_conversation(loaded, script)
@@ -37,7 +37,7 @@ def price_list() -> dict[str, int]:
 
 def show_shared_text(loaded: Loaded, script: Script) -> list[Request]:
     """Ask several questions behind one text: the others find what the first one has computed."""
-    if script is BUNDLED:
+    if not (questions := script.behind_lesson):
         prices = price_list()
         text = "\n".join(f"{thing} = {price}" for thing, price in prices.items())
         questions = [f"What is {list(prices)[i]}?" for i in (7, 31, 52)]
@@ -45,7 +45,6 @@ def show_shared_text(loaded: Loaded, script: Script) -> list[Request]:
         heading(f"A price list of {ENTRIES} lines, and three questions about it, one after another")
     else:
         text = " ".join(Path(__file__).with_name("README.md").read_text(encoding="utf-8").split()[:WORDS_OF_LESSON])
-        questions = script.questions[:3]
         prompts = [chat_prompt(loaded.tokenizer, question, system=text) for question in questions]
         heading(f"A system prompt of {WORDS_OF_LESSON} words, this lesson's, and three questions, one after another")
     engine = Engine(loaded, kv_memory=MEMORY)
@@ -60,7 +59,7 @@ def show_conversation(loaded: Loaded, script: Script) -> list[Request]:
     heading("A conversation: every turn sends everything that was said before")
     engine = Engine(loaded, kv_memory=MEMORY)
     messages, requests = [], []
-    for question in (script.about.format("a fox"), "What is 2+2?", "What is a page table?"):
+    for question in script.conversation:
         messages.append({"role": "user", "content": question})
         ids = loaded.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
         requests += ask(engine, [ids], [question], script)
@@ -74,7 +73,7 @@ def ask(engine: Engine, prompts: list[list[int]], questions: Sequence[str], scri
     longest = max(request.timings.time_to_first_token for request in requests)
     for request, question in zip(requests, questions, strict=True):
         seconds = request.timings.time_to_first_token
-        console.print(f"  [cyan]{escape(question)}[/cyan] [green]{escape(cut(request.text))}[/green]")
+        console.print(f"  [cyan]{escape(question)}[/cyan] [green]{escape(cut(request, 66))}[/green]")
         cached = f"{request.cached_tokens:>4} of {len(request.prompt_token_ids):>3} tokens cached"
         drawn = bar(seconds, longest, 16) if len(requests) > 1 else ""
         console.print(f"    {cached}, first token after {1e3 * seconds:5.1f} ms  [red]{drawn}[/red]")

@@ -15,7 +15,7 @@ DRAFTED, OWN = "green", "bold yellow"
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    script = script_for(loaded)
+    script = script_for(loaded.name)
     requests = show_answers(engine, script)
     console.print(f"\n[{DRAFTED}]draft tokens, accepted[/{DRAFTED}]   [{OWN}]the model's own word[/{OWN}]")
     names = {"draft": "a draft model", "lookup": "prompt lookup"}
@@ -66,4 +66,4 @@ def run_coloured(engine: Engine, prompt: list[int], params: SamplingParams) -> t
             colour = DRAFTED if place < accepted else OWN
             word = engine.tokenizer.decode([token], skip_special_tokens=True)
             coloured += f"[{colour}]{escape(word)}[/{colour}]"
-    return request, coloured.strip()
+    return request, coloured.strip() + " ..." * (request.finish_reason == "length")

@@ -1,5 +1,7 @@
 """The demo: a long prompt arrives while others decode, in one worker that does everything, and in two."""
 
+from typing import Any
+
 from rich.markup import escape
 
 from common.cli import chat_prompt
@@ -16,11 +18,11 @@ HEROES = ("a fox", "a baker", "a lighthouse")
 COLUMNS = 72
 BEFORE, BEHIND = 0.1, 0.15  # seconds that are drawn before the long prompt arrives, and behind its first token
 MARKS = {"token": "[green]█[/green]", "gap": "[red]·[/red]", "prefill": "[yellow]▓[/yellow]", "none": " "}
-OPTIONS = {"kv_memory": "20M", "draft": "lookup", "num_draft_tokens": 0}  # a step is a token
+ROOM = 1800  # tokens, in each worker
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
-    script = script_for(loaded)
+    script = script_for(loaded.name)
     requests = show_answers(engine, script)
     requests += show_arrival(loaded, script)
     check_against_reference(loaded, requests)
@@ -32,9 +34,9 @@ def show_arrival(loaded: Loaded, script: Script) -> list[Request]:
     heading(f"{len(HEROES)} requests decode, and a prompt of {len(filler)} tokens arrives")
     console.print("  [green]█[/green] a token   [red]·[/red] no token   [yellow]▓[/yellow] the prompt is computed")
     with console.status("one worker does everything"):
-        runs = {"together: one worker": arrive(WorkerEngine(loaded, **OPTIONS), loaded, script, filler)}
+        runs = {"together: one worker": arrive(WorkerEngine(loaded, **options_for(loaded)), loaded, script, filler)}
     with console.status("starting two processes under Ray"):
-        apart = Engine(loaded, workers="ray", **OPTIONS)
+        apart = Engine(loaded, workers="ray", **options_for(loaded))
     try:
         with console.status("one worker computes prompts, another one decodes"):
             runs["apart: a prefill and a decode worker"] = arrive(apart, loaded, script, filler)
@@ -60,6 +62,12 @@ def show_arrival(loaded: Loaded, script: Script) -> list[Request]:
     requests = [request for requests, _ in runs.values() for request in requests]
     # Both runs have the same prompts. Where their tokens are the same too, one check is for both.
     return list({(*request.prompt_token_ids, *request.token_ids): request for request in requests}.values())
+
+
+def options_for(loaded: Loaded) -> dict[str, Any]:
+    """Return the options of the engines: memory for ROOM tokens, and no drafts, so that a step is a token."""
+    memory = ROOM * loaded.config.kv_bytes_per_token(loaded.dtype)
+    return {"kv_memory": memory, "draft": "lookup", "num_draft_tokens": 0}
 
 
 def arrive(

@@ -24,6 +24,7 @@ from .engine import BaseEngine
 from .errors import InvalidInput, expect_writable
 from .loader import MODEL_IMPLS, Loaded, load_model
 from .loader.device import DTYPES, choose_device
+from .packages import packaged_model
 from .process import freeze_loaded_objects, run_on_temporary_thread
 from .sampling import SamplingParams
 from .stages import load_engine, load_stage_module
@@ -142,6 +143,9 @@ def running_engine(stage: Path, args: argparse.Namespace) -> Iterator[tuple[Base
     if args.trace:
         expect_writable(args.trace)
     print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
+    packaged_model(
+        args.model or ""
+    )  # here, since a signal does not reach the other thread, which would leave half a file
     loaded, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
     freeze_loaded_objects()
     if engine.startup_notes:

@@ -1,10 +1,12 @@
 """What the stages' demos share: three prompts with known answers, bars, and the check at the end."""
 
+import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from textwrap import shorten
+from types import SimpleNamespace
 
 import torch
 from rich.console import Console
@@ -17,6 +19,7 @@ from .loader import Loaded
 from .reference import Reference
 from .request import Request
 from .sampling import SamplingParams
+from .toml import tomllib
 
 # Wrap lines on a terminal only: a pipe or a file has no width.
 console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
@@ -25,106 +28,24 @@ COMPLETE = "The capital of France is"
 NEAR_TIE = 0.5  # between two logits: bfloat16 has 8 bits, and logits of 32 and more differ by a quarter there
 
 
-@dataclass(frozen=True)
-class Script:
-    """What demos ask of a model, and where they cut its answers: at `longest` tokens.
-
-    full_bar: milliseconds of a step that fill a bar. slots, pages: what stages 04 and 05 have room for. drafter: who
-    drafts a story in stage 07.
-    """
-
-    ask: tuple[str, ...]
-    story: str
-    about: str
-    copy: str
-    characters: str
-    questions: tuple[str, ...]
-    pool: tuple[str, ...]
-    pages: int
-    longest: int
-    full_bar: float
-    slots: int
-    drafter: str
+class Script(SimpleNamespace):
+    """What demos ask of a model, and where they cut its answers: the fields of a table in demo.toml."""
 
 
-BUNDLED = Script(
-    ask=("What is 2+2?", "Explain KV cache in one sentence."),
-    story="Tell me a story about a fox that lasts two days.",
-    about="Tell me a story about {} that lasts nine days.",
-    copy="Repeat this text exactly: lantern 4711 meadow 208 compass 31337 harbour 99 ribbon 640 thunder 12",
-    characters="Copy this text: 🐢 café 🚀 Łódź",
-    questions=(
-        "Count from 1 to 12.",
-        "What is 2+2?",
-        "What is the capital of Italy?",
-        "Write the letters from a to d.",
-        "Count from 1 to 5.",
-        "What is the capital of Japan?",
-        "What is 3 plus 4?",
-        "List the days of the week.",
-    ),
-    pool=(
-        "Count from 1 to 20.",
-        "What is 2+2?",
-        "Explain KV cache in one sentence.",
-        "Tell me a story about a fox that lasts two days.",
-        "Tell me a story about an owl that lasts two days.",
-    ),
-    pages=24,
-    longest=400,
-    full_bar=60,
-    slots=4,
-    drafter="draft",
-)
-# Greedy answers of a small chat model begin well and end in repetition, so these are questions with short ones.
-CHAT = Script(
-    ask=("What is 2+2?", "What is photosynthesis? Answer in one sentence."),
-    story="Write a short story about a lighthouse keeper.",
-    about="Write a short story about {}.",
-    copy="Repeat this text exactly: The old lighthouse keeper lit the lamp every evening at seven. The ships in the "
-    "harbour sailed safely home through the fog, and the children waved at them from the pier.",
-    characters="Copy: 🚀🐢 café",
-    questions=(
-        "What is the capital of Japan?",
-        "Write one sentence about the sea.",
-        "How many days are in a week?",
-        "List five fruits.",
-        "What is gravity? Answer in one sentence.",
-        "What is 2+2?",
-        "Name two animals that live in the sea.",
-        "Explain in one sentence what a cache is.",
-        "What is the capital of France?",
-        "What is photosynthesis? Answer in one sentence.",
-        "Give me one tip for better sleep.",
-        "What is a computer?",
-        "Explain KV cache in one sentence.",
-        "What is a library? Answer in one sentence.",
-        "What is the sun? Answer in one sentence.",
-        "Why do we sleep? Answer in one sentence.",
-    ),
-    pool=(
-        "What is a computer?",
-        "What is 2+2?",
-        "Explain KV cache in one sentence.",
-        "Write a short story about a lighthouse keeper.",
-        "Tell me a short story about an owl.",
-    ),
-    pages=17,
-    longest=64,
-    full_bar=400,
-    slots=8,
-    drafter="lookup",
-)
+SCRIPTS = Path(__file__).with_suffix(".toml")
 
 
-def script_for(loaded: Loaded) -> Script:
+def script_for(name: str) -> Script:
     """Return the script for the bundled model, or for any other."""
-    return BUNDLED if loaded.name in ("bundled", "target") else CHAT
+    tables = tomllib.loads(SCRIPTS.read_text(encoding="utf-8"))
+    return Script(**tables["bundled" if name in ("bundled", "target") else "chat"])
 
 
-def cut(text: str, length: int = 66) -> str:
-    """Return the text on one line, cut at a word to at most `length` characters."""
-    return shorten(text, length, placeholder=" ...")
+def cut(request: Request, length: int | None = None) -> str:
+    """Return an answer, cut at a word where it ran out of tokens. length: on one line, of as many characters."""
+    cut_off = request.finish_reason == "length"
+    text = re.sub(r"\s+\S*$", "", request.text) + " ..." if cut_off else request.text
+    return shorten(text, length, placeholder=" ...") if length else text
 
 
 def heading(text: str) -> None:
@@ -137,7 +58,7 @@ def bar(value: float, full: float, width: int = 30) -> str:
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
-def show_answers(engine: BaseEngine, script: Script = BUNDLED) -> list[Request]:
+def show_answers(engine: BaseEngine, script: Script) -> list[Request]:
     """Complete the three prompts, print the answers, and return the finished requests."""
     heading("Three prompts")
     prompts: list = [COMPLETE, *script.ask]
@@ -145,7 +66,7 @@ def show_answers(engine: BaseEngine, script: Script = BUNDLED) -> list[Request]:
         prompts = [COMPLETE, *(chat_prompt(engine.tokenizer, text) for text in script.ask)]
     requests = engine.generate(prompts, SamplingParams(max_tokens=64, stop=["\n"]))
     for text, request in zip([COMPLETE, *script.ask], requests, strict=True):
-        console.print(f"  [cyan]{escape(text)}[/cyan] [green]{escape(request.text.strip())}[/green]")
+        console.print(f"  [cyan]{escape(text)}[/cyan] [green]{escape(cut(request).strip())}[/green]")
     return requests
 
 

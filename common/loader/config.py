@@ -8,6 +8,7 @@ architectures that are not in it.
 """
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -151,6 +152,7 @@ def model_config(hf_config, where: str = "config.json") -> ModelConfig:
     other_layers = sorted(set(getattr(hf_config, "layer_types", None) or ()) - {"full_attention"})
     check(not other_layers, "layer_types", other_layers, "'full_attention' (for Qwen: use_sliding_window false)")
 
+    check(is_positive(hf_config.rms_norm_eps), "rms_norm_eps", hf_config.rms_norm_eps, "a positive number")
     rope = rope_parameters(hf_config, where)
     # Llama and Qwen3 have one switch for all four projections; Qwen2 has a bias on Q, K and V and no switch.
     attention_bias = family in ("llama", "qwen3") and hf_config.attention_bias
@@ -172,6 +174,10 @@ def model_config(hf_config, where: str = "config.json") -> ModelConfig:
     )
 
 
+def is_positive(value) -> bool:
+    return isinstance(value, (int, float)) and 0 < value < math.inf  # Python's JSON has Infinity and NaN
+
+
 def context_length(hf_config, rope: dict) -> int:
     """Return the context length in tokens. With YaRN it is the original one times the factor; files may name either.
 
@@ -191,7 +197,7 @@ def rope_parameters(hf_config, where: str) -> dict:
     require(kind in ROPE_TYPES, where, "rope_type", kind, ", ".join(ROPE_TYPES))
     for field in ("rope_theta", *ROPE_TYPES[kind]):
         value = rope.get(field)
-        require(isinstance(value, (int, float)) and value > 0, where, field, value, "a positive number")
+        require(is_positive(value), where, field, value, "a positive number")
     partial = rope.get("partial_rotary_factor")
     require(partial in (None, 1), where, "partial_rotary_factor", partial, "1")
     return rope

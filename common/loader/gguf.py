@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFReader, GGUFValueType, dequantize, get_tensor_name_map
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFReader, GGUFValueType, dequantize, get_tensor_name_map
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from torch import Tensor
 
@@ -132,8 +132,8 @@ def read_fields(path: Path) -> dict[str, Any]:
     embedding = reader.shape("token_embd.weight") or (0,)
     fields["vocab_size"] = fields["vocab_size"] or embedding[0]
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
-    epsilon, window = given.get("attention.layer_norm_rms_epsilon"), given.get("attention.sliding_window")
-    require(epsilon and epsilon > 0, path, f"{start}attention.layer_norm_rms_epsilon", epsilon, "a positive number")
+    window, parts = given.get("attention.sliding_window"), reader.values.get("split.count", 1)
+    require(parts in (0, 1), path, "split.count", parts, "a model in one file")
     whole = not window or window >= (fields["max_position_embeddings"] or 0)
     require(whole, path, f"{start}attention.sliding_window", window, "none, or the whole context")
     factor, original = given.get("rope.scaling.factor"), given.get("rope.scaling.original_context_length")
@@ -142,12 +142,12 @@ def read_fields(path: Path) -> dict[str, Any]:
     if scaling != "none":
         rope |= {"rope_type": scaling, "factor": factor, "original_max_position_embeddings": original}
     if SCALING_TENSOR in tensors:
-        rope = llama3_scaling(rope, tensors[SCALING_TENSOR].data, path)
+        rope = llama3_scaling(rope, tensors[SCALING_TENSOR].data.ravel(), path)
     return fields | {
         "model_type": family,
         "hidden_act": "silu",
         "attention_bias": "blk.0.attn_q.bias" in tensors,
-        "rms_norm_eps": epsilon,
+        "rms_norm_eps": given.get("attention.layer_norm_rms_epsilon"),
         "rope_parameters": rope,
         "tie_word_embeddings": "output.weight" not in tensors,
         "eos_token_id": sorted(read_eos_token_ids(path, reader)),
@@ -159,7 +159,11 @@ def llama3_scaling(rope: dict, divisors: np.ndarray, path: Path) -> dict:
     scaled = rope | LLAMA_3 | {"factor": float(divisors.max())}
     parameters = (rope | {"rope_type": "default"}, scaled)
     plain, wanted = (rope_frequencies(one, 2 * len(divisors))[0].numpy() for one in parameters)
-    same = rope["rope_type"] == "default" and np.allclose(plain / divisors, wanted, rtol=1e-4, atol=0)
+    same = (
+        rope["rope_type"] == "default"
+        and divisors.min() > 0
+        and np.allclose(plain, wanted * divisors, rtol=1e-4, atol=0)
+    )
     require(same, path, SCALING_TENSOR, divisors.tolist(), "the scaling of Llama 3")
     return scaled
 
@@ -201,7 +205,8 @@ def build_tokenizer(path: Path) -> Any:
     values = Reader(path).values
     if "tokenizer.ggml.model" not in values:
         return None
-    split = values.get("tokenizer.ggml.pre", "default")
+    split, template = values.get("tokenizer.ggml.pre", "default"), values.get("tokenizer.chat_template", "")
+    require(type(template) is str, path, "tokenizer.chat_template", template, "a text")
     require(split in SPLITS, path, "tokenizer.ggml.pre", split, ", ".join(SPLITS))
     from transformers import PreTrainedTokenizerFast
 
@@ -216,8 +221,7 @@ def stored_tensors(path: Path, config: ModelConfig, names: list[str]) -> Iterato
     """Yield (file, name in a Hugging Face checkpoint, tensor) for all weights. names: of the model's tensors."""
     reader = Reader(path)
     family = reader.values["general.architecture"]
-    architecture = next(one for one, name in MODEL_ARCH_NAMES.items() if name == family)
-    table, checkpoint_name = get_tensor_name_map(architecture, config.num_layers), {}
+    table, checkpoint_name = get_tensor_name_map(MODEL_ARCH[family.upper()], config.num_layers), {}
     for name in names:
         stem, _, kind = name.rpartition(".")
         checkpoint_name[f"{table.get_name(stem)}.{kind}"] = name
@@ -226,7 +230,8 @@ def stored_tensors(path: Path, config: ModelConfig, names: list[str]) -> Iterato
             continue
         kind, data = tensor.tensor_type, tensor.data
         require(kind.name in TYPES, path, f"type of tensor {tensor.name}", kind.name, ", ".join(TYPES))
-        if family == "llama" and (".attn_q." in tensor.name or ".attn_k." in tensor.name):
+        rotated = family == "llama" and (".attn_q." in tensor.name or ".attn_k." in tensor.name)
+        if rotated and len(data) % config.head_dim == 0:  # or copy_weights refuses its shape
             # llama.cpp rotates neighbours, and its converter put each pair of a head side by side.
             pairs = data.reshape(-1, config.head_dim // 2, 2, *data.shape[1:])
             data = pairs.swapaxes(1, 2).reshape(data.shape)

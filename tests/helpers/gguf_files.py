@@ -1,23 +1,33 @@
 """Small GGUF files with random weights, as llama.cpp's converter would write them, and each wrong in one way."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from common.loader import CHECKPOINTS
+from common.loader.weights import checkpoint_names, empty_model
+from common.model import ModelConfig
 
-VOCAB, HIDDEN, MLP, LAYERS, HEADS, KV_HEADS = 4096, 256, 512, 2, 4, 2  # rows of 256: the blocks of Q4_K
-D = {"llama": 64, "qwen2": 64, "qwen3": 128}  # of each family: what transformers takes if a file is silent
+LLAMA = ModelConfig(
+    vocab_size=4096, hidden_size=256, intermediate_size=512, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64,
+    context_length=512, tie_embeddings=True,
+)  # fmt: skip
+CONFIGS = {  # rows of 256: the blocks of Q4_K
+    "llama": LLAMA,
+    "qwen2": replace(LLAMA, qkv_bias=True),
+    "qwen3": replace(LLAMA, qk_norm=True, head_dim=128),  # which transformers takes if a file is silent
+}
 SIZES = {
-    "block_count": LAYERS, "context_length": 512, "embedding_length": HIDDEN, "feed_forward_length": MLP,
-    "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS, "attention.layer_norm_rms_epsilon": 1e-5,
-    "rope.freq_base": 5000.0, "vocab_size": VOCAB,
+    "block_count": 2, "context_length": 512, "embedding_length": 256, "feed_forward_length": 512,
+    "attention.head_count": 4, "attention.head_count_kv": 2, "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 5000.0, "vocab_size": 4096,
 }  # fmt: skip
+HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 
 
 def fields_of(family: str) -> dict[str, Any]:
@@ -31,24 +41,22 @@ def fields_of(family: str) -> dict[str, Any]:
         "token_type": [3 if token in special else 1 for token in tokens], "eos_token_id": vocab["<|im_end|>"],
         "add_bos_token": False,
     }  # fmt: skip
-    sizes = SIZES | dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), D[family])
+    sizes = SIZES | dict.fromkeys(HEAD_SIZES, CONFIGS[family].head_dim)
     fields = {"general.name": "random"} | {f"{family}.{name}": value for name, value in sizes.items()}
     return fields | {f"tokenizer.ggml.{name}": value for name, value in tokenizer.items()}
 
 
 def tensors_of(family: str, kind: str) -> dict[str, tuple[np.ndarray, str]]:
     """Return values or blocks, and their type, of all tensors: matrices of `kind`, vectors in float32."""
-    config = AutoConfig.for_model(
-        family, vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=MLP, num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, tie_word_embeddings=True,
-    )  # fmt: skip
-    with torch.device("meta"):
-        shapes = {name: (*one.shape,) for name, one in AutoModelForCausalLM.from_config(config).named_parameters()}
-    rng, names = np.random.default_rng(0), gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], LAYERS)
-    return {
-        names.get_name(name, (".weight", ".bias")): (random_tensor(rng, shape, kind), kind if shape[1:] else "F32")
-        for name, shape in shapes.items()
-    }
+    rng, config, tensors = np.random.default_rng(0), CONFIGS[family], {}
+    parameters = dict(empty_model(config, torch.device("cpu"), torch.float32).named_parameters())
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], config.num_layers)
+    for parameter, name, rows in checkpoint_names(config):
+        stem, _, suffix = name.rpartition(".")
+        shape = parameters[parameter][rows].shape
+        type_of = kind if shape[1:] else "F32"
+        tensors[f"{table.get_name(stem)}.{suffix}"] = random_tensor(rng, shape, type_of), type_of
+    return tensors
 
 
 def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
@@ -64,15 +72,14 @@ def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -
     return blocks.reshape(shape[0], -1)
 
 
-def write(path: Path, family="llama", kind="F32", fields=None, tensors=None) -> Path:
-    """Write a file. fields, tensors: what is different in it, None for what it does not have."""
+def write(path: Path, family="llama", kind="F32", **changes) -> Path:
+    """Write a file. changes: fields, and tensors with their types, that differ in it; "" for what it lacks."""
     writer = gguf.GGUFWriter(path, family)
-    for name, value in (fields_of(family) | (fields or {})).items():
-        if value is not None:
+    for name, value in (fields_of(family) | tensors_of(family, kind) | changes).items():
+        if isinstance(value, tuple):
+            writer.add_tensor(name, value[0], raw_dtype=gguf.GGMLQuantizationType[value[1]])
+        elif value != "":
             writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
-    for name, tensor in (tensors_of(family, kind) | (tensors or {})).items():
-        if tensor is not None:
-            writer.add_tensor(name, tensor[0], raw_dtype=gguf.GGMLQuantizationType[tensor[1]])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

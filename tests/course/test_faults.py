@@ -22,7 +22,7 @@ def test_a_number_that_no_bug_has_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["faults", "1", "99"])
     with pytest.raises(SystemExit) as refused:
         every.main()
-    assert refused.value.code == 2 and "there is no bug 99: they are numbered 1 to 61" in capsys.readouterr().err
+    assert refused.value.code == 2 and "there is no bug 99: they are numbered 1 to 60" in capsys.readouterr().err
 
 
 # ---- The entries ----

@@ -15,8 +15,9 @@ def copy_door(folder: Path) -> Path:
     """Copy course.py to a folder, with what it needs to set itself up and nothing else; return the folder."""
     shutil.copytree(ROOT / "common" / "setup", folder / "common" / "setup")
     shutil.copy(ROOT / "course.py", folder)
-    for name in ("stages.py", "errors.py", "terminal.py", "toml.py"):
-        shutil.copy(ROOT / "common" / name, folder / "common")
+    (folder / "common" / "checkpoints").mkdir()
+    for name in ("stages.py", "errors.py", "terminal.py", "toml.py", "packages.py", "checkpoints/packages.toml"):
+        shutil.copy(ROOT / "common" / name, folder / "common" / name)
     return folder
 
 

@@ -124,7 +124,7 @@ def test_of_several_threads_that_wait_the_main_thread_is_shown_first(tmp_path):
         ("03/engine_thread.py", "for stream in self._open])", "for stream in self.open])", 5, "'open'", "in _fail_all"),
         ("03/server.py", "abort_on_disconnect(http, engine_thread, stream))", "asyncio.sleep(9))", 7, "watches 0", ""),
         ("04/scheduler.py", "self.price.most(start, budget)", "budget", 1, "buys 2 tokens, not 4", ""),
-        ("04/scheduler.py", "chunk.sequence.slot))", "0))", 3, "step 6", "yours   1 2 0"),
+        ("04/scheduler.py", "chunk.sequence.slot))", "0))", 3, "step 2: the order is", "wanted   1 1 1"),
         ("04/scheduler.py", "self.price(chunks[-1].start, len(", "(len(", 3, "costs 2", "yours   2 3"),
         ("05/batch.py", "lengths.append(chunk.start + ", "lengths.append(", 3, "lengths", "yours           1  4  2"),
         ("05/scheduler.py", "request.max_tokens)", "request.params.max_tokens)", 5, "NoneType", "in add"),
@@ -133,10 +133,8 @@ def test_of_several_threads_that_wait_the_main_thread_is_shown_first(tmp_path):
         ("05/engine.py", "logits_rows]", "logits_rows.flip(0)]", 8, "in place of", "last written by  A"),
         ("06/prefix_tree.py", "reversed(path)", "path", 2, "`unused`", "yours    0 1 2"),
         ("06/page_table.py", "elif table.pages[place] != node.page:", "else:", 3, "of its own page", ""),
-        ("06/scheduler.py", "self.refused[0] is request", "False", 5, "E is looked up again", ""),
-        ("06/scheduler.py", "sequence.found = 0", "pass", 6, "cached_tokens", "yours     0 80"),
     ],
-    ids="room leak none typo watch price order cost row limit place victim token tree copy lookup hit".split(),
+    ids="room leak none typo watch price order cost row limit place victim token tree copy".split(),
 )
 def test_a_fault_is_shown_where_it_lies(tmp_path, loaded_once, file, right, wrong, number, says, shows):
     [stage] = [stage for stage in STAGES if stage.name[:2] == file[:2]]

@@ -8,6 +8,7 @@ starts the next one.
 Nothing imports this file before workers="ray" is asked for.
 """
 
+import atexit
 import logging
 import threading
 import time
@@ -108,6 +109,7 @@ class RayFleet(Fleet):
         self.actors: dict[int, Any] = {}
         keepers = [partial(self._keep, number) for number in range(len(options))]
         self.keepers = [threading.Thread(target=keep, name="keeper", daemon=True) for keep in keepers]
+        atexit.register(self.close)  # before the cluster's: nothing may ask Ray while it ends
         for keeper in self.keepers:
             keeper.start()
 
@@ -128,6 +130,9 @@ class RayFleet(Fleet):
         return [event for event, _ in events]
 
     def close(self) -> None:
+        atexit.unregister(self.close)
+        if self.closing.is_set():
+            return
         self.closing.set()
         for actor in list(self.actors.values()):
             with suppress(Exception):
@@ -167,6 +172,8 @@ class RayFleet(Fleet):
             loading = actor.load.remote(self.model, self.options[number], *here)
             give_up = time.monotonic() + START_SECONDS
             while not ray.wait([loading], timeout=LOOK_SECONDS)[0] and time.monotonic() < give_up:
+                if self.closing.is_set():  # since before `close` could see the actor
+                    break
                 try:
                     ray.get(actor.alive.remote(), timeout=SIGN_SECONDS)
                 except TimeoutError as error:

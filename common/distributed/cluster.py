@@ -64,13 +64,13 @@ class Cluster:
         self._measuring = threading.Lock()
         self._closing: Future[None] = Future()
         self._joined: Future[None] = Future()
-        self._thread = threading.Thread(target=self._hold, args=(address,), name="ray", daemon=True)
+        self._thread = threading.Thread(
+            target=self._hold, args=(address, count, ranks, device), name="ray", daemon=True
+        )
         atexit.register(self.close)  # before Ray's own, which was registered earlier
         try:
             self._thread.start()
             self._wait_until_joined(address)
-            self.device, self._bundle, self._workers_per_gpu = plan(living_nodes(), count, ranks, device, self.mine)
-            self._reserve(count)
         except BaseException:
             self.close()
             raise
@@ -125,8 +125,12 @@ class Cluster:
             if self._joined.done():
                 self._thread.join(CLOSE_SECONDS)
 
-    def _hold(self, address: str | None) -> None:
-        """Join Ray and wait for `close`: Ray's processes end with the thread that runs this method."""
+    def _hold(self, address: str | None, count: int, ranks: int, device: str) -> None:
+        """Join Ray, reserve places and wait for `close`: Ray's processes end with the thread that runs this method.
+
+        While another thread still asks Ray for something, its shutdown may end this process with status 1. So all that
+        comes before the workers is asked here.
+        """
         try:
             if address is None:
                 start_ray(self._token)
@@ -134,22 +138,28 @@ class Cluster:
                 join_ray(address)
             context = ray.get_runtime_context()
             self._head, self._node = context.gcs_address, context.get_node_id()
+            self.device, self._bundle, self._workers_per_gpu = plan(living_nodes(), count, ranks, device, self.mine)
+            self._reserve(count)
         except BaseException as error:
             self._joined.set_exception(error)
-            return
-        self._joined.set_result(None)
-        self._watch()
+        else:
+            self._joined.set_result(None)
+            self._watch()
         wait([self._closing])
         ray.shutdown()  # ends what this process has reserved and started in a running Ray, too
 
     def _wait_until_joined(self, address: str | None) -> None:
         seconds = START_SECONDS if address is None else JOIN_SECONDS
         what = "starting a Ray of our own" if address is None else f"joining the Ray at {address}"
-        wait([self._joined], seconds)
+        wait([self._joined], seconds + PLACE_SECONDS)
+        if self._closing.done():
+            raise InvalidInput("this process ends while its workers start")
         if not self._joined.done():
             advice = "try again" if address is None else f"add this machine to it: ray start --address={address}"
             raise InvalidInput(f"{what} took longer than {seconds:.0f} seconds: {advice}")
         if error := self._joined.exception():
+            if isinstance(error, InvalidInput):
+                raise error
             raise InvalidInput(f"{what} failed: {error}") from error
 
     def _reserve(self, count: int) -> None:

@@ -143,7 +143,5 @@ def test_a_start_that_is_ended_leaves_no_process(tmp_path):
         server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     wait_until(lambda: any("raylet" in command for command in processes_of(server.pid)), 120)
     server.send_signal(signal.SIGTERM)
-    # Ray ends the process itself, with status 1, if its workers' library loses the head before Python has left it.
-    assert server.wait(60) in (128 + signal.SIGTERM, 1) and "stack" not in path.read_text().lower(), path.read_text()
-    assert "Traceback" not in path.read_text()
-    wait_until(lambda: not processes_of(server.pid), 30)
+    assert server.wait(60) == 128 + signal.SIGTERM and path.read_text().count("\n") == 1, path.read_text()
+    wait_until(lambda: not processes_of(server.pid), 2)

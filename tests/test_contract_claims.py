@@ -26,7 +26,7 @@ def test_what_is_computed_is_kept(engine, prompts):
 
 @pytest.mark.claim(4)
 def test_requests_share_steps(engine, prompts):
-    engine.generate(prompts[:8], endless(12))
+    engine.generate(prompts[:8], endless(40))
     assert max(len(step.works) for step in engine.trace) == 8
 
 

@@ -6,7 +6,7 @@ llvmlite. In it numba tells processors and versions of Python apart. None of thi
 fills from the environment again as soon as a variable there has changed.
 
 NUMBA_CACHE_DIR, or XDG_CACHE_HOME on Linux, names another place. Where it cannot be written, or where no variable names
-it and the package platformdirs is missing, each start compiles.
+it and there is no home or no package platformdirs, each start compiles.
 """
 
 import hashlib
@@ -74,7 +74,7 @@ def kept(dispatcher: Any) -> Iterator[None]:
     Processes that start together compile it once: the others wait, and load it.
     """
     if FOLDER is None:
-        say_compiling("at each start: the package platformdirs is not installed")
+        say_compiling("at each start: there is no home or no package platformdirs, and no NUMBA_CACHE_DIR")
         yield
         return
     with ExitStack() as stack:

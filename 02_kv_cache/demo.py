@@ -5,9 +5,8 @@ import statistics
 import torch
 from rich.markup import escape
 
-from common.cli import chat_prompt
 from common.demo import bar, check_against_reference, console, cut, heading, script_for, show_answers
-from common.loader import Loaded, find_checkpoint
+from common.loader import Loaded, chat_prompt, find_checkpoint
 from common.loader.config import read_config
 from common.request import Request
 from common.sampling import SamplingParams

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import httpx
 
-from common.cli import chat_prompt
 from common.demo import bar, check_against_reference, console, heading, script_for, show_answers
 from common.detokenizer import IncrementalDetokenizer
-from common.loader import Loaded
+from common.loader import Loaded, chat_prompt
 from common.sampling import SamplingParams
 from common.serving.background import running
 

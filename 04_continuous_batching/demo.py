@@ -6,10 +6,9 @@ from textwrap import shorten
 
 from rich.markup import escape
 
-from common.cli import chat_prompt
 from common.demo import Script, bar, check_against_reference, console, cut, heading, script_for, show_answers
 from common.engine import BaseEngine
-from common.loader import Loaded
+from common.loader import Loaded, chat_prompt
 from common.request import Request
 from common.sampling import SamplingParams
 from common.trace import Trace

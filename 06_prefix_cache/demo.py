@@ -8,9 +8,8 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from common.checkpoints.corpus.words import WORDS
-from common.cli import chat_prompt
 from common.demo import Script, bar, check_against_reference, console, cut, heading, script_for, show_answers
-from common.loader import Loaded
+from common.loader import Loaded, chat_prompt
 from common.request import Request
 from common.sampling import SamplingParams
 

@@ -41,9 +41,8 @@ from common.bench.steps import decode_seconds
 from common.bench.timing import free_memory
 from common.bench.workloads import Job, corpus_jobs, random_prompt
 from common.checkpoints.corpus import passages
-from common.cli import chat_prompt
 from common.engine import BaseEngine
-from common.loader import Loaded
+from common.loader import Loaded, chat_prompt
 from common.model import ModelConfig
 from common.pass_times import PassTimes
 from common.request import Request

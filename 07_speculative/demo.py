@@ -2,9 +2,8 @@
 
 from rich.markup import escape
 
-from common.cli import chat_prompt
 from common.demo import bar, check_against_reference, console, heading, script_for, show_answers
-from common.loader import Loaded
+from common.loader import Loaded, chat_prompt
 from common.request import Request
 from common.sampling import SamplingParams
 

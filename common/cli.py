@@ -22,7 +22,7 @@ from types import ModuleType
 from .acceleration.accelerate import make_engine
 from .engine import BaseEngine
 from .errors import InvalidInput, expect_writable
-from .loader import MODEL_IMPLS, Loaded, load_model
+from .loader import MODEL_IMPLS, Loaded, chat_prompt, load_model
 from .loader.device import DTYPES, choose_device
 from .packages import packaged_model
 from .process import freeze_loaded_objects, run_on_temporary_thread
@@ -234,16 +234,3 @@ def complete_prompt(engine: BaseEngine, args: argparse.Namespace) -> None:
         )
         stats = engine.stats().items()
         print(*(f"{name}={n:.6g}" for name, n in stats if name not in GAUGES and not name.startswith("kv_")))
-
-
-def chat_prompt(tokenizer, text: str, system: str = "") -> list[int]:
-    """Return the token ids of one user message in the chat template, up to where the assistant's answer begins.
-
-    system: the message before it, if there is one.
-    """
-    if tokenizer is None or tokenizer.chat_template is None:
-        raise InvalidInput("this model has no chat template: leave out --chat")
-    messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": text})
-    # Ids, not text: the template writes special tokens, and tokenizing its text would add them a second time.
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]

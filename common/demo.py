@@ -12,10 +12,9 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from .cli import chat_prompt
 from .engine import BaseEngine
 from .errors import counted
-from .loader import Loaded
+from .loader import Loaded, chat_prompt
 from .reference import Reference
 from .request import Request
 from .sampling import SamplingParams

@@ -20,6 +20,12 @@ class ContextExceeded(InvalidInput):
     code = "context_length_exceeded"  # in OpenAI's API
 
 
+class QueueFull(Exception):
+    """The server has as many open requests as it admits: try again later."""
+
+    status, headers = 429, {"Retry-After": "1"}
+
+
 def context_exceeded(context: int, why: str) -> ContextExceeded:
     """Return the error in OpenAI's and vLLM's words, by which clients notice that they have to shorten a history."""
     return ContextExceeded(f"This model's maximum context length is {context} tokens. However, {why}")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from .errors import InvalidInput
+from .errors import InvalidInput, QueueFull
 from .grammars import TOO_DEEP, compile_grammar, library, try_out
 from .stages import ROOT
 
@@ -43,7 +43,7 @@ class Trials:
         known = self.results.get(key)
         if known is None or (known.done() and known.exception()):  # or no process could be started
             if sum(not task.done() for task in self.results.values()) >= MOST_NEW:
-                raise queue_full("too many new forms of answers at once")
+                raise QueueFull("too many new forms of answers at once: try again later")
             if len(self.results) >= KEPT:
                 ended = (key for key, task in self.results.items() if task.done())
                 self.results.pop(next(ended, None), None)
@@ -63,7 +63,7 @@ class Trials:
                     *command, stdin=pipe, stdout=pipe, cwd=ROOT, start_new_session=True
                 )
             except OSError as error:  # no memory, or too many open files or processes
-                raise queue_full(f"no process can be started for the answer's form: {error}") from error
+                raise QueueFull(f"no process can be started for the form ({error}): try again later") from error
             try:
                 output, _ = await asyncio.wait_for(process.communicate(form), LONGEST)
             except asyncio.TimeoutError:
@@ -75,12 +75,6 @@ class Trials:
         if not output:  # stopped, or crashed
             return {"error": f"the answer's form cannot be compiled within {SECONDS} s: simplify it"}
         return json.loads(output)
-
-
-def queue_full(why: str) -> Exception:
-    from .serving.errors import QueueFull  # needs FastAPI, which the processes do without
-
-    return QueueFull(f"{why}: try again later")
 
 
 class Bytes:

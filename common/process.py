@@ -18,6 +18,7 @@ import atexit
 import ctypes
 import gc
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -54,6 +55,13 @@ def start(function: Callable[..., Result], *arguments) -> tuple["Future[Result]"
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return future, thread
+
+
+def free_port() -> int:
+    """Return a port of this machine on which nothing listens now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
 
 
 def join_all(threads: Iterable[threading.Thread], seconds: float) -> None:

@@ -3,13 +3,14 @@
 It needs only Python: course.py runs before anything is installed.
 """
 
+import argparse
 import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from .errors import InvalidInput, out_of_memory
@@ -49,6 +50,19 @@ def run_to_end(main: Callable[[], int | None]) -> NoReturn:
             raise
         status = f"error: {said}"
     sys.exit(status)
+
+
+def positive(text: str) -> int:
+    """Read an option's value: the type of a count in argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def markdown(rows: Sequence[Sequence]) -> str:
+    """Return a table, the first row being its header."""
+    header, *body = [[str(cell) for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *body])
 
 
 def paint(text: str, colour: str) -> str:

@@ -30,8 +30,7 @@ from typing import Any
 
 from common.checkpoints.corpus import SYSTEM_PROMPTS, terms
 from common.errors import InvalidInput, expect_writable
-from common.serving.options import positive
-from common.terminal import note, run_to_end
+from common.terminal import note, positive, run_to_end
 
 from . import summary
 from .ceilings import ceilings, reference_ms

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from common.errors import InvalidInput
-from common.serving.background import free_port
+from common.process import free_port
 from common.stages import stage_folder
 
 from .harness import SHOWN_LINES, process

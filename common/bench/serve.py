@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput, expect_writable
-from common.serving.options import positive
-from common.terminal import note, run_to_end
+from common.terminal import note, positive, run_to_end
 
 from . import plots
 from .client import Target, find_target, generate_load

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from common.engine import BaseEngine
-from common.inspector.step_clock import StepClock
 from common.request import Request
 from common.sampling import SamplingParams
+from common.step_clock import StepClock
 
 from .workloads import random_prompt
 

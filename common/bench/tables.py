@@ -18,6 +18,7 @@ from typing import Any
 
 from common.model import ModelConfig
 from common.stages import ROOT
+from common.terminal import markdown
 
 from .cost_model import parameters
 from .documents import read_json
@@ -51,11 +52,6 @@ def committed(module: str, name: str = MACHINE) -> dict[str, Any]:
     """Return the document of a module's benchmark, `<its folder>/results/<name>.json`; {} where there is none."""
     folder = ROOT.joinpath(*module.split(".")[:-1])
     return read_json(folder / "results" / f"{name}.json") or {}
-
-
-def markdown(rows: Rows) -> str:
-    header, *body = [[str(cell) for cell in row] for row in rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *body])
 
 
 def table(module: str, name: str, large: bool = False, dtype: str = "", machine: str = MACHINE) -> None:

@@ -58,7 +58,7 @@ def corpus_jobs(
         tokenizer = load_tokenizer(find_checkpoint(None, with_weights=True))
     templated = chat and tokenizer.chat_template is not None
     if templated:
-        from common.cli import chat_prompt
+        from common.loader import chat_prompt
     jobs = []
     for _ in range(count):
         question, answer = TOPICS[rng.choice(topics)](rng)

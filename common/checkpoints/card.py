@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from common.bench.tables import markdown
+from common.terminal import markdown
 
 from .tokenizer import FOLDER
 

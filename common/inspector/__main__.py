@@ -22,7 +22,7 @@ from fastapi.responses import RedirectResponse
 from common.cli import build_parser, check_address, running_engine, server_module
 from common.engine import BaseEngine
 from common.errors import InvalidInput, expect_writable
-from common.serving.background import free_port
+from common.process import free_port
 from common.serving.options import add_server_arguments, url_of
 from common.serving.server import build_server as build_plain_server
 from common.stages import ROOT, load_stage_module, stage_folder

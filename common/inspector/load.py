@@ -9,8 +9,8 @@ import itertools
 from random import Random
 
 from common.checkpoints.corpus import exercises, facts, stories, terms
-from common.cli import chat_prompt
 from common.errors import InvalidInput
+from common.loader import chat_prompt
 from common.request import check_prompt_length
 from common.sampling import SamplingParams
 from common.serving.errors import EngineDead, QueueFull

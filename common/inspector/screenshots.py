@@ -16,9 +16,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from common.cli import chat_prompt
 from common.errors import InvalidInput
-from common.loader import Loaded, load_model
+from common.loader import Loaded, chat_prompt, load_model
 from common.sampling import SamplingParams
 from common.setup.machine import browser
 from common.stages import load_engine, stage_folder

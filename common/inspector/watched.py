@@ -12,11 +12,11 @@ from typing import Any
 
 from common.engine import BaseEngine
 from common.request import Request
+from common.step_clock import StepClock
 
 from . import books
 from .feed import Page, Tape
 from .pace import Pace
-from .step_clock import StepClock
 from .view import Known, View
 
 MOST_LOOKS = 15  # a second

@@ -181,3 +181,16 @@ def read_tokenizer(folder: Path) -> Any:
     else:
         from transformers import AutoTokenizer as Tokenizer
     return Tokenizer.from_pretrained(folder)
+
+
+def chat_prompt(tokenizer, text: str, system: str = "") -> list[int]:
+    """Return the token ids of one user message in the chat template, up to where the assistant's answer begins.
+
+    system: the message before it, if there is one.
+    """
+    if tokenizer is None or tokenizer.chat_template is None:
+        raise InvalidInput("this model has no chat template: leave out --chat")
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": text})
+    # Ids, not text: the template writes special tokens, and tokenizing its text would add them a second time.
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]

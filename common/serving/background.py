@@ -1,19 +1,11 @@
 """A uvicorn server on a thread of this process, for demos and tests."""
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .options import url_of
-
-
-def free_port() -> int:
-    """Return a port of this machine on which nothing listens now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @contextmanager

@@ -15,16 +15,10 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from common.errors import SHORT, InvalidInput, shortened
+from common.errors import SHORT, InvalidInput, QueueFull, shortened
 
 logger = logging.getLogger("uvicorn.error")  # uvicorn configures it from --log-level
 dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes one in each call
-
-
-class QueueFull(Exception):
-    """The server has as many open requests as it admits: try again later."""
-
-    status, headers = 429, {"Retry-After": "1"}
 
 
 class EngineDead(Exception):

@@ -4,16 +4,12 @@ import argparse
 import os
 from pathlib import Path
 
+from ..terminal import positive
+
 
 def url_of(host: str, port: int) -> str:
     """Return the URL of a server; an address of IPv6 stands in brackets."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,12 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from common.cli import chat_prompt
 from common.demo import script_for
 from common.errors import InvalidInput
 from common.learn.milestones.stage_under_test import causal_attention
+from common.loader import chat_prompt, load_model
 from common.loader import gguf as ours
-from common.loader import load_model
 from common.loader.config import read_config
 from common.loader.shard import Shard
 from common.model import rope_frequencies

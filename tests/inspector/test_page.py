@@ -9,12 +9,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from common.cli import chat_prompt
 from common.inspector import books
 from common.inspector.document import read_recording
 from common.inspector.screenshots import SCENES
+from common.loader import chat_prompt
+from common.process import free_port
 from common.sampling import SamplingParams
-from common.serving.background import free_port
 from common.stages import ROOT, load_engine, load_stage_module, stage_folder
 from tests.helpers.faulty_fleet import FaultyFleet
 from tests.helpers.serving_stage_03 import wait_until

@@ -12,7 +12,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from common.serving.background import free_port
+from common.process import free_port
 from common.stages import stage_folder
 from tests.helpers.serving_stage_03 import (
     SteppingEngine,

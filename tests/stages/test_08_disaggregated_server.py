@@ -17,7 +17,7 @@ import torch
 
 from common import cli
 from common.bench.load import wait_until_healthy
-from common.serving.background import free_port
+from common.process import free_port
 from common.stages import ROOT, load_engine, load_stage_module
 from tests.helpers.faulty_fleet import FaultyFleet
 from tests.helpers.serving_openai import openai_server

@@ -8,9 +8,9 @@ from functools import cache
 
 import pytest
 
-from common.cli import chat_prompt, check_address
+from common.cli import check_address
 from common.errors import InvalidInput
-from common.loader import load_model
+from common.loader import chat_prompt, load_model
 from common.request import Request, Timings
 from common.sampling import SamplingParams
 from common.serving.options import url_of

@@ -12,9 +12,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from common.acceleration.overlap import Resolved
-from common.engine import BaseEngine
-from common.transfers import synchronize
+from .acceleration.overlap import Resolved
+from .engine import BaseEngine
+from .transfers import synchronize
 
 
 class TimedModel:

@@ -12,6 +12,11 @@ time, instant afterwards. With COURSE_KIT=FOLDER it installs from a kit, without
 COURSE_NO_VENV=1 it makes nothing and uses the Python that runs course.py.
 """
 
+# For `uv run course.py`: uv brings the Python, and the course makes its own environment as always.
+# /// script
+# requires-python = ">=3.10,<3.14"
+# ///
+
 import sys
 
 if sys.version_info < (3, 10):  # noqa: UP036 (ruff assumes what is checked here). Down to 3.6 all of this file parses.

@@ -32,3 +32,8 @@ def test_models_engines_and_benchmarks_import_no_server_and_no_plots():
     )
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, "\n" + result.stderr
+
+
+def test_the_code_is_no_larger_than_agreed():
+    result = subprocess.run([sys.executable, "tools/size.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, "\n" + result.stdout + result.stderr

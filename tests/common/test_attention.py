@@ -131,6 +131,7 @@ all_backends = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # 0 / 0 of pieces that Triton masks
 @all_backends
 @pytest.mark.parametrize("case", CASES)
 def test_rows_attend_to_their_own_sequence_up_to_their_own_position(name, device, dtype, case):

@@ -190,6 +190,7 @@ OPTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("verb", course.VERBS)
 def test_every_verb_tells_what_it_does_and_its_own_options(verb, monkeypatch, capsys):
     """Programs run in this process, which has imported what takes them seconds."""

@@ -274,6 +274,7 @@ def test_a_body_that_ends_during_a_shutdown_is_refused(loaded):
         assert late.recv(1000).startswith(b"HTTP/1.1 503")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_in_the_code_is_no_mistake_of_the_client(loaded, monkeypatch, capfd):
     """A ValueError that is no InvalidInput: 500 and a traceback from a route, and the end of an engine that raises."""
     monkeypatch.setattr(Service, "model_card", lambda self: int("no card"))

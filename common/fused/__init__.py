@@ -139,12 +139,12 @@ def fuse(model: Transformer, name: str = "triton") -> FusedTransformer:
     vars(fused).update(vars(model))
     fused.kernels = import_module(f".{name}_kernels", __name__)
     if name == "numba":
-        from .few_tokens import few_scores, few_tokens  # needs numba
+        from .few_tokens import few_scores, few_tokens, most_few  # needs numba
 
-        fused.few = few_tokens(model)
-        if any(fused.few):
-            fused.most_few, fused.few_scores = fused.kernels.MOST_TOKENS, few_scores(model)
         fused.pads = pack_linears(fused)
+        fused.few = few_tokens(fused)
+        if all(fused.few):
+            fused.most_few, fused.few_scores = most_few(fused), few_scores(fused)
     return fused
 
 

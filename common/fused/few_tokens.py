@@ -7,16 +7,22 @@ each weight is read once, row by row, and multiplied with all tokens; what lies 
 From a dozen tokens on, a library does the arithmetic better: it keeps parts of more rows in registers.
 """
 
+import time
+
 import torch
 from torch import Tensor, nn
 
 from ..model import Attend, Block, Transformer
+from . import FusedTransformer, fused_block
 from .numba_basics import address
 from .numba_kernels import compiled
+from .packed import PackedLinear, padded
 from .rotation import heads_of
 
-# Of all blocks' matrices: products of larger ones take longer than their calls, and packed ones would be there twice.
-MOST_BYTES = 2**26
+ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)  # that are measured
+MEASURED, TIMES = 2**26, 3  # weights
+GIVE_UP = 1.2  # times as long as the library: more rows are not measured
+_most: dict[tuple, int] = {}  # what was measured in this process
 
 
 class FewTokens:
@@ -27,18 +33,17 @@ class FewTokens:
 
     def __init__(self, block: Block):
         attention, mlp = block.attention, block.mlp
-        # Kept beside their addresses: packed products drop the weights.
-        self.first = block.attention_norm.weight, attention.qkv.weight, attention.qkv.bias
-        self.second = (
-            attention.output.weight, attention.output.bias, block.mlp_norm.weight, mlp.gate_up.weight, mlp.down.weight,
-        )  # fmt: skip
+        qkv, output, gate_up, down = map(place_of, (attention.qkv, attention.output, mlp.gate_up, mlp.down))
+        # Kept beside their addresses.
+        self.first = block.attention_norm.weight, qkv, attention.qkv.bias
+        self.second = output, attention.output.bias, block.mlp_norm.weight, gate_up, down
         self.first_at, self.second_at = tuple(map(address, self.first)), tuple(map(address, self.second))
         self.q_weight, self.k_weight, head_eps, H, H_kv = heads_of(attention)
         self.heads_at = address(self.q_weight), address(self.k_weight), head_eps, H, H_kv, attention.head_dim
         self.heads = H, H_kv, H_kv
         self.count, self.head_dim, self.heads_size = H + 2 * H_kv, attention.head_dim, attention.output.in_features
         self.inner, self.eps = mlp.down.in_features, block.mlp_norm.eps
-        self.kernels, self.layer = compiled(mlp.down.weight.dtype), attention.layer
+        self.kernels, self.layer = compiled(block.mlp_norm.weight.dtype), attention.layer
 
     def __call__(
         self, x: Tensor | None, residual: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, attend: Attend
@@ -68,26 +73,70 @@ class FewTokens:
 class FewScores:
     """The output layer's kernel."""
 
-    def __init__(self, head: nn.Linear):
-        self.weight, self.at = head.weight, address(head.weight)
-        self.scores = compiled(head.weight.dtype).scores
+    def __init__(self, head: nn.Module, dtype: torch.dtype):
+        self.place, self.outs, self.scores = place_of(head), head.out_features, compiled(dtype).scores
+        self.at = address(self.place)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return the logits of `hidden[N, hidden_size]`, `[N, V]`; in float32 also for bfloat16."""
-        (vocabulary, size), rows = self.weight.shape, len(hidden)
-        hidden, out = hidden.contiguous(), torch.empty(rows, vocabulary)
-        self.scores(hidden.data_ptr(), self.at, out.data_ptr(), rows, size, vocabulary)
-        return out
+        rows, size = hidden.shape
+        hidden, out = hidden.contiguous(), torch.empty(rows, -(-self.outs // 32) * 32)
+        self.scores(hidden.data_ptr(), self.at, out.data_ptr(), rows, size, self.outs)
+        return out[:, : self.outs].contiguous()
+
+
+def place_of(linear: nn.Module) -> Tensor | None:
+    """Return where a layer's weight lies in blocks, see `Blocks`; None where it does not, as where ranks share it."""
+    blocks = linear.blocks if type(linear) in (nn.Linear, PackedLinear) else None
+    return blocks and blocks.place
 
 
 def few_tokens(model: Transformer) -> list[FewTokens | None]:
-    """Return the kernels of each block; None where there are none, as for blocks that ranks share, or large ones."""
-    linears = [linear for linear in model.blocks.modules() if isinstance(linear, nn.Linear)]
-    small = sum(linear.weight.nbytes for linear in linears) <= MOST_BYTES
-    whole = all(type(linear) is nn.Linear for linear in linears)
-    return [FewTokens(block) if small and whole else None for block in model.blocks]
+    """Return the kernels of each block of a model whose products are packed; None where there are none."""
+    linears = [child for child in model.blocks.modules() if hasattr(child, "in_features")]
+    return [
+        FewTokens(block) if all(place_of(linear) is not None for linear in linears) else None for block in model.blocks
+    ]
 
 
 def few_scores(model: Transformer) -> FewScores | None:
-    """Return the kernel of the output layer; None where ranks share it, or where it is large."""
-    return FewScores(model.head) if type(model.head) is nn.Linear and model.head.weight.nbytes <= MOST_BYTES else None
+    """Return the kernel of the output layer; None where there is none."""
+    return FewScores(model.head, model.norm.weight.dtype) if place_of(model.head) is not None else None
+
+
+@torch.inference_mode()
+def most_few(model: FusedTransformer) -> int:
+    """Return for how many tokens at most these kernels are no slower than the library's products, 0 for none.
+
+    Measured with as many blocks as no cache holds, or all; each side's fastest pass counts.
+    """
+    pairs = list(zip(model.blocks, model.few, strict=True))
+    weights = sum(
+        module.in_features * module.out_features for module in pairs[0][0].modules() if hasattr(module, "in_features")
+    )
+    pairs = pairs[: max(1, MEASURED // weights)]
+    key = weights, len(pairs), model.norm.weight.dtype, torch.get_num_threads()
+
+    def seconds(rows: int, has_few: bool) -> float:
+        residual = torch.zeros(rows, model.config.hidden_size, dtype=model.norm.weight.dtype)
+        step = residual, torch.zeros(rows, dtype=torch.int64), model.cos, model.sin, lambda layer, q, k, v: q
+        start, x = time.thread_time(), None
+        with model.kernels.on_device(residual, has_few):
+            for block, few in pairs:
+                x = few(x, *step) if has_few else fused_block(model.kernels, block, x, *step)
+        return time.thread_time() - start
+
+    if key not in _most:
+        _most[key] = 0
+        for rows in ROWS:
+            times = [
+                (seconds(rows, True), seconds(padded(rows) if model.pads else rows, False)) for _ in range(1 + TIMES)
+            ]
+            ours, theirs = map(
+                min, zip(*times[1:], strict=True)
+            )  # the first time, kernels are loaded and products prepared
+            if ours > GIVE_UP * theirs:
+                break
+            if ours <= theirs:
+                _most[key] = rows
+    return _most[key]

@@ -1,9 +1,9 @@
 """Where numba keeps compiled kernels: in the user's cache folder, named by contents, for all copies of the course.
 
 A second clone, a learner's folder and a temporary copy load what the first has compiled. A folder is named by all that
-its kernels are made of: their file, numba_basics.py, whose functions they contain, and the versions of numba and
-llvmlite. In it numba tells processors and versions of Python apart. None of this is in `numba.config`, which numba
-fills from the environment again as soon as a variable there has changed.
+its kernels are made of: their file, those whose functions they contain, and the versions of numba and llvmlite. In it
+numba tells processors and versions of Python apart. None of this is in `numba.config`, which numba fills from the
+environment again as soon as a variable there has changed.
 
 NUMBA_CACHE_DIR, or XDG_CACHE_HOME on Linux, names another place. Where it cannot be written, or where no variable names
 it and there is no home or no package platformdirs, each start compiles.
@@ -30,7 +30,7 @@ if not CACHE:
 
         CACHE = user_cache_path()
 FOLDER = Path(CACHE) / "llm-serving-course" / "kernels" if CACHE else None
-BASICS = Path(__file__).with_name("numba_basics.py")
+PARTS = [Path(__file__).with_name(name) for name in ("numba_basics.py", "blocks.py")]  # kernels contain their functions
 
 
 class ByContents(caching.InTreeCacheLocator):
@@ -38,7 +38,7 @@ class ByContents(caching.InTreeCacheLocator):
 
     def __init__(self, function: Any, file: str):
         super().__init__(function, file)
-        parts = [numba.__version__, llvmlite.__version__, BASICS.read_bytes(), Path(file).read_bytes()]
+        parts = [numba.__version__, llvmlite.__version__, *(path.read_bytes() for path in (*PARTS, Path(file)))]
         self._cache_path = str(FOLDER / hashlib.sha256(repr(parts).encode()).hexdigest()[:16])
 
 

@@ -100,14 +100,16 @@ def pointer(typing_context, address):
 def prefetch_line(typing_context, address):
     """Let the processor begin to fetch the line of its caches, of 64 bytes, in which this address lies."""
 
-    def generate(_, builder, __, values):
-        number, address = ir.IntType(32), cgutils.voidptr_t
-        function = ir.FunctionType(ir.VoidType(), [address, number, number, number])
-        fetch = builder.module.declare_intrinsic("llvm.prefetch", [address], function)
-        reading, all_caches, data = (ir.Constant(number, value) for value in (0, 3, 1))
-        builder.call(fetch, [builder.inttoptr(values[0], address), reading, all_caches, data])
+    return types.void(types.int64), lambda _, builder, __, values: fetch(builder, values[0])
 
-    return types.void(types.int64), generate
+
+def fetch(builder, address) -> None:
+    """Write LLVM's prefetch of this address."""
+    number, pointer = ir.IntType(32), cgutils.voidptr_t
+    function = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+    prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer], function)
+    reading, all_caches, data = (ir.Constant(number, value) for value in (0, 3, 1))
+    builder.call(prefetch, [builder.inttoptr(address, pointer), reading, all_caches, data])
 
 
 @njit

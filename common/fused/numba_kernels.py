@@ -16,13 +16,11 @@ import torch
 from numba import njit, prange
 from torch import Tensor, nn
 
+from .blocks import product
 from .numba_basics import FAST, TorchThreads, address, array, exp, f4, kernel, narrow, use_threads, widen
 from .rotation import HeadRotation
 
 THREADS = TorchThreads()
-# Tokens of a step whose products are in kernels, too (few_tokens.py). Measured with the bundled model on an AMD EPYC of
-# the fourth generation: the library's products are as fast with 10 tokens on one thread, with 12 on two.
-MOST_TOKENS = 10
 
 
 @njit(fastmath=FAST, error_model="numpy")
@@ -82,10 +80,12 @@ def silu_mul_row(gate, up, out):
 
 @njit(fastmath=FAST, error_model="numpy")
 def widened(x):
-    """Return x[rows, size] as float32, which the rows of a weight are multiplied with one after the other."""
-    out = numpy.empty(x.shape, f4)
-    for row in range(len(x)):
-        for i in range(x.shape[1]):
+    """Return x[rows, size] as float32, and a zero behind a row of odd size: some weights are read by pairs."""
+    rows, size = x.shape
+    out = numpy.empty((rows, size + size % 2), f4)
+    for row in range(rows):
+        out[row, -1] = 0
+        for i in range(size):
             out[row, i] = widen(x[row, i])
     return out
 
@@ -98,29 +98,13 @@ def normed(x, weight, eps):
     return widened(out)
 
 
-@njit(fastmath=FAST, error_model="numpy", inline="always")  # else a call for each row of the weight
-def product(x, weight, o, bias, out):
-    """out[:, o] = x[rows, size] times weight[o], plus the bias.
-
-    By four rows: what is read of the weight serves all, and their sums run at the same time.
-    """
-    rows, line = len(x), weight[o]
-    for row in range(0, rows - 3, 4):
-        x0, x1, x2, x3 = x[row], x[row + 1], x[row + 2], x[row + 3]
-        y0 = y1 = y2 = y3 = bias
-        for i in range(len(line)):
-            w = widen(line[i])
-            y0 += w * x0[i]
-            y1 += w * x1[i]
-            y2 += w * x2[i]
-            y3 += w * x3[i]
-        out[row, o], out[row + 1, o] = narrow(y0, out[row, o]), narrow(y1, out[row, o])
-        out[row + 2, o], out[row + 3, o] = narrow(y2, out[row, o]), narrow(y3, out[row, o])
-    for row in range(rows - rows % 4, rows):
-        y = bias
-        for i in range(len(line)):
-            y += widen(line[i]) * x[row, i]
-        out[row, o] = narrow(y, out[row, o])
+@njit(fastmath=FAST, error_model="numpy")
+def outputs(x, ins, place, bias, unit, sums, out, biased):
+    """out[rows, 32 * unit :] = x times 32 outputs of a weight, plus the bias if there is one."""
+    product(x, ins, place, unit, sums, out)
+    for row in range(len(x)):
+        for o in range(32 * unit, min(32 * unit + 32, out.shape[1])):
+            out[row, o] = narrow(sums[row, o] + (widen(bias[o]) if biased else f4(0)), out[row, o])
 
 
 @lru_cache
@@ -156,18 +140,19 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
         x_at, residual_at, norm_at, weight_at, bias_at, out_at, rows, size, eps,
         positions_at, cos_at, sin_at, q_weight_at, k_weight_at, head_eps, H, H_kv, D,
     ):  # fmt: skip
-        """out[rows, H + 2 * H_kv, D] = the norm of residual += x [rows, size], times weight[outs, size], with q and k
+        """out[rows, H + 2 * H_kv, D] = the norm of residual += x [rows, size], times a weight, with q and k
         normed and rotated; 0: no x, no bias, no norm of heads."""
         outs = (H + 2 * H_kv) * D
         x, residual = array(x_at, (rows, size), number), array(residual_at, (rows, size), number)
-        weight, bias = array(weight_at, (outs, size), number), array(bias_at, outs, number)
-        norm, out = array(norm_at, size, number), array(out_at, (rows, outs), number)
+        place, bias, norm = array(weight_at, 3, numpy.int64), array(bias_at, outs, number), array(norm_at, size, number)
+        out, units = array(out_at, (rows, outs), number), (outs + 31) // 32
+        sums = numpy.empty((rows, 32 * units), f4)
         if x_at:
             for row in range(rows):
                 add_row(x[row], residual[row])
         inputs = normed(residual, norm, eps)
-        for o in prange(outs):
-            product(inputs, weight, o, widen(bias[o]) if bias_at else f4(0), out)
+        for unit in prange(units):
+            outputs(inputs, size, place, bias, unit, sums, out, bias_at)
         qkv, positions = array(out_at, (rows, H + 2 * H_kv, D), number), array(positions_at, rows, numpy.int64)
         for row in range(rows):
             rotate_token(qkv[row], positions[row], cos_at, sin_at, q_weight_at, k_weight_at, head_eps, H, H_kv, number)
@@ -176,32 +161,38 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
     def output_mlp(
         x_at, residual_at, output_at, bias_at, norm_at, gate_up_at, down_at, out_at, rows, wide, size, inner, eps
     ):
-        """residual[rows, size] += x[rows, wide] times output[size, wide]; out = the MLP of its norm."""
+        """residual[rows, size] += x[rows, wide] times the weight `output`; out = the MLP of its norm."""
         x, residual = array(x_at, (rows, wide), number), array(residual_at, (rows, size), number)
-        output, bias = array(output_at, (size, wide), number), array(bias_at, size, number)
-        gate_up, down = array(gate_up_at, (2 * inner, size), number), array(down_at, (size, inner), number)
         norm, out = array(norm_at, size, number), array(out_at, (rows, size), number)
-        inputs, gate, up = widened(x), numpy.empty((rows, inner), f4), numpy.empty((rows, inner), f4)
-        for o in prange(size):
-            product(inputs, output, o, widen(bias[o]) if bias_at else f4(0), out)
+        units, units_inner = (size + 31) // 32, (2 * inner + 31) // 32
+        sums, gate_up = numpy.empty((rows, 32 * units), f4), numpy.empty((rows, 32 * units_inner), f4)
+        inputs, bias = widened(x), array(bias_at, size, number)
+        output, down = array(output_at, 3, numpy.int64), array(down_at, 3, numpy.int64)
+        for unit in prange(units):
+            outputs(inputs, wide, output, bias, unit, sums, out, bias_at)
         for row in range(rows):
             add_row(out[row], residual[row])
-        inputs = normed(residual, norm, eps)
-        for o in prange(inner):
-            product(inputs, gate_up, o, f4(0), gate)
-            product(inputs, gate_up[inner:], o, f4(0), up)
+        inputs, place = normed(residual, norm, eps), array(gate_up_at, 3, numpy.int64)
+        for unit in prange(units_inner):
+            product(inputs, size, place, unit, gate_up, norm)
+        gated = numpy.empty((rows, inner + inner % 2), f4)
+        for unit in prange((inner + 31) // 32):
             for row in range(rows):
-                up[row, o] *= gate[row, o] / (f4(1) + exp(-gate[row, o]))
-        for o in prange(size):
-            product(up, down, o, f4(0), out)
+                for o in range(32 * unit, min(32 * unit + 32, inner)):
+                    gated[row, o] = gate_up[row, inner + o] * (gate_up[row, o] / (f4(1) + exp(-gate_up[row, o])))
+        if inner % 2:
+            gated[:, inner] = 0
+        for unit in prange(units):
+            outputs(gated, inner, down, bias, unit, sums, out, 0)
 
     @kernel("void(i8, i8, i8, i8, i8, i8)")
     def scores(x_at, weight_at, out_at, rows, size, outs):
-        """out[rows, outs], float32, = x[rows, size] times weight[outs, size]."""
-        x, weight = array(x_at, (rows, size), number), array(weight_at, (outs, size), number)
-        inputs, out = widened(x), array(out_at, (rows, outs), f4)
-        for o in prange(outs):
-            product(inputs, weight, o, f4(0), out)
+        """out[rows, 32 * units of outs], float32, = x[rows, size] times weight[outs, size]."""
+        units = (outs + 31) // 32
+        x, place = array(x_at, (rows, size), number), array(weight_at, 3, numpy.int64)
+        inputs, out = widened(x), array(out_at, (rows, 32 * units), f4)
+        for unit in prange(units):
+            product(inputs, size, place, unit, out, x)
 
     return SimpleNamespace(
         add_norm=add_norm, norm_rotate=norm_rotate, silu_mul=silu_mul, heads=heads, output_mlp=output_mlp, scores=scores

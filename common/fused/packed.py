@@ -10,41 +10,104 @@ oneDNN prepares itself for each number of rows that it meets, for as long as a p
 request, `prepare_products`.
 """
 
+import ctypes
 import time
 from functools import partial
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-MOST_TWICE = 2**26  # bytes: a head that is tied to the embedding stays as it is if it is larger
+MOST_TWICE = 2**26  # bytes of weights that may be in memory twice
 MOST_PREPARED = 2048  # rows
 _prepared: set[tuple] = set()  # what oneDNN has met in this process: another model of the same widths needs none of it
 
 
-class PackedLinear(nn.Module):
-    """A linear layer for inference, whose weight only oneDNN can read."""
+class Blocks(NamedTuple):
+    """A weight whose outputs lie in blocks: for each step of inputs, one in float32 and two in bfloat16, those of all
+    outputs of a block. So oneDNN packs weights on processors with AVX512, 64 outputs in float32 and 32 in bfloat16."""
 
-    def __init__(self, linear: nn.Linear):
+    view: Tensor  # [blocks, steps, outputs, inputs of a step], zeros behind the weight's rows and columns
+    place: Tensor  # int64, on the CPU: address, bytes of a block, bytes of a step
+
+    @classmethod
+    def at(cls, view: Tensor) -> "Blocks":
+        return cls(view, torch.tensor([view.data_ptr(), view[0].nbytes, view[0, 0].nbytes]))
+
+
+class PackedLinear(nn.Module):
+    """A linear layer for inference, whose weight oneDNN can read, and the kernels of blocks.py where it has blocks."""
+
+    def __init__(self, linear: nn.Linear, twice: bool = False):
         super().__init__()
-        self.packed, self.bias = torch.ops.mkldnn._reorder_linear_weight(linear.weight.data, None), linear.bias
+        weight, self.bias = linear.weight.data, linear.bias
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self.blocks = blocks_in(self.packed, weight) or (blocks_of(weight) if twice else None)
         self.in_features, self.out_features = linear.in_features, linear.out_features
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
 
+class PackedEmbedding(nn.Module):
+    """The embedding of a model whose output layer is tied to it, from the one packed weight of both."""
+
+    def __init__(self, head: PackedLinear):
+        super().__init__()
+        self.view, self.packed, self.size = head.blocks.view, head.packed, head.in_features
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        outputs = self.view.shape[2]
+        return self.view[token_ids // outputs, :, token_ids % outputs].flatten(1)[:, : self.size]
+
+
+def in_blocks(weight: Tensor, outputs: int, inputs: int) -> Tensor:
+    """Return `weight[O, I]` as `Blocks.view`, of `outputs` outputs each; inputs: I and the zeros behind them."""
+    step = 4 // weight.itemsize
+    weight = F.pad(weight, (0, inputs - weight.shape[1], 0, -len(weight) % outputs))
+    return weight.view(-1, outputs, inputs // step, step).transpose(1, 2)
+
+
+def blocks_of(weight: Tensor) -> Blocks:
+    """Return a copy of `weight[O, I]` in blocks."""
+    return Blocks.at(in_blocks(weight, 32, -(-weight.shape[1] // 2) * 2).contiguous())
+
+
+def blocks_in(packed: Tensor, weight: Tensor) -> Blocks | None:
+    """Return the blocks that oneDNN has made of a weight, which are `packed` itself; None where it packs otherwise."""
+    nbytes, at = torch.ops.mkldnn._nbytes(packed), torch.ops.mkldnn.data_ptr(packed)
+    raw = torch.frombuffer((ctypes.c_char * nbytes).from_address(at), dtype=weight.dtype)
+    for outputs in (64, 32):
+        inputs, rest = divmod(len(raw), -(-len(weight) // outputs) * outputs)
+        if rest == 0 and inputs >= weight.shape[1]:
+            blocks = in_blocks(weight, outputs, inputs)
+            if torch.equal(raw.view(blocks.shape), blocks):
+                return Blocks.at(raw.view(blocks.shape))
+    return None
+
+
 def pack_linears(model: nn.Module) -> bool:
-    """Replace the linear layers of the model by packed ones, if torch has oneDNN's products; say if any."""
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
-    types = {torch.float32} | ({torch.bfloat16} if torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
+    """Replace the linear layers of the model by packed ones, if torch has oneDNN's products; say if any.
+
+    Those that stay get `blocks`, too, if they are small.
+    """
+    packs = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    types = {torch.float32} | ({torch.bfloat16} if packs and torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
     places = [(parent, name) for parent in model.modules() for name, child in parent.named_children()
               if type(child) is nn.Linear]  # fmt: skip
-    embedding = getattr(getattr(model, "embedding", None), "weight", None)
+    twice = sum(getattr(*place).weight.nbytes for place in places) <= MOST_TWICE
+    embedding = getattr(model, "embedding", None)
     for parent, name in places:  # one after the other, so that no more than one matrix is there twice meanwhile
-        weight = getattr(parent, name).weight
-        if weight.dtype in types and (weight is not embedding or weight.nbytes <= MOST_TWICE):
-            setattr(parent, name, PackedLinear(getattr(parent, name)))
+        linear = getattr(parent, name)
+        small = linear.weight is not getattr(embedding, "weight", None) or linear.weight.nbytes <= MOST_TWICE
+        packed = PackedLinear(linear, twice) if packs and linear.weight.dtype in types else None
+        if packed is not None and (small or packed.blocks is not None):
+            setattr(parent, name, packed)
+            if not small:
+                model.embedding = PackedEmbedding(packed)
+        else:
+            linear.blocks = blocks_of(linear.weight.data) if twice else None
     return any(isinstance(module, PackedLinear) for module in model.modules())
 
 

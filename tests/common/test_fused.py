@@ -26,6 +26,7 @@ from common.sampling import SamplingParams
 from common.stages import load_engine
 
 cpu_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+FEW = 10  # tokens that have kernels for few in these tests; how many pay is measured
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -205,15 +206,16 @@ def weight_bytes(model: nn.Module) -> int:
 @cpu_dtypes
 @pytest.mark.parametrize("config", ["llama", "llama tied"])
 def test_weights_are_in_memory_once(config, dtype, monkeypatch):
-    """But for small blocks, which few_tokens.py reads too, and a small tied head."""
-    monkeypatch.setattr(few_tokens, "MOST_BYTES", 0)
+    """But for small ones where oneDNN packs them otherwise than few_tokens.py reads them, and a small tied head."""
     monkeypatch.setattr(packed, "MOST_TWICE", 0)
     model = random_model(CONFIGS[config], dtype=dtype)
     before = weight_bytes(model)
-    assert weight_bytes(fuse(model, "numba")) == before
-    kinds = {name: type(module) for name, module in model.named_modules()}
-    if kinds["blocks.0.mlp.down"] is PackedLinear:  # this torch has oneDNN for it
-        assert kinds["head"] is (nn.Linear if "tied" in config else PackedLinear)
+    ids, words = torch.randint(97, (11,)), model.embedding.weight.clone()
+    fused = fuse(model, "numba")
+    assert weight_bytes(fused) == before
+    assert torch.equal(fused.embedding(ids), words[ids])
+    if fused.few_scores:  # oneDNN packs as these kernels read
+        assert type(fused.head) is PackedLinear and all(fused.few)
 
 
 # ---- The model ----
@@ -222,7 +224,7 @@ def test_weights_are_in_memory_once(config, dtype, monkeypatch):
 @pytest.mark.parametrize(
     ("kernels", "device", "count"),
     [
-        *[("numba", "cpu", numba_kernels.MOST_TOKENS + more) for more in (1 - numba_kernels.MOST_TOKENS, 0, 1)],
+        *[("numba", "cpu", count) for count in (1, 2, 7, FEW, FEW + 1)],
         pytest.param("triton", "cpu", 9, marks=[needs_triton, on_cpu]),
         pytest.param("triton", "cuda", 9, marks=pytest.mark.gpu),
     ],
@@ -233,6 +235,7 @@ def test_hidden_states_are_those_of_the_plain_model(config, kernels, device, cou
     model, step = random_model(config, device), step_of(config, device, count)
     expected = model(*step, causal_attention)
     logits, fused = model.logits(expected), fuse(model, kernels)
+    fused.most_few = min(fused.most_few, 1) * FEW
     hidden = fused(*step, causal_attention)
     assert hidden.dtype == expected.dtype and expected.std() > 0.5
     torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
@@ -242,10 +245,10 @@ def test_hidden_states_are_those_of_the_plain_model(config, kernels, device, cou
 @cpu_dtypes
 def test_logits_of_few_tokens_are_float32(dtype):
     model = random_model(SMALL, dtype=dtype)
-    hidden = torch.randn(2 * numba_kernels.MOST_TOKENS, SMALL.hidden_size).to(dtype)[::2]  # not contiguous
-    scores = few_tokens.few_scores(model)
-    assert scores(hidden).dtype == torch.float32
-    exact = hidden.double() @ model.head.weight.double().T
+    hidden, weight = torch.randn(2 * FEW, SMALL.hidden_size).to(dtype)[::2], model.head.weight  # not contiguous
+    scores = fuse(model, "numba").few_scores
+    assert scores(hidden).dtype == torch.float32 and scores(hidden[:0]).shape == (0, SMALL.vocab_size)
+    exact = hidden.double() @ weight.double().T
     torch.testing.assert_close(scores(hidden).double(), exact, atol=1e-5, rtol=1e-5)
     assert all(
         torch.equal(scores(row), whole) for row, whole in zip(hidden.split(1), scores(hidden).split(1), strict=True)
@@ -264,13 +267,24 @@ def test_steps_are_filled_up_to_few_numbers_of_rows(monkeypatch):
     assert max(met) == packed.MOST_PREPARED, "a pass of more tokens takes longer than to prepare it"
 
 
-def test_only_small_blocks_have_kernels_for_few_tokens(monkeypatch):
-    model = random_model(SMALL)
-    fused = fuse(model, "numba")
-    assert fused.most_few == numba_kernels.MOST_TOKENS and all(fused.few) and fused.few_scores is not None
-    monkeypatch.setattr(few_tokens, "MOST_BYTES", 10_000)
-    fused = fuse(random_model(SMALL), "numba")
-    assert fused.few == [None, None] and fused.few_scores is None
+def test_few_tokens_are_as_many_as_the_kernels_are_faster_for(monkeypatch):
+    now, few, library = [0.0], few_tokens.FewTokens.__call__, few_tokens.fused_block
+
+    def lasting(function, seconds):
+        def call(*arguments):
+            now[0] += seconds(len(arguments[-5]))  # rows of the residual
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(few_tokens, "time", SimpleNamespace(thread_time=lambda: now[0]))
+    monkeypatch.setattr(few_tokens, "fused_block", lasting(lambda *a: library(*a), lambda rows: 2.0))
+    for slope, most in ((0.15, 6), (0.01, 32), (2.0, 0)):
+        monkeypatch.setattr(few_tokens, "_most", {})
+        monkeypatch.setattr(
+            few_tokens.FewTokens, "__call__", lasting(few, lambda rows, slope=slope: 1.0 + slope * rows)
+        )
+        assert fuse(random_model(SMALL), "numba").most_few == most
 
 
 @needs_triton
@@ -317,7 +331,7 @@ def test_kernels_that_cannot_run_are_refused(options, says, monkeypatch):
 
 
 @pytest.mark.parametrize("position", [-1, SMALL.context_length])
-@pytest.mark.parametrize("count", [1, numba_kernels.MOST_TOKENS + 1])
+@pytest.mark.parametrize("count", [1, FEW + 1])
 @torch.inference_mode()
 def test_positions_beyond_the_rotary_table_are_refused(count, position):
     model, (token_ids, positions) = fuse(random_model(SMALL), "numba"), step_of(SMALL, count=count)

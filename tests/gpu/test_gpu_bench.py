@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections import Counter
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -11,17 +12,17 @@ import pytest
 import torch
 
 from common.bench import suite
-from common.bench.cost_model import head_parameters, parameters, step_flops
+from common.bench.cost_model import head_parameters, parameters, step_floor, step_flops
 from common.bench.documents import read_json
 from common.bench.gpu import __main__ as command
-from common.bench.gpu import nano, smoke
+from common.bench.gpu import nano, roofline, smoke, timeline
 from common.bench.gpu import tests as gpu_tests
 from common.bench.gpu.budget import part_of, parts_of, step_budget
 from common.bench.gpu.tests import run_pytest, told
 from common.bench.tables import committed
 from common.loader import find_checkpoint
 from common.loader.config import read_config
-from common.stages import stage_folders
+from common.stages import load_engine, stage_folders
 from tests.helpers.measured_here import measure_here, shrink_measurements
 
 ROOT = Path(__file__).parents[2]
@@ -163,3 +164,48 @@ def test_kernels_are_known_by_their_names_and_the_longest_product_is_that_of_the
     names = 2 * ["gemm", "decode_kernel", "gemm", "gemm"]
     kernels = [(name, *times) for name, times in zip(names, pairwise(moments), strict=True)]
     assert parts_of(kernels, 2) == {"products": 4.0, "attention": 5.0, "logits": 9.0}
+
+
+# ---- The roofline and the timeline ----
+
+
+def test_the_roof_is_the_floor_of_a_step(tmp_path):
+    """Arithmetic or bytes, whichever takes longer: that of the weights and that of K and V together."""
+    lines = roofline.least_ms(CONFIG, "bfloat16", 500, *H200, 100)
+    weights, kv, arithmetic, launches = lines.values()
+    for B, *each in zip(roofline.REQUESTS, weights, kv, arithmetic, strict=True):
+        floor = 1e3 * step_floor(CONFIG, B, 500, torch.bfloat16, *H200)
+        assert max(each[0] + each[1], each[2]) == pytest.approx(floor)
+    assert launches == pytest.approx([0.2] * 10)
+    for card in ("h200", "l4"):  # the second has no results
+        roofline.draw(card, tmp_path / card)
+        assert (tmp_path / card).stat().st_size > 10_000
+
+
+def test_the_timeline_has_the_kernels_of_a_measured_step_and_takes_as_long():
+    document = committed("common.bench.gpu.nano", "nvidia-h200-nano")
+    step = document["sides"]["profile"]["steps"]["values"][0][0]
+    kernels, launch = timeline.measured(document)
+    parts = Counter({part_of(name): 0 for name, *_ in step["kernels"]})
+    for name, count, _ in step["kernels"]:
+        parts[part_of(name)] += count
+    assert Counter(part for part, _ in kernels) == parts
+    ends = []
+    for graphs, overlap in timeline.WAYS.values():
+        spans = timeline.expected(kernels, launch, graphs, overlap)
+        for row in ("GPU", "Python"):
+            assert all(a.end <= b.start for a, b in pairwise(span for span in spans if span.row == row)), (
+                "one at a time"
+            )
+        ends.append(max(span.end for span in spans if span.row == "GPU") / timeline.STEPS)
+    assert ends[0] > 1.5 * ends[1] > 1.5 * ends[2]
+    assert 1e3 * ends[2] == pytest.approx(step["step_ms"], rel=0.05), "overlapped, as it was measured"
+
+
+def test_steps_are_recorded_and_drawn(tmp_path, loaded):
+    engine = load_engine("06")(loaded, max_running=2, kv_memory="8M")
+    spans = timeline.recorded(engine, 2, 20, tmp_path / "it.trace.json")
+    assert Counter(span.part for span in spans) == {"step": timeline.STEPS, "wait": timeline.STEPS}
+    assert (tmp_path / "it.trace.json").stat().st_size > 1000
+    timeline.draw({"With graphs": spans}, tmp_path / "it.png", "")
+    assert (tmp_path / "it.png").stat().st_size > 10_000

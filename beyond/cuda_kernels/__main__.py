@@ -52,7 +52,7 @@ def faults_of(kernel: Path) -> str:
     print("  largest error {:.1e}; with the threads in the opposite order {:.1e}".format(*errors))
     print("  of {:,} uses of shared memory, bank conflicts cost {:,} turns, at most {} at once".format(*conflicts))
     if not max(errors) < ALLOWED:
-        return "the result is wrong: does each warp wait before it reads what others write, and before it writes?"
+        return "the result is wrong, or depends on the order of the threads"
     return "bank conflicts" if conflicts.lost else ""
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from common.stages import ROOT, stage_folders
 
-FOLDERS = [*stage_folders(), ROOT / "common", ROOT / "workshop"]
+FOLDERS = [*stage_folders(), ROOT / "common", ROOT / "workshop", ROOT / "beyond"]
 TEXTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in folder.rglob("*.md"))])
 CODE_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 

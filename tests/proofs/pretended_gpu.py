@@ -39,13 +39,6 @@ def registers_and_stack(cubin: bytes) -> tuple[int, int]:
     return int(usage["REG"]), int(usage["STACK"])
 
 
-def instructions(cubin: bytes) -> list[str]:
-    """Return the kernel's instructions in the GPU's own language, in the order of their addresses, unpredicated."""
-    shown = shown_by("nvdisasm", cubin, "--no-dataflow")
-    lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][^;]*);", shown)
-    return [line.strip() for line in lines]
-
-
 def shown_by(tool: str, cubin: bytes, *options: str) -> str:
     """Return what a tool of Triton's wheel prints about a cubin."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

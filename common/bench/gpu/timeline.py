@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -40,16 +39,16 @@ LAYER = ["small kernels", "products", "small kernels", "attention"]
 LAYER += ["products", "small kernels", "products", "small kernels", "products"]
 AFTER = ["small kernels", "products", "sampler", "sampler"]  # the last norm, and the logits
 BOOKKEEPING = 1.8e-3  # seconds of Python in a step beside its launches, in a trial run on an H200
-TINTS = {"attention": "01", "products": "04", "small kernels": "05", "sampler": "06"}
-
-
-class Span(NamedTuple):
-    """Work on one thing; times in seconds."""
-
-    row: str  # Python or GPU
-    part: str
-    start: float
-    end: float
+WORK = {  # what is drawn: its row, and its colour
+    "attention": (0, plots.COLORS["01"]),
+    "products": (0, plots.COLORS["04"]),
+    "small kernels": (0, plots.COLORS["05"]),
+    "sampler": (0, plots.COLORS["06"]),
+    "other": (0, plots.REFERENCE),
+    "Python": (1, plots.TEXT),
+    "waiting": (1, plots.GRID),
+}
+Span = tuple[str, float, float]  # of WORK; start and end in seconds
 
 
 def measured(document: dict) -> tuple[list[tuple[str, float]], float]:
@@ -71,12 +70,12 @@ def expected(kernels: Sequence[tuple[str, float]], launch: float, graphs: bool, 
         begun, now = now, now + BOOKKEEPING / 2 + launch * graphs
         for part, seconds in kernels:
             now += launch * (not graphs)
-            spans.append(Span("GPU", part, max(now, free), free := max(now, free) + seconds))
-        spans.append(Span("Python", "", begun, now))
+            spans.append((part, max(now, free), free := max(now, free) + seconds))
+        spans.append(("Python", begun, now))
         ends.append(free)
         if len(ends) > overlap:  # then there is a step to wait for and to commit
             now = max(now, ends[-1 - overlap])
-            spans.append(Span("Python", "", now, now := now + BOOKKEEPING / 2))
+            spans.append(("Python", now, now := now + BOOKKEEPING / 2))
     return spans
 
 
@@ -84,55 +83,46 @@ def recorded(engine: BaseEngine, requests: int, context: int, trace: Path) -> li
     """Record STEPS steps in which that many requests decode, `context` tokens behind each; write the trace, too."""
     from torch.profiler import profile, record_function
 
-    original = ToHost.tolist
+    original, params = ToHost.tolist, replace(ENDLESS, temperature=0.6)
 
     def tolist(self: ToHost) -> list:
-        with record_function("wait"):
+        with record_function("waiting"):
             return original(self)
 
-    with decoding(engine, requests, context, replace(ENDLESS, temperature=0.6)), patch.object(ToHost, "tolist", tolist):
+    with decoding(engine, requests, context, params), patch.object(ToHost, "tolist", tolist), profile() as profiler:
+        for _ in range(STEPS):
+            with record_function("Python"):
+                engine.step()
         synchronize(engine.device)
-        with profile() as profiler:
-            for _ in range(STEPS):
-                with record_function("step"):
-                    engine.step()
-            synchronize(engine.device)
     profiler.export_chrome_trace(str(trace))
-    marks, spans = ("step", "wait"), []
+    spans = []
     for event in profiler.events():
         on_host = event.device_type == torch.autograd.DeviceType.CPU
-        if on_host == (event.name in marks):  # on a GPU marks lie around the kernels
-            times = event.time_range.start / 1e6, event.time_range.end / 1e6
-            spans.append(Span(*("Python", event.name) if on_host else ("GPU", part_of(event.name)), *times))
-    first = min(span.start for span in spans)
-    return [span._replace(start=span.start - first, end=span.end - first) for span in spans]
+        if on_host == (event.name in WORK):  # on a GPU a mark of that name lies around the kernels
+            name = event.name if on_host else part_of(event.name)
+            spans.append((name, event.time_range.start / 1e6, event.time_range.end / 1e6))
+    first = min(start for _, start, _ in spans)
+    return [(name, start - first, end - first) for name, start, end in spans]
 
 
 def draw(ways: dict[str, list[Span]], png: Path, below: str) -> None:
     """Draw two panels for each way: STEPS steps, and a millisecond of the second one."""
     message = "Graphs close the gaps between kernels, the overlapped loop those between steps"
-    whole = 1e3 * max(span.end for spans in ways.values() for span in spans)
+    whole = 1e3 * max(end for spans in ways.values() for _, _, end in spans)
     with plots.page(png, below, message, rows=len(ways), columns=2, height=6.4) as panels:
         for place, (way, spans) in enumerate(ways.items()):
-            middle = 1e3 * spans[len(spans) // 2].start
-            for panel, title, window in zip(
-                panels[2 * place :], (way, "One millisecond of it"), ((0, whole), (middle, middle + 1)), strict=False
-            ):
-                for y, row in enumerate(("GPU", "Python")):
-                    own = sorted((span for span in spans if span.row == row), key=lambda span: span.start)
-                    bars = [(1e3 * span.start, 1e3 * (span.end - span.start)) for span in own]
-                    panel.broken_barh(bars, (y - 0.35, 0.7), linewidth=0, color=[tint_of(span.part) for span in own])
-                panel.set(xlim=window, yticks=(0, 1), yticklabels=("GPU", "Python"), title=title)
+            middle, (left, right) = 1e3 * spans[len(spans) // 2][1], panels[2 * place : 2 * place + 2]
+            left.set(xlim=(0, whole), title=way)
+            right.set(xlim=(middle, middle + 1), title="One millisecond of it")
+            for panel in (left, right):
+                for name, (row, tint) in WORK.items():
+                    bars = [(1e3 * start, 1e3 * (end - start)) for what, start, end in spans if what == name]
+                    panel.broken_barh(bars, (row - 0.35, 0.7), color=tint, linewidth=0, label=name)
+                panel.set(yticks=(0, 1), yticklabels=("GPU", "Python"))
                 panel.grid(visible=False)
-        for part, stage in TINTS.items():
-            panels[-2].bar(0, 0, color=plots.color(stage), label=part)
-        panels[-2].legend(loc="center right", frameon=False, fontsize=10.5)
+        panels[-2].legend(*(each[:4] for each in left.get_legend_handles_labels()), loc="center right", frameon=False)
         for panel in panels[-2:]:
             panel.set_xlabel("milliseconds")
-
-
-def tint_of(part: str) -> str:
-    return {"": plots.TEXT, "step": plots.TEXT, "wait": plots.GRID}.get(part) or plots.color(TINTS.get(part, ""))
 
 
 def main() -> None:

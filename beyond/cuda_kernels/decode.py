@@ -5,7 +5,6 @@ CPU, g++ compiles the same source beside on_cpu.cpp, which runs the threads of a
 """
 
 import ctypes
-import importlib.util
 import os
 import re
 import shutil
@@ -109,10 +108,8 @@ def on_cpu(source: str, constants: Sequence[str]) -> ctypes.CDLL:
 
 def find_nvcc() -> str | None:
     """Return where NVIDIA's compiler is: on the path, or in the package nvidia-cuda-nvcc."""
-    package = importlib.util.find_spec("nvidia")
-    roots = package.submodule_search_locations if package else ()
-    folders = [str(found) for root in roots for found in Path(root).glob("*/bin")]
-    return shutil.which("nvcc", path=os.pathsep.join([os.environ["PATH"], *folders]))
+    folders = Path(torch.__file__).parents[1].glob("nvidia/*/bin")  # of the package
+    return shutil.which("nvcc", path=os.pathsep.join([os.environ["PATH"], *map(str, folders)]))
 
 
 def report_of(nvcc: str, arch: int, constants: Sequence[str] = ()) -> str:

@@ -1,13 +1,13 @@
-// Decode attention over pages, by hand. A block of threads works for one request and one K/V head, and has a warp of 32
-// threads for each query head that shares the K/V head. It reads the sequence in tiles of 32 tokens:
+// Decode attention over pages, by hand. A block of threads works for one request and one K/V head, and has a warp of
+// 32 threads for each query head that shares the K/V head. It reads the sequence in tiles of 32 tokens:
 //
 //   1. All warps copy K and V of the tile to shared memory. So each is read from the GPU's memory once for all heads.
 //   2. Scores: each thread of a warp, a lane, takes one of the 32 tokens.
 //   3. Softmax, online: the warp's lanes exchange their scores' maximum and their weights' sum.
-//   4. The weighted sum of V: each lane takes some of the head's dimensions, and gets the tokens' weights from the others.
+//   4. The sum of V by weights: each lane takes some of the head's dimensions, and gets the weights from the others.
 //
 // q is [B, H_kv, GROUPS, D], pages are [pages, PAGE_SIZE, H_kv, D], all bfloat16: two in a 32-bit word. page_tables is
-// [B, table_stride], lengths [B], out [B, H_kv, GROUPS, D] float32. Launched with H_kv x B blocks of 32 x GROUPS threads.
+// [B, table_stride], lengths [B], out [B, H_kv, GROUPS, D] float32. Launch H_kv x B blocks of 32 x GROUPS threads.
 
 #ifndef D
 #define D 128  // a multiple of 64

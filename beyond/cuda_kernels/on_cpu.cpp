@@ -54,8 +54,8 @@ static void run_thread() {
     running->line = 0;
 }
 
-// Run a block of 32 x warps threads. Return whether all of them took the same way: waited at the same lines, and those of
-// a warp made as many accesses. backwards: the last thread goes first.
+// Run a block of 32 x warps threads. Return whether all of them took the same way: waited at the same lines, and those
+// of a warp made as many accesses. backwards: the last thread goes first.
 static bool run_block(int warps, bool backwards) {
     const int count = LANES * warps;
     threads = std::vector<Thread>(count);
@@ -104,7 +104,8 @@ extern char __start_shared_memory[], __stop_shared_memory[];  // the linker's na
 
 static void touch(void *address, int bytes) {
     const long offset = (char *)address - __start_shared_memory;
-    if (offset >= 0 && address < __stop_shared_memory) running->accesses.push_back({offset / 4, std::max(bytes / 4, 1)});
+    const bool shared = offset >= 0 && address < __stop_shared_memory;
+    if (shared) running->accesses.push_back({offset / 4, std::max(bytes / 4, 1)});
 }
 
 extern "C" {

@@ -12,6 +12,7 @@ from .milestones import read_milestones
 from .stage_diff import definitions, named, read_sources
 
 UNWRAPPED = ("#", ">", "```", "- ")
+BUILTIN = {name for kind in (str, list, dict, set) for name in dir(kind)}  # methods that say nothing of the course
 UNBROKEN = {"break_long_words": False, "break_on_hyphens": False}
 
 
@@ -143,15 +144,23 @@ def changed_lines(before: Path, stage: Path, task: Task) -> tuple[int, int]:
 
 
 def calls(stage: Path, function: Function, source: str) -> list[str]:
-    """Return what of the course a function calls: imports from common and this stage, methods, in order."""
-    imports = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
-    ours = {alias.name for node in imports if node.level or node.module.startswith("common") for alias in node.names}
-    methods = {name.rpartition(".")[2] for text in read_sources(stage).values() for name in functions(text)}
+    """Return what of the course a function calls: functions and classes of common and this stage, methods, in order."""
+    body = ast.parse(source).body
+    imports = [node for node in body if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in imports if node.level or node.module.startswith("common")]
+    ours = {one.name for node in imports for one in node.names} | {name for name, _ in named(body)}
+    files = [stage.parent / f"{node.module.replace('.', '/')}.py" for node in imports if not node.level]
+    theirs = [file.read_text(encoding="utf-8") for file in files if file.exists()]
+    own, all_of_them = (
+        {name.rpartition(".")[2] for text in texts for name in functions(text)}
+        for texts in (read_sources(stage).values(), [*read_sources(stage).values(), *theirs])
+    )
     found = []
     for node in ast.walk(ast.Module(statements(function), [])):
         if isinstance(node, ast.Call) and re.fullmatch(r"[\w.]+", name := ast.unparse(node.func)):
             first, _, rest = name.partition(".")
-            if first in ours or (first == "self" and ("." not in rest or rest.rpartition(".")[2] in methods)):
+            method, of_self = rest.rpartition(".")[2], first == "self"
+            if first in ours or (of_self and (method in own or method == rest)) or method in all_of_them - BUILTIN:
                 found.append((node.lineno, node.col_offset, name))
     return [*dict.fromkeys(name for _, _, name in sorted(found))]
 

@@ -35,11 +35,11 @@ def chunk(stage, slot: int, start: int, count: int, more: int = 0):
 
 @milestone(
     "Sequence.remaining, Scheduler._chunk, Scheduler.count_computed",
-    hint="`remaining` is what has not been run of all tokens, output included: request.num_tokens - computed.",
-    second_hint="_chunk takes min(remaining, most) tokens from `computed` on; count_computed counts them, later.",
+    hint="A budget is a price, not a number of tokens: `self.price.most(start, budget)` is how many tokens it buys.",
+    second_hint="`remaining` is request.num_tokens - computed. _chunk takes those it can buy; count_computed counts them.",
 )
 def test_pieces_of_a_sequence(stage):
-    """A prompt of 10 tokens, at most 4 a step, runs as 4, 4 and 2; then each new token remains alone."""
+    """A prompt of 10 tokens, a budget of 4 per step, runs as 4, 4 and 2; then each new token runs alone."""
     scheduler, request = make_scheduler(stage), make_request("A", 10)
     sequence = stage.scheduler.Sequence(request, slot=0)
     mine = []
@@ -59,7 +59,7 @@ def test_pieces_of_a_sequence(stage):
         expect_rows(name, [one[place] for one in mine], [one[place] for one in wanted], chunk=range(1, 6))
     scheduler.price = ChunkPrice(read=1)
     bought = len(scheduler._chunk(stage.scheduler.Sequence(request, slot=1), 4).token_ids)
-    expect(bought == 2, f"if `price` also counts one for each token read, a budget of 4 buys 2 tokens, not {bought}")
+    expect(bought == 2, f"a token has a price: where that is 1 and 1 for each one read, 4 buys 2 tokens, not {bought}")
 
 
 @milestone(

@@ -20,11 +20,14 @@ def demo(engine: Engine, loaded: Loaded) -> None:
     script = script_for(loaded.name)
     requests = show_answers(engine, script)
 
-    heading("One story: its prompt in one step, then one token a step")
+    heading(
+        "One story: its prompt in one step, then one token per step",
+        "the column `run`. It is the whole prompt, then 1.",
+    )
     prompt = chat_prompt(loaded.tokenizer, script.story)
     story = engine.add(prompt, SamplingParams(max_tokens=script.longest))
     engine.trace.clear()
-    console.print("  token   run   remembered       time")
+    console.print(f"  token   run   remembered       time (a full bar: {script.full_bar} ms, as in stage 01)")
     while engine.has_unfinished:
         engine.step()
         step = engine.trace[-1]
@@ -43,19 +46,22 @@ def demo(engine: Engine, loaded: Loaded) -> None:
 
 def show_phases(engine: Engine, story: Request) -> None:
     """Print the milliseconds for a token of a prompt, and for a token of an answer."""
-    heading("Prefill and decode")
+    heading("Prefill and decode", "milliseconds per token, when many share a step and when one runs alone")
     decode = statistics.median(step.seconds for step in engine.trace if step.works[0].phase == "decode")
     engine.generate([story.all_token_ids], SamplingParams(max_tokens=1))  # the story again, now as a prompt
     prefill = engine.trace[-1]
     per_token = prefill.seconds / prefill.tokens
     console.print(f"  prefill   {per_token * 1e3:6.3f} ms per token   ({prefill.tokens} tokens in one step)")
-    console.print(f"  decode    {decode * 1e3:6.3f} ms per token   (one token a step, median)")
-    console.print(f"  A token that is read costs {decode / per_token:.0f} times less than a token that is written.")
+    console.print(f"  decode    {decode * 1e3:6.3f} ms per token   (one token per step, median)")
+    console.print(f"  A written token takes {decode / per_token:.0f} times as long as a token of a prompt.")
 
 
 def show_bytes(engine: Engine, story: Request) -> None:
     """Print the size of the cache by formula and as allocated, and the same formula for a well-known model."""
-    heading("Bytes: 2 (K and V) x layers x K/V heads x head dimension x bytes of a number, for each token")
+    heading(
+        "Bytes per token: 2 (K and V) x layers x K/V heads x head dimension x bytes of a number",
+        "the last line. What the engine has allocated is what the formula says.",
+    )
     request = engine.add(story.prompt_token_ids, SamplingParams(max_tokens=50))
     engine.step()
     stats = engine.stats()
@@ -75,7 +81,7 @@ def show_bytes(engine: Engine, story: Request) -> None:
 
 
 def show_seeds(engine: Engine) -> None:
-    heading(f"Temperature {TEMPERATURE}: a seed decides, and the same seed decides the same")
+    heading(f"Sampling at temperature {TEMPERATURE}", "the first two lines. The same seed writes the same text.")
     for seed in (1, 1, 8):
         params = SamplingParams(max_tokens=24, temperature=TEMPERATURE, seed=seed)
         [request] = engine.generate(["Once upon a time, there was"], params)

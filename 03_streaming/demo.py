@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 
 import httpx
+from rich.cells import cell_len, set_cell_size
+from rich.markup import escape
 
 from common.demo import bar, check_against_reference, console, heading, script_for, show_answers
 from common.detokenizer import IncrementalDetokenizer
@@ -43,7 +45,9 @@ def stream(url: str, **body) -> Iterator[dict]:
 
 
 def show_stream(url: str, prompt: list[int], longest: int) -> None:
-    heading("A story over HTTP, shown as its events arrive")
+    heading("A story over HTTP, shown as its events arrive", "when the text begins to appear, and when it is complete")
+    for _ in stream(url, prompt=prompt, max_tokens=8):
+        pass  # The first request of a server is slow: it is not timed.
     started = time.perf_counter()
     arrivals = []
     for event in stream(url, prompt=prompt, max_tokens=longest):
@@ -59,7 +63,10 @@ def show_stream(url: str, prompt: list[int], longest: int) -> None:
 
 def show_characters(url: str, loaded: Loaded, text: str) -> None:
     """Print which tokens a text is made of, and when each character can be sent."""
-    heading("A character may take several tokens, and is sent when it is complete")
+    heading(
+        "A character may take several tokens, and is sent when it is complete",
+        "the columns. What is no text by itself is sent (·: not yet) with the token that completes it.",
+    )
     detokenizer = IncrementalDetokenizer(loaded.tokenizer, [])
     tokens = [
         token
@@ -67,12 +74,13 @@ def show_characters(url: str, loaded: Loaded, text: str) -> None:
         for token in event["token_ids"]
     ]
     pieces = [(loaded.tokenizer.decode([token]), detokenizer.append(token)) for token in tokens[:-1]]
-    console.print("  each token by itself:  " + " ".join(f"[red]{alone}[/red]" for alone, _ in pieces))
-    console.print("  what was sent for it:  " + " ".join(f"[green]{sent or '·'}[/green]" for _, sent in pieces))
+    for label, colour, place in (("each token by itself", "red", 0), ("what was sent for it", "green", 1)):
+        cells = (escape(set_cell_size(pair[place] or "·", max(map(cell_len, pair)))) for pair in pieces)
+        console.print(f"  {label}:  [{colour}]{' '.join(cells)}[/{colour}]")
 
 
 def show_departure(url: str, engine: Engine, prompt: list[int]) -> None:
-    heading("A client leaves in the middle of its answer")
+    heading("A client leaves in the middle of its answer", "how many more steps the engine takes for it")
     events = stream(url, prompt=prompt, max_tokens=400)
     received = sum(len(next(events)["token_ids"]) for _ in range(10))
     events.close()
@@ -84,7 +92,7 @@ def show_departure(url: str, engine: Engine, prompt: list[int]) -> None:
 
 def show_queue(url: str, prompt: list[int]) -> None:
     """Send four requests at once to an engine that serves one at a time."""
-    heading("Four clients at once: requests still run one at a time")
+    heading("Four clients at once: requests still run one at a time", "the dots: that client waits")
     spans: dict[int, tuple[float, float]] = {}
     started = time.perf_counter()
 

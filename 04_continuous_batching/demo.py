@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from textwrap import shorten
 
 from rich.markup import escape
 
@@ -35,8 +34,11 @@ def demo(engine: Engine, loaded: Loaded) -> None:
 
 def show_batches(loaded: Loaded, script: Script) -> list[Request]:
     """Answer the same questions through half as many slots, with both ways to form a batch."""
-    questions, slots = script.questions, script.slots
-    heading(f"{len(questions)} questions, {slots} at a time: a row for each request, a column for each step")
+    names, questions, slots = [*script.questions], [*script.questions.values()], script.slots
+    heading(
+        f"{len(questions)} questions, {slots} at a time: a row for each request, a column for each step",
+        "the ░ of the first picture. They are computed and thrown away; in the second picture, others run there.",
+    )
     console.print("  " + "   ".join(f"{mark} {name}" for name, mark in MARKS.items()))
     prompts = [chat_prompt(loaded.tokenizer, question) for question in questions]
     short = with_context(loaded, 512)
@@ -47,9 +49,9 @@ def show_batches(loaded: Loaded, script: Script) -> list[Request]:
     for name, engine in engines.items():
         answers = engine.generate(prompts, SamplingParams(max_tokens=40))
         console.print(f"\n  [bold]{name}[/bold]")
-        draw_batch(engine.trace, questions, answers)
+        draw_batch(engine.trace, names, answers)
         useful = sum(len(answer.token_ids) for answer in answers)
-        console.print(f"  {useful} tokens in {engine.trace.steps} steps: {useful / engine.trace.steps:.1f} in a step")
+        console.print(f"  {useful} tokens in {engine.trace.steps} steps: {useful / engine.trace.steps:.1f} per step")
     console.print()
     for question, answer in zip(questions, answers, strict=True):
         console.print(f"  [cyan]{escape(question)}[/cyan] [green]{escape(cut(answer, 110))}[/green]")
@@ -69,14 +71,17 @@ def draw_batch(trace: Trace, names: Sequence[str], requests: Sequence[Request]) 
         seen = [phase.get(request.request_id) for phase in phases]
         begun = next((i for i, phase in enumerate(seen) if phase), len(seen))
         row = "".join(MARKS[phase or "waiting"] if phase or i < begun else " " for i, phase in enumerate(seen))
-        console.print(f"  {shorten(name, 21, placeholder=''):<22}{row}", soft_wrap=True)
+        console.print(f"  {name:<18}{row}", soft_wrap=True)
 
 
 def show_long_prompt(loaded: Loaded, script: Script) -> list[Request]:
     """Let a prompt of 1,000 tokens arrive while one request decodes: run in one piece, and in pieces of the budget."""
     story = chat_prompt(loaded.tokenizer, script.story)
     filler = loaded.tokenizer("Passage: " + "The weather is mild. A cat sleeps on the wall. " * 90)["input_ids"]
-    heading(f"A request writes while a prompt of {len(filler)} tokens arrives: how long does its next token take?")
+    heading(
+        f"A request writes while a prompt of {len(filler)} tokens arrives",
+        "how long it waits for its next token, at most",
+    )
     gaps, writers = {}, []
     for budget in (4096, 64):
         engine: BaseEngine = Engine(with_context(loaded, 1280), max_running=2, token_budget=budget, kv_memory=MEMORY)
@@ -89,6 +94,6 @@ def show_long_prompt(loaded: Loaded, script: Script) -> list[Request]:
         moments = writer.timings.tokens
         gaps[budget] = 1e3 * max(after - before for before, after in zip(moments, moments[1:], strict=False))
         writers += [writer, reader]
-    for name, gap in (("in one piece", gaps[4096]), ("64 tokens a step", gaps[64])):
-        console.print(f"  {name:<18}{gap:6.0f} ms  [yellow]{bar(gap, gaps[4096], 40)}[/yellow]")
+    for name, gap in (("in one piece", gaps[4096]), ("64 tokens per step", gaps[64])):
+        console.print(f"  {name:<20}{gap:6.0f} ms  [yellow]{bar(gap, gaps[4096], 40)}[/yellow]")
     return writers

@@ -3,6 +3,7 @@
 from rich.markup import escape
 
 from common.demo import Script, bar, check_against_reference, console, cut, heading, script_for, show_answers
+from common.errors import counted
 from common.loader import Loaded, chat_prompt
 from common.request import Request
 from common.sampling import SamplingParams
@@ -25,7 +26,10 @@ def show_pages(loaded: Loaded, script: Script) -> list[Request]:
     """Run five requests in a pool that is too small for all of them."""
     memory = script.pages * PAGE_SIZE * loaded.config.kv_bytes_per_token(loaded.dtype)
     engine = Engine(loaded, kv_memory=memory, page_size=PAGE_SIZE)
-    heading(f"A pool of {script.pages} pages of {PAGE_SIZE} tokens: which request owns which page?")
+    heading(
+        f"A pool of {script.pages} pages of {PAGE_SIZE} tokens, and five requests",
+        "the letters. Each is a page and names its owner; a dot is a free page.",
+    )
     requests = [
         engine.add(chat_prompt(loaded.tokenizer, question), SamplingParams(max_tokens=min(260, script.longest)))
         for question in script.pool
@@ -34,7 +38,7 @@ def show_pages(loaded: Loaded, script: Script) -> list[Request]:
     for request, colour, question in zip(requests, COLOURS, script.pool, strict=True):
         tokens = len(request.prompt_token_ids)
         console.print(f"  [{colour}]{names[request.request_id]}[/{colour}]  {escape(question)} ({tokens} tokens)")
-    console.print("\n  step  pages, free ones as a dot     running  waiting")
+    console.print(f"\n  step  {'pages':<{script.pages}}   running  waiting")
     seen = 0
     while engine.has_unfinished:
         engine.step()
@@ -46,7 +50,7 @@ def show_pages(loaded: Loaded, script: Script) -> list[Request]:
         if step % script.show_every == 1 or not engine.has_unfinished:
             stats = engine.stats()
             console.print(f"  {step:>4}  {page_map(engine, names)}   {stats['running']:>7}  {stats['waiting']:>7}")
-    console.print(f"\n  {seen} preemption{'s' * (seen != 1)}; no answer changed:")
+    console.print(f"\n  {counted(seen, 'preemption')}. The check below compares every token of these answers:")
     for request, colour in zip(requests, COLOURS, strict=True):
         console.print(f"  [{colour}]{names[request.request_id]}[/{colour}]  {escape(cut(request, 66))}")
     return requests
@@ -65,7 +69,7 @@ def page_map(engine: Engine, names: dict[str, str]) -> str:
 
 def show_waste(engine: Engine, loaded: Loaded, script: Script) -> None:
     """Compare pages with a slot of full length for each request, as in stage 04."""
-    heading("Memory that is reserved and holds no token")
+    heading("Memory that is reserved and holds no token", "the bars: what is wasted on average over the steps")
     engine.trace.clear()
     requests = [
         engine.add(chat_prompt(loaded.tokenizer, question), SamplingParams(max_tokens=min(200, script.longest)))

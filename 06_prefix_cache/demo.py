@@ -19,6 +19,7 @@ from .prefix_tree import Node
 ENTRIES = 60  # of the price list
 MEMORY = "512M"  # for K and V of one engine: beside it is the command line's, which has taken what a GPU had left
 WORDS_OF_LESSON = 1000
+LOOK_AT = "the tokens that are cached, and the time to the first token"
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:
@@ -41,21 +42,24 @@ def show_shared_text(loaded: Loaded, script: Script) -> list[Request]:
         text = "\n".join(f"{thing} = {price}" for thing, price in prices.items())
         questions = [f"What is {list(prices)[i]}?" for i in (7, 31, 52)]
         prompts = [chat_prompt(loaded.tokenizer, f"{text}\n\n{question}") for question in questions]
-        heading(f"A price list of {ENTRIES} lines, and three questions about it, one after another")
+        heading(f"A price list of {ENTRIES} lines, and three questions about it, one after another", LOOK_AT)
     else:
         text = " ".join(Path(__file__).with_name("README.md").read_text(encoding="utf-8").split()[:WORDS_OF_LESSON])
         prompts = [chat_prompt(loaded.tokenizer, question, system=text) for question in questions]
-        heading(f"A system prompt of {WORDS_OF_LESSON} words, this lesson's, and three questions, one after another")
+        heading(
+            f"A system prompt of {WORDS_OF_LESSON} words, this lesson's, and three questions, one after another",
+            LOOK_AT,
+        )
     engine = Engine(loaded, kv_memory=MEMORY)
     requests = ask(engine, prompts, questions, script)
-    heading("What is cached now: a path from the top is a text, cut into pages of 16 tokens")
+    heading("What is cached now", "the branches. A path from the top is a text, cut into pages of 16 tokens.")
     console.print(draw_tree(engine))
     return requests
 
 
 def show_conversation(loaded: Loaded, script: Script) -> list[Request]:
     """Hold a conversation: each turn sends all turns before it, and finds the pages of its own answers too."""
-    heading("A conversation: every turn sends everything that was said before")
+    heading("A conversation: every turn sends everything that was said before", "the tokens that each turn runs")
     engine = Engine(loaded, kv_memory=MEMORY)
     messages, requests = [], []
     for question in script.conversation:
@@ -63,19 +67,23 @@ def show_conversation(loaded: Loaded, script: Script) -> list[Request]:
         ids = loaded.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
         requests += ask(engine, [ids], [question], script)
         messages.append({"role": "assistant", "content": requests[-1].text})
+    sent = [len(request.prompt_token_ids) for request in requests]
+    run = [tokens - request.cached_tokens for tokens, request in zip(sent, requests, strict=True)]
+    console.print(f"  Run here: {', '.join(map(str, run))} tokens. Stage 05 runs {', '.join(map(str, sent))}.")
     return requests
 
 
 def ask(engine: Engine, prompts: list[list[int]], questions: Sequence[str], script: Script) -> list[Request]:
-    """Run one prompt after another; print for each what was cached, and when its first token came."""
+    """Run one prompt after another; print for each what was cached. Of several, compare the times to first token."""
     requests = [engine.generate([prompt], SamplingParams(max_tokens=min(300, script.longest)))[0] for prompt in prompts]
     longest = max(request.timings.time_to_first_token for request in requests)
     for request, question in zip(requests, questions, strict=True):
         seconds = request.timings.time_to_first_token
         console.print(f"  [cyan]{escape(question)}[/cyan] [green]{escape(cut(request, 66))}[/green]")
-        cached = f"{request.cached_tokens:>4} of {len(request.prompt_token_ids):>3} tokens cached"
-        drawn = bar(seconds, longest, 16) if len(requests) > 1 else ""
-        console.print(f"    {cached}, first token after {1e3 * seconds:5.1f} ms  [red]{drawn}[/red]")
+        said = f"{request.cached_tokens:>4} of {len(request.prompt_token_ids):>3} tokens cached"
+        if len(requests) > 1:
+            said += f", first token after {1e3 * seconds:5.1f} ms  [red]{bar(seconds, longest, 16)}[/red]"
+        console.print(f"    {said}")
     return requests
 
 

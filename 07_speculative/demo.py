@@ -16,10 +16,12 @@ DRAFTED, OWN = "green", "bold yellow"
 def demo(engine: Engine, loaded: Loaded) -> None:
     script = script_for(loaded.name)
     requests = show_answers(engine, script)
-    console.print(f"\n[{DRAFTED}]draft tokens, accepted[/{DRAFTED}]   [{OWN}]the model's own word[/{OWN}]")
+    own = f"[{OWN}]{escape('[the model itself]')}[/{OWN}]"
+    console.print(f"\n  {own} [{DRAFTED}]draft tokens, accepted[/{DRAFTED}]")
+    console.print("  How many tokens are drafted depends on this machine's speed, so on another one passes differ.")
     names = {"draft": "a draft model", "lookup": "prompt lookup"}
     for question, draft in ((script.story, script.drafter), (script.copy, "lookup")):
-        heading(f"{question}   ({names[draft]} drafts)")
+        heading(f"{question}   ({names[draft]} drafts)", "the brackets. There is one per pass; the rest was drafted.")
         requests += compare(loaded, question, draft, script.longest)
     check_against_reference(loaded, requests)
 
@@ -54,7 +56,7 @@ def compare(loaded: Loaded, question: str, draft: str, longest: int) -> list[Req
 
 
 def run_coloured(engine: Engine, prompt: list[int], params: SamplingParams) -> tuple[Request, str]:
-    """Run a request to its end; return it, and its text with each token in the colour of its origin."""
+    """Run a request to its end; return it, and its text, with the target's own tokens in brackets and a colour."""
     request = engine.add(prompt, params)
     coloured = ""
     while engine.has_unfinished:
@@ -62,7 +64,10 @@ def run_coloured(engine: Engine, prompt: list[int], params: SamplingParams) -> t
         engine.step()
         accepted = int(engine.stats()["accepted_tokens"] - accepted)
         for place, token in enumerate(request.token_ids[before:]):
-            colour = DRAFTED if place < accepted else OWN
             word = engine.tokenizer.decode([token], skip_special_tokens=True)
-            coloured += f"[{colour}]{escape(word)}[/{colour}]"
+            if place < accepted or not word.strip():
+                coloured += f"[{DRAFTED}]{escape(word)}[/{DRAFTED}]"
+            else:
+                space = word[: -len(word.lstrip())]
+                coloured += f"{space}[{OWN}]{escape(f'[{word.lstrip()}]')}[/{OWN}]"
     return request, coloured.strip() + " ..." * (request.finish_reason == "length")

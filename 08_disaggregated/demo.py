@@ -30,7 +30,10 @@ def demo(engine: Engine, loaded: Loaded) -> None:
 def show_arrival(loaded: Loaded, script: Script) -> list[Request]:
     """Show the same arrival twice, on the same cores: all of them for one worker, and half for each of two."""
     filler = loaded.tokenizer("Passage: " + "The weather is mild. A cat sleeps on the wall. " * 60)["input_ids"]
-    heading(f"{len(HEROES)} requests decode, and a prompt of {len(filler)} tokens arrives")
+    heading(
+        f"{len(HEROES)} requests decode, and a prompt of {len(filler)} tokens arrives",
+        "the red dots. While the prompt is computed, a request that shares its worker gets no token.",
+    )
     console.print("  [green]█[/green] a token   [red]·[/red] no token   [yellow]▓[/yellow] the prompt is computed")
     with console.status("one worker does everything"):
         runs = {"together: one worker": arrive(WorkerEngine(loaded, **options_for(loaded)), loaded, script, filler)}
@@ -41,23 +44,26 @@ def show_arrival(loaded: Loaded, script: Script) -> list[Request]:
             runs["apart: a prefill and a decode worker"] = arrive(apart, loaded, script, filler)
     finally:
         apart.close()
-    slowest = max(requests[-1].timings.time_to_first_token for requests, _ in runs.values())
-    column = (BEFORE + slowest + BEHIND) / COLUMNS
+    first = {name: requests[-1].timings.time_to_first_token for name, (requests, _) in runs.items()}
+    column = (BEFORE + max(first.values()) + BEHIND) / COLUMNS
     gaps = {}
     for name, (requests, phases) in runs.items():
         console.print(f"\n  [bold]{name}[/bold]; a column is {1e3 * column:.0f} ms")
         gaps[name] = draw(requests, phases, column)
     console.print()
-    for name, (requests, _) in runs.items():
-        reader = requests[-1]
+    for name in runs:
         drawn = bar(gaps[name], max(gaps.values()), 24)
         console.print(
             f"  longest wait for a next token {1e3 * gaps[name]:5.0f} ms  [red]{drawn}[/red]  {name}", soft_wrap=True
         )
-        first = 1e3 * reader.timings.time_to_first_token
-        console.print(f"  first token of the prompt     {first:5.0f} ms", highlight=False)
+        console.print(f"  first token of the prompt     {1e3 * first[name]:5.0f} ms", highlight=False)
     bytes_per_token = loaded.config.kv_bytes_per_token(loaded.dtype)
     console.print(f"  handed over for the prompt: {len(filler) * bytes_per_token / 1e6:.1f} MB of K and V")
+    (wait, wait_apart), (long, long_apart) = gaps.values(), first.values()
+    console.print(
+        f"  With a prefill worker the other requests wait {wait_apart / wait:.2f} times as long for a token, "
+        f"and the long prompt {long_apart / long:.1f} times as long for its first."
+    )
     requests = [request for requests, _ in runs.values() for request in requests]
     # Both runs have the same prompts. Where their tokens are the same too, one check is for both.
     return list({(*request.prompt_token_ids, *request.token_ids): request for request in requests}.values())

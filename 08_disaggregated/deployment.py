@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from common.acceleration.accelerate import make_engine
-from common.errors import InvalidInput
+from common.errors import InvalidInput, counted
 from common.loader import Loaded
 from common.loader.draft import load_draft_model
 from common.memory import kv_bytes_left
@@ -97,7 +97,7 @@ class Engine(Router):
             fleet.close()
             raise
         hello = self.handles[0].hello
-        what = f"{prefill} prefill and {decode} decode workers ({fleet.description}; {hello.transport})"
+        what = f"{prefill} prefill and {counted(decode, 'decode worker')} ({fleet.description}; {hello.transport})"
         if replicas:
             what = f"{replicas} replicas ({fleet.description})"
         self.startup_notes = f"{what}; {hello.startup_notes}"

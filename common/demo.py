@@ -47,8 +47,11 @@ def cut(request: Request, length: int | None = None) -> str:
     return shorten(text, length, placeholder=" ...") if length else text
 
 
-def heading(text: str) -> None:
+def heading(text: str, look_at: str = "") -> None:
+    """Print what comes next, and what to look at there."""
     console.print(f"\n[bold]{escape(text)}[/bold]")
+    if look_at:
+        console.print(f"  [italic]Look at: {escape(look_at)}[/italic]")
 
 
 def bar(value: float, full: float, width: int = 30) -> str:

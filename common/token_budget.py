@@ -101,12 +101,12 @@ def choose_token_budget(
         budget = size
     # The objective buys the budget, unless even the smallest takes longer.
     price = chunk_price(loaded, attention, max(STEP_SECONDS / budget, seconds / size))
-    note = f"token_budget={budget}"
+    why = [f"a step should take {STEP_SECONDS} s"]
     if seconds:
-        note += f" (a pass of {size} tokens takes {1e3 * seconds:.0f} ms)"
+        why.append(f"{size} tokens take {1e3 * seconds:.0f} ms")
     if price.pair:
-        note += f", a token counts twice behind {1 / price.pair:,.0f}"
-    return budget, price, note
+        why.append(f"a token behind {1 / price.pair:,.0f} others counts as two")
+    return budget, price, f"token_budget={budget} ({', '.join(why)})"
 
 
 @torch.inference_mode()

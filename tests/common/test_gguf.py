@@ -165,7 +165,7 @@ def smollm2():
 @torch.inference_mode()
 def test_smollm2_gives_transformers_tokens_for_16_chats_in_every_stage(smollm2):
     loaded, library = load_model("smollm2", device="cpu", dtype="float32"), library_model(smollm2)
-    prompts = [chat_prompt(loaded.tokenizer, question) for question in script_for("smollm2").questions]
+    prompts = [chat_prompt(loaded.tokenizer, question) for question in script_for("smollm2").questions.values()]
     expected = [greedy(library, prompt) for prompt in prompts]
     # Of a context of 8,192 tokens stage 04 has room for two.
     short = replace(loaded, config=replace(loaded.config, context_length=256))

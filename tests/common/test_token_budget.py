@@ -78,7 +78,7 @@ def test_attention_has_a_price_where_it_takes_time(passes, monkeypatch, attentio
 
     monkeypatch.setattr(token_budget, "attend_slots" if attention is None else "attend_pages", attend)
     budget, price, note = choose_token_budget(passes.loaded, 100, 64, attention)
-    assert budget == 256 and "a token counts twice behind" in note
+    assert budget == 256 and "others counts as two" in note
     token_seconds = STEP_SECONDS / 256
     assert price.pair == pytest.approx(1e-3 / token_seconds, rel=0.05)
     assert price.read == pytest.approx(reading / token_seconds, rel=0.05)

@@ -101,12 +101,12 @@ def choose_token_budget(
         budget = size
     # The objective buys the budget, unless even the smallest takes longer.
     price = chunk_price(loaded, attention, max(STEP_SECONDS / budget, seconds / size))
-    why = [f"a step should take {STEP_SECONDS} s"]
+    why = []
     if seconds:
-        why.append(f"{size} tokens take {1e3 * seconds:.0f} ms")
+        why = [f"a pass of {size} tokens takes {1e3 * seconds:.0f} ms, a step should take {1e3 * STEP_SECONDS:.0f}"]
     if price.pair:
         why.append(f"a token behind {1 / price.pair:,.0f} others counts as two")
-    return budget, price, f"token_budget={budget} ({', '.join(why)})"
+    return budget, price, f"token_budget={budget}" + f" ({'; '.join(why)})" * bool(why)
 
 
 @torch.inference_mode()

@@ -36,7 +36,7 @@ def chunk(stage, slot: int, start: int, count: int, more: int = 0):
 @milestone(
     "Sequence.remaining, Scheduler._chunk, Scheduler.count_computed",
     hint="A budget is a price, not a number of tokens: `self.price.most(start, budget)` is how many tokens it buys.",
-    second_hint="`remaining` is request.num_tokens - computed. _chunk takes those it can buy; count_computed counts them.",
+    second_hint="`remaining` is request.num_tokens - computed. _chunk takes what it can buy; count_computed counts it.",
 )
 def test_pieces_of_a_sequence(stage):
     """A prompt of 10 tokens, a budget of 4 per step, runs as 4, 4 and 2; then each new token runs alone."""

@@ -111,7 +111,7 @@ def footer(document: dict[str, Any]) -> str:
     machine, settings = document["hardware"], document["settings"]
     weights = ", random weights" if settings["load_format"] == "dummy" else ""
     repeats = len(document["order"])
-    spread = f" Medians of {repeats} repeats, from least to most around them." if repeats > 1 else ""
+    spread = f" Medians of {repeats} repeats; bands and thin lines go from least to most." if repeats > 1 else ""
     measured = [f"torch {machine['torch']}", f"transformers {machine['transformers']}", machine["date"]]
     if machine["commit"]:
         measured.append(f"commit {machine['commit']}{' with changes' * machine['uncommitted_changes']}")
@@ -142,7 +142,8 @@ def line(panel, x: Sequence[float], figure: dict[str, Any], side: str, label: st
 def steps(panel, figure: dict[str, Any], counts: Sequence[int], side: str, label: str) -> None:
     """Draw how many had happened by when: `figure` holds the moment of the first, the second, ..."""
     panel.plot(figure["median"], counts, color=color(side), label=label, drawstyle="steps-post")
-    panel.fill_betweenx(counts, figure["min"], figure["max"], color=color(side), alpha=0.18, linewidth=0)
+    band = {"step": "pre", "color": color(side), "alpha": 0.18, "linewidth": 0}  # a step, like the line
+    panel.fill_betweenx(counts, figure["min"], figure["max"], **band)
 
 
 def predicted(panel, x: Sequence[float], figure: dict[str, Any], label: str, side: str | None = None) -> None:

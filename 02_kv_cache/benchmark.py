@@ -84,7 +84,7 @@ def draw(document: dict, png: Path) -> None:
     compared = sizes["compared_answer"]
     at = sizes["answers"].index(compared)
     top, bottom = (sides[side]["seconds"]["median"][at] for side in ("01_naive", "02_kv_cache"))
-    message = f"With a KV cache, an answer of {compared} tokens comes {top / bottom:.1f} times sooner"
+    message = f"With a KV cache, {compared} tokens take {plots.short(bottom)} s in place of {plots.short(top)} s"
     remark = (
         "Predicted: FLOPs of a step for stage 01, bytes read by a step for stage 02, each at the rate measured at "
         f"{sizes['calibration_length']} tokens."

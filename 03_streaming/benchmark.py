@@ -107,7 +107,7 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
 def draw(document: dict, png: Path) -> None:
     sizes, sides, clients = document["sizes"], document["sides"], document["sizes"]["clients"]
     now, tint = sides[NOW], plots.color("03")
-    message = "One client sees text at once; many wait in a queue, and the machine does no more"
+    message = "One client sees text at once; with many, the queue grows and throughput does not"
     remark = (
         "Over HTTP on one machine, client and server on the same cores. Latency: medians over all requests.\n"
         "Predicted: the number of clients times the mean latency of one."

@@ -152,7 +152,7 @@ def draw_sweep(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     clients, at = sizes["clients"], sizes["compared_clients"]
     before, now = (sides[side][RATE]["median"][clients.index(at)] for side in (BEFORE, NOW))
-    message = f"Sharing steps, {at} clients get {now / before:.1f} times as many tokens a second"
+    message = f"When {at} clients share steps, throughput is {now / before:.1f} times as high"
     remark = (
         "Predicted: each further request adds to a step what its token and its share of its prompt cost in a prefill."
     )
@@ -187,7 +187,7 @@ def draw_batching(document: dict, png: Path) -> None:
         for i, budget in enumerate(pieces):
             figure = now[f"longest_gap_ms_budget_{budget}"]
             plots.line(gap, sizes["arriving"], figure, NOW, f"budget {budget}", dashed=i > 0)
-        plots.axes(gap, "tokens of the arriving prompt", "milliseconds", "Longest gap of the others")
+        plots.axes(gap, "tokens of the arriving prompt", "milliseconds", "Longest gap of the decoding requests")
 
 
 def report(document: dict) -> dict[str, Rows]:

@@ -143,8 +143,8 @@ def report(document: dict) -> dict[str, list[list]]:
     memory = [
         ["", *names],
         ["requests at once, at most", slots["most_running"], pages["most_running"], sizes["group"]],
-        ["reserved for no token", *(f"{side['wasted_percent']:.1f} %" for side in (slots, pages)), ""],
-        ["output tokens a second", *(f"{side['tokens_per_second']:,.0f}" for side in (slots, pages, peer))],
+        ["reserved but empty", *(f"{side['wasted_percent']:.1f} %" for side in (slots, pages)), ""],
+        ["output tokens per second", *(f"{side['tokens_per_second']:,.0f}" for side in (slots, pages, peer))],
     ]
     rows = {
         "stage 04: slots": slots["step_total_ms"],
@@ -189,17 +189,15 @@ def draw_memory(document: dict, png: Path) -> None:
         plots.doubling(wasted, sizes["page_sizes"])
         plots.line(wasted, sizes["page_sizes"], pages["wasted_percent_by_page_size"], NOW, "measured")
         plots.predicted(wasted, sizes["page_sizes"], figures["predicted_wasted_percent_by_page_size"], "predicted")
-        plots.axes(wasted, "tokens in a page", "percent", "Reserved for no token")
+        plots.axes(wasted, "tokens in a page", "percent", "Memory reserved but empty")
 
 
 def draw_cost(document: dict, png: Path) -> None:
     sizes, slots, pages = document["sizes"], document["sides"][BEFORE], document["sides"][NOW]
-    ratios = [document["figures"][f"{name}step_ratio_at_1"]["median"] for name in ("", "gathering_")]
-    message = "Pages read in place: {:.1f} times the time of slots; gathered first: {:.1f} times".format(*ratios)
+    message = "Where the time of a step goes: slots, pages, and pages that are gathered first"
     remark = (
-        f"A step in which that many requests decode, {sizes['context']} tokens behind each; the title is of one. "
-        "Gathered first: --attention torch.\n"
-        "The floor: all weights and K and V read once, or the arithmetic where it takes longer."
+        f"A step in which that many requests decode, {sizes['context']} tokens behind each. Gathered first: "
+        "--attention torch.\nDashed: all weights and K and V read once, or the arithmetic where it takes longer."
     )
     profiles = [
         ("Stage 04: slots", slots, "step"),
@@ -212,7 +210,7 @@ def draw_cost(document: dict, png: Path) -> None:
             heights = {part: side[f"{name}_{part}_ms"]["median"] for part in TINTS}
             plots.stack(panel, [str(batch) for batch in sizes["batches"]], heights, TINTS)
             plots.predicted(panel, range(len(sizes["batches"])), pages["floor_ms"], "_floor")
-            plots.axes(panel, "requests; dashed: the floor", "milliseconds", title)
+            plots.axes(panel, "requests (dashed: lower bound)", "milliseconds", title)
             panel.set_ylim(top=1.15 * highest)
             panel.grid(False)  # its lines would go through the names of the parts
 

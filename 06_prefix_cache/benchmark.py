@@ -163,7 +163,7 @@ def report(document: dict) -> dict[str, list[list]]:
     sizes, before, now = document["sizes"], document["sides"][BEFORE], document["sides"][NOW]
     rows = [
         [f"{title}, {stage}", *(f"{value:,.0f}{unit}" for value in side[name]["median"])]
-        for title, name, unit in (("first token", "ttft_ms", " ms"), ("tokens a second", "tokens_per_second", ""))
+        for title, name, unit in (("first token", "ttft_ms", " ms"), ("tokens per second", "tokens_per_second", ""))
         for stage, side in (("stage 05", before), ("stage 06", now))
     ]
     header = [f"shared part of a prompt of {sizes['prompt']:,} tokens"]
@@ -173,8 +173,8 @@ def report(document: dict) -> dict[str, list[list]]:
 def draw(document: dict, png: Path) -> None:
     sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
     most = sizes["shared_percent"][-1]
-    sooner = figures[f"ttft_ratio_at_{most}"]["median"]
-    message = f"With {most} percent of a prompt in the cache, the first token comes {sooner:.1f} times sooner"
+    times = [plots.short(sides[side]["ttft_ms"]["median"][-1]) for side in (NOW, BEFORE)]
+    message = "With {} percent of a prompt cached, the first token takes {} ms in place of {}".format(most, *times)
     remark = (
         f"Prompts of {sizes['prompt']:,} tokens. A turn adds {sizes['turn_tokens']} tokens of the user's and as many "
         f"of the answer.\nDocuments of {sizes['document']} tokens, memory for {sizes['documents_that_fit']} of them. "
@@ -190,8 +190,8 @@ def draw(document: dict, png: Path) -> None:
         plots.line(found, sizes["working_sets"], sides[NOW]["random_hit_percent"], NOW, "at random")
         plots.line(found, sizes["working_sets"], sides[NOW]["in_turn_hit_percent"], NOW, "in turn", dashed=True)
         plots.axes(first, "percent of the prompt shared", "milliseconds", "Time to first token")
-        plots.axes(chat, "turn of the conversation", "milliseconds", "The same in a chat")
-        plots.axes(found, "all documents / memory", "percent of tokens", "Found under pressure")
+        plots.axes(chat, "turn of the conversation", "milliseconds", "First token in a chat")
+        plots.axes(found, "size of all documents / memory", "percent", "Share of tokens found")
         for panel, ticks in zip(panels, (sizes["shared_percent"], turns, sizes["working_sets"]), strict=True):
             panel.set_xticks(ticks)
             panel.margins(x=0)  # neither axis nor grid goes through the name at a line's end

@@ -267,8 +267,8 @@ def report(document: dict) -> dict[str, list[list]]:
     now = {name: each["median"] for name, each in document["sides"][NOW].items()}
     alone = [
         ["one request at a time", *map(label, ENGINES)],
-        ["tokens a second, questions", *(f"{now[f'{name}_tokens_per_second'][0]:,.0f}" for name in ENGINES)],
-        ["tokens a second, copies", *(f"{now[f'{name}_copying_tokens_per_second']:,.0f}" for name in ENGINES)],
+        ["tokens per second, questions", *(f"{now[f'{name}_tokens_per_second'][0]:,.0f}" for name in ENGINES)],
+        ["tokens per second, copies", *(f"{now[f'{name}_copying_tokens_per_second']:,.0f}" for name in ENGINES)],
         ["draft tokens accepted", "", *(f"{now[f'{name}_acceptance'][0]:.0f} %" for name in DRAFTING)],
         ["time per output token", *(f"{now[f'{name}_tpot_ms'][0]:.1f} ms" for name in ENGINES)],
         ["time between chunks", *(f"{now[f'{name}_itl_ms'][0]:.1f} ms" for name in ENGINES)],

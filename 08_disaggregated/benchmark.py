@@ -192,7 +192,7 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
 
 
 HEADLINE = Headline(
-    "p99 of the gaps between tokens, {stated} long prompts a second",
+    "p99 of the gaps between tokens, {stated} long prompts per second",
     "ms",
     (BEFORE, NOW),
     lambda sizes, side: side["itl_p99_ms"][sizes["rates"].index(sizes["stated"])],
@@ -211,11 +211,11 @@ def report(document: dict) -> dict[str, list[list]]:
         ("gap, p99, ms", "itl_p99_ms"),
         ("first token of a short prompt, p90, ms", "ttft_short_p90_ms"),
         ("first token of a long prompt, median, ms", "ttft_long_p50_ms"),
-        ("tokens a second", "tokens_per_second"),
-        ("goodput, requests a second", "goodput"),
+        ("tokens per second", "tokens_per_second"),
+        ("goodput, requests per second", "goodput"),
     ]
     columns = [(rate, label) for rate in (0, stated) if rate in sizes["rates"] for label in sides]
-    table = [["", *(f"{label}, {f'{rate} long a second' if rate else 'no long prompts'}" for rate, label in columns)]]
+    table = [["", *(f"{label}, {f'{rate} long per second' if rate else 'no long prompts'}" for rate, label in columns)]]
     for title, name in rows:
         row = [title]
         for rate, label in columns:
@@ -231,9 +231,9 @@ def message_of(document: dict) -> str:
     rates, ratio = document["sizes"]["rates"], document["figures"]["replicas_p99_ratio"]
     where = [at for at, least in enumerate(ratio["min"]) if rates[at] and least > 1]
     if not where:
-        return "Prefill and decode apart has no shorter gaps here than replicas"
-    factors = " to ".join(dict.fromkeys(f"{pick(ratio['median'][at] for at in where):.1f}" for pick in (min, max)))
-    return f"Apart, p99 gaps are {factors} times shorter than replicas', {listed(where, rates)}"
+        return "A decode worker has no shorter gaps here than replicas"
+    shares = " to ".join(dict.fromkeys(f"{100 / pick(ratio['median'][at] for at in where):.0f}" for pick in (max, min)))
+    return f"A decode worker's p99 gap is {shares} % of the replicas', {listed(where, rates)}"
 
 
 def listed(where: list[int], rates: list[float]) -> str:
@@ -252,13 +252,13 @@ def draw(document: dict, png: Path) -> None:
         f"{sizes['clients']} clients decode ({sizes['short']} tokens in, {lengths} out); prompts of {sizes['long']:,} "
         f"tokens come at fixed times. All sides have the same cores; a replica and a worker have half of them.\n"
         f"Thin and dashed: the pass that predicts each side's longest gap, alone. "
-        f"Goodput: requests a second within {objectives}"
+        f"Goodput: requests per second within {objectives}"
         f"{f'; apart has most {listed(ahead, rates)}' if ahead else ''}."
     )
     panels_of = [
         ("itl_p99_ms", "milliseconds", "p99 of the gaps"),
         ("ttft_long_p50_ms", "milliseconds", "First token, long prompt"),
-        ("goodput", "requests a second", "Goodput"),
+        ("goodput", "requests per second", "Goodput"),
     ]
     with plots.page(png, document, message_of(document), columns=3, remark=remark) as panels:
         for side, alone in ALONE.items():
@@ -268,7 +268,7 @@ def draw(document: dict, png: Path) -> None:
             for side, label in LABELS.items():
                 x = rates[len(rates) - len(sides[side][name]["median"]) :]
                 plots.line(panel, x, sides[side][name], side, label)
-            plots.axes(panel, "long prompts a second", unit, title)
+            plots.axes(panel, "long prompts per second", unit, title)
             panel.set_xticks(rates)
             panel.set_xlim(0, max(rates))
             for line in panel.get_lines():

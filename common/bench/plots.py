@@ -58,12 +58,16 @@ def page(
     """Give the panels of one picture, row by row; when the block ends they are labelled and written to `png`.
 
     document: the results, whose footer says on what they were measured; or the footer itself.
-    message: what the picture says, as its title. remark: what a reader must know to believe it, above the footer.
+    message: what the picture says, as its title, unless the harness marks the headline as noise. remark: what a reader
+    must know to believe it, above the footer.
     mosaic: in place of rows and columns, the names of the panels where they lie; a panel may take several places.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
+    headline = {} if isinstance(document, str) else document.get("headline") or {}
+    if "ratio" in headline and headline["doubt"]:
+        message, remark = "Noise, not a result", f"Noise: {headline['doubt']}.\n{remark}"
     with matplotlib.rc_context({}, STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")
         figure.get_layout_engine().set(wspace=0.06, hspace=0.08, w_pad=0.1, h_pad=0.1)

@@ -26,7 +26,7 @@ from common.errors import counted, expect_writable, shortened
 from common.stages import stage_folder, stage_folders
 from common.terminal import note, run_to_end
 
-from .questions import WIDTH, Question, read_questions, result, table
+from .questions import STEADY, WIDTH, Question, drift, read_questions, result, table
 
 SETTINGS = Settings(device="cpu", dtype="float32")
 PATIENCE = 10  # times the planned seconds, after which a process hangs
@@ -49,6 +49,8 @@ def main(arguments: Sequence[str]) -> int:
     if document is None:
         return 1
     document["benchmark"] = f"predict {stage.name}"
+    if (changed := drift(document) - 1) > STEADY:
+        document["headline"]["doubt"] = f"the machine's speed changed by {changed:.0%} meanwhile"
     document["questions"] = [result(question, document, guesses.get(question["name"])) for question in questions]
     path = args.out / f"{slug(document['hardware'])}-predict-{stage.name[:2]}.json"
     write_json(path, document)

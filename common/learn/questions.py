@@ -28,6 +28,7 @@ CLOSE = 0.1  # relative difference up to which arithmetic and measurement agree
 STEADY = 0.25  # relative change of the machine's speed up to which a measurement says something
 WIDTH = 100  # characters of a line of text
 ANSWERS = ("guess", "arithmetic", "measured")
+UNSTEADY = "The machine was not steady, so this figure says nothing."
 NOISE = "That is not expected: look for other programs that keep the cores busy, and measure again."
 
 Question = dict[str, Any]  # as in questions.toml; once it is read, "at" is a list, of one place or of all of a curve
@@ -90,6 +91,8 @@ def result(question: Question, document: Mapping[str, Any], guess: Sequence[floa
 
 def why(question: Question, arithmetic: Sequence[float], measured: Sequence[float], drifted: float) -> str:
     """Return how they compare where they differ most, and why, in a sentence or two; drifted: see `drift`."""
+    if drifted - 1 > STEADY:
+        return UNSTEADY
     gap = widest_gap(arithmetic, measured)
     if abs(gap) <= CLOSE:
         return f"Arithmetic and measurement agree within {CLOSE:.0%}."
@@ -132,10 +135,10 @@ def table(document: Mapping[str, Any]) -> str:
     width = max(len(label) for label, _ in rows)
     lines = [f"{label:{width}}" + "".join(f"{cell:>13}" for cell in cells) for label, cells in rows]
     changed = drift(document) - 1
-    advice = " Close other programs, and measure again." if changed > STEADY else ""
+    said = how_close(questions) if changed <= STEADY else "Close other programs, and measure again."
     reasons = [textwrap.fill(f"{one['title']}: {one['why']}", WIDTH) for one in questions]
-    said = [f"The machine's speed changed by {changed:.0%} meanwhile.{advice}", how_close(questions), *reasons]
-    return "\n".join([*(line.rstrip() for line in lines), "", *said])
+    below = [f"The machine's speed changed by {changed:.0%} meanwhile.", said, *reasons]
+    return "\n".join([*(line.rstrip() for line in lines), "", *below])
 
 
 def how_close(questions: Sequence[Question]) -> str:

@@ -125,7 +125,7 @@ def test_the_table_has_a_row_for_each_number_and_says_why_they_differ():
         answer_with([12_000.0, 1.0], [11_900.0, 1.0], [3.0, 1.0]),
         answer_with([1.0, 2.0], [0.5, 3.0], x="tokens"),
     ]
-    rows, _, text = table({"questions": questions, "reference_ms": [{"a": [4.0, 6.0]}]}).partition("\n\n")
+    rows, _, text = table({"questions": questions, "reference_ms": [{"a": [4.0, 4.8]}]}).partition("\n\n")
     assert [row.split() for row in rows.splitlines()] == [
         ["guess", "arithmetic", "measured"],
         ["Cost", "(times)", "3", "12,000", "11,900"],
@@ -134,14 +134,24 @@ def test_the_table_has_a_row_for_each_number_and_says_why_they_differ():
         ["8", "tokens", "-", "2", "3"],
     ]
     assert text.splitlines() == [
-        "The machine's speed changed by 50% meanwhile. Close other programs, and measure again.",
+        "The machine's speed changed by 20% meanwhile.",
         "Arithmetic is right within 10% in 1 of 2, the guess in 0.",
         "Cost: Arithmetic and measurement agree within 10%.",
         "Cost: At 2 tokens it is less than arithmetic says, 0.5 against 1. Low.",
     ]
     assert answer_with([10, 1], [10, 2])["why"] == "It is more than arithmetic says, 2 against 1. High."
     assert "agree" in answer_with([0, 10], [0, 9])["why"]
-    assert answer_with([10, 1], [10, 2], slowest=2)["why"].endswith("the machine's own speed changed by more.")
+    assert answer_with([10, 1], [10, 1.2], slowest=1.25)["why"].endswith("the machine's own speed changed by more.")
+
+
+def test_a_machine_that_was_not_steady_explains_nothing():
+    """Neither an agreement nor a difference; what no clock was read for still counts."""
+    agrees, differs = (answer_with([10, 1], [10, new], slowest=2.5) for new in (1, 2))
+    assert agrees["why"] == differs["why"] == "The machine was not steady, so this figure says nothing."
+    text = table({"questions": [agrees, differs], "reference_ms": [{"a": [4.0, 10.0]}]})
+    assert (
+        "changed by 150% meanwhile.\nClose other programs, and measure again.\n" in text and "right within" not in text
+    )
     assert answer_with([10, 1], [10, 2], slowest=2, counted=True)["why"].endswith("2 against 1. High.")
 
 

@@ -76,7 +76,8 @@ def show_help(stages: list[Path]) -> int:
 def show_verb(command: str, stages: list[Path], root: Path) -> int:
     """Print what a command does, and its options as it has them itself."""
     verb, first, last = VERBS[command], stages[0].name[:2], stages[-1].name[:2]
-    print(f"{f'{command} {verb.stages}'.strip()}: {verb.help}.", end="\n\n")
+    print("usage: python3 course.py", *filter(None, (command, verb.stages, "[options]" * verb.parser)), end="\n\n")
+    print(f"{verb.help[0].upper()}{verb.help[1:]}.", end="\n\n")
     print(verb.more.format(command=command, first=first, last=last), end="\n\n" * bool(verb.more), flush=True)
     if not verb.parser:
         return 0
@@ -279,7 +280,13 @@ VERBS = {
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
     stages = stage_folders(root)
-    command, *rest = arguments or ["help"]
+    if not arguments:
+        print(
+            f"{__doc__.partition(chr(10))[0]}\n\n{importlib.import_module('common.learn.next_step').next_step(root)}\n"
+        )
+        print("Every command: python3 course.py help. The map of the course: README.md.")
+        return 0
+    command, *rest = arguments
     if command in ("help", *HELP):
         return show_help(stages)
     if command not in VERBS:

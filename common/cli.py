@@ -34,13 +34,19 @@ from .terminal import run_to_end
 GAUGES = {"unfinished", "running", "waiting", "generated_tokens"}
 
 
-def build_parser(description: str) -> argparse.ArgumentParser:
-    """Build the options that all stages have."""
+def build_parser(description: str, verb: str = "") -> argparse.ArgumentParser:
+    """Build the options that all stages have. verb: of course.py, which gives the mode and shows the usage itself."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if verb:
+        parser.prog, parser.usage = f"course.py {verb}", argparse.SUPPRESS
     mode = parser.add_mutually_exclusive_group(required=True)
-    mode.add_argument("--demo", action="store_true", help="show what this stage does, in under half a minute")
-    mode.add_argument("--prompt", metavar="TEXT", help="complete one prompt and print the answer")
-    mode.add_argument("--serve", action="store_true", help="serve over HTTP until Ctrl-C")
+    modes = {
+        "--demo": {"action": "store_true", "help": "show what this stage does, in under half a minute"},
+        "--prompt": {"metavar": "TEXT", "help": "complete one prompt and print the answer"},
+        "--serve": {"action": "store_true", "help": "serve over HTTP until Ctrl-C"},
+    }
+    for name, how in modes.items():
+        mode.add_argument(name, **how | ({"help": argparse.SUPPRESS} if verb else {}))
 
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write the engine's steps as Chrome trace JSON, for ui.perfetto.dev"
@@ -105,7 +111,8 @@ def run_stage(
     stage: Path, description: str, more_arguments: Callable[[argparse.ArgumentParser], None] | None = None
 ) -> None:
     """Run the command line of the stage in this folder, and exit as `run_to_end` does."""
-    parser = build_parser(description)
+    verb = next((verb for verb in ("demo", "serve") if f"--{verb}" in sys.argv), "")
+    parser = build_parser(description, verb)
     if more_arguments is not None:
         more_arguments(parser)
     args = parser.parse_args()

@@ -42,8 +42,7 @@ PACE = 10.0  # steps a second at the beginning: a newcomer sees each of them
 
 def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
     """Return the stage's own options, and those of the inspector."""
-    parser = build_parser(__doc__)
-    parser.prog = "course.py watch"
+    parser = build_parser(__doc__, "watch")
     own = load_stage_module(stage, "main") if (stage / "main.py").exists() else None
     getattr(own, "arguments", add_server_arguments)(parser)
     page = parser.add_argument_group("the page")

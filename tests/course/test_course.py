@@ -78,7 +78,27 @@ def test_a_learners_own_stage_runs_beside_common_and_not_the_reference(tree):
     assert finish(tree, "demo", "my/01")[2] == "Unknown stage 'my/01'. Use 01_naive, 02_kv_cache.\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["help"], ["--help"]])
+def test_the_door_alone_says_what_comes_next(tree, capsys):
+    """From the learner's newest folder: the first milestone that lacks a task, or the next lesson."""
+    for name in ("01_naive", "02_kv_cache"):
+        shutil.rmtree(tree / name)
+        shutil.copytree(course.ROOT / name, tree / name)
+
+    def said() -> str:
+        assert course.main([], tree) == 0
+        return capsys.readouterr().out
+
+    assert "01_naive/README.md" in said() and len(said().splitlines()) < 10
+    begin = ["start", "02"], ["solve", "02", "KVCache.nbytes", "--yes"], ["solve", "02", "KVCache.attend", "--yes"]
+    for arguments, milestone in zip(begin, (1, 1, 2), strict=True):
+        course.main(arguments, tree)
+        assert f"You are at 02, milestone {milestone} of " in said()
+        assert "python3 course.py check 02" in said()
+    course.main(["solve", "02", "--all", "--yes"], tree)
+    assert "All of 02 is written" in said()
+
+
+@pytest.mark.parametrize("arguments", [["help"], ["--help"]])
 def test_help_lists_the_commands_and_the_stages_with_their_titles(tree, capsys, arguments):
     assert course.main(arguments, tree) == 0
     output = capsys.readouterr().out
@@ -209,8 +229,9 @@ def test_every_verb_tells_what_it_does_and_its_own_options(verb, monkeypatch, ca
     except SystemExit as end:
         status = end.code
     output, errors = capsys.readouterr()
-    assert (status or 0, errors) == (0, "") and output.startswith(f"{f'{verb} {course.VERBS[verb].stages}'.strip()}: ")
+    assert (status or 0, errors) == (0, "") and output.startswith(f"usage: python3 course.py {verb}")
     assert OPTIONS[verb] in output and ("stage 08" in output) == (verb in ("demo", "serve", "watch", "predict"))
+    assert "main.py" not in output and "--prompt TEXT" not in output
 
 
 def test_options_of_what_is_not_installed_yet_install_nothing(tree):

@@ -55,7 +55,7 @@ def measure_server(settings: Settings, sizes: dict) -> Figures:
 def draw(document: dict, png: Path) -> None:
     engine, server = (document["sides"][side]["tokens_per_second"] for side in ("engine", "server"))
     share = 100 * server["median"] / engine["median"]
-    message = f"{share:.0f} percent of what the engine generates reaches its clients"
+    message = f"Over HTTP, throughput is {share:.0f} percent of the engine's alone"
     clients = document["sizes"]["clients"]
     remark = f"Stage 06, {clients} clients at once; server and clients share the machine's cores."
     with plots.page(png, document, message, height=4.2, remark=remark) as (panel,):

@@ -108,7 +108,7 @@ def install(venv: Path, *arguments: str, advice: str = ADVICE, environment: Mapp
 
 def install_requirements(venv: Path, requirements: Path) -> None:
     """Install requirements.txt from the package index that pip is set to; exit with a sentence if that fails."""
-    note("Installing requirements.txt into .venv: 0.6 GB to download, or several GB where PyTorch comes with CUDA")
+    note("Installing requirements.txt into .venv: 0.7 GB to download, or several GB where PyTorch comes with CUDA")
     note("(a few minutes the first time, instant afterwards).")
     options = []
     if is_cpu_torch_better():

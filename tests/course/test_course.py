@@ -14,6 +14,8 @@ import pytest
 
 import course
 from common.learn.blank import blank_stage
+from common.learn.solve import main as solve
+from common.learn.start import main as start_stage
 from tests.helpers.incomplete_stages import copy_door
 
 STAGES = {
@@ -89,13 +91,16 @@ def test_the_door_alone_says_what_comes_next(tree, capsys):
         return capsys.readouterr().out
 
     assert "01_naive/README.md" in said() and len(said().splitlines()) < 10
-    begin = ["start", "02"], ["solve", "02", "KVCache.nbytes", "--yes"], ["solve", "02", "KVCache.attend", "--yes"]
-    for arguments, milestone in zip(begin, (1, 1, 2), strict=True):
-        course.main(arguments, tree)
-        assert f"You are at 02, milestone {milestone} of " in said()
-        assert "python3 course.py check 02" in said()
-    course.main(["solve", "02", "--all", "--yes"], tree)
-    assert "All of 02 is written" in said()
+    start_stage(["02_kv_cache"], tree)
+    for tasks, answer in (
+        ([], "You are at 02, milestone 1 of "),
+        (["KVCache.nbytes", "KVCache.attend"], "You are at 02, milestone 2 of "),
+        (["--all"], "All of 02 is written"),
+    ):
+        for task in tasks:
+            solve(["02_kv_cache", task, "--yes"], tree)
+        capsys.readouterr()
+        assert answer in (text := said()) and "python3 course.py check 02" in text
 
 
 @pytest.mark.parametrize("arguments", [["help"], ["--help"]])

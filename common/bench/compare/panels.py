@@ -168,8 +168,8 @@ def gains(group: Group) -> Panel:
         title = group.members[0].entries[JUDGE]["title"]
         return Panel("gains", "The capstone", f"Over the reference: {title}.", [("goodput", "")], columns)
     text = (
-        "Each stage against the one before it, under the load that its lesson is about: above 1 is better. A ratio is the "
-        "median of the repeats' ratios, and so not always that of the medians. "
+        "Each stage against the one before it, under the load that its lesson is about: above 1 is better. A ratio is "
+        "the median of the repeats' ratios, and so not always that of the medians. "
     )
     text += "Upright: the median of the class." if group.is_class else ""
     return Panel("gains", "What each stage makes better", text, rows, columns)

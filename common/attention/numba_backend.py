@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 import numpy
 import torch
-from numba import get_num_threads, njit, prange, set_num_threads
+from numba import get_num_threads, njit, prange, set_num_threads, types
+from numba.extending import overload
 from torch import Tensor
 
 from common.fused.numba_basics import FAST, FEW_NUMBERS, array, exp, f4, kernel, narrow, prefetch, use_threads, widen
 
 from .batch import PagedBatch
+from .int8 import MOST, SCALE_BYTES, SMALLEST
 from .torch_backend import write_rows
 from .window import current_window
 
@@ -42,7 +44,8 @@ class NumbaAttention:
     name, capturable = "numba", False
 
     def __init__(self, dtype: torch.dtype, head_dim: int):
-        self.kernel, self.write_kernel, self.head_dim = compiled(dtype, head_dim), writer(), head_dim
+        self.kernel, self.write_kernel = compiled(dtype, head_dim), writer()
+        self.dtype, self.head_dim = dtype, head_dim
         self.words = dtype.itemsize // 2  # of 16 bits in a number
 
     def prepare(self, batch: PagedBatch) -> Plan:
@@ -63,14 +66,16 @@ class NumbaAttention:
 
     def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
         (rows, heads, size), (row, *inner) = shape, stride = k.shape, k.stride()
-        alike = shape == v.shape and stride == v.stride() and k.dtype == v.dtype == k_pages.dtype
-        if not alike or inner != [size, 1] or k_pages.stride(1) != heads * size or slot_mapping.shape[0] != rows:
+        int8 = k_pages.dtype == torch.int8
+        alike = shape == v.shape and stride == v.stride() and k.dtype == v.dtype == (self.dtype if int8 else k_pages.dtype)
+        width = size + SCALE_BYTES * int8
+        if not alike or inner != [size, 1] or k_pages.stride(1) != heads * width or slot_mapping.shape[0] != rows:
             return write_rows(k, v, k_pages, v_pages, slot_mapping)  # which raises an error that says what is wrong
+        tensors = (x.data_ptr() for x in (k, v, k_pages, v_pages, slot_mapping))
+        if int8:
+            return int8_writer(self.dtype, size)(*tensors, row, rows, heads)
         words = self.words
-        self.write_kernel(
-            k.data_ptr(), v.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(), slot_mapping.data_ptr(),
-            row * words, row * words, rows, heads * size * words,
-        )  # fmt: skip
+        self.write_kernel(*tensors, row * words, row * words, rows, heads * size * words)
 
     def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: Plan) -> Tensor:
         threads = None  # for little work, as many as the fused kernels use
@@ -79,7 +84,8 @@ class NumbaAttention:
             use_threads(plan.numbers)
         out = torch.empty(q.shape, dtype=q.dtype)
         pages, page_size, kv_heads, _ = k_pages.shape
-        self.kernel(
+        kernel = self.kernel if k_pages.dtype != torch.int8 else compiled(self.dtype, self.head_dim, True)
+        kernel(
             q.data_ptr(), k_pages.data_ptr(), v_pages.data_ptr(), out.data_ptr(), q.stride(0), q.shape[0], q.shape[1],
             pages, page_size, kv_heads, plan.page_tables, plan.rows, plan.counts, plan.requests, plan.seen,
             current_window() or NO_WINDOW,
@@ -113,6 +119,65 @@ def writer() -> Callable[..., None]:
     return write
 
 
+@njit(fastmath={"contract"})  # as `exp`: with sums in any order nothing is left of this one
+def rounded(x):
+    """The nearest whole number to a float32 below 2**22, ties to even."""
+    return (x + f4(12582912)) - f4(12582912)
+
+
+@njit(error_model="numpy")
+def quantize(source, target):
+    """As `quantize` of int8.py: source[D] to target[D + 4], of which the last 4 bytes are the scale."""
+    most = f4(SMALLEST)
+    for d in range(len(source)):
+        most = max(most, abs(widen(source[d])))
+    scale = most / f4(MOST)
+    for d in range(len(source)):
+        target[d] = numpy.int8(rounded(widen(source[d]) / scale))
+    target[len(source) :].view(f4)[0] = scale
+
+
+@lru_cache
+def int8_writer(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
+    """Return the kernel that rounds k[rows, heads * D] and v, rows `stride` numbers apart, into pages of 8 bits."""
+    number, width = numpy.float32 if dtype == torch.float32 else numpy.uint16, head_dim + SCALE_BYTES
+
+    @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8)")
+    def write(k_at, v_at, k_pages_at, v_pages_at, slots_at, stride, rows, heads):
+        many = 1 << 40
+        k, v = array(k_at, (rows, stride), number), array(v_at, (rows, stride), number)
+        k_pages = array(k_pages_at, (many, heads, width), numpy.int8)
+        v_pages = array(v_pages_at, (many, heads, width), numpy.int8)
+        slots = array(slots_at, rows, numpy.int64)
+        for row in prange(rows):
+            for head in range(heads):
+                numbers = slice(head * head_dim, (head + 1) * head_dim)
+                quantize(k[row, numbers], k_pages[slots[row], head])
+                quantize(v[row, numbers], v_pages[slots[row], head])
+
+    return write
+
+
+def number_of(x):
+    """Return a number of a page as float32, up to its scale."""
+
+
+def scale_of(row):
+    """Return the scale of a row of a page: 1 but for rows of 8 bits."""
+
+
+@overload(number_of, inline="always")
+def _number_of(x):
+    return (lambda x: f4(x)) if x == types.int8 else (lambda x: widen(x))
+
+
+@overload(scale_of)
+def _scale_of(row):
+    if row.dtype == types.int8:
+        return lambda row: row[-SCALE_BYTES:].view(f4)[0]
+    return lambda row: f4(1)
+
+
 @njit(fastmath=FAST, error_model="numpy")
 def softmax(scores, seen):
     """Make weights of the first `seen` scores, and zeros of the others. Loops from 0 let numba make vectors of them."""
@@ -126,8 +191,10 @@ def softmax(scores, seen):
 
 
 @lru_cache
-def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
+def compiled(dtype: torch.dtype, head_dim: int, int8: bool = False) -> Callable[..., None]:
     """Return the kernel for heads of this dimension: as a constant, it lets sums stay in vector registers.
+
+    dtype: of q and the result, and without `int8` of K and V. With it a row's scale multiplies its score or its weight.
 
     K and V of bfloat16 are widened in registers; scores and sums are float32. A row's result depends on nothing but the
     row: its scores behind its own position become zeros. Tensors are passed by address. Compiling takes a few seconds,
@@ -141,7 +208,9 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
     """
     number = numpy.float32 if dtype == torch.float32 else numpy.uint16
     signature = "void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i4[:,::1], i4[::1], i4[::1], i4[::1], i4[::1], i8)"
-    scale, head_bytes = f4(head_dim**-0.5), head_dim * dtype.itemsize
+    stored = numpy.int8 if int8 else number
+    width = head_dim + SCALE_BYTES * int8
+    scale, head_bytes = f4(head_dim**-0.5), width * (1 if int8 else dtype.itemsize)
 
     @kernel(signature)
     def attend(
@@ -150,8 +219,8 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
     ):  # fmt: skip
         groups = q_heads // heads
         q, out = array(q_at, (tokens, q_stride), number), array(out_at, (tokens, q_heads, head_dim), number)
-        k_pages = array(k_at, (pages, page_size, heads, head_dim), number)
-        v_pages = array(v_at, (pages, page_size, heads, head_dim), number)
+        k_pages = array(k_at, (pages, page_size, heads, width), stored)
+        v_pages = array(v_at, (pages, page_size, heads, width), stored)
         # An item is one or all K/V heads of a block. All: pages lie in memory token by token, and memory is fastest
         # when it is read in order. One: a step with few blocks has work for every thread.
         each = heads if len(rows) >= MANY_BLOCKS else 1
@@ -192,17 +261,18 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
                             query_a, query_b = query[head, a], query[head, b]
                             a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = f4(0)
                             for d in range(head_dim):
-                                a0 += query_a[d] * widen(k0[d])
-                                a1 += query_a[d] * widen(k1[d])
-                                a2 += query_a[d] * widen(k2[d])
-                                a3 += query_a[d] * widen(k3[d])
-                                b0 += query_b[d] * widen(k0[d])
-                                b1 += query_b[d] * widen(k1[d])
-                                b2 += query_b[d] * widen(k2[d])
-                                b3 += query_b[d] * widen(k3[d])
+                                a0 += query_a[d] * number_of(k0[d])
+                                a1 += query_a[d] * number_of(k1[d])
+                                a2 += query_a[d] * number_of(k2[d])
+                                a3 += query_a[d] * number_of(k3[d])
+                                b0 += query_b[d] * number_of(k0[d])
+                                b1 += query_b[d] * number_of(k1[d])
+                                b2 += query_b[d] * number_of(k2[d])
+                                b3 += query_b[d] * number_of(k3[d])
+                            s0, s1, s2, s3 = scale_of(k0), scale_of(k1), scale_of(k2), scale_of(k3)
                             of_a, of_b = scores[head, a, start:], scores[head, b, start:]
-                            of_a[i0], of_a[i1], of_a[i2], of_a[i3] = a0, a1, a2, a3
-                            of_b[i0], of_b[i1], of_b[i2], of_b[i3] = b0, b1, b2, b3
+                            of_a[i0], of_a[i1], of_a[i2], of_a[i3] = a0 * s0, a1 * s1, a2 * s2, a3 * s3
+                            of_b[i0], of_b[i1], of_b[i2], of_b[i3] = b0 * s0, b1 * s1, b2 * s2, b3 * s3
             for head in range(each):
                 for i in range(queries):
                     sees = length - count + 1 + i // groups
@@ -223,13 +293,13 @@ def compiled(dtype: torch.dtype, head_dim: int) -> Callable[..., None]:
                         v2, v3 = page[i2, first + head], page[i3, first + head]
                         for i in range(queries):
                             weights, mixed = scores[head, i, start:], result[head, i]
-                            w0 = weights[i0]
-                            w1 = weights[i1] if i1 > i0 else f4(0)
-                            w2 = weights[i2] if i2 > i1 else f4(0)
-                            w3 = weights[i3] if i3 > i2 else f4(0)
+                            w0 = weights[i0] * scale_of(v0)
+                            w1 = weights[i1] * scale_of(v1) if i1 > i0 else f4(0)
+                            w2 = weights[i2] * scale_of(v2) if i2 > i1 else f4(0)
+                            w3 = weights[i3] * scale_of(v3) if i3 > i2 else f4(0)
                             for d in range(head_dim):
-                                sum01 = w0 * widen(v0[d]) + w1 * widen(v1[d])
-                                mixed[d] += sum01 + w2 * widen(v2[d]) + w3 * widen(v3[d])
+                                sum01 = w0 * number_of(v0[d]) + w1 * number_of(v1[d])
+                                mixed[d] += sum01 + w2 * number_of(v2[d]) + w3 * number_of(v3[d])
             for head in range(each):
                 for i in range(queries):
                     target = out[row + i // groups, (first + head) * groups + i % groups]

@@ -9,6 +9,7 @@ from torch import Tensor
 from common.transfers import to_device
 
 from .batch import PagedBatch
+from .int8 import dequantize, quantize
 
 # One more call costs as much as reading this many tokens, so more padding than that does not pay; as in stage 04.
 CALL_COSTS_TOKENS = {"cpu": 300, "cuda": 4096}
@@ -64,7 +65,7 @@ class TorchAttention:
             queries = q[part.rows].view(part.requests, part.tokens, heads, groups, -1)  # [B, n, H_kv, H / H_kv, D]
             queries = queries.permute(0, 2, 1, 3, 4).flatten(2, 3)  # [B, H_kv, n * H / H_kv, D]
             k, v = (
-                pages.index_select(0, part.pages).view(part.requests, -1, *pages.shape[2:]).transpose(1, 2)
+                gathered(pages, part.pages, self.dtype).view(part.requests, -1, heads, q.shape[2]).transpose(1, 2)
                 for pages in (k_pages, v_pages)
             )  # [B, H_kv, S, D], a copy
             if part.mask is None:
@@ -76,8 +77,16 @@ class TorchAttention:
         return out
 
 
+def gathered(pages: Tensor, numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return those of the pages, `[len(numbers), page_size, H_kv, D]`, widened if they are of 8 bits."""
+    found = pages.index_select(0, numbers)
+    return dequantize(found, dtype) if found.dtype == torch.int8 else found
+
+
 def write_rows(k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
     """As `Attention.write`."""
+    if k_pages.dtype == torch.int8:
+        k, v = quantize(k), quantize(v)
     k_pages.flatten(0, 1).index_copy_(0, slot_mapping, k)
     v_pages.flatten(0, 1).index_copy_(0, slot_mapping, v)
 

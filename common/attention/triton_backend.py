@@ -59,8 +59,15 @@ class TritonAttention:
 
     def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
         """As `Attention.write`; a k that waits to be rotated (fused/rotation.py) is written by the same launch."""
-        from .triton_kernels import triton, write_kernel
+        from .triton_kernels import triton, write_int8_kernel, write_kernel
 
+        if k_pages.dtype == torch.int8:
+            _, heads, D = k.shape  # which rotates a k that waits
+            write_int8_kernel[(len(k), heads)](
+                k, v, k_pages, v_pages, slot_mapping, k.stride(0), v.stride(0), heads, D,
+                triton.next_power_of_2(D),
+            )  # fmt: skip
+            return
         if isinstance(k, Unrotated) and v is k.launch.v and k is k.launch.k():
             return k.launch.write(k_pages, v_pages, slot_mapping)
         size = k.shape[1] * k.shape[2]

@@ -10,7 +10,7 @@ al., 2023, does so in a second kernel). The size of the pieces depends on the en
 not on the batch or on how many programs take them, so a request's result does not depend on the rest of the batch. The
 query heads that share a K/V head go together, since K and V are what has to be read.
 
-Pages are [pages, PAGE_SIZE, H_KV, D], page_tables [B, P] int32 with rows table_stride apart, lengths [B] int32, in
+Pages are [pages, PAGE_SIZE, H_KV, D], or [pages, PAGE_SIZE, H_KV, D + 4] int8 (int8.py), page_tables [B, P] int32 with rows table_stride apart, lengths [B] int32, in
 tokens. q and out are [N, H, D], of which out is contiguous, and rows of q are q_stride numbers apart. Scores are
 multiplied by `scale`. GROUPS query heads share a K/V head.
 
@@ -37,6 +37,29 @@ def write_kernel(
 
 
 @triton.jit
+def write_int8_kernel(
+    k, v, k_pages, v_pages, slot_mapping, k_stride, v_stride, H_KV: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """One program per row and head: round K and V into their slot; nowhere if it is negative."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(slot_mapping + row)
+    if slot >= 0:
+        place = (slot * H_KV + head) * (D + 4)
+        write_rounded(k + row * k_stride + head * D, k_pages + place, D, BLOCK_D)
+        write_rounded(v + row * v_stride + head * D, v_pages + place, D, BLOCK_D)
+
+
+@triton.jit
+def write_rounded(source, target, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """As `quantize` of int8.py. Adding and taking away 1.5 * 2**23 rounds a float32 to a whole number, ties to even."""
+    dims = tl.arange(0, BLOCK_D)
+    x = tl.load(source + dims, dims < D, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-30) / 127
+    tl.store(target + dims, ((x / scale + 12582912.0) - 12582912.0).to(tl.int8), dims < D)
+    tl.store((target + D).to(tl.pointer_type(tl.float32), bitcast=True), scale)
+
+
+@triton.jit
 def pages_of(page_table, start, end, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """The pages of tokens start to start + BLOCK_N - 1, int32; behind the end, 0 without a read."""
     tokens = start + tl.arange(0, BLOCK_N)
@@ -50,10 +73,14 @@ def attend_to_block(
 ):  # fmt: skip
     """One step of online softmax: q[M, D] against the K and V of tokens[n] in pages[n], where allowed[M or 1, n]."""
     exists = tl.max(allowed.to(tl.int32), axis=0) > 0  # what no query may see is not read either
-    places = ((pages.to(tl.int64) * PAGE_SIZE + tokens % PAGE_SIZE) * H_KV + head) * D  # [n]
+    INT8: tl.constexpr = k_pages.dtype.element_ty == tl.int8
+    WIDTH: tl.constexpr = D + 4 if INT8 else D
+    places = ((pages.to(tl.int64) * PAGE_SIZE + tokens % PAGE_SIZE) * H_KV + head) * WIDTH  # [n]
     inside = dims < D
     key = tl.load(k_pages + places[None, :] + dims[:, None], exists[None, :] & inside[:, None], other=0.0)  # [D, n]
     scores = tl.dot(q, key.to(DOT), input_precision="ieee") * scale  # [M, n], float32
+    if INT8:
+        scores *= scales_of(k_pages, places + D, exists)[None, :]
     scores = tl.where(allowed, scores, float("-inf"))
     new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
     # A row that has seen nothing yet has the maximum -inf, and -inf minus -inf would be NaN.
@@ -61,8 +88,17 @@ def attend_to_block(
     weights = tl.exp(scores - safe_maximum[:, None])
     rescale = tl.exp(maximum - safe_maximum)
     value = tl.load(v_pages + places[:, None] + dims[None, :], exists[:, None] & inside[None, :], other=0.0)  # [n, D]
+    total = total * rescale + tl.sum(weights, axis=1)
+    if INT8:
+        weights *= scales_of(v_pages, places + D, exists)[None, :]
     result = result * rescale[:, None] + tl.dot(weights.to(DOT), value.to(DOT), input_precision="ieee")
-    return new_maximum, total * rescale + tl.sum(weights, axis=1), result
+    return new_maximum, total, result
+
+
+@triton.jit
+def scales_of(pages, places, exists):
+    """The float32 scales at these bytes of int8 pages."""
+    return tl.load((pages + places).to(tl.pointer_type(tl.float32), bitcast=True), exists, other=0.0)
 
 
 @triton.jit

@@ -7,8 +7,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as some
 
 from common.attention import PagedBatch, choose_attention, why_not
+from common.attention.int8 import MOST, dequantize, quantize
 from common.attention.window import windowed
 from common.fused import choose_model, triton_launch, why_not_numba
 from common.sampling import has_kernels
@@ -62,25 +65,38 @@ def definition(q, k_pages, v_pages, batch, tables, window=None):
 
 def check(
     name, sizes, *, device="cpu", dtype=torch.float32, page_size=16, heads=4, kv_heads=2, head_dim=64, seed=0,
-    windows=(),
+    windows=(), int8=False,
 ):  # fmt: skip
     shape = {"page_size": page_size, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     batch, (q, k, v), k_pages, v_pages, tables = make_case(sizes, **shape, dtype=dtype, device=device, seed=seed)
     attention, _ = choose_attention(name, torch.device(device), dtype, head_dim, page_size)
+    if int8:
+        k_pages, v_pages = quantize(k_pages), quantize(v_pages)
     untouched = torch.ones(k_pages.shape[0] * page_size, dtype=torch.bool, device=device)
     untouched[batch.slot_mapping] = False
     before = [pages.flatten(0, 1).clone() for pages in (k_pages, v_pages)]
     attention.write(k, v, k_pages, v_pages, batch.slot_mapping)
     for pages, old, new in zip((k_pages, v_pages), before, (k, v), strict=True):
-        assert torch.equal(pages.flatten(0, 1)[batch.slot_mapping], new), "a row is not where it belongs"
+        written = pages.flatten(0, 1)[batch.slot_mapping]
+        if int8:
+            expect_rounded(new, written)
+        else:
+            assert torch.equal(written, new), "a row is not where it belongs"
         assert torch.equal(pages.flatten(0, 1)[untouched], old[untouched]), "another row was written"
     plan = attention.prepare(batch)
+    meant = [dequantize(pages, torch.float32) for pages in (k_pages, v_pages)] if int8 else (k_pages, v_pages)
     for window in (None, *windows):
         with windowed(window):
             out = attention.attend(q, k_pages, v_pages, plan)
         assert out.shape == q.shape and out.dtype == dtype
-        expected = definition(q, k_pages, v_pages, batch, tables, window)
+        expected = definition(q, *meant, batch, tables, window)
         torch.testing.assert_close(out.double(), expected, atol=TOLERANCE[dtype], rtol=0)
+
+
+def expect_rounded(x, rows):
+    """Each number of x[..., D] is at most half a scale, and a rounding of float32, from what rows[..., D + 4] say."""
+    half = x.double().abs().amax(-1, keepdim=True) / MOST / 2
+    assert ((dequantize(rows, torch.float64) - x.double()).abs() <= half * (1 + 1e-4)).all()
 
 
 EDGES = [15, 16, 17, 31, 32, 33, 1, 2]  # on, before and after the ends of pages
@@ -133,10 +149,11 @@ all_backends = pytest.mark.parametrize(
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # 0 / 0 of pieces that Triton masks
 @all_backends
+@pytest.mark.parametrize("int8", [False, True], ids=["as the model", "int8"])
 @pytest.mark.parametrize("case", CASES)
-def test_rows_attend_to_their_own_sequence_up_to_their_own_position(name, device, dtype, case):
+def test_rows_attend_to_their_own_sequence_up_to_their_own_position(name, device, dtype, case, int8):
     sizes, shape = CASES[case]
-    check(name, sizes, device=device, dtype=dtype, windows=WINDOWS.get(case, ()), **shape)
+    check(name, sizes, device=device, dtype=dtype, windows=WINDOWS.get(case, ()), int8=int8, **shape)
 
 
 @devices
@@ -144,21 +161,42 @@ def test_rows_attend_to_their_own_sequence_up_to_their_own_position(name, device
 @dtypes
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
 def test_head_dimensions_and_types(name, device, dtype, head_dim):
-    check(name, [(1, 17), (1, 40), (5, 21)], device=device, dtype=dtype, head_dim=head_dim, **ONE_HEAD)
+    for int8 in (False, True):
+        check(name, [(1, 17), (1, 40), (5, 21)], device=device, dtype=dtype, head_dim=head_dim, int8=int8, **ONE_HEAD)
+
+
+rows_of_any_size = some.lists(some.floats(-1e4, 1e4, width=32), min_size=8, max_size=8)
+
+
+@given(rows_of_any_size, some.integers(-30, 30))
+def test_eight_bits_lose_half_a_scale_at_most(numbers, exponent):
+    row = torch.tensor(numbers) * 2.0**exponent
+    rows = quantize(row)
+    assert rows.dtype == torch.int8 and len(rows) == 8 + 4
+    expect_rounded(row, rows)
+    assert torch.equal(quantize(dequantize(rows, torch.float32))[:8], rows[:8]), "rounding again changes no number"
+
+
+def test_zeros_stay_zeros_and_what_is_no_number_does_not_become_one():
+    assert not dequantize(quantize(torch.zeros(3, 8)), torch.float32).any()
+    for bad in (float("inf"), float("nan")):
+        assert dequantize(quantize(torch.tensor([1.0, bad, 3.0, 0.0])), torch.float32).isnan().all()
 
 
 @needs_numba
 @cpu_dtypes
-def test_a_row_does_not_depend_on_its_block(dtype):
+@pytest.mark.parametrize("int8", [False, True], ids=["as the model", "int8"])
+def test_a_row_does_not_depend_on_its_block(dtype, int8):
     """To the bit: else an answer would depend on how its prompt was cut, and on what came with it."""
     sizes = [(1, 21), (1, 300), (2, 40), (11, 70), (45, 45)]
-    batch, (q, *_), k_pages, v_pages, _ = make_case(
+    batch, (q, *_), *pages, _ = make_case(
         sizes, page_size=8, heads=4, kv_heads=2, head_dim=64, dtype=dtype, device="cpu"
     )
+    pages = [quantize(one) if int8 else one for one in pages]
     attention, _ = choose_attention("numba", CPU, dtype, 64, 8)
     positions = torch.cat([torch.arange(length - count, length) for count, length in sizes])
     together, alone = (
-        attention.attend(q, k_pages, v_pages, attention.prepare(each)) for each in (batch, batch.one_by_one(positions))
+        attention.attend(q, *pages, attention.prepare(each)) for each in (batch, batch.one_by_one(positions))
     )
     assert torch.equal(together, alone)
 

@@ -17,10 +17,10 @@ class KVCache:
 
     def __init__(self, loaded: Loaded, num_pages: int, page_size: int, attention: Attention):
         config = loaded.config
-        shape = (config.num_layers, num_pages, page_size, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, num_pages, page_size, config.num_kv_heads, config.kv_width)  # int8: D and a scale
         # Zeros: places that are masked out get the weight 0, and 0 times a NaN in fresh memory would be NaN.
-        self.k = zeros(shape, loaded.device, loaded.dtype)
-        self.v = zeros(shape, loaded.device, loaded.dtype)
+        self.k = zeros(shape, loaded.device, loaded.kv_dtype)
+        self.v = zeros(shape, loaded.device, loaded.kv_dtype)
         self.attention = attention
         self.capacity = num_pages * page_size  # tokens there is room for
 

@@ -87,6 +87,7 @@ class Engine(Router):
                 "device": device or loaded.device.type,
                 "dtype": dtype or str(loaded.dtype).removeprefix("torch."),
                 "load_format": load_format,
+                "kv_dtype": "int8" if loaded.config.kv_int8 else "auto",
             }
             fleet = RayFleet(model, each, tensor_parallel, ray_address, hang_seconds)
         else:

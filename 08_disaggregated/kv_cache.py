@@ -19,9 +19,15 @@ class KVCache:
     def __init__(self, loaded: Loaded, num_pages: int, page_size: int, attention: Attention):
         config = loaded.config
         # NEW in 08: a block for K and one for V of each layer, page by page; before, page by page of each layer.
-        shape = (num_pages, 2 * config.num_layers, page_size, config.num_kv_heads, config.head_dim)
+        shape = (
+            num_pages,
+            2 * config.num_layers,
+            page_size,
+            config.num_kv_heads,
+            config.kv_width,
+        )  # int8: D and a scale
         # Zeros: places that are masked out get the weight 0, and 0 times a NaN in fresh memory would be NaN.
-        self.memory = zeros(shape, loaded.device, loaded.dtype)
+        self.memory = zeros(shape, loaded.device, loaded.kv_dtype)
         self.k, self.v = (self.memory[:, which::2].transpose(0, 1) for which in (0, 1))  # [layers, pages, ...], views
         self.attention = attention
         self.capacity = num_pages * page_size  # tokens there is room for

@@ -26,6 +26,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     # In pieces of which size, and which kernels read them.
     engine.add_argument("--page-size", type=int, default=16, help="tokens in a page (default: 16)")
     engine.add_argument("--attention", default="auto", help="auto, torch, numba, triton or flash (default: auto)")
+    engine.add_argument(
+        "--kv-dtype", choices=["auto", "int8"], default="auto", help="int8: K and V in 8 bits (default: as --dtype)"
+    )
     # What drafts, and how much.
     engine.add_argument(
         "--draft",

@@ -185,6 +185,9 @@ def check_address(host: str, port: int) -> str:
 def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Namespace) -> tuple[Loaded, BaseEngine]:
     """Load the model and build the stage's engine; with --tensor-parallel, one that drives the engines of all ranks."""
     model = {"device": args.device, "dtype": args.dtype, "load_format": args.load_format}
+    model["kv_dtype"] = getattr(args, "kv_dtype", "auto")  # stages without pages do not have the option
+    if model["kv_dtype"] == "int8" and args.attention == "flash":
+        raise InvalidInput("flash attention of torch reads no K and V of 8 bits: leave out --attention or --kv-dtype")
     options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
     options |= {"graphs": args.graphs, "overlap": args.overlap}
     workers_have_ranks = "tensor_parallel" in options  # stage 08: this process is none of the ranks

@@ -75,8 +75,9 @@ def show_answers(engine: BaseEngine, script: Script) -> list[Request]:
 def check_against_reference(loaded: Loaded, requests: Sequence[Request]) -> None:
     """Print the last line of every demo: whether these greedy tokens are those of transformers' `generate`.
 
-    The reference is in float32. In a smaller type the likeliest two tokens may change places where they are nearly
-    equally likely, and the answer goes on from there in another way: so it is compared up to there.
+    The reference is in float32. In a smaller type, also of K and V alone, the likeliest two tokens may change places
+    where they are nearly equally likely, and the answer goes on from there in another way: so it is compared up to
+    there.
     """
     heading("Check")
     reference, near_ties = Reference(loaded.name, loaded.device), 0
@@ -86,7 +87,7 @@ def check_against_reference(loaded: Loaded, requests: Sequence[Request]) -> None
         if request.token_ids != expected:
             pairs = enumerate(zip_longest(request.token_ids, expected, fillvalue="the end"), 1)
             place, (ours, theirs) = next(pair for pair in pairs if len(set(pair[1])) > 1)
-            if loaded.dtype != torch.float32 and "the end" not in (ours, theirs):
+            if loaded.kv_dtype != torch.float32 and "the end" not in (ours, theirs):
                 logits = reference.next_logits([*request.prompt_token_ids, *expected[: place - 1]])
                 if logits[theirs] - logits[ours] < NEAR_TIE:
                     near_ties += 1

@@ -27,6 +27,8 @@ from torch import Tensor, nn
 
 from .errors import InvalidInput
 
+SCALE_BYTES = 4  # the float32 behind a row of K or V in 8 bits (attention/int8.py)
+
 # attend(layer, q[N, H, D], k[N, H_kv, D], v[N, H_kv, D]) -> [N, H, D]; q and k are already rotated.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
@@ -49,10 +51,26 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    kv_int8: bool = False  # whether pages hold K and V in 8 bits: no checkpoint says so, `load_model` does
+
+    def __post_init__(self):
+        if self.kv_int8 and self.head_dim % SCALE_BYTES:
+            raise InvalidInput(
+                f"K and V in 8 bits need a head dimension that {SCALE_BYTES} divides, and this model's is "
+                f"{self.head_dim}: leave out --kv-dtype"
+            )
+
+    @property
+    def kv_width(self) -> int:
+        """Return how many elements a row of K has in a page: D, and in 8 bits the bytes of its scale."""
+        return self.head_dim + SCALE_BYTES * self.kv_int8
 
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Return the bytes of K and V of one token in all layers: 2 * layers * H_kv * D * bytes per element."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
+        """Return the bytes of K and V of one token in all layers: 2 * layers * H_kv * D * bytes per element.
+
+        dtype: the model's. In 8 bits, D + 4 bytes per row whatever it is.
+        """
+        return 2 * self.num_layers * self.num_kv_heads * self.kv_width * (1 if self.kv_int8 else dtype.itemsize)
 
 
 class RMSNorm(nn.Module):

@@ -156,7 +156,7 @@ def attend_pages(loaded: Loaded, attention: str, requests: int, tokens: int, see
     config, size = loaded.config, 16
     backend, _ = choose_attention(attention, loaded.device, loaded.dtype, config.head_dim, size)
     tables = torch.arange(requests * -(-seen // size)).view(requests, -1)
-    k = torch.ones(tables.numel(), size, config.num_kv_heads, config.head_dim, dtype=loaded.dtype)
+    k = torch.zeros(tables.numel(), size, config.num_kv_heads, config.kv_width, dtype=loaded.kv_dtype)
     v, q = k.clone(), torch.ones(requests * tokens, config.num_heads, config.head_dim, dtype=loaded.dtype)
     slots = torch.zeros(len(q), dtype=torch.int64)
     plan = backend.prepare(PagedBatch.pack([tokens] * requests, [seen] * requests, tables.tolist(), slots, size))

@@ -40,6 +40,7 @@ from common.stages import load_engine, stage_folders
 from common.trace import Trace
 from tests.helpers.engine_options import MAX_TOKENS
 from tests.helpers.graph_stand_in import graphed
+from tests.helpers.rounded_reference import round_keys_and_values
 from tests.helpers.wrong_token import wrong_token
 
 if not torch.cuda.is_available():
@@ -49,6 +50,7 @@ if not torch.cuda.is_available():
 settings.register_profile("first_failure", phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
 WITH_A_LOOP_AROUND = ["04_continuous_batching+overlap", "06_prefix_cache+overlap"]
+WITH_8_BITS = ["06_prefix_cache+int8", "08_disaggregated+int8"]  # of K and V, with the reference's rounded, too
 PROMPT_COUNT = 13
 LONG = 40  # tests in a file
 PLAIN = {int, float, str, bool, type(None)}  # which hold nothing, and are most of what an engine holds
@@ -73,8 +75,11 @@ def pytest_generate_tests(metafunc):
     if "engine_class" in metafunc.fixturenames:
         chosen = metafunc.config.getoption("--engine")
         stages = [chosen] if chosen else [folder.name for folder in stage_folders()]
-        around = [] if chosen else WITH_A_LOOP_AROUND
-        metafunc.parametrize("engine_class", [*stages, *around], indirect=True, scope="session")
+        stages += [] if chosen else [*WITH_A_LOOP_AROUND, *WITH_8_BITS]
+        names, values = ["engine_class"], [[stage] for stage in stages]
+        if "kv_int8" in metafunc.fixturenames:
+            names, values = [*names, "kv_int8"], [[stage, stage in WITH_8_BITS] for stage in stages]
+        metafunc.parametrize(names, values, ids=stages, indirect=True, scope="session")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -169,9 +174,16 @@ def ctrl_c() -> Iterator[Callable[[], None]]:
 
 
 @pytest.fixture(scope="session")
-def loaded(request) -> Loaded:
+def kv_int8(request) -> bool:
+    """Whether engines keep K and V in 8 bits; set with `engine_class`."""
+    return getattr(request, "param", False)
+
+
+@pytest.fixture(scope="session")
+def loaded(request, kv_int8) -> Loaded:
     """The bundled checkpoint in float32."""
-    loaded = load_model(device=request.config.getoption("--device"), dtype="float32")
+    kv_dtype = "int8" if kv_int8 else "auto"
+    loaded = load_model(device=request.config.getoption("--device"), dtype="float32", kv_dtype=kv_dtype)
     freeze_loaded_objects()  # garbage is collected around each engine, which would take 0.2 s each time
     return loaded
 
@@ -202,6 +214,8 @@ class AskedOnce(Reference):
 @pytest.fixture(scope="session")
 def reference(loaded) -> Reference:
     reference = AskedOnce(loaded.device)
+    if loaded.config.kv_int8:
+        round_keys_and_values(reference.model)
     freeze_loaded_objects()
     return reference
 

@@ -75,7 +75,7 @@ def make_on_current_device(
         return engine
     engine = made(loaded, **options)
     scheduler = getattr(engine, "scheduler", None)
-    note = ", ".join(filter(None, [note, float32_is_faster(loaded, scheduler)]))
+    note = ", ".join(filter(None, [room_in_8_bits(loaded, engine), note, float32_is_faster(loaded, scheduler)]))
     if price is not None and scheduler is not None:  # a learner's own may count tokens alone, and not look at it
         scheduler.price = price
     engine.startup_notes = ", ".join(filter(None, [engine.startup_notes, note]))
@@ -114,6 +114,16 @@ def float32_is_faster(loaded: Loaded, scheduler: object) -> str:
         f"products of {counted(rows, 'token')} take {times:.1f} times as long in bfloat16 as in float32 here: "
         "with many requests --dtype float32 is faster"
     )
+
+
+def room_in_8_bits(loaded: Loaded, engine: BaseEngine) -> str:
+    """Return one line that says how many tokens K and V in 8 bits leave room for; "" for those of the model's type."""
+    config, cache = loaded.config, getattr(engine, "cache", None)
+    if not config.kv_int8 or not hasattr(cache, "capacity"):
+        return ""
+    plain, rounded = (replace(config, kv_int8=int8).kv_bytes_per_token(loaded.dtype) for int8 in (False, True))
+    name = str(loaded.dtype).removeprefix("torch.")
+    return f"kv_dtype=int8 (room for {cache.capacity:,} tokens, {plain / rounded:.2f} times as many as in {name})"
 
 
 def add_graphs(engine: BaseEngine, holder: object) -> list[int]:

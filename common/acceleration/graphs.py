@@ -104,7 +104,7 @@ class GraphedModel:
         self.starts = torch.arange(most + 1, dtype=torch.int32, device=device)
         self.lengths = torch.ones(most, dtype=torch.int32, device=device)
         self.page_tables = torch.zeros(most, width, dtype=torch.int32, device=device)
-        self.hidden = torch.zeros(most, model.config.hidden_size, dtype=cache.k.dtype, device=device)
+        self.hidden = torch.zeros(most, model.config.hidden_size, dtype=model.norm.weight.dtype, device=device)
         scores = model.logits(self.hidden[:1])
         self.scores = torch.zeros(most, model.config.vocab_size, dtype=scores.dtype, device=device)
         self.replayed = 0  # rows of the newest batch, if it was replayed

@@ -1,8 +1,9 @@
 """K and V in 8 bits: D whole numbers from -127 to 127 for each token and K/V head, and one scale behind them.
 
-The scale makes the largest of the D numbers 127, so no number changes by more than half a scale. It is a float32 in the
-row itself, `[..., D + 4]` int8: a page stays one piece of memory, which is allocated, shared and sent as before. Rows are
-rounded when they are written, and never again, so an answer does not depend on how its prompt was cut into chunks.
+The scale makes the largest of the D numbers 127, so no number changes by more than half a scale. It is a float32 in
+the row itself, `[..., D + 4]` int8: a page stays one piece of memory, which is allocated, shared and sent as before.
+Rows are rounded when they are written, and never again, so an answer does not depend on how its prompt was cut into
+chunks.
 
 The kernels of this package do the same in registers: no page is ever widened in memory, but by the `torch` backend.
 vLLM has this layout as `int8_per_token_head`.
@@ -11,13 +12,14 @@ vLLM has this layout as `int8_per_token_head`.
 import torch
 from torch import Tensor
 
+from ..model import SCALE_BYTES
+
 MOST = 127
 SMALLEST = 1e-30  # of what the largest number of a row counts for: a row of zeros is divided by its scale, too
-SCALE_BYTES = torch.float32.itemsize
 
 
 def quantize(x: Tensor) -> Tensor:
-    """Return rows `[..., D]` of any float type as int8 `[..., D + 4]`. A row with an infinity or NaN becomes all NaN."""
+    """Return rows `[..., D]` of any float type as int8 `[..., D + 4]`. One with an infinity or NaN becomes all NaN."""
     x = x.float()
     scale = x.abs().amax(-1, keepdim=True).clamp_min(SMALLEST) / MOST
     return torch.cat([(x / scale).round().to(torch.int8), scale.view(torch.int8)], dim=-1)

@@ -67,7 +67,8 @@ class NumbaAttention:
     def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
         (rows, heads, size), (row, *inner) = shape, stride = k.shape, k.stride()
         int8 = k_pages.dtype == torch.int8
-        alike = shape == v.shape and stride == v.stride() and k.dtype == v.dtype == (self.dtype if int8 else k_pages.dtype)
+        dtype = self.dtype if int8 else k_pages.dtype
+        alike = shape == v.shape and stride == v.stride() and k.dtype == v.dtype == dtype
         width = size + SCALE_BYTES * int8
         if not alike or inner != [size, 1] or k_pages.stride(1) != heads * width or slot_mapping.shape[0] != rows:
             return write_rows(k, v, k_pages, v_pages, slot_mapping)  # which raises an error that says what is wrong

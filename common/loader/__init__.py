@@ -8,7 +8,7 @@ model.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from .device import choose_device
 from .shard import WHOLE, Shard
 from .weights import copy_weights, empty_model, randomize_weights
 
+KV_DTYPES = ("auto", "int8")
 MODEL_IMPLS = ("auto", "course", "transformers")
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 
@@ -47,6 +48,11 @@ class Loaded:
     reserved_bytes: int = 0  # of the GPU's memory, for what is made after the engine: graphs
     note: str = ""  # one line, if the model is transformers' own: why
 
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Return the type of K and V in pages, whose rows have `config.kv_width` elements."""
+        return torch.int8 if self.config.kv_int8 else self.dtype
+
 
 def load_model(
     name_or_path: str | os.PathLike | None = None,
@@ -57,6 +63,7 @@ def load_model(
     fused: bool | str = "auto",
     shard: Shard = WHOLE,
     model_impl: str = "auto",
+    kv_dtype: str = "auto",
 ) -> Loaded:
     """Load a checkpoint for inference: no gradients, evaluation mode.
 
@@ -69,16 +76,20 @@ def load_model(
     shard: the part of the model to load, for a process that shares it with others.
     model_impl: "course" is common/model.py, "transformers" the library's own model (any_model.py); "auto" is the
         course's, unless it does not implement what config.json says.
+    kv_dtype: what pages of stages 05 to 08 hold K and V in: "auto" is the model's type, "int8" see attention/int8.py.
 
     Raise FileNotFoundError or InvalidInput, one sentence with the file and the field or tensor at fault.
     """
     if load_format not in ("auto", "dummy", "none"):
         raise InvalidInput(f"load_format={load_format!r} is unknown: use 'auto', 'dummy' or 'none'")
+    if kv_dtype not in KV_DTYPES:
+        raise InvalidInput(f"kv_dtype={kv_dtype!r} is unknown: use {' or '.join(KV_DTYPES)}")
     device, dtype, _ = choose_device(device, dtype)
     if device.type == "cpu":
         keep_freed_memory()
     folder = find_checkpoint(name_or_path, with_weights=load_format == "auto")
     config, library_config, note = choose_implementation(folder, model_impl)
+    config = replace(config, kv_int8=kv_dtype == "int8")
     if library_config is not None and shard.ranks > 1:
         raise InvalidInput(f"{name_or_path}: only common/model.py is split, and this is {note}: use one rank")
     tokenizer = load_tokenizer(folder)

@@ -1,5 +1,6 @@
 """Load the draft model that speculates for a target (stage 07)."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -27,7 +28,7 @@ def load_draft_model(name: str, target: Loaded) -> Loaded | None:
             f"the draft model {name} has another vocabulary than {target.name}, and cannot draft its tokens: "
             "give a smaller model of the same family, or --draft lookup"
         )
-    return draft
+    return replace(draft, config=replace(draft.config, kv_int8=target.config.kv_int8))
 
 
 @lru_cache(maxsize=1)

@@ -63,7 +63,7 @@ def definition(q, k_pages, v_pages, batch, tables, window=None):
     return out
 
 
-def check(
+def check(  # noqa: PLR0913
     name, sizes, *, device="cpu", dtype=torch.float32, page_size=16, heads=4, kv_heads=2, head_dim=64, seed=0,
     windows=(), int8=False,
 ):  # fmt: skip

@@ -18,8 +18,8 @@ def drain(engine) -> None:
         engine.step()
 
 
-def pool(pages: int, page_size: int = 16) -> dict[str, int]:
-    return {"kv_memory": pages * page_size * TOKEN_BYTES, "page_size": page_size}
+def pool(pages: int, page_size: int = 16, token_bytes: int = TOKEN_BYTES) -> dict[str, int]:
+    return {"kv_memory": pages * page_size * token_bytes, "page_size": page_size}
 
 
 def assert_same_answers(ours: list, theirs: list) -> None:

@@ -11,8 +11,8 @@ not on the batch or on how many programs take them, so a request's result does n
 query heads that share a K/V head go together, since K and V are what has to be read.
 
 Pages are [pages, PAGE_SIZE, H_KV, D], or with D + 4 in 8 bits (int8.py), page_tables [B, P] int32 with rows
-table_stride apart, lengths [B] int32, in tokens. q and out are [N, H, D], of which out is contiguous, and rows of q are q_stride numbers apart. Scores are
-multiplied by `scale`. GROUPS query heads share a K/V head.
+table_stride apart, lengths [B] int32, in tokens. q and out are [N, H, D], of which out is contiguous, and rows of q are
+q_stride numbers apart. Scores are multiplied by `scale`. GROUPS query heads share a K/V head.
 
 float32 is multiplied as float32, not as TF32 ("ieee"). Head dimensions that are no power of two are padded with zeros.
 WINDOW is how many tokens a token sees, itself included; 0: all before it. A layer's window never changes.

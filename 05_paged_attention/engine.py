@@ -6,7 +6,7 @@ page_table.py (which request owns which page), scheduler.py (which gets one, and
 in common/attention, which read K and V by the page table.
 
 Production engines have just this. What they add: moving the pages of a preempted request to the host's memory in place
-of computing them again, pages of 8-bit numbers, and in stage 06, pages that several requests share.
+of computing them again, and in stage 06, pages that several requests share.
 """
 
 import torch

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from common.attention.int8 import dequantize, quantize
 from common.engine import BaseEngine
 from common.errors import InvalidInput
 from common.loader.shard import VocabularyParallelHead
@@ -137,17 +138,22 @@ def scores(
         yield first
     for start in range(0, len(ids) - 1, PIECE):  # the last token predicts nothing that is scored
         stop = min(start + PIECE, len(ids) - 1)
-        hidden = model(ids[start:stop], torch.arange(start, stop, device=device), partial(attend, k, v, start))
+        hidden = model(
+            ids[start:stop], torch.arange(start, stop, device=device), partial(attend, k, v, start, config.kv_int8)
+        )
         following = ids[start + 1 : stop + 1]
         yield first + token_logprobs(model.logits(hidden), following, [top] * len(following))
         first = []
 
 
-def attend(keys: Tensor, values: Tensor, start: int, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend(keys: Tensor, values: Tensor, start: int, int8: bool, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Store the new K and V from position `start` on, and attend to all positions so far.
 
-    q is [N, H, D], k and v are [N, H_kv, D], keys and values [layers, H_kv, S, D]; return [N, H, D].
+    q is [N, H, D], k and v are [N, H_kv, D], keys and values [layers, H_kv, S, D]; return [N, H, D]. int8: K and V are
+    rounded as in the engine's pages, so that a score is that of what the engine serves.
     """
+    if int8:
+        k, v = (dequantize(quantize(x), x.dtype) for x in (k, v))
     stop = start + len(q)
     keys[layer, :, start:stop], values[layer, :, start:stop] = k.transpose(0, 1), v.transpose(0, 1)
     earlier = torch.ones(len(q), stop, dtype=torch.bool, device=q.device).tril(start)

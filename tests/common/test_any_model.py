@@ -102,10 +102,12 @@ def test_all_stages_give_the_tokens_and_scores_of_the_library(kind, checkpoint):
         assert tokens_of("05", loaded) != expected, "no answer depends on the window"
 
 
-def test_the_bundled_model_answers_alike_both_ways():
-    ours, theirs = (load_model(device="cpu", model_impl=name) for name in ("auto", "transformers"))
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_the_bundled_model_answers_alike_both_ways(kv_dtype):
+    ours, theirs = (load_model(device="cpu", model_impl=name, kv_dtype=kv_dtype) for name in ("auto", "transformers"))
+    assert ours.config.kv_int8 == theirs.config.kv_int8 == (kv_dtype == "int8")
     assert isinstance(ours.model, Transformer) and not isinstance(theirs.model, Transformer)
-    for stage in ("02", "06"):
+    for stage in ("02", "06"):  # 02 has no pages
         assert tokens_of(stage, ours) == tokens_of(stage, theirs)
 
 

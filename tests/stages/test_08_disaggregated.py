@@ -1,5 +1,7 @@
 """What stage 08's Engine promises beyond the contract, with workers in this process."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
@@ -13,16 +15,17 @@ from tests.helpers.scheduler_machine import PagedMachine, machine_test, make_req
 
 Engine, WorkerEngine = load_engine("08"), load_stage_module("08", "engine").WorkerEngine
 scheduler_module, speculation_module = (load_stage_module("08", name) for name in ("scheduler", "speculation"))
-TOKEN_BYTES = 9216  # K and V of one token of the bundled model and of its draft model, in float32
 
 
-def test_what_decode_has_already_does_not_travel(loaded):
-    engine = Engine(loaded, num_draft_tokens=0)
+@pytest.mark.parametrize(("int8", "token_bytes"), [(False, 9216), (True, 2448)], ids=["float32", "int8"])
+def test_what_decode_has_already_does_not_travel(loaded, int8, token_bytes):
+    """token_bytes: K and V of one token of the bundled model and of its draft model."""
+    engine = Engine(replace(loaded, config=replace(loaded.config, kv_int8=int8)), num_draft_tokens=0)
     [first] = engine.generate([list(range(300, 364))], endless(40))
     before = engine.stats()["handoff_bytes"]
-    assert before == 64 * TOKEN_BYTES
+    assert before == 64 * token_bytes
     engine.generate([[*first.all_token_ids, 5, 6, 7]], endless(3))
-    assert engine.stats()["handoff_bytes"] - before == 16 * TOKEN_BYTES, "6 of 7 pages were in its tree"
+    assert engine.stats()["handoff_bytes"] - before == 16 * token_bytes, "6 of 7 pages were in its tree"
     engine.generate([[5, 6, 7]], endless(1))
     assert engine.stats()["handoffs"] == 2, "one token needs no handing over"
     assert sum(step.counters.get("handoff_bytes", 0) for step in engine.trace) == engine.stats()["handoff_bytes"]

@@ -1,5 +1,6 @@
 """The command line that all stages share."""
 
+import json
 import re
 import runpy
 import socket
@@ -14,7 +15,10 @@ from common.loader import chat_prompt, load_model
 from common.request import Request, Timings
 from common.sampling import SamplingParams
 from common.serving.options import url_of
+from common.serving.scoring import Scoring, ScoringParams
 from common.stages import ROOT, load_engine, load_stage_module, stage_folder, stage_folders
+from tests.helpers.engine_options import drain
+from tests.helpers.small_models import LLAMA_FILE
 
 STAGES = [folder.name for folder in stage_folders()]
 STORY = "Once upon a time, there was"
@@ -111,6 +115,46 @@ def test_a_fault_in_the_code_keeps_its_traceback(monkeypatch, capsys):
     monkeypatch.setattr(load_engine("02"), "schedule", lambda self: dict(zip([1], [], strict=True)))
     with pytest.raises(ValueError, match="shorter"):
         run_main(monkeypatch, capsys, "02_kv_cache", "--prompt", "a", "--device", "cpu")
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage > "05"])
+def test_k_and_v_in_8_bits_leave_room_for_more_tokens(monkeypatch, capsys, expected, stage):
+    arguments = ["--prompt", STORY, "--max-tokens", "5", "--ignore-eos", "--device", "cpu", "--kv-dtype", "int8"]
+    arguments += ["--kv-memory", "4M", "--token-budget", "64"]
+    status, output, errors = run_main(monkeypatch, capsys, stage, *arguments)
+    assert (status, output) == (0, f"{expected.text}\n")
+    [tokens] = re.findall(r"kv_dtype=int8 \(room for ([\d,]+) tokens, 3.76 times as many as in float32\)", errors)
+    both = 2176 + 272 * (stage > "07")  # bytes of a token, with the draft model's
+    assert int(tokens.replace(",", "")) == 2**22 // (16 * both) * 16
+
+
+def test_where_8_bits_cannot_be_is_told_before_the_model_loads(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr("common.cli.load_model", lambda *_, **__: pytest.fail("the model loads"))
+    arguments = ["--prompt", "a", "--kv-dtype", "int8", "--device", "cpu"]
+    status, _, _ = run_main(monkeypatch, capsys, "05_paged_attention", *arguments, "--attention", "flash")
+    assert status.startswith("error: flash attention of torch reads no K and V of 8 bits: leave out")
+    assert run_main(monkeypatch, capsys, "04_continuous_batching", *arguments)[0] == 2
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_FILE | {"hidden_size": 60, "head_dim": 10}))
+    for kv_dtype, says in (
+        ("int8", "4 divides, and this model's is 10"),
+        ("fp8", "'fp8' is unknown: use auto or int8"),
+    ):
+        with pytest.raises(InvalidInput, match=says):
+            load_model(tmp_path, device="cpu", kv_dtype=kv_dtype)
+
+
+def test_prompts_are_scored_as_they_are_served(loaded):
+    """With K and V of 8 bits: each token's log-probability is about the one with which stage 06 has drawn it."""
+    rounded = load_model(device="cpu", dtype="float32", kv_dtype="int8")
+    [story] = load_engine("06")(rounded).generate([STORY], SamplingParams(max_tokens=60, ignore_eos=True, logprobs=0))
+    scored = {}
+    for name, each in (("plain", loaded), ("rounded", rounded)):
+        engine = Scoring(load_engine("06")(each))
+        request = engine.add(story.all_token_ids, ScoringParams(logprobs=0))
+        drain(engine)
+        scored[name] = [one.logprob for one in request.logprobs[len(story.prompt_token_ids) :]]
+    assert scored["rounded"] == pytest.approx([one.logprob for one in story.logprobs], abs=3e-2)
+    assert scored["rounded"] != pytest.approx(scored["plain"], abs=1e-3)
 
 
 @pytest.mark.parametrize("stage", ["01_naive", "05_paged_attention"])

@@ -5,6 +5,7 @@ import threading
 from typing import Any
 
 import httpx
+import torch
 
 from common.errors import InvalidInput
 from common.loader.draft import load_draft_model
@@ -196,6 +197,29 @@ def the_cheapest_gives_way(stage):
     ran = sum(work.tokens for step in engine.trace for work in step.works if work.request_id == last)
     picture = timeline([step for step in engine.trace if any(work.phase == "prefill" for work in step.works)], names)
     expect(ran == 209, f"D, with a prompt of 150 tokens, ran {ran}, not 209: cheaper ones were there", picture)
+
+
+@exercise(
+    "05-5",
+    hint="The scale makes the largest number of the row 2 ** (bits - 1) - 1; the nearest whole number is half away.",
+    second_hint="x.abs().max() / most; (x / scale).round().to(torch.int8); scale / 2. A row of zeros divides by zero.",
+)
+def a_row_in_few_bits(stage):
+    """`quantize_row(x, bits)` returns whole numbers in int8, their scale, and the most by which a number changes."""
+    quantize_row = getattr(stage.kv_cache, "quantize_row", None)
+    expect(quantize_row is not None, "kv_cache.py has no function `quantize_row`")
+    by_hand = torch.tensor([0.6, -1.27, 0.02, 0.0, 1.0, -0.33, 0.95, -0.01])
+    for x in (by_hand, 300 * torch.randn(64, generator=torch.Generator().manual_seed(0)), torch.zeros(8)):
+        for bits in (8, 4):
+            numbers, scale, bound = quantize_row(x, bits)
+            most, each = 2 ** (bits - 1) - 1, x[:8].tolist()
+            picture = rows({"x": [f"{one:.2f}" for one in each], "yours": numbers[:8].tolist()})
+            expect(numbers.dtype == torch.int8, f"the numbers are {numbers.dtype}, not torch.int8", picture)
+            expect(int(numbers.abs().max()) <= most, f"{bits} bits end at {most}, and a number is beyond", picture)
+            changed, half = float((numbers * scale - x).abs().max()), float(x.abs().max()) / most / 2
+            says = f"in {bits} bits a number changes by {changed:.4f}, your bound is {bound:.4f}"
+            expect(changed <= bound + 1e-4 * half, says, picture)
+            expect(bound <= 1.0001 * half + 1e-9, f"{says}, and no number need change by more than {half:.4f}", picture)
 
 
 @exercise(

@@ -3,6 +3,7 @@
 import pytest
 
 from beyond.any_model.benchmark import BENCHMARK as ANY_MODEL
+from beyond.quantisation.benchmark import BENCHMARK as QUANTISATION
 from beyond.structured.benchmark import BENCHMARK as STRUCTURED
 from common.bench import tables
 from common.bench.__main__ import course_benchmarks
@@ -14,6 +15,11 @@ from common.serving.benchmark import BENCHMARK as SERVING
 
 BENCHMARKS = [*course_benchmarks(), SERVING, PEERS, STRUCTURED, ANY_MODEL]
 CLAIMS = [(each, claim, MACHINE) for each in BENCHMARKS for claim in each.claims]
+CLAIMS += [
+    (QUANTISATION, claim, f"cpu-intel-xeon-2-cores{model}")
+    for claim in QUANTISATION.claims
+    for model in ("", ".smollm2")
+]
 CLAIMS += [(each, claim, LARGE) for each in BENCHMARKS for claim in each.large_claims]
 
 
@@ -26,7 +32,7 @@ def test_tables_are_those_of_the_committed_results():
     ("benchmark", "claim", "result"), CLAIMS, ids=[f"{each.name}: {claim}" for each, claim, _ in CLAIMS]
 )
 def test_what_is_said_in_words_holds(benchmark, claim, result):
-    claims = benchmark.claims if result == MACHINE else benchmark.large_claims
+    claims = benchmark.large_claims if result == LARGE else benchmark.claims
     assert claims[claim](committed(benchmark.module, result)), claim
 
 

@@ -22,7 +22,7 @@ from types import ModuleType
 from .acceleration.accelerate import make_engine
 from .engine import BaseEngine
 from .errors import InvalidInput, expect_writable
-from .loader import MODEL_IMPLS, Loaded, chat_prompt, load_model
+from .loader import BITS, MODEL_IMPLS, QUANTIZATIONS, Loaded, chat_prompt, check_quantization, load_model
 from .loader.device import DTYPES, choose_device
 from .packages import packaged_model
 from .process import freeze_loaded_objects, run_on_temporary_thread
@@ -72,6 +72,13 @@ def build_parser(description: str, verb: str = "") -> argparse.ArgumentParser:
         choices=MODEL_IMPLS,
         help="course: common/model.py; transformers: the model of that library, for other architectures (default: "
         "auto, the course's where it implements the checkpoint)",
+    )
+    model.add_argument(
+        "--quantization",
+        default="auto",
+        choices=QUANTIZATIONS,
+        help="int8, int4: round weights to 8 or 4 bits, on a CPU; none: make a GGUF file's weights --dtype (default: "
+        "auto, 8 and 4 bits of a GGUF file stay what they are on a CPU)",
     )
     model.add_argument(
         "--tensor-parallel",
@@ -191,6 +198,7 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
     options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
     options |= {"graphs": args.graphs, "overlap": args.overlap}
     workers_have_ranks = "tensor_parallel" in options  # stage 08: this process is none of the ranks
+    check_quantization(args.quantization, choose_device(args.device, args.dtype)[0], args.tensor_parallel)
     if args.tensor_parallel == 1 or workers_have_ranks:
         if workers_have_ranks and args.workers == "ray" and not args.demo and not measures_budget(args):
             model["load_format"] = "none"  # memory is for the workers
@@ -198,7 +206,11 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
             raise InvalidInput(
                 "workers in processes choose the model themselves: leave out --model-impl, or use stage 07"
             )
-        loaded = load_model(args.model, model_impl=args.model_impl, **model)
+        if workers_have_ranks and args.workers == "ray" and args.quantization in BITS:
+            raise InvalidInput(
+                "workers in processes load weights as they are: leave out --quantization, or use stage 07"
+            )
+        loaded = load_model(args.model, model_impl=args.model_impl, quantization=args.quantization, **model)
         return loaded, make_engine(engine_class, loaded, **options)
     if args.model_impl == "transformers":
         raise InvalidInput("--tensor-parallel splits common/model.py alone: leave it out, or --model-impl transformers")

@@ -40,6 +40,7 @@ from common.stages import load_engine, stage_folders
 from common.trace import Trace
 from tests.helpers.engine_options import MAX_TOKENS
 from tests.helpers.graph_stand_in import graphed
+from tests.helpers.quantized_reference import take_weights
 from tests.helpers.rounded_reference import round_keys_and_values
 from tests.helpers.wrong_token import wrong_token
 
@@ -59,6 +60,8 @@ PLAIN = {int, float, str, bool, type(None)}  # which hold nothing, and are most 
 def pytest_addoption(parser):
     parser.addoption("--engine", metavar="PATH", help="run the contract suite on the Engine in this folder only")
     parser.addoption("--fuzz", type=int, default=150, help="request bodies that the fuzz tries (default: 150)")
+    quantization = "none, int8 or int4: of the contract suite's weights (default: none)"
+    parser.addoption("--quantization", default="none", help=quantization)
     parser.addoption("--device", default="cpu", help="where the contract suite runs (default: cpu)")
 
 
@@ -182,8 +185,8 @@ def kv_int8(request) -> bool:
 @pytest.fixture(scope="session")
 def loaded(request, kv_int8) -> Loaded:
     """The bundled checkpoint in float32."""
-    kv_dtype = "int8" if kv_int8 else "auto"
-    loaded = load_model(device=request.config.getoption("--device"), dtype="float32", kv_dtype=kv_dtype)
+    options = {name: request.config.getoption(f"--{name}") for name in ("device", "quantization")}
+    loaded = load_model(dtype="float32", kv_dtype="int8" if kv_int8 else "auto", **options)
     freeze_loaded_objects()  # garbage is collected around each engine, which would take 0.2 s each time
     return loaded
 
@@ -213,7 +216,7 @@ class AskedOnce(Reference):
 
 @pytest.fixture(scope="session")
 def reference(loaded) -> Reference:
-    reference = AskedOnce(loaded.device)
+    reference = take_weights(AskedOnce(loaded.device), loaded)
     if loaded.config.kv_int8:
         round_keys_and_values(reference.model)
     freeze_loaded_objects()

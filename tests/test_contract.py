@@ -10,16 +10,20 @@ hold nothing any more: no request, no tensor (see `make_engine` in conftest.py).
 import json
 import random
 from contextlib import suppress
+from functools import cache
 
 import pytest
 import torch.nn.functional as F
 
 from common.engine import BaseEngine
 from common.inspector.watched import Watched
+from common.loader import load_model
+from common.reference import Reference
 from common.sampling import SamplingParams, sample
 from common.serving.metrics import Measured
 from tests.helpers.engine_options import GREEDY, MAX_TOKENS, drain, endless
 from tests.helpers.interruptions import MOMENTS, Interruptions
+from tests.helpers.quantized_reference import take_weights
 
 STORY = "Once upon a time, there was"
 
@@ -48,6 +52,25 @@ def test_a_prompt_alone_and_as_text_gives_the_same(engine, loaded, prompts, expe
 def test_a_long_prompt(engine, reference, prompts):
     prompt = (sum(prompts, []) * 2)[:1100]
     assert engine.generate([prompt], endless(3))[0].token_ids == reference.generate(prompt, 3, ignore_eos=True)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_weights_give_the_tokens_of_what_they_stand_for(engine_class, prompts, request, quantization):
+    """In batches of every size: products of few and of many tokens differ. --quantization runs the whole suite so."""
+    if request.config.getoption("--device") != "cpu":
+        pytest.skip("quantised weights are for a CPU")
+    loaded, expected = quantized_model(quantization, tuple(map(tuple, prompts)))
+    engine = engine_class(loaded)
+    assert [completion.token_ids for completion in engine.generate(prompts, GREEDY)] == expected
+    assert engine.generate(prompts[:1], GREEDY)[0].token_ids == expected[0]
+
+
+@cache
+def quantized_model(quantization: str, prompts: tuple) -> tuple:
+    """Return the bundled model with these weights, and the reference's tokens."""
+    loaded = load_model(device="cpu", dtype="float32", quantization=quantization)
+    reference = take_weights(Reference(), loaded)
+    return loaded, [reference.generate(prompt, MAX_TOKENS) for prompt in prompts]
 
 
 def test_engines_share_nothing(make_engine, prompts, expected):

@@ -73,6 +73,7 @@ def make_on_current_device(
         engine = made(loaded, graphs=graphs, price=price, **options)
         engine.startup_notes += f", {note}" * bool(note)
         return engine
+    note = ", ".join(filter(None, [note, getattr(loaded.model, "products", "")]))
     engine = made(loaded, **options)
     scheduler = getattr(engine, "scheduler", None)
     note = ", ".join(filter(None, [room_in_8_bits(loaded, engine), note, float32_is_faster(loaded, scheduler)]))

@@ -33,6 +33,7 @@ from torch import Tensor
 from ..errors import InvalidInput
 from ..model import Attend, Block, Transformer
 from .packed import pack_linears, padded
+from .quantized import QuantizedLinear, prepare_unpacking
 from .rotation import check_positions, heads_of
 from .triton_launch import why_not_triton
 
@@ -58,6 +59,15 @@ class FusedTransformer(Transformer):
     most_few = 0  # tokens that they take; 0 where there are none
     pads = False  # whether products get rows that are no tokens (packed.py)
 
+    @property
+    def products(self) -> str:
+        """One line about the products of quantised weights, "" where there are none."""
+        forms = {layer.blocks.form for layer in self.modules() if isinstance(layer, QuantizedLinear)}
+        if not forms:
+            return ""
+        rest = f"unpacked to {str(self.norm.weight.dtype).removeprefix('torch.')} for more"
+        return f"weights of {' and '.join(sorted(forms))}, read by up to {self.most_few} tokens at once and {rest}"
+
     @torch.no_grad()
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """As `Transformer.forward`."""
@@ -74,7 +84,7 @@ class FusedTransformer(Transformer):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `Transformer.logits`; on CUDA in the model's own type: the same numbers in half of the bytes."""
-        if self.few_scores and len(hidden) <= self.most_few:
+        if self.few_scores and (len(hidden) <= self.most_few or isinstance(self.head, QuantizedLinear)):
             return self.few_scores(hidden)
         scores = self.head(hidden)
         return scores if scores.is_cuda else scores.float()
@@ -141,6 +151,8 @@ def fuse(model: Transformer, name: str = "triton") -> FusedTransformer:
     if name == "numba":
         from .few_tokens import few_scores, few_tokens, most_few  # needs numba
 
+        dtype = model.norm.weight.dtype
+        prepare_unpacking(fused, dtype, fused.kernels.compiled(dtype).unpacked)
         fused.pads = pack_linears(fused)
         fused.few = few_tokens(fused)
         if all(fused.few):

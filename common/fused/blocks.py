@@ -5,58 +5,131 @@ across a register, and a row's sums have the same order whatever other rows ther
 since numba does not keep an array in registers.
 """
 
+from functools import lru_cache
+
 import llvmlite.binding
+import numpy
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
+from numba.core.ccallback import CFunc
 from numba.extending import intrinsic, overload
 
-from .numba_basics import fetch
+from .kept_kernels import kept
+from .numba_basics import array, f4, fetch
 
 UNIT, LANES = 32, 16  # outputs; numbers of a vector, which LLVM splits where registers are smaller
 # Bytes from a weight's use to the one that is fetched meanwhile. Without that, eight rows take 1.5 times as long on an
 # Intel Xeon of the fifth generation, and one row in bfloat16, too.
 AHEAD = 4096
 MOST_ROWS = 8 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 2  # whose sums fit into the registers
+# Of a weight: inputs of a step, which are four bytes; of 8 and 4 bits (quantized.py), a group's, and of its scales.
+STEP = {"float32": 1, "bfloat16": 2, "8 bits": 4, "4 bits": 8}
+HEADER = {"float32": 0, "bfloat16": 0, "8 bits": 64, "4 bits": 128}
+BYTES_OF_GROUP = {"float32": 0, "bfloat16": 0, "8 bits": 64 + 1024, "4 bits": 128 + 512}
 BYTE, INT, FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
 INTS, FLOATS = ir.VectorType(INT, LANES), ir.VectorType(FLOAT, LANES)
+PARTS = range(0, 4 * UNIT, 4 * LANES)  # where the vectors of a unit lie in a step, in bytes
+NUMBER = {"float32": f4(0), "bfloat16": numpy.uint16(0), "8 bits": numpy.int8(0), "4 bits": numpy.uint8(0)}
+FORM = {types.float32: "float32", types.uint16: "bfloat16", types.int8: "8 bits", types.uint8: "4 bits"}
+
+_functions: list[CFunc] = []  # their code lives as long as they do
 
 
-def multiply(step: int, rows: int):
-    """Return what multiplies `rows` rows with one unit of a weight; step: inputs of four bytes of it, 1 or 2."""
+def multiply(form: str, rows: int):
+    """Return what multiplies `rows` rows with one unit of a weight of this form."""
+    step, header, each = STEP[form], HEADER[form], BYTES_OF_GROUP[form]
 
     @intrinsic
-    def kernel(typing_context, weight, bytes_of_step, steps, x, bytes_of_x, out, bytes_of_out):
-        """out[rows, 32] = x[rows, step * steps] times the weight."""
+    def kernel(typing_context, weight, line, groups, steps, x, bytes_of_x, sums_of_x, out, bytes_of_out):
+        """out[rows, 32] = x[rows, step * steps * groups] times the weight.
+
+        The sums of x over its groups lie in its rows, sums_of_x bytes after their start.
+        """
 
         def generate(_, builder, __, arguments):
-            weight, bytes_of_step, steps, x, bytes_of_x, out, bytes_of_out = arguments
-            groups = range(UNIT // LANES)
-            sums = [[cgutils.alloca_once(builder, FLOATS) for _ in groups] for _ in range(rows)]
-            for total in (total for line in sums for total in line):
-                builder.store(ir.Constant(FLOATS, [0.0] * LANES), total)
-            with cgutils.for_range(builder, steps) as loop:
-                at = builder.add(weight, builder.mul(loop.index, bytes_of_step))
-                weights = []
-                for group in groups:
-                    place = offset(builder, at, 4 * LANES * group)
-                    fetch(builder, offset(builder, place, AHEAD))
-                    weights.append(floats(builder, place, step))
-                for row in range(rows):
-                    line = builder.add(x, builder.mul(bytes_of_x, BYTE(row)))
-                    line = builder.add(line, builder.mul(loop.index, BYTE(4 * step)))
-                    for number in range(step):
-                        factor = everywhere(builder, load(builder, offset(builder, line, 4 * number), FLOAT))
-                        for group, total in enumerate(sums[row]):
-                            term = builder.fmul(weights[group][number], factor, flags=["contract"])
-                            builder.store(builder.fadd(builder.load(total), term, flags=["contract"]), total)
-            for row, line in enumerate(sums):
-                for group, total in enumerate(line):
-                    at = builder.add(out, builder.mul(bytes_of_out, BYTE(row)))
-                    at = builder.inttoptr(offset(builder, at, 4 * LANES * group), FLOATS.as_pointer())
-                    builder.store(builder.load(total), at, align=4)
+            weight, line, groups, steps, x, bytes_of_x, sums_of_x, out, bytes_of_out = arguments
+            starts = [builder.add(x, builder.mul(bytes_of_x, BYTE(row))) for row in range(rows)]
+            totals, sums = zeros(builder, rows), zeros(builder, rows)
+            with cgutils.for_range(builder, groups) as group:
+                start = builder.add(weight, builder.mul(group.index, BYTE(each)))
+                clear(builder, sums)
+                with cgutils.for_range(builder, steps) as loop:
+                    at = offset(builder, builder.add(start, builder.mul(loop.index, line)), header)
+                    weights = [floats(builder, offset(builder, at, part), form) for part in PARTS]
+                    count = builder.add(builder.mul(group.index, steps), loop.index)
+                    first = builder.mul(count, BYTE(4 * step))
+                    for begin, row in zip(starts, sums, strict=True):
+                        for i in range(step):
+                            factor = everywhere(builder, offset(builder, builder.add(begin, first), 4 * i))
+                            for vectors, total in zip(weights, row, strict=True):
+                                add(builder, total, vectors[i], factor)
+                for begin, row, addends in zip(starts, totals, sums, strict=True):
+                    place = builder.add(builder.add(begin, sums_of_x), builder.mul(group.index, BYTE(4)))
+                    for part, total, addend in zip(PARTS, row, addends, strict=True):
+                        numbers = offset(builder, start, part // 2)
+                        if header:
+                            add(builder, total, builder.load(addend), halves(builder, numbers))
+                        else:  # there is one group
+                            builder.store(builder.load(addend), total)
+                        if form == "4 bits":
+                            minimum = halves(builder, offset(builder, numbers, 2 * UNIT))
+                            add(builder, total, minimum, everywhere(builder, place))
+            for row, line in enumerate(totals):
+                at = builder.add(out, builder.mul(bytes_of_out, BYTE(row)))
+                for part, total in zip(PARTS, line, strict=True):
+                    store(builder, builder.load(total), offset(builder, at, part))
 
-        return types.void(*[types.int64] * 7), generate
+        return types.void(*[types.int64] * 9), generate
+
+    return kernel
+
+
+def zeros(builder, rows: int) -> list:
+    """Return variables for the sums of a unit, vectors."""
+    sums = [[cgutils.alloca_once(builder, FLOATS) for _ in PARTS] for _ in range(rows)]
+    clear(builder, sums)
+    return sums
+
+
+def clear(builder, sums: list) -> None:
+    for row in sums:
+        for total in row:
+            builder.store(ir.Constant(FLOATS, [0.0] * LANES), total)
+
+
+def add(builder, total, factor, other) -> None:
+    """total += factor * other"""
+    term = builder.fmul(factor, other, flags=["contract"])
+    builder.store(builder.fadd(builder.load(total), term, flags=["contract"]), total)
+
+
+def unpack_unit(form: str, number: str):
+    """Return what writes a unit of a weight of 8 or 4 bits as one of float32 or bfloat16."""
+    step, header, each = STEP[form], HEADER[form], STEP[number]
+
+    @intrinsic
+    def kernel(typing_context, group, steps, out, line):
+        """Write `steps` steps of the unit's group at this address, to lines of the other."""
+
+        def generate(_, builder, __, arguments):
+            group, steps, out, line = arguments
+            for part in PARTS:
+                scale = halves(builder, offset(builder, group, part // 2))
+                with cgutils.for_range(builder, steps) as loop:
+                    at = offset(builder, builder.add(group, builder.mul(loop.index, BYTE(4 * UNIT))), header)
+                    values = floats(builder, offset(builder, at, part), form)
+                    values = [builder.fmul(value, scale) for value in values]
+                    if form == "4 bits":
+                        minimum = halves(builder, offset(builder, group, 2 * UNIT + part // 2))
+                        values = [builder.fadd(value, minimum) for value in values]
+                    first = builder.mul(loop.index, BYTE(step // each))
+                    for i in range(step // each):
+                        at = builder.add(out, builder.mul(builder.add(first, BYTE(i)), line))
+                        value = values[i] if each == 1 else pair(builder, *values[2 * i : 2 * i + 2])
+                        store(builder, value, offset(builder, at, part))
+
+        return types.void(*[types.int64] * 4), generate
 
     return kernel
 
@@ -69,46 +142,137 @@ def load(builder, address, kind):
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=4)
 
 
-def everywhere(builder, number):
-    """Return a vector of this number."""
-    none = ir.Constant(FLOATS, ir.Undefined)
-    return builder.shuffle_vector(builder.insert_element(none, number, INT(0)), none, ir.Constant(INTS, [0] * LANES))
+def everywhere(builder, address):
+    """Return a vector of the number at this address."""
+    none, number = ir.Constant(FLOATS, ir.Undefined), load(builder, address, FLOAT)
+    return builder.shuffle_vector(builder.insert_element(none, number, INT(0)), none, every(0))
 
 
-def floats(builder, address, step: int) -> list:
-    """Return the weights of each of a step's inputs, a vector each."""
-    if step == 1:
+def store(builder, value, address) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=4)
+
+
+def every(number: int):
+    return ir.Constant(INTS, [number] * LANES)
+
+
+def halves(builder, address):
+    """Return a vector of float16 numbers as float32."""
+    return builder.fpext(load(builder, address, ir.VectorType(ir.HalfType(), LANES)), FLOATS)
+
+
+def pair(builder, first, second):
+    """Return vectors as bfloat16, ties to even, side by side."""
+    rounded = []
+    for number in (first, second):
+        bits = builder.bitcast(number, INTS)
+        even = builder.and_(builder.lshr(bits, every(16)), every(1))
+        rounded.append(builder.add(bits, builder.add(even, every(0x7FFF))))
+    return builder.or_(builder.lshr(rounded[0], every(16)), builder.and_(rounded[1], every(0xFFFF0000)))
+
+
+def floats(builder, address, form: str) -> list:
+    """Return the weights of each of a step's inputs, a vector each: four bytes of every output."""
+    fetch(builder, offset(builder, address, AHEAD))
+    if form == "float32":
         return [load(builder, address, FLOATS)]
-    pairs = load(builder, address, INTS)  # of bfloat16, the first input's in the lower half
-    first = builder.shl(pairs, ir.Constant(INTS, [16] * LANES))
-    second = builder.and_(pairs, ir.Constant(INTS, [0xFFFF0000] * LANES))
-    return [builder.bitcast(bits, FLOATS) for bits in (first, second)]
+    words, step = load(builder, address, INTS), STEP[form]  # the first input's in the lowest bits
+    if form == "bfloat16":
+        return [
+            builder.bitcast(bits, FLOATS)
+            for bits in (builder.shl(words, every(16)), builder.and_(words, every(0xFFFF0000)))
+        ]
+    if form == "8 bits":
+        codes = [builder.ashr(builder.shl(words, every(24 - 8 * i)), every(24)) for i in range(step)]
+    else:
+        codes = [builder.and_(builder.lshr(words, every(4 * i)), every(15)) for i in range(step)]
+    return [builder.sitofp(code, FLOATS) for code in codes]
 
 
-def product(x, ins, place, unit, sums, like):
-    """sums[rows, 32 * unit :] = x[rows, ins] times 32 outputs of the weight: float32, but weights are as in `like`."""
+@njit(error_model="numpy")
+def product(x, ins, place, unit, sums):
+    """sums[rows, 32 * unit :] = x[rows, ins] times 32 outputs of a weight, all float32. place: with a `multiplier`."""
+    sums_at = sums.ctypes.data + 128 * unit
+    call(place[3], place.ctypes.data, x.ctypes.data, x.strides[0], len(x), ins, unit, sums_at, sums.strides[0])
 
 
-@overload(product, jit_options={"error_model": "numpy"})
-def _product(x, ins, place, unit, sums, like):
-    step, most = 1 if isinstance(like.dtype, types.Float) else 2, MOST_ROWS
-    one, two, four, eight = (multiply(step, rows) for rows in (1, 2, 4, 8))
+@intrinsic
+def call(typing_context, function, place_at, x_at, bytes_of_x, rows, ins, unit, out_at, bytes_of_out):
+    """Call the function at this address. So it is compiled once, and only if there are such weights."""
 
-    def units(x, ins, place, unit, sums, like):
-        start, line = unit * 128, place[2]
-        weight = place[0] + start // line * place[1] + start % line
-        at, bytes_of_x, out, bytes_of_out = x.ctypes.data, x.strides[0], sums.ctypes.data + start, sums.strides[0]
-        steps, left = (ins + step - 1) // step, len(x)
-        while left > 0:
-            rows = 8 if left >= 8 and most >= 8 else 4 if left >= 4 and most >= 4 else 2 if left >= 2 else 1
-            if rows == 8:
-                eight(weight, line, steps, at, bytes_of_x, out, bytes_of_out)
-            elif rows == 4:
-                four(weight, line, steps, at, bytes_of_x, out, bytes_of_out)
-            elif rows == 2:
-                two(weight, line, steps, at, bytes_of_x, out, bytes_of_out)
+    def generate(_, builder, __, arguments):
+        kind = ir.FunctionType(ir.VoidType(), [BYTE] * 8)
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+
+    return types.void(*[types.int64] * 9), generate
+
+
+@lru_cache
+def multiplier(form: str) -> int:
+    """Return the address of the compiled function that computes units of products with weights of this form."""
+    number = NUMBER[form]
+
+    def multiply_unit(place_at, x_at, bytes_of_x, rows, ins, unit, out_at, bytes_of_out):
+        multiply_rows(array(place_at, 3, numpy.int64), x_at, bytes_of_x, rows, ins, unit, out_at, bytes_of_out, number)
+
+    arguments = types.void(*[types.int64] * 8).args, types.void
+    function = CFunc(multiply_unit, arguments, {}, {"error_model": "numpy"})
+    with kept(function, multiply_unit):
+        function.compile()
+    _functions.append(function)
+    return function.address
+
+
+def multiply_rows(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
+    """out[rows, 32] = x[rows, ins] times a unit of a weight whose form is that of `number`."""
+
+
+@overload(multiply_rows, jit_options={"error_model": "numpy"})
+def _multiply_rows(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
+    form, most = FORM[number], MOST_ROWS
+    step, quantized = STEP[form], HEADER[form] > 0
+    one, two, four, eight = (multiply(form, rows) for rows in (1, 2, 4, 8))
+
+    def multiply_rows(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
+        start, line, groups = unit * 128, place[2], (ins + 31) // 32
+        weight, behind = place[0] + start // line * place[1] + start % line, groups * 128
+        groups, steps = (groups, 32 // step) if quantized else (1, (ins + step - 1) // step)
+        while rows > 0:
+            if rows >= 8 and most >= 8:
+                eight(weight, line, groups, steps, x, bytes_of_x, behind, out, bytes_of_out)
+                done = 8
+            elif rows >= 4 and most >= 4:
+                four(weight, line, groups, steps, x, bytes_of_x, behind, out, bytes_of_out)
+                done = 4
+            elif rows >= 2:
+                two(weight, line, groups, steps, x, bytes_of_x, behind, out, bytes_of_out)
+                done = 2
             else:
-                one(weight, line, steps, at, bytes_of_x, out, bytes_of_out)
-            at, out, left = at + rows * bytes_of_x, out + rows * bytes_of_out, left - rows
+                one(weight, line, groups, steps, x, bytes_of_x, behind, out, bytes_of_out)
+                done = 1
+            x, out, rows = x + done * bytes_of_x, out + done * bytes_of_out, rows - done
 
-    return units
+    return multiply_rows
+
+
+def unpack(bits, place, to, ins, unit, like):
+    """Write a unit of a weight of 8 or 4 bits to `to`, which has the type of `like`."""
+
+
+@overload(unpack, jit_options={"error_model": "numpy"})
+def _unpack(bits, place, to, ins, unit, like):
+    number = "float32" if isinstance(like.dtype, types.Float) else "bfloat16"
+    bits8, bits4 = (unpack_unit(form, number) for form in ("8 bits", "4 bits"))
+    each = STEP[number]
+
+    def unpack(bits, place, to, ins, unit, like):
+        start, line = unit * 128, to[2]
+        out, step = to[0] + start // line * to[1] + start % line, 32 // bits
+        for group in range((ins + 31) // 32):
+            steps, target = min(32, ins - 32 * group) // step, out + 32 // each * group * line
+            if bits == 8:
+                bits8(place[0] + unit * place[1] + group * 1088, steps, target, line)
+            else:
+                bits4(place[0] + unit * place[1] + group * 640, steps, target, line)
+
+    return unpack

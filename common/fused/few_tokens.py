@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from ..model import Attend, Block, Transformer
 from . import FusedTransformer, fused_block
+from .blocks import multiplier
 from .numba_basics import address
 from .numba_kernels import compiled
 from .packed import PackedLinear, padded
+from .quantized import QuantizedLinear
 from .rotation import heads_of
 
 ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)  # that are measured
@@ -86,16 +88,21 @@ class FewScores:
 
 
 def place_of(linear: nn.Module) -> Tensor | None:
-    """Return where a layer's weight lies in blocks, see `Blocks`; None where it does not, as where ranks share it."""
-    blocks = linear.blocks if type(linear) in (nn.Linear, PackedLinear) else None
-    return blocks and blocks.place
+    """Return where a layer's weight lies in blocks, see `Blocks`, and the address of what multiplies with it, in int64;
+    None where it lies otherwise, or where ranks share it."""
+    blocks = linear.blocks if type(linear) in (nn.Linear, PackedLinear, QuantizedLinear) else None
+    return blocks and torch.cat([blocks.place, torch.tensor([multiplier(blocks.form)])])
+
+
+def products(block: Block) -> tuple[nn.Module, ...]:
+    return block.attention.qkv, block.attention.output, block.mlp.gate_up, block.mlp.down
 
 
 def few_tokens(model: Transformer) -> list[FewTokens | None]:
     """Return the kernels of each block of a model whose products are packed; None where there are none."""
-    linears = [child for child in model.blocks.modules() if hasattr(child, "in_features")]
     return [
-        FewTokens(block) if all(place_of(linear) is not None for linear in linears) else None for block in model.blocks
+        FewTokens(block) if all(place_of(linear) is not None for linear in products(block)) else None
+        for block in model.blocks
     ]
 
 
@@ -111,11 +118,16 @@ def most_few(model: FusedTransformer) -> int:
     Measured with as many blocks as no cache holds, or all; each side's fastest pass counts.
     """
     pairs = list(zip(model.blocks, model.few, strict=True))
-    weights = sum(
-        module.in_features * module.out_features for module in pairs[0][0].modules() if hasattr(module, "in_features")
-    )
+    first = products(pairs[0][0])
+    weights = sum(linear.in_features * linear.out_features for linear in first)
     pairs = pairs[: max(1, MEASURED // weights)]
-    key = weights, len(pairs), model.norm.weight.dtype, torch.get_num_threads()
+    key = (
+        weights,
+        len(pairs),
+        *(linear.blocks.form for linear in first),
+        model.norm.weight.dtype,
+        torch.get_num_threads(),
+    )
 
     def seconds(rows: int, has_few: bool) -> float:
         residual = torch.zeros(rows, model.config.hidden_size, dtype=model.norm.weight.dtype)

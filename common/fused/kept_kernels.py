@@ -12,7 +12,7 @@ it and there is no home or no package platformdirs, each start compiles.
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -68,7 +68,7 @@ class KeptKernel(caching.FunctionCache):
 
 
 @contextmanager
-def kept(dispatcher: Any) -> Iterator[None]:
+def kept(dispatcher: Any, function: Callable[..., None]) -> Iterator[None]:
     """While a kernel is compiled, let numba look for it on disk and keep it there. Tell the user if it is compiled.
 
     Processes that start together compile it once: the others wait, and load it.
@@ -81,7 +81,7 @@ def kept(dispatcher: Any) -> Iterator[None]:
         try:
             FOLDER.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FileLock(FOLDER / "lock"))
-            dispatcher._cache = KeptKernel(dispatcher.py_func)
+            dispatcher._cache = KeptKernel(function)
         except (OSError, RuntimeError):  # numba's where a folder cannot be written
             say_compiling(f"at each start: {FOLDER} cannot be written, and NUMBA_CACHE_DIR names another place")
         yield

@@ -71,7 +71,7 @@ def kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None
 
     def compiled(function: Callable[..., None]) -> Callable[..., None]:
         dispatcher = njit(parallel=True, fastmath=FAST, error_model="numpy")(function)
-        with kept(dispatcher):
+        with kept(dispatcher, function):
             dispatcher.compile(signature)
         dispatcher.disable_compile()  # for other types: a call converts its numbers
         if numba.threading_layer() != "workqueue":

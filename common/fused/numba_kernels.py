@@ -16,7 +16,7 @@ import torch
 from numba import njit, prange
 from torch import Tensor, nn
 
-from .blocks import product
+from .blocks import product, unpack
 from .numba_basics import FAST, TorchThreads, address, array, exp, f4, kernel, narrow, use_threads, widen
 from .rotation import HeadRotation
 
@@ -80,14 +80,35 @@ def silu_mul_row(gate, up, out):
 
 @njit(fastmath=FAST, error_model="numpy")
 def widened(x):
-    """Return x[rows, size] as float32, and a zero behind a row of odd size: some weights are read by pairs."""
+    """Return x[rows, size] as float32, as `product` takes it: filled up to groups of 32, and with their sums."""
     rows, size = x.shape
-    out = numpy.empty((rows, size + size % 2), f4)
+    out = factors(rows, size)
     for row in range(rows):
-        out[row, -1] = 0
         for i in range(size):
             out[row, i] = widen(x[row, i])
+    add_sums(out)
     return out
+
+
+@njit
+def factors(rows, size):
+    groups = (size + 31) // 32
+    out = numpy.empty((rows, 33 * groups), f4)
+    for row in range(rows):
+        for i in range(size, 32 * groups):
+            out[row, i] = 0
+    return out
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def add_sums(x):
+    groups = x.shape[1] // 33
+    for row in range(len(x)):
+        for group in range(groups):
+            total = f4(0)
+            for i in range(32 * group, 32 * group + 32):
+                total += x[row, i]
+            x[row, 32 * groups + group] = total
 
 
 @njit(fastmath=FAST, error_model="numpy")
@@ -101,7 +122,7 @@ def normed(x, weight, eps):
 @njit(fastmath=FAST, error_model="numpy")
 def outputs(x, ins, place, bias, unit, sums, out, biased):
     """out[rows, 32 * unit :] = x times 32 outputs of a weight, plus the bias if there is one."""
-    product(x, ins, place, unit, sums, out)
+    product(x, ins, place, unit, sums)
     for row in range(len(x)):
         for o in range(32 * unit, min(32 * unit + 32, out.shape[1])):
             out[row, o] = narrow(sums[row, o] + (widen(bias[o]) if biased else f4(0)), out[row, o])
@@ -144,7 +165,7 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
         normed and rotated; 0: no x, no bias, no norm of heads."""
         outs = (H + 2 * H_kv) * D
         x, residual = array(x_at, (rows, size), number), array(residual_at, (rows, size), number)
-        place, bias, norm = array(weight_at, 3, numpy.int64), array(bias_at, outs, number), array(norm_at, size, number)
+        place, bias, norm = array(weight_at, 4, numpy.int64), array(bias_at, outs, number), array(norm_at, size, number)
         out, units = array(out_at, (rows, outs), number), (outs + 31) // 32
         sums = numpy.empty((rows, 32 * units), f4)
         if x_at:
@@ -167,21 +188,20 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
         units, units_inner = (size + 31) // 32, (2 * inner + 31) // 32
         sums, gate_up = numpy.empty((rows, 32 * units), f4), numpy.empty((rows, 32 * units_inner), f4)
         inputs, bias = widened(x), array(bias_at, size, number)
-        output, down = array(output_at, 3, numpy.int64), array(down_at, 3, numpy.int64)
+        output, down = array(output_at, 4, numpy.int64), array(down_at, 4, numpy.int64)
         for unit in prange(units):
             outputs(inputs, wide, output, bias, unit, sums, out, bias_at)
         for row in range(rows):
             add_row(out[row], residual[row])
-        inputs, place = normed(residual, norm, eps), array(gate_up_at, 3, numpy.int64)
+        inputs, place = normed(residual, norm, eps), array(gate_up_at, 4, numpy.int64)
         for unit in prange(units_inner):
-            product(inputs, size, place, unit, gate_up, norm)
-        gated = numpy.empty((rows, inner + inner % 2), f4)
+            product(inputs, size, place, unit, gate_up)
+        gated = factors(rows, inner)
         for unit in prange((inner + 31) // 32):
             for row in range(rows):
                 for o in range(32 * unit, min(32 * unit + 32, inner)):
                     gated[row, o] = gate_up[row, inner + o] * (gate_up[row, o] / (f4(1) + exp(-gate_up[row, o])))
-        if inner % 2:
-            gated[:, inner] = 0
+        add_sums(gated)
         for unit in prange(units):
             outputs(gated, inner, down, bias, unit, sums, out, 0)
 
@@ -189,13 +209,25 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
     def scores(x_at, weight_at, out_at, rows, size, outs):
         """out[rows, 32 * units of outs], float32, = x[rows, size] times weight[outs, size]."""
         units = (outs + 31) // 32
-        x, place = array(x_at, (rows, size), number), array(weight_at, 3, numpy.int64)
+        x, place = array(x_at, (rows, size), number), array(weight_at, 4, numpy.int64)
         inputs, out = widened(x), array(out_at, (rows, 32 * units), f4)
         for unit in prange(units):
-            product(inputs, size, place, unit, out, x)
+            product(inputs, size, place, unit, out)
+
+    @kernel("void(i8, i8, i8, i8, i8)")
+    def unpacked(bits, place_at, to_at, ins, outs):
+        place, to, like = array(place_at, 4, numpy.int64), array(to_at, 4, numpy.int64), array(to_at, 1, number)
+        for unit in prange((outs + 31) // 32):
+            unpack(bits, place, to, ins, unit, like)
 
     return SimpleNamespace(
-        add_norm=add_norm, norm_rotate=norm_rotate, silu_mul=silu_mul, heads=heads, output_mlp=output_mlp, scores=scores
+        add_norm=add_norm,
+        norm_rotate=norm_rotate,
+        silu_mul=silu_mul,
+        heads=heads,
+        output_mlp=output_mlp,
+        scores=scores,
+        unpacked=unpacked,
     )
 
 

@@ -30,10 +30,12 @@ class Blocks(NamedTuple):
 
     view: Tensor  # [blocks, steps, outputs, inputs of a step], zeros behind the weight's rows and columns
     place: Tensor  # int64, on the CPU: address, bytes of a block, bytes of a step
+    form: str  # float32, bfloat16, 8 bits or 4 bits (quantized.py)
 
     @classmethod
     def at(cls, view: Tensor) -> "Blocks":
-        return cls(view, torch.tensor([view.data_ptr(), view[0].nbytes, view[0, 0].nbytes]))
+        place = torch.tensor([view.data_ptr(), view[0].nbytes, view[0, 0].nbytes])
+        return cls(view, place, str(view.dtype).removeprefix("torch."))
 
 
 class PackedLinear(nn.Module):
@@ -87,21 +89,26 @@ def blocks_in(packed: Tensor, weight: Tensor) -> Blocks | None:
     return None
 
 
+def can_pack(dtype: torch.dtype) -> bool:
+    """Return whether torch has oneDNN's products in this type, and the processor multiplies in it."""
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def pack_linears(model: nn.Module) -> bool:
     """Replace the linear layers of the model by packed ones, if torch has oneDNN's products; say if any.
 
     Those that stay get `blocks`, too, if they are small.
     """
-    packs = hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    types = {torch.float32} | ({torch.bfloat16} if packs and torch.ops.mkldnn._is_mkldnn_bf16_supported() else set())
     places = [(parent, name) for parent in model.modules() for name, child in parent.named_children()
               if type(child) is nn.Linear]  # fmt: skip
     twice = sum(getattr(*place).weight.nbytes for place in places) <= MOST_TWICE
     embedding = getattr(model, "embedding", None)
     for parent, name in places:  # one after the other, so that no more than one matrix is there twice meanwhile
         linear = getattr(parent, name)
-        small = linear.weight is not getattr(embedding, "weight", None) or linear.weight.nbytes <= MOST_TWICE
-        packed = PackedLinear(linear, twice) if packs and linear.weight.dtype in types else None
+        small = linear.weight is not getattr(embedding, "weight", model) or linear.weight.nbytes <= MOST_TWICE
+        packed = PackedLinear(linear, twice) if can_pack(linear.weight.dtype) else None
         if packed is not None and (small or packed.blocks is not None):
             setattr(parent, name, packed)
             if not small:

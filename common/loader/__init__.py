@@ -25,6 +25,8 @@ from .shard import WHOLE, Shard
 from .weights import copy_weights, empty_model, randomize_weights
 
 KV_DTYPES = ("auto", "int8")
+BITS = ("int8", "int4")
+QUANTIZATIONS = ("auto", *BITS, "none")
 MODEL_IMPLS = ("auto", "course", "transformers")
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 
@@ -64,6 +66,7 @@ def load_model(
     shard: Shard = WHOLE,
     model_impl: str = "auto",
     kv_dtype: str = "auto",
+    quantization: str = "auto",
 ) -> Loaded:
     """Load a checkpoint for inference: no gradients, evaluation mode.
 
@@ -77,6 +80,8 @@ def load_model(
     model_impl: "course" is common/model.py, "transformers" the library's own model (any_model.py); "auto" is the
         course's, unless it does not implement what config.json says.
     kv_dtype: what pages of stages 05 to 08 hold K and V in: "auto" is the model's type, "int8" see attention/int8.py.
+    quantization: "int8" or "int4" rounds weights to 8 or 4 bits, on a CPU; "auto" keeps those of a GGUF file that has
+        them there; "none" makes all of them `dtype`.
 
     Raise FileNotFoundError or InvalidInput, one sentence with the file and the field or tensor at fault.
     """
@@ -85,6 +90,8 @@ def load_model(
     if kv_dtype not in KV_DTYPES:
         raise InvalidInput(f"kv_dtype={kv_dtype!r} is unknown: use {' or '.join(KV_DTYPES)}")
     device, dtype, _ = choose_device(device, dtype)
+    whole_on_cpu = device.type == "cpu" and shard.ranks == 1
+    check_quantization(quantization, device, shard.ranks)
     if device.type == "cpu":
         keep_freed_memory()
     folder = find_checkpoint(name_or_path, with_weights=load_format == "auto")
@@ -92,6 +99,8 @@ def load_model(
     config = replace(config, kv_int8=kv_dtype == "int8")
     if library_config is not None and shard.ranks > 1:
         raise InvalidInput(f"{name_or_path}: only common/model.py is split, and this is {note}: use one rank")
+    if library_config is not None and quantization in BITS:
+        raise InvalidInput(f"{name_or_path}: only common/model.py is quantised, and this is {note}")
     tokenizer = load_tokenizer(folder)
     eos_token_ids = read_eos_token_ids(folder)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
@@ -103,10 +112,22 @@ def load_model(
         model = load_library_model(folder, config, library_config, device, dtype, load_format)
     elif load_format != "none":
         model = empty_model(config, device, dtype, shard)
-        copy_weights(model, folder, shard) if load_format == "auto" else randomize_weights(model, shard)
+        if load_format == "auto":
+            copy_weights(model, folder, shard, quantization if whole_on_cpu else "none")
+        else:
+            randomize_weights(model, shard)
         model = choose_model(model, fused)
     config = config if model is None else model.config
     return Loaded(model, tokenizer, config, eos_token_ids, name, device, dtype, shard, defaults, note=note)
+
+
+def check_quantization(quantization: str, device: torch.device, ranks: int) -> None:
+    """Raise InvalidInput if weights cannot be quantised so here."""
+    if quantization not in QUANTIZATIONS:
+        raise InvalidInput(f"quantization={quantization!r} is unknown: use {', '.join(QUANTIZATIONS)}")
+    if quantization in BITS and (device.type != "cpu" or ranks > 1):
+        where = f"device={device}" if ranks == 1 else f"{ranks} ranks"
+        raise InvalidInput(f"--quantization {quantization} is for a CPU and one rank, not for {where}: leave it out")
 
 
 def choose_implementation(folder: Path, model_impl: str) -> tuple[ModelConfig, Any, str]:

@@ -20,6 +20,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from torch import Tensor
 
 from ..errors import InvalidInput, counted, first_sentence, require
+from ..fused.quantized import Codes
 from ..model import ModelConfig, rope_frequencies
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # "llama" is also what files call Mistral and SmolLM2
@@ -106,6 +107,19 @@ class Quantized:
         shape[dimension] = count
         change = {"first_column": start} if dimension else {"data": self.data[start : start + count]}
         return replace(self, shape=torch.Size(shape), **change)
+
+    def codes(self) -> Codes | None:
+        """Return the matrix as its file has it, in 8 bits or in 4; None if it has another type, or columns are gone."""
+        if self.kind.name not in ("Q8_0", "Q4_0", "Q4_1") or self.first_column:
+            return None
+        numbers = 2 if self.kind.name == "Q4_1" else 1
+        groups = torch.from_numpy(np.array(self.data)).unflatten(1, (self.shape[1] // 32, -1))  # [O, groups, bytes]
+        scales, codes = groups[..., : 2 * numbers].view(torch.float16), groups[..., 2 * numbers :]
+        if self.kind.name == "Q8_0":
+            return Codes(codes.view(torch.int8), scales[..., 0], None)
+        codes = torch.cat([codes & 15, codes >> 4], 2).to(torch.int8)
+        # Q4_0 means code - 8: its minimum is what 0 stands for.
+        return Codes(codes, scales[..., 0], scales[..., 1] if numbers == 2 else -8 * scales[..., 0])
 
     def pieces(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield (rows, values in float32) until there are all: a whole matrix would need as much memory again."""

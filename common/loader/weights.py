@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 
 from ..errors import InvalidInput
+from ..fused.quantized import Codes, quantize_layer
 from ..model import ModelConfig, Transformer
 from .config import read_json
 from .device import DTYPES
@@ -88,16 +89,17 @@ def checkpoint_names(config: ModelConfig) -> list[tuple[str, str, slice]]:
     return names
 
 
-def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE) -> None:
+def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE, quantization: str = "none") -> None:
     """Fill the model from the folder's safetensors files, or from a GGUF file.
 
+    quantization: as for `load_model`.
     Raise InvalidInput or FileNotFoundError if a tensor is missing, has another shape, or belongs to no parameter.
     """
     parameters = dict(model.named_parameters())
     places = {tensor: (name, parameters[name][rows]) for name, tensor, rows in checkpoint_names(model.config)}
     source = "config.json" if folder.is_dir() else "its metadata"
     progress = progress_bar(sum(place.nbytes for _, place in places.values()))
-    tied_head = None
+    tied_head, matrices = None, {}
     for path, name, tensor in stored_tensors(folder, model.config):
         if name.endswith("rotary_emb.inv_freq"):  # older checkpoints store this table; the config determines it
             continue
@@ -114,15 +116,47 @@ def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE) -> None
         if tensor.dtype not in DTYPES.values():
             raise InvalidInput(f"{path}: tensor {name} is {tensor.dtype}; supported are {', '.join(DTYPES)}")
         part = shard.part(parameter, tensor)
-        for rows, values in [(slice(None), part)] if isinstance(part, Tensor) else part.pieces():
-            place[rows].copy_(values)  # converts to the parameter's dtype and device
+        if quantization != "none" and place.ndim == 2:
+            matrices.setdefault(parameter, []).append((place, part))
+        else:
+            copy(part, place)
         progress.update(place.nbytes)
     if places:
         missing, more = next(iter(places)), f" (and {len(places) - 1} more)" if len(places) > 1 else ""
         raise InvalidInput(f"{folder}: the checkpoint has no tensor {missing}{more}")
-    if tied_head is not None and not same_values(tied_head[1], model.head.weight):
+    for name, parts in matrices.items():
+        parts.sort(key=lambda pair: pair[0].storage_offset())  # as its rows lie in the parameter
+        codes = quantized([part for _, part in parts], name, quantization)
+        if codes is not None:
+            quantize_layer(model, name, codes)
+        else:
+            for place, part in parts:
+                copy(part, place)
+    if tied_head is not None and quantization == "none" and not same_values(tied_head[1], model.head.weight):
         # A second copy of the embedding is harmless; other values mean that config.json does not fit its checkpoint.
         raise InvalidInput(f"{tied_head[0]}: lm_head.weight is not the embedding, but config.json says they are tied")
+
+
+def copy(part: Any, place: Tensor) -> None:
+    """Copy a tensor, or what a GGUF file has of it; convert to the type and device of `place`."""
+    for rows, values in [(slice(None), part)] if isinstance(part, Tensor) else part.pieces():
+        place[rows].copy_(values)
+
+
+def quantized(parts: list, name: str, quantization: str) -> Codes | None:
+    """Return the codes of a matrix, given by its parts; None if it stays as it is. What a file has as codes, it keeps.
+
+    name: the parameter's. Embeddings and the output layer have 8 bits.
+    """
+    stored = [None if isinstance(part, Tensor) else part.codes() for part in parts]
+    if quantization != "auto":
+        bits = 8 if quantization == "int8" or name in ("embedding.weight", "head.weight") else 4
+        if None in stored or len({codes.minimums is None for codes in stored}) > 1:
+            stored = [Codes.of(values, bits) for part in parts for values in (
+                [part] if isinstance(part, Tensor) else [values for _, values in part.pieces()])]  # fmt: skip
+    elif None in stored or len({codes.minimums is None for codes in stored}) > 1:
+        return None
+    return Codes(*(None if columns[0] is None else torch.cat(columns) for columns in zip(*stored, strict=True)))
 
 
 def stored_tensors(folder: Path, config: ModelConfig) -> Iterator[tuple[Path, str, Any]]:

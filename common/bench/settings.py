@@ -41,7 +41,8 @@ class Settings:
         """Return the model; with a shorter context if stages with a slot for a whole one are to hold many requests."""
         if self not in held:
             held.clear()
-            held[self] = load_model(self.model, device=self.device, dtype=self.dtype, load_format=self.load_format)
+            options = {"device": self.device, "dtype": self.dtype, "load_format": self.load_format}
+            held[self] = load_model(self.model, **options, quantization="none")  # weights are in `dtype`
             freeze_loaded_objects()
         loaded = held[self]
         if context_length is None or context_length >= loaded.config.context_length:

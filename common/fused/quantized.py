@@ -29,6 +29,15 @@ class Codes(NamedTuple):
     scales: Tensor
     minimums: Tensor | None
 
+    @property
+    def bits(self) -> int:
+        return 8 if self.minimums is None else 4
+
+    @classmethod
+    def join(cls, parts: "list[Codes]") -> "Codes":
+        """Return the rows of all parts, which have as many bits."""
+        return cls(*(None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True)))
+
     @classmethod
     def of(cls, weight: Tensor, bits: int) -> "Codes":
         """Round `weight[O, I]` to the nearest codes; scales are rounded first, so that codes make up for it."""
@@ -65,7 +74,7 @@ class QuantizedWeight(nn.Module):
 
     def __init__(self, codes: Codes, in_features: int, dtype: torch.dtype):
         super().__init__()
-        self.bits = 8 if codes.minimums is None else 4
+        self.bits = codes.bits
         self.raw, self.dtype = codes.pack(), dtype
         self.out_features, self.in_features = len(codes.codes), in_features
         header = 2 * OUTPUTS if self.bits == 8 else 4 * OUTPUTS

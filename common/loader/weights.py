@@ -144,19 +144,29 @@ def copy(part: Any, place: Tensor) -> None:
 
 
 def quantized(parts: list, name: str, quantization: str) -> Codes | None:
-    """Return the codes of a matrix, given by its parts; None if it stays as it is. What a file has as codes, it keeps.
+    """Return the codes of a matrix, given by its parts; None if it stays as it is.
 
-    name: the parameter's. Embeddings and the output layer have 8 bits.
+    name: the parameter's. Embeddings and the output layer have 8 bits. Codes of a file that has as many bits stay.
     """
     stored = [None if isinstance(part, Tensor) else part.codes() for part in parts]
-    if quantization != "auto":
+    kinds = {codes and codes.bits for codes in stored}
+    if quantization == "auto":
+        if len(kinds) > 1 or None in kinds:
+            return None
+    else:
         bits = 8 if quantization == "int8" or name in ("embedding.weight", "head.weight") else 4
-        if None in stored or len({codes.minimums is None for codes in stored}) > 1:
-            stored = [Codes.of(values, bits) for part in parts for values in (
-                [part] if isinstance(part, Tensor) else [values for _, values in part.pieces()])]  # fmt: skip
-    elif None in stored or len({codes.minimums is None for codes in stored}) > 1:
-        return None
-    return Codes(*(None if columns[0] is None else torch.cat(columns) for columns in zip(*stored, strict=True)))
+        stored = [
+            codes
+            if codes and codes.bits == bits
+            else Codes.join(
+                [
+                    Codes.of(values, bits)
+                    for values in ([part] if isinstance(part, Tensor) else [values for _, values in part.pieces()])
+                ]
+            )
+            for part, codes in zip(parts, stored, strict=True)
+        ]
+    return Codes.join(stored)
 
 
 def stored_tensors(folder: Path, config: ModelConfig) -> Iterator[tuple[Path, str, Any]]:

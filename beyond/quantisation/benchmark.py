@@ -67,7 +67,7 @@ FORMS = {  # of 8 and 4 bits, groups of 32 have a scale of 2 bytes, and of 4 bit
     "int4": Form({"dtype": "float32", "quantization": "int4"}, 1 / 2 + 4 / 32),
     "as shipped": Form({"dtype": "float32", "quantization": "auto"}, 1 / 2 + 4 / 32),  # SmolLM2's file is Q4_1
 }
-KV = {"auto": "", "int8": " with 8-bit K/V"}  # in names of sides, which have no commas
+KV = {"auto": "", "int8": " with 8-bit K and V"}  # in names of sides: neither comma nor slash
 SIDES = {f"{form}{more}": (form, kv) for (kv, more), form in product(KV.items(), FORMS)}
 SIZES = {
     **{"text_tokens": 4096, "window": 512, "chats": 64, "answer": 32},
@@ -232,7 +232,7 @@ BENCHMARK = Benchmark(
     headline=Headline(
         "perplexity of held-out English",
         "",
-        ("float32", "float32 with 8-bit K/V"),
+        ("float32", "float32 with 8-bit K and V"),
         lambda sizes, side: side["perplexity"],
         more_is_better=False,
     ),
@@ -240,7 +240,7 @@ BENCHMARK = Benchmark(
     report=report,
     claims={
         "8 bits of K and V, or of weights, lose at most half a percent": loses_at_most(
-            0.5, "float32 with 8-bit K/V", "int8"
+            0.5, "float32 with 8-bit K and V", "int8"
         ),
     },
 )

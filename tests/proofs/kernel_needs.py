@@ -18,7 +18,7 @@ from common.fused.triton_kernels import FEW_ROWS, Rotation, add_norm, apply_line
 from common.loader import find_checkpoint
 from common.loader.config import read_config
 from common.loader.device import DTYPES
-from common.model import ModelConfig
+from common.model import SCALE_BYTES, ModelConfig
 from common.sampling import SamplingParams
 from common.sampling_kernels import draw_tokens
 
@@ -76,15 +76,17 @@ def launch_elementwise(config: ModelConfig, dtype: torch.dtype) -> None:
 
 
 def launch_attention(config: ModelConfig, dtype: torch.dtype, tile: Tile) -> None:
-    """Launch the write to pages, decode and prefill of one layer."""
+    """Launch the write to pages, decode and prefill of one layer, with pages of this type and of 8 bits."""
     H, H_kv, D, page_size = config.num_heads, config.num_kv_heads, config.head_dim, 16
     heads = torch.zeros(sum(QUERIES), H + 2 * H_kv, D, dtype=dtype)
     q, k, v = heads.split([H, H_kv, H_kv], dim=1)
     tables = [[0] * -(-length // page_size) for length in LENGTHS]
     batch = PagedBatch.pack(QUERIES, LENGTHS, tables, torch.zeros(len(heads), dtype=torch.int64), page_size)
-    attention, pages = TritonAttention(dtype, tile), torch.zeros(4, page_size, H_kv, D, dtype=dtype)
-    attention.write(k, v, pages, pages, batch.slot_mapping)
-    attention.attend(q, pages, pages, attention.prepare(batch))
+    attention = TritonAttention(dtype, tile)
+    for width, stored in ((D, dtype), (D + SCALE_BYTES, torch.int8)):
+        pages = torch.zeros(4, page_size, H_kv, width, dtype=stored)
+        attention.write(k, v, pages, pages, batch.slot_mapping)
+        attention.attend(q, pages, pages, attention.prepare(batch))
 
 
 def prove(short: bool) -> Iterator[str]:

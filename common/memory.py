@@ -108,6 +108,8 @@ def graph_bytes(config: ModelConfig, dtype: torch.dtype, requests: int, models: 
 
 def slots_that_fit(loaded: Loaded, budget: int) -> int:
     """Return how many slots fit into `budget` bytes. Raise InvalidInput if none does."""
+    if loaded.config.kv_int8:
+        raise InvalidInput("slots hold K and V in the model's type: for 8 bits use stage 05 or a later one")
     context = loaded.config.context_length
     slot_bytes = context * loaded.config.kv_bytes_per_token(loaded.dtype)
     if slot_bytes > budget:

@@ -134,6 +134,8 @@ def test_where_8_bits_cannot_be_is_told_before_the_model_loads(monkeypatch, caps
     status, _, _ = run_main(monkeypatch, capsys, "05_paged_attention", *arguments, "--attention", "flash")
     assert status.startswith("error: flash attention of torch reads no K and V of 8 bits: leave out")
     assert run_main(monkeypatch, capsys, "04_continuous_batching", *arguments)[0] == 2
+    with pytest.raises(InvalidInput, match="slots hold K and V in the model's type: for 8 bits use stage 05"):
+        load_engine("04")(load_model_once(device="cpu", kv_dtype="int8"))
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_FILE | {"hidden_size": 60, "head_dim": 10}))
     for kv_dtype, says in (
         ("int8", "4 divides, and this model's is 10"),

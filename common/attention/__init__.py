@@ -15,8 +15,8 @@
 `flash` decodes with one split, so that a request's result does not depend on the batch: at batch 1 one program for each
 head reads all of K and V, and most of a GPU does nothing. The course's own kernels split a sequence into fixed pieces.
 
-Pages are `[pages, page_size, H_kv, D]` in every backend, for K and for V: what one token has in them is contiguous. With
-`--kv-dtype int8` they are int8 and D + 4 wide (int8.py), which all backends but `flash` read.
+Pages are `[pages, page_size, H_kv, D]` in every backend, for K and for V: what one token has in them is contiguous.
+With `--kv-dtype int8` they are int8 and D + 4 wide (int8.py), which all backends but `flash` read.
 """
 
 from importlib import import_module

@@ -136,6 +136,10 @@ def run(stage: Path, args: argparse.Namespace) -> None:
             has_ranks = loaded.shard.ranks > 1
             if args.demo:
                 load_stage_module(stage, "demo").demo(engine, loaded)
+            elif args.serve and vars(args).get("api_process"):  # a stage without streams has no such option
+                from .serving.api_process import serve_apart
+
+                serve_apart(engine, args, stage)
             elif args.serve:
                 server_module(stage).serve(engine, args)
             else:

@@ -9,6 +9,7 @@ from .limits import BodyLimit, HeaderCheck, Origins
 from .metrics import Measured
 from .openai_api import routes
 from .openai_api.templates import set_template
+from .stream_interval import Intervals
 
 
 def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) -> None:
@@ -17,6 +18,8 @@ def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) 
     defaults = measured.sampling_defaults if args.generation_config else {}
     if engine_thread.tokenizer is not None:
         set_template(engine_thread.tokenizer, args.chat_template)
+    if args.stream_interval > 1:
+        engine_thread.engine = Intervals(engine_thread.engine, args.stream_interval)
     app.include_router(routes.router(routes.Service(engine_thread, measured.model_name, defaults)))
 
     @app.get("/metrics")

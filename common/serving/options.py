@@ -48,3 +48,15 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--max-body", type=positive, default=1 << 20, metavar="BYTES", help="larger bodies get 413 (default: 1 MiB)"
     )
+    server.add_argument(
+        "--stream-interval",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="send a chunk for every N tokens of a stream, the first one at once: fewer chunks cost less (default: 1)",
+    )
+    server.add_argument(
+        "--api-process",
+        action="store_true",
+        help="run the server in a process of its own in front of the engine's: for many clients, or a fast engine",
+    )

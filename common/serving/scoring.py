@@ -74,6 +74,15 @@ class Scoring:
         return getattr(self._engine, name)
 
     @property
+    def why_no_scoring(self) -> str:
+        """Return a sentence if this engine scores no prompts, otherwise ""."""
+        if self._engine.scores_prompts:
+            return ""
+        parts = isinstance(getattr(unwrapped(self._engine.model), "head", None), VocabularyParallelHead)
+        # Only this rank would run it, and hang.
+        return "echo with logprobs does not work with --tensor-parallel: leave out one of the two" if parts else ""
+
+    @property
     def has_unfinished(self) -> bool:
         return bool(self._scorer.texts) or self._engine.has_unfinished
 
@@ -87,9 +96,8 @@ class Scoring:
         if self._engine.scores_prompts:
             self._engine.accept(request)
             self._engine.requests[request.request_id] = request
-        elif isinstance(getattr(unwrapped(self._engine.model), "head", None), VocabularyParallelHead):
-            # Only this rank would run it, and hang.
-            raise InvalidInput("echo with logprobs does not work with --tensor-parallel: leave out one of the two")
+        elif self.why_no_scoring:
+            raise InvalidInput(self.why_no_scoring)
         else:
             self._scorer.add(request)
         return request

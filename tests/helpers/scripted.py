@@ -40,7 +40,7 @@ class Scripted:
 
 
 def scripted_server(loaded, *options: str):
-    """Return a server of stage 04 for one request at a time. `service.model.write(text)` says what it answers."""
+    """Return a server of stage 04 for one request at a time; `service.engine.model.write(text)` sets its answer."""
     model = Scripted(loaded)
     engine = load_engine("04")(replace(loaded, model=model), max_running=1, token_budget=4096)
     return openai_server("04", loaded, *options, engine=engine)

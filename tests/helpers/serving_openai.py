@@ -2,6 +2,7 @@
 
 import argparse
 from contextlib import contextmanager
+from functools import partial
 
 import httpx
 import openai
@@ -28,7 +29,7 @@ def openai_server(stage: str, loaded, *options: str, engine=None):
     module = server_module if stage == "03" else common.serving.server
     drafts = {"num_draft_tokens": 2} if stage >= "07" else {}  # given, so that an engine measures nothing
     engine = engine or load_engine(stage)(loaded, **drafts)
-    with run_server(module.build_server(engine, args), engine, Service) as service:
+    with run_server(partial(module.build_server, args=args), engine, Service) as service:
         yield service
 
 

@@ -1,14 +1,20 @@
 """Stage 03 served in this process: an engine whose steps wait until a test allows them, and clients for it."""
 
 import json
+import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from multiprocessing import Pipe
+from unittest.mock import patch
 
 import httpx
+import pytest
 
+from common.serving.api_process import RemoteEngine, Steps
 from common.serving.background import running
 from common.stages import load_stage_module
 
@@ -16,6 +22,7 @@ engine_module, thread_module, server_module, graceful_module = (
     load_stage_module("03_streaming", name) for name in ("engine", "engine_thread", "server", "graceful")
 )
 MANY = 1_000_000
+APART = False  # see the fixture `apart`
 
 
 class SteppingEngine(engine_module.Engine):
@@ -107,23 +114,61 @@ class Service:
     def wait_for_requests(self, count: int) -> None:
         """Wait until `count` requests have been sent to the engine: it takes them between two steps."""
         wait_until(lambda: self.thread.submitted == count)
+        if APART:
+            wait_until(lambda: all(one.request for one in self.thread._open) and not self.thread.engine._mail)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["one process", "api process"])
+def apart(request):
+    """Whether servers have their engine behind the messages of --api-process, run by a thread of this process."""
+    with patch.object(sys.modules[__name__], "APART", request.param):
+        yield request.param
 
 
 def serving(engine, max_queue: int = 64):
     """A running server of stage 03's own application."""
-    thread = CountingThread(engine, max_queue)
-    return run_server(graceful_module.Server(server_module.create_app(thread), thread, "127.0.0.1", 0), engine)
+
+    def build(engine):
+        thread = CountingThread(engine, max_queue)
+        return graceful_module.Server(server_module.create_app(thread), thread, "127.0.0.1", 0)
+
+    return run_server(build, engine)
 
 
 @contextmanager
-def run_server(server, engine, kind: type[Service] = Service) -> Iterator[Service]:
-    with running(server) as url:
+def run_server(build: Callable, engine, kind: type[Service] = Service) -> Iterator[Service]:
+    """Run the server that `build` makes for an engine."""
+    with behind_messages(build, engine) if APART else nullcontext(build(engine)) as server, running(server) as url:
+        service = kind(url, server)
+        service.engine = engine  # the one that computes
         try:
-            yield kind(url, server)
+            yield service
         except BaseException:
             if isinstance(engine, SteppingEngine):
                 engine.allow()  # a test that has failed must not wait for its open requests as well
             raise
+
+
+@contextmanager
+def behind_messages(build: Callable, engine) -> Iterator:
+    """Build the server as --api-process does in the one process, and run the engine as in the other."""
+    here, there = Pipe()
+
+    def run() -> None:
+        with there, suppress(BaseException):  # the server tells
+            Steps(engine, there).run()
+
+    steps = threading.Thread(target=run, name="engine")
+    steps.start()
+    remote = RemoteEngine(here)
+    server = build(remote)
+    remote.listen(server.engine_thread)
+    try:
+        yield server
+    finally:
+        with socket.socket(fileno=os.dup(here.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+        steps.join()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:

@@ -5,11 +5,11 @@ import pytest
 from common.loader import load_model
 from common.stages import load_engine
 from tests.helpers.serving_openai import openai_server
-from tests.helpers.serving_stage_03 import wait_until
+from tests.helpers.serving_stage_03 import apart, wait_until  # noqa: F401 (a fixture)
 
 
 @pytest.fixture(scope="module")
-def service(loaded):
+def service(loaded, apart):  # noqa: F811
     with openai_server("06", loaded) as service:
         yield service
         wait_until(service.idle)

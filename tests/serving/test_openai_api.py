@@ -10,8 +10,10 @@ import pytest
 from common.serving.openai_api.routes import Service
 from tests.common.test_detokenizer import sentencepiece_tokenizer
 from tests.helpers.scripted import scripted_server
-from tests.helpers.serving_openai import STAGES, openai_server
+from tests.helpers.serving_openai import ENDLESS, STAGES, openai_server
 from tests.helpers.serving_stage_03 import wait_until
+
+pytestmark = pytest.mark.usefixtures("apart")
 
 PROMPT = "The capital of France is"
 QUESTION = [{"role": "user", "content": "Count from 1 to 5."}]
@@ -79,6 +81,23 @@ def test_streamed_text_is_the_unstreamed_text(service, prompts):
             assert "".join(part.text for part in parts) == choice.text
             reasons = [part.finish_reason for part in parts]
             assert reasons == [None] * (len(parts) - 1) + [choice.finish_reason], "one, in the last chunk"
+
+
+def test_a_stream_has_a_chunk_for_every_so_many_tokens(loaded, expect):
+    """The first as soon as it has a text. A token that completes none waits for the next, whatever their number."""
+    with openai_server("06", loaded, "--stream-interval", "4") as service:
+        for params in ({"max_tokens": 24}, {"max_tokens": 40, "temperature": 1.5, "seed": 7}, {"max_tokens": 1}):
+            params |= {"prompt": "Once upon a time", "ignore_eos": True}
+            expected, events = expect(**params), service.stream(**params)
+            assert "".join(event["text"] for event in events) == expected.text
+            assert [token for event in events for token in event["token_ids"]] == expected.token_ids
+            first, *others = [len(event["token_ids"]) for event in events]
+            if "seed" not in params:  # only whole characters
+                assert first == 1 and set(others[:-1]) <= {4}
+            assert others[:-1] == [count for count in others[:-1] if count >= 4] and sum(others[-1:]) <= 4
+        service.hang_up_after(ENDLESS)
+        wait_until(service.idle)
+        assert not service.thread.engine._told, "what has ended is forgotten"
 
 
 def test_usage_comes_last_if_requested(service):
@@ -196,7 +215,7 @@ def test_tokens_have_the_texts_of_their_places(loaded, prompt, first):
     ids = mine.tokenizer("the tin ñ")["input_ids"]
     echo = prompt in ("the tin ñ", None)
     with scripted_server(mine) as service:
-        service.thread.engine.model.write([] if echo else ids)
+        service.engine.model.write([] if echo else ids)
         answer = complete(service, prompt or ids, logprobs=20, max_tokens=0 if echo else 6, echo=echo, stream=True)
         text, tokens, _, offsets, top = listed(answer)
     assert text == f"{first} tin ñ" and tokens[:4] == [first, " t", "in", " "]

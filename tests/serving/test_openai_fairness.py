@@ -20,6 +20,8 @@ from common.stages import load_engine
 from tests.helpers.serving_openai import CHAT, PROMPT, openai_server
 from tests.helpers.serving_stage_03 import SteppingEngine, wait_until
 
+pytestmark = pytest.mark.usefixtures("apart")
+
 # ---- Calls for many answers ----
 
 

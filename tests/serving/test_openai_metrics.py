@@ -13,6 +13,8 @@ from common.stages import ROOT, load_engine
 from tests.helpers.serving_openai import ENDLESS, openai_server
 from tests.helpers.serving_stage_03 import SteppingEngine, wait_until
 
+pytestmark = pytest.mark.usefixtures("apart")
+
 
 def values_of(service) -> dict[str, float]:
     """Return what the server shows under vLLM's names, buckets left out; for a reason, the name ends with it."""

@@ -15,6 +15,8 @@ from common.stages import load_engine
 from tests.helpers.serving_openai import openai_server
 from tests.helpers.small_models import random_model
 
+pytestmark = pytest.mark.usefixtures("apart")
+
 QUESTION = [{"role": "user", "content": "Who is it?"}]
 
 
@@ -38,7 +40,7 @@ NAMED = {"type": "function", "function": {"name": "adopt"}}
 
 
 @pytest.fixture(scope="module")
-def service(draft):
+def service(draft, apart):
     """Of stage 07, whose pieces have several tokens; tests/common/test_structured_output.py asks the other stages."""
     engine = load_engine("07")(draft, draft="draft", num_draft_tokens=2)
     with openai_server("07", draft, engine=engine) as service:
@@ -46,7 +48,7 @@ def service(draft):
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["added", "special"])
-def tokens(request, draft):
+def tokens(request, draft, apart):
     """A server of a random model to which each tag is one token: an added one, as to Qwen3, or a special one."""
     tokenizer = deepcopy(draft.tokenizer)
     tokenizer.chat_template = TAG + tokenizer.chat_template

@@ -34,7 +34,7 @@ def written(arguments: str, name: str = "look") -> str:
 
 def ask(service, text: str, messages=QUESTION, **fields) -> tuple[str | None, list[str], str]:
     """Return content, calls and finish reason when the model says this text."""
-    service.thread.engine.model.write(text)
+    service.engine.model.write(text)
     return service.said(messages, temperature=0, **{"tools": TOOLS} | fields)
 
 

@@ -18,6 +18,8 @@ from common.stages import load_engine
 from tests.helpers.serving_openai import CHAT, ENDLESS, openai_server
 from tests.helpers.serving_stage_03 import wait_until
 
+pytestmark = pytest.mark.usefixtures("apart")
+
 # ---- What is refused, and how ----
 
 PAGE = "https://example.org"
@@ -199,7 +201,7 @@ def test_a_first_line_without_an_end_is_not_kept(service):
 
 
 @pytest.fixture(scope="module")
-def guarded(loaded):
+def guarded(loaded, apart):
     options = {"--api-key": "secret", "--max-body": "1000", "--allow-origin": PAGE}
     with openai_server("03", loaded, *(word for option in options.items() for word in option)) as guarded:
         yield guarded

@@ -4,6 +4,7 @@ import pytest
 
 from common.learn.milestones.stage_under_test import StageUnderTest
 from common.stages import stage_folder
+from tests.helpers.serving_stage_03 import apart  # noqa: F401 (a fixture)
 
 
 @pytest.fixture

@@ -11,11 +11,12 @@ import pytest
 from common.sampling import SamplingParams
 from tests.helpers.serving_stage_03 import SteppingEngine, engine_module, serving, thread_module, wait_until
 
+pytestmark = pytest.mark.usefixtures("apart")
 STORY = "Once upon a time, there was"
 
 
 @pytest.fixture(scope="module")
-def service(loaded):
+def service(loaded, apart):
     with serving(engine_module.Engine(loaded)) as service:
         yield service
 
@@ -64,8 +65,9 @@ def test_text_arrives_while_the_engine_computes(loaded):
         arrived = []
         body = {"prompt": STORY, "max_tokens": 12, "ignore_eos": True}
         client = pool.submit(lambda: [arrived.append(event["text"]) for event in service.events(**body)])
-        wait_until(lambda: engine.requests)
-        [request] = engine.requests.values()
+        requests = service.thread.engine.requests  # those with a text, wherever the engine is
+        wait_until(lambda: requests)
+        [request] = requests.values()
         for steps in range(1, 12):
             engine.allow(1)
             wait_until(lambda steps=steps: len(request.token_ids) == steps)

@@ -1,0 +1,335 @@
+"""The API server in a process of its own, in front of the engine's (`--api-process`).
+
+Python's interpreter lock lets one thread of a process run at a time. Beside an engine on a thread of the server, each
+chunk that is written takes that time from the engine's next step. Two processes have two locks:
+
+    API's process                                        engine's process
+    HTTP, templates, tokenizer
+    EngineThread, RemoteEngine ──── order, abort ────>   Steps: add, abort, step
+                               <─────── report ───────   after each step
+    detokenizer, stop strings, metrics, JSON, events
+
+The engine's process knows tokens alone. The requests, with their texts, are here in front: RemoteEngine obeys the
+engine contract, so the server is the same as with one process. Either process ends when the other one does.
+
+vLLM has the same two processes (AsyncLLM and EngineCore, with ZeroMQ and msgpack between them), and may run several of
+the first. SGLang has a third one for the detokenizer.
+"""
+
+import argparse
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from common.engine import BaseEngine
+from common.errors import InvalidInput, out_of_memory
+from common.loader import Loaded
+from common.process import freeze_loaded_objects
+from common.request import Request
+from common.sampling import SamplingParams, TokenLogprobs
+from common.terminal import run_to_end
+from common.trace import StepRecord
+
+from .scoring import Scoring
+
+COMPILING_SECONDS = 0.005  # how often an idle engine looks whether the form of an answer is compiled
+LEAVING_SECONDS = 15.0  # for the API's process to end after the engine has failed
+
+log = logging.getLogger("api_process")
+
+
+class Order(NamedTuple):
+    """A request as the engine runs it. params: with the seed, and without stop strings."""
+
+    prompt: list[int]
+    params: SamplingParams
+    request_id: str
+
+
+class Gain(NamedTuple):
+    """What a request has gained."""
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]  # of these tokens, or of a scored prompt's; empty unless asked for
+    cached_tokens: int
+    finish_reason: str | None
+
+
+class Report(NamedTuple):
+    """What a step has done. records: of the steps in which a request ran for the first time, for the metrics."""
+
+    gains: list[Gain]
+    records: list[StepRecord]
+    stats: dict[str, float]
+    unavailable: str
+
+
+class Hello(NamedTuple):
+    """What the API's process has to know of the engine. loaded: without the model."""
+
+    loaded: Loaded
+    max_model_len: int
+    why_no_scoring: str
+    stats: dict[str, float]
+
+
+class EngineFailed(SystemExit):
+    """The engine has failed, or its process has ended. A thread that this ends prints no second traceback."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class RemoteEngine(BaseEngine):
+    """The engine of another process. The requests are here, and gain their tokens from its reports."""
+
+    scores_prompts = True  # there
+
+    def __init__(self, connection: Connection):
+        """Wait for the engine's Hello. Raise EOFError if its process ends before that."""
+        hello: Hello = connection.recv()
+        super().__init__(hello.loaded)
+        self._hello, self._connection, self._stats = hello, connection, hello.stats
+        self._inbox: deque[Report | EngineFailed] = deque()
+        self._mail: list[Order | str] = []  # orders, and ids of requests to drop: all of a call go in one message
+
+    @property
+    def max_model_len(self) -> int:
+        return self._hello.max_model_len
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Return False: nothing is computed here, and a step is due when a command has come, such as a report."""
+        return False
+
+    def accept(self, request: Request) -> None:
+        """Send the request to the engine. Raise InvalidInput if it can never run there."""
+        tokens = len(request.prompt_token_ids) + request.max_tokens
+        if tokens > self.max_model_len:
+            raise InvalidInput(
+                f"prompt and max_tokens are {tokens} tokens, and the cache has room for {self.max_model_len}: ask for "
+                "fewer tokens, or start the engine with a larger --kv-memory"
+            )
+        if not request.max_tokens and self._hello.why_no_scoring:
+            raise InvalidInput(self._hello.why_no_scoring)
+        params = replace(request.params, seed=request.seed, stop=())
+        self._mail.append(Order(request.prompt_token_ids, params, request.request_id))
+
+    def release(self, request: Request) -> None:
+        """Have the engine drop a request that it may still run: one with a stop string, or without a client."""
+        self._mail.append(request.request_id)
+
+    def step(self) -> list[Request]:
+        """React to the reports that have come, and send the engine its mail. Raise EngineFailed if it has failed."""
+        changed: dict[str, Request] = {}
+        while self._inbox:
+            report = self._inbox.popleft()
+            if isinstance(report, EngineFailed):
+                raise report
+            for record in report.records:
+                self.trace.add(record)
+            for gain in report.gains:
+                if request := self.requests.get(gain.request_id):
+                    self._take(request, gain)
+                    changed[gain.request_id] = request
+            self._stats, self.unavailable = report.stats, report.unavailable
+        if self._mail:
+            with suppress(ConnectionError):  # `listen` notices that, too
+                self._connection.send(self._mail)
+            self._mail = []
+        return list(changed.values())
+
+    def stats(self) -> dict[str, float]:
+        """Return those of the last report."""
+        return self._stats
+
+    def listen(self, engine_thread) -> None:
+        """Begin to read reports, on a thread of its own. Each is a command for the thread that calls `step`."""
+
+        def read() -> None:
+            put = engine_thread._commands.put
+            with suppress(EOFError, ConnectionError):
+                while True:
+                    put(partial(self._inbox.append, self._connection.recv()))
+            put(partial(self._inbox.append, EngineFailed("its process has ended")))
+
+        self.device = torch.device("cpu")  # the metrics have noted the GPU; here `step` must take no context on it
+        threading.Thread(target=read, name="reports", daemon=True).start()
+
+    def _take(self, request: Request, gain: Gain) -> None:
+        """Append what a request has gained, up to a stop string."""
+        request.cached_tokens = gain.cached_tokens
+        if not request.max_tokens:
+            request.logprobs = gain.logprobs
+        for token_id, logprobs in zip_longest(gain.token_ids, gain.logprobs if request.max_tokens else ()):
+            if not request.finished:
+                request.append(token_id, logprobs)
+        if gain.finish_reason is not None and not request.finished:
+            request.finish(gain.finish_reason)
+        self.retire_finished([request])
+
+
+class Steps:
+    """The engine's side: takes orders between two steps, and reports after each."""
+
+    def __init__(self, engine: BaseEngine, connection: Connection):
+        self.engine, self.connection = Scoring(engine), connection
+        loaded = Loaded(
+            None, engine.tokenizer, engine.config, engine.eos_token_ids, engine.name, engine.device, engine.dtype,
+            sampling_defaults=engine.sampling_defaults,
+        )  # fmt: skip
+        self._send(Hello(loaded, engine.max_model_len, self.engine.why_no_scoring, engine.stats()))
+        engine.tokenizer = None  # or it would make the text of its requests as well
+        self.reported: dict[str, int] = {}  # output tokens by request id
+        self.queued: set[str] = set()  # requests without a step yet
+        # Orders whose form is being compiled, as the API's process has done: beside the steps.
+        self.compiling: dict[str, tuple[Future, Order]] = {}
+        self.compiler = ThreadPoolExecutor(1, "forms")
+
+    def run(self) -> None:
+        """Run until the API's process has ended. Report what the engine raises, and raise it."""
+        while (mail := self._receive()) is not None:
+            try:
+                report = self._step(mail)
+            except BaseException as error:
+                self._send(EngineFailed(out_of_memory(error) or repr(error)))
+                raise
+            self._send(report)
+
+    def _receive(self) -> list[Order | str] | None:
+        """Return what has come, None if no more can come; an idle engine waits for it, up to its `idle_seconds`."""
+        wait = COMPILING_SECONDS if self.compiling else self.engine.idle_seconds
+        wait, mail = 0 if self.engine.has_unfinished else wait, []
+        try:
+            while self.connection.poll(0 if mail else wait):
+                mail += self.connection.recv()
+        except (EOFError, ConnectionError):
+            return mail or None
+        return mail
+
+    def _send(self, message: Report | EngineFailed) -> None:
+        with suppress(ConnectionError):  # `_receive` notices that, too
+            self.connection.send(message)
+
+    def _step(self, mail: Sequence[Order | str]) -> Report:
+        gains = []
+        for one in mail:
+            if isinstance(one, str):
+                self._abort(one)
+            else:
+                structure, form = one.params.structure, Future()
+                if structure is None:
+                    form.set_result(None)
+                else:
+                    form = self.compiler.submit(structure.begin(self.engine.name).check)
+                self.compiling[one.request_id] = form, one
+        for request_id, (form, order) in list(self.compiling.items()):
+            if form.done():
+                del self.compiling[request_id]
+                gains += self._add(form, order)
+        before = self.engine.trace.steps
+        gains += map(self._gain, self.engine.step())
+        return Report(gains, self._first_steps(before), self.engine.stats(), self.engine.unavailable)
+
+    def _add(self, form: Future, order: Order) -> list[Gain]:
+        """Give an order to the engine. If it refuses what RemoteEngine has accepted, return the request's end."""
+        try:
+            form.result()
+            self.engine.add(*order)
+        except InvalidInput as error:
+            log.error("request %s ends with an error: %s", order.request_id, error)
+            return [Gain(order.request_id, [], [], 0, "error")]
+        self.queued.add(order.request_id)
+        return []
+
+    def _abort(self, request_id: str) -> None:
+        self.engine.abort(request_id)
+        for known in (self.compiling, self.reported):
+            known.pop(request_id, None)
+        self.queued.discard(request_id)
+
+    def _gain(self, request: Request) -> Gain:
+        first = self.reported.get(request.request_id, 0)
+        self.reported[request.request_id] = len(request.token_ids)
+        if request.finished:
+            del self.reported[request.request_id]
+        gained = request.token_ids[first:], request.logprobs[first:]
+        return Gain(request.request_id, *gained, request.cached_tokens, request.finish_reason)
+
+    def _first_steps(self, before: int) -> list[StepRecord]:
+        """Return the records since step `before` in which a request ran that no step had run."""
+        trace, found = self.engine.trace, []
+        for back in range(min(trace.steps - before, len(trace)) if self.queued else 0, 0, -1):
+            ran = self.queued.intersection(work.request_id for work in trace[-back].works)
+            if ran:
+                self.queued -= ran
+                found.append(trace[-back])
+        return found
+
+
+def serve_apart(engine: BaseEngine, args: argparse.Namespace, stage: Path) -> None:
+    """Run the engine here, and its server in another process, until SIGTERM, Ctrl-C or the end of either.
+
+    Signals go on to the server, which then ends as it would alone.
+    """
+    context, signals = multiprocessing.get_context("spawn"), []
+    here, there = context.Pipe()
+    process = context.Process(target=run_to_end, args=[partial(run_api, there, args, stage)])
+
+    def pass_on(number: int, _: Any) -> None:
+        signals.append(number)
+        with suppress(ProcessLookupError):  # the first as SIGTERM, which also ends a process that is still starting
+            os.kill(process.pid, number if signals[1:] else signal.SIGTERM)
+
+    # The process starts with SIGINT ignored: a terminal sends it there too, until the process has its own session.
+    handlers = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    process.start()
+    handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGINT, pass_on)
+    there.close()  # or the end of the process would not be noticed
+    try:
+        Steps(engine, here).run()
+    finally:
+        here.close()
+        process.join(LEAVING_SECONDS)
+        process.kill()
+        process.join()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if signal.SIGINT in signals:
+        raise KeyboardInterrupt
+    if process.exitcode and not signals:  # a positive one has said why
+        ended = f"error: the API's process was ended by signal {-process.exitcode}, and the server has stopped"
+        sys.exit(process.exitcode if process.exitcode > 0 else ended)
+
+
+def run_api(connection: Connection, args: argparse.Namespace, stage: Path) -> None:
+    """Run the API's process: the stage's own server in front of a RemoteEngine."""
+    from common.cli import server_module
+
+    if hasattr(os, "setsid"):
+        os.setsid()  # Ctrl-C then comes through the engine's process alone, once
+    try:
+        engine = RemoteEngine(connection)
+    except EOFError:  # the engine's process has ended already
+        return
+    server = server_module(stage).build_server(engine, args)
+    engine.listen(server.engine_thread)
+    freeze_loaded_objects()
+    server.serve_until_stopped()

@@ -1,0 +1,118 @@
+"""What --api-process alone has: two real processes, of which one may die, and messages. The other suites run on it too.
+
+They do in one process (`apart`); these tests start the program.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from multiprocessing import Pipe
+
+import httpx
+import psutil
+import pytest
+
+from common.errors import InvalidInput
+from common.sampling import SamplingParams
+from common.serving.api_process import RemoteEngine, Steps
+from common.stages import load_engine, stage_folder
+from common.structured_output import Structure
+from tests.helpers.serving_openai import PROMPT
+
+
+@pytest.mark.parametrize(
+    ("killed", "sent", "status", "said", "last"),
+    [
+        ("both", signal.SIGINT, 130, "", "length"),
+        ("api", signal.SIGKILL, 1, "the API's process was ended by signal 9, and the server has stopped", None),
+        ("engine", signal.SIGKILL, -9, "the engine failed: its process has ended, and the server has stopped", "error"),
+    ],
+    ids=["Ctrl-C in a terminal", "API's process killed", "engine's process killed"],
+)
+def test_both_processes_end_together(killed, sent, status, said, last):
+    """A terminal sends Ctrl-C to all processes of the program, and for the server it must be one."""
+    command = [sys.executable, stage_folder("06") / "main.py", "--serve", "--api-process", "--port", "0"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as program:
+        url = program.stdout.readline().split()[2]
+        children = psutil.Process(program.pid).children()
+        [api] = [child for child in children if "spawn_main" in str(child.cmdline())]
+        body = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "stream": True}
+        lines = []
+        try:
+            with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as answer:
+                for line in answer.iter_lines():
+                    if not lines:
+                        {"both": os.killpg, "api": lambda _, sent: api.send_signal(sent), "engine": os.kill}[killed](
+                            program.pid, sent
+                        )
+                    lines.append(line)
+        except httpx.TransportError:
+            assert killed == "api"
+        assert (f'"finish_reason": "{last}"' in "".join(lines)) == (last is not None)
+        assert program.wait(60) == status
+        assert psutil.wait_procs([api], 60)[1] == []
+        assert said in program.stderr.read()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
+
+
+@pytest.fixture
+def remote(loaded):
+    """(engine, RemoteEngine before it, a function that waits for the next report)."""
+    engine, (here, there) = load_engine("06")(loaded, kv_memory="1M"), Pipe()
+    steps = threading.Thread(target=lambda: Steps(engine, there).run())
+    steps.start()
+    remote = RemoteEngine(here)
+
+    def step():
+        remote.step()
+        remote._inbox.append(here.recv())
+        return remote.step()
+
+    yield engine, remote, step
+    here.close()
+    steps.join()
+
+
+def test_a_form_is_compiled_beside_the_steps(remote, monkeypatch):
+    """The engine's process compiles it again; meanwhile the others go on, and an abort is obeyed."""
+    compiled, checked, (engine, api, step) = threading.Event(), [], remote
+    thread, check = threading.current_thread(), Structure.check
+
+    def slow_check(self):
+        if threading.current_thread() is not thread:
+            checked.append(threading.current_thread().name)
+            assert compiled.wait(60)
+        check(self)
+
+    monkeypatch.setattr(Structure, "check", slow_check)
+    form = SamplingParams(max_tokens=3, structure=Structure('start: "a" "b"~2', tried=True))
+    slow, dropped = (api.add(PROMPT, form) for _ in range(2))
+    plain = api.add(PROMPT, SamplingParams(max_tokens=20, ignore_eos=True))
+    while not plain.finished:
+        step()
+    assert not slow.token_ids and len(engine.requests) == 0
+    api.abort(dropped.request_id)
+    compiled.set()
+    while not slow.finished:
+        step()
+    assert slow.text == "abb" and not dropped.token_ids
+
+
+def test_what_can_never_run_is_refused_here_or_ends_with_an_error(remote, monkeypatch, caplog):
+    """A fleet's room may have shrunk since its Hello."""
+    engine, api, step = remote
+    with pytest.raises(InvalidInput, match="400 tokens, and the cache has room for 128"):
+        api.add([5] * 300, SamplingParams(max_tokens=100))
+
+    def accept(request):
+        raise InvalidInput("no room")
+
+    monkeypatch.setattr(engine, "accept", accept)
+    request = api.add(PROMPT, SamplingParams(max_tokens=5))
+    while not request.finished:
+        step()
+    assert request.finish_reason == "error" and "no room" in caplog.text and not api.requests

@@ -50,6 +50,9 @@ from .scoring import Scoring
 COMPILING_SECONDS = 0.005  # how often an idle engine looks whether the form of an answer is compiled
 LEAVING_SECONDS = 15.0  # for the API's process to end after the engine has failed
 
+NO_FORM: Future[None] = Future()
+NO_FORM.set_result(None)
+
 log = logging.getLogger("api_process")
 
 
@@ -85,6 +88,7 @@ class Hello(NamedTuple):
 
     loaded: Loaded
     max_model_len: int
+    scores_prompts: bool  # within its cache; otherwise beside it (scoring.py)
     why_no_scoring: str
     stats: dict[str, float]
 
@@ -96,10 +100,16 @@ class EngineFailed(SystemExit):
         return str(self)
 
 
+def send(connection: Connection, message: Any) -> None:
+    """Send a message; if the other process has ended, the thread that reads from it notices."""
+    with suppress(ConnectionError):
+        connection.send(message)
+
+
 class RemoteEngine(BaseEngine):
     """The engine of another process. The requests are here, and gain their tokens from its reports."""
 
-    scores_prompts = True  # there
+    scores_prompts = True  # there, one way or the other
 
     def __init__(self, connection: Connection):
         """Wait for the engine's Hello. Raise EOFError if its process ends before that."""
@@ -121,7 +131,7 @@ class RemoteEngine(BaseEngine):
     def accept(self, request: Request) -> None:
         """Send the request to the engine. Raise InvalidInput if it can never run there."""
         tokens = len(request.prompt_token_ids) + request.max_tokens
-        if tokens > self.max_model_len:
+        if tokens > self.max_model_len and (request.max_tokens or self._hello.scores_prompts):
             raise InvalidInput(
                 f"prompt and max_tokens are {tokens} tokens, and the cache has room for {self.max_model_len}: ask for "
                 "fewer tokens, or start the engine with a larger --kv-memory"
@@ -150,8 +160,7 @@ class RemoteEngine(BaseEngine):
                     changed[gain.request_id] = request
             self._stats, self.unavailable = report.stats, report.unavailable
         if self._mail:
-            with suppress(ConnectionError):  # `listen` notices that, too
-                self._connection.send(self._mail)
+            send(self._connection, self._mail)
             self._mail = []
         return list(changed.values())
 
@@ -194,7 +203,8 @@ class Steps:
             None, engine.tokenizer, engine.config, engine.eos_token_ids, engine.name, engine.device, engine.dtype,
             sampling_defaults=engine.sampling_defaults,
         )  # fmt: skip
-        self._send(Hello(loaded, engine.max_model_len, self.engine.why_no_scoring, engine.stats()))
+        why_not = self.engine.why_no_scoring
+        send(connection, Hello(loaded, engine.max_model_len, engine.scores_prompts, why_not, engine.stats()))
         engine.tokenizer = None  # or it would make the text of its requests as well
         self.reported: dict[str, int] = {}  # output tokens by request id
         self.queued: set[str] = set()  # requests without a step yet
@@ -208,9 +218,9 @@ class Steps:
             try:
                 report = self._step(mail)
             except BaseException as error:
-                self._send(EngineFailed(out_of_memory(error) or repr(error)))
+                send(self.connection, EngineFailed(out_of_memory(error) or repr(error)))
                 raise
-            self._send(report)
+            send(self.connection, report)
 
     def _receive(self) -> list[Order | str] | None:
         """Return what has come, None if no more can come; an idle engine waits for it, up to its `idle_seconds`."""
@@ -223,21 +233,14 @@ class Steps:
             return mail or None
         return mail
 
-    def _send(self, message: Report | EngineFailed) -> None:
-        with suppress(ConnectionError):  # `_receive` notices that, too
-            self.connection.send(message)
-
     def _step(self, mail: Sequence[Order | str]) -> Report:
         gains = []
         for one in mail:
             if isinstance(one, str):
                 self._abort(one)
             else:
-                structure, form = one.params.structure, Future()
-                if structure is None:
-                    form.set_result(None)
-                else:
-                    form = self.compiler.submit(structure.begin(self.engine.name).check)
+                form = one.params.structure
+                form = self.compiler.submit(form.begin(self.engine.name).check) if form else NO_FORM
                 self.compiling[one.request_id] = form, one
         for request_id, (form, order) in list(self.compiling.items()):
             if form.done():

@@ -92,7 +92,8 @@ class Scoring:
         if not isinstance(params, ScoringParams):
             return self._engine.add(prompt, params, request_id)
         token_ids = prompt_tokens(prompt, self._engine.tokenizer, self._engine.config)
-        request = Request(f"scoring-{next(self._numbers)}", token_ids, params, None, frozenset(), max_tokens=0)
+        request_id = request_id or f"scoring-{next(self._numbers)}"
+        request = Request(request_id, token_ids, params, None, frozenset(), max_tokens=0)
         if self._engine.scores_prompts:
             self._engine.accept(request)
             self._engine.requests[request.request_id] = request

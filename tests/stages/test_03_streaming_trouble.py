@@ -160,7 +160,8 @@ def test_the_program_ends_with_a_status_when_its_answers_are_complete(
     """main.py in this process, and on its main thread, as signals are for that one."""
 
     def use() -> list[str]:
-        client = httpx.Client(transport=httpx.HTTPTransport(retries=6), timeout=60)  # until the program listens
+        wait_until(lambda: listens(port), 120)
+        client = httpx.Client(timeout=60)
         url, body = f"http://127.0.0.1:{port}/generate", SHORT | {"stream": True}
         with client, client.stream("POST", url, json=body) as response:
             lines = response.iter_lines()

@@ -139,7 +139,7 @@ def run(stage: Path, args: argparse.Namespace) -> None:
             elif args.serve and vars(args).get("api_process"):  # a stage without streams has no such option
                 from .serving.api_process import serve_apart
 
-                serve_apart(engine, args, stage)
+                serve_apart(engine, args, partial(server_module, stage))
             elif args.serve:
                 server_module(stage).serve(engine, args)
             else:

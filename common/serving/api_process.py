@@ -24,14 +24,14 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from multiprocessing.connection import Connection
-from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -286,14 +286,15 @@ class Steps:
         return found
 
 
-def serve_apart(engine: BaseEngine, args: argparse.Namespace, stage: Path) -> None:
+def serve_apart(engine: BaseEngine, args: argparse.Namespace, server_module: Callable[[], ModuleType]) -> None:
     """Run the engine here, and its server in another process, until SIGTERM, Ctrl-C or the end of either.
 
-    Signals go on to the server, which then ends as it would alone.
+    server_module: imports the stage's module with `build_server`, in the other process. Signals go on to the server,
+    which then ends as it would alone.
     """
     context, signals = multiprocessing.get_context("spawn"), []
     here, there = context.Pipe()
-    process = context.Process(target=run_to_end, args=[partial(run_api, there, args, stage)])
+    process = context.Process(target=run_to_end, args=[partial(run_api, there, args, server_module)])
 
     def pass_on(number: int, _: Any) -> None:
         signals.append(number)
@@ -322,17 +323,15 @@ def serve_apart(engine: BaseEngine, args: argparse.Namespace, stage: Path) -> No
         sys.exit(process.exitcode if process.exitcode > 0 else ended)
 
 
-def run_api(connection: Connection, args: argparse.Namespace, stage: Path) -> None:
+def run_api(connection: Connection, args: argparse.Namespace, server_module: Callable[[], ModuleType]) -> None:
     """Run the API's process: the stage's own server in front of a RemoteEngine."""
-    from common.cli import server_module
-
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C then comes through the engine's process alone, once
     try:
         engine = RemoteEngine(connection)
     except EOFError:  # the engine's process has ended already
         return
-    server = server_module(stage).build_server(engine, args)
+    server = server_module().build_server(engine, args)
     engine.listen(server.engine_thread)
     freeze_loaded_objects()
     server.serve_until_stopped()

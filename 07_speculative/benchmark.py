@@ -328,11 +328,12 @@ def draw(document: dict, png: Path) -> None:
         "same process.\nPredicted: from the share of draft tokens accepted and from the time of a pass over n tokens, "
         "measured alone."
     )
-    tints = {"stage_06": BEFORE, "draft_model": NOW, "lookup": "05"}  # whose colour each has
+    tints = {"stage_06": BEFORE, "draft_model": NOW, "lookup": NOW}  # whose colour each has
     with plots.page(png, document, message, columns=3, remark=remark) as (speedup, lengths, copies):
         speedup.axhline(1, color=plots.REFERENCE, linewidth=1)
         for name in DRAFTING:
-            plots.line(speedup, sizes["batches"], figures[f"{name}_speedup"], tints.get(name, name), label(name))
+            figure, dashed = figures[f"{name}_speedup"], name == "lookup"  # which has the stage's colour, too
+            plots.line(speedup, sizes["batches"], figure, tints.get(name, name), label(name), dashed=dashed)
         plots.doubling(speedup, sizes["batches"])
         plots.axes(speedup, "requests at once", "throughput over stage 06", "Questions")
         plots.predicted(lengths, sizes["draft_tokens"], now["curve_predicted"], "predicted")

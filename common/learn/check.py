@@ -196,7 +196,7 @@ def check_whole(folder: Path, reference: Path, picture: bool = True) -> int:
         )
     print(f"  {re.sub(r'=+ ?', '', lines[-1]).strip()}")
     mine, theirs = tokens_per_second(folder, picture), tokens_per_second(reference)
-    print(f"Throughput: {mine:,.0f} output tokens a second; the reference {theirs:,.0f}.")
+    print(f"Throughput: {mine:,.0f} output tokens per second; the reference {theirs:,.0f}.")
     if mine < theirs / 2:
         print("That is less than half: look for work that is done twice, or for tokens that are run again.")
     print(f"See it: python3 course.py demo my/{folder.name}, bench my/{folder.name}; all tests: test my/{folder.name}")

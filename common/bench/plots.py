@@ -66,7 +66,7 @@ def page(
     from matplotlib.figure import Figure
 
     headline = {} if isinstance(document, str) else document.get("headline") or {}
-    if "ratio" in headline and headline["doubt"]:
+    if "ratio" in headline and headline.get("doubt"):
         message, remark = "Noise, not a result", f"Noise: {headline['doubt']}.\n{remark}"
     with matplotlib.rc_context({}, STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")

@@ -31,6 +31,7 @@ from .watched import Watched
 SCENES = FILE["scenes"]
 SCREEN = {"width": 1280, "height": 800}  # pixels
 COLOURS = 256  # of a picture: a third of the bytes, and no difference to the eye
+FRONT, TOP = "06", (0, 0, 1280, 478)  # the stage on the course's front page, and what is shown there: Time and Memory
 SETTLE_MILLISECONDS = 1500  # for all lines of the figures to be drawn
 WHY_NOT = "needs a browser: apt install chromium, pip install playwright (common/inspector/README.md)"
 # No host is looked up. The menus of the address bar, which no page shows, would be half of all that Chromium computes.
@@ -94,6 +95,11 @@ def photograph(chromium, recording: Path, picture: Path, step: int | None) -> No
     page.close()
 
 
+def crop_for_front_page(picture: Path) -> None:
+    """Write the upper half of a stage's picture beside it."""
+    Image.open(picture).crop(TOP).save(picture.with_name("watch_top.png"), optimize=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", nargs="+", default=list(SCENES), choices=list(SCENES))
@@ -106,6 +112,8 @@ def main() -> None:
             write_recording(recording, read_recording(recording) if args.renew else [play(stage, loaded)])
             picture = recording.with_suffix(".png")
             photograph(browser, recording, picture, SCENES[stage].get("picture"))
+            if stage == FRONT:
+                crop_for_front_page(picture)
             print(picture, flush=True)
 
 

@@ -94,7 +94,7 @@ def test_the_door_alone_says_what_comes_next(tree, capsys):
     start_stage(["02_kv_cache"], tree)
     for tasks, answer in (
         ([], "You are at 02, milestone 1 of "),
-        (["KVCache.nbytes", "KVCache.attend"], "You are at 02, milestone 2 of "),
+        (["KVCache.nbytes", "KVCache.attend"], "You are at 02, milestone 4 of "),
         (["--all"], "All of 02 is written"),
     ):
         for task in tasks:

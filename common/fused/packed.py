@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+PIECE = 16  # blocks
 MOST_TWICE = 2**26  # bytes of weights that may be in memory twice
 MOST_PREPARED = 2048  # rows
 _prepared: set[tuple] = set()  # what oneDNN has met in this process: another model of the same widths needs none of it
@@ -61,7 +62,7 @@ class PackedEmbedding(nn.Module):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         outputs = self.view.shape[2]
-        return self.view[token_ids // outputs, :, token_ids % outputs].flatten(1)[:, : self.size]
+        return self.view[token_ids // outputs, :, token_ids % outputs].flatten(1)[:, : self.size].contiguous()
 
 
 def in_blocks(weight: Tensor, outputs: int, inputs: int) -> Tensor:
@@ -80,12 +81,16 @@ def blocks_in(packed: Tensor, weight: Tensor) -> Blocks | None:
     """Return the blocks that oneDNN has made of a weight, which are `packed` itself; None where it packs otherwise."""
     nbytes, at = torch.ops.mkldnn._nbytes(packed), torch.ops.mkldnn.data_ptr(packed)
     raw = torch.frombuffer((ctypes.c_char * nbytes).from_address(at), dtype=weight.dtype)
+    step = 4 // weight.itemsize
     for outputs in (64, 32):
-        inputs, rest = divmod(len(raw), -(-len(weight) // outputs) * outputs)
-        if rest == 0 and inputs >= weight.shape[1]:
-            blocks = in_blocks(weight, outputs, inputs)
-            if torch.equal(raw.view(blocks.shape), blocks):
-                return Blocks.at(raw.view(blocks.shape))
+        count = -(-len(weight) // outputs)
+        inputs, rest = divmod(len(raw), count * outputs)
+        if rest or inputs < weight.shape[1]:
+            continue
+        view = raw.view(count, inputs // step, outputs, step)
+        pieces = zip(view.split(PIECE), weight.split(PIECE * outputs), strict=True)  # copies of a whole one take memory
+        if all(torch.equal(blocks, in_blocks(rows, outputs, inputs)) for blocks, rows in pieces):
+            return Blocks.at(view)
     return None
 
 

@@ -103,7 +103,7 @@ class QuantizedEmbedding(nn.Module):
         self.quantized = weight
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        return self.quantized.rows(token_ids).to(self.quantized.dtype)
+        return self.quantized.rows(token_ids).to(self.quantized.dtype).contiguous()
 
 
 class QuantizedLinear(nn.Module):

@@ -22,7 +22,7 @@ from ..process import keep_freed_memory
 from .config import first_sentence, read_config, read_eos_token_ids, read_json, read_sampling_defaults
 from .device import choose_device
 from .shard import WHOLE, Shard
-from .weights import copy_weights, empty_model, randomize_weights
+from .weights import copy_weights, empty_model, quantize, randomize_weights
 
 KV_DTYPES = ("auto", "int8")
 BITS = ("int8", "int4")
@@ -116,6 +116,8 @@ def load_model(
             copy_weights(model, folder, shard, quantization if whole_on_cpu else "none")
         else:
             randomize_weights(model, shard)
+            if quantization in BITS:
+                quantize(model, quantization)
         model = choose_model(model, fused)
     config = config if model is None else model.config
     return Loaded(model, tokenizer, config, eos_token_ids, name, device, dtype, shard, defaults, note=note)

@@ -231,6 +231,13 @@ def randomize_weights(model: Transformer, shard: Shard = WHOLE) -> None:
         progress.update(parameter.nbytes)
 
 
+def quantize(model: Transformer, quantization: str) -> None:
+    """Round all matrices of a model that is filled."""
+    for name, parameter in list(model.named_parameters()):
+        if parameter.ndim == 2:
+            quantize_layer(model, name, quantized([parameter], name, quantization))
+
+
 def progress_bar(total: int) -> tqdm:
     """Return a bar on stderr that counts up to `total` bytes; for a small model, one that is not shown."""
     return tqdm(total=total, desc="weights", unit="B", unit_scale=True, mininterval=1, disable=total < PROGRESS_BYTES)

@@ -19,7 +19,9 @@ pytest.importorskip("numba", exc_type=ImportError)
 from common.attention import PagedBatch
 from common.fused import FusedTransformer, few_tokens, fuse, numba_kernels, packed, rotation
 from common.fused.packed import PackedLinear
+from common.fused.quantized import Codes, QuantizedLinear, QuantizedWeight, prepare_unpacking
 from common.loader import load_model
+from common.loader.weights import quantize
 from common.model import Transformer, rope_table, rotate
 from common.reference import Reference
 from common.sampling import SamplingParams
@@ -240,6 +242,46 @@ def test_hidden_states_are_those_of_the_plain_model(config, kernels, device, cou
     assert hidden.dtype == expected.dtype and expected.std() > 0.5
     torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(fused.logits(hidden), logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("count", [1, 7, FEW, FEW + 1])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@torch.inference_mode()
+def test_quantised_hidden_states_are_those_of_the_weights_they_stand_for(config, count, quantization):
+    model, plain, step = random_model(config), random_model(config), step_of(config, count=count)
+    quantize(model, quantization)
+    for name, parameter in plain.named_parameters():
+        layer = model.get_submodule(name.rpartition(".")[0])
+        if parameter.ndim == 2:
+            parameter.copy_(layer.quantized.rows(torch.arange(len(parameter))))
+        else:
+            parameter.copy_(model.get_parameter(name))
+    expected = plain(*step, causal_attention)
+    fused = fuse(model, "numba")
+    assert all(fused.few)
+    fused.most_few = FEW
+    torch.testing.assert_close(hidden := fused(*step, causal_attention), expected, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(fused.logits(hidden), plain.logits(expected), atol=2e-5, rtol=1e-5)
+
+
+@cpu_dtypes
+@pytest.mark.parametrize("bits", [8, 4])
+def test_what_is_unpacked_for_many_tokens_is_what_codes_stand_for(bits, dtype):
+    """To the last bit; and rounding to codes moves a number by little more than half a step, where float16 holds the scale well."""
+    weight = torch.randn(97, 688, dtype=torch.float32) * torch.logspace(-1.5, 2, 97)[:, None]
+    codes = Codes.of(weight, bits)
+    layer = QuantizedLinear(QuantizedWeight(codes, 688, dtype), None)
+    rows = layer.quantized.rows(torch.arange(97))
+    steps = codes.scales.float().repeat_interleave(32, 1)[:, :688]
+    assert ((rows - weight).abs() <= 0.6 * steps + weight.abs() / 1000 + 1e-7).all()
+    prepare_unpacking(nn.Sequential(layer), dtype, numba_kernels.compiled(dtype).unpacked)
+    if layer.scratch is None:
+        pytest.skip("oneDNN packs in another way here")
+    layer(torch.zeros(2, 688, dtype=dtype))
+    view = layer.scratch.blocks.view
+    inputs = view.shape[1] * view.shape[3]
+    assert torch.equal(view, packed.in_blocks(rows.to(dtype), view.shape[2], inputs))
 
 
 @cpu_dtypes

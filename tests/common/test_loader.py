@@ -19,9 +19,11 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, LlamaConfig, Phi3Config, Qwen3Config
 
 from common import loader
-from common.loader import CHECKPOINTS, load_model, weights
+from common.errors import InvalidInput
+from common.loader import CHECKPOINTS, check_quantization, load_model, weights
 from common.loader.config import COMPLETE_LLAMA, UNREAD, model_config, read_config, read_eos_token_ids, read_json
 from common.loader.device import choose_device
+from common.loader.shard import Shard
 from common.loader.weights import checkpoint_names
 from common.model import Transformer
 from common.stages import ROOT
@@ -476,12 +478,27 @@ def test_device_and_type_are_those_asked_for_or_the_best_here(capability, asked,
         {"dtype": "int4"},
         {"dtype": torch.int8},
         {"load_format": "gguf"},
+        {"quantization": "int5"},
     ],
 )
 def test_unavailable_devices_and_dtypes_are_refused(options, tmp_path):
     ((option, value),) = options.items()
     with pytest.raises(ValueError, match=f"{option}='?{value}'? "):
         load_model(tmp_path, **options)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_where_weights_cannot_be_quantised_a_sentence_says_so_before_anything_is_loaded(quantization, tmp_path):
+    for device, ranks, says in (("cuda", 1, "device=cuda"), ("cpu", 2, "2 ranks")):
+        with pytest.raises(
+            InvalidInput, match=f"quantization {quantization} is for a CPU and one rank, not for {says}"
+        ):
+            check_quantization(quantization, torch.device(device), ranks)
+    with pytest.raises(InvalidInput, match="not for 2 ranks"):
+        load_model(tmp_path, device="cpu", shard=Shard(0, 2), quantization=quantization)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 1}))
+    with pytest.raises(InvalidInput, match=r"only common/model\.py is quantised, and this is model=transformers"):
+        load_model(tmp_path, device="cpu", quantization=quantization)
 
 
 @pytest.mark.gpu

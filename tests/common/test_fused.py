@@ -268,7 +268,7 @@ def test_quantised_hidden_states_are_those_of_the_weights_they_stand_for(config,
 @cpu_dtypes
 @pytest.mark.parametrize("bits", [8, 4])
 def test_what_is_unpacked_for_many_tokens_is_what_codes_stand_for(bits, dtype):
-    """To the last bit; and rounding to codes moves a number by little more than half a step, where float16 holds the scale well."""
+    """To the last bit. Rounding moves a number by little more than half a step, where float16 holds the scale well."""
     weight = torch.randn(97, 688, dtype=torch.float32) * torch.logspace(-1.5, 2, 97)[:, None]
     codes = Codes.of(weight, bits)
     layer = QuantizedLinear(QuantizedWeight(codes, 688, dtype), None)

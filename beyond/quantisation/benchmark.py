@@ -13,7 +13,6 @@ than perplexity suggests: one near tie decided otherwise, and all that follows i
 takes as long as its weights take to be read; one of 32 computes more than it reads, and fewer bytes help little.
 """
 
-import inspect
 import math
 import re
 import sys
@@ -78,13 +77,9 @@ TINY = {"text_tokens": 64, "window": 32, "chats": 2, "answer": 4, "requests": [1
 
 def load(settings: Settings, form: str, kv_dtype: str = "auto") -> Loaded:
     """Return the model in this form. Raise Unavailable where there is no such form of it."""
-    options = dict(FORMS[form].options)
-    can_quantise = "quantization" in inspect.signature(load_model).parameters
-    if not can_quantise and options.pop("quantization") != "none":
-        raise Unavailable("load_model does not quantise")
     if form == "as shipped" and not settings.folder().is_file():
         raise Unavailable("only a GGUF file holds quantised weights")
-    options |= {"device": settings.device, "load_format": settings.load_format}
+    options = FORMS[form].options | {"device": settings.device, "load_format": settings.load_format}
     return load_model(settings.model, **options, kv_dtype=kv_dtype)
 
 
